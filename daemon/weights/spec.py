@@ -1,0 +1,103 @@
+"""What a rank's share file holds and where, declared before a byte is read.
+
+The graph builder declares the weights of a share; `motley.daemon.weights.share_file` writes them, streaming, to
+one file whose layout is fixed by the declarations alone; engines map that file.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from math import prod
+
+ALIGNMENT = 65536
+"""Offsets in the share file: the allocation granularity of Windows, a multiple of every page size."""
+
+
+class Encoding(StrEnum):
+    """How a weight is stored."""
+
+    FP32 = "fp32"
+    INT8 = "int8"
+    """uint8, zero point 128, one float32 scale per block along K."""
+    INT4 = "int4"
+    """uint4 packed in pairs (first in the low nibble), zero point 8, one float32 scale per block along K."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A rectangle of a checkpoint tensor: some rows of it, and some columns of those (None: a vector)."""
+
+    tensor: str
+    rows: range
+    columns: range | None = None
+
+
+@dataclass(frozen=True)
+class Weight:
+    """One initializer: pieces stacked along rows. A quantised one has a second initializer ``<name>.scale``.
+
+    Attributes:
+        pieces: stacked top to bottom; all have equally many columns (or are all vectors).
+        block: quantisation block along K; divides the number of columns and, for a piece that is cut by columns,
+            the place of the cut, so that quantising a share equals cutting the quantised whole.
+    """
+
+    name: str
+    pieces: tuple[Piece, ...]
+    encoding: Encoding = Encoding.FP32
+    block: int = 0
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """``(N,)`` or ``(N, K)`` in elements."""
+        rows = sum(len(piece.rows) for piece in self.pieces)
+        columns = self.pieces[0].columns
+        return (rows,) if columns is None else (rows, len(columns))
+
+    @property
+    def data_bytes(self) -> int:
+        elements = prod(self.shape)
+        match self.encoding:
+            case Encoding.FP32:
+                return 4 * elements
+            case Encoding.INT8:
+                return elements
+            case Encoding.INT4:
+                return elements // 2
+
+    @property
+    def scale_shape(self) -> tuple[int, int] | None:
+        if self.encoding is Encoding.FP32:
+            return None
+        rows, columns = self.shape
+        return rows, columns // self.block
+
+    @property
+    def scale_bytes(self) -> int:
+        return 4 * prod(self.scale_shape) if self.scale_shape else 0
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A weight with its place in the share file, in bytes."""
+
+    weight: Weight
+    data_offset: int
+    scale_offset: int
+
+
+def lay_out(weights: list[Weight]) -> tuple[list[Placed], int]:
+    """Give every weight its place; returns the places and the file's size in bytes."""
+    placed = []
+    end = 0
+    for weight in weights:
+        data_offset = end
+        scale_offset = _aligned(data_offset + weight.data_bytes)
+        end = _aligned(scale_offset + weight.scale_bytes)
+        placed.append(Placed(weight, data_offset, scale_offset))
+    return placed, end
+
+
+def _aligned(offset: int) -> int:
+    return -(-offset // ALIGNMENT) * ALIGNMENT

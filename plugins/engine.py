@@ -1,0 +1,141 @@
+"""What an engine is: it executes one rank's graph and hands every collective to the transport.
+
+A rank's graph is one ONNX model (opset 24): standard operators, the functions of domain ``motley`` (whose bodies
+are standard operators, so that an engine that does not know one can inline it) and ``motley.DistCollective``
+nodes. Names at its border:
+
+=====================  =======================  ==============================================================
+``hidden``             f32[T, D]                embeddings of this step's T tokens, replicated
+``position``           i64[1]                   tokens already in the cache: row t stands at ``position + t``
+``rows``               i64[R]                   which of the T rows get logits
+``cos_cache``          f32[P, rotary/2]         rotary tables, see `RankGraph.constants`
+``sin_cache``          f32[P, rotary/2]
+``key_cache.{layer}``  f32[1, H, C, head_dim]   KV cache of this rank's H KV heads, capacity C (absent if H = 0);
+``value_cache.{layer}``                         updated to the outputs ``key_cache.{layer}.out``, ...
+``logits``             f32[R, V]{tp}            output: this rank's slice of the vocabulary (absent if V = 0)
+=====================  =======================  ==============================================================
+
+Weights are initializers stored as ONNX external data in the *share file*, so that an engine can map it.
+Quantised ones are ``DequantizeLinear`` (uint4 or uint8, blocks along K) feeding ``Gemm(transB=1)``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+
+F32 = npt.NDArray[np.float32]
+
+DOMAIN = "motley"
+
+
+class EngineError(Exception):
+    """An engine cannot do what was asked; the message names the engine, what, and what to do."""
+
+
+class Collectives(Protocol):
+    """The part of the transport that a graph can meet."""
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def size(self) -> int: ...
+
+    def all_reduce(self, buffer: npt.NDArray[Any]) -> None:
+        """Sum `buffer` over all ranks in place, in rank order, so that every rank holds the same bits."""
+
+
+@dataclass(frozen=True)
+class CacheSpec:
+    """The KV cache of one layer on this rank."""
+
+    layer: int
+    heads: int
+    head_dim: int
+
+
+@dataclass(frozen=True)
+class RankGraph:
+    """One rank's graph with all that an engine needs to run it."""
+
+    proto: onnx.ModelProto
+    share_file: Path
+    constants: Mapping[str, F32]
+    """Graph inputs that never change (``cos_cache``, ``sin_cache``)."""
+    caches: Sequence[CacheSpec]
+    hidden: int
+    """D, the width of the residual."""
+    vocabulary: int
+    """V, the rows of this rank's slice of the head; may be 0."""
+    context: int
+    """The longest sequence that will ever be in one slot."""
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    threads: int = 1
+    """Compute threads of this rank."""
+    max_rows: int = 128
+    """The most rows T a step may have (a prefill chunk)."""
+    extra: Mapping[str, str] = field(default_factory=dict)
+    """Engine-specific settings; an engine refuses names it does not know."""
+
+
+class Engine(Protocol):
+    """One rank's executable graph with the KV caches of its slots. Not thread-safe: one thread owns it."""
+
+    def open_slot(self, slot: int) -> None:
+        """Start an empty sequence in `slot`. Its cache grows with the sequence."""
+
+    def close_slot(self, slot: int) -> None:
+        """Forget `slot` and free its cache."""
+
+    def step(self, slot: int, hidden: F32, position: int, rows: Sequence[int]) -> F32:
+        """Run T tokens of the sequence in `slot` through the graph.
+
+        Args:
+            hidden: f32[T, D], 1 <= T <= max_rows; may be overwritten.
+            position: tokens already in the slot; at most those ever written, less is a rewind.
+            rows: the rows whose logits are wanted; empty skips the head.
+
+        Returns:
+            f32[R, V]{tp}: logits of this rank's vocabulary slice, valid until the next step.
+
+        Raises:
+            EngineError: T, the position or the slot is out of range.
+            motley.transport.TransportError: a collective failed.
+        """
+
+    def close(self) -> None:
+        """Free everything; the engine cannot be used again."""
+
+
+EngineFactory = Callable[[RankGraph, Collectives, EngineOptions], Engine]
+
+
+def engine_names() -> list[str]:
+    """The installed engines (entry-point group ``motley.engines``)."""
+    return sorted(point.name for point in entry_points(group="motley.engines"))
+
+
+def load_engine(name: str) -> EngineFactory:
+    """Find an engine by its entry-point name.
+
+    Raises:
+        EngineError: no such engine, or it lacks a package it needs.
+    """
+    for point in entry_points(group="motley.engines", name=name):
+        try:
+            factory: EngineFactory = point.load()
+        except ImportError as error:
+            raise EngineError(f"engine {name!r} needs a package that is missing: {error}") from error
+        return factory
+    raise EngineError(f"no engine is called {name!r}; installed: {', '.join(engine_names())}")
