@@ -84,7 +84,7 @@ class EngineOptions:
     threads: int = 1
     """Compute threads of this rank."""
     max_rows: int = 128
-    """The most rows T a step may have (a prefill chunk)."""
+    """The most rows T a step may have (a prefill chunk), the same on every rank."""
     extra: Mapping[str, str] = field(default_factory=dict)
     """Engine-specific settings; an engine refuses names it does not know."""
 

@@ -1,0 +1,1 @@
+"""The HTTP API: OpenAI's routes under ``/v1``, sessions and nodes under ``/api``."""

@@ -1,0 +1,1 @@
+"""Pure functions that decide who does what. No I/O, no clock."""

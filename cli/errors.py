@@ -1,0 +1,36 @@
+"""Which exceptions are a user's business: those get one clear line, everything else is a bug and shows its trace."""
+
+from __future__ import annotations
+
+EXIT_INTERRUPTED = 130
+
+
+class CliError(Exception):
+    """What the user asked for cannot be done; the message says why and what to do."""
+
+
+_EXPECTED = {
+    "motley.bench.local_mesh.MeshError",
+    "motley.bench.synth.SynthError",
+    "motley.cli.errors.CliError",
+    "motley.daemon.control.JoinRefused",
+    "motley.daemon.control.OrchestratorLost",
+    "motley.daemon.hardware.SizeError",
+    "motley.daemon.models.config.ConfigError",
+    "motley.daemon.text.TokenizerError",
+    "motley.daemon.trust.TrustError",
+    "motley.daemon.weights.checkpoint.CheckpointError",
+    "motley.daemon.weights.hub.ModelNotFound",
+    "motley.daemon.worker.WorkerError",
+    "motley.orchestrator.app.StartError",
+    "motley.orchestrator.planning.shares.PlanError",
+}
+"""By name: importing them here would load every part of Motley for every command."""
+
+
+def explain(error: BaseException) -> str | None:
+    """The message for an expected error, None for a bug."""
+    for kind in type(error).__mro__:
+        if f"{kind.__module__}.{kind.__qualname__}" in _EXPECTED:
+            return str(error)
+    return None

@@ -1,0 +1,51 @@
+"""`motley join`: give this machine to a mesh."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import closing
+from typing import Annotated
+
+import typer
+
+from motley.cli.errors import CliError
+from motley.cli.options import Advertise, Memory, Models, Name, Scratch, Threads, daemon_config
+from motley.cli.show import console
+
+
+def register(app: typer.Typer) -> None:
+    app.command(epilog="Example: motley join 192.168.1.10:8401 --token TOKEN --memory 6GB")(join)
+
+
+def join(
+    orchestrator: Annotated[str, typer.Argument(metavar="HOST:PORT", help="As `motley up` printed it.")],
+    token: Annotated[
+        str, typer.Option(envvar="MOTLEY_TOKEN", help="The join token that `motley up` printed.", show_default=False)
+    ],
+    name: Name = "",
+    memory: Memory = "",
+    threads: Threads = 0,
+    models: Models = None,
+    scratch: Scratch = None,
+    advertise: Advertise = "",
+) -> None:
+    """Give this machine to the mesh of an orchestrator, until Ctrl-C."""
+    from motley.cli.narrator import Narrator
+    from motley.daemon.app import parse_address, run_daemon
+
+    try:
+        parse_address(orchestrator)
+    except ValueError as error:
+        raise CliError(str(error)) from None
+    config = daemon_config(
+        orchestrator,
+        token,
+        name=name,
+        memory=memory,
+        threads=threads,
+        models=models,
+        scratch=scratch,
+        advertise=advertise,
+    )
+    with console.status("measuring this machine and joining") as status, closing(Narrator(status.stop)) as narrator:
+        asyncio.run(run_daemon(config, narrator))

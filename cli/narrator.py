@@ -1,0 +1,48 @@
+"""Telling a person what a node does: `motley up` and `motley join`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from motley.cli.show import console, human_size, loading_bars
+from motley.daemon.app import Observer
+from motley.daemon.control import NodeSettings
+from motley.protocol import mesh_pb2 as pb
+
+
+class Narrator(Observer):
+    """Prints what a node does, with a bar for every share that loads."""
+
+    def __init__(self, on_joined: Callable[[], None] = lambda: None) -> None:
+        self._on_joined = on_joined
+        self._bars = loading_bars()
+        self._progress = self._bars.__enter__()
+
+    def joined(self, node_id: str, settings: NodeSettings) -> None:
+        it = settings.capabilities
+        self._on_joined()
+        gpus = ", ".join(gpu.name for gpu in it.gpus) or "no GPU"
+        console.print(
+            f"[green]joined[/] as [bold]{settings.name}[/] ({settings.address}): {it.cpu}, {it.cores} cores, "
+            f"{human_size(it.memory_bytes)} for ranks, {it.memory_bandwidth / 1e9:.1f} GB/s, {gpus}"
+        )
+
+    def lost(self, why: str, retry_s: float) -> None:
+        console.print(f"[yellow]lost the orchestrator[/]: {why}; trying again in {retry_s:.0f} s")
+
+    def rank(self, event: pb.RankEvent) -> None:
+        who = f"rank {event.rank} of session {event.session}"
+        match event.WhichOneof("body"):
+            case "loading":
+                self._progress.advance_to(event.rank, event.loading.done_bytes, event.loading.total_bytes)
+            case "ready":
+                size = human_size(event.ready.share_bytes)
+                console.print(f"[green]ready[/] {who}: {size} of weights loaded in {event.ready.load_s:.1f} s")
+            case "failed":
+                console.print(f"[red]failed[/] {who}: {event.failed.message}", soft_wrap=True)
+            case "released":
+                console.print(f"released {who}")
+
+    def close(self) -> None:
+        """Take the bars off the screen."""
+        self._bars.__exit__(None, None, None)

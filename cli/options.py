@@ -1,0 +1,49 @@
+"""The options of a node, which `motley up` and `motley join` share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from motley.daemon.app import DaemonConfig
+
+Name = Annotated[str, typer.Option(help="This node's name in the mesh. Default: the host's name.")]
+Memory = Annotated[str, typer.Option(help="Memory that ranks may use here, such as 6GB. Default: what is available.")]
+Threads = Annotated[int, typer.Option(min=0, help="Compute threads per rank. 0: every usable core.")]
+Models = Annotated[Path | None, typer.Option(help="Folder in which model names are looked up.", file_okay=False)]
+Scratch = Annotated[Path | None, typer.Option(help="Folder on a real disk for loaded shares.", file_okay=False)]
+Advertise = Annotated[str, typer.Option(help="Address under which other nodes reach this one.")]
+
+
+def daemon_config(
+    orchestrator: str,
+    token: str,
+    *,
+    name: str,
+    memory: str,
+    threads: int,
+    models: Path | None,
+    scratch: Path | None,
+    advertise: str,
+) -> DaemonConfig:
+    """A daemon's configuration from what was typed.
+
+    Raises:
+        motley.daemon.hardware.SizeError: `memory` is no size.
+    """
+    from motley.daemon.app import DaemonConfig
+    from motley.daemon.hardware import parse_size
+
+    return DaemonConfig(
+        orchestrator=orchestrator,
+        token=token,
+        name=name,
+        advertise=advertise,
+        memory_limit=parse_size(memory) if memory else None,
+        threads=threads,
+        models=models,
+        scratch=scratch,
+    )

@@ -1,0 +1,54 @@
+"""How things look in a terminal: tables, loading bars. Everything but results goes to stderr."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+console = Console(stderr=True)
+
+
+class LoadingBars:
+    """One bar per rank, made when it first says something."""
+
+    def __init__(self, progress: Progress, verb: str) -> None:
+        self._progress = progress
+        self._verb = verb
+        self._tasks: dict[int, TaskID] = {}
+
+    def advance_to(self, rank: int, done: int, total: int) -> None:
+        """Show that `rank` has come to `done` of `total` bytes."""
+        if rank not in self._tasks:
+            label = self._verb if self._verb != "loading" else f"rank {rank} loading"
+            self._tasks[rank] = self._progress.add_task(label, total=total)
+        self._progress.update(self._tasks[rank], completed=done, total=total)
+
+
+@contextmanager
+def loading_bars(verb: str = "loading") -> Iterator[LoadingBars]:
+    """Bars on stderr while the context lasts; silent where stderr is no terminal."""
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        yield LoadingBars(progress, verb)
+
+
+def human_size(count: float) -> str:
+    """``1.50 GB``: decimal units, three digits."""
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= size:
+            return f"{count / size:.3g} {unit}"
+    return f"{count:.0f} bytes"
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[str]], title: str | None = None) -> Table:
+    """A plain table; columns after the first are numbers or short words and stand to the right."""
+    made = Table(title=title, header_style="bold")
+    for index, column in enumerate(columns):
+        made.add_column(column, justify="left" if index == 0 else "right")
+    for row in rows:
+        made.add_row(*row)
+    return made

@@ -1,0 +1,126 @@
+"""A node's daemon: measure the machine, join the mesh, stay in it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+
+import platformdirs
+
+from motley.daemon import hardware
+from motley.daemon.control import Control, NodeSettings, OrchestratorLost
+from motley.daemon.loading import sweep_scratch
+from motley.daemon.trust import JoinToken, TrustError, open_channel
+from motley.protocol import mesh_pb2 as pb
+
+RETRY_S = (1.0, 2.0, 4.0, 8.0)
+"""Pauses between attempts to return to an orchestrator that was lost; the last one repeats."""
+
+
+@dataclass(frozen=True)
+class DaemonConfig:
+    """How a daemon runs.
+
+    Attributes:
+        orchestrator: ``host:port`` of the orchestrator's control plane.
+        token: the join token that `motley up` printed.
+        name: unique in the mesh; by default the host's name.
+        advertise: the address under which other nodes reach this one; by default that of the interface which leads
+            to the orchestrator.
+        memory_limit: bytes that ranks may use here; by default what is available.
+        threads: compute threads; by default every usable core.
+        models: folder in which model names are looked up.
+        scratch: folder on a real disk for loaded shares.
+    """
+
+    orchestrator: str
+    token: str
+    name: str = ""
+    advertise: str = ""
+    memory_limit: int | None = None
+    threads: int = 0
+    models: Path | None = None
+    scratch: Path | None = None
+
+
+class Observer:
+    """What a daemon tells whoever watches it; override what is of interest."""
+
+    def joined(self, node_id: str, settings: NodeSettings) -> None:
+        """The orchestrator has welcomed this node."""
+
+    def lost(self, why: str, retry_s: float) -> None:
+        """The orchestrator is gone; another attempt follows."""
+
+    def rank(self, event: pb.RankEvent) -> None:
+        """A rank of this node loads, is ready, or has ended."""
+
+
+async def run_daemon(config: DaemonConfig, observer: Observer) -> None:
+    """Join the mesh and stay until cancelled; an orchestrator that is lost later is looked for again.
+
+    Raises:
+        TrustError: at the first attempt, nobody answers or somebody else does.
+        JoinRefused: the orchestrator does not take this node.
+    """
+    host, port = parse_address(config.orchestrator)
+    token = JoinToken.parse(config.token)
+    address = config.advertise or await asyncio.to_thread(_address_towards, host, port)
+    capabilities = await asyncio.to_thread(hardware.measure, config.memory_limit)
+    scratch = config.scratch or Path(platformdirs.user_cache_dir("motley", appauthor=False)) / "scratch"
+    sweep_scratch(scratch)
+    settings = NodeSettings(
+        name=config.name or socket.gethostname(),
+        host="127.0.0.1" if address.startswith("127.") else "0.0.0.0",
+        address=address,
+        capabilities=capabilities,
+        models=config.models,
+        scratch=scratch,
+        threads=config.threads or capabilities.cores,
+    )
+    control = Control(settings, observer.rank)
+    attempt = 0
+    joined_once = False
+
+    def joined(node_id: str) -> None:
+        nonlocal attempt, joined_once
+        attempt, joined_once = 0, True
+        observer.joined(node_id, settings)
+
+    while True:
+        try:
+            channel = await open_channel(host, port, token)
+            async with channel:
+                await control.stay(channel, token.secret, joined)
+        except (TrustError, OrchestratorLost) as error:
+            if not joined_once:
+                raise
+            pause = RETRY_S[min(attempt, len(RETRY_S) - 1)]
+            attempt += 1
+            observer.lost(str(error), pause)
+            await asyncio.sleep(pause)
+
+
+def parse_address(text: str) -> tuple[str, int]:
+    """Split ``host:port`` (IPv6 hosts in brackets).
+
+    Raises:
+        ValueError: it is not of that form.
+    """
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise ValueError(f"{text!r} is not an address of the form HOST:PORT")
+    return host.strip("[]"), int(port)
+
+
+def _address_towards(host: str, port: int) -> str:
+    """This machine's address on the interface that leads to `host` (nothing is sent)."""
+    with contextlib.suppress(OSError):
+        family, kind, _, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(where)
+            return str(probe.getsockname()[0])
+    return socket.gethostname()

@@ -1,0 +1,318 @@
+"""The daemon's conversation with the orchestrator: one stream, rank workers behind it.
+
+Requests for the leader are turned into token ids here and its tokens into text, so that the worker's one thread
+does nothing but steps.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import psutil
+
+from motley.daemon.describe import describe
+from motley.daemon.generation import Generation, RequestError
+from motley.daemon.models.config import ConfigError
+from motley.daemon.text import Tokenizer, TokenizerError
+from motley.daemon.weights.checkpoint import CheckpointError
+from motley.daemon.weights.hub import ModelNotFound, resolve
+from motley.daemon.worker import RankWorker, WorkerError
+from motley.protocol import VERSION
+from motley.protocol import mesh_pb2 as pb
+from motley.protocol.mesh_pb2_grpc import MeshStub
+
+logger = logging.getLogger(__name__)
+
+WELCOME_S = 10.0
+REFUSALS = {
+    grpc.StatusCode.UNAUTHENTICATED,
+    grpc.StatusCode.FAILED_PRECONDITION,
+    grpc.StatusCode.ALREADY_EXISTS,
+    grpc.StatusCode.INVALID_ARGUMENT,
+}
+"""The orchestrator's ways to say that trying again is of no use."""
+
+
+class JoinRefused(Exception):
+    """The orchestrator does not take this node; trying again will not help."""
+
+
+class OrchestratorLost(Exception):
+    """The stream to the orchestrator ended."""
+
+
+@dataclass(frozen=True)
+class NodeSettings:
+    """What a node brings to the mesh.
+
+    Attributes:
+        host: address that rank workers listen on.
+        address: address under which other nodes reach them.
+        threads: compute threads of each rank.
+    """
+
+    name: str
+    host: str
+    address: str
+    capabilities: pb.Capabilities
+    models: Path | None
+    scratch: Path
+    threads: int
+
+
+@dataclass
+class _Rank:
+    """A rank that this node holds."""
+
+    command: pb.RankCommand
+    worker: RankWorker | None = None
+    tokenizer: Tokenizer | None = None
+    generations: dict[str, Generation] = field(default_factory=dict)
+    releasing: bool = False
+
+
+RankObserver = Callable[[pb.RankEvent], None]
+_Key = tuple[str, int]
+
+
+class Control:
+    """One stay in the mesh: from the stream's first message to its end."""
+
+    def __init__(self, settings: NodeSettings, observe: RankObserver) -> None:
+        self._settings = settings
+        self._observe = observe
+        self._outbox: asyncio.Queue[pb.NodeMessage] = asyncio.Queue()
+        self._ranks: dict[_Key, _Rank] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def stay(self, channel: grpc.aio.Channel, secret: str, joined: Callable[[str], None]) -> None:
+        """Join and do what the orchestrator says until the stream ends.
+
+        Args:
+            joined: called with the node's id once the orchestrator has welcomed it.
+
+        Raises:
+            JoinRefused: wrong token, version or name.
+            OrchestratorLost: the stream broke or was closed.
+        """
+        settings = self._settings
+        hello = pb.Hello(
+            protocol=VERSION,
+            version=version("motley"),
+            name=settings.name,
+            address=settings.address,
+            capabilities=settings.capabilities,
+        )
+        call = MeshStub(channel).Join(metadata=(("motley-token", secret),))
+        sender = None
+        try:
+            await call.write(pb.NodeMessage(hello=hello))
+            first = await asyncio.wait_for(call.read(), WELCOME_S)
+            if first is grpc.aio.EOF or first.WhichOneof("body") != "welcome":
+                raise OrchestratorLost("the orchestrator answered without a welcome")
+            joined(first.welcome.node_id)
+            sender = asyncio.create_task(self._send(call, first.welcome.heartbeat_s))
+            while (message := await call.read()) is not grpc.aio.EOF:
+                self._obey(message)
+            raise OrchestratorLost("the orchestrator closed the stream")
+        except TimeoutError:
+            raise OrchestratorLost(f"the orchestrator said nothing within {WELCOME_S:.0f} s") from None
+        except grpc.aio.AioRpcError as error:
+            if error.code() in REFUSALS:
+                raise JoinRefused(error.details()) from error
+            raise OrchestratorLost(f"the stream to the orchestrator broke: {error.details()}") from error
+        except asyncio.InvalidStateError as error:  # a write met a stream that had ended
+            raise OrchestratorLost("the stream to the orchestrator broke") from error
+        finally:
+            call.cancel()
+            if sender is not None:
+                sender.cancel()
+            await asyncio.gather(*(self._end(key) for key in list(self._ranks)))
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _send(self, call: Any, heartbeat_s: float) -> None:
+        """Send what is in the outbox, and a heartbeat when it is due."""
+        loop = asyncio.get_running_loop()
+        due = loop.time()
+        while True:
+            try:
+                message = await asyncio.wait_for(self._outbox.get(), max(0.0, due - loop.time()))
+            except TimeoutError:
+                available = psutil.virtual_memory().available
+                message = pb.NodeMessage(heartbeat=pb.Heartbeat(memory_available_bytes=available))
+                due = loop.time() + heartbeat_s
+            await call.write(message)
+
+    def _say(self, **body: Any) -> None:
+        self._outbox.put_nowait(pb.NodeMessage(**body))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _obey(self, message: pb.OrchestratorMessage) -> None:
+        match message.WhichOneof("body"):
+            case "describe":
+                self._spawn(self._describe(message.describe))
+            case "rank":
+                self._command(message.rank)
+            case "generate":
+                self._generate(message.generate)
+            case "cancel":
+                self._cancel(message.cancel.request_id)
+
+    async def _describe(self, request: pb.Describe) -> None:
+        described = pb.Described(request_id=request.request_id)
+        try:
+            profile = await asyncio.to_thread(describe, request.model, self._settings.models)
+            described.profile.CopyFrom(profile)
+        except (ModelNotFound, ConfigError, CheckpointError) as error:
+            described.failure.CopyFrom(pb.Failure(code="invalid_model", message=str(error)))
+        except Exception as error:
+            logger.exception("describing %s", request.model.source)
+            described.failure.CopyFrom(pb.Failure(code="internal_error", message=f"{type(error).__name__}: {error}"))
+        self._say(described=described)
+
+    # ------------------------------------------------------------ ranks
+
+    def _command(self, command: pb.RankCommand) -> None:
+        key = (command.session, command.rank)
+        body = command.WhichOneof("body")
+        if body == "assign":
+            self._ranks[key] = _Rank(command)
+            self._spawn(self._hold(key, self._ranks[key]))
+        elif (rank := self._ranks.get(key)) is None:
+            if body == "release":
+                self._rank_event(pb.RankEvent(session=command.session, rank=command.rank, released=pb.Empty()))
+        elif body == "release":
+            self._spawn(self._end(key))
+        elif rank.worker is not None:
+            rank.worker.send(command)
+
+    async def _hold(self, key: _Key, rank: _Rank) -> None:
+        """Start a rank's worker, pass on what it says, and report its end."""
+        settings, command = self._settings, rank.command
+        failure: pb.Failure | None = None
+        released = False
+        try:
+            rank.worker = await RankWorker.start(
+                scratch=settings.scratch,
+                models=settings.models,
+                host=settings.host,
+                threads=settings.threads,
+            )
+            if rank.releasing:
+                return
+            rank.worker.send(command)
+            async for event in rank.worker.events():
+                match event.WhichOneof("body"):
+                    case "tokens":
+                        self._on_tokens(rank, event.tokens)
+                        continue
+                    case "listening":
+                        event.listening = _join_address(settings.address, event.listening)
+                    case "ready" if command.rank == 0:
+                        source = command.assign.model.source
+                        rank.tokenizer = await asyncio.to_thread(_load_tokenizer, source, settings.models)
+                    case "failed":
+                        failure = event.failed
+                        continue  # told when the worker is gone
+                    case "released":
+                        released = True
+                        continue
+                self._rank_event(event)
+            status = await rank.worker.exit_status()
+            if failure is None and not released and not rank.releasing:
+                failure = pb.Failure(code="worker_died", message=_how_died(settings.name, key[1], status))
+        except (WorkerError, TokenizerError, ModelNotFound) as error:
+            failure = pb.Failure(code="load_failed", message=str(error))
+        finally:
+            if rank.worker is not None:
+                await rank.worker.stop()
+            if self._ranks.get(key) is rank:
+                del self._ranks[key]
+        end = pb.RankEvent(session=command.session, epoch=command.epoch, rank=command.rank)
+        if failure is not None and not rank.releasing:
+            for request_id in rank.generations:
+                self._fail(request_id, failure)
+            end.failed.CopyFrom(failure)
+        else:
+            end.released.CopyFrom(pb.Empty())
+        self._rank_event(end)
+
+    async def _end(self, key: _Key) -> None:
+        """Have a rank's worker end; `_hold` reports it."""
+        rank = self._ranks.get(key)
+        if rank is not None:
+            rank.releasing = True
+            if rank.worker is not None:
+                await rank.worker.stop()
+
+    def _rank_event(self, event: pb.RankEvent) -> None:
+        self._observe(event)
+        self._say(rank=event)
+
+    # ------------------------------------------------------------ requests
+
+    def _generate(self, request: pb.Generate) -> None:
+        rank = self._ranks.get((request.session, 0))
+        if rank is None or rank.worker is None or rank.tokenizer is None:
+            message = f"this node does not lead a ready session {request.session!r}"
+            self._fail(request.request_id, pb.Failure(code="session_not_ready", message=message))
+            return
+        try:
+            generation = Generation(request, rank.tokenizer, rank.command.assign.context)
+            decode = generation.start()
+        except RequestError as error:
+            self._fail(request.request_id, pb.Failure(code=error.code, message=str(error)))
+            return
+        rank.generations[request.request_id] = generation
+        rank.worker.send(self._to_leader(rank, decode=decode))
+
+    def _on_tokens(self, rank: _Rank, tokens: pb.Tokens) -> None:
+        generation = rank.generations.get(tokens.request_id)
+        if generation is None:
+            return  # cancelled or stopped while these were under way
+        delta = generation.on_tokens(tokens)
+        if delta is not None:
+            self._say(delta=delta)
+        if generation.finished:
+            del rank.generations[tokens.request_id]
+            if generation.cancel_worker and rank.worker is not None:
+                rank.worker.send(self._to_leader(rank, cancel=tokens.request_id))
+
+    def _cancel(self, request_id: str) -> None:
+        for rank in self._ranks.values():
+            if request_id in rank.generations and rank.worker is not None:
+                rank.worker.send(self._to_leader(rank, cancel=request_id))
+
+    def _to_leader(self, rank: _Rank, **body: Any) -> pb.RankCommand:
+        command = rank.command
+        return pb.RankCommand(session=command.session, epoch=command.epoch, rank=command.rank, **body)
+
+    def _fail(self, request_id: str, failure: pb.Failure) -> None:
+        self._say(delta=pb.Delta(request_id=request_id, finish="error", failure=failure))
+
+
+def _load_tokenizer(source: str, models: Path | None) -> Tokenizer:
+    return Tokenizer.load(resolve(source, models))
+
+
+def _join_address(host: str, port: str) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _how_died(node: str, rank: int, status: int) -> str:
+    how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
+    return f"the worker of rank {rank} on node {node!r} {how}"

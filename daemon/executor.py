@@ -1,0 +1,111 @@
+"""Executing step messages on one rank: embedding lookup, the engine, this slice's part in sampling."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from motley.daemon.sampling import SamplingParams, ShardSampler
+from motley.daemon.steps import Beat, Close, Message, More, Open, Step, StepError, Stop
+from motley.plugins.engine import F32, Engine
+from motley.protocol import mesh_pb2 as pb
+from motley.transport import Stats
+
+Embed = Callable[[Sequence[int]], F32]
+"""Token ids to f32[T, D]."""
+
+
+@dataclass
+class DecodeTimes:
+    """Where the time of this rank's decode steps went, cumulative, in seconds."""
+
+    tokens: int = 0
+    compute: float = 0.0
+    wire: float = 0.0
+    wait: float = 0.0
+    collectives: int = 0
+
+
+@dataclass
+class _Sequence:
+    sampler: ShardSampler
+    prompt_tokens: int
+    logits: F32 | None = None
+    generated: int = 0
+
+
+class Executor:
+    """Everything a rank does with a step, the same on the leader and on its followers."""
+
+    def __init__(self, engine: Engine, embed: Embed, vocabulary: range, stats: Stats) -> None:
+        self._engine = engine
+        self._embed = embed
+        self._vocabulary = vocabulary
+        self._stats = stats
+        self._sequences: dict[int, _Sequence] = {}
+        self.times = DecodeTimes()
+
+    def execute(self, message: Message) -> bytes | None:
+        """Do what the leader says; the summary of this rank's logits where the message asks for one.
+
+        Raises:
+            StepError: the message does not fit the state of this rank.
+            motley.daemon.sampling.SamplingError: this rank's logits are not finite.
+            motley.plugins.engine.EngineError, motley.transport.TransportError: from the engine.
+        """
+        match message:
+            case Step():
+                return self._step(message)
+            case More(slot, want):
+                sequence = self._sequence(slot)
+                if sequence.logits is None:
+                    raise StepError(f"slot {slot} has no logits to say more about")
+                return sequence.sampler.summarise(sequence.logits, sequence.generated, want)
+            case Open(slot, sampling, prompt):
+                params = SamplingParams.from_proto(pb.Sampling.FromString(sampling))
+                ids = self._vocabulary
+                sampler = ShardSampler(params, ids.start, len(ids), prompt.tolist())
+                self._engine.open_slot(slot)
+                self._sequences[slot] = _Sequence(sampler, len(prompt))
+            case Close(slot):
+                self._sequence(slot)
+                del self._sequences[slot]
+                self._engine.close_slot(slot)
+            case Beat() | Stop():
+                pass
+        return None
+
+    def close(self) -> None:
+        self._engine.close()
+
+    def _sequence(self, slot: int) -> _Sequence:
+        try:
+            return self._sequences[slot]
+        except KeyError:
+            raise StepError(f"slot {slot} is not open on this rank") from None
+
+    def _step(self, step: Step) -> bytes | None:
+        sequence = self._sequence(step.slot)
+        began, before = time.perf_counter(), self._stats.snapshot()
+        tokens = step.tokens.tolist()
+        decoding = step.position >= sequence.prompt_tokens
+        if decoding:
+            for token in tokens:
+                sequence.sampler.accept(token)
+                sequence.generated += 1
+        rows = (len(tokens) - 1,) if step.want else ()
+        logits = self._engine.step(step.slot, self._embed(tokens), step.position, rows)
+        summary = None
+        if step.want:
+            sequence.logits = logits[0]
+            summary = sequence.sampler.summarise(sequence.logits, sequence.generated, step.want)
+        if decoding:
+            after, times = self._stats.snapshot(), self.times
+            wire, wait = after.wire_s - before.wire_s, after.wait_s - before.wait_s
+            times.tokens += 1
+            times.wire += wire
+            times.wait += wait
+            times.compute += time.perf_counter() - began - wire - wait
+            times.collectives += after.collectives - before.collectives
+        return summary

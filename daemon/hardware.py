@@ -1,0 +1,246 @@
+"""What this machine is and how fast: the facts that the planner shares a model by."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import re
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple
+
+import numpy as np
+import psutil
+
+from motley.plugins.engine import engine_names
+from motley.protocol import mesh_pb2
+
+MIB = 2**20
+
+# ---------------------------------------------------------------- sizes
+
+_UNITS = {"": 1, "b": 1}
+for _power, _letter in enumerate("kmgt", start=1):
+    _UNITS |= {_letter: 1000**_power, f"{_letter}b": 1000**_power, f"{_letter}ib": 1024**_power}
+
+
+def parse_size(text: str) -> int:
+    """Bytes from "6GB", "512MiB", "1.5g" or "1000": decimal units, or binary ones with an i; any case.
+
+    Raises:
+        ValueError: `text` is not a size of at least one byte.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?|\.\d+)\s*([a-z]*)", text.strip().lower())
+    if not match or match[2] not in _UNITS:
+        raise ValueError(f"{text!r} is not a size: write a number and a unit, as in 6GB, 512MiB or 1.5g")
+    size = int(float(match[1]) * _UNITS[match[2]])
+    if size < 1:
+        raise ValueError(f"{text!r} is less than one byte")
+    return size
+
+
+# ---------------------------------------------------------------- processor and memory
+
+
+def cpu_name() -> str:
+    """The processor's name for people."""
+    if sys.platform == "win32":
+        import winreg
+
+        key = winreg.OpenKey(winreg.HKEY_LOCAL_MACHINE, r"HARDWARE\DESCRIPTION\System\CentralProcessor\0")
+        with key:
+            return str(winreg.QueryValueEx(key, "ProcessorNameString")[0]).strip()
+    try:
+        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    except OSError:
+        found = None
+    return found[1].strip() if found else platform.processor() or platform.machine()
+
+
+def usable_cores() -> int:
+    """Cores this process may keep busy: its affinity, or a container's quota if that is less."""
+    try:
+        cores = len(psutil.Process().cpu_affinity() or ())
+    except AttributeError:  # no affinity on this system
+        cores = 0
+    cores = cores or os.cpu_count() or 1
+    quota = cgroup_cores(Path("/"))
+    return cores if quota is None else max(1, min(cores, int(quota)))
+
+
+def available_memory() -> int:
+    """Bytes that could be used now without swapping, within a container's limit."""
+    free = psutil.virtual_memory().available
+    limit = cgroup_memory(Path("/"))
+    return free if limit is None else min(free, limit)
+
+
+def _cgroups(root: Path) -> list[Path]:
+    """This process's control groups (v2), innermost first: a limit on any of them binds."""
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return []
+    mount = root / "sys/fs/cgroup"
+    for line in lines:
+        if line.startswith("0::/"):
+            own = mount / line.removeprefix("0::/")
+            return [group for group in (own, *own.parents) if group.is_relative_to(mount)]
+    return []
+
+
+def cgroup_cores(root: Path) -> float | None:
+    """The CPU quota in cores, None if there is none (Linux kernel, cgroup-v2.rst: ``cpu.max``)."""
+    quotas = []
+    for group in _cgroups(root):
+        try:
+            quota, period = (group / "cpu.max").read_text().split()
+        except OSError:
+            continue
+        if quota != "max":
+            quotas.append(int(quota) / int(period))
+    return min(quotas, default=None)
+
+
+def cgroup_memory(root: Path) -> int | None:
+    """Bytes left under the memory limit, None if there is none (``memory.max``, ``memory.current``).
+
+    Cached file pages count as used, but give way: those of ``inactive_file`` are counted as free.
+    """
+    left = []
+    for group in _cgroups(root):
+        try:
+            limit = (group / "memory.max").read_text().strip()
+            if limit == "max":
+                continue
+            used = int((group / "memory.current").read_text())
+            cached = re.search(r"^inactive_file (\d+)$", (group / "memory.stat").read_text(), re.MULTILINE)
+        except OSError:
+            continue
+        left.append(max(0, int(limit) - used + (int(cached[1]) if cached else 0)))
+    return min(left, default=None)
+
+
+def pin_to_core(index: int) -> bool:
+    """Keep this process on one core: the `index`-th of those it may use, wrapping around.
+
+    Returns:
+        Whether the system can do that.
+    """
+    process = psutil.Process()
+    try:
+        allowed = process.cpu_affinity()
+    except AttributeError:  # macOS
+        return False
+    if not allowed:
+        return False
+    process.cpu_affinity([allowed[index % len(allowed)]])
+    return True
+
+
+def memory_bandwidth(threads: int, seconds: float = 0.25, size: int = 256 * MIB) -> float:
+    """Measured read bandwidth in bytes/s of `threads` threads together: what bounds a decode step.
+
+    Every thread reads its own part of a buffer far larger than a usual cache, by a vectorised maximum (it computes
+    next to nothing and lets the other threads run). The median pass of `seconds` counts: the best one owes too
+    much to the cache. The buffer is written first: pages never written share one page of zeros.
+
+    Args:
+        size: bytes of the buffer; less is taken where memory is short.
+    """
+    size = min(size, available_memory() // 4)
+    part = max(1, size // 4 // threads)
+
+    def written(_: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
+        return np.ones(part, np.int32)
+
+    passes: list[float] = []
+    with ThreadPoolExecutor(threads) as pool:
+        buffers = list(pool.map(written, range(threads)))
+        deadline = time.perf_counter() + seconds
+        while not passes or time.perf_counter() < deadline:
+            start = time.perf_counter()
+            list(pool.map(np.max, buffers))
+            passes.append(time.perf_counter() - start)
+    return 4 * part * threads / median(passes)
+
+
+# ---------------------------------------------------------------- graphics processors
+
+
+def gpus() -> list[mesh_pb2.Gpu]:
+    """NVIDIA GPUs as the driver reports them; none if there is no driver."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return []
+    try:
+        driver = str(pynvml.nvmlSystemGetDriverVersion())
+        return [_gpu(pynvml.nvmlDeviceGetHandleByIndex(i), driver) for i in range(pynvml.nvmlDeviceGetCount())]
+    except pynvml.NVMLError:  # a driver that is being updated or has lost a device
+        return []
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _gpu(handle: object, driver: str) -> mesh_pb2.Gpu:
+    import pynvml
+
+    memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+    major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
+    return mesh_pb2.Gpu(
+        name=str(pynvml.nvmlDeviceGetName(handle)),
+        memory_bytes=int(memory.total),
+        free_bytes=int(memory.free),
+        driver=driver,
+        compute_capability=f"{major}.{minor}",
+    )
+
+
+# ---------------------------------------------------------------- all of it
+
+
+def measure(memory_limit: int | None = None, cores: int | None = None) -> mesh_pb2.Capabilities:
+    """This machine's capabilities. Takes about half a second, for the bandwidth.
+
+    Args:
+        memory_limit: bytes that ranks may use here at most; what is available bounds it.
+        cores: cores that ranks may use here at most.
+    """
+    available = available_memory()
+    usable = usable_cores()
+    cores = usable if cores is None else min(cores, usable)
+    return mesh_pb2.Capabilities(
+        platform=sys.platform,
+        cpu=cpu_name(),
+        cores=cores,
+        memory_bytes=available if memory_limit is None else min(memory_limit, available),
+        memory_bandwidth=memory_bandwidth(cores),
+        gpus=gpus(),
+        engines=engine_names(),
+    )
+
+
+class Resident(NamedTuple):
+    """Memory of this process in RAM, in bytes."""
+
+    now: int
+    peak: int
+
+
+def resident_bytes() -> Resident:
+    """What this process holds in memory, mapped file pages included, now and at most."""
+    info = psutil.Process().memory_info()
+    peak = getattr(info, "peak_wset", info.rss)  # Windows
+    with contextlib.suppress(OSError):
+        # Not getrusage: its maximum is inherited from the parent.
+        for line in Path("/proc/self/status").read_text("ascii").splitlines():
+            if line.startswith("VmHWM:"):
+                peak = int(line.split()[1]) * 1024
+    return Resident(info.rss, peak)

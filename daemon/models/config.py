@@ -1,0 +1,291 @@
+"""A model's ``config.json`` as the few facts that the graph needs; what it cannot compute is refused by name.
+
+The families differ from Llama in a handful of traits, so a family is a row of a table (`FAMILIES`).
+Both spellings of Hugging Face configs are read: the one before transformers 5 (``rope_theta``, ``rope_scaling``)
+and the one since (``rope_parameters``).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+
+class ConfigError(ValueError):
+    """A model that cannot be served; the message names the key, its value and what is supported."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """In what a family differs from Llama. A string names the config key that decides."""
+
+    qkv_bias: bool | str = False
+    output_bias: bool | str = False
+    mlp_bias: bool | str = False
+    qk_norm: bool = False
+    """RMS norm over each query and key head before the rotation."""
+    window: Literal["never", "every layer", "some layers"] = "never"
+    head_dim: int | None = None
+    """When the config is silent; None: hidden size / heads."""
+
+
+FAMILIES: Mapping[str, Family] = {
+    "llama": Family(qkv_bias="attention_bias", output_bias="attention_bias", mlp_bias="mlp_bias"),
+    "mistral": Family(window="every layer"),
+    "qwen2": Family(qkv_bias=True, window="some layers"),
+    "qwen3": Family(
+        qkv_bias="attention_bias",
+        output_bias="attention_bias",
+        qk_norm=True,
+        window="some layers",
+        head_dim=128,
+    ),
+}
+
+NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "attention_multiplier": (),
+    "attn_logit_softcapping": (),
+    "clip_qkv": (),
+    "embedding_multiplier": (1.0,),
+    "final_logit_softcapping": (),
+    "layernorm_scale": (1.0,),
+    "logit_scale": (1.0,),
+    "logits_scaling": (1.0,),
+    "no_rope_layers": ([],),
+    "num_experts": (0,),
+    "num_local_experts": (0,),
+    "partial_rotary_factor": (1.0,),
+    "qk_layernorm": (False,),
+    "quantization_config": (),
+    "residual_multiplier": (1.0,),
+    "rope_interleaved": (False,),
+    "scale_depth": (1.0,),
+    "scale_emb": (1.0,),
+    "use_qk_norm": (False,),
+}
+"""Keys that change the maths in ways no family here has, with the values (besides null) that change nothing."""
+
+
+_FULL, _SLIDING = "full_attention", "sliding_attention"
+
+
+@dataclass(frozen=True)
+class Llama3Scaling:
+    """Rotary frequencies stretched for long contexts as Llama 3.1 does; wavelengths in tokens."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_context: int
+
+
+@dataclass(frozen=True)
+class Rope:
+    """Rotary position embedding over whole heads, halves rotated against each other."""
+
+    theta: float
+    scaling: Llama3Scaling | None = None
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """What the maths of a model depends on. Sizes in elements, `context` in tokens."""
+
+    family: str
+    layers: int
+    hidden: int
+    intermediate: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocabulary: int
+    norm_epsilon: float
+    rope: Rope
+    windows: tuple[int, ...]
+    """Per layer: how many positions a row sees, itself included; 0: all."""
+    qkv_bias: bool
+    output_bias: bool
+    mlp_bias: bool
+    qk_norm: bool
+    tied: bool
+    """The head is the embedding table."""
+    context: int
+    eos: tuple[int, ...]
+
+    @property
+    def group(self) -> int:
+        """Query heads per KV head."""
+        return self.heads // self.kv_heads
+
+
+def read_config(folder: Path) -> ModelConfig:
+    """Read ``config.json`` (and end-of-text tokens from ``generation_config.json`` where there is one).
+
+    Raises:
+        ConfigError: a file is absent or broken, or asks for something that is not supported.
+    """
+    config = _Keys(folder / "config.json")
+    if "model_type" not in config.values:
+        raise ConfigError(f"{config.path}: no model_type; supported: {', '.join(FAMILIES)}")
+    family_name = config.one_of("model_type", FAMILIES)
+    family = FAMILIES[family_name]
+    config.one_of("hidden_act", ["silu"], default="silu")
+    for key, neutral in NEUTRAL.items():
+        value = config.values.get(key)
+        if value is not None and value not in neutral:
+            raise config.refusal(key, f"only {json.dumps(neutral[0])}" if neutral else "only its absence")
+
+    hidden = config.size("hidden_size")
+    heads = config.size("num_attention_heads")
+    kv_heads = config.size("num_key_value_heads", heads if family_name == "llama" else None)
+    if heads % kv_heads:
+        raise config.refusal("num_key_value_heads", f"a divisor of num_attention_heads = {heads}")
+    head_dim = config.size("head_dim", family.head_dim or hidden // heads)
+    if head_dim % 2 or ("head_dim" not in config.values and family.head_dim is None and hidden % heads):
+        raise config.refusal("head_dim", "an even number (or hidden_size / num_attention_heads if that is one)")
+    layers = config.size("num_hidden_layers")
+    context = config.size("max_position_embeddings")
+    eos = list(config.tokens("eos_token_id"))
+    if (folder / "generation_config.json").exists():
+        eos = [*_Keys(folder / "generation_config.json").tokens("eos_token_id"), *eos]
+    return ModelConfig(
+        family=family_name,
+        layers=layers,
+        hidden=hidden,
+        intermediate=config.size("intermediate_size"),
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        vocabulary=config.size("vocab_size"),
+        norm_epsilon=config.number("rms_norm_eps", 1e-6),
+        rope=_rope(config, context),
+        windows=_windows(config, family, layers),
+        qkv_bias=config.trait("attention_bias", family.qkv_bias),
+        output_bias=family.output_bias is not False and config.trait("attention_bias", family.output_bias),
+        mlp_bias=config.trait("mlp_bias", family.mlp_bias),
+        qk_norm=family.qk_norm,
+        tied=config.flag("tie_word_embeddings", False),
+        context=context,
+        eos=tuple(dict.fromkeys(eos)),
+    )
+
+
+def _rope(config: _Keys, context: int) -> Rope:
+    where = "rope_scaling" if config.values.get("rope_scaling") else "rope_parameters"
+    given = config.values.get(where) or {}
+    if not isinstance(given, dict):
+        raise config.refusal(where, "an object")
+    rope = _Keys(config.path, given, prefix=f"{where}.")
+    kind_key = "rope_type" if "rope_type" in given else "type"
+    kind = rope.one_of(kind_key, ["default", "llama3"], default="default")
+    theta = rope.number("rope_theta", config.number("rope_theta", 10000.0))
+    known = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
+    scaling = None
+    if kind == "llama3":
+        known |= {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"}
+        scaling = Llama3Scaling(
+            factor=rope.number("factor"),
+            low_freq_factor=rope.number("low_freq_factor"),
+            high_freq_factor=rope.number("high_freq_factor"),
+            original_context=rope.size("original_max_position_embeddings", context),
+        )
+        if scaling.high_freq_factor <= scaling.low_freq_factor:
+            raise rope.refusal("high_freq_factor", f"more than low_freq_factor = {scaling.low_freq_factor}")
+    if rope.number("partial_rotary_factor", 1.0) != 1.0:
+        raise rope.refusal("partial_rotary_factor", "only 1.0")
+    for key in given:
+        if key not in known and given[key] is not None:
+            raise rope.refusal(key, f"{', '.join(sorted(known))} with rope type {kind}")
+    return Rope(theta, scaling)
+
+
+def _windows(config: _Keys, family: Family, layers: int) -> tuple[int, ...]:
+    on = family.window == "every layer" or config.flag("use_sliding_window", family.window == "never")
+    window = config.size("sliding_window", 0) if on else 0
+    if window and family.window == "never":
+        raise config.refusal("sliding_window", "only null in this family")
+    first = config.size("max_window_layers", 28, least=0) if family.window == "some layers" else 0
+    default = [_SLIDING if window and layer >= first else _FULL for layer in range(layers)]
+    kinds = config.values.get("layer_types") or default
+    allowed = {_FULL, _SLIDING} if window and family.window == "some layers" else set(default)
+    if not isinstance(kinds, list) or len(kinds) != layers or not set(kinds) <= allowed:
+        raise config.refusal("layer_types", f"a list of {layers} times {' or '.join(sorted(allowed))}")
+    return tuple(window if kind == _SLIDING else 0 for kind in kinds)
+
+
+class _Keys:
+    """The keys of a JSON object, read with their types checked."""
+
+    def __init__(self, path: Path, values: dict[str, Any] | None = None, prefix: str = "") -> None:
+        self.path = path
+        self.prefix = prefix
+        self.values: dict[str, Any] = self._load() if values is None else values
+
+    def _load(self) -> dict[str, Any]:
+        try:
+            values = json.loads(self.path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise ConfigError(
+                f"{self.path}: no such file; a model folder has a config.json and *.safetensors"
+            ) from None
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{self.path}: cannot be read: {error}") from error
+        if not isinstance(values, dict):
+            raise ConfigError(f"{self.path}: must hold one JSON object")
+        return values
+
+    def refusal(self, key: str, supported: str) -> ConfigError:
+        value = json.dumps(self.values[key]) if key in self.values else "absent"
+        return ConfigError(f"{self.path}: {self.prefix}{key} = {value} is not supported; supported: {supported}")
+
+    def size(self, key: str, default: int | None = None, least: int = 1) -> int:
+        value = self.values.get(key)
+        if value is None and default is not None:
+            return default
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise self.refusal(key, f"a whole number of at least {least}")
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        value = self.values.get(key)
+        if value is None and default is not None:
+            return default
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < float("inf"):
+            raise self.refusal(key, "a positive number")
+        return float(value)
+
+    def flag(self, key: str, default: bool) -> bool:
+        value = self.values.get(key)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            raise self.refusal(key, "true or false")
+        return value
+
+    def trait(self, key: str, trait: bool | str) -> bool:
+        """A family's trait: fixed, or decided by the key it names; a fixed "no" may not be contradicted."""
+        if isinstance(trait, str):
+            return self.flag(trait, False)
+        if not trait and self.flag(key, False):
+            raise self.refusal(key, "only false in this family")
+        return trait
+
+    def one_of(self, key: str, supported: Mapping[str, Any] | list[str], default: str | None = None) -> str:
+        value = self.values.get(key)
+        if value is None and default is not None:
+            return default
+        if not isinstance(value, str) or value not in supported:
+            raise self.refusal(key, ", ".join(supported))
+        return value
+
+    def tokens(self, key: str) -> list[int]:
+        value = self.values.get(key)
+        if value is None:
+            return []
+        tokens = value if isinstance(value, list) else [value]
+        if not all(isinstance(token, int) and token >= 0 for token in tokens):
+            raise self.refusal(key, "a token id or a list of them")
+        return tokens

@@ -1,0 +1,438 @@
+"""One rank's graph from a model's config and everyone's shares: the single definition of the maths.
+
+Sharding, in the notation of the JAX scaling book (T rows, D residual, E heads * head_dim, F MLP columns, V words):
+
+- QKV and gate/up are cut by rows of the weight: ``f32[T, D] -> f32[T, E]{tp}`` and ``f32[T, F]{tp}``;
+- output and down projections by columns, so each rank has an unreduced sum ``f32[T, D]{U_tp}``, which a
+  ``DistCollective`` turns into the replicated ``f32[T, D]`` that is added to the residual;
+- the head by rows: ``f32[R, V]{tp}``.
+
+A rank without attention or MLP units contributes zeros. Collectives act on other ranks: an engine must meet them
+all, in order, also where nothing on this rank reads the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnx.parser
+from onnx import TensorProto, helper
+
+from motley.daemon.models.config import ConfigError, ModelConfig
+from motley.daemon.models.rope import rotary_tables
+from motley.daemon.models.share import Share, kv_heads
+from motley.daemon.models.units import Units, units, validate_shares
+from motley.daemon.weights.spec import Encoding, Piece, Placed, Weight, lay_out
+from motley.plugins.engine import DOMAIN, F32, CacheSpec, RankGraph
+
+OPSET = 24
+IR_VERSION = 11
+SHARE_FILE = "share.bin"
+"""What a share file is called: the graph's external data names it."""
+EMBEDDING = "model.embed_tokens.weight"
+"""The checkpoint tensor whose rows are the graph's input, f32[vocabulary, D]."""
+
+CACHED_ATTENTION = onnx.parser.parse_function("""
+<domain: "motley", opset_import: ["": 24],
+ doc_string: "Rotates T rows, writes their keys and values into the cache at `position`, and attends to the cache.">
+CachedAttention <q_heads, kv_heads, head_dim, scale, window>
+    (q, k, v, key_cache, value_cache, position, cos_cache, sin_cache) => (y, key_cache_out, value_cache_out)
+{
+    # q: f32[T, q_heads * head_dim], k and v: f32[T, kv_heads * head_dim], caches: f32[1, kv_heads, C, head_dim]
+    zero = Constant <value_int: int = 0> ()
+    one = Constant <value_int: int = 1> ()
+    vector = Constant <value_ints: ints = [1]> ()
+    first_axis = Constant <value_ints: ints = [0]> ()
+    second_axis = Constant <value_ints: ints = [1]> ()
+
+    # Row t stands at position + t.
+    row_count = Shape <start: int = 0, end: int = 1> (q)
+    row_limit = Squeeze (row_count)
+    row_numbers = Range (zero, row_limit, one)
+    row_positions = Add (position, row_numbers)
+    position_ids = Unsqueeze (row_positions, first_axis)
+
+    # Heads apart: [T, heads * head_dim] -> [1, heads, T, head_dim].
+    all_rows = Constant <value_ints: ints = [1, -1]> ()
+    q_count = Constant <value_int: int = @q_heads> ()
+    q_counts = Reshape (q_count, vector)
+    kv_count = Constant <value_int: int = @kv_heads> ()
+    kv_counts = Reshape (kv_count, vector)
+    width = Constant <value_int: int = @head_dim> ()
+    widths = Reshape (width, vector)
+    q_shape = Concat <axis: int = 0> (all_rows, q_counts, widths)
+    kv_shape = Concat <axis: int = 0> (all_rows, kv_counts, widths)
+    q_rows = Reshape (q, q_shape)
+    k_rows = Reshape (k, kv_shape)
+    v_rows = Reshape (v, kv_shape)
+    q_heads_apart = Transpose <perm: ints = [0, 2, 1, 3]> (q_rows)
+    k_heads_apart = Transpose <perm: ints = [0, 2, 1, 3]> (k_rows)
+    v_heads_apart = Transpose <perm: ints = [0, 2, 1, 3]> (v_rows)
+
+    q_rotated = RotaryEmbedding (q_heads_apart, cos_cache, sin_cache, position_ids)
+    k_rotated = RotaryEmbedding (k_heads_apart, cos_cache, sin_cache, position_ids)
+    key_cache_out = TensorScatter <axis: int = 2> (key_cache, k_rotated, position)
+    value_cache_out = TensorScatter <axis: int = 2> (value_cache, v_heads_apart, position)
+
+    # A row sees the positions up to its own: the last `window` of them, or all if the window is 0.
+    capacity = Shape <start: int = 2, end: int = 3> (key_cache)
+    key_limit = Squeeze (capacity)
+    key_positions = Range (zero, key_limit, one)
+    row_column = Unsqueeze (row_positions, second_axis)
+    distance = Sub (row_column, key_positions)
+    causal = GreaterOrEqual (distance, zero)
+    reach = Constant <value_int: int = @window> ()
+    near = Less (distance, reach)
+    unlimited = Equal (reach, zero)
+    within = Or (near, unlimited)
+    mask = And (causal, within)
+
+    attended = Attention <scale: float = @scale> (q_rotated, key_cache_out, value_cache_out, mask)
+    attended_rows = Transpose <perm: ints = [0, 2, 1, 3]> (attended)
+    y_shape = Shape (q)
+    y = Reshape (attended_rows, y_shape)
+}
+""")
+"""The function ``motley.CachedAttention`` in standard operators, for engines that have no kernel for the whole."""
+
+
+@dataclass(frozen=True)
+class Declared:
+    """One rank's graph and the weights it wants, declared before a weight was read."""
+
+    proto: onnx.ModelProto
+    weights: list[Placed]
+    share_bytes: int
+    """The share file's size."""
+    constants: Mapping[str, F32]
+    caches: Sequence[CacheSpec]
+    hidden: int
+    words: range
+    """The rows of the head that this rank has."""
+    context: int
+
+    def bind(self, share_file: Path) -> RankGraph:
+        """The graph with its weights in `share_file`, which is called `SHARE_FILE` in a folder of its own."""
+        assert share_file.name == SHARE_FILE, share_file
+        return RankGraph(
+            proto=self.proto,
+            share_file=share_file,
+            constants=self.constants,
+            caches=self.caches,
+            hidden=self.hidden,
+            vocabulary=len(self.words),
+            context=self.context,
+        )
+
+
+def build_rank_graph(
+    config: ModelConfig, shares: Sequence[Share], rank: int, quantisation: str, block: int, context: int
+) -> Declared:
+    """Declare what one rank computes and which weights it needs for it.
+
+    Args:
+        shares: of every rank, by rank.
+        quantisation: of the matrices: an `Encoding` by name; norms and biases stay float32.
+        block: quantisation block asked for, see `units`.
+        context: the longest sequence, tokens.
+
+    Raises:
+        ConfigError: the encoding or the context is not possible for this model.
+        ShareError: the shares do not tile the model.
+    """
+    if not 1 <= context <= config.context:
+        raise ConfigError(f"a context of {context} tokens is not possible; this model has {config.context} at most")
+    cut = units(config, quantisation, block)
+    validate_shares(cut, shares)
+    return _Builder(config, cut, shares[rank], rank, len(shares)).build(context)
+
+
+class _Builder:
+    """Collects nodes and weights while it walks through the layers; values are known by name."""
+
+    def __init__(self, config: ModelConfig, cut: Units, share: Share, rank: int, size: int) -> None:
+        self.config = config
+        self.cut = cut
+        self.rank = rank
+        self.size = size
+        self.nodes: list[onnx.NodeProto] = []
+        self.shapes: dict[str, onnx.TensorProto] = {}
+        self.reduced: list[str] = []
+        self.weights: list[Weight] = []
+
+        per_unit = config.group // share.attention_split
+        self.q_heads = range(share.attention.start * per_unit, share.attention.stop * per_unit)
+        self.kv_groups = [group for group, _ in kv_heads(share)]
+        self.mlp = range(share.mlp.start * cut.mlp_columns, share.mlp.stop * cut.mlp_columns)
+        self.words = range(
+            min(share.vocabulary.start * cut.vocabulary_rows, config.vocabulary),
+            min(share.vocabulary.stop * cut.vocabulary_rows, config.vocabulary),
+        )
+
+    def build(self, context: int) -> Declared:
+        residual = "hidden"
+        for layer in range(self.config.layers):
+            residual = self.attention(layer, residual)
+            residual = self.mlp_block(layer, residual)
+        if self.words:
+            self.head(residual)
+
+        placed, share_bytes = lay_out(self.weights)
+        cos, sin = rotary_tables(self.config.rope, self.config.head_dim, context)
+        constants = {"cos_cache": cos, "sin_cache": sin}
+        caches = [
+            CacheSpec(layer, len(self.kv_groups), self.config.head_dim)
+            for layer in range(self.config.layers)
+            if self.kv_groups
+        ]
+        graph = helper.make_graph(
+            self.nodes,
+            f"{self.config.family} rank {self.rank} of {self.size}",
+            inputs=[
+                _value("hidden", "T", self.config.hidden),
+                _value("position", 1, kind=TensorProto.INT64),
+                _value("rows", "R", kind=TensorProto.INT64),
+                *(_value(name, *table.shape) for name, table in constants.items()),
+                *(value for spec in caches for value in _cache_values(spec, "")),
+            ],
+            outputs=[
+                *([_value("logits", "R", len(self.words))] if self.words else []),
+                *(value for spec in caches for value in _cache_values(spec, ".out")),
+            ],
+            initializer=[*self.shapes.values(), *(tensor for place in placed for tensor in _stored(place))],
+            value_info=[_value(name, "T", self.config.hidden) for name in self.reduced],
+        )
+        proto = helper.make_model(
+            graph,
+            functions=[CACHED_ATTENTION] if caches else [],
+            opset_imports=[helper.make_opsetid("", OPSET), helper.make_opsetid(DOMAIN, 1)],
+            ir_version=IR_VERSION,
+            producer_name="motley",
+        )
+        return Declared(
+            proto=proto,
+            weights=placed,
+            share_bytes=share_bytes,
+            constants=constants,
+            caches=caches,
+            hidden=self.config.hidden,
+            words=self.words,
+            context=context,
+        )
+
+    def attention(self, layer: int, residual: str) -> str:
+        """f32[T, D] -> f32[T, D]: the residual with the attention block of a layer added."""
+        at, checkpoint = f"layers.{layer}.attention", f"model.layers.{layer}.self_attn"
+        config, width = self.config, self.config.head_dim
+        bias = f"{checkpoint}.o_proj.bias" if config.output_bias and self.rank == 0 else None
+        if not self.q_heads:
+            return self.add_reduced(at, residual, self.nothing(at, residual, bias))
+
+        q_rows = _scaled(self.q_heads, width)
+        kv_rows = [_scaled(groups, width) for groups in _runs(self.kv_groups)]
+        projections = [("q_proj", q_rows), *(("k_proj", r) for r in kv_rows), *(("v_proj", r) for r in kv_rows)]
+        normed = self.norm(f"{at}.norm", residual, f"model.layers.{layer}.input_layernorm.weight")
+        qkv = self.matmul(
+            f"{at}.qkv",
+            normed,
+            [Piece(f"{checkpoint}.{name}.weight", rows, range(config.hidden)) for name, rows in projections],
+            self.cut.hidden_block,
+            [Piece(f"{checkpoint}.{name}.bias", rows) for name, rows in projections] if config.qkv_bias else [],
+        )
+        kv_width = len(self.kv_groups) * width
+        q, k, v = self.split(qkv, {f"{at}.q": len(q_rows), f"{at}.k": kv_width, f"{at}.v": kv_width})
+        if config.qk_norm:
+            q = self.head_norm(f"{q}.norm", q, f"{checkpoint}.q_norm.weight", len(self.q_heads))
+            k = self.head_norm(f"{k}.norm", k, f"{checkpoint}.k_norm.weight", len(self.kv_groups))
+        caches = [f"key_cache.{layer}", f"value_cache.{layer}"]
+        attended = self.node(
+            "CachedAttention",
+            [q, k, v, *caches, "position", "cos_cache", "sin_cache"],
+            f"{at}.attended",
+            *(f"{cache}.out" for cache in caches),
+            domain=DOMAIN,
+            q_heads=len(self.q_heads),
+            kv_heads=len(self.kv_groups),
+            head_dim=width,
+            scale=width**-0.5,
+            window=config.windows[layer],
+        )
+        partial = self.matmul(
+            f"{at}.output",
+            attended,
+            [Piece(f"{checkpoint}.o_proj.weight", range(config.hidden), q_rows)],
+            self.cut.output_block,
+            [Piece(bias, range(config.hidden))] if bias else [],
+        )
+        return self.add_reduced(at, residual, partial)
+
+    def mlp_block(self, layer: int, residual: str) -> str:
+        """f32[T, D] -> f32[T, D]: the residual with the gated MLP of a layer added."""
+        at, checkpoint = f"layers.{layer}.mlp", f"model.layers.{layer}.mlp"
+        config = self.config
+        bias = f"{checkpoint}.down_proj.bias" if config.mlp_bias and self.rank == 0 else None
+        if not self.mlp:
+            return self.add_reduced(at, residual, self.nothing(at, residual, bias))
+
+        projections = ("gate_proj", "up_proj")
+        normed = self.norm(f"{at}.norm", residual, f"model.layers.{layer}.post_attention_layernorm.weight")
+        gate_up = self.matmul(
+            f"{at}.gate_up",
+            normed,
+            [Piece(f"{checkpoint}.{name}.weight", self.mlp, range(config.hidden)) for name in projections],
+            self.cut.hidden_block,
+            [Piece(f"{checkpoint}.{name}.bias", self.mlp) for name in projections] if config.mlp_bias else [],
+        )
+        gate, up = self.split(gate_up, {f"{at}.gate": len(self.mlp), f"{at}.up": len(self.mlp)})
+        gated = self.node("Mul", [self.node("Swish", [gate], f"{gate}.swish"), up], f"{at}.gated")
+        partial = self.matmul(
+            f"{at}.down",
+            gated,
+            [Piece(f"{checkpoint}.down_proj.weight", range(config.hidden), self.mlp)],
+            self.cut.down_block,
+            [Piece(bias, range(config.hidden))] if bias else [],
+        )
+        return self.add_reduced(at, residual, partial)
+
+    def head(self, residual: str) -> str:
+        """f32[T, D] -> f32[R, V]{tp}: the logits of the rows asked for."""
+        chosen = self.node("Gather", [residual, "rows"], "head.rows", axis=0)
+        normed = self.norm("head.norm", chosen, "model.norm.weight")
+        table = EMBEDDING if self.config.tied else "lm_head.weight"
+        piece = Piece(table, self.words, range(self.config.hidden))
+        return self.matmul("head", normed, [piece], self.cut.hidden_block, output="logits")
+
+    def add_reduced(self, at: str, residual: str, partial: str) -> str:
+        """f32[T, D] + f32[T, D]{U_tp} -> f32[T, D]: the sum over all ranks, added to the residual."""
+        if self.size > 1:
+            partial = self.node(
+                "DistCollective",
+                [partial],
+                f"{at}.reduced",
+                domain=DOMAIN,
+                collective_operation="all_reduce",
+                reduce_op="sum",
+                root=-1,
+                group_size=0,
+                nb_rank=self.size,
+            )
+            self.reduced.append(partial)
+        return self.node("Add", [residual, partial], f"{at}.residual")
+
+    def nothing(self, at: str, residual: str, bias: str | None) -> str:
+        """What a rank without units contributes: f32[T, D] of zeros, or of the bias if it is this rank's to add."""
+        shape = self.node("Shape", [residual], f"{at}.shape")
+        if bias is None:
+            return self.node("ConstantOfShape", [shape], f"{at}.partial")
+        vector = self.weight(Weight(f"{at}.bias", (Piece(bias, range(self.config.hidden)),)))
+        return self.node("Expand", [vector, shape], f"{at}.partial")
+
+    def matmul(
+        self, name: str, x: str, pieces: list[Piece], block: int, bias: list[Piece] | None = None, output: str = ""
+    ) -> str:
+        """f32[T, K] -> f32[T, N] with the weight f32[N, K] `name`, stored in the encoding of the model."""
+        weight = Weight(f"{name}.weight", tuple(pieces), self.cut.encoding, block)
+        matrix = self.weight(weight)
+        if weight.scale_shape is not None:
+            matrix = self.dequantised(weight)
+        biases = [self.weight(Weight(f"{name}.bias", tuple(bias)))] if bias else []
+        return self.node("Gemm", [x, matrix, *biases], output or name, transB=1)
+
+    def dequantised(self, weight: Weight) -> str:
+        """f32[N, K] of a quantised weight: ``(code - zero_point) * scale``, a scale for each block along K."""
+        assert weight.scale_shape is not None
+        kind, centre = (TensorProto.UINT4, 8) if weight.encoding is Encoding.INT4 else (TensorProto.UINT8, 128)
+        zero_point = self.node(
+            "ConstantOfShape",
+            [self.integers(weight.scale_shape)],
+            f"{weight.name}.zero_point",
+            value=helper.make_tensor("value", kind, [1], [centre]),
+        )
+        return self.node(
+            "DequantizeLinear",
+            [weight.name, f"{weight.name}.scale", zero_point],
+            f"{weight.name}.dequantised",
+            axis=1,
+            block_size=weight.block,
+        )
+
+    def norm(self, name: str, x: str, tensor: str, width: int | None = None) -> str:
+        vector = self.weight(Weight(f"{name}.weight", (Piece(tensor, range(width or self.config.hidden)),)))
+        return self.node("RMSNormalization", [x, vector], name, axis=-1, epsilon=self.config.norm_epsilon)
+
+    def head_norm(self, name: str, x: str, tensor: str, heads: int) -> str:
+        """f32[T, heads * head_dim] -> the same, each head normalised."""
+        width = self.config.head_dim
+        apart = self.node("Reshape", [x, self.integers((-1, heads, width))], f"{name}.heads")
+        normed = self.norm(name, apart, tensor, width)
+        return self.node("Reshape", [normed, self.integers((-1, heads * width))], f"{name}.rows")
+
+    def split(self, x: str, widths: Mapping[str, int]) -> list[str]:
+        self.node("Split", [x, self.integers(widths.values())], *widths, axis=1)
+        return list(widths)
+
+    def weight(self, weight: Weight) -> str:
+        self.weights.append(weight)
+        return weight.name
+
+    def integers(self, values: Iterable[int]) -> str:
+        """A small constant i64 vector, shared by everyone who needs the same."""
+        vector = list(values)
+        name = "i64." + ".".join(map(str, vector))
+        if name not in self.shapes:
+            self.shapes[name] = helper.make_tensor(name, TensorProto.INT64, [len(vector)], vector)
+        return name
+
+    def node(self, op: str, inputs: list[str], *outputs: str, domain: str = "", **attributes: Any) -> str:
+        """Append a node, named after its first output; returns that."""
+        self.nodes.append(helper.make_node(op, inputs, list(outputs), name=outputs[0], domain=domain, **attributes))
+        return outputs[0]
+
+
+def _scaled(span: range, width: int) -> range:
+    return range(span.start * width, span.stop * width)
+
+
+def _runs(numbers: Sequence[int]) -> list[range]:
+    """Numbers as ranges of neighbours: ``[1, 2, 2, 3] -> [1..2], [2..3]``."""
+    groups = groupby(enumerate(numbers), key=lambda item: item[1] - item[0])
+    return [range(run[0], run[-1] + 1) for run in ([number for _, number in group] for _, group in groups)]
+
+
+def _value(name: str, *shape: int | str, kind: int = TensorProto.FLOAT) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, kind, shape)
+
+
+def _cache_values(spec: CacheSpec, suffix: str) -> list[onnx.ValueInfoProto]:
+    return [
+        _value(f"{kind}_cache.{spec.layer}{suffix}", 1, spec.heads, "C", spec.head_dim) for kind in ("key", "value")
+    ]
+
+
+_STORED_AS = {
+    Encoding.FP32: TensorProto.FLOAT,
+    Encoding.INT8: TensorProto.UINT8,
+    Encoding.INT4: TensorProto.UINT4,
+}
+
+
+def _stored(place: Placed) -> list[onnx.TensorProto]:
+    """The initializers of a weight: references to where they are in the share file."""
+    weight = place.weight
+    tensors = [_external(weight.name, _STORED_AS[weight.encoding], weight.shape, place.data_offset, weight.data_bytes)]
+    if weight.scale_shape is not None:
+        scale = f"{weight.name}.scale"
+        tensors.append(_external(scale, TensorProto.FLOAT, weight.scale_shape, place.scale_offset, weight.scale_bytes))
+    return tensors
+
+
+def _external(name: str, kind: int, shape: Sequence[int], offset: int, length: int) -> onnx.TensorProto:
+    tensor = TensorProto(name=name, data_type=kind, dims=shape, data_location=TensorProto.EXTERNAL)
+    for key, value in (("location", SHARE_FILE), ("offset", str(offset)), ("length", str(length))):
+        tensor.external_data.add(key=key, value=value)
+    return tensor

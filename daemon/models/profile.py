@@ -1,0 +1,67 @@
+"""What a model costs, in the planner's terms: bytes per unit, from the config alone."""
+
+from __future__ import annotations
+
+from motley.daemon.models.config import ModelConfig
+from motley.daemon.models.units import units
+from motley.daemon.weights.spec import Piece, Weight
+from motley.plugins.engine import EngineOptions
+from motley.protocol import mesh_pb2
+
+RUNTIME_BYTES = 160 << 20
+"""An interpreter with an engine loaded and nothing to run."""
+
+
+def profile(config: ModelConfig, quantisation: str, block: int) -> mesh_pb2.ModelProfile:
+    """Count units and bytes; the caller, who knows the files, adds ``name`` and ``fingerprint``.
+
+    Raises:
+        ConfigError: as `units`.
+    """
+    cut = units(config, quantisation, block)
+    hidden, group_columns = config.hidden, config.group * config.head_dim
+
+    def stored(rows: int, columns: int, block: int) -> int:
+        weight = Weight("", (Piece("", range(rows), range(columns)),), cut.encoding, block)
+        return weight.data_bytes + weight.scale_bytes
+
+    qkv_bias = 4 if config.qkv_bias else 0
+    mlp_bias = 4 if config.mlp_bias else 0
+    query = stored(group_columns, hidden, cut.hidden_block) + stored(hidden, group_columns, cut.output_block)
+    key_value = stored(2 * config.head_dim, hidden, cut.hidden_block)
+    mlp_unit = stored(2 * cut.mlp_columns, hidden, cut.hidden_block) + stored(hidden, cut.mlp_columns, cut.down_block)
+    return mesh_pb2.ModelProfile(
+        layers=config.layers,
+        kv_groups=cut.kv_groups,
+        attention_splits=cut.attention_splits,
+        mlp_units=cut.mlp,
+        vocabulary_units=cut.vocabulary,
+        attention_query_bytes=config.layers * (query + qkv_bias * group_columns),
+        attention_kv_bytes=config.layers * (key_value + qkv_bias * 2 * config.head_dim),
+        mlp_unit_bytes=config.layers * (mlp_unit + mlp_bias * 2 * cut.mlp_columns),
+        vocabulary_unit_bytes=stored(cut.vocabulary_rows, hidden, cut.hidden_block),
+        cache_bytes_per_token=4 * config.layers * 2 * config.head_dim,
+        fixed_bytes=RUNTIME_BYTES + 4 * _vectors(config) + 4 * _activations(config),
+        context_length=config.context,
+        family=config.family,
+        parameters=_parameters(config),
+    )
+
+
+def _vectors(config: ModelConfig) -> int:
+    """Elements of the norms and of the biases that are not cut."""
+    per_layer = (2 + config.output_bias + config.mlp_bias) * config.hidden + 2 * config.qk_norm * config.head_dim
+    return config.layers * per_layer + config.hidden
+
+
+def _activations(config: ModelConfig) -> int:
+    """Elements of the values that are alive at a time in the widest step, generously: residual and MLP, twice."""
+    return EngineOptions().max_rows * 2 * (2 * config.hidden + 3 * config.intermediate)
+
+
+def _parameters(config: ModelConfig) -> int:
+    projections = config.heads + 2 * config.kv_heads
+    attention = (projections + config.heads) * config.head_dim * config.hidden
+    biases = config.qkv_bias * projections * config.head_dim + config.mlp_bias * 2 * config.intermediate
+    tables = (1 if config.tied else 2) * config.vocabulary * config.hidden
+    return config.layers * (attention + 3 * config.hidden * config.intermediate + biases) + _vectors(config) + tables

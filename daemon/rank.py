@@ -1,0 +1,256 @@
+"""The rank worker: one process, one thread, that loads a share and executes steps.
+
+``python -m motley.daemon.rank`` is started by `motley.daemon.worker`. Life of a worker: settings on stdin, an
+`Assignment` over the pipe, listen, load the share, meet the peers, then the step loop until a `Release`, the end of
+the pipe, or an error. The leader (rank 0) decides each step and tells the others on the data plane.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from motley.daemon.executor import Executor
+from motley.daemon.hardware import pin_to_core, resident_bytes
+from motley.daemon.leader import Leader
+from motley.daemon.loading import LoadError, load_rank
+from motley.daemon.models.config import ConfigError
+from motley.daemon.models.share import ShareError
+from motley.daemon.pipe import PipeClosed, WorkerPipe
+from motley.daemon.sampling import LogitsError, SamplingError, SummaryError
+from motley.daemon.steps import Close, StepError, Stop, decode
+from motley.daemon.weights.checkpoint import CheckpointError
+from motley.daemon.weights.hub import ModelNotFound
+from motley.daemon.weights.share_file import ShareFileError
+from motley.plugins.engine import EngineError
+from motley.protocol import mesh_pb2 as pb
+from motley.transport import Communicator, Listener, Membership, PeerLost, PeerTimeout, TransportError, connect_mesh
+
+logger = logging.getLogger(__name__)
+
+COMMAND_S = 120.0
+"""The daemon has this long to send the assignment, and the orchestrator to send the peers."""
+CONNECT_S = 30.0
+COLLECTIVE_S = 120.0
+"""A peer that is silent this long within a step is taken for gone."""
+LEADER_SILENCE_S = 30.0
+"""A leader that has sent neither a step nor a beat for this long is taken for gone."""
+LOOK_S = 0.5
+"""An idle follower looks at the pipe this often."""
+PROGRESS_S = 0.2
+
+
+class Released(Exception):
+    """The daemon wants this worker to end."""
+
+
+def main() -> int:
+    """Run one worker; the exit status is 0 if it ended because it was asked to."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the daemon decides
+    logging.basicConfig(level=logging.WARNING, format="rank worker: %(message)s")
+    settings = json.loads(sys.stdin.readline())
+    if settings["core"] is not None:
+        pin_to_core(settings["core"])
+    pipe = WorkerPipe(settings["port"], bytes.fromhex(settings["token"]))
+    worker = RankWorkerProcess(pipe, settings)
+    try:
+        worker.run()
+    except PipeClosed:
+        pass
+    except Released:
+        with contextlib.suppress(PipeClosed):
+            worker.emit(released=pb.Empty())
+    except Exception as error:
+        failure = failure_of(error)
+        if failure.code == "internal_error":
+            logger.exception("unexpected error")
+        with contextlib.suppress(PipeClosed):
+            worker.emit(failed=failure)
+        return 1
+    finally:
+        pipe.close()
+    return 0
+
+
+class RankWorkerProcess:
+    """The life of one worker."""
+
+    def __init__(self, pipe: WorkerPipe, settings: dict[str, Any]) -> None:
+        self._pipe = pipe
+        self._scratch = Path(settings["scratch"])
+        self._models = Path(settings["models"]) if settings["models"] else None
+        self._host: str = settings["host"]
+        self._threads: int = settings["threads"]
+        self._command = pb.RankCommand()
+        self._reported = 0.0
+
+    def emit(self, **body: Any) -> None:
+        """Send a `RankEvent` with this body."""
+        command = self._command
+        self._pipe.send(pb.RankEvent(session=command.session, epoch=command.epoch, rank=command.rank, **body))
+
+    def run(self) -> None:
+        """Load a share and execute steps until the end.
+
+        Raises:
+            Released, PipeClosed: the daemon is done with this worker, or is gone.
+            Exception: anything that ends the session, see `failure_of`.
+        """
+        self._command = self._await("assign")
+        assignment, rank = self._command.assign, self._command.rank
+        began = time.monotonic()
+        with contextlib.ExitStack() as stack:
+            listener = Listener(self._host)
+            stack.callback(listener.close)
+            self.emit(listening=str(listener.port))
+            addresses = list(self._await("peers").peers.addresses)
+            communicator = connect_mesh(listener, membership(self._command), addresses, timeout=CONNECT_S)
+            stack.enter_context(communicator)
+            listener.close()
+            communicator.deadline_s = COLLECTIVE_S
+            loaded = stack.enter_context(
+                load_rank(
+                    assignment,
+                    rank,
+                    communicator,
+                    models=self._models,
+                    scratch=self._scratch,
+                    threads=assignment.threads or self._threads,
+                    progress=self._progress,
+                )
+            )
+            ready = pb.Ready(
+                share_bytes=loaded.share_bytes, rss_bytes=resident_bytes().now, load_s=time.monotonic() - began
+            )
+            self.emit(ready=ready)
+            if rank == 0:
+                self._lead(loaded.executor, communicator, assignment.context, loaded.max_rows)
+            else:
+                self._follow(loaded.executor, communicator)
+
+    def _lead(self, executor: Executor, communicator: Communicator, context: int, max_rows: int) -> None:
+        leader = Leader(
+            executor,
+            communicator,
+            context=context,
+            max_rows=max_rows,
+            emit=self.emit,
+            report=lambda: self._report(executor, list(leader.step_ms)),
+        )
+        try:
+            leader.run(self._commands)
+        except Released:
+            with contextlib.suppress(TransportError):
+                leader.stop()
+            raise
+
+    def _follow(self, executor: Executor, communicator: Communicator) -> None:
+        heard: float | None = None  # no silence limit before the leader has loaded
+        while True:
+            for _ in self._commands(0.0):
+                pass
+            if not communicator.wait_message(0, LOOK_S):
+                if heard is not None and time.monotonic() - heard > LEADER_SILENCE_S:
+                    raise PeerTimeout(0, LEADER_SILENCE_S, "a step or a beat of the leader")
+                continue
+            message = decode(communicator.recv(0, COLLECTIVE_S))
+            heard = time.monotonic()
+            if isinstance(message, Stop):
+                raise Released
+            summary = executor.execute(message)
+            if summary is not None:
+                communicator.send(summary, 0)
+            if isinstance(message, Close):
+                self._report(executor, [])
+
+    def _commands(self, timeout_s: float) -> Iterator[pb.RankCommand]:
+        """The daemon's commands that are there, waiting up to `timeout_s` for the first.
+
+        Raises:
+            Released: one of them is a release.
+        """
+        while self._pipe.poll(timeout_s):
+            command = self._pipe.receive()
+            if command.WhichOneof("body") == "release":
+                raise Released
+            yield command
+            timeout_s = 0.0
+
+    def _await(self, body: str) -> pb.RankCommand:
+        for command in self._commands(COMMAND_S):
+            if command.WhichOneof("body") == body:
+                return command
+        raise PipeClosed(f"the daemon has not sent {body!r} within {COMMAND_S:.0f} s")
+
+    def _progress(self, done: int, total: int) -> None:
+        for _ in self._commands(0.0):
+            pass
+        now = time.monotonic()
+        if now - self._reported > PROGRESS_S or done == total:
+            self._reported = now
+            self.emit(loading=pb.Loading(done_bytes=done, total_bytes=total))
+
+    def _report(self, executor: Executor, step_ms: list[float]) -> None:
+        times = executor.times
+        timing = pb.Timing(
+            tokens=times.tokens,
+            compute_s=times.compute,
+            wire_s=times.wire,
+            wait_s=times.wait,
+            collectives=times.collectives,
+            peak_rss_bytes=resident_bytes().peak,
+            step_ms=step_ms,
+        )
+        self.emit(timing=timing)
+
+
+def membership(command: pb.RankCommand) -> Membership:
+    """What this rank proves to its peers, and what all of them must agree on, before the first tensor."""
+    assignment = command.assign
+    agreed = pb.Assignment()
+    agreed.CopyFrom(assignment)
+    for own in ("secret", "engine", "threads", "memory_bytes"):  # may differ from rank to rank
+        agreed.ClearField(own)
+    agreed.model.ClearField("source")  # the fingerprint tells whether the files are equal
+    return Membership(
+        session=command.session,
+        epoch=command.epoch,
+        rank=command.rank,
+        size=assignment.size,
+        secret=assignment.secret,
+        agreement=hashlib.sha256(agreed.SerializeToString(deterministic=True)).digest(),
+    )
+
+
+def failure_of(error: Exception) -> pb.Failure:
+    """Put an error in the form of the control plane: a stable code, a message, and the rank to blame."""
+    match error:
+        case PeerLost():
+            return pb.Failure(code="peer_lost", message=str(error), lost_rank=error.rank + 1)
+        case PeerTimeout():
+            return pb.Failure(code="peer_timeout", message=str(error), lost_rank=error.rank + 1)
+        case TransportError():
+            return pb.Failure(code="transport_error", message=str(error))
+        case LogitsError():
+            return pb.Failure(code="bad_logits", message=str(error))
+        case StepError() | SummaryError() | SamplingError():
+            return pb.Failure(code="step_error", message=str(error))
+        case ConfigError() | ShareError() | CheckpointError() | ShareFileError() | ModelNotFound() | LoadError():
+            return pb.Failure(code="load_failed", message=str(error))
+        case EngineError():
+            return pb.Failure(code="engine_error", message=str(error))
+        case MemoryError():
+            return pb.Failure(code="out_of_memory", message="this rank ran out of memory; give it a smaller share")
+    return pb.Failure(code="internal_error", message=f"{type(error).__name__}: {error}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,119 @@
+"""What the leader tells the other ranks to do, as small messages on the data plane.
+
+Every rank, the leader included, executes the same messages in the same order; that alone keeps their caches, their
+samplers and their collectives in step.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Tokens = npt.NDArray[np.int32]
+
+_OPEN = struct.Struct("<BII")
+_STEP = struct.Struct("<BIII")
+_SLOT = struct.Struct("<BI")
+_MORE = struct.Struct("<BII")
+
+
+class StepError(ValueError):
+    """A message that is not one of these."""
+
+
+@dataclass(frozen=True)
+class Open:
+    """Begin a sequence: its sampling (a serialised `mesh_pb2.Sampling`) and its prompt, which penalties look at."""
+
+    slot: int
+    sampling: bytes
+    prompt: Tokens
+
+    def encode(self) -> bytes:
+        return _OPEN.pack(1, self.slot, len(self.sampling)) + self.sampling + self.prompt.tobytes()
+
+
+@dataclass(frozen=True)
+class Step:
+    """Run `tokens` (i32[T]) at `position`; then, if `want` > 0, send the leader the best `want` candidates."""
+
+    slot: int
+    position: int
+    want: int
+    tokens: Tokens
+
+    def encode(self) -> bytes:
+        return _STEP.pack(2, self.slot, self.position, self.want) + self.tokens.tobytes()
+
+
+@dataclass(frozen=True)
+class More:
+    """The candidates of the last step did not decide: send the best `want`."""
+
+    slot: int
+    want: int
+
+    def encode(self) -> bytes:
+        return _MORE.pack(3, self.slot, self.want)
+
+
+@dataclass(frozen=True)
+class Close:
+    """The sequence is over."""
+
+    slot: int
+
+    def encode(self) -> bytes:
+        return _SLOT.pack(4, self.slot)
+
+
+@dataclass(frozen=True)
+class Beat:
+    """Nothing to do; the leader lives."""
+
+    def encode(self) -> bytes:
+        return b"\x05"
+
+
+@dataclass(frozen=True)
+class Stop:
+    """The session is over."""
+
+    def encode(self) -> bytes:
+        return b"\x06"
+
+
+Message = Open | Step | More | Close | Beat | Stop
+
+
+def decode(data: bytes) -> Message:
+    """The inverse of `encode`.
+
+    Raises:
+        StepError: unknown kind or wrong length.
+    """
+    try:
+        match data[0]:
+            case 1:
+                _, slot, length = _OPEN.unpack_from(data)
+                end = _OPEN.size + length
+                if end > len(data):
+                    raise StepError(f"an Open of {len(data)} bytes announces {length} bytes of sampling")
+                return Open(slot, data[_OPEN.size : end], np.frombuffer(data, np.int32, offset=end))
+            case 2:
+                _, slot, position, want = _STEP.unpack_from(data)
+                return Step(slot, position, want, np.frombuffer(data, np.int32, offset=_STEP.size))
+            case 3:
+                return More(*_MORE.unpack(data)[1:])
+            case 4:
+                return Close(*_SLOT.unpack(data)[1:])
+            case 5 if len(data) == 1:
+                return Beat()
+            case 6 if len(data) == 1:
+                return Stop()
+    except (struct.error, IndexError, ValueError) as error:
+        raise StepError(f"a step message of {len(data)} bytes is malformed: {error}") from error
+    raise StepError(f"a step message of {len(data)} bytes has the unknown kind {data[0]}")

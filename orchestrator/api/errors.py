@@ -1,0 +1,92 @@
+"""Errors as clients see them: OpenAI's form, with a fitting HTTP status, on every route."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from aiohttp import web
+from aiohttp.typedefs import Handler
+
+from motley.protocol.mesh_pb2 import Failure
+
+_log = logging.getLogger(__name__)
+
+_STATUS = {
+    "invalid_request": 400,
+    "context_length_exceeded": 400,
+    "unknown_node": 400,
+    "unknown_engine": 400,
+    "model_not_found": 404,
+    "name_in_use": 409,
+    "insufficient_memory": 422,
+    "session_not_ready": 503,
+    "session_closed": 503,
+    "no_nodes": 503,
+    "node_lost": 503,
+    "peer_lost": 503,
+    "timed_out": 504,
+}
+"""HTTP status by `Failure.code`."""
+
+
+class ApiError(Exception):
+    """What a client is told.
+
+    Attributes:
+        param: the parameter that is to blame, as a path (``messages[0].content``).
+        code: stable, snake_case.
+    """
+
+    def __init__(self, status: int, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.param = param
+        self.code = code
+
+    @classmethod
+    def from_failure(cls, failure: Failure, default: int = 500) -> ApiError:
+        """Translate a failure; one with a code that has no status of its own gets `default`."""
+        return cls(_STATUS.get(failure.code, default), failure.message, code=failure.code)
+
+    @property
+    def body(self) -> dict[str, Any]:
+        match self.status:
+            case 401:
+                kind = "authentication_error"
+            case 403:
+                kind = "permission_error"
+            case status if status < 500:
+                kind = "invalid_request_error"
+            case _:
+                kind = "server_error"
+        return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
+
+    def response(self) -> web.Response:
+        headers = {"WWW-Authenticate": "Bearer"} if self.status == 401 else None
+        return web.json_response(self.body, status=self.status, headers=headers)
+
+
+@web.middleware
+async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Give every error OpenAI's form, whoever raised it."""
+    try:
+        return await handler(request)
+    except ApiError as error:
+        return error.response()
+    except web.HTTPNotFound:
+        return ApiError(404, f"there is no {request.path}", code="not_found").response()
+    except web.HTTPMethodNotAllowed as error:
+        allowed = ", ".join(sorted(error.allowed_methods))
+        message = f"{request.path} takes {allowed}, not {request.method}"
+        response = ApiError(405, message, code="method_not_allowed").response()
+        response.headers["Allow"] = allowed
+        return response
+    except web.HTTPRequestEntityTooLarge:
+        message = f"the request is longer than {request.client_max_size} bytes"
+        return ApiError(413, message, code="request_too_large").response()
+    except web.HTTPException as error:
+        return ApiError(error.status, error.reason).response()
+    except Exception:
+        _log.exception("%s %s failed", request.method, request.path)
+        return ApiError(500, "an internal error; the orchestrator's log has more", code="internal_error").response()

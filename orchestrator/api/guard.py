@@ -1,0 +1,50 @@
+"""Who may call the HTTP API.
+
+With an API key, whoever shows it. Without one (only when bound to loopback), programs on this machine, but no web
+page that happens to be open in a browser here: neither one whose name was rebound to a loopback address (its `Host`
+gives it away) nor one that posts across origins (its `Origin` does).
+"""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+
+from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
+
+from motley.orchestrator.api.errors import ApiError
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def guard(api_key: str | None) -> Middleware:
+    """Checks every request; `api_key` None means bound to loopback and open to it."""
+
+    @web.middleware
+    async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if api_key is None:
+            _check_local(request)
+        else:
+            scheme, _, shown = request.headers.get("Authorization", "").partition(" ")
+            right = hmac.compare_digest(shown.strip().encode(errors="replace"), api_key.encode())
+            if scheme.lower() != "bearer" or not right:
+                message = "missing or wrong API key; send it as `Authorization: Bearer KEY`"
+                raise ApiError(401, message, code="invalid_api_key")
+        return await handler(request)
+
+    return check
+
+
+def _check_local(request: web.Request) -> None:
+    if not is_loopback(request.url.host or ""):
+        message = f"this server answers to localhost only, not to {request.host!r}; use http://127.0.0.1"
+        raise ApiError(403, message, code="wrong_host")
+    origin = request.headers.get("Origin")
+    if origin is not None and origin != f"http://{request.host}":
+        raise ApiError(403, f"a web page of {origin} may not use this server", code="wrong_origin")

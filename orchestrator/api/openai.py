@@ -1,0 +1,224 @@
+"""OpenAI's routes: models, chat completions and completions, streamed or whole."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, Protocol
+
+from aiohttp import web
+
+from motley.orchestrator.api.body import read_json
+from motley.orchestrator.api.errors import ApiError
+from motley.orchestrator.api.parameters import Parameters, chat_parameters, completion_parameters
+from motley.orchestrator.serving import Serving, ServingError
+from motley.orchestrator.sessions import Session, State
+from motley.protocol.mesh_pb2 import Delta, LogprobRow
+
+LEAST_LOGPROB = -9999.0
+"""JSON has no infinity."""
+
+
+class OpenAiApi:
+    def __init__(self, serving: Serving) -> None:
+        self._serving = serving
+
+    def routes(self) -> list[web.RouteDef]:
+        return [
+            web.get("/v1/models", self.models),
+            web.get("/v1/models/{model:.+}", self.model),
+            web.post("/v1/chat/completions", self.chat),
+            web.post("/v1/completions", self.completions),
+        ]
+
+    async def models(self, _: web.Request) -> web.Response:
+        served = [_model(session) for session in self._serving.sessions if session.state is State.READY]
+        return web.json_response({"object": "list", "data": served})
+
+    async def model(self, request: web.Request) -> web.Response:
+        return web.json_response(_model(self._session(request.match_info["model"])))
+
+    async def chat(self, request: web.Request) -> web.StreamResponse:
+        return await self._answer(request, chat_parameters(await read_json(request)), _Chat())
+
+    async def completions(self, request: web.Request) -> web.StreamResponse:
+        return await self._answer(request, completion_parameters(await read_json(request)), _Completion())
+
+    def _session(self, model: str) -> Session:
+        session = self._serving.sessions.named(model)
+        if session is None:
+            served = ", ".join(s.name for s in self._serving.sessions if s.state is State.READY) or "none"
+            message = f"no model named {model!r} is served; served: {served}"
+            raise ApiError(404, message, param="model", code="model_not_found")
+        return session
+
+    async def _answer(self, http: web.Request, parameters: Parameters, form: _Form) -> web.StreamResponse:
+        session = self._session(parameters.model)
+        envelope = {
+            "id": form.prefix + secrets.token_hex(12),
+            "created": int(time.time()),
+            "model": session.name,
+            "system_fingerprint": f"fp_{session.profile.fingerprint[:12]}",
+        }
+        try:
+            async with self._serving.generate(session, parameters.generate) as deltas:
+                if parameters.stream:
+                    return await _stream(http, parameters, form, envelope, deltas)
+                return await _whole(form, envelope, deltas)
+        except ServingError as error:
+            raise ApiError.from_failure(error.failure) from error
+
+
+class _Form(Protocol):
+    """How one of the two kinds of answer is written."""
+
+    prefix: str
+    object: str
+    chunk_object: str
+
+    def opening(self) -> list[dict[str, Any]]:
+        """The choices of the chunk before any text; empty if there is no such chunk."""
+
+    def piece(self, text: str, rows: Sequence[LogprobRow], finish: str | None) -> dict[str, Any]:
+        """The choice of a chunk."""
+
+    def whole(self, text: str, rows: Sequence[LogprobRow], finish: str) -> dict[str, Any]:
+        """The choice of an answer that is not streamed."""
+
+
+class _Chat:
+    prefix = "chatcmpl-"
+    object = "chat.completion"
+    chunk_object = "chat.completion.chunk"
+
+    def opening(self) -> list[dict[str, Any]]:
+        delta = {"role": "assistant", "content": ""}
+        return [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": None}]
+
+    def piece(self, text: str, rows: Sequence[LogprobRow], finish: str | None) -> dict[str, Any]:
+        delta = {"content": text} if text or rows else {}
+        return {"index": 0, "delta": delta, "logprobs": _chat_logprobs(rows), "finish_reason": finish}
+
+    def whole(self, text: str, rows: Sequence[LogprobRow], finish: str) -> dict[str, Any]:
+        message = {"role": "assistant", "content": text, "refusal": None}
+        return {"index": 0, "message": message, "logprobs": _chat_logprobs(rows), "finish_reason": finish}
+
+
+class _Completion:
+    prefix = "cmpl-"
+    object = chunk_object = "text_completion"
+
+    def __init__(self) -> None:
+        self._offset = 0
+
+    def opening(self) -> list[dict[str, Any]]:
+        return []
+
+    def piece(self, text: str, rows: Sequence[LogprobRow], finish: str | None) -> dict[str, Any]:
+        return {"index": 0, "text": text, "logprobs": self._logprobs(rows), "finish_reason": finish}
+
+    whole = piece
+
+    def _logprobs(self, rows: Sequence[LogprobRow]) -> dict[str, Any] | None:
+        if not rows:
+            return None
+        offsets = []
+        for row in rows:
+            offsets.append(self._offset)
+            self._offset += len(row.chosen.text)
+        return {
+            "tokens": [row.chosen.text for row in rows],
+            "token_logprobs": [_finite(row.chosen.logprob) for row in rows],
+            "top_logprobs": [{token.text: _finite(token.logprob) for token in (*row.top, row.chosen)} for row in rows],
+            "text_offset": offsets,
+        }
+
+
+async def _whole(form: _Form, envelope: dict[str, Any], deltas: AsyncIterator[Delta]) -> web.Response:
+    text: list[str] = []
+    rows: list[LogprobRow] = []
+    async for delta in deltas:
+        text.append(delta.text)
+        rows.extend(delta.logprobs)
+    choice = form.whole("".join(text), rows, delta.finish)
+    body = {**envelope, "object": form.object, "choices": [choice], "usage": _usage(delta)}
+    return web.json_response(body)
+
+
+async def _stream(
+    http: web.Request,
+    parameters: Parameters,
+    form: _Form,
+    envelope: dict[str, Any],
+    deltas: AsyncIterator[Delta],
+) -> web.StreamResponse:
+    """Server-sent events. The first delta is awaited before the headers go out, so that an answer that fails at
+    once has a status of its own; one that fails later ends with an error event and without ``[DONE]``."""
+    response = web.StreamResponse(
+        headers={"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
+    )
+
+    async def send(event: dict[str, Any] | str) -> None:
+        data = event if isinstance(event, str) else json.dumps(event, ensure_ascii=False)
+        await response.write(f"data: {data}\n\n".encode())
+
+    async def chunk(choices: list[dict[str, Any]], usage: dict[str, int] | None = None) -> None:
+        tail = {"usage": usage} if parameters.include_usage else {}
+        await send({**envelope, "object": form.chunk_object, "choices": choices, **tail})
+
+    try:
+        async for delta in deltas:
+            if not response.prepared:
+                if delta.HasField("failure"):
+                    continue  # the iterator raises it next
+                await response.prepare(http)
+                if opening := form.opening():
+                    await chunk(opening)
+            if delta.text or delta.logprobs:
+                await chunk([form.piece(delta.text, delta.logprobs, None)])
+        await chunk([form.piece("", [], delta.finish)])
+        if parameters.include_usage:
+            await chunk([], _usage(delta))
+        await send("[DONE]")
+    except ServingError as error:
+        if not response.prepared:
+            raise
+        await send(ApiError.from_failure(error.failure).body)
+    except ConnectionError:
+        pass  # the client has gone; leaving cancels the request
+    return response
+
+
+def _model(session: Session) -> dict[str, Any]:
+    return {"id": session.name, "object": "model", "created": int(session.created), "owned_by": "motley"}
+
+
+def _usage(last: Delta) -> dict[str, int]:
+    return {
+        "prompt_tokens": last.prompt_tokens,
+        "completion_tokens": last.completion_tokens,
+        "total_tokens": last.prompt_tokens + last.completion_tokens,
+    }
+
+
+def _chat_logprobs(rows: Sequence[LogprobRow]) -> dict[str, Any] | None:
+    if not rows:
+        return None
+
+    def entry(text: str, logprob: float) -> dict[str, Any]:
+        return {"token": text, "logprob": _finite(logprob), "bytes": list(text.encode())}
+
+    content = [
+        {
+            **entry(row.chosen.text, row.chosen.logprob),
+            "top_logprobs": [entry(token.text, token.logprob) for token in row.top],
+        }
+        for row in rows
+    ]
+    return {"content": content, "refusal": None}
+
+
+def _finite(logprob: float) -> float:
+    return max(logprob, LEAST_LOGPROB)

@@ -1,0 +1,161 @@
+"""The orchestrator's composition root: builds the parts, starts gRPC and HTTP, stops both."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import grpc.aio
+from aiohttp import web
+
+from motley.orchestrator.api.errors import errors_as_json
+from motley.orchestrator.api.guard import guard, is_loopback
+from motley.orchestrator.api.openai import OpenAiApi
+from motley.orchestrator.api.sessions import SessionsApi
+from motley.orchestrator.control import Control
+from motley.orchestrator.identity import Identity, load_api_key, load_identity
+from motley.orchestrator.nodes import NodeTable
+from motley.orchestrator.serving import Serving
+from motley.protocol.mesh_pb2_grpc import add_MeshServicer_to_server
+
+MAX_BODY = 2 * 1024 * 1024
+"""Bytes of a request body. A prompt must pass to its node in one gRPC message, of at most 4 MiB."""
+STOP_S = 1.0
+"""Connections that are still open when the orchestrator stops are cut after this."""
+
+_access_log = logging.getLogger("motley.orchestrator.access")
+
+
+class OrchestratorError(Exception):
+    """The orchestrator cannot start; the message says why and what to do."""
+
+
+@dataclass(frozen=True)
+class OrchestratorConfig:
+    """Where the orchestrator listens and what it keeps. Port 0: any free one."""
+
+    host: str = "0.0.0.0"
+    """Where nodes reach it (gRPC)."""
+    grpc_port: int = 7337
+    http_host: str = "127.0.0.1"
+    """Where clients reach it. Anything but loopback needs an API key: one is made if none is given."""
+    http_port: int = 8000
+    state_dir: Path = Path("state")
+    token: str | None = None
+    """Lets nodes join, instead of the secret kept in `state_dir`."""
+    api_key: str | None = None
+
+
+class Orchestrator:
+    """Who is in the mesh and who does what. `start`, then `stop`; not to be started again."""
+
+    def __init__(self, config: OrchestratorConfig) -> None:
+        self._config = config
+        self._stack = contextlib.AsyncExitStack()
+        self._grpc_port = 0
+        self._http_port = 0
+        self._identity: Identity | None = None
+        self.api_key = config.api_key
+        """What clients must show; None: nothing."""
+
+    @property
+    def http_url(self) -> str:
+        """Where clients on this machine (or, bound to another address, in the network) reach the API."""
+        host = "127.0.0.1" if self._config.http_host == "0.0.0.0" else self._config.http_host
+        return f"http://{_bracketed('::1' if host == '::' else host)}:{self._http_port}"
+
+    @property
+    def join_target(self) -> str:
+        """``host:port`` for nodes to dial."""
+        host = self._config.host
+        return f"{_bracketed(_own_address() if host in ('0.0.0.0', '::') else host)}:{self._grpc_port}"
+
+    @property
+    def join_token(self) -> str:
+        assert self._identity is not None, "the orchestrator has not started"
+        return self._identity.join_token
+
+    async def start(self) -> None:
+        """Listen for nodes and clients.
+
+        Raises:
+            OrchestratorError: a port is taken.
+            IdentityError: a file of the state folder, or the token, cannot be used.
+            OSError: the state folder cannot be written.
+        """
+        config = self._config
+        self._identity = await asyncio.to_thread(load_identity, config.state_dir, config.token)
+        if self.api_key is None and not is_loopback(config.http_host):
+            self.api_key = await asyncio.to_thread(load_api_key, config.state_dir)
+        nodes = NodeTable(time.monotonic)
+        control = Control(self._identity, nodes)
+        serving = control.listener = Serving(nodes, control, time.monotonic)
+        async with contextlib.AsyncExitStack() as stack:
+            await self._start_grpc(stack, self._identity, control)
+            await self._start_http(stack, serving)
+            watch = asyncio.create_task(serving.watch())
+            stack.callback(watch.cancel)
+            stack.push_async_callback(serving.close_all)
+            self._stack = stack.pop_all()
+
+    async def stop(self) -> None:
+        """End all requests, release all ranks, close all connections."""
+        await self._stack.aclose()
+
+    async def _start_grpc(self, stack: contextlib.AsyncExitStack, identity: Identity, control: Control) -> None:
+        config = self._config
+        server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])  # a taken port is an error
+        add_MeshServicer_to_server(control, server)  # type: ignore[no-untyped-call]
+        credentials = grpc.ssl_server_credentials([(identity.key_pem, identity.certificate_pem)])
+        try:
+            self._grpc_port = server.add_secure_port(f"{_bracketed(config.host)}:{config.grpc_port}", credentials)
+        except RuntimeError as error:
+            raise _cannot_listen("nodes", config.host, config.grpc_port, "--port", error) from error
+        await server.start()
+        stack.push_async_callback(server.stop, grace=None)
+
+    async def _start_http(self, stack: contextlib.AsyncExitStack, serving: Serving) -> None:
+        config = self._config
+        app = web.Application(middlewares=[errors_as_json, guard(self.api_key)], client_max_size=MAX_BODY)
+        app.router.add_routes([*OpenAiApi(serving).routes(), *SessionsApi(serving).routes()])
+        runner = web.AppRunner(
+            app,
+            handler_cancellation=True,  # a client that has gone cancels its request
+            shutdown_timeout=STOP_S,
+            access_log=_access_log,
+            access_log_format='%a "%r" %s %Tfs',
+        )
+        await runner.setup()
+        stack.push_async_callback(runner.cleanup)
+        site = web.TCPSite(runner, config.http_host, config.http_port)
+        try:
+            await site.start()
+        except OSError as error:
+            raise _cannot_listen("clients", config.http_host, config.http_port, "--http-port", error) from error
+        self._http_port = runner.addresses[0][1]
+
+
+def _cannot_listen(whom: str, host: str, port: int, option: str, error: Exception) -> OrchestratorError:
+    return OrchestratorError(
+        f"cannot listen for {whom} on {host} port {port} ({error}); is it taken? Choose another with {option}"
+    )
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+def _own_address() -> str:
+    """This machine's address in its network: the one it would send from to the outside (nothing is sent)."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))
+            return str(probe.getsockname()[0])
+        except OSError:
+            return "127.0.0.1"

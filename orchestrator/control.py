@@ -1,0 +1,133 @@
+"""The orchestrator's end of the control plane: one gRPC stream per node, for as long as the node is in the mesh."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from typing import TYPE_CHECKING, NoReturn, Protocol
+
+import grpc
+import grpc.aio
+
+from motley.orchestrator.identity import Identity
+from motley.orchestrator.nodes import HEARTBEAT_S, SILENCE_S, HelloError, NameTakenError, Node, NodeTable
+from motley.protocol import VERSION
+from motley.protocol.mesh_pb2 import Hello, NodeMessage, OrchestratorMessage, Welcome
+from motley.protocol.mesh_pb2_grpc import MeshServicer
+
+HELLO_S = 10.0
+"""A node that has dialled says Hello this soon."""
+
+_log = logging.getLogger(__name__)
+
+if TYPE_CHECKING:
+    Context = grpc.aio.ServicerContext[NodeMessage, OrchestratorMessage]
+
+
+class Listener(Protocol):
+    """Who wants to know what nodes say."""
+
+    def on_message(self, node: Node, message: NodeMessage) -> None: ...
+
+    def on_lost(self, node: Node) -> None: ...
+
+
+class Control(MeshServicer):
+    """Accepts nodes and keeps a stream to each; `listener` must be set before the server starts."""
+
+    listener: Listener
+
+    def __init__(self, identity: Identity, nodes: NodeTable) -> None:
+        self._identity = identity
+        self._nodes = nodes
+        self._outboxes: dict[str, asyncio.Queue[OrchestratorMessage]] = {}
+        self._leashes: dict[str, asyncio.Timeout] = {}
+
+    def send(self, node_id: str, message: OrchestratorMessage) -> None:
+        """Queue a message; lost silently if the node is (its loss is reported by itself)."""
+        if node_id in self._outboxes:
+            self._outboxes[node_id].put_nowait(message)
+
+    def drop_silent(self) -> None:
+        """End the streams of nodes that show no life."""
+        for node in self._nodes.overdue():
+            if node.id in self._leashes:
+                self._leashes[node.id].reschedule(0)
+
+    async def Join(self, _: object, context: Context) -> None:
+        """The conversation with one node, from Hello until it ends."""
+        metadata = dict(context.invocation_metadata() or ())
+        token = metadata.get("motley-token", "")
+        if not isinstance(token, str) or not self._identity.admits(token):
+            await _refuse(
+                context,
+                grpc.StatusCode.UNAUTHENTICATED,
+                "wrong join token; use the one that `motley up` prints",
+            )
+        hello = await self._hello(context)
+        try:
+            node = self._nodes.join(hello)
+        except HelloError as error:
+            await _refuse(context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        except NameTakenError as error:
+            await _refuse(context, grpc.StatusCode.ALREADY_EXISTS, str(error))
+        _log.info("node %s (%s) joined from %s", node.name, node.id, node.address)
+        outbox = self._outboxes[node.id] = asyncio.Queue()
+        self.send(node.id, OrchestratorMessage(welcome=Welcome(node_id=node.id, heartbeat_s=HEARTBEAT_S)))
+        writer = asyncio.create_task(_write(context, outbox))
+        reason = "its connection ended"
+        try:
+            async with asyncio.timeout(None) as leash:
+                self._leashes[node.id] = leash
+                reason = await self._read(context, node) or reason
+        except TimeoutError:
+            reason = f"no heartbeat for {SILENCE_S:.0f} s"
+        finally:
+            writer.cancel()
+            del self._outboxes[node.id], self._leashes[node.id]
+            self._nodes.lose(node.id, reason)
+            _log.warning("node %s (%s) is lost: %s", node.name, node.id, reason)
+            self.listener.on_lost(node)
+        await context.abort(grpc.StatusCode.ABORTED, f"you are out of the mesh: {reason}; join again")
+
+    async def _hello(self, context: Context) -> Hello:
+        try:
+            async with asyncio.timeout(HELLO_S):
+                first = await context.read()
+        except TimeoutError:
+            await _refuse(context, grpc.StatusCode.DEADLINE_EXCEEDED, f"no Hello within {HELLO_S:.0f} s")
+        if not isinstance(first, NodeMessage) or first.WhichOneof("body") != "hello":
+            await _refuse(context, grpc.StatusCode.INVALID_ARGUMENT, "the first message must be a Hello")
+        if first.hello.protocol != VERSION:
+            older = "this node" if first.hello.protocol < VERSION else "the orchestrator"
+            await _refuse(
+                context,
+                grpc.StatusCode.FAILED_PRECONDITION,
+                f"this node (motley {first.hello.version}) speaks protocol version {first.hello.protocol}, the"
+                f" orchestrator version {VERSION}; install the same motley on both, {older} has the older one",
+            )
+        return first.hello
+
+    async def _read(self, context: Context, node: Node) -> str:
+        """Pass on what the node says until it ends the stream; returns why we end it, if we do."""
+        while isinstance(message := await context.read(), NodeMessage):  # grpc.aio.EOF at the end
+            match message.WhichOneof("body"):
+                case "hello":
+                    return "it said Hello twice"
+                case "heartbeat":
+                    self._nodes.heartbeat(node.id, message.heartbeat.memory_available_bytes)
+                case _:
+                    self.listener.on_message(node, message)
+        return ""
+
+
+async def _write(context: Context, outbox: asyncio.Queue[OrchestratorMessage]) -> None:
+    with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError):  # the stream's end is the reader's to report
+        while True:
+            await context.write(await outbox.get())
+
+
+async def _refuse(context: Context, code: grpc.StatusCode, why: str) -> NoReturn:
+    _log.warning("refused %s: %s", context.peer(), why)
+    await context.abort(code, why)

@@ -1,0 +1,305 @@
+"""The reference engine: a rank's graph executed node by node, the readable definition of what engines compute.
+
+Functions of domain ``motley`` are inlined, so that only standard operators are left and each is a few lines of
+array code below; a ``DistCollective`` is handed to the transport. Weights stay in the share file and are read (and
+dequantised) where a node uses them, so memory holds one matrix at a time.
+
+Arithmetic is float32, or float64 with ``extra={"dtype": "float64"}``. Collectives always carry float32, as every
+engine's do, so the float64 yardstick is a single rank, where nothing is rounded in between.
+
+The array module is passed to every operator that computes with floats (NumPy; CuPy has the same interface);
+integers and booleans, which are shapes, positions and masks, stay NumPy arrays on the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TypeAlias
+
+import numpy as np
+import onnx
+import onnx.inliner
+from onnx import TensorProto, helper, numpy_helper
+
+from motley.plugins.engine import DOMAIN, F32, Collectives, EngineError, EngineOptions, RankGraph
+
+Array: TypeAlias = Any
+"""An array of the array module, or a NumPy array on the host."""
+Operator = Callable[..., Any]
+"""``operator(xp, *inputs, **attributes)`` gives one array, or a list of them if the node has several outputs."""
+
+FIRST_CAPACITY = 64
+"""Tokens that the cache of a new slot holds; it doubles when it is full."""
+
+
+class ReferenceEngine:
+    """Engine (see `motley.plugins.engine.Engine`) by interpretation. ``extra``: ``dtype`` = float32 or float64.
+
+    Raises:
+        EngineError: an unknown option, or the graph has an operator or collective this engine does not know.
+    """
+
+    def __init__(self, graph: RankGraph, collectives: Collectives, options: EngineOptions) -> None:
+        unknown = set(options.extra) - {"dtype"}
+        if unknown:
+            raise EngineError(f"the reference engine has no option {', '.join(sorted(unknown))}; it has: dtype")
+        dtype = options.extra.get("dtype", "float32")
+        if dtype not in ("float32", "float64"):
+            raise EngineError(f"the reference engine computes in float32 or float64, not in {dtype!r}")
+        self._xp: ModuleType = np
+        self._dtype = np.dtype(dtype)
+        self._graph = graph
+        self._collectives = collectives
+        self._max_rows = options.max_rows
+        self._slots: dict[int, _Slot] = {}
+
+        proto = onnx.inliner.inline_local_functions(graph.proto).graph
+        self._stored = {tensor.name: tensor for tensor in proto.initializer}
+        self._outputs = [output.name for output in proto.output]
+        self._constants = {name: self._floats(table) for name, table in graph.constants.items()}
+        self._nodes = [self._prepared(node) for node in proto.node]
+        _mark_last_uses(self._nodes, keep=set(self._outputs))
+
+    def open_slot(self, slot: int) -> None:
+        if slot in self._slots:
+            raise EngineError(f"slot {slot} is open already")
+        empty = {}
+        for spec in self._graph.caches:
+            for kind in ("key", "value"):
+                shape = (1, spec.heads, 0, spec.head_dim)
+                empty[f"{kind}_cache.{spec.layer}"] = self._xp.zeros(shape, self._dtype)
+        self._slots[slot] = _Slot(empty, capacity=0, written=0)
+
+    def close_slot(self, slot: int) -> None:
+        self._slot(slot)
+        del self._slots[slot]
+
+    def step(self, slot: int, hidden: F32, position: int, rows: Sequence[int]) -> F32:
+        state = self._slot(slot)
+        count, width = hidden.shape
+        if not 1 <= count <= self._max_rows or width != self._graph.hidden:
+            raise EngineError(f"a step takes f32[1..{self._max_rows}, {self._graph.hidden}], not f32[{count}, {width}]")
+        if not 0 <= position <= state.written:
+            raise EngineError(f"slot {slot} has {state.written} tokens; position {position} is not among or after them")
+        if position + count > self._graph.context:
+            raise EngineError(f"slot {slot}: {position} + {count} tokens exceed the context of {self._graph.context}")
+        if not all(0 <= row < count for row in rows):
+            raise EngineError(f"logits of rows {list(rows)} were asked for; the step has {count} rows")
+        self._make_room(state, position + count)
+
+        values: dict[str, Any] = {
+            **self._constants,
+            **state.caches,
+            "hidden": self._floats(hidden),
+            "position": np.array([position], np.int64),
+            "rows": np.array(rows, np.int64),
+        }
+        for node in self._nodes:
+            results = node.operator(self._xp, *(self._value(values, name) for name in node.inputs), **node.attributes)
+            values.update(zip(node.outputs, results if len(node.outputs) > 1 else [results], strict=True))
+            for name in node.last_uses:
+                values.pop(name, None)
+
+        state.caches = {name: values[f"{name}.out"] for name in state.caches}
+        state.written = position + count
+        if self._graph.vocabulary == 0:
+            return np.zeros((len(rows), 0), np.float32)
+        logits: F32 = np.asarray(values["logits"], np.float32)
+        return logits
+
+    def close(self) -> None:
+        self._slots.clear()
+
+    def _prepared(self, node: onnx.NodeProto) -> _Node:
+        attributes = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
+        if (node.domain, node.op_type) == (DOMAIN, "DistCollective"):
+            kind = (attributes["collective_operation"], attributes["reduce_op"], attributes["nb_rank"])
+            if kind != (b"all_reduce", b"sum", self._collectives.size):
+                raise EngineError(
+                    f"the reference engine cannot do collective {node.name!r} = {kind}"
+                    f" among {self._collectives.size} ranks; it does an all_reduce sum"
+                )
+            return _Node(self._all_reduce, list(node.input), list(node.output), {})
+        if node.domain or node.op_type not in OPERATORS:
+            raise EngineError(f"the reference engine has no operator {node.domain}.{node.op_type} ({node.name})")
+        return _Node(OPERATORS[node.op_type], list(node.input), list(node.output), attributes)
+
+    def _all_reduce(self, xp: ModuleType, x: Array) -> Array:
+        buffer = np.array(x, np.float32)
+        self._collectives.all_reduce(buffer)
+        return self._floats(buffer)
+
+    def _value(self, values: dict[str, Any], name: str) -> Any:
+        if name in values:
+            return values[name]
+        value = _read(self._graph.share_file, self._stored[name])
+        return self._floats(value) if value.dtype == np.float32 else value
+
+    def _floats(self, array: Array) -> Array:
+        return self._xp.asarray(array, self._dtype)
+
+    def _slot(self, slot: int) -> _Slot:
+        if slot not in self._slots:
+            raise EngineError(f"slot {slot} is not open; open: {sorted(self._slots)}")
+        return self._slots[slot]
+
+    def _make_room(self, state: _Slot, tokens: int) -> None:
+        if tokens <= state.capacity:
+            return
+        capacity = max(FIRST_CAPACITY, state.capacity)
+        while capacity < tokens:
+            capacity *= 2
+        capacity = min(capacity, self._graph.context)
+        for name, cache in state.caches.items():
+            grown = self._xp.zeros((*cache.shape[:2], capacity, cache.shape[3]), self._dtype)
+            grown[:, :, : state.capacity] = cache
+            state.caches[name] = grown
+        state.capacity = capacity
+
+
+@dataclass
+class _Slot:
+    caches: dict[str, Array]
+    capacity: int
+    written: int
+
+
+@dataclass
+class _Node:
+    operator: Operator
+    inputs: list[str]
+    outputs: list[str]
+    attributes: dict[str, Any]
+    last_uses: Sequence[str] = ()
+    """Values that no later node reads."""
+
+
+def _mark_last_uses(nodes: list[_Node], keep: set[str]) -> None:
+    seen = set(keep)
+    for node in reversed(nodes):
+        names = {*node.inputs, *node.outputs} - seen
+        node.last_uses = sorted(names)
+        seen |= names
+
+
+def _read(share_file: Path, tensor: onnx.TensorProto) -> Array:
+    """An initializer: a view of the share file, or unpacked from it if it is uint4, as uint8."""
+    if tensor.data_location != TensorProto.EXTERNAL:
+        return numpy_helper.to_array(tensor)
+    offset = next(int(entry.value) for entry in tensor.external_data if entry.key == "offset")
+    shape = tuple(tensor.dims)
+    if tensor.data_type == TensorProto.UINT4:
+        packed = np.memmap(share_file, np.uint8, "r", offset, (prod(shape) // 2,))
+        return np.stack([packed & 0xF, packed >> 4], axis=-1).reshape(shape)
+    return np.memmap(share_file, helper.tensor_dtype_to_np_dtype(tensor.data_type), "r", offset, shape)
+
+
+# ---------------------------------------------------------------- floats
+
+
+def rms_normalization(xp: ModuleType, x: Array, scale: Array, *, axis: int, epsilon: float) -> Array:
+    mean_square = xp.mean(xp.square(x), axis=axis, keepdims=True)
+    return x / xp.sqrt(mean_square + x.dtype.type(epsilon)) * scale
+
+
+def gemm(xp: ModuleType, a: Array, b: Array, c: Array | None = None, *, transB: int) -> Array:
+    product = a @ (b.T if transB else b)
+    return product if c is None else product + c
+
+
+def swish(xp: ModuleType, x: Array) -> Array:
+    # exp of a non-positive number only, so that nothing overflows.
+    decay = xp.exp(-xp.abs(x))
+    return x * xp.where(x >= 0, 1, decay) / (1 + decay)
+
+
+def dequantize_linear(
+    xp: ModuleType, x: Array, scale: Array, zero_point: Array, *, axis: int, block_size: int
+) -> Array:
+    assert axis == 1
+    codes = xp.asarray(x, scale.dtype).reshape(*scale.shape, block_size)
+    centres = xp.asarray(zero_point, scale.dtype)[..., None]
+    return ((codes - centres) * scale[..., None]).reshape(x.shape)
+
+
+def rotary_embedding(xp: ModuleType, x: Array, cos_cache: Array, sin_cache: Array, position_ids: Array) -> Array:
+    """x: f32[B, heads, T, head_dim]; each head's first half is rotated against its second."""
+    cos, sin = cos_cache[position_ids][:, None], sin_cache[position_ids][:, None]
+    first, second = xp.split(x, 2, axis=-1)
+    return xp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+
+
+def tensor_scatter(xp: ModuleType, cache: Array, update: Array, write_indices: Array, *, axis: int) -> Array:
+    """A copy of the cache f32[1, heads, C, head_dim] with rows written from an index on."""
+    assert axis == 2
+    start = int(write_indices[0])
+    updated = cache.copy()
+    updated[:, :, start : start + update.shape[2]] = update
+    return updated
+
+
+def attention(xp: ModuleType, q: Array, k: Array, v: Array, mask: Array, *, scale: float) -> Array:
+    """q: f32[1, heads, T, head_dim], k and v: f32[1, kv_heads, C, head_dim], mask: bool[T, C], true where seen."""
+    group = q.shape[1] // k.shape[1]
+    keys, values = xp.repeat(k, group, axis=1), xp.repeat(v, group, axis=1)
+    scores = xp.where(xp.asarray(mask), q @ keys.swapaxes(-1, -2) * q.dtype.type(scale), -xp.inf)
+    weights = xp.exp(scores - scores.max(axis=-1, keepdims=True))
+    return weights / weights.sum(axis=-1, keepdims=True) @ values
+
+
+# ---------------------------------------------------------------- shapes
+
+
+def split(xp: ModuleType, x: Array, widths: Array, *, axis: int) -> list[Array]:
+    return list(xp.split(x, np.cumsum(widths)[:-1].tolist(), axis=axis))
+
+
+def shape(xp: ModuleType, x: Array, *, start: int = 0, end: int | None = None) -> Array:
+    return np.array(x.shape[start:end], np.int64)
+
+
+def constant(xp: ModuleType, *, value_int: int | None = None, value_ints: list[int] | None = None) -> Array:
+    return np.array(value_ints if value_int is None else value_int, np.int64)
+
+
+def constant_of_shape(xp: ModuleType, dims: Array, *, value: onnx.TensorProto | None = None) -> Array:
+    """Zeros, or a zero point: uint4 values are held as uint8."""
+    if value is None:
+        return xp.zeros(dims.tolist(), np.float32)
+    return np.full(dims.tolist(), int(numpy_helper.to_array(value)[0]), np.uint8)
+
+
+OPERATORS: dict[str, Operator] = {
+    "Add": lambda xp, a, b: a + b,
+    "And": lambda xp, a, b: a & b,
+    "Attention": attention,
+    "Concat": lambda xp, *inputs, axis: np.concatenate(inputs, axis),
+    "Constant": constant,
+    "ConstantOfShape": constant_of_shape,
+    "DequantizeLinear": dequantize_linear,
+    "Equal": lambda xp, a, b: a == b,
+    "Expand": lambda xp, x, dims: xp.broadcast_to(x, dims.tolist()),
+    "Gather": lambda xp, x, indices, axis: xp.take(x, indices, axis),
+    "Gemm": gemm,
+    "GreaterOrEqual": lambda xp, a, b: a >= b,
+    "Less": lambda xp, a, b: a < b,
+    "Mul": lambda xp, a, b: a * b,
+    "Or": lambda xp, a, b: a | b,
+    "RMSNormalization": rms_normalization,
+    "Range": lambda xp, start, limit, delta: np.arange(start, limit, delta),
+    "Reshape": lambda xp, x, dims: x.reshape(dims.tolist()),
+    "RotaryEmbedding": rotary_embedding,
+    "Shape": shape,
+    "Split": split,
+    "Squeeze": lambda xp, x: np.squeeze(x),
+    "Sub": lambda xp, a, b: a - b,
+    "Swish": swish,
+    "TensorScatter": tensor_scatter,
+    "Transpose": lambda xp, x, perm: x.transpose(perm),
+    "Unsqueeze": lambda xp, x, axes: np.expand_dims(x, tuple(axes.tolist())),
+}
+"""By ONNX name, each with exactly the attributes that the graphs use."""

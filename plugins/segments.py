@@ -1,0 +1,77 @@
+"""Cutting a graph at its collectives into segments that run one after another.
+
+A segment is what an engine runs without leaving its runtime. One cut is after every operand of a collective; one
+more is where the head begins (the first reader of ``rows``), so that a prefill chunk can leave the head out. The
+nodes must be in topological order. Values that a later segment reads are outputs of the one that makes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+import onnx
+
+from motley.plugins.engine import DOMAIN
+
+COLLECTIVE = "DistCollective"
+ROWS = "rows"
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """The collective after a segment: `reduced` is the sum of every rank's `partial`."""
+
+    partial: str
+    reduced: str
+
+
+@dataclass(frozen=True)
+class Segment:
+    nodes: tuple[onnx.NodeProto, ...]
+    inputs: tuple[str, ...]
+    """Values made outside: graph inputs and results of earlier segments (never initializers)."""
+    outputs: tuple[str, ...]
+    """Values read by later segments, reduced, or graph outputs; a segment without any need not run."""
+    reduction: Reduction | None = None
+    head: bool = False
+    """Whether this segment only makes logits."""
+
+
+def is_collective(node: onnx.NodeProto) -> bool:
+    return node.domain == DOMAIN and node.op_type == COLLECTIVE
+
+
+def cut_at_collectives(
+    nodes: Iterable[onnx.NodeProto], initializers: Collection[str], graph_outputs: Collection[str]
+) -> list[Segment]:
+    """Cut `nodes`; a graph with C collectives and a head gives C + 2 segments."""
+    groups: list[list[onnx.NodeProto]] = [[]]
+    reductions: list[Reduction | None] = []
+    has_head = False
+    for node in nodes:
+        if is_collective(node):
+            reductions.append(Reduction(node.input[0], node.output[0]))
+            groups.append([])
+            continue
+        if ROWS in node.input and not has_head:
+            has_head = True
+            reductions.append(None)
+            groups.append([])
+        groups[-1].append(node)
+    reductions.append(None)
+
+    wanted = set(graph_outputs)
+    segments: list[Segment] = []
+    for group, reduction in zip(reversed(groups), reversed(reductions), strict=True):
+        if reduction is not None:
+            wanted.discard(reduction.reduced)
+            wanted.add(reduction.partial)
+        made = {name for node in group for name in node.output if name}
+        read = dict.fromkeys(name for node in group for name in node.input if name)
+        inputs = tuple(name for name in read if name not in made and name not in initializers)
+        outputs = tuple(name for node in group for name in node.output if name in wanted)
+        segments.append(Segment(tuple(group), inputs, outputs, reduction, head=has_head and not segments))
+        wanted = (wanted - made) | (set(inputs) if outputs else set())
+    segments.reverse()
+    return segments

@@ -1,0 +1,178 @@
+"""Golden cases and a session of in-process ranks, for the tests of every engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from threading import BrokenBarrierError
+from types import TracebackType
+from typing import Self, TypeVar
+
+import numpy as np
+
+from motley.daemon.models.config import ModelConfig, read_config
+from motley.daemon.models.graph import EMBEDDING, SHARE_FILE, build_rank_graph
+from motley.daemon.models.share import Share, apportion, cut
+from motley.daemon.models.units import Units
+from motley.daemon.weights.checkpoint import Checkpoint
+from motley.daemon.weights.share_file import write_share
+from motley.plugins.engine import F32, Engine, EngineFactory, EngineOptions, RankGraph
+from tests.models.local_group import LocalGroup
+
+GOLDEN = Path(__file__).parent / "golden"
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model folder and what transformers computes with it (see make_golden.py)."""
+
+    folder: Path
+    config: ModelConfig
+    tokens: list[int]
+    """The prompt and its greedy continuation."""
+    prompt: int
+    """Tokens of the prompt."""
+    logits: F32
+    """f32[len(tokens) - 1, V], of every row but the last."""
+
+    def __str__(self) -> str:
+        return self.folder.name
+
+
+@cache
+def golden_cases() -> list[Case]:
+    cases = []
+    for folder in sorted(GOLDEN.iterdir()):
+        with np.load(folder / "expected.npz") as expected:
+            cases.append(
+                Case(
+                    folder=folder,
+                    config=read_config(folder),
+                    tokens=expected["tokens"].tolist(),
+                    prompt=int(expected["prompt"]),
+                    logits=expected["logits"],
+                )
+            )
+    return cases
+
+
+def whole_share(units: Units) -> Share:
+    """The share of a single rank."""
+    return Share(1, range(units.kv_groups), range(units.mlp), range(units.vocabulary))
+
+
+def uneven_shares(units: Units, ranks: int) -> list[Share]:
+    """An odd split: the finest attention units, in unlike proportions, with ranks that have nothing of a kind."""
+    if ranks == 1:
+        return [whole_share(units)]
+    split = units.attention_splits[-1]
+    attention = [(rank * 5 + 3) % 7 for rank in range(ranks)]  # 3 1 6 4 2 0 5 3
+    mlp = [(rank * 3 + 2) % 5 for rank in range(ranks)]  # 2 0 3 1 4 2 0 3
+    words = [(rank * 2 + 1) % 3 for rank in range(ranks)]  # 1 0 2 1 0 2 1 0
+    return [
+        Share(split, *ranges)
+        for ranges in zip(
+            cut(apportion(units.kv_groups * split, attention)),
+            cut(apportion(units.mlp, mlp)),
+            cut(apportion(units.vocabulary, words)),
+            strict=True,
+        )
+    ]
+
+
+class LocalSession:
+    """A model on ranks that are threads of this process, each with an engine of its own."""
+
+    def __init__(
+        self,
+        model: Path,
+        factory: EngineFactory,
+        shares: Sequence[Share],
+        folder: Path,
+        quantisation: str = "fp32",
+        block: int = 32,
+        options: EngineOptions | None = None,
+        context: int | None = None,
+    ) -> None:
+        """`folder` is for the share files."""
+        self._config = read_config(model)
+        self._checkpoint = Checkpoint(model)
+        self._group = LocalGroup(len(shares))
+        self._threads = [ThreadPoolExecutor(1, f"rank {rank}") for rank in range(len(shares))]
+        self.graphs: list[RankGraph] = []
+        self.engines: list[Engine] = []
+        try:
+            for rank in range(len(shares)):
+                declared = build_rank_graph(
+                    self._config, shares, rank, quantisation, block, context or self._config.context
+                )
+                share_file = folder / f"rank{rank}" / SHARE_FILE
+                share_file.parent.mkdir(parents=True)
+                write_share(self._checkpoint, declared.weights, declared.share_bytes, share_file)
+                self.graphs.append(declared.bind(share_file))
+                member = self._group.member(rank)
+                build = self._threads[rank].submit(factory, self.graphs[rank], member, options or EngineOptions())
+                self.engines.append(build.result())
+        except BaseException:
+            self.close()
+            raise
+
+    def open_slot(self, slot: int = 0) -> None:
+        self._everywhere(lambda engine: engine.open_slot(slot))
+
+    def close_slot(self, slot: int = 0) -> None:
+        self._everywhere(lambda engine: engine.close_slot(slot))
+
+    def step(self, tokens: Sequence[int], position: int, rows: Sequence[int] | None = None, slot: int = 0) -> F32:
+        """f32[R, V]: the logits of `rows` (None: of every token), the ranks' slices side by side."""
+        hidden = self._checkpoint.rows(EMBEDDING, tokens)
+        wanted = range(len(tokens)) if rows is None else rows
+        slices = self._everywhere(lambda engine: engine.step(slot, hidden.copy(), position, wanted).copy())
+        return np.concatenate(slices, axis=1)
+
+    def greedy(self, prompt: Sequence[int], count: int) -> list[int]:
+        """The prompt and `count` tokens after it, in slot 0."""
+        tokens = list(prompt)
+        self.open_slot()
+        position = 0
+        for _ in range(count):
+            logits = self.step(tokens[position:], position, rows=[len(tokens) - position - 1])
+            position = len(tokens)
+            tokens.append(int(logits[0].argmax()))
+        self.close_slot()
+        return tokens
+
+    def close(self) -> None:
+        self._everywhere(lambda engine: engine.close())
+        for thread in self._threads:
+            thread.shutdown()
+        self._checkpoint.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _everywhere(self, act: Callable[[Engine], T]) -> list[T]:
+        """Let every rank's thread do it; the first error is raised once all have stopped."""
+
+        def guarded(engine: Engine) -> T:
+            try:
+                return act(engine)
+            except BaseException:
+                self._group.abort()
+                raise
+
+        futures = [thread.submit(guarded, engine) for thread, engine in zip(self._threads, self.engines, strict=False)]
+        wait(futures)
+        errors = [error for error in (future.exception() for future in futures) if error is not None]
+        for error in sorted(errors, key=lambda error: isinstance(error, BrokenBarrierError)):
+            raise error
+        return [future.result() for future in futures]

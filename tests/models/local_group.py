@@ -1,0 +1,45 @@
+"""Ranks as threads of one process: a real sum in rank order, without sockets."""
+
+from __future__ import annotations
+
+from threading import Barrier
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+
+class LocalGroup:
+    """`size` ranks that meet at a barrier; each of them takes the `member` of its number."""
+
+    def __init__(self, size: int, deadline_s: float = 30.0) -> None:
+        self.size = size
+        self._barrier = Barrier(size, timeout=deadline_s)
+        self._buffers: list[npt.NDArray[Any]] = [np.empty(0)] * size
+
+    def member(self, rank: int) -> LocalMember:
+        return LocalMember(self, rank)
+
+    def abort(self) -> None:
+        """Release everyone who waits with `threading.BrokenBarrierError`: a rank is gone."""
+        self._barrier.abort()
+
+    def all_reduce(self, rank: int, buffer: npt.NDArray[Any]) -> None:
+        self._buffers[rank] = buffer.copy()
+        self._barrier.wait()
+        buffer[...] = self._buffers[0]
+        for other in self._buffers[1:]:
+            buffer += other
+        self._barrier.wait()
+
+
+class LocalMember:
+    """One rank's side of the group: `motley.plugins.engine.Collectives`."""
+
+    def __init__(self, group: LocalGroup, rank: int) -> None:
+        self._group = group
+        self.rank = rank
+        self.size = group.size
+
+    def all_reduce(self, buffer: npt.NDArray[Any]) -> None:
+        self._group.all_reduce(self.rank, buffer)

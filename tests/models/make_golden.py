@@ -1,0 +1,165 @@
+"""Makes the golden files: tiny random models of every family with what transformers computes for them.
+
+Run with torch and transformers installed: ``python tests/models/make_golden.py``. A case is a model folder
+(config.json, model.safetensors) with ``expected.npz``: ``tokens`` i64[P + 16] (a prompt of P tokens and its greedy
+continuation), ``prompt`` (P) and ``logits`` f32[P + 15, V] of all rows but the last.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+from transformers import AutoConfig, AutoModelForCausalLM
+
+GOLDEN = Path(__file__).parent / "golden"
+PROMPT = 40
+CONTINUATION = 16
+CLEAR = 1e-3
+"""How far the greedy token must be ahead, so that no rounding can change the text."""
+
+_BASE: dict[str, Any] = {
+    "vocab_size": 101,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "head_dim": 16,
+    "max_position_embeddings": 128,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
+    "eos_token_id": 2,
+}
+_LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 500.0,
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+_WINDOW: dict[str, Any] = {"use_sliding_window": True, "sliding_window": 8}
+CASES: dict[str, dict[str, Any]] = {
+    "llama-mha": {"model_type": "llama"},
+    "llama-llama3-rope-tied": {
+        "model_type": "llama",
+        "hidden_size": 96,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 3,
+        "rope_parameters": _LLAMA3_ROPE,
+        "tie_word_embeddings": True,
+        "eos_token_id": [2, 3],
+    },
+    "llama-biases-odd-sizes": {
+        "model_type": "llama",
+        "hidden_size": 60,
+        "intermediate_size": 44,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
+        "head_dim": 22,
+        "attention_bias": True,
+        "mlp_bias": True,
+    },
+    "llama-mqa": {
+        "model_type": "llama",
+        "hidden_size": 80,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 1,
+        "head_dim": None,
+        "tie_word_embeddings": True,
+    },
+    "mistral-window": {
+        "model_type": "mistral",
+        "num_attention_heads": 10,
+        "num_key_value_heads": 5,
+        "sliding_window": 8,
+    },
+    "qwen2": {"model_type": "qwen2", "num_key_value_heads": 2},
+    "qwen2-some-windows": {
+        "model_type": "qwen2",
+        "num_hidden_layers": 3,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 3,
+        "max_window_layers": 1,
+        "tie_word_embeddings": True,
+        **_WINDOW,
+    },
+    "qwen3": {
+        "model_type": "qwen3",
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "tie_word_embeddings": True,
+    },
+    "qwen3-biases-some-windows": {
+        "model_type": "qwen3",
+        "num_hidden_layers": 3,
+        "num_key_value_heads": 2,
+        "attention_bias": True,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        **_WINDOW,
+    },
+}
+
+
+def transformers_logits(folder: Path, tokens: list[int]) -> np.ndarray:
+    """f32[T, V]: what transformers computes for a model, in float64 wherever its code does not force float32."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64, attn_implementation="eager")
+    with torch.inference_mode():
+        return model(torch.tensor([tokens])).logits[0].to(torch.float32).numpy()
+
+
+def _write_model(folder: Path, settings: dict[str, Any], seed: int) -> None:
+    config = AutoConfig.for_model(**settings)
+    model = AutoModelForCausalLM.from_config(config)
+    generator = torch.Generator().manual_seed(seed)
+    weights = {}
+    for index, (name, value) in enumerate(model.named_parameters()):
+        noise = torch.randn(value.shape, generator=generator)
+        if "norm" in name:
+            drawn = 1 + 0.2 * noise
+        elif value.ndim == 1:
+            drawn = 0.3 * noise
+        elif "embed_tokens" in name:
+            drawn = noise if not config.tie_word_embeddings else 0.5 * noise
+        else:
+            drawn = 1.5 * noise / value.shape[1] ** 0.5
+        weights[name] = drawn.to((torch.float16, torch.bfloat16, torch.float32)[0 if index % 5 else index // 5 % 3])
+    config.save_pretrained(folder)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def _continue(folder: Path, vocabulary: int, seed: int) -> tuple[list[int], np.ndarray] | None:
+    tokens = np.random.default_rng(seed).integers(0, vocabulary, PROMPT).tolist()
+    for _ in range(CONTINUATION):
+        logits = transformers_logits(folder, tokens)
+        second, first = np.sort(logits[-1])[-2:]
+        if first - second < CLEAR:
+            return None
+        tokens.append(int(logits[-1].argmax()))
+    return tokens, logits
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    shutil.rmtree(GOLDEN, ignore_errors=True)
+    for number, (name, changes) in enumerate(CASES.items()):
+        folder = GOLDEN / name
+        folder.mkdir(parents=True)
+        settings = {**_BASE, **changes}
+        _write_model(folder, settings, seed=number)
+        found = next(filter(None, (_continue(folder, settings["vocab_size"], seed) for seed in range(100))))
+        tokens, logits = found
+        np.savez_compressed(folder / "expected.npz", tokens=tokens, prompt=PROMPT, logits=logits)
+        size = sum(file.stat().st_size for file in folder.iterdir())
+        print(json.dumps({"case": name, "bytes": size, "largest_logit": float(np.abs(logits).max())}))
+
+
+if __name__ == "__main__":
+    main()

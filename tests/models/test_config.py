@@ -1,0 +1,192 @@
+"""Configs: both spellings read alike, and whatever would change the maths unnoticed is refused by name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from motley.daemon.models.config import ConfigError, Llama3Scaling, ModelConfig, Rope, read_config
+
+LLAMA: dict[str, Any] = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 100,
+    "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-5,
+    "hidden_act": "silu",
+    "eos_token_id": 2,
+}
+MISTRAL = LLAMA | {"model_type": "mistral", "sliding_window": 16}
+QWEN2 = LLAMA | {"model_type": "qwen2", "sliding_window": 16, "use_sliding_window": False, "max_window_layers": 1}
+QWEN3 = QWEN2 | {"model_type": "qwen3", "head_dim": 32}
+LLAMA3 = {
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+    "rope_type": "llama3",
+}
+
+
+def read(folder: Path, config: dict[str, Any], generation: dict[str, Any] | None = None) -> ModelConfig:
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    if generation is not None:
+        (folder / "generation_config.json").write_text(json.dumps(generation), encoding="utf-8")
+    return read_config(folder)
+
+
+def without(config: dict[str, Any], key: str) -> dict[str, Any]:
+    return {name: value for name, value in config.items() if name != key}
+
+
+def test_llama(tmp_path: Path) -> None:
+    assert read(tmp_path, LLAMA) == ModelConfig(
+        family="llama",
+        layers=3,
+        hidden=64,
+        intermediate=96,
+        heads=4,
+        kv_heads=2,
+        head_dim=16,
+        vocabulary=100,
+        norm_epsilon=1e-5,
+        rope=Rope(10000.0),
+        windows=(0, 0, 0),
+        qkv_bias=False,
+        output_bias=False,
+        mlp_bias=False,
+        qk_norm=False,
+        tied=False,
+        context=256,
+        eos=(2,),
+    )
+
+
+@pytest.mark.parametrize(
+    "spelling",
+    [
+        {"rope_theta": 5e5, "rope_scaling": LLAMA3},
+        {"rope_theta": 5e5, "rope_scaling": without(LLAMA3, "rope_type") | {"type": "llama3"}},
+        {"rope_parameters": LLAMA3 | {"rope_theta": 5e5}},
+        {"rope_parameters": LLAMA3 | {"rope_theta": 5e5, "partial_rotary_factor": 1.0}, "rope_theta": 1e4},
+    ],
+)
+def test_both_spellings_of_rope(tmp_path: Path, spelling: dict[str, Any]) -> None:
+    assert read(tmp_path, LLAMA | spelling).rope == Rope(5e5, Llama3Scaling(8.0, 1.0, 4.0, 64))
+
+
+@pytest.mark.parametrize(
+    ("config", "qkv_bias", "output_bias", "mlp_bias", "qk_norm"),
+    [
+        (LLAMA | {"attention_bias": True, "mlp_bias": True}, True, True, True, False),
+        (MISTRAL, False, False, False, False),
+        (QWEN2, True, False, False, False),
+        (QWEN3, False, False, False, True),
+        (QWEN3 | {"attention_bias": True}, True, True, False, True),
+    ],
+)
+def test_traits_of_families(
+    tmp_path: Path, config: dict[str, Any], qkv_bias: bool, output_bias: bool, mlp_bias: bool, qk_norm: bool
+) -> None:
+    got = read(tmp_path, config)
+    assert (got.qkv_bias, got.output_bias, got.mlp_bias, got.qk_norm) == (qkv_bias, output_bias, mlp_bias, qk_norm)
+
+
+@pytest.mark.parametrize(
+    ("config", "windows"),
+    [
+        (LLAMA | {"use_sliding_window": False, "sliding_window": 16}, (0, 0, 0)),
+        (MISTRAL, (16, 16, 16)),
+        (MISTRAL | {"sliding_window": None}, (0, 0, 0)),
+        (QWEN2, (0, 0, 0)),
+        (QWEN2 | {"use_sliding_window": True}, (0, 16, 16)),
+        (
+            QWEN3
+            | {
+                "use_sliding_window": True,
+                "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            },
+            (16, 0, 16),
+        ),
+    ],
+)
+def test_windows(tmp_path: Path, config: dict[str, Any], windows: tuple[int, ...]) -> None:
+    assert read(tmp_path, config).windows == windows
+
+
+def test_defaults(tmp_path: Path) -> None:
+    assert read(tmp_path, without(LLAMA, "num_key_value_heads")).kv_heads == 4
+    assert read(tmp_path, without(QWEN3, "head_dim")).head_dim == 128
+    assert read(tmp_path, LLAMA | {"head_dim": None}).head_dim == 16
+
+
+def test_end_tokens_of_both_files(tmp_path: Path) -> None:
+    assert read(tmp_path, without(LLAMA, "eos_token_id")).eos == ()
+    assert read(tmp_path, LLAMA | {"eos_token_id": [2, 5]}, {"eos_token_id": [7, 2]}).eos == (7, 2, 5)
+
+
+@pytest.mark.parametrize(
+    ("config", "key"),
+    [
+        (LLAMA | {"model_type": "gpt2"}, "model_type"),
+        (LLAMA | {"hidden_act": "gelu"}, "hidden_act"),
+        (LLAMA | {"hidden_size": "64"}, "hidden_size"),
+        (LLAMA | {"num_hidden_layers": 0}, "num_hidden_layers"),
+        (LLAMA | {"num_hidden_layers": True}, "num_hidden_layers"),
+        (without(LLAMA, "vocab_size"), "vocab_size"),
+        (without(MISTRAL, "num_key_value_heads"), "num_key_value_heads"),
+        (LLAMA | {"num_key_value_heads": 3}, "num_key_value_heads"),
+        (LLAMA | {"head_dim": 15}, "head_dim"),
+        (LLAMA | {"num_attention_heads": 6}, "head_dim"),
+        (LLAMA | {"rms_norm_eps": -1.0}, "rms_norm_eps"),
+        (LLAMA | {"rms_norm_eps": float("nan")}, "rms_norm_eps"),
+        (LLAMA | {"tie_word_embeddings": 1}, "tie_word_embeddings"),
+        (LLAMA | {"eos_token_id": "</s>"}, "eos_token_id"),
+        (LLAMA | {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope_scaling.rope_type"),
+        (LLAMA | {"rope_scaling": {"type": "linear", "factor": 4.0}}, "rope_scaling.type"),
+        (LLAMA | {"rope_scaling": {"mrope_section": [4, 2, 2]}}, "rope_scaling.mrope_section"),
+        (LLAMA | {"rope_parameters": without(LLAMA3, "factor")}, "rope_parameters.factor"),
+        (LLAMA | {"rope_parameters": LLAMA3 | {"high_freq_factor": 1.0}}, "rope_parameters.high_freq_factor"),
+        (LLAMA | {"rope_parameters": {"full_attention": {"rope_theta": 1e4}}}, "rope_parameters.full_attention"),
+        (LLAMA | {"rope_parameters": {"partial_rotary_factor": 0.5}}, "rope_parameters.partial_rotary_factor"),
+        (LLAMA | {"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        (LLAMA | {"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
+        (LLAMA | {"num_local_experts": 8}, "num_local_experts"),
+        (LLAMA | {"sliding_window": 16}, "sliding_window"),
+        (MISTRAL | {"attention_bias": True}, "attention_bias"),
+        (QWEN2 | {"mlp_bias": True}, "mlp_bias"),
+        (QWEN2 | {"layer_types": ["sliding_attention"] * 3}, "layer_types"),
+        (QWEN2 | {"use_sliding_window": True, "layer_types": ["full_attention"] * 2}, "layer_types"),
+        (QWEN3 | {"use_sliding_window": True, "layer_types": ["chunked_attention"] * 3}, "layer_types"),
+        (MISTRAL | {"layer_types": ["full_attention"] * 3}, "layer_types"),
+    ],
+)
+def test_what_is_not_supported_is_named(tmp_path: Path, config: dict[str, Any], key: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read(tmp_path, config)
+    assert f"{key} = " in str(caught.value)
+    assert "supported: " in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "\ud800".encode("utf-8", "surrogatepass").decode("latin-1")])
+def test_broken_files(tmp_path: Path, text: str) -> None:
+    (tmp_path / "config.json").write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"config\.json"):
+        read_config(tmp_path)
+
+
+def test_absent_files(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"config\.json: no such file"):
+        read_config(tmp_path / "nowhere")
+
+
+def test_no_model_type(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no model_type; supported: llama, mistral, qwen2, qwen3"):
+        read(tmp_path, without(LLAMA, "model_type"))

@@ -1,0 +1,205 @@
+"""The graphs themselves: valid ONNX, runnable by someone else's interpreter, with every weight in its place."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx.inliner
+import pytest
+from onnx.reference import ReferenceEvaluator
+
+from motley.daemon.models.config import ConfigError, read_config
+from motley.daemon.models.graph import EMBEDDING, SHARE_FILE, Declared, build_rank_graph
+from motley.daemon.models.profile import profile
+from motley.daemon.models.share import Share, ShareError
+from motley.daemon.models.units import units
+from motley.daemon.weights.checkpoint import Checkpoint
+from motley.daemon.weights.share_file import write_share
+from tests.models.cases import GOLDEN, Case, golden_cases, uneven_shares, whole_share
+
+QUANTISED = [case for case in golden_cases() if case.config.hidden % 16 == 0]
+
+
+def declare(case: Case, ranks: int, rank: int, quantisation: str = "fp32") -> Declared:
+    shares = uneven_shares(units(case.config, quantisation, 32), ranks)
+    return build_rank_graph(case.config, shares, rank, quantisation, 32, 64)
+
+
+def save(declared: Declared, case: Case, folder: Path, proto: onnx.ModelProto | None = None) -> Path:
+    """The graph next to its share file, as a model that any ONNX tool can open."""
+    with Checkpoint(case.folder) as checkpoint:
+        write_share(checkpoint, declared.weights, declared.share_bytes, folder / SHARE_FILE)
+    (folder / "model.onnx").write_bytes((proto or declared.proto).SerializeToString())
+    return folder / "model.onnx"
+
+
+@pytest.mark.parametrize("quantisation", ["fp32", "int8", "int4"])
+@pytest.mark.parametrize("ranks", [1, 8])
+def test_graphs_are_valid(quantisation: str, ranks: int, tmp_path: Path) -> None:
+    for case in golden_cases() if quantisation == "fp32" else QUANTISED:
+        for rank in range(ranks):
+            declared = declare(case, ranks, rank, quantisation)
+            for name, proto in (
+                ("as built", declared.proto),
+                ("inlined", onnx.inliner.inline_local_functions(declared.proto)),
+            ):
+                folder = tmp_path / f"{case} {rank} {name}"
+                folder.mkdir()
+                onnx.checker.check_model(save(declared, case, folder, proto), full_check=True)
+                shapes = onnx.shape_inference.infer_shapes(proto, strict_mode=True, data_prop=True).graph
+                known = {value.name for value in [*shapes.value_info, *shapes.output]}
+                assert {output for node in shapes.node for output in node.output} <= known
+
+
+def test_collectives_only_among_ranks() -> None:
+    case = golden_cases()[0]
+    assert not [node for node in declare(case, 1, 0).proto.graph.node if node.op_type == "DistCollective"]
+    for rank in range(3):
+        collectives = [node for node in declare(case, 3, rank).proto.graph.node if node.op_type == "DistCollective"]
+        assert len(collectives) == 2 * case.config.layers
+        assert {(node.domain, attributes["nb_rank"]) for node in collectives for attributes in [_read(node)]} == {
+            ("motley", 3)
+        }
+        assert _read(collectives[0]) == {
+            "collective_operation": b"all_reduce",
+            "reduce_op": b"sum",
+            "root": -1,
+            "group_size": 0,
+            "nb_rank": 3,
+        }
+
+
+def _read(node: onnx.NodeProto) -> dict[str, object]:
+    return {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute}
+
+
+@pytest.mark.parametrize("quantisation", ["fp32", "int4"])
+def test_initializers_are_where_the_weights_will_be(quantisation: str) -> None:
+    declared = declare(QUANTISED[0], 2, 0, quantisation)
+    stored = {}
+    for tensor in declared.proto.graph.initializer:
+        if tensor.data_location == onnx.TensorProto.EXTERNAL:
+            where = {entry.key: entry.value for entry in tensor.external_data}
+            assert where["location"] == SHARE_FILE
+            stored[tensor.name] = (int(where["offset"]), int(where["length"]))
+    expected = {}
+    for place in declared.weights:
+        expected[place.weight.name] = (place.data_offset, place.weight.data_bytes)
+        if place.weight.scale_shape:
+            expected[f"{place.weight.name}.scale"] = (place.scale_offset, place.weight.scale_bytes)
+    assert stored == expected
+    for (offset, length), (following, _) in pairwise(sorted(stored.values())):
+        assert offset + length <= following
+
+
+@pytest.mark.parametrize("quantisation", ["fp32", "int8", "int4"])
+@pytest.mark.parametrize("case", golden_cases(), ids=str)
+def test_shares_partition_the_checkpoint(case: Case, quantisation: str) -> None:
+    """Every element of every cut tensor is on one rank, or on several if it is of a KV head that they share."""
+    if quantisation != "fp32" and case not in QUANTISED:
+        pytest.skip("no quantisation block fits this model")
+    with Checkpoint(case.folder) as checkpoint:
+        owners = {}
+        for rank in range(5):
+            for place in declare(case, 5, rank, quantisation).weights:
+                for piece in place.weight.pieces:
+                    shape = checkpoint.check(piece).shape
+                    columns = [piece.columns] if piece.columns is not None else []
+                    region = np.ix_(*(list(part) for part in (piece.rows, *columns)))
+                    owners.setdefault(piece.tensor, np.zeros(shape, int))[region] += 1
+        # An untied embedding table is looked up, not multiplied with.
+        names = {name for name in _tensors(checkpoint) if name != EMBEDDING or case.config.tied}
+    assert set(owners) == names
+    for name, count in owners.items():
+        shared = any(part in name for part in ("k_proj", "v_proj", "norm"))
+        assert count.min() >= 1
+        assert shared or count.max() == 1
+
+
+def _tensors(checkpoint: Checkpoint) -> set[str]:
+    import json
+
+    header = (checkpoint.folder / "model.safetensors").read_bytes()
+    length = int.from_bytes(header[:8], "little")
+    return set(json.loads(header[8 : 8 + length])) - {"__metadata__"}
+
+
+@pytest.mark.parametrize("case", golden_cases(), ids=str)
+def test_another_interpreter_computes_the_same(case: Case, tmp_path: Path) -> None:
+    """ONNX's own evaluator runs the inlined graph: only standard operators are left, used as their spec has them."""
+    declared = build_rank_graph(case.config, [whole_share(units(case.config, "fp32", 32))], 0, "fp32", 32, 64)
+    model = onnx.load(save(declared, case, tmp_path, onnx.inliner.inline_local_functions(declared.proto)))
+    evaluator = ReferenceEvaluator(model)
+    names = [output.name for output in model.graph.output]
+    caches = {
+        f"{kind}_cache.{spec.layer}": np.zeros((1, spec.heads, 32, spec.head_dim), np.float32)
+        for spec in declared.caches
+        for kind in ("key", "value")
+    }
+    with Checkpoint(case.folder) as checkpoint:
+        hidden = checkpoint.rows(EMBEDDING, case.tokens)
+    for start, stop in ((0, 12), (12, 13), (13, 20)):
+        feeds = {
+            "hidden": hidden[start:stop],
+            "position": np.array([start]),
+            "rows": np.array([stop - start - 1, 0]),
+            **declared.constants,
+            **caches,
+        }
+        results = dict(zip(names, evaluator.run(None, feeds), strict=True))
+        caches = {name: results[f"{name}.out"] for name in caches}
+        expected = case.logits[[stop - 1, start]]
+        np.testing.assert_allclose(results["logits"], expected, atol=1e-4 * np.abs(expected).max(), rtol=0)
+
+
+@pytest.mark.parametrize("quantisation", ["fp32", "int8", "int4"])
+@pytest.mark.parametrize("case", golden_cases(), ids=str)
+def test_profile_counts_what_a_share_holds(case: Case, quantisation: str) -> None:
+    if quantisation != "fp32" and case not in QUANTISED:
+        pytest.skip("no quantisation block fits this model")
+    config = replace(case.config, vocabulary=64)  # so that no vocabulary unit is shorter than the others
+    told = profile(config, quantisation, 32)
+    cut = units(config, quantisation, 32)
+    declared = build_rank_graph(config, [whole_share(cut)], 0, quantisation, 32, 64)
+    stored = 0
+    replicated = 0
+    for place in declared.weights:
+        size = place.weight.data_bytes + place.weight.scale_bytes
+        if any(
+            part in piece.tensor for piece in place.weight.pieces for part in ("norm", "o_proj.bias", "down_proj.bias")
+        ):
+            replicated += size
+        else:
+            stored += size
+    assert stored == (
+        told.kv_groups * (told.attention_query_bytes + told.attention_kv_bytes)
+        + told.mlp_units * told.mlp_unit_bytes
+        + told.vocabulary_units * told.vocabulary_unit_bytes
+    )
+    assert told.fixed_bytes > replicated
+    heads = sum(spec.heads * spec.head_dim for spec in declared.caches)
+    assert told.kv_groups * told.cache_bytes_per_token == 2 * 4 * heads
+    assert (told.attention_splits, told.mlp_units) == (list(cut.attention_splits), cut.mlp)
+    assert (told.family, told.layers, told.context_length) == (config.family, config.layers, config.context)
+
+
+@pytest.mark.parametrize("case", golden_cases(), ids=str)
+def test_profile_counts_parameters(case: Case) -> None:
+    with Checkpoint(case.folder) as checkpoint:
+        expected = sum(int(np.prod(checkpoint.tensor(name).shape)) for name in _tensors(checkpoint))
+    assert profile(case.config, "fp32", 32).parameters == expected
+
+
+def test_impossible_requests_are_refused() -> None:
+    config = read_config(GOLDEN / "llama-mha")
+    whole = whole_share(units(config, "fp32", 32))
+    with pytest.raises(ConfigError, match="context of 129 tokens"):
+        build_rank_graph(config, [whole], 0, "fp32", 32, 129)
+    with pytest.raises(ConfigError, match="context of 0 tokens"):
+        build_rank_graph(config, [whole], 0, "fp32", 32, 0)
+    with pytest.raises(ShareError, match="the model has 4"):
+        build_rank_graph(config, [Share(1, range(0, 3), whole.mlp, whole.vocabulary)], 0, "fp32", 32, 64)

@@ -1,0 +1,61 @@
+"""Properties of the integer arithmetic that shares are made with."""
+
+from __future__ import annotations
+
+from itertools import chain
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from motley.daemon.models.share import Share, ShareError, apportion, cut, kv_heads
+
+weights = st.lists(st.floats(0, 1e6), min_size=1, max_size=12).filter(lambda values: sum(values) > 0)
+
+
+@given(st.lists(st.integers(0, 50), max_size=12))
+def test_cuts_tile(counts: list[int]) -> None:
+    ranges = cut(counts)
+    assert [len(own) for own in ranges] == counts
+    assert list(chain.from_iterable(ranges)) == list(range(sum(counts)))
+
+
+def test_negative_counts_are_refused() -> None:
+    with pytest.raises(ShareError, match="negative"):
+        cut([3, -1])
+
+
+@given(st.integers(0, 5000), weights)
+def test_apportioning_adds_up_and_is_fair(total: int, values: list[float]) -> None:
+    counts = apportion(total, values)
+    assert sum(counts) == total
+    for count, value in zip(counts, values, strict=True):
+        assert abs(count - total * value / sum(values)) < 1 + 1e-6
+
+
+@given(st.integers(0, 5000), weights)
+def test_ranks_without_weight_get_nothing(total: int, values: list[float]) -> None:
+    assert apportion(total, [*values, 0.0])[-1] == 0
+
+
+@pytest.mark.parametrize("values", [[], [0.0, 0.0], [1.0, -1.0]])
+def test_impossible_weights_are_refused(values: list[float]) -> None:
+    with pytest.raises(ShareError, match="weights"):
+        apportion(5, values)
+
+
+@given(groups=st.integers(1, 8), split=st.integers(1, 8), data=st.data())
+def test_kv_heads_cover_a_share_in_equal_steps(groups: int, split: int, data: st.DataObject) -> None:
+    start = data.draw(st.integers(0, groups * split))
+    stop = data.draw(st.integers(start, groups * split))
+    heads = kv_heads(Share(split, range(start, stop), range(0), range(0)))
+    assert list(chain.from_iterable(read for _, read in heads)) == list(range(start, stop))
+    assert len({len(read) for _, read in heads}) <= 1
+    assert all(unit // split == group for group, read in heads for unit in read)
+
+
+def test_a_kv_head_is_repeated_only_where_parts_are_unequal() -> None:
+    whole = Share(2, range(0, 4), range(0), range(0))
+    assert kv_heads(whole) == [(0, range(0, 2)), (1, range(2, 4))]
+    uneven = Share(2, range(1, 4), range(0), range(0))
+    assert kv_heads(uneven) == [(0, range(1, 2)), (1, range(2, 3)), (1, range(3, 4))]

@@ -1,0 +1,166 @@
+"""Units and blocks of arbitrary models, and shares that do not tile."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from motley.daemon.models.config import ConfigError, ModelConfig, Rope
+from motley.daemon.models.share import Share, ShareError, apportion, cut
+from motley.daemon.models.units import BLOCKS, Units, units, validate_shares
+
+TINYLLAMA = ModelConfig(
+    family="llama",
+    layers=22,
+    hidden=2048,
+    intermediate=5632,
+    heads=32,
+    kv_heads=4,
+    head_dim=64,
+    vocabulary=32000,
+    norm_epsilon=1e-5,
+    rope=Rope(10000.0),
+    windows=(0,) * 22,
+    qkv_bias=False,
+    output_bias=False,
+    mlp_bias=False,
+    qk_norm=False,
+    tied=False,
+    context=2048,
+    eos=(2,),
+)
+SHAKESPEARE = replace(TINYLLAMA, hidden=192, intermediate=512, heads=6, kv_heads=3, head_dim=32, vocabulary=1024)
+
+models = st.builds(
+    lambda kv_heads, group, head_dim, hidden, intermediate, vocabulary: replace(
+        TINYLLAMA,
+        heads=kv_heads * group,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        hidden=hidden,
+        intermediate=intermediate,
+        vocabulary=vocabulary,
+    ),
+    kv_heads=st.integers(1, 12),
+    group=st.integers(1, 12),
+    head_dim=st.integers(1, 128).map(lambda half: 2 * half),
+    hidden=st.integers(1, 8192),
+    intermediate=st.integers(1, 16384),
+    vocabulary=st.integers(1, 200000),
+)
+
+
+@given(models, st.sampled_from(["fp32", "int8", "int4"]), st.sampled_from(BLOCKS))
+def test_units_tile_the_model_and_blocks_fit_every_cut(config: ModelConfig, quantisation: str, block: int) -> None:
+    try:
+        cut = units(config, quantisation, block)
+    except ConfigError as error:
+        assert quantisation != "fp32"
+        assert quantisation in str(error)
+        return
+    assert cut.mlp * cut.mlp_columns == config.intermediate
+    assert (cut.vocabulary - 1) * cut.vocabulary_rows < config.vocabulary <= cut.vocabulary * cut.vocabulary_rows
+    assert cut.attention_splits[0] == 1
+    assert list(cut.attention_splits) == sorted(set(cut.attention_splits))
+    assert all(config.group % split == 0 for split in cut.attention_splits)
+    if quantisation != "fp32":
+        assert {cut.hidden_block, cut.output_block, cut.down_block} <= {size for size in BLOCKS if size <= block}
+        assert config.hidden % cut.hidden_block == 0
+        assert cut.mlp_columns % cut.down_block == 0
+        for split in cut.attention_splits:
+            assert config.group // split * config.head_dim % cut.output_block == 0
+
+
+def test_units_are_fine_enough_for_uneven_shares() -> None:
+    assert units(TINYLLAMA, "int4", 32).mlp == 44
+    assert units(TINYLLAMA, "int4", 128).mlp_columns == 128
+    assert units(TINYLLAMA, "int4", 128).output_block == 64
+    assert (units(SHAKESPEARE, "fp32", 32).mlp, units(SHAKESPEARE, "fp32", 32).mlp_columns) == (32, 16)
+    assert (units(SHAKESPEARE, "int4", 32).mlp, units(SHAKESPEARE, "int4", 32).mlp_columns) == (16, 32)
+    assert units(SHAKESPEARE, "int4", 32).vocabulary == 32
+
+
+def test_splits_that_would_cut_a_block_are_left_out() -> None:
+    narrow = replace(SHAKESPEARE, heads=12, kv_heads=2, head_dim=8)
+    assert units(narrow, "fp32", 32).attention_splits == (1, 2, 3, 6)
+    assert units(narrow, "int4", 32).attention_splits == (1, 3)
+    assert units(narrow, "int4", 32).output_block == 16
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [({"hidden": 200}, "hidden_size"), ({"intermediate": 44}, "intermediate_size"), ({"head_dim": 20}, "head_dim")],
+)
+def test_widths_that_no_block_divides_are_named(change: dict[str, int], name: str) -> None:
+    odd = replace(SHAKESPEARE, **change)  # type: ignore[arg-type]
+    units(odd, "fp32", 32)
+    with pytest.raises(ConfigError, match=f"int4 needs .*{name}.* multiple of 16"):
+        units(odd, "int4", 32)
+
+
+@pytest.mark.parametrize(("quantisation", "block"), [("int3", 32), ("int4", 0), ("int4", 48), ("int8", 512)])
+def test_impossible_encodings_are_refused(quantisation: str, block: int) -> None:
+    with pytest.raises(ConfigError, match="supported"):
+        units(SHAKESPEARE, quantisation, block)
+
+
+weights = st.lists(st.floats(0, 1e3), min_size=3, max_size=3).filter(lambda values: sum(values) > 0)
+
+
+@given(models, weights, weights, weights)
+def test_whatever_is_cut_from_units_is_valid(
+    config: ModelConfig, attention: list[float], mlp: list[float], words: list[float]
+) -> None:
+    whole = units(config, "fp32", 32)
+    for split in whole.attention_splits:
+        ranges = zip(
+            cut(apportion(whole.kv_groups * split, attention)),
+            cut(apportion(whole.mlp, mlp)),
+            cut(apportion(whole.vocabulary, words)),
+            strict=True,
+        )
+        validate_shares(whole, [Share(split, *own) for own in ranges])
+
+
+WHOLE = units(SHAKESPEARE, "fp32", 32)
+
+
+def halves(units: Units) -> list[Share]:
+    return [
+        Share(1, range(0, 2), range(0, 20), range(0, 16)),
+        Share(1, range(2, units.kv_groups), range(20, units.mlp), range(16, units.vocabulary)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"attention_split": 2}, "rank 1 splits KV groups by 2, rank 0 by 1"),
+        ({"attention": range(1, 3)}, "attention units of rank 0 stop at 2, those of rank 1 start at 1"),
+        ({"attention": range(2, 4)}, "attention units of the last rank stop at 4; the model has 3"),
+        ({"mlp": range(21, 32)}, "mlp units of rank 0 stop at 20, those of rank 1 start at 21"),
+        ({"mlp": range(20, 18)}, "mlp units of rank 1 are no range"),
+        ({"mlp": range(20, 32, 2)}, "mlp units of rank 1 are no range"),
+        ({"vocabulary": range(16, 31)}, "vocabulary units of the last rank stop at 31; the model has 32"),
+    ],
+)
+def test_shares_that_do_not_tile_are_refused(change: dict[str, object], message: str) -> None:
+    first, second = halves(WHOLE)
+    validate_shares(WHOLE, [first, second])
+    with pytest.raises(ShareError, match=message):
+        validate_shares(WHOLE, [first, replace(second, **change)])  # type: ignore[arg-type]
+
+
+def test_the_first_rank_starts_at_the_beginning() -> None:
+    with pytest.raises(ShareError, match="attention units of rank 0 start at 2"):
+        validate_shares(WHOLE, halves(WHOLE)[1:])
+
+
+def test_no_rank_and_impossible_splits_are_refused() -> None:
+    with pytest.raises(ShareError, match="at least one rank"):
+        validate_shares(WHOLE, [])
+    with pytest.raises(ShareError, match="attention split 3 is not possible for this model; possible: 1, 2"):
+        validate_shares(WHOLE, [replace(halves(WHOLE)[0], attention_split=3)])

@@ -1,0 +1,135 @@
+"""Finding models: folders first, then the hub, of which only the network boundary is replaced."""
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import huggingface_hub
+import pytest
+from huggingface_hub import errors
+from huggingface_hub.utils import filter_repo_objects
+
+from motley.daemon.weights.hub import ModelNotFound, resolve
+
+
+def model(folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    return folder
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], list[dict[str, Any]]]:
+    """Let snapshot_download return or raise what is given; collects its arguments."""
+    calls: list[dict[str, Any]] = []
+
+    def replace(answer: Any) -> list[dict[str, Any]]:
+        def snapshot_download(repo_id: str, **options: Any) -> str:
+            calls.append({"repo_id": repo_id, **options})
+            if isinstance(answer, Exception):
+                raise answer
+            return str(answer)
+
+        monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+        return calls
+
+    replace(AssertionError("a local model must not ask the hub"))
+    return replace
+
+
+@pytest.mark.usefixtures("hub")
+def test_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here, models = model(tmp_path / "work" / "owner" / "tiny"), tmp_path / "models"
+    named, nested = model(models / "small"), model(models / "owner" / "large")
+    monkeypatch.chdir(tmp_path / "work")
+    assert resolve(str(here)) == here
+    assert resolve("owner/tiny", models) == here
+    assert resolve("./owner/tiny") == here
+    assert resolve("small", models) == named
+    assert resolve("owner/large", models) == nested
+
+
+@pytest.mark.usefixtures("hub")
+def test_names_do_not_lead_out_of_the_models_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    models = tmp_path / "deep" / "models"
+    models.mkdir(parents=True)
+    model(tmp_path / "deep" / "secret")
+    monkeypatch.chdir(models)
+    for name in ("x/../../secret", "a/b/../../../secret"):
+        with pytest.raises(ModelNotFound, match="no model"):
+            resolve(name, models)
+
+
+@pytest.mark.usefixtures("hub")
+def test_what_is_no_model(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ModelNotFound, match=r"is not a model: it has no config\.json"):
+        resolve("empty", tmp_path)
+    with pytest.raises(ModelNotFound, match=r"no folder .*nowhere or .*nowhere, and it is not a hub id"):
+        resolve("nowhere", tmp_path)
+    with pytest.raises(ModelNotFound, match="an empty name"):
+        resolve("", tmp_path)
+
+
+def test_the_hub_is_asked_for_the_needed_files_only(tmp_path: Path, hub: Any) -> None:
+    snapshot = model(tmp_path / "snapshot")
+    calls = hub(snapshot)
+    assert resolve("owner/name", tmp_path) == snapshot
+    assert resolve("owner/name@refs/pr/1", None, offline=True) == snapshot
+    assert (calls[0]["repo_id"], calls[0]["revision"], calls[0]["local_files_only"]) == ("owner/name", None, False)
+    assert (calls[1]["repo_id"], calls[1]["revision"], calls[1]["local_files_only"]) == (
+        "owner/name",
+        "refs/pr/1",
+        True,
+    )
+    needed = ["config.json", "tokenizer.json", "model.safetensors.index.json", "model-00001-of-00002.safetensors"]
+    others = [
+        "README.md",
+        "pytorch_model.bin",
+        "consolidated.safetensors",
+        "consolidated.00.pth",
+        "original/params.json",
+        "onnx/model.safetensors",
+        "fp16/config.json",
+        "tokenizer.model",
+    ]
+    chosen = filter_repo_objects(
+        needed + others, allow_patterns=calls[0]["allow_patterns"], ignore_patterns=calls[0]["ignore_patterns"]
+    )
+    assert list(chosen) == needed
+
+
+class ConnectError(Exception):
+    """As of the HTTP library below huggingface_hub, which differs from version to version."""
+
+
+def refusal(kind: type[errors.HfHubHTTPError]) -> errors.HfHubHTTPError:
+    response: Any = SimpleNamespace(headers={}, request=None)
+    return kind("refused", response=response)
+
+
+@pytest.mark.parametrize(
+    ("error", "offline", "message"),
+    [
+        (refusal(errors.GatedRepoError), False, r"owner/name@v1 is gated: accept its terms"),
+        (refusal(errors.RevisionNotFoundError), False, "owner/name has no revision 'v1'"),
+        (refusal(errors.RepositoryNotFoundError), False, "neither a folder here nor a model"),
+        (refusal(errors.HfHubHTTPError), False, "fetching owner/name@v1 .* failed"),
+        (errors.HFValidationError("bad id"), False, "nor a valid hub id: bad id"),
+        (errors.LocalEntryNotFoundError("no"), False, "not been fetched yet and huggingface.co cannot be reached"),
+        (errors.LocalEntryNotFoundError("no"), True, "not been fetched yet and the hub may not be used"),
+        (ConnectError("no route"), False, r"failed \(ConnectError: no route\); try again"),
+        (OSError(28, "No space left on device"), False, "No space left on device"),
+    ],
+)
+def test_the_hubs_errors_are_translated(hub: Any, error: Exception, offline: bool, message: str) -> None:
+    hub(error)
+    with pytest.raises(ModelNotFound, match=message):
+        resolve("owner/name@v1", offline=offline)
+
+
+def test_a_repository_without_a_model(tmp_path: Path, hub: Any) -> None:
+    hub(tmp_path)
+    with pytest.raises(ModelNotFound, match=r"no config\.json"):
+        resolve("owner/dataset")

@@ -1,0 +1,96 @@
+"""Block quantisation: its error, its packing, and that cutting and quantising commute."""
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from motley.daemon.weights.quantise import dequantise, pack, quantise, unpack
+from motley.daemon.weights.spec import Encoding
+
+QUANTISED = [Encoding.INT8, Encoding.INT4]
+FINITE = st.floats(-(2.0**120), 2.0**120, width=32)
+
+
+def scalar_rule(block: npt.NDArray[np.float32], zero: int) -> list[int]:
+    """The rule, one value at a time, in double precision."""
+    peak = max(block.tolist(), key=abs)
+    return [min(2 * zero - 1, int(value / peak * -zero + zero + 0.5)) for value in block.tolist()]
+
+
+@pytest.mark.parametrize("encoding", QUANTISED)
+@pytest.mark.parametrize("block", [16, 32, 128])
+def test_codes_follow_the_rule(encoding: Encoding, block: int) -> None:
+    values = np.random.default_rng(0).standard_normal((24, 256), dtype=np.float32)
+    codes, scales = quantise(values, block, encoding)
+    zero = 128 if encoding is Encoding.INT8 else 8
+    levels = unpack(codes) if encoding is Encoding.INT4 else codes
+    expected = [scalar_rule(part, zero) for part in values.reshape(-1, block)]
+    differ = levels.reshape(-1, block) != expected
+    assert differ.mean() < 1e-3, "only values on the edge between two codes may round differently in float32"
+    peaks = values.reshape(-1, block)[np.arange(scales.size), np.abs(values.reshape(-1, block)).argmax(axis=1)]
+    np.testing.assert_allclose(scales.reshape(-1), peaks / -zero, rtol=1e-6)
+
+
+@given(values=arrays(np.float32, (3, 64), elements=FINITE), encoding=st.sampled_from(QUANTISED))
+def test_error_is_bounded(values: npt.NDArray[np.float32], encoding: Encoding) -> None:
+    """Half a step; a whole one where a value as large as the peak has the other sign."""
+    codes, scales = quantise(values, 32, encoding)
+    assert np.isfinite(scales).all()
+    assert (scales != 0).all()
+    restored = dequantise(codes, scales, 32, encoding)
+    steps = np.abs(scales).repeat(32, axis=1).astype(np.float64)
+    error = np.abs(restored.astype(np.float64) - values)
+    assert (error <= 1.001 * steps).all()
+    same_sign = np.sign(values) == -np.sign(scales).repeat(32, axis=1)
+    assert (error[same_sign] <= 0.501 * steps[same_sign]).all()
+
+
+@pytest.mark.parametrize(
+    ("encoding", "block", "percent"),
+    [(Encoding.INT4, 32, 8.7), (Encoding.INT4, 128, 10.4), (Encoding.INT8, 32, 0.55), (Encoding.INT8, 128, 0.66)],
+)
+def test_rms_error_on_gaussian_weights(encoding: Encoding, block: int, percent: float) -> None:
+    values = np.random.default_rng(0).standard_normal((256, 1024), dtype=np.float32)
+    restored = dequantise(*quantise(values, block, encoding), block, encoding)
+    assert 100 * np.sqrt(np.mean((restored - values) ** 2) / np.mean(values**2)) < percent
+
+
+@given(data=st.data(), encoding=st.sampled_from(QUANTISED), block=st.sampled_from([2, 16, 32]))
+def test_quantising_a_share_is_cutting_the_quantised_whole(data: st.DataObject, encoding: Encoding, block: int) -> None:
+    rows, blocks = data.draw(st.integers(0, 7)), data.draw(st.integers(1, 5))
+    seed = data.draw(st.integers(0, 1 << 32))
+    whole = np.random.default_rng(seed).standard_normal((rows, blocks * block), dtype=np.float32)
+    top, left = data.draw(st.integers(0, rows)), data.draw(st.integers(0, blocks))
+    bottom, right = data.draw(st.integers(top, rows)), data.draw(st.integers(left, blocks))
+    codes, scales = quantise(whole, block, encoding)
+    share = np.ascontiguousarray(whole[top:bottom, left * block : right * block])
+    share_codes, share_scales = quantise(share, block, encoding)
+    per_block = block // 2 if encoding is Encoding.INT4 else block
+    np.testing.assert_array_equal(share_codes, codes[top:bottom, left * per_block : right * per_block])
+    np.testing.assert_array_equal(share_scales, scales[top:bottom, left:right])
+
+
+@given(
+    arrays(
+        np.uint8,
+        st.tuples(st.integers(0, 4), st.integers(1, 9).map(lambda half: 2 * half)),
+        elements=st.integers(0, 15),
+    )
+)
+def test_packing_is_undone_by_unpacking(codes: npt.NDArray[np.uint8]) -> None:
+    np.testing.assert_array_equal(unpack(pack(codes)), codes)
+
+
+def test_the_first_of_a_pair_is_in_the_low_nibble() -> None:
+    assert pack(np.array([[1, 2, 15, 0]], np.uint8)).tolist() == [[0x21, 0x0F]]
+
+
+@pytest.mark.parametrize("encoding", QUANTISED)
+def test_zeros_and_subnormals_stay_finite(encoding: Encoding) -> None:
+    values = np.zeros((2, 32), np.float32)
+    values[1, 3] = 1e-42
+    restored = dequantise(*quantise(values, 32, encoding), 32, encoding)
+    np.testing.assert_array_equal(restored, 0)

@@ -1,0 +1,51 @@
+"""Errors say whose fault it was: ours (`UsageError`), the peer's (`ProtocolError`), the network's (the others)."""
+
+from __future__ import annotations
+
+
+class TransportError(Exception):
+    """Base of all errors of the transport. `rank` is the peer it is about, None if no peer is to blame."""
+
+    rank: int | None = None
+
+
+class UsageError(TransportError):
+    """The transport was called wrongly; nothing was sent."""
+
+
+class PeerLost(TransportError):
+    """The connection to a rank is gone: the mesh must be rebuilt without it or with its successor."""
+
+    def __init__(self, rank: int, why: str) -> None:
+        super().__init__(rank, why)  # all arguments, so that the error can be pickled
+        self.rank = rank
+        self.why = why
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} is lost: {self.why}"
+
+
+class PeerTimeout(TransportError):
+    """A rank did not show life in time; `what` says what was being waited for."""
+
+    def __init__(self, rank: int, seconds: float, what: str) -> None:
+        super().__init__(rank, seconds, what)
+        self.rank = rank
+        self.seconds = seconds
+        self.what = what
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} was silent for {self.seconds:g} s: {self.what}"
+
+
+class ProtocolError(TransportError):
+    """A peer sent what it must not: it is in another call, has another version or plan, or is no peer at all."""
+
+    def __init__(self, rank: int | None, why: str) -> None:
+        super().__init__(rank, why)
+        self.rank = rank
+        self.why = why
+
+    def __str__(self) -> str:
+        peer = "an unknown peer" if self.rank is None else f"rank {self.rank}"
+        return f"{peer} broke the protocol: {self.why}"
