@@ -22,7 +22,8 @@ _EXPECTED = {
     "motley.daemon.weights.checkpoint.CheckpointError",
     "motley.daemon.weights.hub.ModelNotFound",
     "motley.daemon.worker.WorkerError",
-    "motley.orchestrator.app.StartError",
+    "motley.orchestrator.app.OrchestratorError",
+    "motley.orchestrator.identity.IdentityError",
     "motley.orchestrator.planning.shares.PlanError",
 }
 """By name: importing them here would load every part of Motley for every command."""

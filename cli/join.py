@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 from contextlib import closing
 from typing import Annotated
 
 import typer
 
 from motley.cli.errors import CliError
+from motley.cli.interrupt import run
 from motley.cli.options import Advertise, Memory, Models, Name, Scratch, Threads, daemon_config
 from motley.cli.show import console
 
 
 def register(app: typer.Typer) -> None:
-    app.command(epilog="Example: motley join 192.168.1.10:8401 --token TOKEN --memory 6GB")(join)
+    app.command(epilog="Example: motley join 192.168.1.10:7337 --token TOKEN --memory 6GB")(join)
 
 
 def join(
@@ -38,8 +38,8 @@ def join(
     except ValueError as error:
         raise CliError(str(error)) from None
     config = daemon_config(
-        orchestrator,
-        token,
+        orchestrator=orchestrator,
+        token=token,
         name=name,
         memory=memory,
         threads=threads,
@@ -48,4 +48,4 @@ def join(
         advertise=advertise,
     )
     with console.status("measuring this machine and joining") as status, closing(Narrator(status.stop)) as narrator:
-        asyncio.run(run_daemon(config, narrator))
+        run(run_daemon(config, narrator))

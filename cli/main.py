@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Annotated
 
@@ -43,6 +44,7 @@ for group in (up, join, run, status, demo, bench):
 
 def main() -> None:
     """The console script."""
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # its notes on ended connections are no news
     try:
         app()
     except KeyboardInterrupt:

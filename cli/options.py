@@ -19,15 +19,15 @@ Advertise = Annotated[str, typer.Option(help="Address under which other nodes re
 
 
 def daemon_config(
-    orchestrator: str,
-    token: str,
     *,
     name: str,
     memory: str,
     threads: int,
     models: Path | None,
     scratch: Path | None,
-    advertise: str,
+    orchestrator: str = "",
+    token: str = "",
+    advertise: str = "",
 ) -> DaemonConfig:
     """A daemon's configuration from what was typed.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
@@ -52,3 +53,24 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]], title: str | No
     for row in rows:
         made.add_row(*row)
     return made
+
+
+def session_table(session: dict[str, Any]) -> Table:
+    """A session's ranks: what each has (units of attention, MLP and vocabulary), and where its token time goes."""
+    rows = []
+    for rank in session["ranks"]:
+        share, timing = rank["share"], rank["timing"]
+        parts = [f"{timing[part]:.2f}" for part in ("compute_ms", "wire_ms", "wait_ms")] if timing else ["-"] * 3
+        rows.append(
+            [
+                f"{rank['rank']} {rank['node']}",
+                rank["state"],
+                f"{100 * share['fraction']:.0f} %",
+                f"{share['attention']}+{share['mlp']}+{share['vocabulary']}",
+                human_size(rank["memory"]["share_bytes"] or rank["memory"]["planned_bytes"]),
+                *parts,
+            ]
+        )
+    columns = ["rank", "state", "share", "units", "weights", "compute", "wire", "wait ms"]
+    title = f"{session['name']}: {session['quantisation']}, context {session['context']}, {session['state']}"
+    return table(columns, rows, title=title)

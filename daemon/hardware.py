@@ -9,6 +9,7 @@ import re
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from fractions import Fraction
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
@@ -34,10 +35,10 @@ def parse_size(text: str) -> int:
     Raises:
         ValueError: `text` is not a size of at least one byte.
     """
-    match = re.fullmatch(r"(\d+(?:\.\d+)?|\.\d+)\s*([a-z]*)", text.strip().lower())
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?|\.[0-9]+)\s*([a-z]*)", text.strip().lower())
     if not match or match[2] not in _UNITS:
         raise ValueError(f"{text!r} is not a size: write a number and a unit, as in 6GB, 512MiB or 1.5g")
-    size = int(float(match[1]) * _UNITS[match[2]])
+    size = int(Fraction(match[1]) * _UNITS[match[2]])
     if size < 1:
         raise ValueError(f"{text!r} is less than one byte")
     return size
@@ -48,17 +49,24 @@ def parse_size(text: str) -> int:
 
 def cpu_name() -> str:
     """The processor's name for people."""
+    try:
+        name = _cpu_name()
+    except OSError:
+        name = ""
+    return name or platform.processor() or platform.machine()
+
+
+def _cpu_name() -> str:
     if sys.platform == "win32":
         import winreg
 
-        key = winreg.OpenKey(winreg.HKEY_LOCAL_MACHINE, r"HARDWARE\DESCRIPTION\System\CentralProcessor\0")
-        with key:
+        path = r"HARDWARE\DESCRIPTION\System\CentralProcessor\0"
+        with winreg.OpenKey(winreg.HKEY_LOCAL_MACHINE, path) as key:
             return str(winreg.QueryValueEx(key, "ProcessorNameString")[0]).strip()
-    try:
-        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-    except OSError:
-        found = None
-    return found[1].strip() if found else platform.processor() or platform.machine()
+    else:
+        text = Path("/proc/cpuinfo").read_text()
+        found = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)  # Arm has no such line
+        return found[1].strip() if found else ""
 
 
 def usable_cores() -> int:
@@ -127,6 +135,8 @@ def cgroup_memory(root: Path) -> int | None:
 
 def pin_to_core(index: int) -> bool:
     """Keep this process on one core: the `index`-th of those it may use, wrapping around.
+
+    Call it before starting threads: on Linux only the main thread and those it starts later are kept.
 
     Returns:
         Whether the system can do that.

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from motley.daemon.executor import Executor
-from motley.daemon.sampling import Choice, SamplingError, SamplingParams, choose, initial_want
+from motley.daemon.sampling import Choice, LogitsError, SamplingError, SamplingParams, choose, initial_want
 from motley.daemon.steps import Beat, Close, Message, More, Open, Step, Stop
 from motley.protocol import mesh_pb2 as pb
 from motley.transport import Communicator
@@ -105,9 +105,8 @@ class Leader:
                     self._queue.remove(request)
                 else:
                     self._active.remove(request)
-                    self._do(Close(request.slot))
+                    self._end(request)
                 self._say(request_id, finish="cancelled")
-                self.report()
                 return
 
     def _admit(self) -> None:
@@ -135,7 +134,12 @@ class Leader:
         if not decided:
             return True
 
-        choice = self._choose(request, summary)
+        try:
+            choice = self._choose(request, summary)
+        except LogitsError as error:
+            self._end(request)
+            self._say(decode.request_id, finish="error", failure=pb.Failure(code="bad_logits", message=str(error)))
+            return False
         if not prompt_left:
             self.step_ms.append(1e3 * (time.perf_counter() - began))
         request.last = choice.token
@@ -150,11 +154,14 @@ class Leader:
             said["logprobs"] = [_logprob_row(choice)]
         if request.generated == 1:
             said["prefill_s"] = time.perf_counter() - request.arrived
-        self._say(decode.request_id, **said)
         if finish:
-            self._do(Close(request.slot))
-            self.report()
+            self._end(request)
+        self._say(decode.request_id, **said)
         return not finish
+
+    def _end(self, request: _Request) -> None:
+        self._do(Close(request.slot))
+        self.report()
 
     def _choose(self, request: _Request, summary: bytes | None) -> Choice:
         while True:

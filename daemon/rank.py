@@ -25,7 +25,7 @@ from motley.daemon.loading import LoadError, load_rank
 from motley.daemon.models.config import ConfigError
 from motley.daemon.models.share import ShareError
 from motley.daemon.pipe import PipeClosed, WorkerPipe
-from motley.daemon.sampling import LogitsError, SamplingError, SummaryError
+from motley.daemon.sampling import SamplingError, SummaryError
 from motley.daemon.steps import Close, StepError, Stop, decode
 from motley.daemon.weights.checkpoint import CheckpointError
 from motley.daemon.weights.hub import ModelNotFound
@@ -239,8 +239,6 @@ def failure_of(error: Exception) -> pb.Failure:
             return pb.Failure(code="peer_timeout", message=str(error), lost_rank=error.rank + 1)
         case TransportError():
             return pb.Failure(code="transport_error", message=str(error))
-        case LogitsError():
-            return pb.Failure(code="bad_logits", message=str(error))
         case StepError() | SummaryError() | SamplingError():
             return pb.Failure(code="step_error", message=str(error))
         case ConfigError() | ShareError() | CheckpointError() | ShareFileError() | ModelNotFound() | LoadError():

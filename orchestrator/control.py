@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, NoReturn, Protocol
 
 import grpc
@@ -55,7 +56,7 @@ class Control(MeshServicer):
             if node.id in self._leashes:
                 self._leashes[node.id].reschedule(0)
 
-    async def Join(self, _: object, context: Context) -> None:
+    async def Join(self, requests: AsyncIterator[NodeMessage], context: Context) -> None:
         """The conversation with one node, from Hello until it ends."""
         metadata = dict(context.invocation_metadata() or ())
         token = metadata.get("motley-token", "")
@@ -65,7 +66,7 @@ class Control(MeshServicer):
                 grpc.StatusCode.UNAUTHENTICATED,
                 "wrong join token; use the one that `motley up` prints",
             )
-        hello = await self._hello(context)
+        hello = await _hello(requests, context)
         try:
             node = self._nodes.join(hello)
         except HelloError as error:
@@ -80,7 +81,7 @@ class Control(MeshServicer):
         try:
             async with asyncio.timeout(None) as leash:
                 self._leashes[node.id] = leash
-                reason = await self._read(context, node) or reason
+                reason = await self._read(requests, node) or reason
         except TimeoutError:
             reason = f"no heartbeat for {SILENCE_S:.0f} s"
         finally:
@@ -91,27 +92,9 @@ class Control(MeshServicer):
             self.listener.on_lost(node)
         await context.abort(grpc.StatusCode.ABORTED, f"you are out of the mesh: {reason}; join again")
 
-    async def _hello(self, context: Context) -> Hello:
-        try:
-            async with asyncio.timeout(HELLO_S):
-                first = await context.read()
-        except TimeoutError:
-            await _refuse(context, grpc.StatusCode.DEADLINE_EXCEEDED, f"no Hello within {HELLO_S:.0f} s")
-        if not isinstance(first, NodeMessage) or first.WhichOneof("body") != "hello":
-            await _refuse(context, grpc.StatusCode.INVALID_ARGUMENT, "the first message must be a Hello")
-        if first.hello.protocol != VERSION:
-            older = "this node" if first.hello.protocol < VERSION else "the orchestrator"
-            await _refuse(
-                context,
-                grpc.StatusCode.FAILED_PRECONDITION,
-                f"this node (motley {first.hello.version}) speaks protocol version {first.hello.protocol}, the"
-                f" orchestrator version {VERSION}; install the same motley on both, {older} has the older one",
-            )
-        return first.hello
-
-    async def _read(self, context: Context, node: Node) -> str:
+    async def _read(self, requests: AsyncIterator[NodeMessage], node: Node) -> str:
         """Pass on what the node says until it ends the stream; returns why we end it, if we do."""
-        while isinstance(message := await context.read(), NodeMessage):  # grpc.aio.EOF at the end
+        async for message in requests:
             match message.WhichOneof("body"):
                 case "hello":
                     return "it said Hello twice"
@@ -120,6 +103,25 @@ class Control(MeshServicer):
                 case _:
                     self.listener.on_message(node, message)
         return ""
+
+
+async def _hello(requests: AsyncIterator[NodeMessage], context: Context) -> Hello:
+    try:
+        async with asyncio.timeout(HELLO_S):
+            first = await anext(requests, None)
+    except TimeoutError:
+        await _refuse(context, grpc.StatusCode.DEADLINE_EXCEEDED, f"no Hello within {HELLO_S:.0f} s")
+    if first is None or first.WhichOneof("body") != "hello":
+        await _refuse(context, grpc.StatusCode.INVALID_ARGUMENT, "the first message must be a Hello")
+    if first.hello.protocol != VERSION:
+        older = "this node" if first.hello.protocol < VERSION else "the orchestrator"
+        await _refuse(
+            context,
+            grpc.StatusCode.FAILED_PRECONDITION,
+            f"this node (motley {first.hello.version}) speaks protocol version {first.hello.protocol}, the"
+            f" orchestrator version {VERSION}; install the same motley on both, {older} has the older one",
+        )
+    return first.hello
 
 
 async def _write(context: Context, outbox: asyncio.Queue[OrchestratorMessage]) -> None:

@@ -218,11 +218,11 @@ def _open_session(
     _share_arena()
     options = ort.SessionOptions()
     options.log_severity_level = 3
-    options.inter_op_num_threads = 1
-    options.intra_op_num_threads = 1
     if threads > 1:
         _share_threads(threads)
         options.use_per_session_threads = False
+    else:
+        options.inter_op_num_threads = options.intra_op_num_threads = 1
     options.add_session_config_entry("session.use_env_allocators", "1")
     options.add_session_config_entry(
         "session.model_external_initializers_file_folder_path", str(graph.share_file.parent)

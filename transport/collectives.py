@@ -123,6 +123,7 @@ class Communicator:
             algorithm: force one; by default it is chosen from the size and what `connect_mesh` measured.
         """
         entered = self.stats.enter()
+        self._check_open()
         flat = self._flat(buffer, writable=True)
         if flat.dtype not in SUMMABLE:
             raise UsageError(f"all_reduce sums float32, not {flat.dtype}")
@@ -146,6 +147,7 @@ class Communicator:
             out: an array per rank, of unequal sizes if need be, the same on all ranks.
         """
         entered = self.stats.enter()
+        self._check_open()
         mine = self._flat(local)
         targets = [self._flat(array, writable=True) for array in out]
         if len(targets) != self._size:
@@ -164,12 +166,12 @@ class Communicator:
     def broadcast(self, buffer: Array, root: int) -> None:
         """Copy the `buffer` of rank `root` (C-contiguous, same size and type on all ranks) into everyone's."""
         entered = self.stats.enter()
+        self._check_open()
         flat = self._flat(buffer, writable=root != self._rank)
         if root == self._rank:
             heard = self._move(Op.BROADCAST, flat, list(self._links.values()), {}, "a broadcast")
         else:
-            self._link(root)
-            heard = self._move(Op.BROADCAST, flat, [], {root: flat}, "a broadcast")
+            heard = self._move(Op.BROADCAST, flat, [], {self._link(root).rank: flat}, "a broadcast")
         self.stats.leave(entered, heard or entered)
 
     def send(self, data: bytes | bytearray | memoryview, to: int) -> None:
@@ -292,15 +294,16 @@ class Communicator:
     def _move(self, op: Op, payload: Array, to: Sequence[Link], into: Mapping[int, Array], what: str) -> int:
         """One exchange without sums: `payload` to some links, from others into arrays."""
         try:
-            self._check_open()
             sequence = self._next_sequence()
-            header = pack_header(op, DTYPE_CODES[payload.dtype], 0, sequence, payload.nbytes)
-            outgoing = Outgoing(slice(0, payload.size), payload.dtype, to)
+            sends: list[tuple[Link, memoryview]] = []
+            if to:
+                header = pack_header(op, DTYPE_CODES[payload.dtype], 0, sequence, payload.nbytes)
+                sends = Outgoing(slice(0, payload.size), payload.dtype, to).sends(header, payload)
             receives = [
                 self._in_place(self._links[rank], op, DTYPE_CODES[array.dtype], 0, sequence, array)
                 for rank, array in into.items()
             ]
-            return self._exchange.run(outgoing.sends(header, payload), receives, self.deadline_s, what)
+            return self._exchange.run(sends, receives, self.deadline_s, what)
         except BaseException as error:
             self._give_up(error)
 

@@ -9,6 +9,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 
 from .errors import PeerLost, ProtocolError
 from .wire import (
@@ -139,10 +140,6 @@ class Link:
                 self.unsent.popleft()
         return moved
 
-    def keep_unsent(self) -> None:
-        """Own the bytes that are still unsent, so that the caller may change its memory."""
-        self.unsent = deque(memoryview(bytes(view)) for view in self.unsent)
-
     def has_words(self) -> bool:
         """Look, between frames, whether the peer has sent anything, without taking it.
 
@@ -183,9 +180,6 @@ class Link:
             pass  # nothing more can be read: what is known already has to do
         return PeerLost(self.rank, f"{why} ({self.address})")
 
-    def close(self) -> None:
-        self.socket.close()
-
 
 def part(links: Sequence[Link], farewell: bytes) -> None:
     """Say `farewell` to every peer, as far as that goes within `LAST_WORDS_S`, and close all links."""
@@ -206,14 +200,20 @@ def part(links: Sequence[Link], farewell: bytes) -> None:
             break
         wait_ready((), talking, remaining)
     for link in links:
-        try:
-            link.socket.shutdown(socket.SHUT_WR)
-            # A socket closed with unread bytes resets the connection, which can destroy the farewell.
-            while link.socket.recv(1 << 16):
-                pass
-        except OSError:
-            pass
-        link.close()
+        close_gently(link.socket)
+
+
+def close_gently(connection: socket.socket) -> None:
+    """Close a non-blocking socket such that what was sent last arrives.
+
+    Closing with unread bytes would reset the connection, which can destroy what the peer has not read yet.
+    """
+    with suppress(OSError):
+        connection.shutdown(socket.SHUT_WR)
+        for _ in range(64):
+            if not connection.recv(1 << 16):
+                break
+    connection.close()
 
 
 def part_in_peace(links: Sequence[Link]) -> None:

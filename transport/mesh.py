@@ -21,7 +21,7 @@ import numpy as np
 
 from .collectives import Communicator
 from .errors import PeerTimeout, ProtocolError, TransportError, UsageError
-from .link import Link, part_with_blame
+from .link import Link, close_gently, part_with_blame
 from .wire import Handshake, Membership, Refusal
 
 log = logging.getLogger(__name__)
@@ -109,7 +109,11 @@ def connect_mesh(
         bootstrap.close()
     communicator = Communicator(membership.rank, bootstrap.links, spin_s)
     # A rank that still misses another one gives up when its time is over: wait a little longer, to hear whom it misses.
-    _measure(communicator, bootstrap.links, max(0.0, deadline - time.monotonic()) + 2.0)
+    try:
+        _measure(communicator, bootstrap.links, max(0.0, deadline - time.monotonic()) + 2.0)
+    except BaseException:
+        communicator.close()
+        raise
     return communicator
 
 
@@ -182,10 +186,14 @@ class _Bootstrap:
             self._listen_if_room()
             events = [deadline, *self._redials.values(), *(attempt.expires for attempt in self._attempts)]
             for key, _ in self._selector.select(max(0.0, min(events) - time.monotonic())):
-                if isinstance(key.data, _Attempt):
-                    self._advance(key.data)
-                else:
-                    self._accept()
+                match key.data:
+                    case _Attempt():
+                        self._advance(key.data)
+                    case Link():
+                        if key.data.has_words():  # it is done and measures already
+                            self._selector.unregister(key.data)
+                    case _:
+                        self._accept()
 
     def close(self) -> None:
         """Close all connections that are no links."""
@@ -273,10 +281,11 @@ class _Bootstrap:
         except Refusal as refusal:
             self._refuse(attempt, refusal)
             return
-        if attempt.handshake.peer not in self._missing:
-            self._refuse(attempt, attempt.handshake.refusal(f"rank {attempt.handshake.peer} is connected already"))
-            return
-        self._complete(attempt, attempt.handshake.peer)
+        rank = attempt.handshake.peer
+        if rank in self._missing:
+            self._complete(attempt, rank)
+        else:  # two claimed the rank at once and both hold the secret
+            self._refuse(attempt, attempt.handshake.refusal(f"rank {rank} is connected already"))
 
     def _connected(self, attempt: _Attempt) -> None:
         error = attempt.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
@@ -289,11 +298,12 @@ class _Bootstrap:
         self._selector.modify(attempt.socket, selectors.EVENT_READ, attempt)
 
     def _complete(self, attempt: _Attempt, rank: int) -> None:
-        self._selector.unregister(attempt.socket)
         self._attempts.remove(attempt)
         self._missing.discard(rank)
         self._above.discard(rank)
-        self.links[rank] = Link(self._membership.rank, rank, attempt.address, attempt.socket)
+        link = Link(self._membership.rank, rank, attempt.address, attempt.socket)
+        self.links[rank] = link
+        self._selector.modify(link, selectors.EVENT_READ, link)  # to notice if it goes while others are missing
 
     def _refuse(self, attempt: _Attempt, refusal: Refusal) -> None:
         """Tell the peer why, log it, and go on - unless the peer is one that this rank needs and cannot have."""
@@ -315,7 +325,7 @@ class _Bootstrap:
         if attempt.socket in self._selector.get_map():
             self._selector.unregister(attempt.socket)
         self._attempts.discard(attempt)
-        attempt.socket.close()
+        close_gently(attempt.socket)
 
 
 def _peer_address(connection: socket.socket) -> str:

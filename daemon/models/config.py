@@ -51,6 +51,7 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "clip_qkv": (),
     "embedding_multiplier": (1.0,),
     "final_logit_softcapping": (),
+    "is_causal": (True,),
     "layernorm_scale": (1.0,),
     "logit_scale": (1.0,),
     "logits_scaling": (1.0,),
@@ -64,6 +65,7 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "rope_interleaved": (False,),
     "scale_depth": (1.0,),
     "scale_emb": (1.0,),
+    "use_bidirectional_attention": (False,),
     "use_qk_norm": (False,),
 }
 """Keys that change the maths in ways no family here has, with the values (besides null) that change nothing."""
@@ -144,8 +146,9 @@ def read_config(folder: Path) -> ModelConfig:
     if heads % kv_heads:
         raise config.refusal("num_key_value_heads", f"a divisor of num_attention_heads = {heads}")
     head_dim = config.size("head_dim", family.head_dim or hidden // heads)
-    if head_dim % 2 or ("head_dim" not in config.values and family.head_dim is None and hidden % heads):
-        raise config.refusal("head_dim", "an even number (or hidden_size / num_attention_heads if that is one)")
+    derived = config.values.get("head_dim") is None and family.head_dim is None
+    if head_dim % 2 or (derived and hidden % heads):
+        raise config.refusal("head_dim", "an even number, by default hidden_size / num_attention_heads")
     layers = config.size("num_hidden_layers")
     context = config.size("max_position_embeddings")
     eos = list(config.tokens("eos_token_id"))

@@ -100,17 +100,13 @@ def penalties(vocabulary: int) -> st.SearchStrategy[dict[str, object]]:
             "repetition_penalty": st.sampled_from([0.7, 1.3]),
             "presence_penalty": st.sampled_from([-1.0, 0.5]),
             "frequency_penalty": st.sampled_from([-0.5, 0.25, 2.0]),
-            "logit_bias": st.dictionaries(
-                st.integers(0, vocabulary - 1), st.floats(-100, 100, width=16), max_size=3
-            ),
+            "logit_bias": st.dictionaries(st.integers(0, vocabulary - 1), st.floats(-100, 100, width=16), max_size=3),
         },
     )
 
 
 @given(data=st.data(), vocabulary=st.integers(1, 300), seed=st.integers(0, 2**64 - 1))
-def test_every_split_chooses_what_the_whole_vocabulary_would(
-    data: st.DataObject, vocabulary: int, seed: int
-) -> None:
+def test_every_split_chooses_what_the_whole_vocabulary_would(data: st.DataObject, vocabulary: int, seed: int) -> None:
     params = SamplingParams(
         temperature=data.draw(st.sampled_from([0.0, 0.3, 1.0, 5.0])),
         top_k=data.draw(st.sampled_from([0, 0, 1, 3, 40, 1000])),
@@ -237,7 +233,7 @@ def test_minus_infinity_is_never_drawn_nor_reported() -> None:
     logits = np.array([-np.inf, 1, -np.inf, 1], np.float32)
     params = SamplingParams(temperature=1.0, logprobs=True, top_logprobs=4, repetition_penalty=1.1)
     for extra in ({}, {"top_p": 0.999}, {"top_k": 4}, {"min_p": 1e-6}):
-        ranks = Ranks(replace(params, **extra), 4, [1, 3], [0, 1])  # type: ignore[arg-type]
+        ranks = Ranks(replace(params, **extra), 4, [1, 3], [0, 1])
         choices = [ranks.sample(logits, step) for step in range(30)]
         assert {choice.token for choice in choices} == {1, 3}
         assert all({token for token, _ in choice.top} == {1, 3} for choice in choices)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -108,11 +109,12 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-def transformers_logits(folder: Path, tokens: list[int]) -> np.ndarray:
+def transformers_logits(folder: Path, tokens: list[int]) -> npt.NDArray[np.float32]:
     """f32[T, V]: what transformers computes for a model, in float64 wherever its code does not force float32."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64, attn_implementation="eager")
     with torch.inference_mode():
-        return model(torch.tensor([tokens])).logits[0].to(torch.float32).numpy()
+        logits: npt.NDArray[np.float32] = model(torch.tensor([tokens])).logits[0].to(torch.float32).numpy()
+    return logits
 
 
 def _write_model(folder: Path, settings: dict[str, Any], seed: int) -> None:
@@ -135,7 +137,7 @@ def _write_model(folder: Path, settings: dict[str, Any], seed: int) -> None:
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-def _continue(folder: Path, vocabulary: int, seed: int) -> tuple[list[int], np.ndarray] | None:
+def _continue(folder: Path, vocabulary: int, seed: int) -> tuple[list[int], npt.NDArray[np.float32]] | None:
     tokens = np.random.default_rng(seed).integers(0, vocabulary, PROMPT).tolist()
     for _ in range(CONTINUATION):
         logits = transformers_logits(folder, tokens)

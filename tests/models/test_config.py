@@ -145,6 +145,7 @@ def test_end_tokens_of_both_files(tmp_path: Path) -> None:
         (LLAMA | {"num_key_value_heads": 3}, "num_key_value_heads"),
         (LLAMA | {"head_dim": 15}, "head_dim"),
         (LLAMA | {"num_attention_heads": 6}, "head_dim"),
+        (LLAMA | {"num_attention_heads": 6, "head_dim": None}, "head_dim"),
         (LLAMA | {"rms_norm_eps": -1.0}, "rms_norm_eps"),
         (LLAMA | {"rms_norm_eps": float("nan")}, "rms_norm_eps"),
         (LLAMA | {"tie_word_embeddings": 1}, "tie_word_embeddings"),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import onnx
 import onnx.inliner
 import pytest
@@ -22,6 +24,11 @@ from motley.daemon.weights.share_file import write_share
 from tests.models.cases import GOLDEN, Case, golden_cases, uneven_shares, whole_share
 
 QUANTISED = [case for case in golden_cases() if case.config.hidden % 16 == 0]
+ENCODED = [
+    pytest.param(case, quantisation, id=f"{case}-{quantisation}")
+    for quantisation in ("fp32", "int8", "int4")
+    for case in (golden_cases() if quantisation == "fp32" else QUANTISED)
+]
 
 
 def declare(case: Case, ranks: int, rank: int, quantisation: str = "fp32") -> Declared:
@@ -53,6 +60,20 @@ def test_graphs_are_valid(quantisation: str, ranks: int, tmp_path: Path) -> None
                 shapes = onnx.shape_inference.infer_shapes(proto, strict_mode=True, data_prop=True).graph
                 known = {value.name for value in [*shapes.value_info, *shapes.output]}
                 assert {output for node in shapes.node for output in node.output} <= known
+
+
+def test_a_rank_without_any_unit_has_a_valid_graph(tmp_path: Path) -> None:
+    for case in golden_cases():
+        whole = whole_share(units(case.config, "fp32", 32))
+        nothing = Share(
+            1,
+            range(whole.attention.stop, whole.attention.stop),
+            range(whole.mlp.stop, whole.mlp.stop),
+            range(whole.vocabulary.stop, whole.vocabulary.stop),
+        )
+        declared = build_rank_graph(case.config, [whole, nothing], 1, "fp32", 32, 64)
+        assert (declared.weights, declared.share_bytes, declared.caches, len(declared.words)) == ([], 0, [], 0)
+        onnx.checker.check_model(declared.proto, full_check=True)
 
 
 def test_collectives_only_among_ranks() -> None:
@@ -96,21 +117,18 @@ def test_initializers_are_where_the_weights_will_be(quantisation: str) -> None:
         assert offset + length <= following
 
 
-@pytest.mark.parametrize("quantisation", ["fp32", "int8", "int4"])
-@pytest.mark.parametrize("case", golden_cases(), ids=str)
+@pytest.mark.parametrize(("case", "quantisation"), ENCODED)
 def test_shares_partition_the_checkpoint(case: Case, quantisation: str) -> None:
     """Every element of every cut tensor is on one rank, or on several if it is of a KV head that they share."""
-    if quantisation != "fp32" and case not in QUANTISED:
-        pytest.skip("no quantisation block fits this model")
     with Checkpoint(case.folder) as checkpoint:
-        owners = {}
+        owners: dict[str, npt.NDArray[np.int64]] = {}
         for rank in range(5):
             for place in declare(case, 5, rank, quantisation).weights:
                 for piece in place.weight.pieces:
                     shape = checkpoint.check(piece).shape
                     columns = [piece.columns] if piece.columns is not None else []
                     region = np.ix_(*(list(part) for part in (piece.rows, *columns)))
-                    owners.setdefault(piece.tensor, np.zeros(shape, int))[region] += 1
+                    owners.setdefault(piece.tensor, np.zeros(shape, np.int64))[region] += 1
         # An untied embedding table is looked up, not multiplied with.
         names = {name for name in _tensors(checkpoint) if name != EMBEDDING or case.config.tied}
     assert set(owners) == names
@@ -121,8 +139,6 @@ def test_shares_partition_the_checkpoint(case: Case, quantisation: str) -> None:
 
 
 def _tensors(checkpoint: Checkpoint) -> set[str]:
-    import json
-
     header = (checkpoint.folder / "model.safetensors").read_bytes()
     length = int.from_bytes(header[:8], "little")
     return set(json.loads(header[8 : 8 + length])) - {"__metadata__"}
@@ -156,11 +172,8 @@ def test_another_interpreter_computes_the_same(case: Case, tmp_path: Path) -> No
         np.testing.assert_allclose(results["logits"], expected, atol=1e-4 * np.abs(expected).max(), rtol=0)
 
 
-@pytest.mark.parametrize("quantisation", ["fp32", "int8", "int4"])
-@pytest.mark.parametrize("case", golden_cases(), ids=str)
+@pytest.mark.parametrize(("case", "quantisation"), ENCODED)
 def test_profile_counts_what_a_share_holds(case: Case, quantisation: str) -> None:
-    if quantisation != "fp32" and case not in QUANTISED:
-        pytest.skip("no quantisation block fits this model")
     config = replace(case.config, vocabulary=64)  # so that no vocabulary unit is shorter than the others
     told = profile(config, quantisation, 32)
     cut = units(config, quantisation, 32)
@@ -183,7 +196,7 @@ def test_profile_counts_what_a_share_holds(case: Case, quantisation: str) -> Non
     assert told.fixed_bytes > replicated
     heads = sum(spec.heads * spec.head_dim for spec in declared.caches)
     assert told.kv_groups * told.cache_bytes_per_token == 2 * 4 * heads
-    assert (told.attention_splits, told.mlp_units) == (list(cut.attention_splits), cut.mlp)
+    assert (tuple(told.attention_splits), told.mlp_units) == (cut.attention_splits, cut.mlp)
     assert (told.family, told.layers, told.context_length) == (config.family, config.layers, config.context)
 
 
@@ -202,4 +215,4 @@ def test_impossible_requests_are_refused() -> None:
     with pytest.raises(ConfigError, match="context of 0 tokens"):
         build_rank_graph(config, [whole], 0, "fp32", 32, 0)
     with pytest.raises(ShareError, match="the model has 4"):
-        build_rank_graph(config, [Share(1, range(0, 3), whole.mlp, whole.vocabulary)], 0, "fp32", 32, 64)
+        build_rank_graph(config, [Share(1, range(3), whole.mlp, whole.vocabulary)], 0, "fp32", 32, 64)

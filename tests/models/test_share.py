@@ -55,7 +55,7 @@ def test_kv_heads_cover_a_share_in_equal_steps(groups: int, split: int, data: st
 
 
 def test_a_kv_head_is_repeated_only_where_parts_are_unequal() -> None:
-    whole = Share(2, range(0, 4), range(0), range(0))
-    assert kv_heads(whole) == [(0, range(0, 2)), (1, range(2, 4))]
+    whole = Share(2, range(4), range(0), range(0))
+    assert kv_heads(whole) == [(0, range(2)), (1, range(2, 4))]
     uneven = Share(2, range(1, 4), range(0), range(0))
     assert kv_heads(uneven) == [(0, range(1, 2)), (1, range(2, 3)), (1, range(3, 4))]

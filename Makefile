@@ -1,0 +1,45 @@
+# Everything sets itself up: a .venv beside this file, with what pyproject.toml asks for.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PACKAGES := bench cli daemon orchestrator plugins protocol transport
+
+.PHONY: demo test lint format protocol clean
+
+demo: $(VENV)/installed
+	$(BIN)/motley demo
+
+test: $(VENV)/installed-dev
+	$(BIN)/pytest -n auto
+
+# mypy follows no import hooks, so it gets a tree of links in which the packages lie as they are imported.
+lint: $(VENV)/installed-dev
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	mkdir -p build/types/motley
+	for package in $(PACKAGES); do ln -sfn ../../../$$package build/types/motley/$$package; done
+	MYPYPATH=build/types $(BIN)/mypy --explicit-package-bases --platform linux -p motley
+	MYPYPATH=build/types $(BIN)/mypy --explicit-package-bases --platform win32 -p motley
+
+format: $(VENV)/installed-dev
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+protocol: $(VENV)/installed-dev
+	mkdir -p build/protocol
+	$(BIN)/python -m grpc_tools.protoc --proto_path=motley/protocol=protocol \
+		--python_out=build/protocol --pyi_out=build/protocol --grpc_python_out=build/protocol motley/protocol/mesh.proto
+	cp build/protocol/motley/protocol/mesh_pb2* protocol/
+
+$(VENV)/installed: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --editable .
+	touch $@
+
+$(VENV)/installed-dev: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --editable ".[dev]"
+	touch $@ $(VENV)/installed
+
+clean:
+	rm -rf $(VENV) build *.egg-info

@@ -1,0 +1,134 @@
+"""Talking to an orchestrator over its public HTTP API, as any client would."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from types import TracebackType
+from typing import Annotated, Any, Self
+
+import aiohttp
+import typer
+
+from motley.cli.errors import CliError
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+CONNECT_S = 5.0
+POLL_S = 0.2
+SILENCE_S = 330.0
+"""Longer than the orchestrator's own limit for an answer to go on."""
+
+Url = Annotated[
+    str, typer.Option(envvar="MOTLEY_URL", help="The orchestrator's HTTP address.", show_default=DEFAULT_URL)
+]
+ApiKey = Annotated[str, typer.Option(envvar="MOTLEY_API_KEY", help="API key, where the orchestrator wants one.")]
+
+
+class Unreachable(CliError):
+    """No orchestrator answers at the address."""
+
+
+class Client:
+    """An orchestrator's API; use as an asynchronous context."""
+
+    def __init__(self, url: str, api_key: str = "") -> None:
+        self._url = url.rstrip("/")
+        self._http = aiohttp.ClientSession(
+            headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
+            timeout=aiohttp.ClientTimeout(total=None, connect=CONNECT_S, sock_read=SILENCE_S),
+        )
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._http.close()
+
+    async def call(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        """One request with a JSON answer.
+
+        Raises:
+            CliError: nobody answers, or the orchestrator refuses; the message is its own.
+        """
+        async with self._request(method, path, body) as response:
+            answer: dict[str, Any] = await response.json()
+            return answer
+
+    async def stream(self, path: str, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+        """The events of a streamed answer.
+
+        Raises:
+            CliError: as `call`, or the answer broke off.
+        """
+        async with self._request("POST", path, {**body, "stream": True}) as response:
+            async for line in response.content:
+                data = line.decode().strip().removeprefix("data: ")
+                if data == "[DONE]":
+                    return
+                if data:
+                    event: dict[str, Any] = json.loads(data)
+                    if "error" in event:
+                        raise CliError(event["error"]["message"])
+                    yield event
+        raise CliError("the answer broke off; see what the orchestrator says")
+
+    async def sessions(self) -> list[dict[str, Any]]:
+        answer = await self.call("GET", "/api/sessions")
+        found: list[dict[str, Any]] = answer["sessions"]
+        return found
+
+    async def wait_ready(self, session: dict[str, Any], show: Callable[[int, int, int], None]) -> dict[str, Any]:
+        """Follow a session until it is ready; `show` is told each rank's (done, total) bytes.
+
+        Raises:
+            CliError: it failed.
+        """
+        while session["state"] != "ready":
+            if session["failure"] or session["state"] in ("closing", "closed", "failed"):
+                why = session["failure"]["message"] if session["failure"] else "it was closed"
+                raise CliError(f"session {session['name']!r} did not come up: {why}")
+            for rank in session["ranks"]:
+                if rank["loading"]["total_bytes"]:
+                    show(rank["rank"], rank["loading"]["done_bytes"], rank["loading"]["total_bytes"])
+            await asyncio.sleep(POLL_S)
+            session = await self.call("GET", f"/api/sessions/{session['id']}")
+        return session
+
+    def _request(self, method: str, path: str, body: dict[str, Any] | None) -> _Request:
+        return _Request(self._http.request(method, self._url + path, json=body), self._url)
+
+
+class _Request:
+    """One HTTP request whose failures become `CliError`."""
+
+    def __init__(self, context: Any, url: str) -> None:
+        self._context = context
+        self._url = url
+
+    async def __aenter__(self) -> aiohttp.ClientResponse:
+        try:
+            response: aiohttp.ClientResponse = await self._context.__aenter__()
+        except (aiohttp.ClientConnectorError, aiohttp.InvalidURL, aiohttp.ConnectionTimeoutError) as error:
+            raise Unreachable(
+                f"no orchestrator answers at {self._url} ({error}); start one with `motley up` or name one with --url"
+            ) from error
+        except aiohttp.ClientError as error:
+            raise CliError(f"the orchestrator at {self._url} does not answer properly: {error!r}") from error
+        if response.status >= 400:
+            try:
+                message = (await response.json())["error"]["message"]
+            except (aiohttp.ContentTypeError, ValueError, KeyError, TypeError):
+                message = f"{self._url} answers {response.status} {response.reason}; is it a Motley orchestrator?"
+            await self._context.__aexit__(None, None, None)
+            raise CliError(message)
+        return response
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._context.__aexit__(kind, error, trace)
+        if isinstance(error, aiohttp.ClientError | TimeoutError):
+            raise CliError(f"the connection to {self._url} broke: {error!r}") from error

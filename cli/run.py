@@ -1,0 +1,164 @@
+"""`motley run`: text from a model, served by the mesh, or by this machine alone if there is no mesh."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from motley.cli.client import DEFAULT_URL, ApiKey, Client, Unreachable, Url
+from motley.cli.errors import CliError
+from motley.cli.interrupt import run as run_interruptibly
+from motley.cli.show import console, loading_bars
+
+JOIN_S = 60.0
+"""The local node of a mesh of one has this long to measure itself and join."""
+
+
+def register(app: typer.Typer) -> None:
+    app.command(
+        epilog='Examples: motley run ./tinyllama "Why is the sky blue?"   echo "ROMEO:" | motley run ./model - --raw'
+    )(run)
+
+
+def run(
+    context: typer.Context,
+    model: Annotated[str, typer.Argument(help="A served model's name, a folder, or a hub id (owner/name).")],
+    prompt: Annotated[str, typer.Argument(help="What to say; - reads standard input.")],
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Continue the prompt as it is, without the chat template.")
+    ] = False,
+    quant: Annotated[str, typer.Option(help="fp32, int8 or int4, where the model has yet to be loaded.")] = "int8",
+    max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer.")] = 512,
+    temperature: Annotated[float, typer.Option(help="0: always the likeliest token.")] = 0.7,
+    top_k: Annotated[int, typer.Option(help="Only the k likeliest tokens. 0: off.")] = 0,
+    top_p: Annotated[float, typer.Option(help="Only the likeliest tokens that make up this mass. 1: off.")] = 1.0,
+    min_p: Annotated[float, typer.Option(help="Only tokens this likely, relative to the likeliest. 0: off.")] = 0.0,
+    seed: Annotated[int | None, typer.Option(help="Equal seeds give equal answers.")] = None,
+    stop: Annotated[list[str] | None, typer.Option(help="End before this text; may be repeated.")] = None,
+    url: Url = DEFAULT_URL,
+    api_key: ApiKey = "",
+    as_json: Annotated[bool, typer.Option("--json", help="One line of JSON instead of the text.")] = False,
+) -> None:
+    """Have a model answer a prompt. It is loaded first if it is not served yet, and stays loaded."""
+    text = sys.stdin.read() if prompt == "-" else prompt
+    if Path(model).is_dir():
+        model = str(Path(model).resolve())  # for a daemon with another working directory
+    if Path(model).is_dir():
+        model = str(Path(model).resolve())  # the nodes run elsewhere
+    body: dict[str, Any] = {
+        "max_tokens": max_tokens,
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "min_p": min_p,
+        "stream_options": {"include_usage": True},
+        **({"seed": seed} if seed is not None else {}),
+        **({"stop": stop} if stop else {}),
+        **({"prompt": text} if raw else {"messages": [{"role": "user", "content": text}]}),
+    }
+    given = context.get_parameter_source("url")
+    may_be_alone = given is not None and given.name == "DEFAULT"
+    run_interruptibly(_run(model, quant, body, url, api_key, may_be_alone, as_json))
+
+
+async def _run(
+    model: str, quant: str, body: dict[str, Any], url: str, api_key: str, may_be_alone: bool, as_json: bool
+) -> None:
+    try:
+        async with Client(url, api_key) as client:
+            sessions = await client.sessions()
+            await _answer(client, sessions, model, quant, body, as_json)
+    except Unreachable:
+        if not may_be_alone:
+            raise
+        console.print(f"[dim]no mesh at {url}: this machine runs the model alone, and forgets it afterwards[/]")
+        async with mesh_of_one() as client:
+            await _answer(client, [], model, quant, body, as_json)
+
+
+async def _answer(
+    client: Client, sessions: list[dict[str, Any]], model: str, quant: str, body: dict[str, Any], as_json: bool
+) -> None:
+    usable = [session for session in sessions if not session["failure"]]
+    session = next((session for session in usable if model in (session["name"], session["id"], session["model"])), None)
+    with loading_bars() as bars:
+        if session is None:
+            session = await client.call("POST", "/api/sessions", {"model": model, "quantisation": quant})
+        session = await client.wait_ready(session, bars.advance_to)
+    path = "/v1/completions" if "prompt" in body else "/v1/chat/completions"
+    began = time.perf_counter()
+    first: float | None = None
+    said: list[str] = []
+    finish, usage = "", {}
+    async for event in client.stream(path, {**body, "model": session["name"]}):
+        usage = event.get("usage") or usage
+        for choice in event["choices"]:
+            piece = choice["text"] if "prompt" in body else choice["delta"].get("content") or ""
+            first = first or time.perf_counter()
+            finish = choice["finish_reason"] or finish
+            said.append(piece)
+            if not as_json:
+                print(piece, end="", flush=True)
+    ended = time.perf_counter()
+    tokens = usage.get("completion_tokens", 0)
+    ms = 1e3 * (ended - (first or ended)) / max(1, tokens - 1)
+    if as_json:
+        answer = {"model": session["name"], "text": "".join(said), "finish_reason": finish, "usage": usage}
+        print(json.dumps({**answer, "ttft_ms": 1e3 * ((first or ended) - began), "ms_per_token": ms}))
+    else:
+        print()
+        console.print(
+            f"[dim]{tokens} tokens, {ms:.1f} ms each, on {len(session['ranks'])} rank(s); ended by {finish}[/]"
+        )
+
+
+@asynccontextmanager
+async def mesh_of_one() -> AsyncIterator[Client]:
+    """An orchestrator and a node in this process, on loopback, for as long as the context lasts."""
+    from motley.daemon.app import DaemonConfig, Observer, run_daemon
+    from motley.orchestrator.app import Orchestrator, OrchestratorConfig
+
+    with tempfile.TemporaryDirectory(prefix="motley-") as state:
+        orchestrator = Orchestrator(
+            OrchestratorConfig(host="127.0.0.1", grpc_port=0, http_port=0, state_dir=Path(state))
+        )
+        await orchestrator.start()
+        node = asyncio.create_task(
+            run_daemon(DaemonConfig(orchestrator.join_target, orchestrator.join_token), Observer())
+        )
+        try:
+            async with Client(orchestrator.http_url) as client:
+                await wait_for_nodes(client, 1, node)
+                yield client
+        finally:
+            await orchestrator.stop()
+            node.cancel()
+            await asyncio.gather(node, return_exceptions=True)
+
+
+async def wait_for_nodes(client: Client, count: int, *parts: asyncio.Future[Any]) -> None:
+    """Wait until so many nodes have joined.
+
+    Raises:
+        CliError: one of `parts` ended before that, or `JOIN_S` have passed.
+    """
+    deadline = time.monotonic() + JOIN_S
+    while True:
+        nodes = (await client.call("GET", "/api/nodes"))["nodes"]
+        if sum(node["state"] == "alive" for node in nodes) >= count:
+            return
+        for part in parts:
+            if part.done():
+                raise CliError(f"a node ended before it joined: {part.exception() or part.result()}")
+        if time.monotonic() > deadline:
+            raise CliError(f"{count} nodes wanted, {len(nodes)} have joined within {JOIN_S:.0f} s")
+        await asyncio.sleep(0.05)

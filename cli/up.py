@@ -1,0 +1,83 @@
+"""`motley up`: an orchestrator, and this machine as its first node."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from motley.cli.interrupt import run
+from motley.cli.options import Memory, Models, Name, Scratch, Threads, daemon_config
+from motley.cli.show import console
+
+if TYPE_CHECKING:
+    from motley.daemon.app import DaemonConfig
+    from motley.orchestrator.app import OrchestratorConfig
+
+
+def register(app: typer.Typer) -> None:
+    app.command(epilog="Example: motley up --memory 6GB")(up)
+
+
+def up(
+    host: Annotated[str, typer.Option(help="Address where nodes join.")] = "0.0.0.0",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port where nodes join. 0: any free one.")] = 7337,
+    http_host: Annotated[
+        str, typer.Option(help="Address of the API. Anything but loopback makes an API key necessary.")
+    ] = "127.0.0.1",
+    http_port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the API. 0: any free one.")] = 8000,
+    api_key: Annotated[str, typer.Option(envvar="MOTLEY_API_KEY", help="Key that clients must show.")] = "",
+    state: Annotated[Path | None, typer.Option(help="Folder for the mesh's identity.", file_okay=False)] = None,
+    node: Annotated[bool, typer.Option(help="Whether this machine is a node too.")] = True,
+    name: Name = "",
+    memory: Memory = "",
+    threads: Threads = 0,
+    models: Models = None,
+    scratch: Scratch = None,
+) -> None:
+    """Start an orchestrator, with this machine as its first node, until Ctrl-C."""
+    import platformdirs
+
+    from motley.orchestrator.app import OrchestratorConfig
+
+    orchestrator = OrchestratorConfig(
+        host=host,
+        grpc_port=port,
+        http_host=http_host,
+        http_port=http_port,
+        state_dir=state or Path(platformdirs.user_data_dir("motley", appauthor=False)),
+        api_key=api_key or None,
+    )
+    local = daemon_config(name=name, memory=memory, threads=threads, models=models, scratch=scratch)
+    run(_serve(orchestrator, local if node else None))
+
+
+async def _serve(config: OrchestratorConfig, local: DaemonConfig | None) -> None:
+    from motley.cli.narrator import Narrator
+    from motley.daemon.app import run_daemon
+    from motley.orchestrator.app import Orchestrator
+
+    orchestrator = Orchestrator(config)
+    await orchestrator.start()
+    try:
+        console.print(f"[bold]Motley is up.[/] API: {orchestrator.http_url}/v1")
+        if orchestrator.api_key is not None:
+            console.print(f"Clients need this API key: {orchestrator.api_key}", soft_wrap=True)
+        console.print("Other machines join with:")
+        console.print(
+            f"  motley join {orchestrator.join_target} --token {orchestrator.join_token}",
+            soft_wrap=True,
+            highlight=False,
+        )
+        if local is None:
+            await asyncio.Event().wait()
+            return
+        node = replace(local, orchestrator=orchestrator.join_target, token=orchestrator.join_token)
+        with closing(Narrator()) as narrator:
+            await run_daemon(node, narrator)
+    finally:
+        await orchestrator.stop()

@@ -1,0 +1,271 @@
+"""A real orchestrator on free ports, and nodes that speak the protocol to it over real TLS sockets.
+
+A `ScriptedNode` has no engine: it answers what a daemon must answer, and what a test tells it to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import grpc
+import grpc.aio
+import pytest
+
+from motley.orchestrator.app import Orchestrator, OrchestratorConfig
+from motley.protocol import VERSION
+from motley.protocol.mesh_pb2 import (
+    Capabilities,
+    Delta,
+    Describe,
+    Described,
+    Empty,
+    Generate,
+    Heartbeat,
+    Hello,
+    Loading,
+    ModelProfile,
+    NodeMessage,
+    OrchestratorMessage,
+    RankCommand,
+    RankEvent,
+    Ready,
+    Timing,
+)
+from motley.protocol.mesh_pb2_grpc import MeshStub
+
+GB = 10**9
+
+
+def small_profile(name: str = "bard") -> ModelProfile:
+    return ModelProfile(
+        name=name,
+        fingerprint="0123456789abcdef",
+        layers=4,
+        kv_groups=4,
+        attention_splits=[1, 2],
+        mlp_units=16,
+        vocabulary_units=8,
+        attention_query_bytes=4_000,
+        attention_kv_bytes=1_000,
+        mlp_unit_bytes=2_000,
+        vocabulary_unit_bytes=1_000,
+        cache_bytes_per_token=64,
+        fixed_bytes=10_000,
+        context_length=2048,
+        family="llama",
+        parameters=123_456,
+    )
+
+
+async def say(generate: Generate) -> AsyncIterator[Delta]:
+    """The answer of a node that was told nothing else."""
+    for text in ("Hello", ", ", "world"):
+        yield Delta(text=text, ids=[1])
+    yield Delta(finish="stop", prompt_tokens=5, completion_tokens=3)
+
+
+class ScriptedNode:
+    """One node's end of the control plane.
+
+    Attributes:
+        answer: yields the deltas of a request.
+        on_describe, on_rank: replace what the node answers.
+        commands: every rank command received.
+        generated: every request received.
+        cancelled: request ids cancelled.
+    """
+
+    def __init__(self, name: str = "pc", memory: int = GB, bandwidth: float = 10e9) -> None:
+        self.name = name
+        self.capabilities = Capabilities(
+            platform="linux",
+            cpu="a CPU",
+            cores=4,
+            memory_bytes=memory,
+            memory_bandwidth=bandwidth,
+            engines=["onnxruntime"],
+        )
+        self.protocol = VERSION
+        self.heartbeats = True
+        self.answer: Callable[[Generate], AsyncIterator[Delta]] = say
+        self.on_describe: Callable[[Describe], Described] = lambda _: Described(profile=small_profile())
+        self.on_rank: Callable[[RankCommand], Awaitable[None]] = self.obey
+        self.commands: list[RankCommand] = []
+        self.generated: list[Generate] = []
+        self.cancelled: asyncio.Queue[str] = asyncio.Queue()
+        self.node_id = ""
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def join(self, target: str, token: str) -> None:
+        """Dial as a daemon does: pin the certificate, then show the token. Raises what the server answers."""
+        host, _, port = target.rpartition(":")
+        secret, _, fingerprint = token.partition(".")
+        pem = await asyncio.to_thread(ssl.get_server_certificate, (host, int(port)))
+        assert hashlib.sha256(ssl.PEM_cert_to_DER_cert(pem)).hexdigest() == fingerprint
+        self._channel = grpc.aio.secure_channel(
+            target,
+            grpc.ssl_channel_credentials(root_certificates=pem.encode()),
+            options=[("grpc.ssl_target_name_override", "motley")],
+        )
+        self._call = MeshStub(self._channel).Join(metadata=[("motley-token", secret)])
+        try:
+            await self.send(
+                hello=Hello(
+                    protocol=self.protocol,
+                    version="0.1.0",
+                    name=self.name,
+                    address="127.0.0.1",
+                    capabilities=self.capabilities,
+                )
+            )
+            welcome = await self._call.read()
+            if welcome is grpc.aio.EOF:
+                raise grpc.aio.AioRpcError(await self._call.code(), None, None, await self._call.details())
+        except BaseException:
+            await self._channel.close()
+            raise
+        self.node_id = welcome.welcome.node_id
+        self._start(self._beat(welcome.welcome.heartbeat_s))
+        self._start(self._listen())
+
+    async def send(self, **body: Any) -> None:
+        await self._call.write(NodeMessage(**body))
+
+    async def event(self, command: RankCommand, **body: Any) -> None:
+        """Say something as the rank that `command` is for."""
+        await self.send(
+            rank=RankEvent(session=command.session, epoch=command.epoch, rank=command.rank, **body)
+        )
+
+    async def obey(self, command: RankCommand) -> None:
+        """What a healthy rank worker does."""
+        match command.WhichOneof("body"):
+            case "assign":
+                await self.event(command, listening=f"127.0.0.1:{5000 + command.rank}")
+            case "peers":
+                await self.event(command, loading=Loading(done_bytes=50, total_bytes=100))
+                await self.event(command, loading=Loading(done_bytes=100, total_bytes=100))
+                await self.event(command, ready=Ready(share_bytes=100, rss_bytes=300, load_s=0.5))
+            case "release":
+                await self.event(command, released=Empty())
+
+    async def leave(self) -> None:
+        """Break off, as a process that dies does."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._channel.close()
+
+    async def ended(self) -> grpc.StatusCode:
+        """Wait until the orchestrator ends the stream."""
+        code: grpc.StatusCode = await self._call.code()
+        return code
+
+    def _start(self, work: Any) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _beat(self, every_s: float) -> None:
+        while True:
+            if self.heartbeats:
+                await self.send(heartbeat=Heartbeat(memory_available_bytes=self.capabilities.memory_bytes))
+            await asyncio.sleep(every_s)
+
+    async def _listen(self) -> None:
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            while (message := await self._call.read()) is not grpc.aio.EOF:
+                await self._on_message(message)
+
+    async def _on_message(self, message: OrchestratorMessage) -> None:
+        match message.WhichOneof("body"):
+            case "describe":
+                described = self.on_describe(message.describe)
+                described.request_id = message.describe.request_id
+                await self.send(described=described)
+            case "rank":
+                self.commands.append(message.rank)
+                await self.on_rank(message.rank)
+            case "generate":
+                self.generated.append(message.generate)
+                self._start(self._answer(message.generate))
+            case "cancel":
+                self.cancelled.put_nowait(message.cancel.request_id)
+
+    async def _answer(self, generate: Generate) -> None:
+        async for delta in self.answer(generate):
+            delta.request_id = generate.request_id
+            await self.send(delta=delta)
+        ready = next(command for command in self.commands if command.WhichOneof("body") == "peers")
+        await self.event(ready, timing=Timing(tokens=2, compute_s=0.02, wire_s=0.004, step_ms=[12.0, 12.0]))
+
+
+class Mesh:
+    """An orchestrator with nodes, and an HTTP client to it."""
+
+    def __init__(self, orchestrator: Orchestrator, http: aiohttp.ClientSession) -> None:
+        self.orchestrator = orchestrator
+        self.http = http
+        self.nodes: list[ScriptedNode] = []
+
+    async def join(self, node: ScriptedNode) -> ScriptedNode:
+        await node.join(self.orchestrator.join_target, self.orchestrator.join_token)
+        self.nodes.append(node)
+        return node
+
+    async def call(self, method: str, path: str, body: object = None) -> tuple[int, Any]:
+        async with self.http.request(method, path, json=body) as response:
+            return response.status, await response.json()
+
+    async def serve(self, **request: Any) -> dict[str, Any]:
+        """A ready session."""
+        status, session = await self.call("POST", "/api/sessions?wait=ready", {"model": "bard", **request})
+        assert status == 201, session
+        assert session["state"] == "ready"
+        return dict(session)
+
+    async def session(self, session_id: str, state: str) -> dict[str, Any]:
+        """The session once it is in `state`."""
+        async with asyncio.timeout(10):
+            while True:
+                _, session = await self.call("GET", f"/api/sessions/{session_id}")
+                if session["state"] == state:
+                    return dict(session)
+                await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+async def mesh(tmp_path: Path) -> AsyncIterator[Mesh]:
+    config = OrchestratorConfig(host="127.0.0.1", grpc_port=0, http_port=0, state_dir=tmp_path / "state")
+    orchestrator = Orchestrator(config)
+    await orchestrator.start()
+    async with aiohttp.ClientSession(orchestrator.http_url) as http:
+        mesh = Mesh(orchestrator, http)
+        yield mesh
+    await asyncio.gather(*(node.leave() for node in mesh.nodes))
+    await orchestrator.stop()
+
+
+@pytest.fixture
+async def bard(mesh: Mesh) -> ScriptedNode:
+    """The only node of `mesh`, which serves a model named "bard"."""
+    node = await mesh.join(ScriptedNode())
+    await mesh.serve()
+    return node
+
+
+@pytest.fixture
+def new_node() -> type[ScriptedNode]:
+    return ScriptedNode
+
+
+@pytest.fixture
+def profile() -> ModelProfile:
+    return small_profile()

@@ -1,0 +1,233 @@
+"""The planner: shares tile, fit, follow speed, and more memory never hurts."""
+
+from __future__ import annotations
+
+import time
+from itertools import pairwise
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from motley.orchestrator.planning.shares import Candidate, PlanError, RankPlan, plan_shares, usable
+from motley.protocol.mesh_pb2 import ModelProfile
+
+GB = 10**9
+
+
+def llama_7b(context: int = 4096) -> ModelProfile:
+    """In int4, with 8 KV groups of 4 query heads."""
+    return ModelProfile(
+        name="seven",
+        layers=32,
+        kv_groups=8,
+        attention_splits=[1, 2, 4],
+        mlp_units=112,
+        vocabulary_units=250,
+        attention_query_bytes=84_000_000,
+        attention_kv_bytes=21_000_000,
+        mlp_unit_bytes=30_000_000,
+        vocabulary_unit_bytes=330_000,
+        cache_bytes_per_token=2 * 128 * 4 * 32,
+        fixed_bytes=300_000_000,
+        context_length=context,
+    )
+
+
+def bytes_of(plans: list[RankPlan]) -> list[int]:
+    return [plan.weight_bytes for plan in plans]
+
+
+def assert_tiles(profile: ModelProfile, plans: list[RankPlan]) -> None:
+    split = plans[0].attention_split
+    assert split in profile.attention_splits
+    for kind, total in (
+        ("attention", profile.kv_groups * split),
+        ("mlp", profile.mlp_units),
+        ("vocabulary", profile.vocabulary_units),
+    ):
+        ranges = [getattr(plan, kind) for plan in plans]
+        assert ranges[0].start == 0
+        assert ranges[-1].stop == total
+        assert all(one.stop == other.start for one, other in pairwise(ranges))
+        assert all(own.start <= own.stop for own in ranges)
+
+
+profiles = st.builds(
+    ModelProfile,
+    name=st.just("model"),
+    kv_groups=st.integers(1, 9),
+    attention_splits=st.sampled_from([[1], [1, 2], [1, 2, 4], [1, 3], [1, 7]]),
+    mlp_units=st.integers(1, 60),
+    vocabulary_units=st.integers(1, 60),
+    attention_query_bytes=st.integers(1, 3000),
+    attention_kv_bytes=st.integers(0, 1000),
+    mlp_unit_bytes=st.integers(1, 500),
+    vocabulary_unit_bytes=st.integers(1, 500),
+    cache_bytes_per_token=st.integers(0, 20),
+    fixed_bytes=st.integers(0, 1000),
+    context_length=st.just(4096),
+)
+candidates = st.lists(
+    st.builds(
+        Candidate,
+        name=st.just("node"),
+        speed=st.floats(0, 100).map(lambda speed: 0.0 if speed < 1e-3 else speed),
+        memory=st.integers(0, 60_000),
+    ),
+    min_size=1,
+    max_size=16,
+).filter(lambda offers: any(offer.speed for offer in offers))
+
+
+@given(profiles, candidates, st.integers(1, 300))
+def test_any_plan_tiles_and_fits(profile: ModelProfile, offers: list[Candidate], context: int) -> None:
+    try:
+        plans = plan_shares(profile, offers, context)
+    except PlanError:
+        assume(False)
+    assert_tiles(profile, plans)
+    for plan, offer in zip(plans, offers, strict=True):
+        assert profile.fixed_bytes + plan.weight_bytes <= plan.memory_bytes <= offer.memory
+        if offer.speed == 0:
+            assert plan.weight_bytes == 0
+
+
+@given(profiles, candidates, st.integers(1, 300), st.data())
+def test_more_memory_never_makes_a_plan_impossible(
+    profile: ModelProfile, offers: list[Candidate], context: int, data: st.DataObject
+) -> None:
+    try:
+        plan_shares(profile, offers, context)
+    except PlanError:
+        assume(False)
+    more = [
+        Candidate(offer.name, offer.speed, offer.memory + data.draw(st.sampled_from([0, 1, 100, 5000])))
+        for offer in offers
+    ]
+    plan_shares(profile, more, context)
+
+
+@given(profiles, candidates, st.integers(1, 300))
+def test_leaving_out_nodes_that_are_too_small_follows_the_same_rule(
+    profile: ModelProfile, offers: list[Candidate], context: int
+) -> None:
+    """A node that grows until it can take part must not make the others' plan impossible."""
+    small = Candidate("small", 1.0, profile.fixed_bytes - 1)
+    assume(profile.fixed_bytes > 0)
+    fitting = usable(profile, [*offers, small])
+    assert small not in fitting
+    assume(any(offer.speed for offer in fitting))
+    try:
+        plan_shares(profile, fitting, context)
+    except PlanError:
+        assume(False)
+    plan_shares(profile, [*fitting, Candidate("grown", 1.0, profile.fixed_bytes)], context)
+
+
+@given(profiles, st.integers(1, 300))
+def test_one_node_gets_everything_and_needs_not_a_byte_more(profile: ModelProfile, context: int) -> None:
+    (plan,) = plan_shares(profile, [Candidate("node", 1.0, 10**9)], context)
+    assert_tiles(profile, [plan])
+    (exact,) = plan_shares(profile, [Candidate("node", 1.0, plan.memory_bytes)], context)
+    assert exact == plan
+    with pytest.raises(PlanError):
+        plan_shares(profile, [Candidate("node", 1.0, plan.memory_bytes - 1)], context)
+
+
+@given(profiles, st.lists(st.floats(0.1, 100), min_size=1, max_size=16))
+def test_without_memory_limits_the_fill_makes_up_for_whole_attention_units(
+    profile: ModelProfile, speeds: list[float]
+) -> None:
+    plans = plan_shares(profile, [Candidate("node", speed, 10**9) for speed in speeds], 1)
+    unit = profile.mlp_unit_bytes + profile.vocabulary_unit_bytes
+    level = min(
+        (plan.weight_bytes + unit) / speed for plan, speed in zip(plans, speeds, strict=True)
+    )
+    for plan, speed in zip(plans, speeds, strict=True):
+        # Whoever has any fill is no slower than the fastest to finish, but for whole units.
+        if len(plan.mlp) > 1 and len(plan.vocabulary) > 1:
+            assert (plan.weight_bytes - unit) / speed <= level * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("ranks", range(1, 17))
+def test_every_rank_count_gets_a_fair_share_of_a_real_shape(ranks: int) -> None:
+    speeds = [10.0 + 7 * rank for rank in range(ranks)]
+    plans = plan_shares(llama_7b(), [Candidate("node", speed, 64 * GB) for speed in speeds], 4096)
+    assert_tiles(llama_7b(), plans)
+    times = [own / speed for own, speed in zip(bytes_of(plans), speeds, strict=True)]
+    assert max(times) <= 1.12 * sum(bytes_of(plans)) / sum(speeds)
+
+
+@pytest.mark.parametrize(("ranks", "split"), [(1, 1), (8, 1), (9, 2), (16, 2), (17, 4), (32, 4), (40, 4)])
+def test_the_attention_split_is_the_smallest_that_gives_every_rank_a_unit(ranks: int, split: int) -> None:
+    plans = plan_shares(llama_7b(), [Candidate("node", 1.0, 64 * GB)] * ranks, 4096)
+    assert {plan.attention_split for plan in plans} == {split}
+    assert sum(len(plan.attention) > 0 for plan in plans) == min(ranks, 8 * split)
+
+
+def test_explicit_weights_are_followed() -> None:
+    plans = plan_shares(llama_7b(), [Candidate("node", weight, 64 * GB) for weight in (3, 2, 1)], 4096)
+    whole = sum(bytes_of(plans))
+    assert [own / whole for own in bytes_of(plans)] == pytest.approx([3 / 6, 2 / 6, 1 / 6], abs=0.01)
+
+
+def test_a_small_fast_node_gets_what_fits_and_the_others_the_rest() -> None:
+    offers = [Candidate("gpu", 500.0, 2 * GB), Candidate("big", 30.0, 32 * GB), Candidate("mid", 10.0, 8 * GB)]
+    plans = plan_shares(llama_7b(), offers, 4096)
+    assert 1.8 * GB < plans[0].memory_bytes <= 2 * GB
+    assert plans[1].weight_bytes / plans[2].weight_bytes == pytest.approx(3, rel=0.03)
+
+
+def test_attention_goes_where_its_cache_fits() -> None:
+    """By speed the first node should hold half of the KV cache, and it has no room for that."""
+    profile = llama_7b(context=131072)
+    offers = [Candidate("fast", 40.0, 5 * GB), Candidate("roomy", 40.0, 64 * GB)]
+    plans = plan_shares(profile, offers, 131072)
+    assert plans[0].memory_bytes <= 5 * GB
+    assert len(plans[0].attention) <= 1
+
+
+def test_a_tight_fit_is_found_by_search() -> None:
+    """Two equal nodes, three attention units: only 2 + 1 with all the fill at the second fits."""
+    profile = ModelProfile(
+        name="tight",
+        kv_groups=3,
+        attention_splits=[1],
+        mlp_units=10,
+        vocabulary_units=1,
+        attention_query_bytes=1000,
+        mlp_unit_bytes=50,
+        vocabulary_unit_bytes=1,
+    )
+    plans = plan_shares(profile, [Candidate("a", 1.0, 1552), Candidate("b", 2.0, 2100)], 1)
+    assert [len(plan.attention) for plan in plans] == [1, 2]
+    assert [len(plan.mlp) for plan in plans] == [10, 0]
+
+
+def test_what_does_not_fit_is_explained_per_node() -> None:
+    offers = [Candidate("pc", 30.0, 2 * GB), Candidate("laptop", 10.0, GB)]
+    with pytest.raises(PlanError) as caught:
+        plan_shares(llama_7b(), offers, 4096)
+    message = str(caught.value)
+    assert "seven with a context of 4096 tokens does not fit: 3.36 GB are missing in total" in message
+    assert "pc: 2.00 GB available, 4.62 GB needed, 2.62 GB missing" in message
+    assert "laptop: 1.00 GB available, 1.74 GB needed, 740.16 MB missing" in message
+
+
+def test_a_node_without_room_for_the_fixed_bytes_is_named() -> None:
+    offers = [Candidate("pc", 30.0, 64 * GB), Candidate("toaster", 10.0, 100_000_000)]
+    with pytest.raises(PlanError, match=r"toaster: 100\.00 MB available"):
+        plan_shares(llama_7b(), offers, 4096)
+    assert [offer.name for offer in usable(llama_7b(), offers)] == ["pc"]
+
+
+def test_the_search_is_quick_at_its_largest() -> None:
+    """It runs on the orchestrator's event loop, which must answer heartbeats."""
+    profile = llama_7b()
+    profile.kv_groups = 32
+    whole = plan_shares(profile, [Candidate("node", 1.0, 10**15)], 4096)[0].memory_bytes
+    offers = [Candidate("node", 1.0, whole // 16 + 400_000_000)] * 15 + [Candidate("slow", 1e-3, whole)]
+    started = time.perf_counter()
+    assert_tiles(profile, plan_shares(profile, offers, 4096))
+    assert time.perf_counter() - started < 2

@@ -1,0 +1,59 @@
+"""Meshes for tests: ranks are threads of this process, sockets are real ones on loopback."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
+from typing import Any
+
+import pytest
+
+from motley.transport import Communicator, Listener, Membership, connect_mesh
+
+SECRET = b"a secret of the session".ljust(32)
+AGREEMENT = hashlib.sha256(b"the plan").digest()
+
+RunRanks = Callable[..., list[Any]]
+
+
+def _membership(rank: int, size: int, **changes: Any) -> Membership:
+    fields = {"session": "test", "epoch": 1, "secret": SECRET, "agreement": AGREEMENT}
+    return Membership(rank=rank, size=size, **(fields | changes))
+
+
+@pytest.fixture
+def membership() -> Callable[..., Membership]:
+    return _membership
+
+
+@pytest.fixture
+def run_ranks() -> RunRanks:
+    """``run_ranks(size, work)`` builds a mesh, runs ``work(communicator)`` on each rank, returns results or errors."""
+
+    def run(
+        size: int,
+        work: Callable[[Communicator], Any],
+        *,
+        host: str = "127.0.0.1",
+        timeout: float = 20.0,
+        changes: Sequence[dict[str, Any]] | None = None,
+    ) -> list[Any]:
+        with ExitStack() as stack:
+            listeners = [stack.enter_context(closing(Listener(host))) for _ in range(size)]
+            written = f"[{host}]" if ":" in host else host
+            addresses = [f"{written}:{listener.port}" for listener in listeners]
+
+            def one(rank: int) -> Any:
+                member = _membership(rank, size, **(changes[rank] if changes else {}))
+                try:
+                    with connect_mesh(listeners[rank], member, addresses, timeout, spin_s=0) as communicator:
+                        return work(communicator)
+                except Exception as error:
+                    return error
+
+            pool = stack.enter_context(ThreadPoolExecutor(size))
+            return [future.result(timeout=60) for future in [pool.submit(one, rank) for rank in range(size)]]
+
+    return run

@@ -1,0 +1,308 @@
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+from motley.transport import (
+    MAX_MESSAGE,
+    Algorithm,
+    Communicator,
+    PeerLost,
+    PeerTimeout,
+    ProtocolError,
+    TransportError,
+    UsageError,
+)
+from motley.transport import schedule as schedule_module
+
+Run = Callable[..., list[Any]]
+
+
+def values(rank: int, elements: int, dtype: type[np.floating[Any]] = np.float32) -> np.ndarray[Any, Any]:
+    """Numbers of very different size, so that another order of summing gives other bits."""
+    random = np.random.default_rng([rank, elements])
+    return (random.standard_normal(elements) * 10.0 ** random.integers(-4, 5, elements)).astype(dtype)
+
+
+def rank_order_sum(size: int, elements: int, dtype: type[np.floating[Any]] = np.float32) -> np.ndarray[Any, Any]:
+    total = values(0, elements, dtype)
+    for rank in range(1, size):
+        total = total + values(rank, elements, dtype)
+    return total
+
+
+def shrink_buffers(communicator: Communicator) -> None:
+    for link in communicator._links.values():
+        link.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        link.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 7])
+def test_all_reduce_is_the_rank_order_sum_whatever_the_algorithm(
+    run_ranks: Run, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    monkeypatch.setattr(schedule_module, "RING_PIECE_BYTES", 4096)  # several pieces in small payloads
+    lengths = (0, 1, 2, 5, 2048, 4099, 30_000)
+    algorithms = (*Algorithm, None)
+
+    def work(communicator: Communicator) -> list[bytes]:
+        results = []
+        for elements in lengths:
+            for algorithm in algorithms:
+                buffer = values(communicator.rank, elements)
+                communicator.all_reduce(buffer, algorithm)
+                results.append(buffer.tobytes())
+        return results
+
+    wanted = [rank_order_sum(size, elements).tobytes() for elements in lengths for _ in algorithms]
+    assert run_ranks(size, work) == [wanted] * size
+
+
+@pytest.mark.parametrize("algorithm", Algorithm)
+def test_no_size_can_deadlock(run_ranks: Run, algorithm: Algorithm) -> None:
+    elements = (3 << 20) // 4
+
+    def work(communicator: Communicator) -> bool:
+        shrink_buffers(communicator)
+        buffer = values(communicator.rank, elements)
+        communicator.all_reduce(buffer, algorithm)
+        return bool((buffer == wanted).all())
+
+    wanted = rank_order_sum(5, elements)
+    assert run_ranks(5, work) == [True] * 5
+
+
+def test_all_reduce_keeps_the_shape_and_sums_float64(run_ranks: Run) -> None:
+    def work(communicator: Communicator) -> np.ndarray[Any, Any]:
+        buffer = values(communicator.rank, 24, np.float64).reshape(2, 3, 4)
+        communicator.all_reduce(buffer)
+        return buffer
+
+    for result in run_ranks(3, work):
+        assert result.tolist() == rank_order_sum(3, 24, np.float64).reshape(2, 3, 4).tolist()
+
+
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_all_gather_of_unequal_parts(run_ranks: Run, size: int) -> None:
+    lengths = [(3, 0, 70_000, 1, 17)[rank] for rank in range(size)]
+
+    def work(communicator: Communicator) -> list[Any]:
+        out = [np.zeros(length, np.float32) for length in lengths]
+        communicator.all_gather(values(communicator.rank, lengths[communicator.rank]), out)
+        return [part.tolist() for part in out]
+
+    assert run_ranks(size, work) == [[values(rank, length).tolist() for rank, length in enumerate(lengths)]] * size
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int32", "int64", "float32", "float64"])
+def test_broadcast_from_every_root(run_ranks: Run, dtype: str) -> None:
+    def work(communicator: Communicator) -> list[Any]:
+        results = []
+        for root in range(communicator.size):
+            for shape in ((0,), (2, 3), (40_000,)):
+                buffer = np.full(shape, communicator.rank + 1, dtype)
+                communicator.broadcast(buffer, root)
+                results.append((buffer == root + 1).all())
+        return results
+
+    assert run_ranks(3, work) == [[True] * 9] * 3
+
+
+def test_messages_of_any_length_keep_their_order(run_ranks: Run) -> None:
+    messages = [b"", b"x", bytes(100_000), b"last"]
+
+    def work(communicator: Communicator) -> list[bytes]:
+        right, left = (communicator.rank + 1) % 3, (communicator.rank - 1) % 3
+        for message in messages:
+            communicator.send(message, right)
+        got = [communicator.recv(left, 10.0) for _ in messages]
+        return [*got, communicator.broadcast_message(b"step" if communicator.rank == 1 else None, 1, None)]
+
+    assert run_ranks(3, work) == [[*messages, b"step"]] * 3
+
+
+def test_huge_messages_both_ways_do_not_deadlock(run_ranks: Run) -> None:
+    def work(communicator: Communicator) -> int:
+        shrink_buffers(communicator)
+        communicator.send(bytes(3 << 20), 1 - communicator.rank)
+        total = np.ones(1, np.float32)
+        length = len(communicator.recv(1 - communicator.rank, 10.0))
+        communicator.all_reduce(total)
+        return length + int(total[0])
+
+    assert run_ranks(2, work) == [(3 << 20) + 2] * 2
+
+
+def test_a_last_message_arrives_before_the_farewell(run_ranks: Run) -> None:
+    def work(communicator: Communicator) -> bytes:
+        if communicator.rank:
+            communicator.send(bytes([communicator.rank]) * 10, 0)
+            return b""
+        return communicator.recv(2, 10.0) + communicator.recv(1, 10.0)
+
+    assert run_ranks(3, work)[0] == b"\2" * 10 + b"\1" * 10
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda c: c.all_reduce(np.zeros(4, np.float16)), "float16 cannot travel"),
+        (lambda c: c.all_reduce(np.zeros(4, np.int32)), "sums float32, not int32"),
+        (lambda c: c.all_reduce(np.zeros((4, 4), np.float32)[:, 0]), "C-contiguous"),
+        (lambda c: c.all_reduce(np.frombuffer(bytes(16), np.float32)), "writable"),
+        (lambda c: c.all_gather(np.zeros(1, np.float32), [np.zeros(1, np.float32)]), "wants 2 output arrays, got 1"),
+        (lambda c: c.all_gather(np.zeros(1, np.float32), [np.zeros(2, np.float32)] * 2), "gives 1 x float32"),
+        (lambda c: c.broadcast(np.zeros(1, np.float32), 2), "rank 2 is no peer"),
+        (lambda c: c.send(b"", c.rank), "is no peer of rank"),
+        (lambda c: c.send(bytes(MAX_MESSAGE + 1), 1 - c.rank), f"at most {MAX_MESSAGE}"),
+        (lambda c: c.broadcast_message(None, c.rank, 1.0), "root must give the message"),
+    ],
+)
+def test_wrong_calls_are_refused_before_anything_is_sent(
+    run_ranks: Run, call: Callable[[Communicator], object], text: str
+) -> None:
+    def work(communicator: Communicator) -> float:
+        with pytest.raises(UsageError, match=text):
+            call(communicator)
+        buffer = np.ones(1, np.float32)
+        communicator.all_reduce(buffer)  # the communicator is as good as before
+        return float(buffer[0])
+
+    assert run_ranks(2, work) == [2.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda c: c.all_reduce(np.zeros(5, np.float32)), "all_reduce 2: expected bytes of payload"),
+        (lambda c: c.all_reduce(np.zeros(4, np.float64)), "expected element type"),
+        (lambda c: c.all_reduce(np.zeros(4, np.float32), Algorithm.TWO_SHOT), "expected bytes of payload"),
+        (lambda c: c.all_gather(np.zeros(4, np.float32), [np.zeros(4, np.float32)] * 2), "in another call"),
+        (lambda c: (c.send(b"x", 1 - c.rank), c.recv(1 - c.rank, 5.0)), "in another call"),
+    ],
+)
+def test_a_peer_in_another_call_is_an_error(run_ranks: Run, call: Callable[[Communicator], object], text: str) -> None:
+    def work(communicator: Communicator) -> None:
+        if communicator.rank:
+            call(communicator)
+        else:
+            communicator.all_reduce(np.zeros(4, np.float32))
+
+    errors = run_ranks(2, work)
+    assert all(isinstance(error, ProtocolError | PeerLost) for error in errors)
+    blamed = [error for error in errors if isinstance(error, ProtocolError)]
+    assert blamed
+    assert any(text in str(error) for error in blamed)
+
+
+def test_a_message_beyond_the_limit_is_refused_on_arrival(run_ranks: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("motley.transport.link.MAX_MESSAGE", 1000)
+
+    def work(communicator: Communicator) -> None:
+        if communicator.rank == 0:
+            communicator.send(bytes(1001), 1)
+        communicator.recv(1 - communicator.rank, 5.0)
+
+    errors = run_ranks(2, work)
+    assert isinstance(errors[1], ProtocolError)
+    assert "a message of 1001 bytes; at most 1000 are allowed" in str(errors[1])
+    assert isinstance(errors[0], PeerLost)
+    assert "a message of 1001 bytes" in str(errors[0])
+
+
+def test_a_silent_peer_times_out_by_name_and_everyone_learns_it(run_ranks: Run) -> None:
+    def work(communicator: Communicator) -> None:
+        communicator.deadline_s = 0.3 if communicator.rank == 0 else 20.0
+        if communicator.rank == 2:
+            communicator.recv(0, 20.0)  # alive, but in no collective
+        communicator.all_reduce(np.zeros(4, np.float32), Algorithm.ONE_SHOT)
+
+    errors = run_ranks(3, work)
+    assert isinstance(errors[0], PeerTimeout)
+    assert errors[0].rank == 2
+    assert isinstance(errors[1], PeerLost)
+    assert errors[1].rank == 2
+    assert "reported by rank 0: rank 2 was silent for 0.3 s" in str(errors[1])
+
+
+def test_a_broken_communicator_raises_the_same_error_at_once(run_ranks: Run) -> None:
+    def work(communicator: Communicator) -> list[Any]:
+        if communicator.rank == 1:
+            return []
+        errors = []
+        for call in (
+            lambda: communicator.recv(1, 5.0),
+            lambda: communicator.all_reduce(np.zeros(1, np.float32)),
+            lambda: communicator.send(b"", 1),
+            lambda: communicator.broadcast_message(b"", 0, 1.0),
+        ):
+            with pytest.raises(TransportError) as error:
+                call()
+            errors.append(error.value)
+        return errors
+
+    errors = run_ranks(2, work)[0]
+    assert isinstance(errors[0], PeerLost)
+    assert "left the session" in str(errors[0])
+    assert all(error is errors[0] for error in errors)
+
+
+def test_calls_after_close_are_wrong(run_ranks: Run) -> None:
+    def work(communicator: Communicator) -> None:
+        communicator.close()
+        communicator.close()
+        with pytest.raises(UsageError, match="closed"):
+            communicator.all_reduce(np.zeros(1, np.float32))
+
+    assert run_ranks(2, work) == [None, None]
+
+
+def test_stats_tell_waiting_from_computing(run_ranks: Run) -> None:
+    def work(communicator: Communicator) -> tuple[float, float, int]:
+        buffer = np.zeros(8, np.float32)
+        communicator.all_reduce(buffer)
+        communicator.stats.reset()
+        if communicator.rank == 0:  # rank 1 idles until this rank begins the step; then it waits in the collective
+            communicator.recv(1, 5.0)
+            delay()
+        else:
+            delay()
+            communicator.send(b"", 0)
+        communicator.all_reduce(buffer)
+        stats = communicator.stats.snapshot()
+        return stats.compute_s, stats.wait_s, stats.collectives
+
+    def delay() -> None:
+        with pytest.raises(TimeoutError):
+            socket_that_stays_silent.recv(1)
+
+    socket_that_stays_silent, other = socket.socketpair()
+    socket_that_stays_silent.settimeout(0.1)
+    with socket_that_stays_silent, other:
+        (compute_0, wait_0, count_0), (compute_1, wait_1, count_1) = run_ranks(2, work)
+    assert count_0 == count_1 == 1
+    assert 0.1 <= compute_0 < 0.19  # its wait for the message is not in it
+    assert 0.1 <= compute_1 < 0.19
+    assert wait_1 >= 0.09
+    assert wait_0 < 0.09
+
+
+def test_twenty_thousand_collectives_leave_nothing_behind(run_ranks: Run) -> None:
+    def work(communicator: Communicator) -> tuple[int, int]:
+        process = psutil.Process()
+        count = process.num_handles if psutil.WINDOWS else process.num_fds
+        buffer = np.ones(16, np.float32)
+        communicator.all_reduce(buffer)
+        before = count()
+        for _ in range(20_000):
+            communicator.all_reduce(buffer)
+            buffer[:] = 1
+        return before, count()
+
+    for before, after in run_ranks(2, work):
+        assert after <= before

@@ -1,0 +1,241 @@
+from __future__ import annotations
+
+import logging
+import socket
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+from motley.transport import (
+    Communicator,
+    Listener,
+    Membership,
+    PeerLost,
+    PeerTimeout,
+    ProtocolError,
+    UsageError,
+    connect_mesh,
+)
+from motley.transport import mesh as mesh_module
+from motley.transport.wire import Op, pack_frame
+
+MakeMember = Callable[..., Membership]
+Run = Callable[..., list[Any]]
+
+
+def total(communicator: Communicator) -> float:
+    buffer = np.full(3, communicator.rank + 1, np.float32)
+    communicator.all_reduce(buffer)
+    return float(buffer[0])
+
+
+@pytest.fixture
+def listener() -> Iterator[Listener]:
+    with closing(Listener("127.0.0.1")) as listener:
+        yield listener
+
+
+def address_of(listener: Listener) -> str:
+    return f"127.0.0.1:{listener.port}"
+
+
+def nobody() -> str:
+    with closing(Listener("127.0.0.1")) as listener:
+        return address_of(listener)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 6])
+def test_a_mesh_of_any_size(run_ranks: Run, size: int) -> None:
+    assert run_ranks(size, total) == [size * (size + 1) / 2] * size
+
+
+def test_a_mesh_over_ipv6(run_ranks: Run) -> None:
+    if not socket.has_ipv6:
+        pytest.skip("this machine has no IPv6")
+    try:
+        Listener("::1").close()
+    except UsageError:
+        pytest.skip("this machine has no IPv6 loopback")
+    assert run_ranks(3, total, host="::1") == [6.0] * 3
+
+
+def test_all_ranks_hold_the_same_measurements(run_ranks: Run) -> None:
+    matrices = run_ranks(3, lambda communicator: (communicator.latency, communicator.bandwidth))
+    latency, bandwidth = np.array(matrices[0][0]), np.array(matrices[0][1])
+    assert matrices[1] == matrices[2] == matrices[0]
+    assert (latency == latency.T).all()
+    assert (latency[~np.eye(3, dtype=bool)] > 0).all()
+    assert (bandwidth[~np.eye(3, dtype=bool)] == mesh_module.LOCAL_BANDWIDTH).all()
+
+
+def test_bootstrap_leaves_no_socket_behind(run_ranks: Run) -> None:
+    def descriptors() -> int:
+        process = psutil.Process()
+        return process.num_handles() if psutil.WINDOWS else process.num_fds()  # type: ignore[attr-defined,no-any-return,unused-ignore]
+
+    run_ranks(2, total)
+    before = descriptors()
+    run_ranks(4, total)
+    run_ranks(2, total, changes=[{}, {"epoch": 5}], timeout=0.5)
+    assert descriptors() <= before
+
+
+def test_one_rank_needs_no_sockets(membership: MakeMember, listener: Listener) -> None:
+    listener.close()
+    with connect_mesh(listener, membership(0, 1), ["nowhere:1"]) as communicator:
+        assert total(communicator) == 1.0
+        assert communicator.broadcast_message(b"hello", 0, None) == b"hello"
+
+
+def test_a_taken_port_is_a_clear_error(listener: Listener) -> None:
+    with pytest.raises(UsageError, match=f"cannot listen on 127.0.0.1 port {listener.port}: .*choose another"):
+        Listener("127.0.0.1", listener.port)
+
+
+def test_missing_ranks_are_named(membership: MakeMember, listener: Listener) -> None:
+    gone = nobody()
+    started = time.monotonic()
+    with pytest.raises(PeerTimeout) as error:
+        connect_mesh(listener, membership(1, 4), [gone, address_of(listener), gone, gone], timeout=0.4)
+    assert 0.4 <= time.monotonic() - started < 3
+    assert error.value.rank == 0
+    for text in (f"rank 0 at {gone} (", "refused", f"rank 2 at {gone} (it has not connected to us)", "rank 3"):
+        assert text in str(error.value)
+
+
+def test_a_rank_that_nobody_else_misses_still_names_the_missing_one(membership: MakeMember) -> None:
+    """Rank 2 reaches rank 0 and not rank 1, which cannot be reached: rank 0 learns it from rank 2."""
+    listeners = [Listener("127.0.0.1") for _ in range(3)]
+    right = [address_of(listener) for listener in listeners]
+    wrong = [right[0], nobody(), right[2]]
+    with ThreadPoolExecutor(3) as pool:
+        futures = [
+            pool.submit(connect_mesh, listeners[rank], membership(rank, 3), addresses, 0.5)
+            for rank, addresses in enumerate((right, right, wrong))
+        ]
+        errors = [future.exception(timeout=20) for future in futures]
+    for listener in listeners:
+        listener.close()
+    assert isinstance(errors[1], PeerTimeout | PeerLost)
+    assert isinstance(errors[2], PeerTimeout)
+    assert errors[2].rank == 1
+    assert isinstance(errors[0], PeerTimeout | PeerLost)
+    assert errors[0].rank in (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"session": "other"}, "session 'other' is not the one served here"),
+        ({"epoch": 0}, "epoch 0; epoch 1 is current here"),
+        ({"agreement": bytes(32)}, "both ranks need the same plan"),
+        ({"secret": bytes(32)}, "does not hold this session's secret"),
+    ],
+)
+def test_a_refused_rank_is_told_why_and_both_sides_log_it(
+    run_ranks: Run, caplog: pytest.LogCaptureFixture, changes: dict[str, Any], reason: str
+) -> None:
+    waiting, refused = run_ranks(2, total, changes=[{}, changes], timeout=0.5)
+    assert isinstance(refused, ProtocolError)
+    assert refused.rank == 0
+    assert reason in str(refused)
+    assert isinstance(waiting, PeerTimeout)
+    assert waiting.rank == 1
+    assert sum(reason in record.getMessage() for record in caplog.records) == 2
+
+
+def test_a_rank_that_is_ahead_waits_for_the_others(membership: MakeMember) -> None:
+    """Rank 1 is in epoch 2 while rank 0 still waits in epoch 1, gives up, and comes again."""
+    listeners = [Listener("127.0.0.1") for _ in range(2)]
+    addresses = [address_of(listener) for listener in listeners]
+    with ThreadPoolExecutor(2) as pool:
+        ahead = pool.submit(connect_mesh, listeners[1], membership(1, 2, epoch=2), addresses, 10.0)
+        with pytest.raises(PeerTimeout, match="epoch 2; epoch 1 is current here"):
+            connect_mesh(listeners[0], membership(0, 2, epoch=1), addresses, 0.5)
+        here = pool.submit(connect_mesh, listeners[0], membership(0, 2, epoch=2), addresses, 10.0)
+        with here.result(20), ahead.result(20):
+            pass
+    for listener in listeners:
+        listener.close()
+
+
+def test_strangers_are_refused_and_disturb_nobody(
+    membership: MakeMember, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mesh_module, "STRANGER_S", 0.3)
+    monkeypatch.setattr(mesh_module, "MAX_STRANGERS", 3)
+    caplog.set_level(logging.WARNING)
+    listeners = [Listener("127.0.0.1") for _ in range(2)]
+    addresses = [address_of(listener) for listener in listeners]
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(connect_mesh, listeners[0], membership(0, 2), addresses, 20.0)
+        strangers = [socket.create_connection(("127.0.0.1", listeners[0].port), 5) for _ in range(6)]
+        spoken = [
+            b"GET / HTTP/1.1\r\nHost: here\r\n\r\n" * 9,
+            pack_frame(Op.HELLO),
+            pack_frame(Op.PROOF),
+            b"",
+            b"M",
+            b"\x00",
+        ]
+        for stranger, words in zip(strangers, spoken, strict=True):
+            stranger.settimeout(10)
+            stranger.sendall(words)
+        strangers[3].close()
+        answers = []
+        for stranger in (*strangers[:3], *strangers[4:]):
+            answer = b""
+            while data := stranger.recv(1000):
+                answer += data
+            answers.append(answer)
+            stranger.close()
+        second = pool.submit(connect_mesh, listeners[1], membership(1, 2), addresses, 20.0)
+        with first.result(20), second.result(20):
+            pass
+    for listener in listeners:
+        listener.close()
+    for answer, reason in zip(
+        answers,
+        ("these bytes are not Motley's", "protocol version 0", "expected HELLO", "no handshake within", "not Motley's"),
+        strict=True,
+    ):
+        assert reason in answer.decode(errors="replace")
+        assert reason in caplog.text
+
+
+def test_a_dialled_stranger_is_named_at_once(membership: MakeMember, listener: Listener) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as pool:
+        addresses = [f"127.0.0.1:{server.getsockname()[1]}", address_of(listener)]
+        dialling = pool.submit(connect_mesh, listener, membership(1, 2), addresses, 20.0)
+        connection, _ = server.accept()
+        with connection:
+            connection.sendall(b"SSH-2.0-OpenSSH_9.6\r\n")
+            with pytest.raises(ProtocolError, match=f"rank 0 .*not Motley's.*SSH.*{addresses[0]}"):
+                dialling.result(20)
+
+
+@pytest.mark.parametrize(
+    ("changes", "addresses", "text"),
+    [
+        ({"rank": 3}, ["a:1"] * 3, "rank 3 of 3"),
+        ({"rank": 1}, ["a:1"] * 2, "2 addresses for 3 ranks"),
+        ({"rank": 1, "agreement": b""}, ["a:1"] * 3, "digest of 32 bytes"),
+        ({"rank": 1, "secret": b"short"}, ["a:1"] * 3, "can be guessed"),
+        ({"rank": 1, "epoch": -1}, ["a:1"] * 3, "epoch -1"),
+        ({"rank": 1, "session": "s" * 300}, ["a:1"] * 3, "session id is longer"),
+        ({"rank": 1}, ["a", "a:1", "a:1"], "'a' is no address"),
+        ({"rank": 1}, ["a:0", "a:1", "a:1"], "'a:0' is no address"),
+        ({"rank": 1}, ["a:http", "a:1", "a:1"], "'a:http' is no address"),
+    ],
+)
+def test_arguments_that_cannot_be_right(
+    membership: MakeMember, listener: Listener, changes: dict[str, Any], addresses: list[str], text: str
+) -> None:
+    with pytest.raises(UsageError, match=text):
+        connect_mesh(listener, membership(**({"size": 3} | changes)), addresses, timeout=1.0)
