@@ -189,7 +189,8 @@ class Serving:
             message = f"node {node.name!r}: {described.failure.message}"
             raise _error(described.failure.code or "unsupported_model", message)
         profile = described.profile
-        if not (profile.name and profile.kv_groups and profile.attention_splits and profile.context_length):
+        needed = ("name", "kv_groups", "attention_splits", "mlp_units", "vocabulary_units", "context_length")
+        if not all(getattr(profile, field) for field in needed):
             raise _error("invalid_profile", f"node {node.name!r} described {request.model!r} incompletely")
         return profile
 

@@ -17,13 +17,14 @@ import onnx
 import onnxruntime as ort
 from onnx import TensorProto, helper
 
-from motley.plugins.engine import F32, Collectives, EngineError, EngineOptions, RankGraph
+from motley.plugins.engine import DOMAIN, F32, Collectives, EngineError, EngineOptions, RankGraph
 from motley.plugins.onnxruntime_lowering import MICROSOFT, SEQLENS, TOTAL_LENGTH, lower
 from motley.plugins.segments import ROWS, Segment, cut_at_collectives
 
 FIRST_CAPACITY = 256
 """Tokens that a new slot has room for; it doubles when full."""
 
+POSITION = "position"
 Array = np.ndarray[Any, Any]
 
 
@@ -68,6 +69,7 @@ class OnnxRuntimeEngine:
         ]
         self._buffers = _assign_buffers(segments, options.max_rows, graph.hidden)
 
+        self._position = np.zeros(1, np.int64)
         self._seqlens = np.zeros(1, np.int32)
         self._total_length = np.zeros((), np.int32)
         self._row = np.zeros(1, np.int64)
@@ -97,6 +99,7 @@ class OnnxRuntimeEngine:
             )
         if end > state.capacity:
             self._grow(state, end)
+        self._position[0] = position
         self._seqlens[0] = end - 1
         self._total_length[...] = end
         np.copyto(self._buffers["hidden"][:tokens], hidden)
@@ -109,7 +112,8 @@ class OnnxRuntimeEngine:
             bound = state.decode
         else:
             logits = np.empty((len(rows), self._graph.vocabulary), np.float32)
-            bound = self._bind(state, tokens, np.array(rows, np.int64), logits)
+            wanted = np.array(rows, np.int64)  # bindings hold addresses only: it must outlive the run
+            bound = self._bind(state, tokens, wanted, logits)
         for segment in bound:
             segment.session.run_with_iobinding(segment.binding)
             if segment.partial is not None:
@@ -139,6 +143,7 @@ class OnnxRuntimeEngine:
         """Bind the segments to a slot's caches and to the first `tokens` rows of the shared buffers."""
         places: dict[str, Array] = {
             **self._graph.constants,
+            POSITION: self._position,
             SEQLENS: self._seqlens,
             TOTAL_LENGTH: self._total_length,
             ROWS: rows,
@@ -190,6 +195,7 @@ _ELEMENT_TYPES = {
     SEQLENS: TensorProto.INT32,
     TOTAL_LENGTH: TensorProto.INT32,
     ROWS: TensorProto.INT64,
+    POSITION: TensorProto.INT64,
 }
 
 
@@ -212,6 +218,7 @@ def _open_session(
             declare(segment.outputs),
             [initializers[name] for name in read if name in initializers],
         ),
+        functions=graph.proto.functions if any(node.domain == DOMAIN for node in segment.nodes) else (),
         opset_imports=[*graph.proto.opset_import, helper.make_opsetid(MICROSOFT, 1)],
         ir_version=graph.proto.ir_version,
     )

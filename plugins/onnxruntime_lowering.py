@@ -32,6 +32,10 @@ TOTAL_LENGTH = "total_sequence_length"
 ACCURACY_INT8 = 4
 """`MatMulNBits` quantises activations to int8 per block and multiplies integers: three times as fast as level 1."""
 
+HEAD_DIM_STEP = 8
+"""`GroupQueryAttention` takes heads of a multiple of this; for others the runtime inlines the function's body, whose
+cost grows with the buffer."""
+
 _LEADING_AXIS = "motley.leading_axis"
 
 
@@ -126,6 +130,9 @@ class _Lowering:
         q, k, v, key_cache, value_cache, _position, cos, sin = node.input
         y, key_out, value_out = node.output
         attributes = _attributes(node)
+        if attributes["head_dim"] % HEAD_DIM_STEP:
+            yield node
+            return
         split = self._made_by(q, "Split")
         packed = split is not None and list(split.output) == [q, k, v]
         operands = [split.input[0]] if split is not None and packed else [q, k, v]

@@ -1,22 +1,22 @@
 """Which units of a model every rank gets, so that a token takes the least time and nobody's memory overflows.
 
-Cost model. Decoding reads every weight once per token, and ranks wait for each other at every collective:
+Cost model. Decoding reads every weight once per token, and all ranks wait for the slowest at every collective:
+after the attention and after the MLP of every layer, and after the head. With the speed of a rank in bytes/s,
 
-    bytes_r = attention_r + mlp_r + vocabulary_r             weights of rank r's share
-    step    = max_r bytes_r / speed_r + collectives          collectives do not depend on the shares
-    memory_r = fixed + bytes_r + cache_r * context           must not exceed what rank r's node has
+    step    = max_r attention_r / speed_r + max_r mlp_r / speed_r + max_r vocabulary_r / speed_r + collectives
+    memory_r = fixed + attention_r + cache_r * context + mlp_r + vocabulary_r
 
-The objective is the smallest ``max_r bytes_r / speed_r`` within every node's memory. Attention comes in the largest
-pieces and carries the KV cache, so it is placed first; the small pieces (MLP and vocabulary blocks, together the
-*fill*) then make up for its rounding:
+Collectives do not depend on the shares. A rank that has too much attention can therefore not make up for it with
+less MLP: the best plan follows speed in each kind of unit by itself, within every node's memory.
 
-1.  Shares are treated as a fluid that rises to one level of time in every rank, up to the rank's memory.
-2.  Attention units are apportioned to that fluid. If the rest does not fit around them, a search over all ways to
-    cut the attention finds the one that leaves most room, so that a plan is found whenever there is one (up to
-    `_Costs.rounding` bytes per rank, the price of whole fill units).
-3.  The fill rises around the attention in the same way and is apportioned to whole units.
+1.  Shares are treated as a fluid that follows speed up to each rank's memory; the others take what is left over.
+2.  Attention comes in the largest pieces and carries the KV cache, so its units are placed first, nearest to the
+    fluid. If the rest does not fit around them, a search over all ways to cut the attention finds the one that
+    leaves most room.
+3.  The *fill* (MLP and vocabulary units) follows speed within the room that the attention leaves.
 
-Every test for memory only gets easier to pass with more memory: adding some never makes a plan impossible.
+A plan is found whenever there is one, up to `_Costs.rounding` bytes per rank, the price of whole fill units. Every
+test for memory only gets easier to pass with more memory: adding some never makes a plan impossible.
 """
 
 from __future__ import annotations
@@ -82,16 +82,15 @@ def plan_shares(profile: ModelProfile, candidates: Sequence[Candidate], context:
     speeds = [candidate.speed for candidate in candidates]
     attention = _place_attention(costs, speeds, room)
     if attention is not None:
-        base = [costs.attention_bytes(units) for units in attention]
-        fill = _rise(costs.fill_bytes, speeds, base, costs.fill_room(room, attention))
+        fill = _pour(costs.fill_bytes, speeds, costs.fill_room(room, attention))
     else:
         holder = max(range(len(room)), key=lambda rank: (room[rank], speeds[rank]))
         if room[holder] < costs.whole_memory:
             raise PlanError(_explain(costs, candidates))
         fill = [float(rank == holder) for rank in range(len(room))]
-        attention = _cut(_apportion(costs.attention_units, fill))
-    mlp = _cut(_apportion(profile.mlp_units, fill))
-    vocabulary = _cut(_apportion(profile.vocabulary_units, fill))
+        attention = _cut(_apportion(costs.attention_units, fill, speeds))
+    mlp = _cut(_apportion(profile.mlp_units, fill, speeds))
+    vocabulary = _cut(_apportion(profile.vocabulary_units, fill, speeds))
     return [costs.rank_plan(*ranges) for ranges in zip(attention, mlp, vocabulary, strict=True)]
 
 
@@ -174,8 +173,8 @@ def _place_attention(costs: _Costs, speeds: Sequence[float], room: Sequence[int]
     """Attention units of every rank, or None if the fill does not surely fit around any way to cut them."""
     if sum(room) < costs.whole_memory:
         return None
-    fluid = _rise(costs.whole_memory, speeds, [0] * len(room), room)
-    ideal = _cut(_apportion(costs.attention_units, fluid))
+    fluid = _pour(costs.whole_memory, speeds, room)
+    ideal = _cut(_apportion(costs.attention_units, fluid, speeds))
     if costs.fits(room, ideal):
         return ideal
     roomiest = _roomiest_attention(costs, room, [len(units) for units in ideal])
@@ -205,32 +204,33 @@ def _roomiest_attention(costs: _Costs, room: Sequence[int], ideal: Sequence[int]
     return _cut(best[costs.attention_units][2]) if costs.attention_units in best else None
 
 
-def _rise(total: int, speeds: Sequence[float], base: Sequence[int], caps: Sequence[int]) -> list[float]:
-    """Pour `total` bytes so that all ranks finish together: rank r gets y_r in [0, caps_r] with
-    ``(base_r + y_r) / speed_r`` level wherever the bounds allow. `caps` hold `total`."""
-
-    def poured(level: float) -> list[float]:
-        return [
-            min(cap, max(0.0, level * speed - bytes_)) for speed, bytes_, cap in zip(speeds, base, caps, strict=True)
-        ]
-
-    low = 0.0
-    high = max((b + c) / s for s, b, c in zip(speeds, base, caps, strict=True) if s > 0)
-    for _ in range(100):
-        level = (low + high) / 2
-        low, high = (low, level) if sum(poured(level)) >= total else (level, high)
-    return poured(high)
+def _pour(total: int, speeds: Sequence[float], caps: Sequence[int]) -> list[float]:
+    """`total` bytes in proportion to `speeds`, but at most `caps`; the caps hold the total."""
+    poured = [0.0] * len(caps)
+    open_ranks = {rank for rank, speed in enumerate(speeds) if speed > 0}
+    while open_ranks:
+        level = (total - math.fsum(poured)) / math.fsum(speeds[rank] for rank in open_ranks)
+        full = {rank for rank in open_ranks if speeds[rank] * level >= caps[rank]}
+        for rank in full or open_ranks:
+            poured[rank] = min(float(caps[rank]), speeds[rank] * level)
+        if not full:
+            break
+        open_ranks -= full
+    return poured
 
 
-def _apportion(total: int, weights: Sequence[float]) -> list[int]:
-    """`total` units in proportion to `weights`, exactly (largest remainder; ties to the lower rank)."""
+def _apportion(total: int, weights: Sequence[float], speeds: Sequence[float]) -> list[int]:
+    """`total` units in proportion to `weights`, exactly; each rank's number is its quota rounded down or up.
+
+    The units that rounding down leaves over go where they cost least time: to the ranks that are the soonest done
+    with one more (ties to the lower rank).
+    """
     whole = math.fsum(weights)
-    if whole <= 0:  # nothing to follow: the model has no bytes of this kind
-        return [total if rank == 0 else 0 for rank in range(len(weights))]
-    exact = [total * weight / whole for weight in weights]
-    counts = [math.floor(value) for value in exact]
-    by_remainder = sorted(range(len(weights)), key=lambda rank: (counts[rank] - exact[rank], rank))
-    for rank in by_remainder[: total - sum(counts)]:
+    quotas = [total * weight / whole for weight in weights]
+    counts = [math.floor(quota) for quota in quotas]
+    takers = [rank for rank, quota in enumerate(quotas) if quota > counts[rank]]
+    takers.sort(key=lambda rank: ((counts[rank] + 1) / speeds[rank], rank))
+    for rank in takers[: total - sum(counts)]:
         counts[rank] += 1
     return counts
 

@@ -134,18 +134,6 @@ class LocalSession:
         slices = self._everywhere(lambda engine: engine.step(slot, hidden.copy(), position, wanted).copy())
         return np.concatenate(slices, axis=1)
 
-    def greedy(self, prompt: Sequence[int], count: int) -> list[int]:
-        """The prompt and `count` tokens after it, in slot 0."""
-        tokens = list(prompt)
-        self.open_slot()
-        position = 0
-        for _ in range(count):
-            logits = self.step(tokens[position:], position, rows=[len(tokens) - position - 1])
-            position = len(tokens)
-            tokens.append(int(logits[0].argmax()))
-        self.close_slot()
-        return tokens
-
     def close(self) -> None:
         self._everywhere(lambda engine: engine.close())
         for thread in self._threads:

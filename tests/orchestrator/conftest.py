@@ -140,9 +140,7 @@ class ScriptedNode:
 
     async def event(self, command: RankCommand, **body: Any) -> None:
         """Say something as the rank that `command` is for."""
-        await self.send(
-            rank=RankEvent(session=command.session, epoch=command.epoch, rank=command.rank, **body)
-        )
+        await self.send(rank=RankEvent(session=command.session, epoch=command.epoch, rank=command.rank, **body))
 
     async def obey(self, command: RankCommand) -> None:
         """What a healthy rank worker does."""

@@ -6,7 +6,7 @@ import time
 from itertools import pairwise
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import event, given
 from hypothesis import strategies as st
 
 from motley.orchestrator.planning.shares import Candidate, PlanError, RankPlan, plan_shares, usable
@@ -68,24 +68,42 @@ profiles = st.builds(
     fixed_bytes=st.integers(0, 1000),
     context_length=st.just(4096),
 )
-candidates = st.lists(
-    st.builds(
-        Candidate,
-        name=st.just("node"),
-        speed=st.floats(0, 100).map(lambda speed: 0.0 if speed < 1e-3 else speed),
-        memory=st.integers(0, 60_000),
-    ),
-    min_size=1,
-    max_size=16,
-).filter(lambda offers: any(offer.speed for offer in offers))
 
 
-@given(profiles, candidates, st.integers(1, 300))
-def test_any_plan_tiles_and_fits(profile: ModelProfile, offers: list[Candidate], context: int) -> None:
+@st.composite
+def cases(draw: st.DrawFn) -> tuple[ModelProfile, list[Candidate], int]:
+    """A model, 1 to 16 nodes with memory around what they need, and a context."""
+    profile, context = draw(profiles), draw(st.integers(1, 300))
+    (whole,) = plan_shares(profile, [Candidate("node", 1.0, 10**9)], context)
+    ranks = draw(st.integers(1, 16))
+    fair = (whole.memory_bytes - profile.fixed_bytes) / ranks
+    offers = [
+        Candidate(
+            "node",
+            draw(st.floats(0.5, 100) if rank == 0 else st.floats(0.5, 100) | st.just(0.0)),
+            profile.fixed_bytes + int(fair * draw(st.floats(0, 4))),
+        )
+        for rank in range(ranks)
+    ]
+    return profile, offers, context
+
+
+def feasible(profile: ModelProfile, offers: list[Candidate], context: int) -> bool:
     try:
-        plans = plan_shares(profile, offers, context)
+        plan_shares(profile, offers, context)
     except PlanError:
-        assume(False)
+        return False
+    return True
+
+
+@given(cases())
+def test_any_plan_tiles_and_fits(case: tuple[ModelProfile, list[Candidate], int]) -> None:
+    profile, offers, context = case
+    try:
+        plans = plan_shares(*case)
+    except PlanError:
+        event("does not fit")
+        return
     assert_tiles(profile, plans)
     for plan, offer in zip(plans, offers, strict=True):
         assert profile.fixed_bytes + plan.weight_bytes <= plan.memory_bytes <= offer.memory
@@ -93,36 +111,22 @@ def test_any_plan_tiles_and_fits(profile: ModelProfile, offers: list[Candidate],
             assert plan.weight_bytes == 0
 
 
-@given(profiles, candidates, st.integers(1, 300), st.data())
+@given(cases(), st.data())
 def test_more_memory_never_makes_a_plan_impossible(
-    profile: ModelProfile, offers: list[Candidate], context: int, data: st.DataObject
+    case: tuple[ModelProfile, list[Candidate], int], data: st.DataObject
 ) -> None:
-    try:
-        plan_shares(profile, offers, context)
-    except PlanError:
-        assume(False)
-    more = [
-        Candidate(offer.name, offer.speed, offer.memory + data.draw(st.sampled_from([0, 1, 100, 5000])))
-        for offer in offers
-    ]
-    plan_shares(profile, more, context)
+    profile, offers, context = case
+    more = [Candidate(offer.name, offer.speed, offer.memory + data.draw(st.integers(0, 3000))) for offer in offers]
+    assert feasible(profile, more, context) or not feasible(profile, offers, context)
 
 
-@given(profiles, candidates, st.integers(1, 300))
-def test_leaving_out_nodes_that_are_too_small_follows_the_same_rule(
-    profile: ModelProfile, offers: list[Candidate], context: int
+@given(cases())
+def test_a_node_that_becomes_large_enough_to_take_part_does_not_make_a_plan_impossible(
+    case: tuple[ModelProfile, list[Candidate], int],
 ) -> None:
-    """A node that grows until it can take part must not make the others' plan impossible."""
-    small = Candidate("small", 1.0, profile.fixed_bytes - 1)
-    assume(profile.fixed_bytes > 0)
-    fitting = usable(profile, [*offers, small])
-    assert small not in fitting
-    assume(any(offer.speed for offer in fitting))
-    try:
-        plan_shares(profile, fitting, context)
-    except PlanError:
-        assume(False)
-    plan_shares(profile, [*fitting, Candidate("grown", 1.0, profile.fixed_bytes)], context)
+    profile, offers, context = case
+    grown = [*offers, Candidate("grown", 1.0, profile.fixed_bytes)]
+    assert feasible(profile, grown, context) or not feasible(profile, offers, context)
 
 
 @given(profiles, st.integers(1, 300))
@@ -136,18 +140,12 @@ def test_one_node_gets_everything_and_needs_not_a_byte_more(profile: ModelProfil
 
 
 @given(profiles, st.lists(st.floats(0.1, 100), min_size=1, max_size=16))
-def test_without_memory_limits_the_fill_makes_up_for_whole_attention_units(
-    profile: ModelProfile, speeds: list[float]
-) -> None:
+def test_without_memory_limits_every_kind_follows_speed_to_the_unit(profile: ModelProfile, speeds: list[float]) -> None:
     plans = plan_shares(profile, [Candidate("node", speed, 10**9) for speed in speeds], 1)
-    unit = profile.mlp_unit_bytes + profile.vocabulary_unit_bytes
-    level = min(
-        (plan.weight_bytes + unit) / speed for plan, speed in zip(plans, speeds, strict=True)
-    )
-    for plan, speed in zip(plans, speeds, strict=True):
-        # Whoever has any fill is no slower than the fastest to finish, but for whole units.
-        if len(plan.mlp) > 1 and len(plan.vocabulary) > 1:
-            assert (plan.weight_bytes - unit) / speed <= level * (1 + 1e-9)
+    for kind in ("attention", "mlp", "vocabulary"):
+        counts = [len(getattr(plan, kind)) for plan in plans]
+        for count, speed in zip(counts, speeds, strict=True):
+            assert abs(count - sum(counts) * speed / sum(speeds)) < 1 + 1e-9
 
 
 @pytest.mark.parametrize("ranks", range(1, 17))
@@ -155,8 +153,8 @@ def test_every_rank_count_gets_a_fair_share_of_a_real_shape(ranks: int) -> None:
     speeds = [10.0 + 7 * rank for rank in range(ranks)]
     plans = plan_shares(llama_7b(), [Candidate("node", speed, 64 * GB) for speed in speeds], 4096)
     assert_tiles(llama_7b(), plans)
-    times = [own / speed for own, speed in zip(bytes_of(plans), speeds, strict=True)]
-    assert max(times) <= 1.12 * sum(bytes_of(plans)) / sum(speeds)
+    slowest = max(len(plan.mlp) / speed for plan, speed in zip(plans, speeds, strict=True))
+    assert slowest <= 1.08 * llama_7b().mlp_units / sum(speeds)
 
 
 @pytest.mark.parametrize(("ranks", "split"), [(1, 1), (8, 1), (9, 2), (16, 2), (17, 4), (32, 4), (40, 4)])
@@ -169,14 +167,14 @@ def test_the_attention_split_is_the_smallest_that_gives_every_rank_a_unit(ranks:
 def test_explicit_weights_are_followed() -> None:
     plans = plan_shares(llama_7b(), [Candidate("node", weight, 64 * GB) for weight in (3, 2, 1)], 4096)
     whole = sum(bytes_of(plans))
-    assert [own / whole for own in bytes_of(plans)] == pytest.approx([3 / 6, 2 / 6, 1 / 6], abs=0.01)
+    assert [own / whole for own in bytes_of(plans)] == pytest.approx([3 / 6, 2 / 6, 1 / 6], abs=0.02)
 
 
 def test_a_small_fast_node_gets_what_fits_and_the_others_the_rest() -> None:
     offers = [Candidate("gpu", 500.0, 2 * GB), Candidate("big", 30.0, 32 * GB), Candidate("mid", 10.0, 8 * GB)]
     plans = plan_shares(llama_7b(), offers, 4096)
     assert 1.8 * GB < plans[0].memory_bytes <= 2 * GB
-    assert plans[1].weight_bytes / plans[2].weight_bytes == pytest.approx(3, rel=0.03)
+    assert plans[1].weight_bytes / plans[2].weight_bytes == pytest.approx(3, rel=0.1)
 
 
 def test_attention_goes_where_its_cache_fits() -> None:
@@ -189,7 +187,7 @@ def test_attention_goes_where_its_cache_fits() -> None:
 
 
 def test_a_tight_fit_is_found_by_search() -> None:
-    """Two equal nodes, three attention units: only 2 + 1 with all the fill at the second fits."""
+    """Three attention units: by speed 1 + 2, and the fill only fits beside the one."""
     profile = ModelProfile(
         name="tight",
         kv_groups=3,
@@ -202,7 +200,7 @@ def test_a_tight_fit_is_found_by_search() -> None:
     )
     plans = plan_shares(profile, [Candidate("a", 1.0, 1552), Candidate("b", 2.0, 2100)], 1)
     assert [len(plan.attention) for plan in plans] == [1, 2]
-    assert [len(plan.mlp) for plan in plans] == [10, 0]
+    assert [len(plan.mlp) for plan in plans] == [9, 1]
 
 
 def test_what_does_not_fit_is_explained_per_node() -> None:
@@ -210,9 +208,9 @@ def test_what_does_not_fit_is_explained_per_node() -> None:
     with pytest.raises(PlanError) as caught:
         plan_shares(llama_7b(), offers, 4096)
     message = str(caught.value)
-    assert "seven with a context of 4096 tokens does not fit: 3.36 GB are missing in total" in message
-    assert "pc: 2.00 GB available, 4.62 GB needed, 2.62 GB missing" in message
-    assert "laptop: 1.00 GB available, 1.74 GB needed, 740.16 MB missing" in message
+    assert "seven with a context of 4096 tokens does not fit: 2.96 GB are missing in total" in message
+    assert "pc: 2.00 GB available, 4.32 GB needed, 2.32 GB missing" in message
+    assert "laptop: 1.00 GB available, 1.64 GB needed, 639.06 MB missing" in message
 
 
 def test_a_node_without_room_for_the_fixed_bytes_is_named() -> None:

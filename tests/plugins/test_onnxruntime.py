@@ -1,0 +1,159 @@
+"""The ONNX Runtime engine: transformers' logits at any split in fp32, stated bounds when quantised, and its limits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import motley.cli
+from motley.daemon.models.config import ConfigError, read_config
+from motley.daemon.models.units import units
+from motley.plugins.cupy import ReferenceEngine
+from motley.plugins.engine import F32, EngineError, EngineFactory, EngineOptions, load_engine
+from motley.plugins.onnxruntime import FIRST_CAPACITY, OnnxRuntimeEngine
+from tests.models.cases import Case, LocalSession, golden_cases, uneven_shares, whole_share
+
+FP32_TOLERANCE = 1e-4
+"""Of the largest logit, between ours and transformers' in float64."""
+QUANTISED_TOLERANCE = 0.04
+"""Relative RMS, between the runtime, which quantises activations to int8 per block, and float64 with equal weights.
+
+Tiny random models have few blocks for rounding to average out over.
+"""
+BUNDLED = Path(motley.cli.__path__[0]) / "models" / "shakespeare-2.6m"
+
+every_case = pytest.mark.parametrize("case", golden_cases(), ids=str)
+
+
+def session(
+    case: Case,
+    folder: Path,
+    ranks: int = 1,
+    *,
+    factory: EngineFactory = OnnxRuntimeEngine,
+    quantisation: str = "fp32",
+    options: EngineOptions | None = None,
+) -> LocalSession:
+    shares = uneven_shares(units(case.config, quantisation, 32), ranks)
+    return LocalSession(case.folder, factory, shares, folder, quantisation, options=options)
+
+
+def error(got: F32, expected: F32) -> float:
+    assert got.shape == expected.shape
+    return float(np.abs(got - expected).max() / np.abs(expected).max())
+
+
+def greedy(ranks: LocalSession, prompt: list[int], count: int) -> list[int]:
+    """The prompt and `count` tokens after it, decoded one by one."""
+    tokens = list(prompt)
+    ranks.open_slot()
+    position = 0
+    for _ in range(count):
+        logits = ranks.step(tokens[position:], position, rows=[len(tokens) - position - 1])
+        position = len(tokens)
+        tokens.append(int(logits[0].argmax()))
+    ranks.close_slot()
+    return tokens
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 8])
+@every_case
+def test_any_split_gives_the_same_logits_and_text(case: Case, count: int, tmp_path: Path) -> None:
+    with session(case, tmp_path, count) as ranks:
+        ranks.open_slot()
+        assert error(ranks.step(case.tokens[:-1], 0), case.logits) < FP32_TOLERANCE
+        ranks.close_slot()
+        assert greedy(ranks, case.tokens[: case.prompt], len(case.tokens) - case.prompt) == case.tokens
+
+
+@pytest.mark.parametrize("quantisation", ["int8", "int4"])
+@every_case
+def test_quantised_against_float64_at_any_split(case: Case, quantisation: str, tmp_path: Path) -> None:
+    try:
+        units(case.config, quantisation, 32)
+    except ConfigError:
+        pytest.skip("this case's widths cannot be quantised")
+    float64 = EngineOptions(extra={"dtype": "float64"})
+    with session(case, tmp_path / "64", factory=ReferenceEngine, quantisation=quantisation, options=float64) as ranks:
+        ranks.open_slot()
+        expected = ranks.step(case.tokens[:-1], 0)
+    alone: list[int] = []
+    for count in (1, 2, 3, 8):
+        with session(case, tmp_path / str(count), count, quantisation=quantisation) as ranks:
+            ranks.open_slot()
+            got = ranks.step(case.tokens[:-1], 0)
+            assert np.linalg.norm(got - expected) < QUANTISED_TOLERANCE * np.linalg.norm(expected)
+            ranks.close_slot()
+            text = greedy(ranks, case.tokens[: case.prompt], 8)
+            alone = alone or text
+            assert text == alone
+
+
+@every_case
+def test_chunks_give_what_the_whole_prompt_gives(case: Case, tmp_path: Path) -> None:
+    with session(case, tmp_path) as ranks:
+        ranks.open_slot(0)
+        whole = ranks.step(case.tokens[:-1], 0)
+        ranks.open_slot(1)
+        for start, stop in ((0, 1), (1, 8), (8, 9), (9, len(case.tokens) - 1)):
+            got = ranks.step(case.tokens[start:stop], start, slot=1)
+            assert error(got, whole[start:stop]) < FP32_TOLERANCE
+
+
+def test_the_cache_grows_without_losing_anything(tmp_path: Path) -> None:
+    context = FIRST_CAPACITY + 2
+    tokens = [index * 37 % 1024 for index in range(context)]
+    shares = [whole_share(units(read_config(BUNDLED), "fp32", 32))]
+    options = EngineOptions(max_rows=context)
+    with LocalSession(BUNDLED, OnnxRuntimeEngine, shares, tmp_path, options=options, context=context) as ranks:
+        ranks.open_slot(0)
+        whole = ranks.step(tokens, 0)
+        ranks.open_slot(1)
+        ranks.step(tokens[: FIRST_CAPACITY - 1], 0, rows=[], slot=1)
+        for position in range(FIRST_CAPACITY - 1, context):  # the last row of the first buffer, then the second buffer
+            row = ranks.step(tokens[position : position + 1], position, slot=1)
+            assert error(row, whole[position : position + 1]) < FP32_TOLERANCE
+
+
+def test_slots_do_not_see_each_other_and_can_go_back(tmp_path: Path) -> None:
+    case = golden_cases()[0]
+    with session(case, tmp_path, 2) as ranks:
+        ranks.open_slot(0)
+        ranks.open_slot(1)
+        for position, token in enumerate(case.tokens[:6]):
+            ranks.step([token], position, slot=0)
+            ranks.step([case.tokens[position + 6]], position, slot=1)
+        assert error(ranks.step(case.tokens[6:7], 6, slot=0), case.logits[6:7]) < FP32_TOLERANCE
+        assert error(ranks.step(case.tokens[3:5], 3, slot=0), case.logits[3:5]) < FP32_TOLERANCE
+
+
+@pytest.mark.parametrize(
+    ("misuse", "words"),
+    [
+        (lambda ranks: ranks.step([1], 0, slot=7), "slot 7 is not open"),
+        (lambda ranks: ranks.close_slot(7), "slot 7 is not open"),
+        (lambda ranks: ranks.open_slot(0), "slot 0 is open already"),
+        (lambda ranks: ranks.step([1] * 5, 0), "1 to 4 rows, not 5"),
+        (lambda ranks: ranks.step([1], 3), "positions 3 to 4 do not fit"),
+        (lambda ranks: [ranks.step([1], position) for position in range(9)], "of at most 8"),
+    ],
+)
+def test_misuse_is_named(misuse: Callable[[LocalSession], object], words: str, tmp_path: Path) -> None:
+    case = golden_cases()[0]
+    shares = [whole_share(units(case.config, "fp32", 32))]
+    options = EngineOptions(max_rows=4)
+    with LocalSession(case.folder, OnnxRuntimeEngine, shares, tmp_path, options=options, context=8) as ranks:
+        ranks.open_slot(0)
+        with pytest.raises(EngineError, match=words):
+            misuse(ranks)
+
+
+def test_unknown_settings_and_engines_are_refused(tmp_path: Path) -> None:
+    case = golden_cases()[0]
+    with pytest.raises(EngineError, match="no settings called"):
+        session(case, tmp_path, options=EngineOptions(extra={"tpyo": "1"}))
+    with pytest.raises(EngineError, match="no engine is called 'abacus'; installed: onnxruntime, reference"):
+        load_engine("abacus")

@@ -1,0 +1,62 @@
+"""Cutting a graph at its collectives: what crosses a cut, and what need not run."""
+
+from __future__ import annotations
+
+from onnx import NodeProto, helper
+
+from motley.plugins.engine import DOMAIN
+from motley.plugins.segments import COLLECTIVE, ROWS, Reduction, cut_at_collectives
+
+
+def node(op: str, inputs: str, outputs: str) -> NodeProto:
+    return helper.make_node(op, inputs.split(), outputs.split())
+
+
+def reduce(partial: str, reduced: str) -> NodeProto:
+    return helper.make_node(COLLECTIVE, [partial], [reduced], domain=DOMAIN)
+
+
+LAYER = [
+    node("MatMul", "hidden w", "partial"),
+    reduce("partial", "sum"),
+    node("Add", "hidden sum", "next"),
+    node("Gather", f"next {ROWS}", "row"),
+    node("MatMul", "row head", "logits"),
+]
+
+
+def test_segments_carry_what_later_ones_read() -> None:
+    first, middle, head = cut_at_collectives(LAYER, {"w", "head"}, ["logits"])
+    assert (first.inputs, first.outputs, first.reduction) == (("hidden",), ("partial",), Reduction("partial", "sum"))
+    assert (middle.inputs, middle.outputs, middle.reduction) == (("hidden", "sum"), ("next",), None)
+    assert (head.inputs, head.outputs, head.head) == (("next", ROWS), ("logits",), True)
+    assert not first.head
+    assert not middle.head
+
+
+def test_a_rank_without_a_head_need_not_add_its_last_sum() -> None:
+    first, last = cut_at_collectives(LAYER[:3], {"w"}, [])
+    assert first.outputs == ("partial",)
+    assert last.outputs == ()
+    assert not last.head
+
+
+def test_without_collectives_only_the_head_is_apart() -> None:
+    body, head = cut_at_collectives([LAYER[0], node("Gather", f"partial {ROWS}", "logits")], {"w"}, ["logits"])
+    assert body.outputs == ("partial",)
+    assert head.inputs == ("partial", ROWS)
+
+
+def test_a_value_is_carried_over_segments_that_do_not_read_it() -> None:
+    nodes = [
+        node("MatMul", "hidden w", "p0"),
+        node("Relu", "hidden", "kept"),
+        reduce("p0", "s0"),
+        node("MatMul", "s0 w", "p1"),
+        reduce("p1", "s1"),
+        node("Add", "s1 kept", "out"),
+    ]
+    first, second, third = cut_at_collectives(nodes, {"w"}, ["out"])
+    assert set(first.outputs) == {"p0", "kept"}
+    assert (second.inputs, second.outputs) == (("s0",), ("p1",))
+    assert set(third.inputs) == {"s1", "kept"}
