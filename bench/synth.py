@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from math import prod, sqrt
 from pathlib import Path
 from statistics import NormalDist
-from typing import Any, Literal
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -190,7 +190,7 @@ class _Tensor:
 def synthesise(
     config: dict[str, Any],
     out: Path,
-    dtype: Literal["float16", "bfloat16"] = "float16",
+    dtype: str = "float16",
     seed: int = 0,
     progress: Callable[[int, int], None] | None = None,
     *,

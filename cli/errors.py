@@ -15,7 +15,6 @@ _EXPECTED = {
     "motley.cli.errors.CliError",
     "motley.daemon.control.JoinRefused",
     "motley.daemon.control.OrchestratorLost",
-    "motley.daemon.hardware.SizeError",
     "motley.daemon.models.config.ConfigError",
     "motley.daemon.text.TokenizerError",
     "motley.daemon.trust.TrustError",

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from motley.cli.errors import CliError
+
 if TYPE_CHECKING:
     from motley.daemon.app import DaemonConfig
 
@@ -32,17 +34,21 @@ def daemon_config(
     """A daemon's configuration from what was typed.
 
     Raises:
-        motley.daemon.hardware.SizeError: `memory` is no size.
+        CliError: `memory` is no size.
     """
     from motley.daemon.app import DaemonConfig
     from motley.daemon.hardware import parse_size
 
+    try:
+        memory_limit = parse_size(memory) if memory else None
+    except ValueError as error:
+        raise CliError(f"--memory: {error}") from None
     return DaemonConfig(
         orchestrator=orchestrator,
         token=token,
         name=name,
         advertise=advertise,
-        memory_limit=parse_size(memory) if memory else None,
+        memory_limit=memory_limit,
         threads=threads,
         models=models,
         scratch=scratch,

@@ -98,7 +98,8 @@ async def _answer(
     began = time.perf_counter()
     first: float | None = None
     said: list[str] = []
-    finish, usage = "", {}
+    finish = ""
+    usage: dict[str, int] = {}
     async for event in client.stream(path, {**body, "model": session["name"]}):
         usage = event.get("usage") or usage
         for choice in event["choices"]:

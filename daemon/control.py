@@ -32,6 +32,7 @@ from motley.protocol.mesh_pb2_grpc import MeshStub
 logger = logging.getLogger(__name__)
 
 WELCOME_S = 10.0
+END: object = grpc.aio.EOF  # type: ignore[attr-defined]
 REFUSALS = {
     grpc.StatusCode.UNAUTHENTICATED,
     grpc.StatusCode.FAILED_PRECONDITION,
@@ -111,16 +112,18 @@ class Control:
             address=settings.address,
             capabilities=settings.capabilities,
         )
-        call = MeshStub(channel).Join(metadata=(("motley-token", secret),))
+        call = MeshStub(channel).Join(  # type: ignore[no-untyped-call]
+            metadata=(("motley-token", secret),)
+        )
         sender = None
         try:
             await call.write(pb.NodeMessage(hello=hello))
             first = await asyncio.wait_for(call.read(), WELCOME_S)
-            if first is grpc.aio.EOF or first.WhichOneof("body") != "welcome":
+            if first is END or first.WhichOneof("body") != "welcome":
                 raise OrchestratorLost("the orchestrator answered without a welcome")
             joined(first.welcome.node_id)
             sender = asyncio.create_task(self._send(call, first.welcome.heartbeat_s))
-            while (message := await call.read()) is not grpc.aio.EOF:
+            while (message := await call.read()) is not END:
                 self._obey(message)
             raise OrchestratorLost("the orchestrator closed the stream")
         except TimeoutError:

@@ -15,8 +15,9 @@ import psutil
 
 from motley.daemon.executor import Executor
 from motley.daemon.models.config import read_config
-from motley.daemon.models.graph import EMBEDDING, SHARE_FILE, build_rank_graph
+from motley.daemon.models.graph import SHARE_FILE, build_rank_graph
 from motley.daemon.models.share import Share
+from motley.daemon.models.tensors import EMBEDDING, expected_shapes
 from motley.daemon.weights.checkpoint import Checkpoint
 from motley.daemon.weights.hub import resolve
 from motley.daemon.weights.share_file import write_share
@@ -65,6 +66,7 @@ def load_rank(
     shares = [share_from_proto(share) for share in assignment.shares]
     declared = build_rank_graph(config, shares, rank, model.quantisation, model.block, assignment.context)
     with Checkpoint(folder) as checkpoint, _scratch_folder(scratch) as place:
+        checkpoint.expect(expected_shapes(config))
         fingerprint = checkpoint.fingerprint()
         if fingerprint != assignment.fingerprint:
             raise LoadError(

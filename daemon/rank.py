@@ -233,12 +233,9 @@ def membership(command: pb.RankCommand) -> Membership:
 def failure_of(error: Exception) -> pb.Failure:
     """Put an error in the form of the control plane: a stable code, a message, and the rank to blame."""
     match error:
-        case PeerLost():
-            return pb.Failure(code="peer_lost", message=str(error), lost_rank=error.rank + 1)
-        case PeerTimeout():
-            return pb.Failure(code="peer_timeout", message=str(error), lost_rank=error.rank + 1)
         case TransportError():
-            return pb.Failure(code="transport_error", message=str(error))
+            code = {PeerLost: "peer_lost", PeerTimeout: "peer_timeout"}.get(type(error), "transport_error")
+            return pb.Failure(code=code, message=str(error), lost_rank=0 if error.rank is None else error.rank + 1)
         case StepError() | SummaryError() | SamplingError():
             return pb.Failure(code="step_error", message=str(error))
         case ConfigError() | ShareError() | CheckpointError() | ShareFileError() | ModelNotFound() | LoadError():

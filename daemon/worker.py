@@ -10,6 +10,7 @@ import secrets
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 from motley.daemon.pipe import LENGTH, MAX_MESSAGE, TOKEN_BYTES
 from motley.protocol import mesh_pb2 as pb
@@ -86,8 +87,9 @@ class RankWorker:
             }
             assert process.stdin is not None
             process.stdin.write(json.dumps(settings).encode() + b"\n")
-            dead = asyncio.ensure_future(process.wait())
-            await asyncio.wait([connected, dead], timeout=START_S, return_when=asyncio.FIRST_COMPLETED)
+            dead = asyncio.create_task(process.wait())
+            either: set[asyncio.Future[Any]] = {connected, dead}
+            await asyncio.wait(either, timeout=START_S, return_when=asyncio.FIRST_COMPLETED)
             dead.cancel()
             if not connected.done():
                 raise WorkerError(

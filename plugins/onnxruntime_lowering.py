@@ -108,7 +108,7 @@ class _Lowering:
         data, scale, zero_point = dequantise.input
         block = _attributes(dequantise)["block_size"]
         rows, columns = self._initializers[scale].dims[0], self._initializers[scale].dims[1] * block
-        bits = {TensorProto.UINT4: 4, TensorProto.UINT8: 8}.get(self._initializers[data].data_type, 8)
+        bits = 4 if self._initializers[data].data_type == TensorProto.UINT4 else 8
         if self._made_by(zero_point, "ConstantOfShape") is None:
             raise EngineError(f"engine 'onnxruntime' takes symmetric blocks only; {data} has zero points")
         blob = block * bits // 8

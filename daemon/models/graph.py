@@ -26,6 +26,7 @@ from onnx import TensorProto, helper
 from motley.daemon.models.config import ConfigError, ModelConfig
 from motley.daemon.models.rope import rotary_tables
 from motley.daemon.models.share import Share, kv_heads
+from motley.daemon.models.tensors import EMBEDDING, HEAD
 from motley.daemon.models.units import Units, units, validate_shares
 from motley.daemon.weights.spec import Encoding, Piece, Placed, Weight, lay_out
 from motley.plugins.engine import DOMAIN, F32, CacheSpec, RankGraph
@@ -34,8 +35,7 @@ OPSET = 24
 IR_VERSION = 11
 SHARE_FILE = "share.bin"
 """What a share file is called: the graph's external data names it."""
-EMBEDDING = "model.embed_tokens.weight"
-"""The checkpoint tensor whose rows are the graph's input, f32[vocabulary, D]."""
+
 
 CACHED_ATTENTION = onnx.parser.parse_function("""
 <domain: "motley", opset_import: ["": 24],
@@ -303,7 +303,7 @@ class _Builder:
         """f32[T, D] -> f32[R, V]{tp}: the logits of the rows asked for."""
         chosen = self.node("Gather", [residual, "rows"], "head.rows", axis=0)
         normed = self.norm("head.norm", chosen, "model.norm.weight")
-        table = EMBEDDING if self.config.tied else "lm_head.weight"
+        table = EMBEDDING if self.config.tied else HEAD
         piece = Piece(table, self.words, range(self.config.hidden))
         return self.matmul("head", normed, [piece], self.cut.hidden_block, output="logits")
 

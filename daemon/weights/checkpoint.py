@@ -11,7 +11,7 @@ neighbours with them), and a file that shrinks under a mapping kills the process
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from io import FileIO
@@ -50,6 +50,9 @@ _SCRATCH = 1 << 20
 """Bytes read at a time (or one row, if that is longer)."""
 _SAMPLE = 64
 """Bytes of each tensor that enter the fingerprint."""
+
+MAX_PROBLEMS = 8
+"""Of a checkpoint that does not fit its config, as many are named."""
 
 
 class CheckpointError(Exception):
@@ -150,6 +153,10 @@ class Checkpoint:
     def __contains__(self, name: str) -> bool:
         return name in self._tensors
 
+    def names(self) -> list[str]:
+        """The tensors there are."""
+        return list(self._tensors)
+
     def tensor(self, name: str) -> TensorInfo:
         """Find a weight.
 
@@ -164,6 +171,27 @@ class Checkpoint:
                 f"{info.file}: tensor {name!r} has dtype {info.dtype}; expected one of {', '.join(READABLE)}"
             )
         return info
+
+    def expect(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """Make sure that these tensors are there, readable, and of these shapes.
+
+        Raises:
+            CheckpointError: all that is wrong, a line each, at most `MAX_PROBLEMS`.
+        """
+        problems = []
+        for name, shape in shapes.items():
+            try:
+                info = self.tensor(name)
+            except CheckpointError as error:
+                problems.append(str(error))
+                continue
+            if info.shape != shape:
+                problems.append(
+                    f"{info.file}: tensor {name!r} has shape {list(info.shape)}; config.json makes it {list(shape)}"
+                )
+        if problems:
+            more = len(problems) - MAX_PROBLEMS
+            raise CheckpointError("\n".join(problems[:MAX_PROBLEMS] + ([f"... and {more} more"] if more > 0 else [])))
 
     def check(self, piece: Piece) -> TensorInfo:
         """Find a piece's tensor and make sure that the piece lies within it.

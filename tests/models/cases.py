@@ -14,8 +14,9 @@ from typing import Self, TypeVar
 import numpy as np
 
 from motley.daemon.models.config import ModelConfig, read_config
-from motley.daemon.models.graph import EMBEDDING, SHARE_FILE, build_rank_graph
+from motley.daemon.models.graph import SHARE_FILE, build_rank_graph
 from motley.daemon.models.share import Share, apportion, cut
+from motley.daemon.models.tensors import EMBEDDING
 from motley.daemon.models.units import Units
 from motley.daemon.weights.checkpoint import Checkpoint
 from motley.daemon.weights.share_file import write_share

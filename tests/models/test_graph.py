@@ -15,9 +15,10 @@ import pytest
 from onnx.reference import ReferenceEvaluator
 
 from motley.daemon.models.config import ConfigError, read_config
-from motley.daemon.models.graph import EMBEDDING, SHARE_FILE, Declared, build_rank_graph
+from motley.daemon.models.graph import SHARE_FILE, Declared, build_rank_graph
 from motley.daemon.models.profile import profile
 from motley.daemon.models.share import Share, ShareError
+from motley.daemon.models.tensors import EMBEDDING
 from motley.daemon.models.units import units
 from motley.daemon.weights.checkpoint import Checkpoint
 from motley.daemon.weights.share_file import write_share

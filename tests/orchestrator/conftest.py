@@ -102,6 +102,7 @@ class ScriptedNode:
         self.cancelled: asyncio.Queue[str] = asyncio.Queue()
         self.node_id = ""
         self._tasks: set[asyncio.Task[None]] = set()
+        self._writing = asyncio.Lock()
 
     async def join(self, target: str, token: str) -> None:
         """Dial as a daemon does: pin the certificate, then show the token. Raises what the server answers."""
@@ -136,7 +137,8 @@ class ScriptedNode:
         self._start(self._listen())
 
     async def send(self, **body: Any) -> None:
-        await self._call.write(NodeMessage(**body))
+        async with self._writing:  # a gRPC stream takes one write at a time
+            await self._call.write(NodeMessage(**body))
 
     async def event(self, command: RankCommand, **body: Any) -> None:
         """Say something as the rank that `command` is for."""

@@ -1,7 +1,7 @@
 """One rank as a real process, for tests that kill ranks: prints JSON lines, reads its plans from standard input.
 
-A plan is ``{"rank", "size", "epoch", "addresses"}``. The rank connects, prints ``{"up": pid}``, sums until the mesh breaks or,
-with ``"rounds"``, that many times, and prints ``{"error", "rank", "text"}`` or ``{"sum"}``.
+A plan is ``{"rank", "size", "epoch", "addresses"}``. The rank connects, prints ``{"up": pid}``, sums until the mesh
+breaks or, with ``"rounds"``, that many times, and prints ``{"error", "rank", "text"}`` or ``{"sum"}``.
 """
 
 from __future__ import annotations

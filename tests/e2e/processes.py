@@ -1,0 +1,133 @@
+"""Real `motley` processes for tests: started as a user would, read by what they print, ended with the test."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import psutil
+
+import motley.cli
+from motley.cli.client import Client
+
+BUNDLED = Path(motley.cli.__path__[0]) / "models" / "shakespeare-2.6m"
+START_S = 60.0
+END_S = 20.0
+
+
+class MotleyProcess:
+    """One `motley` command under way; its stderr is kept line by line."""
+
+    started: ClassVar[list[MotleyProcess]] = []
+    """By this test; what is left of them at its end is killed."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self.started.append(self)
+        self.process = process
+        self.lines: list[str] = []
+        self._grown = asyncio.Condition()
+        self._reader = asyncio.create_task(self._read())
+
+    @classmethod
+    async def start(cls, *arguments: str, **environment: str) -> Self:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "motley.cli.main", *arguments),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.PIPE,
+            env={**os.environ, "COLUMNS": "200", **environment},
+        )
+        return cls(process)
+
+    async def line(self, pattern: str) -> re.Match[str]:
+        """The first line, past or to come, in which `pattern` is found."""
+        async with asyncio.timeout(START_S), self._grown:
+            while True:
+                for line in self.lines:
+                    if found := re.search(pattern, line):
+                        return found
+                if self._reader.done():
+                    raise AssertionError(f"{pattern!r} was never printed:\n" + "\n".join(self.lines))
+                await self._grown.wait()
+
+    def family(self) -> list[psutil.Process]:
+        """This process and all it has started."""
+        itself = psutil.Process(self.process.pid)
+        return [itself, *itself.children(recursive=True)]
+
+    async def end(self, how: signal.Signals = signal.SIGTERM) -> int:
+        """Signal it and wait for its end."""
+        if self.process.returncode is None:
+            self.process.send_signal(how)
+        async with asyncio.timeout(END_S):
+            status = await self.process.wait()
+            await self._reader
+        return status
+
+    async def kill(self) -> None:
+        """End it and all it has started, whatever they do."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for member in self.family():
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    member.kill()
+        await self.process.wait()
+        await self._reader
+
+    async def _read(self) -> None:
+        assert self.process.stderr is not None
+        async for line in self.process.stderr:
+            async with self._grown:
+                self.lines.append(line.decode().rstrip())
+                self._grown.notify_all()
+        async with self._grown:
+            self._grown.notify_all()
+
+
+class Mesh:
+    """An orchestrator and its nodes, all on loopback."""
+
+    def __init__(self, orchestrator: MotleyProcess, url: str, target: str, token: str, scratch: Path) -> None:
+        self.orchestrator = orchestrator
+        self.url = url
+        self.target = target
+        self.token = token
+        self.nodes: dict[str, MotleyProcess] = {}
+        self._scratch = scratch
+
+    async def join(self, name: str, memory: str = "2GB") -> MotleyProcess:
+        arguments = ("join", self.target, "--name", name, "--memory", memory, "--threads", "1")
+        node = await MotleyProcess.start(*arguments, "--scratch", str(self._scratch), MOTLEY_TOKEN=self.token)
+        self.nodes[name] = node
+        await node.line("joined as")
+        return node
+
+    async def session(self, **wanted: Any) -> dict[str, Any]:
+        """A ready session of the bundled model, in fp32 unless said otherwise."""
+        body = {"model": str(BUNDLED), "quantisation": "fp32", **wanted}
+        async with Client(self.url) as client:
+            return await client.call("POST", "/api/sessions?wait=ready", body)
+
+
+@asynccontextmanager
+async def mesh(folder: Path, *names: str) -> AsyncIterator[Mesh]:
+    """A mesh with these nodes; whatever still runs at the end is ended."""
+    where = ("--host", "127.0.0.1", "--port", "0", "--http-port", "0", "--state", str(folder / "state"))
+    orchestrator = await MotleyProcess.start("up", "--no-node", *where)
+    made: Mesh | None = None
+    try:
+        url = (await orchestrator.line(r"API: (http://\S+)/v1"))[1]
+        join = await orchestrator.line(r"motley join (\S+) --token (\S+)")
+        made = Mesh(orchestrator, url, join[1], join[2], folder / "scratch")
+        await asyncio.gather(*(made.join(name) for name in names))
+        yield made
+    finally:
+        for process in [*(made.nodes.values() if made else ()), orchestrator]:
+            await process.end()

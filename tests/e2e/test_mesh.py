@@ -1,0 +1,205 @@
+"""A mesh of real processes through its public faces: the HTTP API and the command line."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import time
+from pathlib import Path
+
+import openai
+import psutil
+import pytest
+
+from motley.cli.client import Client
+from motley.cli.errors import CliError
+from tests.e2e.processes import BUNDLED, MotleyProcess, mesh
+
+GREEDY = {"model": BUNDLED.name, "prompt": "ROMEO:", "max_tokens": 24, "temperature": 0}
+
+
+async def text_of(url: str, **changes: object) -> str:
+    async with Client(url) as client:
+        answer = await client.call("POST", "/v1/completions", {**GREEDY, **changes})
+        text: str = answer["choices"][0]["text"]
+        return text
+
+
+async def test_every_split_writes_the_same_and_the_openai_client_can_talk_to_it(tmp_path: Path) -> None:
+    async with mesh(tmp_path, "a", "b", "c") as there:
+        texts = set()
+        for nodes, shares in ((["a"], [1]), (["c", "a"], [1, 4]), (["a", "b", "c"], [3, 2, 1]), (["b", "a"], [1, 0])):
+            session = await there.session(nodes=nodes, shares=shares)
+            assert [rank["node"] for rank in session["ranks"]] == nodes
+            texts.add(await text_of(there.url))
+            if len(nodes) < 3:
+                async with Client(there.url) as client:
+                    await client.call("DELETE", f"/api/sessions/{session['id']}")
+            else:
+                await official_client(there.url)
+                async with Client(there.url) as client:
+                    await client.call("DELETE", f"/api/sessions/{session['id']}")
+        assert len(texts) == 1
+        assert all(len(node.family()) == 1 for node in there.nodes.values()), "a closed session left a worker behind"
+
+
+async def official_client(url: str) -> None:
+    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0) as client:
+        assert [model.id async for model in client.models.list()] == [BUNDLED.name]
+        message = [{"role": "user", "content": "JULIET:"}]
+        whole = await client.chat.completions.create(
+            model=BUNDLED.name, messages=message, max_tokens=12, seed=3, temperature=0.8
+        )
+        pieces = []
+        usage = None
+        async for chunk in await client.chat.completions.create(
+            model=BUNDLED.name,
+            messages=message,
+            max_tokens=12,
+            seed=3,
+            temperature=0.8,
+            stream=True,
+            stream_options={"include_usage": True},
+        ):
+            usage = chunk.usage or usage
+            pieces += [choice.delta.content or "" for choice in chunk.choices]
+        assert "".join(pieces) == whole.choices[0].message.content
+        assert usage == whole.usage
+        assert usage.completion_tokens == 12
+        with pytest.raises(openai.BadRequestError, match="maximum context length is 1024") as refusal:
+            await client.completions.create(model=BUNDLED.name, prompt="word " * 3000)
+        assert refusal.value.code == "context_length_exceeded"
+
+
+async def test_requests_take_turns(tmp_path: Path) -> None:
+    async with mesh(tmp_path, "a", "b") as there:
+        await there.session()
+        alone = [await text_of(there.url, prompt=prompt) for prompt in ("ROMEO:", "KING:", "O ")]
+        together = await asyncio.gather(*(text_of(there.url, prompt=prompt) for prompt in ("ROMEO:", "KING:", "O ")))
+        assert together == alone
+
+
+async def test_a_killed_daemon_ends_its_request_with_its_name_and_the_others_serve_on(tmp_path: Path) -> None:
+    async with mesh(tmp_path, "a", "b", "c") as there:
+        session = await there.session(nodes=["a", "b", "c"])
+        victims = there.nodes["b"].family()
+        async with Client(there.url) as client:
+            answer = client.stream("/v1/completions", {**GREEDY, "max_tokens": 1000, "ignore_eos": True})
+            await anext(answer)
+            for process in victims:
+                process.kill()
+            killed = time.monotonic()
+            with pytest.raises(CliError, match=r"rank 1|'b'|node b"):
+                async for _ in answer:
+                    pass
+            assert time.monotonic() - killed < 10
+            state = await client.call("GET", f"/api/sessions/{session['id']}")
+            assert state["state"] == "failed"
+            await client.call("DELETE", f"/api/sessions/{session['id']}")
+        await there.session(nodes=["a", "c"])
+        assert await text_of(there.url)
+
+
+async def test_a_killed_daemon_takes_its_worker_with_it(tmp_path: Path) -> None:
+    async with mesh(tmp_path, "a", "b") as there:
+        await there.session(nodes=["a", "b"])
+        daemon, *workers = there.nodes["b"].family()
+        assert workers
+        daemon.kill()
+        gone, left = await asyncio.to_thread(psutil.wait_procs, workers, 10)
+        assert gone
+        assert not left
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+async def test_an_interrupt_ends_everything_that_was_started(how: signal.Signals, tmp_path: Path) -> None:
+    where = ("--host", "127.0.0.1", "--port", "0", "--http-port", "0", "--state", str(tmp_path))
+    up = await MotleyProcess.start("up", *where, "--threads", "1", "--scratch", str(tmp_path / "scratch"))
+    url = (await up.line(r"API: (http://\S+)/v1"))[1]
+    await up.line("joined as")
+    async with Client(url) as client:
+        await client.call("POST", "/api/sessions?wait=ready", {"model": str(BUNDLED)})
+    family = up.family()
+    assert len(family) == 2
+    assert await up.end(how) == 130
+    assert not [process for process in family if process.is_running()]
+    assert not list((tmp_path / "scratch").iterdir())
+
+
+async def test_a_node_comes_back_to_an_orchestrator_that_was_restarted(tmp_path: Path) -> None:
+    async with mesh(tmp_path, "a") as there:
+        await there.orchestrator.end()
+        await there.nodes["a"].line("lost the orchestrator")
+        port = there.target.rpartition(":")[2]
+        where = ("--host", "127.0.0.1", "--port", port, "--http-port", "0", "--state", str(tmp_path / "state"))
+        again = await MotleyProcess.start("up", "--no-node", *where)
+        try:
+            there.url = (await again.line(r"API: (http://\S+)/v1"))[1]
+            deadline = time.monotonic() + 20
+            async with Client(there.url) as client:
+                while not (await client.call("GET", "/api/nodes"))["nodes"]:
+                    assert time.monotonic() < deadline
+                    await asyncio.sleep(0.1)
+            await there.session()
+            assert await text_of(there.url)
+        finally:
+            await again.end()
+
+
+async def test_joining_badly_ends_with_one_clear_line(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        free = socket.create_server(("127.0.0.1", 0))
+        unused = free.getsockname()[1]
+        free.close()
+        async with mesh(tmp_path, "a") as there:
+            secret, fingerprint = there.token.split(".")
+            good = there.target
+            cases = [
+                (("join", good), "wrong." + fingerprint, "wrong join token"),
+                (("join", good), f"{secret}.{'0' * 64}", "not the one this join token is from"),
+                (("join", good), "nonsense", "not a join token"),
+                (("join", good, "--name", "a"), there.token, "--name"),
+                (("join", f"127.0.0.1:{unused}"), there.token, "is `motley up` running there"),
+                (("join", f"127.0.0.1:{mute.getsockname()[1]}"), there.token, "no answer from"),
+                (("join", "nonsense"), there.token, "HOST:PORT"),
+                (("join", good, "--memory", "much"), there.token, "much"),
+            ]
+
+            async def check(arguments: tuple[str, ...], token: str, words: str) -> None:
+                process = await MotleyProcess.start(*arguments, MOTLEY_TOKEN=token)
+                await process.line(words)
+                async with asyncio.timeout(30):
+                    assert await process.process.wait() == 1
+                assert "Traceback" not in "\n".join(process.lines)
+
+            await asyncio.gather(*(check(*case) for case in cases))
+
+
+async def test_a_taken_port_is_named(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        for option, other in (("--port", "--http-port"), ("--http-port", "--port")):
+            up = await MotleyProcess.start(
+                *("up", "--no-node", "--host", "127.0.0.1", option, port, other, "0", "--state", str(tmp_path))
+            )
+            await up.line(rf"port {port} .*{option}")
+            async with asyncio.timeout(20):
+                assert await up.process.wait() == 1
+
+
+async def test_bad_models_are_refused_by_name(tmp_path: Path) -> None:
+    async with mesh(tmp_path, "a") as there, Client(there.url) as client:
+        with pytest.raises(CliError, match=r"nowhere"):
+            await client.call("POST", "/api/sessions", {"model": str(tmp_path / "nowhere")})
+        broken = tmp_path / "broken"
+        broken.mkdir()
+        for file in BUNDLED.iterdir():
+            (broken / file.name).write_bytes(file.read_bytes()[:100_000])
+        with pytest.raises(CliError, match=r"model\.safetensors"):
+            await client.call("POST", "/api/sessions", {"model": str(broken)})
+        with pytest.raises(CliError, match="allows 1024"):
+            await client.call("POST", "/api/sessions", {"model": str(BUNDLED), "context": 2**20})
+        await there.join("small", memory="104MB")
+        with pytest.raises(CliError, match=r"small: 104.00 MB available, .* needed, .* missing"):
+            await client.call("POST", "/api/sessions", {"model": str(BUNDLED), "nodes": ["small"]})

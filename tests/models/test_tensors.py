@@ -1,0 +1,36 @@
+"""Expected shapes against the checkpoints that transformers wrote."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from motley.daemon.models.tensors import expected_shapes
+from motley.daemon.weights.checkpoint import Checkpoint, CheckpointError
+from tests.models.cases import Case, golden_cases
+
+
+@pytest.mark.parametrize("case", golden_cases(), ids=str)
+def test_every_tensor_is_expected_and_fits(case: Case) -> None:
+    with Checkpoint(case.folder) as checkpoint:
+        shapes = expected_shapes(case.config)
+        checkpoint.expect(shapes)
+        assert set(checkpoint.names()) == set(shapes)
+
+
+def test_a_config_that_tells_of_other_shapes_is_refused() -> None:
+    case = golden_cases()[0]
+    smaller = dataclasses.replace(case.config, intermediate=case.config.intermediate - 1)
+    with (
+        Checkpoint(case.folder) as checkpoint,
+        pytest.raises(CheckpointError, match="config.json makes it"),
+    ):
+        checkpoint.expect(expected_shapes(smaller))
+
+
+def test_absent_tensors_are_all_named() -> None:
+    case = next(case for case in golden_cases() if case.config.tied)
+    untied = dataclasses.replace(case.config, tied=False, layers=case.config.layers + 1)
+    with Checkpoint(case.folder) as checkpoint, pytest.raises(CheckpointError, match=r"'lm_head.weight' is absent"):
+        checkpoint.expect(expected_shapes(untied))

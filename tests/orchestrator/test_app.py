@@ -1,0 +1,145 @@
+"""Starting and stopping, ports, and who may call."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from motley.orchestrator.app import Orchestrator, OrchestratorConfig, OrchestratorError
+from motley.orchestrator.identity import IdentityError
+
+
+def config(tmp_path: Path, **fields: Any) -> OrchestratorConfig:
+    ports = {"host": "127.0.0.1", "grpc_port": 0, "http_port": 0, "state_dir": tmp_path}
+    return OrchestratorConfig(**{**ports, **fields})
+
+
+async def status(url: str, **headers: str) -> int:
+    async with aiohttp.request("GET", url, headers=headers) as response:
+        assert response.content_type == "application/json"
+        return response.status
+
+
+@pytest.mark.parametrize("which", ["grpc_port", "http_port"])
+async def test_a_taken_port_is_named_and_nothing_stays_behind(tmp_path: Path, which: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(OrchestratorError, match=f"port {port} .*Choose another with --"):
+            await Orchestrator(config(tmp_path, **{which: port})).start()
+    orchestrator = Orchestrator(config(tmp_path, **{which: port}))
+    await orchestrator.start()
+    await orchestrator.stop()
+
+
+async def test_two_orchestrators_cannot_share_a_port(tmp_path: Path) -> None:
+    first = Orchestrator(config(tmp_path))
+    await first.start()
+    port = int(first.join_target.rpartition(":")[2])
+    with pytest.raises(OrchestratorError, match="for nodes"):
+        await Orchestrator(config(tmp_path, grpc_port=port)).start()
+    await first.stop()
+
+
+async def test_a_bad_token_starts_nothing(tmp_path: Path) -> None:
+    with pytest.raises(IdentityError):
+        await Orchestrator(config(tmp_path, token="no")).start()
+
+
+async def test_the_join_token_outlives_a_restart(tmp_path: Path) -> None:
+    tokens = []
+    for _ in range(2):
+        orchestrator = Orchestrator(config(tmp_path))
+        await orchestrator.start()
+        tokens.append(orchestrator.join_token)
+        await orchestrator.stop()
+        await orchestrator.stop()
+    assert tokens[0] == tokens[1]
+
+
+async def test_bound_to_the_network_an_address_to_dial_and_an_api_key_are_made(tmp_path: Path) -> None:
+    orchestrator = Orchestrator(config(tmp_path, host="0.0.0.0", http_host="0.0.0.0"))
+    await orchestrator.start()
+    host, _, port = orchestrator.join_target.rpartition(":")
+    assert host != "0.0.0.0"
+    _, writer = await asyncio.open_connection(host, int(port))
+    writer.close()
+    await writer.wait_closed()
+    key = orchestrator.api_key
+    assert key is not None
+    for path in ("/v1/models", "/api/nodes", "/nothing"):
+        url = orchestrator.http_url + path
+        assert await status(url) == 401
+        assert await status(url, Authorization="Bearer wrong") == 401
+        assert await status(url, Authorization=f"Basic {key}") == 401
+        assert await status(url, Authorization=f"Bearer {key}") == (404 if path == "/nothing" else 200)
+    url = f"{orchestrator.http_url}/v1/models"
+    assert await status(url, Authorization=f"Bearer {key}", Host="motley.example") == 200
+    await orchestrator.stop()
+    again = Orchestrator(config(tmp_path, http_host="0.0.0.0"))
+    await again.start()
+    assert again.api_key == key
+    await again.stop()
+
+
+async def test_a_given_api_key_is_asked_for_on_loopback_too(tmp_path: Path) -> None:
+    orchestrator = Orchestrator(config(tmp_path, api_key="sesame"))
+    await orchestrator.start()
+    url = f"{orchestrator.http_url}/v1/models"
+    assert await status(url) == 401
+    assert await status(url, Authorization="Bearer sesame") == 200
+    await orchestrator.stop()
+
+
+async def test_web_pages_cannot_reach_an_open_loopback(mesh: Any) -> None:
+    url = f"{mesh.orchestrator.http_url}/v1/models"
+    host = mesh.orchestrator.http_url.removeprefix("http://")
+    assert await status(url) == 200
+    assert await status(url, Host="localhost:1") == 200
+    assert await status(url, Host="[::1]") == 200
+    assert await status(url, Origin=f"http://{host}") == 200
+    for headers in (
+        {"Host": "evil.example"},
+        {"Host": "127.0.0.1.evil.example"},
+        {"Host": "192.168.0.7"},
+        {"Origin": "http://evil.example"},
+        {"Origin": "null"},
+    ):
+        assert await status(url, **headers) == 403
+
+
+async def test_a_request_without_a_sensible_host_is_refused(mesh: Any) -> None:
+    host, _, port = mesh.orchestrator.http_url.removeprefix("http://").rpartition(":")
+    for line in (b"Host: a:b:c\r\n", b"Host: \r\n", b"Host: [\r\n", b"Host: 127.0.0.1:99999999\r\n"):
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"GET /v1/models HTTP/1.1\r\n" + line + b"Connection: close\r\n\r\n")
+        answer = (await reader.read()).split(b" ", 2)
+        assert answer[1] in (b"400", b"403"), (line, answer)
+        writer.close()
+        await writer.wait_closed()
+
+
+async def test_stopping_releases_ranks_and_ends_requests(tmp_path: Path, new_node: Any) -> None:
+    orchestrator = Orchestrator(config(tmp_path))
+    await orchestrator.start()
+    node = new_node()
+    await node.join(orchestrator.join_target, orchestrator.join_token)
+    async with aiohttp.ClientSession(orchestrator.http_url) as http:
+        async with http.post("/api/sessions?wait=ready", json={"model": "bard"}) as response:
+            assert response.status == 201
+
+        async def silent(_: object) -> Any:
+            await orchestrator.stop()
+            return
+            yield
+
+        node.answer = silent
+        async with http.post("/v1/completions", json={"model": "bard", "prompt": "Hi"}) as response:
+            assert (response.status, (await response.json())["error"]["code"]) == (503, "session_closed")
+    assert node.commands[-1].WhichOneof("body") == "release"
+    await node.ended()
+    await node.leave()

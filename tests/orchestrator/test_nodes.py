@@ -1,0 +1,75 @@
+"""The table of nodes, under a clock of our own."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from motley.orchestrator.nodes import SILENCE_S, HelloError, NameTakenError, NodeTable
+from motley.protocol.mesh_pb2 import Capabilities, Hello
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def hello(name: str = "pc", address: str = "10.0.0.2", bandwidth: float = 1e9) -> Hello:
+    return Hello(name=name, address=address, capabilities=Capabilities(memory_bandwidth=bandwidth))
+
+
+def test_a_node_is_overdue_only_after_silence() -> None:
+    clock = Clock()
+    table = NodeTable(clock)
+    node = table.join(hello())
+    clock.now += SILENCE_S
+    assert table.overdue() == []
+    clock.now += 0.1
+    assert table.overdue() == [node]
+    table.heartbeat(node.id, 7)
+    assert table.overdue() == []
+    assert node.memory_available == 7
+    assert table.silence_s(node) == 0
+
+
+def test_our_own_standstill_is_not_the_nodes_silence() -> None:
+    clock = Clock()
+    table = NodeTable(clock)
+    table.join(hello())
+    clock.now += 3600
+    table.excuse(3600)
+    assert table.overdue() == []
+
+
+def test_a_name_is_taken_while_its_node_lives() -> None:
+    table = NodeTable(Clock())
+    first = table.join(hello())
+    with pytest.raises(NameTakenError, match="'pc' is in the mesh already.*--name"):
+        table.join(hello())
+    table.lose(first.id, "its connection ended")
+    assert not first.alive
+    second = table.join(hello())
+    assert second.id != first.id
+    assert list(table) == [second]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "match"),
+    [
+        (hello(name=""), "1 to 64 printable"),
+        (hello(name="a\nb"), "1 to 64 printable"),
+        (hello(name="x" * 65), "1 to 64 printable"),
+        (hello(address=""), "no address"),
+        (hello(bandwidth=0), "bandwidth"),
+        (hello(bandwidth=math.nan), "bandwidth"),
+        (hello(bandwidth=math.inf), "bandwidth"),
+    ],
+)
+def test_a_hello_that_makes_no_sense_is_refused(wrong: Hello, match: str) -> None:
+    table = NodeTable(Clock())
+    with pytest.raises(HelloError, match=match):
+        table.join(wrong)
+    assert list(table) == []

@@ -1,0 +1,192 @@
+"""The life of a session, event by event, without a socket and with a clock of our own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from motley.orchestrator.planning.shares import Candidate, plan_shares
+from motley.orchestrator.sessions import (
+    EPOCH,
+    LISTEN_S,
+    PROGRESS_S,
+    RELEASE_S,
+    Command,
+    NameInUseError,
+    Rank,
+    Session,
+    SessionRequest,
+    SessionTable,
+    State,
+)
+from motley.protocol.mesh_pb2 import Empty, Failure, Loading, ModelProfile, RankEvent, Ready, Timing
+
+NODES = ["pc", "laptop", "box"]
+
+
+def event(rank: int, epoch: int = EPOCH, **body: Any) -> RankEvent:
+    return RankEvent(session="s", epoch=epoch, rank=rank, **body)
+
+
+def kinds(commands: list[Command]) -> list[tuple[str, int, str | None]]:
+    return [(node, command.rank, command.WhichOneof("body")) for node, command in commands]
+
+
+@pytest.fixture
+def session(profile: ModelProfile) -> Session:
+    """In state starting, since time 0: rank r is on node `NODES[r]`, whose id is its name."""
+    plans = plan_shares(profile, [Candidate(name, 1.0, 10**9) for name in NODES], 100)
+    session = Session("s", SessionRequest("bard"), "bard", created=0)
+    ranks = [Rank(i, name, name, plan, 10**9) for i, (name, plan) in enumerate(zip(NODES, plans, strict=True))]
+    commands = session.assign(profile, ranks, 100, now=0)
+    assert kinds(commands) == [(name, rank, "assign") for rank, name in enumerate(NODES)]
+    return session
+
+
+def listen(session: Session, now: float = 1) -> list[Command]:
+    commands: list[Command] = []
+    for rank, name in enumerate(NODES):
+        commands += session.on_event(name, event(rank, listening=f"{name}:1"), now)
+    return commands
+
+
+def make_ready(session: Session, now: float = 2) -> None:
+    listen(session)
+    for rank, name in enumerate(NODES):
+        session.on_event(name, event(rank, ready=Ready(share_bytes=1)), now)
+
+
+def test_every_rank_gets_the_same_assignment(profile: ModelProfile) -> None:
+    plans = plan_shares(profile, [Candidate("pc", 1.0, 10**9)] * 2, 100)
+    session = Session("s", SessionRequest("bard", threads=3, quantisation="int4"), "bard", created=0)
+    ranks = [Rank(i, "pc", "pc", plan, 77) for i, plan in enumerate(plans)]
+    first, second = (command.assign for _, command in session.assign(profile, ranks, 100, now=0))
+    assert first == second
+    assert len(first.secret) == 32
+    assert (first.size, len(first.shares), first.context, first.threads) == (2, 2, 100, 3)
+    assert (first.memory_bytes, first.fingerprint, first.model.quantisation) == (77, profile.fingerprint, "int4")
+    assert first.shares[0].mlp.stop == first.shares[1].mlp.start
+
+
+def test_the_way_up(session: Session) -> None:
+    assert session.state is State.STARTING
+    for rank, name in enumerate(NODES[:2]):
+        assert session.on_event(name, event(rank, listening=f"{name}:1"), 1) == []
+    commands = session.on_event("box", event(2, listening="box:1"), 1)
+    assert kinds(commands) == [(name, rank, "peers") for rank, name in enumerate(NODES)]
+    assert list(commands[0][1].peers.addresses) == ["pc:1", "laptop:1", "box:1"]
+    assert session.state is State.CONNECTING
+    session.on_event("pc", event(0, loading=Loading(done_bytes=1, total_bytes=9)), 2)
+    assert session.state is State.LOADING
+    for rank, name in enumerate(NODES):
+        assert session.state is State.LOADING
+        session.on_event(name, event(rank, ready=Ready()), 3)
+    assert session.state is State.READY
+    session.on_event("pc", event(0, timing=Timing(tokens=5)), 4)
+    assert session.leader.timing is not None
+    assert session.on_time(1e9) == []
+    assert session.state is State.READY
+
+
+def test_a_failed_rank_ends_the_session_and_releases_the_others(session: Session) -> None:
+    make_ready(session)
+    failed = Failure(code="peer_lost", message="rank 2 said nothing", lost_rank=3)
+    commands = session.on_event("laptop", event(1, failed=failed), 5)
+    assert kinds(commands) == [("pc", 0, "release"), ("box", 2, "release")]
+    assert session.state is State.FAILED
+    assert session.failure is not None
+    assert session.failure.code == "peer_lost"
+    assert session.failure.message == ("rank 1 on node 'laptop': rank 2 said nothing (to blame: rank 2 on node 'box')")
+    assert not session.over
+    session.on_event("pc", event(0, failed=Failure(code="other")), 6)
+    session.on_event("box", event(2, released=Empty()), 6)
+    assert session.over
+    assert session.failure.code == "peer_lost"
+
+
+def test_a_lost_node_fails_the_session_by_name(session: Session) -> None:
+    make_ready(session)
+    commands = session.on_node_lost("laptop", "no heartbeat for 5 s", 9)
+    assert kinds(commands) == [("pc", 0, "release"), ("box", 2, "release")]
+    assert session.failure is not None
+    assert (session.failure.code, session.failure.lost_rank) == ("node_lost", 2)
+    assert "node 'laptop' with rank 1 is lost: no heartbeat for 5 s" in session.failure.message
+    assert session.on_node_lost("stranger", "gone", 9) == []
+
+
+def test_ranks_that_do_not_listen_are_named(session: Session) -> None:
+    session.on_event("pc", event(0, listening="pc:1"), 0)
+    assert session.on_time(LISTEN_S) == []
+    assert len(session.on_time(LISTEN_S + 1)) == 3
+    assert session.failure is not None
+    assert "rank 1 on node 'laptop', rank 2 on node 'box' did not start" in session.failure.message
+
+
+def test_slow_loading_is_fine_and_standstill_is_not(session: Session) -> None:
+    listen(session, now=0)
+    session.on_event("pc", event(0, loading=Loading(done_bytes=9, total_bytes=9)), 0)
+    now = 0.0
+    for done in range(1, 5):
+        now += PROGRESS_S
+        session.on_event("box", event(2, loading=Loading(done_bytes=done, total_bytes=9)), now)
+        assert session.on_time(now + PROGRESS_S) == []
+    session.on_event("laptop", event(1, ready=Ready()), now)
+    session.on_event("box", event(2, loading=Loading(done_bytes=4, total_bytes=9)), now + PROGRESS_S)
+    session.on_time(now + PROGRESS_S + 1)
+    assert session.state is State.FAILED
+    assert session.failure is not None
+    assert (session.failure.code, session.failure.lost_rank) == ("timed_out", 3)
+    assert session.failure.message.startswith("rank 2 on node 'box' made no progress")
+
+
+def test_a_rank_that_ends_unasked_fails_the_session(session: Session) -> None:
+    session.on_event("box", event(2, released=Empty()), 1)
+    assert session.state is State.FAILED
+    assert session.failure is not None
+    assert session.failure.code == "rank_ended"
+
+
+def test_what_is_not_from_the_ranks_node_and_epoch_is_ignored(session: Session) -> None:
+    session.on_event("box", event(0, failed=Failure(code="x")), 1)
+    session.on_event("pc", event(0, epoch=EPOCH + 1, failed=Failure(code="x")), 1)
+    session.on_event("pc", event(3, failed=Failure(code="x")), 1)
+    session.on_event("pc", RankEvent(session="s", epoch=EPOCH), 1)
+    assert session.state is State.STARTING
+
+
+def test_closing_waits_for_the_ranks_but_not_for_ever(session: Session) -> None:
+    make_ready(session)
+    assert len(session.close(10)) == 3
+    assert session.close(11) == []
+    session.on_event("pc", event(0, released=Empty()), 11)
+    session.on_time(10 + RELEASE_S)
+    assert not session.over
+    session.on_time(10 + RELEASE_S + 1)
+    assert session.over
+
+
+def test_names_are_unique_among_the_living() -> None:
+    table = SessionTable()
+    first = table.open(SessionRequest("bard", name="bard"), 0)
+    with pytest.raises(NameInUseError, match=first.id):
+        table.open(SessionRequest("other", name="bard"), 0)
+    other = table.open(SessionRequest("other"), 0)
+    with pytest.raises(NameInUseError):
+        table.rename(other, "bard")
+    first.fail(Failure(code="x"), 1)
+    assert table.named("bard") is first
+    table.rename(other, "bard")
+    assert table.named("bard") is other
+    assert first.state is State.CLOSING
+
+
+def test_memory_is_reserved_until_ranks_are_gone(session: Session) -> None:
+    table = SessionTable()
+    table._sessions[session.id] = session
+    planned = session.ranks[0].plan.memory_bytes
+    assert table.reserved("pc") == planned
+    session.fail(Failure(code="x"), 1)
+    assert table.reserved("pc") == planned
+    session.on_event("pc", event(0, released=Empty()), 2)
+    assert table.reserved("pc") == 0

@@ -1,0 +1,222 @@
+"""Sessions and nodes over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from motley.protocol.mesh_pb2 import Described, Failure, Loading, ModelProfile, RankCommand
+
+MODEL = {"model": "bard"}
+
+
+async def test_a_session_over_three_nodes(mesh: Any, new_node: Any) -> None:
+    slow, fast, mid = [
+        await mesh.join(new_node(name, bandwidth=speed)) for name, speed in (("slow", 1e9), ("fast", 6e9), ("mid", 3e9))
+    ]
+    session = await mesh.serve(context=100, threads=2, quantisation="int4", block=64)
+    assert [rank["node"] for rank in session["ranks"]] == ["fast", "mid", "slow"]
+    assert [rank["share"]["mlp"] for rank in session["ranks"]] == [10, 5, 1]
+    assert sum(rank["share"]["fraction"] for rank in session["ranks"]) == pytest.approx(1)
+    assert all(rank["loading"] == {"done_bytes": 100, "total_bytes": 100} for rank in session["ranks"])
+    assert session["ranks"][0]["memory"]["rss_bytes"] == 300
+    assert (session["context"], session["threads"], session["family"]) == (100, 2, "llama")
+    assign, peers = fast.commands
+    assert (assign.session, assign.rank, assign.assign.size) == (session["id"], 0, 3)
+    assert (assign.assign.model.source, assign.assign.model.quantisation, assign.assign.model.block) == (
+        "bard",
+        "int4",
+        64,
+    )
+    assert list(peers.peers.addresses) == ["127.0.0.1:5000", "127.0.0.1:5001", "127.0.0.1:5002"]
+    assert mid.commands[1].peers == peers.peers
+    status, listed = await mesh.call("GET", "/api/sessions")
+    assert (status, listed) == (200, {"sessions": [session]})
+    _, body = await mesh.call("GET", "/api/nodes")
+    assert body["nodes"][0]["ranks"] == [{"session": session["id"], "model": "bard", "rank": 2}]
+    assert body["nodes"][0]["memory_reserved_bytes"] == session["ranks"][2]["memory"]["planned_bytes"]
+
+    status, closed = await mesh.call("DELETE", f"/api/sessions/{session['id']}")
+    assert (status, closed["state"]) == (200, "closing")
+    assert {rank["state"] for rank in closed["ranks"]} == {"gone"}
+    assert [node.commands[-1].WhichOneof("body") for node in (slow, fast, mid)] == ["release"] * 3
+    assert await mesh.call("GET", "/api/sessions") == (200, {"sessions": []})
+    assert (await mesh.call("GET", f"/api/sessions/{session['id']}"))[0] == 404
+    _, body = await mesh.call("GET", "/api/nodes")
+    assert body["nodes"][0]["memory_reserved_bytes"] == 0
+
+
+async def test_explicit_nodes_and_shares_keep_their_order(mesh: Any, new_node: Any) -> None:
+    for name, speed in (("slow", 1e9), ("fast", 6e9)):
+        await mesh.join(new_node(name, bandwidth=speed))
+    await mesh.join(new_node("other"))
+    session = await mesh.serve(nodes=["slow", "fast", "slow"], shares=[2, 1, 1])
+    assert [rank["node"] for rank in session["ranks"]] == ["slow", "fast", "slow"]
+    assert [rank["share"]["mlp"] for rank in session["ranks"]] == [8, 4, 4]
+    assert session["ranks"][0]["memory"]["limit_bytes"] == 5 * 10**8  # two ranks there
+    again = await mesh.serve(name="again", shares=[0, 1, 3])
+    assert [rank["node"] for rank in again["ranks"]] == ["slow", "fast", "other"]
+    assert [rank["share"]["mlp"] for rank in again["ranks"]] == [0, 4, 12]
+
+
+async def test_timing_is_shown_after_a_request(mesh: Any, bard: Any) -> None:
+    await mesh.call("POST", "/v1/completions", {"model": "bard", "prompt": "Hi"})
+    _, listed = await mesh.call("GET", "/api/sessions")
+    session_id = listed["sessions"][0]["id"]
+    async with asyncio.timeout(5):
+        while not (session := (await mesh.call("GET", f"/api/sessions/{session_id}"))[1])["step_ms"]:
+            await asyncio.sleep(0.01)
+    assert session["step_ms"] == [12.0, 12.0]
+    timing = session["ranks"][0]["timing"]
+    assert (timing["tokens"], timing["compute_ms"], timing["wire_ms"], timing["wait_ms"]) == (2, 10, 2, 0)
+
+
+async def test_a_session_comes_up_while_the_client_polls(mesh: Any, new_node: Any) -> None:
+    node = await mesh.join(new_node())
+    go_on = asyncio.Event()
+
+    async def half_way(command: RankCommand) -> None:
+        if command.WhichOneof("body") == "peers":
+            await node.event(command, loading=Loading(done_bytes=30, total_bytes=100))
+            await go_on.wait()
+        await node.obey(command)
+
+    node.on_rank = half_way
+    status, session = await mesh.call("POST", "/api/sessions", MODEL)
+    assert (status, session["state"]) == (201, "starting")
+    session = await mesh.session(session["id"], "loading")
+    assert session["ranks"][0]["loading"] == {"done_bytes": 30, "total_bytes": 100}
+    status, body = await mesh.call("POST", "/v1/completions", {"model": "bard", "prompt": "Hi"})
+    assert (status, body["error"]["code"]) == (503, "session_not_ready")
+    go_on.set()
+    await mesh.session(session["id"], "ready")
+
+
+async def test_a_rank_that_fails_fails_the_session_for_good_to_see(mesh: Any, new_node: Any) -> None:
+    good, bad = await mesh.join(new_node("good")), await mesh.join(new_node("bad"))
+
+    async def fail(command: RankCommand) -> None:
+        if command.WhichOneof("body") == "assign":
+            await bad.event(command, failed=Failure(code="weights_missing", message="no model.safetensors"))
+
+    bad.on_rank = fail
+    status, body = await mesh.call("POST", "/api/sessions?wait=ready", {**MODEL, "nodes": ["good", "bad"]})
+    assert (status, body["error"]["code"]) == (500, "weights_missing")
+    assert body["error"]["message"] == "rank 1 on node 'bad': no model.safetensors"
+    _, listed = await mesh.call("GET", "/api/sessions")
+    (session,) = listed["sessions"]
+    assert (session["state"], session["failure"]["rank"]) == ("failed", 1)
+    assert good.commands[-1].WhichOneof("body") == "release"
+    await mesh.serve(nodes=["good"])  # the name is free again
+    _, listed = await mesh.call("GET", "/api/sessions")
+    assert [s["state"] for s in listed["sessions"] if s["state"] != "closing"] == ["ready"]
+
+
+async def test_a_lost_node_fails_the_session_and_releases_the_rest(mesh: Any, new_node: Any) -> None:
+    stays, goes = await mesh.join(new_node("stays")), await mesh.join(new_node("goes"))
+    session = await mesh.serve()
+    await goes.leave()
+    failed = await mesh.session(session["id"], "failed")
+    assert failed["failure"]["code"] == "node_lost"
+    assert "node 'goes'" in failed["failure"]["message"]
+    assert stays.commands[-1].WhichOneof("body") == "release"
+    assert (await mesh.call("DELETE", f"/api/sessions/{session['id']}"))[0] == 200
+
+
+async def test_a_model_that_does_not_fit(mesh: Any, new_node: Any, profile: ModelProfile) -> None:
+    await mesh.join(new_node("pc", memory=30_000))
+    await mesh.join(new_node("toaster", memory=500))
+    status, body = await mesh.call("POST", "/api/sessions", {**MODEL, "context": 10})
+    assert (status, body["error"]["code"]) == (422, "insufficient_memory")
+    assert "pc: 30.00 kB available" in body["error"]["message"]
+    assert "toaster" not in body["error"]["message"]  # left out: it could not hold anything
+    status, body = await mesh.call("POST", "/api/sessions", {**MODEL, "nodes": ["toaster"]})
+    assert (status, body["error"]["code"]) == (422, "insufficient_memory")
+    assert "toaster: 500 bytes available" in body["error"]["message"]
+    assert await mesh.call("GET", "/api/sessions") == (200, {"sessions": []})
+
+
+async def test_memory_that_is_promised_is_not_promised_twice(mesh: Any, new_node: Any) -> None:
+    await mesh.join(new_node("pc", memory=100_000))
+    await mesh.serve(context=10)
+    status, body = await mesh.call("POST", "/api/sessions", {**MODEL, "name": "second", "context": 10})
+    assert (status, body["error"]["code"]) == (422, "insufficient_memory")
+
+
+async def test_a_model_that_cannot_be_served(mesh: Any, new_node: Any) -> None:
+    node = await mesh.join(new_node())
+    node.on_describe = lambda _: Described(failure=Failure(code="unknown_family", message="no family 'mamba'"))
+    status, body = await mesh.call("POST", "/api/sessions", MODEL)
+    assert (status, body["error"]["code"]) == (422, "unknown_family")
+    assert body["error"]["message"] == "node 'pc': no family 'mamba'"
+    node.on_describe = lambda _: Described(profile=ModelProfile(name="hollow"))
+    status, body = await mesh.call("POST", "/api/sessions", MODEL)
+    assert (status, body["error"]["code"]) == (422, "invalid_profile")
+
+
+async def test_a_node_lost_while_it_describes(mesh: Any, new_node: Any) -> None:
+    node = await mesh.join(new_node())
+    asked = asyncio.Event()
+
+    def never(_: object) -> Described:
+        asked.set()
+        raise asyncio.CancelledError
+
+    node.on_describe = never
+    post = asyncio.create_task(mesh.call("POST", "/api/sessions", MODEL))
+    await asked.wait()
+    await node.leave()
+    status, body = await post
+    assert (status, body["error"]["code"]) == (503, "node_lost")
+
+
+async def test_names_are_unique(mesh: Any, bard: Any) -> None:
+    for body in (MODEL, {"model": "other", "name": "bard"}):
+        status, answer = await mesh.call("POST", "/api/sessions", body)
+        assert (status, answer["error"]["code"]) == (409, "name_in_use")
+    assert (await mesh.serve(name="second"))["name"] == "second"
+
+
+async def test_without_nodes_there_is_advice(mesh: Any) -> None:
+    status, body = await mesh.call("POST", "/api/sessions", MODEL)
+    assert (status, body["error"]["code"]) == (503, "no_nodes")
+    assert "motley join" in body["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "code", "match"),
+    [
+        ({"nodes": ["moon"]}, "unknown_node", "no live node is named 'moon'; live nodes: pc"),
+        ({"engine": "warp"}, "unknown_engine", "node 'pc' has no engine 'warp'; it has: onnxruntime"),
+        ({"shares": [1, 2]}, "invalid_request", "2 shares were given for 1 ranks"),
+        ({"context": 4096}, "invalid_request", "bard allows 2048"),
+        ({"nodes": []}, "invalid_value", "nodes must be a list"),
+        ({"nodes": "pc"}, "invalid_value", "nodes must be a list"),
+        ({"nodes": [1]}, "invalid_value", "nodes must be a list"),
+        ({"shares": [0]}, "invalid_value", "not all 0"),
+        ({"shares": [-1]}, "invalid_value", "shares must be"),
+        ({"shares": ["1"]}, "invalid_value", "shares must be"),
+        ({"quantisation": "int3"}, "invalid_value", "must be one of fp32, int8, int4, not 'int3'"),
+        ({"block": 0}, "invalid_value", "block must be an integer from 1"),
+        ({"context": 0}, "invalid_value", "context must be"),
+        ({"threads": 1.5}, "invalid_value", "threads must be"),
+        ({"model": ""}, "missing_parameter", "model is missing"),
+        ({"quantization": "int8"}, "unknown_parameter", "quantization is not a known parameter; known: block"),
+    ],
+)
+async def test_bad_requests(mesh: Any, new_node: Any, fields: Any, code: str, match: str) -> None:
+    await mesh.join(new_node())
+    status, body = await mesh.call("POST", "/api/sessions", {**MODEL, **fields})
+    assert (status, body["error"]["code"]) == (400, code)
+    assert match in body["error"]["message"]
+    assert await mesh.call("GET", "/api/sessions") == (200, {"sessions": []})
+
+
+async def test_bad_queries(mesh: Any) -> None:
+    status, body = await mesh.call("POST", "/api/sessions?wait=never", MODEL)
+    assert (status, body["error"]["param"]) == (400, "wait")
+    for method in ("GET", "DELETE"):
+        status, body = await mesh.call(method, "/api/sessions/nope")
+        assert (status, body["error"]["code"]) == (404, "session_not_found")
