@@ -111,7 +111,9 @@ class _Request:
     async def __aenter__(self) -> aiohttp.ClientResponse:
         try:
             response: aiohttp.ClientResponse = await self._context.__aenter__()
-        except (aiohttp.ClientConnectorError, aiohttp.InvalidURL, aiohttp.ConnectionTimeoutError) as error:
+        except (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError) as error:
+            raise CliError(f"{self._url!r} is not an address of the form http://HOST:PORT") from error
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             raise Unreachable(
                 f"no orchestrator answers at {self._url} ({error}); start one with `motley up` or name one with --url"
             ) from error

@@ -298,8 +298,11 @@ class SessionTable:
         session = Session(secrets.token_hex(4), request, "", created)
         if request.name:
             self.rename(session, request.name)
-        self._sessions[session.id] = session
+        self.add(session)
         return session
+
+    def add(self, session: Session) -> None:
+        self._sessions[session.id] = session
 
     def rename(self, session: Session, name: str) -> None:
         """Name a session; a failed one of that name gives way.

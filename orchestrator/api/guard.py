@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
+import re
 
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from motley.orchestrator.api.errors import ApiError
+
+_HOST = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:]+)]|(?P<name>[^:\[\]]+))(?::\d+)?")
 
 
 def is_loopback(host: str) -> bool:
@@ -42,7 +45,8 @@ def guard(api_key: str | None) -> Middleware:
 
 
 def _check_local(request: web.Request) -> None:
-    if not is_loopback(request.url.host or ""):
+    host = _HOST.fullmatch(request.host)
+    if host is None or not is_loopback(host["v6"] or host["name"]):
         message = f"this server answers to localhost only, not to {request.host!r}; use http://127.0.0.1"
         raise ApiError(403, message, code="wrong_host")
     origin = request.headers.get("Origin")

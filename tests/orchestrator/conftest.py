@@ -103,6 +103,7 @@ class ScriptedNode:
         self.node_id = ""
         self._tasks: set[asyncio.Task[None]] = set()
         self._writing = asyncio.Lock()
+        self._heard = asyncio.Event()
 
     async def join(self, target: str, token: str) -> None:
         """Dial as a daemon does: pin the certificate, then show the token. Raises what the server answers."""
@@ -156,6 +157,12 @@ class ScriptedNode:
             case "release":
                 await self.event(command, released=Empty())
 
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Wait for what the orchestrator says to make a condition true."""
+        async with asyncio.timeout(5):
+            while not condition():
+                await self._heard.wait()
+
     async def leave(self) -> None:
         """Break off, as a process that dies does."""
         for task in self._tasks:
@@ -183,6 +190,8 @@ class ScriptedNode:
         with contextlib.suppress(grpc.aio.AioRpcError):
             while (message := await self._call.read()) is not grpc.aio.EOF:
                 await self._on_message(message)
+                self._heard.set()
+                self._heard = asyncio.Event()
 
     async def _on_message(self, message: OrchestratorMessage) -> None:
         match message.WhichOneof("body"):
@@ -231,14 +240,18 @@ class Mesh:
         assert session["state"] == "ready"
         return dict(session)
 
-    async def session(self, session_id: str, state: str) -> dict[str, Any]:
-        """The session once it is in `state`."""
+    async def poll(self, path: str, condition: Callable[[Any], bool]) -> Any:
+        """The body at `path`, once it meets a condition."""
         async with asyncio.timeout(10):
             while True:
-                _, session = await self.call("GET", f"/api/sessions/{session_id}")
-                if session["state"] == state:
-                    return dict(session)
+                _, body = await self.call("GET", path)
+                if condition(body):
+                    return body
                 await asyncio.sleep(0.01)
+
+    async def session(self, session_id: str, state: str) -> dict[str, Any]:
+        """The session once it is in `state`."""
+        return dict(await self.poll(f"/api/sessions/{session_id}", lambda body: body["state"] == state))
 
 
 @pytest.fixture

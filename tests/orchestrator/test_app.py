@@ -114,13 +114,13 @@ async def test_web_pages_cannot_reach_an_open_loopback(mesh: Any) -> None:
 
 async def test_a_request_without_a_sensible_host_is_refused(mesh: Any) -> None:
     host, _, port = mesh.orchestrator.http_url.removeprefix("http://").rpartition(":")
-    for line in (b"Host: a:b:c\r\n", b"Host: \r\n", b"Host: [\r\n", b"Host: 127.0.0.1:99999999\r\n"):
+    for line in (b"Host: a:b:c\r\n", b"Host: \r\n", b"Host: [\r\n"):
         reader, writer = await asyncio.open_connection(host, int(port))
         writer.write(b"GET /v1/models HTTP/1.1\r\n" + line + b"Connection: close\r\n\r\n")
         answer = (await reader.read()).split(b" ", 2)
-        assert answer[1] in (b"400", b"403"), (line, answer)
         writer.close()
         await writer.wait_closed()
+        assert answer[1] == b"403", (line, answer)
 
 
 async def test_stopping_releases_ranks_and_ends_requests(tmp_path: Path, new_node: Any) -> None:

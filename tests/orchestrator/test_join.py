@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import grpc
@@ -14,15 +13,13 @@ from motley.protocol import VERSION
 from motley.protocol.mesh_pb2 import Empty, Hello, RankEvent
 
 
-async def states(mesh: Any) -> dict[str, str]:
-    _, body = await mesh.call("GET", "/api/nodes")
+def states_of(body: Any) -> dict[str, str]:
     return {node["name"]: node["state"] for node in body["nodes"]}
 
 
-async def becomes(mesh: Any, expected: dict[str, str]) -> None:
-    async with asyncio.timeout(5):
-        while await states(mesh) != expected:
-            await asyncio.sleep(0.01)
+async def states(mesh: Any) -> dict[str, str]:
+    _, body = await mesh.call("GET", "/api/nodes")
+    return states_of(body)
 
 
 async def test_a_node_joins_leaves_and_returns_under_its_name(mesh: Any, new_node: Any) -> None:
@@ -32,7 +29,7 @@ async def test_a_node_joins_leaves_and_returns_under_its_name(mesh: Any, new_nod
     assert shown["id"] == node.node_id
     assert (shown["memory_bytes"], shown["memory_bandwidth"], shown["state"]) == (123, 5e9, "alive")
     await node.leave()
-    await becomes(mesh, {"pc": "lost"})
+    await mesh.poll("/api/nodes", lambda body: states_of(body) == {"pc": "lost"})
     await mesh.join(new_node("pc"))
     assert await states(mesh) == {"pc": "alive"}
 
@@ -96,9 +93,7 @@ async def test_a_worker_that_outlived_its_session_is_released(mesh: Any, new_nod
     node = await mesh.join(new_node())
     await node.send(rank=RankEvent(session="forgotten", epoch=3, rank=2, listening="x:1"))
     await node.send(rank=RankEvent(session="gone", epoch=1, rank=0, released=Empty()))
-    async with asyncio.timeout(5):
-        while not node.commands:
-            await asyncio.sleep(0.01)
+    await node.until(lambda: node.commands)
     (command,) = node.commands
     assert (command.session, command.epoch, command.rank) == ("forgotten", 3, 2)
     assert command.WhichOneof("body") == "release"

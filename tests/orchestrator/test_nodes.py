@@ -47,7 +47,7 @@ def test_our_own_standstill_is_not_the_nodes_silence() -> None:
 def test_a_name_is_taken_while_its_node_lives() -> None:
     table = NodeTable(Clock())
     first = table.join(hello())
-    with pytest.raises(NameTakenError, match="'pc' is in the mesh already.*--name"):
+    with pytest.raises(NameTakenError, match=r"'pc' is in the mesh already.*--name"):
         table.join(hello())
     table.lose(first.id, "its connection ended")
     assert not first.alive

@@ -182,13 +182,11 @@ async def test_a_client_that_hangs_up_cancels(mesh: Any, bard: Any, stream: bool
     body = {**CHAT, "stream": stream}
     async with aiohttp.ClientSession(mesh.orchestrator.http_url) as client:
         post = asyncio.create_task(client.post("/v1/chat/completions", json=body))
-        async with asyncio.timeout(5):
-            while not bard.generated:
-                await asyncio.sleep(0.01)
-            if stream:
-                response = await post
-                await response.content.readline()
-                response.close()
+        await bard.until(lambda: bard.generated)
+        if stream:
+            response = await post
+            await response.content.readline()
+            response.close()
         post.cancel()
         await asyncio.gather(post, return_exceptions=True)
     async with asyncio.timeout(5):
@@ -199,8 +197,7 @@ async def test_a_lost_node_ends_its_requests_at_once(mesh: Any, bard: Any) -> No
     bard.answer = stuck
 
     async def lose() -> None:
-        while len(bard.generated) < 2:
-            await asyncio.sleep(0.01)
+        await bard.until(lambda: len(bard.generated) == 2)
         await bard.leave()
 
     async with asyncio.timeout(5):
@@ -222,8 +219,7 @@ async def test_a_lost_node_ends_its_requests_at_once(mesh: Any, bard: Any) -> No
 async def test_a_deleted_session_ends_its_requests(mesh: Any, bard: Any) -> None:
     bard.answer = stuck
     post = asyncio.create_task(events(mesh, "/v1/completions", COMPLETION))
-    while not bard.generated:
-        await asyncio.sleep(0.01)
+    await bard.until(lambda: bard.generated)
     _, listed = await mesh.call("GET", "/api/sessions")
     await mesh.call("DELETE", f"/api/sessions/{listed['sessions'][0]['id']}")
     assert (await post)[-1]["error"]["code"] == "session_closed"

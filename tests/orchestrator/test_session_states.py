@@ -183,7 +183,7 @@ def test_names_are_unique_among_the_living() -> None:
 
 def test_memory_is_reserved_until_ranks_are_gone(session: Session) -> None:
     table = SessionTable()
-    table._sessions[session.id] = session
+    table.add(session)
     planned = session.ranks[0].plan.memory_bytes
     assert table.reserved("pc") == planned
     session.fail(Failure(code="x"), 1)

@@ -98,7 +98,7 @@ def feasible(profile: ModelProfile, offers: list[Candidate], context: int) -> bo
 
 @given(cases())
 def test_any_plan_tiles_and_fits(case: tuple[ModelProfile, list[Candidate], int]) -> None:
-    profile, offers, context = case
+    profile, offers, _ = case
     try:
         plans = plan_shares(*case)
     except PlanError:

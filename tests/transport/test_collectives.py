@@ -39,7 +39,8 @@ def rank_order_sum(size: int, elements: int, dtype: type[np.floating[Any]] = np.
 def shrink_buffers(communicator: Communicator) -> None:
     for link in communicator._links.values():
         link.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-        link.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        # Less than a segment of the loopback device would make TCP crawl.
+        link.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 7])

@@ -1,0 +1,151 @@
+"""The command line's promises: what `--json` ends with, help with examples, exit statuses."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.processes import BUNDLED, mesh
+
+COMMAND_S = 90.0
+
+
+async def motley(*arguments: str, stdin: str = "", **environment: str) -> tuple[int, str, str]:
+    """Run a command to its end: status, stdout, stderr."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "motley.cli.main", *arguments),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env={**os.environ, "COLUMNS": "200", "TERM": "dumb", **environment},
+    )
+    try:
+        async with asyncio.timeout(COMMAND_S):
+            out, err = await process.communicate(stdin.encode())
+    except BaseException:
+        process.kill()
+        await process.wait()
+        raise
+    assert process.returncode is not None
+    return process.returncode, out.decode(), err.decode()
+
+
+async def last_json(*arguments: str, **environment: str) -> dict[str, Any]:
+    status, out, err = await motley(*arguments, "--json", **environment)
+    assert status == 0, err
+    answer: dict[str, Any] = json.loads(out.splitlines()[-1])
+    return answer
+
+
+@pytest.mark.parametrize(
+    "command",
+    [("up",), ("join",), ("run",), ("status",), ("stop",), ("demo",), ("bench", "latency"), ("bench", "synth")],
+    ids=" ".join,
+)
+async def test_help_shows_an_example(command: tuple[str, ...]) -> None:
+    status, out, _ = await motley(*command, "--help")
+    assert status == 0
+    assert f"motley {' '.join(command)}" in out.partition("Example")[2]
+
+
+async def test_demo(tmp_path: Path) -> None:
+    answer = await last_json("demo", "--tokens", "40", "--prompt", "JULIET:")
+    assert answer["ranks"] == 3
+    assert answer["tokens"] == 40
+    assert answer["identical_to_single_process"] is True
+    assert len(answer["text"]) > 40
+    assert set(answer["ms_per_token"]) == {"p50", "p99"}
+    assert 0 < answer["ms_per_token"]["p50"] <= answer["ms_per_token"]["p99"]
+    fractions = [share["fraction"] for share in answer["shares"]]
+    assert sum(fractions) == pytest.approx(1)
+    assert len(set(fractions)) == 3
+
+
+async def test_bench_latency(tmp_path: Path) -> None:
+    answer = await last_json(
+        *("bench", "latency", "--model", str(BUNDLED), "--ranks", "3", "--shares", "3,2,1"),
+        *("--quant", "int8", "--prompt-tokens", "20", "--tokens", "10"),
+    )
+    assert (answer["engine"], answer["quant"], answer["ranks"]) == ("onnxruntime", "int8", 3)
+    assert set(answer["ms_per_token"]) == {"mean", "p50", "p95", "p99"}
+    assert answer["collectives_per_token"] == 12
+    assert [share["mlp"] for share in answer["shares"]] == sorted((s["mlp"] for s in answer["shares"]), reverse=True)
+    assert len(answer["peak_rss_mb"]) == len(answer["shard_mb"]) == 3
+    for key in ("prefill_tokens_per_s", "ttft_ms", "compute_ms", "wire_ms", "wait_ms"):
+        assert answer[key] > 0
+    # What a token takes is where it went, on every rank.
+    parts = answer["compute_ms"] + answer["wire_ms"] + answer["wait_ms"]
+    assert parts == pytest.approx(answer["ms_per_token"]["mean"], rel=0.5)
+
+
+async def test_bench_synth_makes_a_model_that_runs(tmp_path: Path) -> None:
+    config = json.loads((BUNDLED / "config.json").read_text())
+    shape = tmp_path / "shape.json"
+    shape.write_text(json.dumps({**config, "num_hidden_layers": 2, "tie_word_embeddings": False}))
+    folder = str(tmp_path / "model")
+    status, _, err = await motley("bench", "synth", "--config", str(shape), "--out", folder)
+    assert status == 0, err
+    answer = await last_json("bench", "latency", "--model", folder, "--quant", "int4", "--tokens", "4")
+    assert answer["ranks"] == 1
+
+
+async def test_run_and_status_against_a_mesh(tmp_path: Path) -> None:
+    async with mesh(tmp_path, "a", "b") as there:
+        run = ("run", str(BUNDLED), "ROMEO:", "--raw", "--quant", "fp32", "--max-tokens", "12", "--temperature", "0")
+        first = await last_json(*run, MOTLEY_URL=there.url)
+        again = await last_json("run", BUNDLED.name, *run[2:], MOTLEY_URL=there.url)
+        assert first["text"] == again["text"]
+        assert first["finish_reason"] == "length"
+        assert first["usage"]["completion_tokens"] == 12
+        _, streamed, _ = await motley("run", BUNDLED.name, "-", *run[3:], stdin="ROMEO:", MOTLEY_URL=there.url)
+        assert streamed == first["text"] + "\n"
+
+        status = await last_json("status", MOTLEY_URL=there.url)
+        assert {node["name"] for node in status["nodes"]} == {"a", "b"}
+        assert [session["state"] for session in status["sessions"]] == ["ready"]
+        _, out, _ = await motley("status", MOTLEY_URL=there.url)
+        assert BUNDLED.name in out
+
+        assert (await motley("stop", BUNDLED.name, MOTLEY_URL=there.url))[0] == 0
+        gone = await motley("stop", BUNDLED.name, MOTLEY_URL=there.url)
+        assert gone[0] == 1
+        assert "there is no session" in gone[2]
+
+
+async def test_run_without_a_mesh_is_a_mesh_of_one(tmp_path: Path) -> None:
+    command = ("run", str(BUNDLED), "ROMEO:", "--raw", "--max-tokens", "8", "--seed", "1")
+    answer = await last_json(*command)
+    assert answer["usage"]["completion_tokens"] == 8
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (("status", "--url", "http://127.0.0.1:9"), "no orchestrator answers at http://127.0.0.1:9"),
+        (("status", "--url", "gopher:/x"), "'gopher:/x' is not an address"),
+        (("run", "x", "y", "--url", "http://127.0.0.1:9"), "no orchestrator answers"),
+        (("bench", "latency", "--model", "/nowhere/at/all"), "/nowhere/at/all"),
+        (("bench", "latency", "--model", str(BUNDLED), "--ranks", "2", "--shares", "1,2,3"), "3 shares for 2 ranks"),
+        (("bench", "latency", "--model", str(BUNDLED), "--shares", "a"), "--shares wants numbers"),
+        (("bench", "latency", "--model", str(BUNDLED), "--quant", "int3"), "int3"),
+        (("bench", "latency", "--model", str(BUNDLED), "--block", "24"), "24"),
+        (("bench", "latency", "--model", str(BUNDLED), "--engine", "abacus"), "no engine is called 'abacus'"),
+        (("bench", "latency", "--model", str(BUNDLED), "--prompt-tokens", "2000"), "1024"),
+        (("bench", "synth", "--out", "x"), "--like NAME or --config FILE"),
+        (("bench", "synth", "--like", "gpt-9", "--out", "x"), "no shape is called 'gpt-9'; known: tinyllama-1.1b"),
+        (("bench", "synth", "--config", "/nowhere", "--out", "x"), "cannot read a model config"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+async def test_what_cannot_be_done_is_said_in_one_line(command: tuple[str, ...], words: str) -> None:
+    status, out, err = await motley(*command)
+    assert status == 1
+    assert words in err
+    assert out == ""
+    assert "Traceback" not in err
