@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -107,6 +108,30 @@ def synth(
     with loading_bars("writing") as progress:
         synthesise(shape, out, dtype, seed, lambda done, total: progress.advance_to(0, done, total))
     console.print(f"wrote {out}")
+
+
+@bench.command(epilog="Example: motley bench collectives --ranks 2 --sizes 8192,65536 --json")
+def collectives(
+    ranks: Annotated[int, typer.Option(min=2, max=16, help="Rank processes to start here.")] = 2,
+    sizes: Annotated[str, typer.Option(help="Payloads in bytes, multiples of 4.")] = "8192,65536,1048576",
+    rounds: Annotated[int, typer.Option(min=1, help="All-reduces of each size to time.")] = 1000,
+    as_json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
+) -> None:
+    """Time of an all-reduce between rank processes on this machine."""
+    from motley.bench.collectives import measure
+
+    try:
+        payloads = [int(size) for size in sizes.split(",")]
+    except ValueError:
+        raise CliError(f"--sizes wants numbers of bytes like 8192,65536, not {sizes!r}") from None
+    if any(size < 0 or size % 4 for size in payloads):
+        raise CliError(f"--sizes wants multiples of 4, the size of a float32, not {sizes!r}")
+    rows = measure(ranks, payloads, rounds)
+    if as_json:
+        print(json.dumps({"rows": [asdict(row) for row in rows]}))
+        return
+    cells = [[str(row.size_bytes), f"{row.p50_us:.1f}", f"{row.p99_us:.1f}"] for row in rows]
+    console.print(table(["bytes", "p50 us", "p99 us"], cells, title=f"all-reduce, {ranks} ranks"))
 
 
 def parse_shares(text: str, ranks: int | None = None) -> list[float]:

@@ -61,7 +61,7 @@ class Orchestrator:
         self._grpc_port = 0
         self._http_port = 0
         self._identity: Identity | None = None
-        self.api_key = config.api_key
+        self.api_key = config.api_key or None
         """What clients must show; None: nothing."""
 
     @property
@@ -118,7 +118,8 @@ class Orchestrator:
         except RuntimeError as error:
             raise _cannot_listen("nodes", config.host, config.grpc_port, "--port", error) from error
         await server.start()
-        stack.push_async_callback(server.stop, grace=None)
+        stack.push_async_callback(server.stop, grace=STOP_S)
+        stack.callback(control.drop_all)
 
     async def _start_http(self, stack: contextlib.AsyncExitStack, serving: Serving) -> None:
         config = self._config

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NoReturn, Protocol
 
 import grpc
@@ -34,6 +35,21 @@ class Listener(Protocol):
     def on_lost(self, node: Node) -> None: ...
 
 
+@dataclass
+class _Stream:
+    """One node's stream."""
+
+    outbox: asyncio.Queue[OrchestratorMessage] = field(default_factory=asyncio.Queue)
+    leash: asyncio.Timeout = field(default_factory=lambda: asyncio.timeout(None))
+    reason: str = "its connection ended"
+    """Why the node is lost, once it is."""
+
+    def end(self, reason: str) -> None:
+        if not self.leash.expired():
+            self.reason = reason
+            self.leash.reschedule(0)
+
+
 class Control(MeshServicer):
     """Accepts nodes and keeps a stream to each; `listener` must be set before the server starts."""
 
@@ -42,19 +58,22 @@ class Control(MeshServicer):
     def __init__(self, identity: Identity, nodes: NodeTable) -> None:
         self._identity = identity
         self._nodes = nodes
-        self._outboxes: dict[str, asyncio.Queue[OrchestratorMessage]] = {}
-        self._leashes: dict[str, asyncio.Timeout] = {}
+        self._streams: dict[str, _Stream] = {}
 
     def send(self, node_id: str, message: OrchestratorMessage) -> None:
         """Queue a message; lost silently if the node is (its loss is reported by itself)."""
-        if node_id in self._outboxes:
-            self._outboxes[node_id].put_nowait(message)
+        if node_id in self._streams:
+            self._streams[node_id].outbox.put_nowait(message)
 
     def drop_silent(self) -> None:
         """End the streams of nodes that show no life."""
         for node in self._nodes.overdue():
-            if node.id in self._leashes:
-                self._leashes[node.id].reschedule(0)
+            self._streams[node.id].end(f"no heartbeat for {SILENCE_S:.0f} s")
+
+    def drop_all(self) -> None:
+        """End all streams."""
+        for stream in self._streams.values():
+            stream.end("the orchestrator stops")
 
     async def Join(self, requests: AsyncIterator[NodeMessage], context: Context) -> None:
         """The conversation with one node, from Hello until it ends."""
@@ -74,35 +93,31 @@ class Control(MeshServicer):
         except NameTakenError as error:
             await _refuse(context, grpc.StatusCode.ALREADY_EXISTS, str(error))
         _log.info("node %s (%s) joined from %s", node.name, node.id, node.address)
-        outbox = self._outboxes[node.id] = asyncio.Queue()
+        stream = self._streams[node.id] = _Stream()
         self.send(node.id, OrchestratorMessage(welcome=Welcome(node_id=node.id, heartbeat_s=HEARTBEAT_S)))
-        writer = asyncio.create_task(_write(context, outbox))
-        reason = "its connection ended"
+        writer = asyncio.create_task(_write(context, stream.outbox))
         try:
-            async with asyncio.timeout(None) as leash:
-                self._leashes[node.id] = leash
-                reason = await self._read(requests, node) or reason
-        except TimeoutError:
-            reason = f"no heartbeat for {SILENCE_S:.0f} s"
+            with contextlib.suppress(TimeoutError):
+                async with stream.leash:
+                    await self._read(requests, node, stream)
         finally:
             writer.cancel()
-            del self._outboxes[node.id], self._leashes[node.id]
-            self._nodes.lose(node.id, reason)
-            _log.warning("node %s (%s) is lost: %s", node.name, node.id, reason)
+            del self._streams[node.id]
+            self._nodes.lose(node.id, stream.reason)
+            _log.warning("node %s (%s) is lost: %s", node.name, node.id, stream.reason)
             self.listener.on_lost(node)
-        await context.abort(grpc.StatusCode.ABORTED, f"you are out of the mesh: {reason}; join again")
+        await context.abort(grpc.StatusCode.ABORTED, f"this node is out of the mesh: {stream.reason}")
 
-    async def _read(self, requests: AsyncIterator[NodeMessage], node: Node) -> str:
-        """Pass on what the node says until it ends the stream; returns why we end it, if we do."""
+    async def _read(self, requests: AsyncIterator[NodeMessage], node: Node, stream: _Stream) -> None:
+        """Pass on what the node says, until the stream ends."""
         async for message in requests:
             match message.WhichOneof("body"):
                 case "hello":
-                    return "it said Hello twice"
+                    stream.end("it said Hello twice")
                 case "heartbeat":
                     self._nodes.heartbeat(node.id, message.heartbeat.memory_available_bytes)
                 case _:
                     self.listener.on_message(node, message)
-        return ""
 
 
 async def _hello(requests: AsyncIterator[NodeMessage], context: Context) -> Hello:

@@ -84,6 +84,7 @@ class Serving:
         self._control = control
         self._clock = clock
         self._describing: dict[str, tuple[Node, asyncio.Future[Described]]] = {}
+        """By session, in planning."""
         self._requests: dict[str, _Request] = {}
         self._heard: dict[str, float] = {}
         """When each session's leader last said something about a request."""
@@ -99,24 +100,20 @@ class Serving:
         """
         try:
             session = self.sessions.open(request, time.time())
+            try:
+                profile = await self._describe(session, self._choose_nodes(request)[0])
+                if session.state is not State.PLANNING:
+                    raise ServingError(_closed(session))
+                self.sessions.rename(session, request.name or profile.name)
+                context = _context(request, profile)
+                ranks = self._plan(request, profile, context)
+            except BaseException:
+                self.sessions.remove(session)
+                raise
         except NameInUseError as error:
-            raise _error("name_in_use", str(error)) from error
-        try:
-            profile = await self._describe(self._choose_nodes(request)[0], request)
-            if session.state is not State.PLANNING:
-                raise _error("session_closed", f"session {session.id} was deleted while it was planned")
-            self.sessions.rename(session, request.name or profile.name)
-            context = _context(request, profile)
-            ranks = self._plan(request, profile, context)
-        except NameInUseError as error:
-            self.sessions.remove(session)
             raise _error("name_in_use", str(error)) from error
         except PlanError as error:
-            self.sessions.remove(session)
             raise _error("insufficient_memory", str(error)) from error
-        except BaseException:
-            self.sessions.remove(session)
-            raise
         self._carry_out(session, session.assign(profile, ranks, context, self._clock()))
         return session
 
@@ -135,6 +132,9 @@ class Serving:
     async def close(self, session: Session) -> None:
         """Release a session's ranks and wait, at most `CLOSE_S`, until they are gone."""
         self._carry_out(session, session.close(self._clock()))
+        _, described = self._describing.get(session.id, (None, None))
+        if described is not None and not described.done():
+            described.set_exception(ServingError(_closed(session)))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_S):
                 await self._until(lambda: session.over)
@@ -171,11 +171,11 @@ class Serving:
                 raise _error("unknown_engine", message)
         return chosen
 
-    async def _describe(self, node: Node, request: SessionRequest) -> ModelProfile:
-        request_id = secrets.token_hex(8)
+    async def _describe(self, session: Session, node: Node) -> ModelProfile:
+        request = session.request
         future: asyncio.Future[Described] = asyncio.get_running_loop().create_future()
-        self._describing[request_id] = node, future
-        describe = Describe(request_id=request_id, model=request.spec)
+        self._describing[session.id] = node, future
+        describe = Describe(request_id=session.id, model=request.spec)
         self._control.send(node.id, OrchestratorMessage(describe=describe))
         try:
             async with asyncio.timeout(DESCRIBE_S):
@@ -184,12 +184,12 @@ class Serving:
             message = f"node {node.name!r} did not describe {request.model!r} within {DESCRIBE_S:.0f} s"
             raise _error("timed_out", message) from error
         finally:
-            del self._describing[request_id]
+            del self._describing[session.id]
         if described.HasField("failure"):
             message = f"node {node.name!r}: {described.failure.message}"
             raise _error(described.failure.code or "unsupported_model", message)
         profile = described.profile
-        needed = ("name", "kv_groups", "attention_splits", "mlp_units", "vocabulary_units", "context_length")
+        needed = ("name", "kv_groups", "attention_splits", "mlp_units", "mlp_unit_bytes", "context_length")
         if not all(getattr(profile, field) for field in needed):
             raise _error("invalid_profile", f"node {node.name!r} described {request.model!r} incompletely")
         return profile
@@ -365,7 +365,7 @@ def _unready(session: Session) -> Failure:
 
 
 def _closed(session: Session) -> Failure:
-    return Failure(code="session_closed", message=f"the session of {session.name!r} was closed")
+    return Failure(code="session_closed", message=f"session {session.id} ({session.request.model}) was closed")
 
 
 def _error(code: str, message: str) -> ServingError:

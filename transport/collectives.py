@@ -99,7 +99,7 @@ class Communicator:
         self._exchange = Exchange(list(self._links.values()), spin_s)
         self._sequence = 0
         self._compiler = Compiler(rank, self._links)
-        self._plans: dict[tuple[int, np.dtype[Any]], list[Step]] = {}
+        self._plans: dict[tuple[int, np.dtype[Any], Algorithm | None], list[Step]] = {}
         self._headers = {rank: memoryview(bytearray(HEADER_SIZE)) for rank in self._links}
         self._broken: TransportError | None = None
 
@@ -129,8 +129,7 @@ class Communicator:
             raise UsageError(f"all_reduce sums float32, not {flat.dtype}")
         heard = entered
         if self._size > 1:
-            key = (flat.size, flat.dtype)
-            plan = self._plans.get(key) if algorithm is None else None
+            plan = self._plans.get((flat.size, flat.dtype, algorithm))
             if plan is None:
                 plan = self._plan(flat.size, flat.dtype, algorithm)
             try:
@@ -253,6 +252,8 @@ class Communicator:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if error is not None and self._broken is None:
+            self._break(error)
         self.close()
 
     # -- how a call is run ------------------------------------------------------------------------------------------
@@ -281,14 +282,13 @@ class Communicator:
         return heard
 
     def _plan(self, elements: int, dtype: np.dtype[Any], algorithm: Algorithm | None) -> list[Step]:
-        """This rank's steps for an all-reduce; kept if the algorithm was chosen here."""
+        """Make and keep this rank's steps for an all-reduce."""
         size_bytes = elements * dtype.itemsize
         chosen = algorithm or choose(size_bytes, self._size, self.latency, self.bandwidth)
+        if len(self._plans) >= MAX_PLANS:
+            self._plans.clear()
         plan = self._compiler.compile(build(chosen, elements, self._size, dtype.itemsize), dtype)
-        if algorithm is None:
-            if len(self._plans) >= MAX_PLANS:
-                self._plans.clear()
-            self._plans[elements, dtype] = plan
+        self._plans[elements, dtype, algorithm] = plan
         return plan
 
     def _move(self, op: Op, payload: Array, to: Sequence[Link], into: Mapping[int, Array], what: str) -> int:
@@ -351,12 +351,16 @@ class Communicator:
         return array.reshape(-1)
 
     def _give_up(self, error: BaseException) -> NoReturn:
-        """Break the communicator for good, tell the peers whom to blame, and raise `error`."""
+        """Break the communicator and raise `error`."""
         if self._broken is None:
-            if isinstance(error, TransportError):
-                self._broken = error
-            else:
-                self._broken = UsageError(f"this communicator was interrupted: {error!r}")
-            blamed = self._rank if self._broken.rank is None else self._broken.rank
-            part_with_blame(list(self._links.values()), blamed, str(self._broken))
+            self._break(error)
         raise error
+
+    def _break(self, error: BaseException) -> None:
+        """Close the communicator for good and tell the peers whom to blame."""
+        if isinstance(error, TransportError):
+            self._broken = error
+        else:
+            self._broken = UsageError(f"the communicator was closed by {error!r}")
+        blamed = self._rank if self._broken.rank is None else self._broken.rank
+        part_with_blame(list(self._links.values()), blamed, str(self._broken))

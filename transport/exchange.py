@@ -103,11 +103,14 @@ class Exchange:
         started = perf_counter_ns()
         quiet: set[Link] = set()
         while not link.has_words():
+            unsent = [peer for peer in self._links if peer.unsent]
+            for peer in unsent:
+                peer.flush()
             waited = perf_counter_ns() - started
             if waited >= seconds * 1e9:
                 return False
             if waited >= self._spin_ns:
-                self._park([link], (), quiet, min(PARK_S, seconds - waited / 1e9))
+                self._park([link], unsent, quiet, min(PARK_S, seconds - waited / 1e9))
             elif self._crowded:
                 give_way()
         return True

@@ -15,7 +15,6 @@ from .errors import PeerLost, ProtocolError
 from .wire import (
     HEADER_SIZE,
     MAGIC,
-    MAX_HANDSHAKE,
     MAX_MESSAGE,
     Decoder,
     Header,
@@ -32,11 +31,16 @@ _ABORT = MAGIC + bytes([Op.ABORT])
 LAST_WORDS_S = 0.25
 """How long a rank that gives up tries to say why, and its peers try to hear it."""
 
-if sys.platform == "win32":
+if sys.platform == "linux":
+    give_way = os.sched_yield
+else:
 
     def give_way() -> None:
         """Let another process have this core, if one wants it."""
         time.sleep(0)
+
+
+if sys.platform == "win32":
 
     def wait_ready(readers: Sequence[Link], writers: Sequence[Link], seconds: float) -> set[Link]:
         """Sleep until a reader has bytes (or its end) or a writer has room; returns the ready ones."""
@@ -44,7 +48,6 @@ if sys.platform == "win32":
         return {*ready[0], *ready[1]}
 
 else:
-    give_way = os.sched_yield
 
     def wait_ready(readers: Sequence[Link], writers: Sequence[Link], seconds: float) -> set[Link]:
         """Sleep until a reader has bytes (or its end) or a writer has room; returns the ready ones."""
@@ -221,7 +224,7 @@ def part_in_peace(links: Sequence[Link]) -> None:
 
 
 def part_with_blame(links: Sequence[Link], blamed: int, why: str) -> None:
-    part(links, pack_abort(blamed, why[: MAX_HANDSHAKE // 4]))
+    part(links, pack_abort(blamed, why))
 
 
 class Incoming:

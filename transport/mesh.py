@@ -182,7 +182,7 @@ class _Bootstrap:
                 del self._redials[rank]
                 self._dial(rank, deadline)
             for attempt in [attempt for attempt in self._attempts if attempt.expires <= now]:
-                self._refuse(attempt, attempt.handshake.refusal(f"no handshake within {STRANGER_S:g} s"))
+                self._refuse(attempt, attempt.handshake.refusal(f"no handshake within {STRANGER_S:g} s", retry=True))
             self._listen_if_room()
             events = [deadline, *self._redials.values(), *(attempt.expires for attempt in self._attempts)]
             for key, _ in self._selector.select(max(0.0, min(events) - time.monotonic())):
@@ -271,21 +271,15 @@ class _Bootstrap:
                 if not data:
                     raise ConnectionResetError("it closed the connection during the handshake")
                 attempt.socket.sendall(attempt.handshake.receive(data))
+            self._complete(attempt, attempt.handshake.peer)
         except BlockingIOError:
             return
         except OSError as error:
             self._drop(attempt)
             if attempt.dialled is not None:
                 self._redial(attempt.dialled, str(error))
-            return
         except Refusal as refusal:
             self._refuse(attempt, refusal)
-            return
-        rank = attempt.handshake.peer
-        if rank in self._missing:
-            self._complete(attempt, rank)
-        else:  # two claimed the rank at once and both hold the secret
-            self._refuse(attempt, attempt.handshake.refusal(f"rank {rank} is connected already"))
 
     def _connected(self, attempt: _Attempt) -> None:
         error = attempt.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
@@ -298,11 +292,13 @@ class _Bootstrap:
         self._selector.modify(attempt.socket, selectors.EVENT_READ, attempt)
 
     def _complete(self, attempt: _Attempt, rank: int) -> None:
+        if rank not in self._missing:  # two claimed the rank at once and both hold the secret
+            raise attempt.handshake.refusal(f"rank {rank} is connected already")
+        link = Link(self._membership.rank, rank, attempt.address, attempt.socket)
+        self.links[rank] = link
         self._attempts.remove(attempt)
         self._missing.discard(rank)
         self._above.discard(rank)
-        link = Link(self._membership.rank, rank, attempt.address, attempt.socket)
-        self.links[rank] = link
         self._selector.modify(link, selectors.EVENT_READ, link)  # to notice if it goes while others are missing
 
     def _refuse(self, attempt: _Attempt, refusal: Refusal) -> None:

@@ -45,7 +45,17 @@ async def last_json(*arguments: str, **environment: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     "command",
-    [("up",), ("join",), ("run",), ("status",), ("stop",), ("demo",), ("bench", "latency"), ("bench", "synth")],
+    [
+        ("up",),
+        ("join",),
+        ("run",),
+        ("status",),
+        ("stop",),
+        ("demo",),
+        ("bench", "latency"),
+        ("bench", "synth"),
+        ("bench", "collectives"),
+    ],
     ids=" ".join,
 )
 async def test_help_shows_an_example(command: tuple[str, ...]) -> None:
@@ -82,6 +92,12 @@ async def test_bench_latency(tmp_path: Path) -> None:
     # What a token takes is where it went, on every rank.
     parts = answer["compute_ms"] + answer["wire_ms"] + answer["wait_ms"]
     assert parts == pytest.approx(answer["ms_per_token"]["mean"], rel=0.5)
+
+
+async def test_bench_collectives() -> None:
+    answer = await last_json("bench", "collectives", "--ranks", "3", "--sizes", "4,8192", "--rounds", "20")
+    assert [row["size_bytes"] for row in answer["rows"]] == [4, 8192]
+    assert all(0 < row["p50_us"] <= row["p99_us"] for row in answer["rows"])
 
 
 async def test_bench_synth_makes_a_model_that_runs(tmp_path: Path) -> None:

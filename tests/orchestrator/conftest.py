@@ -95,7 +95,7 @@ class ScriptedNode:
         self.protocol = VERSION
         self.heartbeats = True
         self.answer: Callable[[Generate], AsyncIterator[Delta]] = say
-        self.on_describe: Callable[[Describe], Described] = lambda _: Described(profile=small_profile())
+        self.on_describe: Callable[[Describe], Described | None] = lambda _: Described(profile=small_profile())
         self.on_rank: Callable[[RankCommand], Awaitable[None]] = self.obey
         self.commands: list[RankCommand] = []
         self.generated: list[Generate] = []
@@ -196,9 +196,9 @@ class ScriptedNode:
     async def _on_message(self, message: OrchestratorMessage) -> None:
         match message.WhichOneof("body"):
             case "describe":
-                described = self.on_describe(message.describe)
-                described.request_id = message.describe.request_id
-                await self.send(described=described)
+                if described := self.on_describe(message.describe):
+                    described.request_id = message.describe.request_id
+                    await self.send(described=described)
             case "rank":
                 self.commands.append(message.rank)
                 await self.on_rank(message.rank)

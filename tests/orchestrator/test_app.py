@@ -140,6 +140,6 @@ async def test_stopping_releases_ranks_and_ends_requests(tmp_path: Path, new_nod
         node.answer = silent
         async with http.post("/v1/completions", json={"model": "bard", "prompt": "Hi"}) as response:
             assert (response.status, (await response.json())["error"]["code"]) == (503, "session_closed")
-    assert node.commands[-1].WhichOneof("body") == "release"
+    await node.until(lambda: node.commands[-1].WhichOneof("body") == "release")
     await node.ended()
     await node.leave()

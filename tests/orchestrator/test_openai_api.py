@@ -31,6 +31,10 @@ async def events(mesh: Any, path: str, body: dict[str, Any]) -> list[Any]:
     return [item if item == "[DONE]" else json.loads(item) for item in data]
 
 
+def last_event(rest: str) -> Any:
+    return json.loads(rest.strip().rpartition("data: ")[2])
+
+
 async def failing(_: Generate) -> AsyncIterator[Delta]:
     yield Delta(finish="error", failure=Failure(code="context_length_exceeded", message="12 tokens, 8 allowed"))
 
@@ -196,19 +200,17 @@ async def test_a_client_that_hangs_up_cancels(mesh: Any, bard: Any, stream: bool
 async def test_a_lost_node_ends_its_requests_at_once(mesh: Any, bard: Any) -> None:
     bard.answer = stuck
 
-    async def lose() -> None:
+    async with mesh.http.post("/v1/completions", json={**COMPLETION, "stream": True}) as response:
+        await response.content.readline()
+        whole = asyncio.create_task(mesh.call("POST", "/v1/chat/completions", CHAT))
         await bard.until(lambda: len(bard.generated) == 2)
-        await bard.leave()
-
-    async with asyncio.timeout(5):
-        (status, body), streamed, _ = await asyncio.gather(
-            mesh.call("POST", "/v1/chat/completions", CHAT),
-            events(mesh, "/v1/completions", COMPLETION),
-            lose(),
-        )
+        async with asyncio.timeout(2):
+            await bard.leave()
+            status, body = await whole
+            last = last_event(await response.text())
     assert (status, body["error"]["code"]) == (503, "node_lost")
     assert "node 'pc' with rank 0 is lost" in body["error"]["message"]
-    assert streamed[-1]["error"]["code"] == "node_lost"
+    assert last["error"]["code"] == "node_lost"
     status, body = await mesh.call("POST", "/v1/chat/completions", CHAT)
     assert (status, body["error"]["code"]) == (503, "node_lost")
     assert "the session of 'bard' has failed" in body["error"]["message"]
@@ -218,11 +220,11 @@ async def test_a_lost_node_ends_its_requests_at_once(mesh: Any, bard: Any) -> No
 
 async def test_a_deleted_session_ends_its_requests(mesh: Any, bard: Any) -> None:
     bard.answer = stuck
-    post = asyncio.create_task(events(mesh, "/v1/completions", COMPLETION))
-    await bard.until(lambda: bard.generated)
-    _, listed = await mesh.call("GET", "/api/sessions")
-    await mesh.call("DELETE", f"/api/sessions/{listed['sessions'][0]['id']}")
-    assert (await post)[-1]["error"]["code"] == "session_closed"
+    async with mesh.http.post("/v1/completions", json={**COMPLETION, "stream": True}) as response:
+        await response.content.readline()
+        _, listed = await mesh.call("GET", "/api/sessions")
+        await mesh.call("DELETE", f"/api/sessions/{listed['sessions'][0]['id']}")
+        assert last_event(await response.text())["error"]["code"] == "session_closed"
     status, body = await mesh.call("POST", "/v1/completions", COMPLETION)
     assert (status, body["error"]["code"]) == (404, "model_not_found")
 

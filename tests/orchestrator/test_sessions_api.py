@@ -106,7 +106,7 @@ async def test_a_rank_that_fails_fails_the_session_for_good_to_see(mesh: Any, ne
     _, listed = await mesh.call("GET", "/api/sessions")
     (session,) = listed["sessions"]
     assert (session["state"], session["failure"]["rank"]) == ("failed", 1)
-    assert good.commands[-1].WhichOneof("body") == "release"
+    await good.until(lambda: good.commands[-1].WhichOneof("body") == "release")
     await mesh.serve(nodes=["good"])  # the name is free again
     _, listed = await mesh.call("GET", "/api/sessions")
     assert [s["state"] for s in listed["sessions"] if s["state"] != "closing"] == ["ready"]
@@ -119,7 +119,7 @@ async def test_a_lost_node_fails_the_session_and_releases_the_rest(mesh: Any, ne
     failed = await mesh.session(session["id"], "failed")
     assert failed["failure"]["code"] == "node_lost"
     assert "node 'goes'" in failed["failure"]["message"]
-    assert stays.commands[-1].WhichOneof("body") == "release"
+    await stays.until(lambda: stays.commands[-1].WhichOneof("body") == "release")
     assert (await mesh.call("DELETE", f"/api/sessions/{session['id']}"))[0] == 200
 
 
@@ -154,20 +154,21 @@ async def test_a_model_that_cannot_be_served(mesh: Any, new_node: Any) -> None:
     assert (status, body["error"]["code"]) == (422, "invalid_profile")
 
 
-async def test_a_node_lost_while_it_describes(mesh: Any, new_node: Any) -> None:
+@pytest.mark.parametrize("event", ["node_lost", "session_closed"])
+async def test_planning_ends_early(mesh: Any, new_node: Any, event: str) -> None:
     node = await mesh.join(new_node())
-    asked = asyncio.Event()
-
-    def never(_: object) -> Described:
-        asked.set()
-        raise asyncio.CancelledError
-
-    node.on_describe = never
+    node.on_describe = lambda _: None
     post = asyncio.create_task(mesh.call("POST", "/api/sessions", MODEL))
-    await asked.wait()
-    await node.leave()
+    body = await mesh.poll("/api/sessions", lambda body: body["sessions"])
+    (session,) = body["sessions"]
+    assert (session["state"], session["ranks"]) == ("planning", [])
+    if event == "node_lost":
+        await node.leave()
+    else:
+        assert (await mesh.call("DELETE", f"/api/sessions/{session['id']}"))[0] == 200
     status, body = await post
-    assert (status, body["error"]["code"]) == (503, "node_lost")
+    assert (status, body["error"]["code"]) == (503, event)
+    assert await mesh.call("GET", "/api/sessions") == (200, {"sessions": []})
 
 
 async def test_names_are_unique(mesh: Any, bard: Any) -> None:

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import event, given
 from hypothesis import strategies as st
 
-from motley.orchestrator.planning.shares import Candidate, PlanError, RankPlan, plan_shares, usable
+from motley.daemon.models.share import Share, kv_heads
+from motley.orchestrator.planning.shares import Candidate, PlanError, RankPlan, _Costs, plan_shares, usable
 from motley.protocol.mesh_pb2 import ModelProfile
 
 GB = 10**9
@@ -229,3 +230,13 @@ def test_the_search_is_quick_at_its_largest() -> None:
     started = time.perf_counter()
     assert_tiles(profile, plan_shares(profile, offers, 4096))
     assert time.perf_counter() - started < 2
+
+
+@given(st.integers(1, 8), st.integers(1, 8), st.data())
+def test_the_planner_and_the_daemon_count_the_same_kv_heads(groups: int, split: int, data: st.DataObject) -> None:
+    """The planner may not import the daemon's definition; it must still plan for what will be stored."""
+    start = data.draw(st.integers(0, groups * split))
+    units = range(start, data.draw(st.integers(start, groups * split)))
+    costs = _Costs(ModelProfile(kv_groups=groups, attention_splits=[1, split]), split, 1)
+    stored = kv_heads(Share(split, units, range(0), range(0)))
+    assert costs.kv_heads(units) == len(stored)

@@ -1,0 +1,49 @@
+"""Imports point down: the table in ARCHITECTURE.md."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+EVERYTHING = {"bench", "cli", "daemon", "orchestrator", "plugins", "protocol", "transport"}
+ALLOWED = {
+    "transport": set[str](),
+    "plugins": {"transport"},
+    "protocol": set[str](),
+    "daemon": {"plugins", "transport", "protocol"},
+    "orchestrator": {"protocol"},
+    "cli": EVERYTHING,
+    "bench": EVERYTHING - {"cli"},
+}
+
+
+def imported(file: Path) -> Iterator[str]:
+    """The packages of ours that a file imports, wherever in it."""
+    for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        if isinstance(node, ast.ImportFrom) and not node.level:
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        for name in names:
+            if name.startswith("motley."):
+                yield name.split(".")[1]
+
+
+@pytest.mark.parametrize("package", sorted(ALLOWED))
+def test_imports_point_down(package: str) -> None:
+    files = list((ROOT / package).rglob("*.py"))
+    assert files
+    upward = {
+        f"{file.relative_to(ROOT)} imports motley.{other}"
+        for file in files
+        for other in imported(file)
+        if other not in ALLOWED[package] | {package}
+    }
+    assert not upward
+
+
+def test_every_package_is_in_the_table() -> None:
+    assert {path.parent.name for path in ROOT.glob("*/__init__.py")} == EVERYTHING
