@@ -197,7 +197,9 @@ class Control:
             self._spawn(self._hold(key, self._ranks[key]))
         elif (rank := self._ranks.get(key)) is None:
             if body == "release":
-                self._rank_event(pb.RankEvent(session=command.session, rank=command.rank, released=pb.Empty()))
+                self._rank_event(
+                    pb.RankEvent(session=command.session, epoch=command.epoch, rank=command.rank, released=pb.Empty())
+                )
         elif body == "release":
             self._spawn(self._end(key))
         elif rank.worker is not None:

@@ -20,11 +20,14 @@ _STATUS = {
     "model_not_found": 404,
     "name_in_use": 409,
     "insufficient_memory": 422,
+    "internal_error": 500,
     "session_not_ready": 503,
     "session_closed": 503,
     "no_nodes": 503,
     "node_lost": 503,
     "peer_lost": 503,
+    "peer_timeout": 503,
+    "worker_died": 503,
     "timed_out": 504,
 }
 """HTTP status by `Failure.code`."""

@@ -15,7 +15,7 @@ from motley.daemon.generation import Generation, RequestError
 from motley.daemon.text import Tokenizer
 from motley.protocol import mesh_pb2
 
-TOKENIZER = Tokenizer.load(Path(__file__).parents[2] / "models/shakespeare-2.6m")
+TOKENIZER = Tokenizer.load(Path(__file__).parents[2] / "cli/models/shakespeare-2.6m")
 EOS = 1
 CONTEXT = 100
 

@@ -22,9 +22,7 @@ messages = st.one_of(
 
 
 def fields(message: Message) -> dict[str, object]:
-    return {
-        name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in vars(message).items()
-    }
+    return {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in vars(message).items()}
 
 
 @given(messages)

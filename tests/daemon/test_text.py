@@ -15,7 +15,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from motley.daemon.text import REPLACEMENT, ChatError, StopChecker, Tokenizer, TokenizerError
 
-SHAKESPEARE = Path(__file__).parents[2] / "models/shakespeare-2.6m"
+SHAKESPEARE = Path(__file__).parents[2] / "cli/models/shakespeare-2.6m"
 WriteFolder = Callable[..., Path]
 
 BOS, EOS, FIRST_BYTE = 0, 1, 3
