@@ -18,6 +18,7 @@ from motley.protocol import VERSION
 from motley.protocol.mesh_pb2 import Hello, NodeMessage, OrchestratorMessage, Welcome
 from motley.protocol.mesh_pb2_grpc import MeshServicer
 
+STOPS = "the orchestrator stops"
 HELLO_S = 10.0
 """A node that has dialled says Hello this soon."""
 
@@ -73,7 +74,7 @@ class Control(MeshServicer):
     def drop_all(self) -> None:
         """End all streams."""
         for stream in self._streams.values():
-            stream.end("the orchestrator stops")
+            stream.end(STOPS)
 
     async def Join(self, requests: AsyncIterator[NodeMessage], context: Context) -> None:
         """The conversation with one node, from Hello until it ends."""
@@ -104,7 +105,8 @@ class Control(MeshServicer):
             writer.cancel()
             del self._streams[node.id]
             self._nodes.lose(node.id, stream.reason)
-            _log.warning("node %s (%s) is lost: %s", node.name, node.id, stream.reason)
+            level = logging.INFO if stream.reason == STOPS else logging.WARNING
+            _log.log(level, "node %s (%s) is lost: %s", node.name, node.id, stream.reason)
             self.listener.on_lost(node)
         await context.abort(grpc.StatusCode.ABORTED, f"this node is out of the mesh: {stream.reason}")
 
