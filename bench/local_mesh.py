@@ -69,6 +69,7 @@ class LocalMesh:
         self._tokens: asyncio.Queue[pb.Tokens | Exception] = asyncio.Queue()
         self._session = secrets.token_hex(8)
         self._reported = 0
+        self._progressed = False
         self._changed = asyncio.Condition()
 
     async def __aenter__(self) -> Self:
@@ -108,7 +109,10 @@ class LocalMesh:
         self._send(0, decode=decode)
         said: list[pb.Tokens] = []
         while not said or not said[-1].finish:
-            tokens = await asyncio.wait_for(self._tokens.get(), STALL_S)
+            try:
+                tokens = await asyncio.wait_for(self._tokens.get(), STALL_S)
+            except TimeoutError:
+                raise MeshError(f"no token within {STALL_S:.0f} s") from None
             if isinstance(tokens, Exception):
                 raise tokens
             said.append(tokens)
@@ -151,7 +155,14 @@ class LocalMesh:
         addresses = [f"127.0.0.1:{port}" for port in await asyncio.wait_for(asyncio.gather(*ports), PEERS_S)]
         for rank in range(size):
             self._send(rank, peers=pb.Peers(addresses=addresses))
-        await asyncio.gather(*loaded)
+        all_loaded = asyncio.gather(*loaded)
+        while not all_loaded.done():
+            self._progressed = False
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(asyncio.shield(all_loaded), STALL_S)
+            if not all_loaded.done() and not self._progressed:
+                raise MeshError(f"no rank has loaded anything for {STALL_S:.0f} s")
+        await all_loaded
 
     def _send(self, rank: int, **body: Any) -> None:
         self._workers[rank].send(pb.RankCommand(session=self._session, epoch=1, rank=rank, **body))
@@ -163,8 +174,10 @@ class LocalMesh:
             match event.WhichOneof("body"):
                 case "listening":
                     port.set_result(event.listening)
-                case "loading" if self._progress is not None:
-                    self._progress(rank, event.loading.done_bytes, event.loading.total_bytes)
+                case "loading":
+                    self._progressed = True
+                    if self._progress is not None:
+                        self._progress(rank, event.loading.done_bytes, event.loading.total_bytes)
                 case "ready":
                     self.ready[rank] = event.ready
                     loaded.set_result(None)

@@ -214,7 +214,7 @@ def synthesise(
     total = sum(2 * prod(tensor.shape) for tensor in tensors)
     try:
         if out.exists() and (not out.is_dir() or any(out.iterdir())) and not force:
-            raise SynthError(f"{out} exists and is not an empty folder; choose another, or force")
+            raise SynthError(f"{out} exists and is not an empty folder; choose another, or empty it")
         out.mkdir(parents=True, exist_ok=True)
         _remove_model(out)
         free = shutil.disk_usage(out).free

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
+import math
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -11,6 +11,8 @@ from typing import Annotated
 import typer
 
 from motley.cli.errors import CliError
+from motley.cli.interrupt import run
+from motley.cli.options import Quantisation
 from motley.cli.show import console, loading_bars, table
 
 bench = typer.Typer(help="Measure this machine and its ranks.", no_args_is_help=True, rich_markup_mode="rich")
@@ -25,7 +27,7 @@ def latency(
     model: Annotated[Path, typer.Option(help="Model folder (see `motley bench synth`).")],
     ranks: Annotated[int, typer.Option(min=1, max=16, help="Rank processes to start here.")] = 1,
     shares: Annotated[str, typer.Option(help="Relative shares, one per rank, such as 3,2,1. Default: equal.")] = "",
-    quant: Annotated[str, typer.Option(help="fp32, int8 or int4.")] = "int4",
+    quant: Annotated[Quantisation, typer.Option(help="How weights are stored.")] = Quantisation.INT4,
     block: Annotated[int, typer.Option(help="Quantisation block: weights per scale.")] = 32,
     prompt_tokens: Annotated[int, typer.Option(min=1, help="Random tokens in the prompt.")] = 64,
     tokens: Annotated[int, typer.Option(min=1, max=4000, help="Tokens to time, after a warm-up of 5.")] = 64,
@@ -53,7 +55,7 @@ def latency(
     )
     with loading_bars() as progress:
         vocabulary = read_config(folder).vocabulary
-        report = asyncio.run(measure_latency(spec, prompt_tokens, tokens, vocabulary, progress.advance_to))
+        report = run(measure_latency(spec, prompt_tokens, tokens, vocabulary, progress.advance_to))
     if as_json:
         print(json.dumps(report.as_json()))
         return
@@ -81,7 +83,7 @@ def latency(
 
 @bench.command(epilog="Example: motley bench synth --like tinyllama-1.1b --out ./tinyllama")
 def synth(
-    out: Annotated[Path, typer.Option(help="Folder to write; must be new or empty.")],
+    out: Annotated[Path | None, typer.Option(help="Folder to write; must be new or empty.")] = None,
     like: Annotated[str, typer.Option(help="A known shape; see --list.")] = "",
     config: Annotated[Path | None, typer.Option(help="A config.json to take the shape from instead.")] = None,
     dtype: Annotated[str, typer.Option(help="float16 or bfloat16.")] = "float16",
@@ -94,6 +96,8 @@ def synth(
     if list_shapes:
         print("\n".join(SHAPES))
         return
+    if out is None:
+        raise CliError("say where to write the model: --out FOLDER")
     if bool(like) == (config is not None):
         raise CliError("say which shape: either --like NAME or --config FILE")
     if config is not None:
@@ -144,7 +148,7 @@ def parse_shares(text: str, ranks: int | None = None) -> list[float]:
         weights = [float(part) for part in text.split(",")]
     except ValueError:
         raise CliError(f"--shares wants numbers like 3,2,1, not {text!r}") from None
-    if any(weight < 0 for weight in weights) or not any(weights):
+    if not all(math.isfinite(weight) and weight >= 0 for weight in weights) or not any(weights):
         raise CliError(f"--shares wants non-negative numbers that are not all zero, not {text!r}")
     if ranks is not None and len(weights) != ranks:
         raise CliError(f"--shares names {len(weights)} shares for {ranks} ranks")

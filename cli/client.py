@@ -25,6 +25,14 @@ Url = Annotated[
 ApiKey = Annotated[str, typer.Option(envvar="MOTLEY_API_KEY", help="API key, where the orchestrator wants one.")]
 
 
+class Refused(CliError):
+    """The orchestrator refuses; the message is its own, `code` its stable short form."""
+
+    def __init__(self, message: str, code: str | None) -> None:
+        super().__init__(message)
+        self.code = code
+
+
 class Unreachable(CliError):
     """No orchestrator answers at the address."""
 
@@ -34,10 +42,7 @@ class Client:
 
     def __init__(self, url: str, api_key: str = "") -> None:
         self._url = url.rstrip("/")
-        self._http = aiohttp.ClientSession(
-            headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
-            timeout=aiohttp.ClientTimeout(total=None, connect=CONNECT_S, sock_read=SILENCE_S),
-        )
+        self._http = aiohttp.ClientSession(headers={"Authorization": f"Bearer {api_key}"} if api_key else {})
 
     async def __aenter__(self) -> Self:
         return self
@@ -47,13 +52,15 @@ class Client:
     ) -> None:
         await self._http.close()
 
-    async def call(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        """One request with a JSON answer.
+    async def call(
+        self, method: str, path: str, body: dict[str, Any] | None = None, *, patient: bool = False
+    ) -> dict[str, Any]:
+        """One request with a JSON answer; a `patient` one may take as long as a download.
 
         Raises:
             CliError: nobody answers, or the orchestrator refuses; the message is its own.
         """
-        async with self._request(method, path, body) as response:
+        async with self._request(method, path, body, patient=patient) as response:
             answer: dict[str, Any] = await response.json()
             return answer
 
@@ -87,7 +94,7 @@ class Client:
             CliError: it failed.
         """
         while session["state"] != "ready":
-            if session["failure"] or session["state"] in ("closing", "closed", "failed"):
+            if session["failure"] or session["state"] in ("closing", "failed"):
                 why = session["failure"]["message"] if session["failure"] else "it was closed"
                 raise CliError(f"session {session['name']!r} did not come up: {why}")
             for rank in session["ranks"]:
@@ -97,8 +104,9 @@ class Client:
             session = await self.call("GET", f"/api/sessions/{session['id']}")
         return session
 
-    def _request(self, method: str, path: str, body: dict[str, Any] | None) -> _Request:
-        return _Request(self._http.request(method, self._url + path, json=body), self._url)
+    def _request(self, method: str, path: str, body: dict[str, Any] | None, *, patient: bool = False) -> _Request:
+        timeout = aiohttp.ClientTimeout(total=None, connect=CONNECT_S, sock_read=None if patient else SILENCE_S)
+        return _Request(self._http.request(method, self._url + path, json=body, timeout=timeout), self._url)
 
 
 class _Request:
@@ -120,12 +128,14 @@ class _Request:
         except aiohttp.ClientError as error:
             raise CliError(f"the orchestrator at {self._url} does not answer properly: {error!r}") from error
         if response.status >= 400:
+            code = None
             try:
-                message = (await response.json())["error"]["message"]
+                told = (await response.json())["error"]
+                message, code = told["message"], told["code"]
             except (aiohttp.ContentTypeError, ValueError, KeyError, TypeError):
                 message = f"{self._url} answers {response.status} {response.reason}; is it a Motley orchestrator?"
             await self._context.__aexit__(None, None, None)
-            raise CliError(message)
+            raise Refused(message, code)
         return response
 
     async def __aexit__(
@@ -133,4 +143,4 @@ class _Request:
     ) -> None:
         await self._context.__aexit__(kind, error, trace)
         if isinstance(error, aiohttp.ClientError | TimeoutError):
-            raise CliError(f"the connection to {self._url} broke: {error!r}") from error
+            raise CliError(f"the orchestrator at {self._url} has gone or cannot be reached any more") from error

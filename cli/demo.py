@@ -125,14 +125,20 @@ async def mesh_of_processes(limits: list[int]) -> AsyncIterator[Client]:
         try:
             for name, limit in zip(node_names(len(limits)), limits, strict=True):
                 console.print(f"starting {name} with {human_size(limit)} of memory")
-                daemons.append(await _start_daemon(orchestrator.join_target, orchestrator.join_token, name, limit))
-            ends = [asyncio.create_task(daemon.wait()) for daemon in daemons]
+                where = orchestrator.join_target, orchestrator.join_token
+                daemons.append(await _start_daemon(*where, name, limit, Path(folder) / f"{name}.log"))
+            ends = [
+                asyncio.create_task(_last_words(daemon, Path(folder) / f"{name}.log"))
+                for name, daemon in zip(node_names(len(limits)), daemons, strict=True)
+            ]
             async with Client(orchestrator.http_url) as client:
                 await wait_for_nodes(client, len(daemons), *ends)
                 yield client
         finally:
-            await orchestrator.stop()
-            await asyncio.gather(*(_end(daemon) for daemon in daemons))
+            try:
+                await orchestrator.stop()
+            finally:
+                await asyncio.gather(*(_end(daemon) for daemon in daemons))
 
 
 async def _with_timing(client: Client, session_id: str) -> dict[str, Any]:
@@ -145,15 +151,22 @@ async def _with_timing(client: Client, session_id: str) -> dict[str, Any]:
             await asyncio.sleep(0.05)
 
 
-async def _start_daemon(target: str, token: str, name: str, limit: int) -> asyncio.subprocess.Process:
+async def _start_daemon(target: str, token: str, name: str, limit: int, log: Path) -> asyncio.subprocess.Process:
     return await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "motley.cli.main", "join", target),
-        *("--name", name, "--memory", str(limit), "--threads", "1"),
+        *(sys.executable, "-P", "-m", "motley.cli.main", "join", target),
+        *("--name", name, "--memory", str(limit), "--threads", "1", "--end-with-stdin"),
         env={**os.environ, "MOTLEY_TOKEN": token},
-        stdin=asyncio.subprocess.DEVNULL,
+        stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.DEVNULL,
-        stderr=asyncio.subprocess.DEVNULL,
+        stderr=log.open("wb"),
     )
+
+
+async def _last_words(daemon: asyncio.subprocess.Process, log: Path) -> str:
+    """Wait for a daemon's end; the last thing it said."""
+    status = await daemon.wait()
+    lines = (await asyncio.to_thread(log.read_text, "utf-8", "replace")).splitlines()
+    return lines[-1] if lines else f"status {status}"
 
 
 async def _end(daemon: asyncio.subprocess.Process) -> None:

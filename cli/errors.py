@@ -9,10 +9,11 @@ class CliError(Exception):
     """What the user asked for cannot be done; the message says why and what to do."""
 
 
-_EXPECTED = {
+EXPECTED = {
     "motley.bench.local_mesh.MeshError",
     "motley.bench.synth.SynthError",
     "motley.cli.errors.CliError",
+    "motley.daemon.app.ScratchError",
     "motley.daemon.control.JoinRefused",
     "motley.daemon.control.OrchestratorLost",
     "motley.daemon.models.config.ConfigError",
@@ -31,6 +32,6 @@ _EXPECTED = {
 def explain(error: BaseException) -> str | None:
     """The message for an expected error, None for a bug."""
     for kind in type(error).__mro__:
-        if f"{kind.__module__}.{kind.__qualname__}" in _EXPECTED:
+        if f"{kind.__module__}.{kind.__qualname__}" in EXPECTED:
             return str(error)
     return None

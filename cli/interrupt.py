@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import signal
 import sys
-from collections.abc import Coroutine
+import threading
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from motley.cli.errors import EXIT_INTERRUPTED
@@ -13,17 +16,38 @@ from motley.cli.errors import EXIT_INTERRUPTED
 T = TypeVar("T")
 
 
-def run(main: Coroutine[Any, Any, T]) -> T:
-    """Run `main`; on SIGINT or SIGTERM cancel it, wait for its clean-up, and exit with status 130."""
+def run(main: Coroutine[Any, Any, T], *, end_with_stdin: bool = False) -> T:
+    """Run `main`; on SIGINT or SIGTERM cancel it, wait for its clean-up, and exit with status 130.
+
+    Args:
+        end_with_stdin: the end of standard input counts as an interrupt, so that a process started for another one
+            ends with it, however that ends.
+    """
 
     async def cancellable() -> T:
         task = asyncio.ensure_future(main)
+
+        def cancel_once() -> None:
+            # Only once: an impatient second Ctrl-C must not break into the clean-up, which is bounded in time.
+            if not task.cancelling():
+                task.cancel()
+
         if sys.platform != "win32":  # there, asyncio.run does the same for Ctrl-C, and SIGTERM does not exist
             for kind in (signal.SIGINT, signal.SIGTERM):
-                asyncio.get_running_loop().add_signal_handler(kind, task.cancel)
+                asyncio.get_running_loop().add_signal_handler(kind, cancel_once)
+        if end_with_stdin:
+            loop = asyncio.get_running_loop()
+            threading.Thread(target=_at_end_of_stdin, args=(loop, cancel_once), daemon=True).start()
         return await task
 
     try:
         return asyncio.run(cancellable())
     except (asyncio.CancelledError, KeyboardInterrupt):
         sys.exit(EXIT_INTERRUPTED)
+
+
+def _at_end_of_stdin(loop: asyncio.AbstractEventLoop, act: Callable[[], None]) -> None:
+    while os.read(0, 4096):
+        pass
+    with contextlib.suppress(RuntimeError):  # the loop has ended by itself
+        loop.call_soon_threadsafe(act)

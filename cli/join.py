@@ -28,6 +28,7 @@ def join(
     models: Models = None,
     scratch: Scratch = None,
     advertise: Advertise = "",
+    end_with_stdin: Annotated[bool, typer.Option("--end-with-stdin", hidden=True)] = False,
 ) -> None:
     """Give this machine to the mesh of an orchestrator, until Ctrl-C."""
     from motley.cli.narrator import Narrator
@@ -48,4 +49,4 @@ def join(
         advertise=advertise,
     )
     with console.status("measuring this machine and joining") as status, closing(Narrator(status.stop)) as narrator:
-        run(run_daemon(config, narrator))
+        run(run_daemon(config, narrator), end_with_stdin=end_with_stdin)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from typing import Annotated
@@ -44,7 +45,10 @@ for group in (up, join, run, status, demo, bench):
 
 def main() -> None:
     """The console script."""
-    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # its notes on ended connections are no news
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what it notes of broken connections we say ourselves
+    for stream in (sys.stdin, sys.stdout, sys.stderr):  # Windows would use the code page of the day
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(encoding="utf-8", errors="replace")
     try:
         app()
     except KeyboardInterrupt:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from rich.markup import escape
+
 from motley.cli.show import console, human_size, loading_bars
 from motley.daemon.app import Observer
 from motley.daemon.control import NodeSettings
@@ -23,15 +25,15 @@ class Narrator(Observer):
         self._on_joined()
         gpus = ", ".join(gpu.name for gpu in it.gpus) or "no GPU"
         console.print(
-            f"[green]joined[/] as [bold]{settings.name}[/] ({settings.address}): {it.cpu}, {it.cores} cores, "
-            f"{human_size(it.memory_bytes)} for ranks, {it.memory_bandwidth / 1e9:.1f} GB/s, {gpus}"
+            f"[green]joined[/] as [bold]{escape(settings.name)}[/] ({settings.address}): {escape(it.cpu)}, "
+            f"{it.cores} cores, {human_size(it.memory_bytes)} for ranks, {it.memory_bandwidth / 1e9:.1f} GB/s, {gpus}"
         )
 
     def lost(self, why: str, retry_s: float) -> None:
-        console.print(f"[yellow]lost the orchestrator[/]: {why}; trying again in {retry_s:.0f} s")
+        console.print(f"[yellow]lost the orchestrator[/]: {escape(why)}; trying again in {retry_s:.0f} s")
 
     def rank(self, event: pb.RankEvent) -> None:
-        who = f"rank {event.rank} of session {event.session}"
+        who = f"rank {event.rank} of session {escape(event.session)}"
         match event.WhichOneof("body"):
             case "loading":
                 self._progress.advance_to(event.rank, event.loading.done_bytes, event.loading.total_bytes)
@@ -39,7 +41,7 @@ class Narrator(Observer):
                 size = human_size(event.ready.share_bytes)
                 console.print(f"[green]ready[/] {who}: {size} of weights loaded in {event.ready.load_s:.1f} s")
             case "failed":
-                console.print(f"[red]failed[/] {who}: {event.failed.message}", soft_wrap=True)
+                console.print(f"[red]failed[/] {who}: {escape(event.failed.message)}", soft_wrap=True)
             case "released":
                 console.print(f"released {who}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,10 +13,21 @@ from motley.cli.errors import CliError
 if TYPE_CHECKING:
     from motley.daemon.app import DaemonConfig
 
+
+class Quantisation(StrEnum):
+    """How weights are stored."""
+
+    FP32 = "fp32"
+    INT8 = "int8"
+    INT4 = "int4"
+
+
 Name = Annotated[str, typer.Option(help="This node's name in the mesh. Default: the host's name.")]
 Memory = Annotated[str, typer.Option(help="Memory that ranks may use here, such as 6GB. Default: what is available.")]
 Threads = Annotated[int, typer.Option(min=0, help="Compute threads per rank. 0: every usable core.")]
-Models = Annotated[Path | None, typer.Option(help="Folder in which model names are looked up.", file_okay=False)]
+Models = Annotated[
+    Path | None, typer.Option(help="Folder in which model names are looked up.", file_okay=False, exists=True)
+]
 Scratch = Annotated[Path | None, typer.Option(help="Folder on a real disk for loaded shares.", file_okay=False)]
 Advertise = Annotated[str, typer.Option(help="Address under which other nodes reach this one.")]
 

@@ -14,9 +14,10 @@ from typing import Annotated, Any
 
 import typer
 
-from motley.cli.client import DEFAULT_URL, ApiKey, Client, Unreachable, Url
+from motley.cli.client import DEFAULT_URL, ApiKey, Client, Refused, Unreachable, Url
 from motley.cli.errors import CliError
 from motley.cli.interrupt import run as run_interruptibly
+from motley.cli.options import Quantisation
 from motley.cli.show import console, loading_bars
 
 JOIN_S = 60.0
@@ -36,9 +37,11 @@ def run(
     raw: Annotated[
         bool, typer.Option("--raw", help="Continue the prompt as it is, without the chat template.")
     ] = False,
-    quant: Annotated[str, typer.Option(help="fp32, int8 or int4, where the model has yet to be loaded.")] = "int8",
-    max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer.")] = 512,
-    temperature: Annotated[float, typer.Option(help="0: always the likeliest token.")] = 0.7,
+    quant: Annotated[
+        Quantisation | None, typer.Option(help="How to load the model.", show_default="int8, or as it is loaded")
+    ] = None,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer.")] = 256,
+    temperature: Annotated[float, typer.Option(min=0.0, max=2.0, help="0: always the likeliest token.")] = 0.7,
     top_k: Annotated[int, typer.Option(help="Only the k likeliest tokens. 0: off.")] = 0,
     top_p: Annotated[float, typer.Option(help="Only the likeliest tokens that make up this mass. 1: off.")] = 1.0,
     min_p: Annotated[float, typer.Option(help="Only tokens this likely, relative to the likeliest. 0: off.")] = 0.0,
@@ -52,8 +55,6 @@ def run(
     text = sys.stdin.read() if prompt == "-" else prompt
     if Path(model).is_dir():
         model = str(Path(model).resolve())  # for a daemon with another working directory
-    if Path(model).is_dir():
-        model = str(Path(model).resolve())  # the nodes run elsewhere
     body: dict[str, Any] = {
         "max_tokens": max_tokens,
         "temperature": temperature,
@@ -71,29 +72,56 @@ def run(
 
 
 async def _run(
-    model: str, quant: str, body: dict[str, Any], url: str, api_key: str, may_be_alone: bool, as_json: bool
+    model: str,
+    quant: Quantisation | None,
+    body: dict[str, Any],
+    url: str,
+    api_key: str,
+    may_be_alone: bool,
+    as_json: bool,
 ) -> None:
     try:
         async with Client(url, api_key) as client:
-            sessions = await client.sessions()
-            await _answer(client, sessions, model, quant, body, as_json)
+            await _answer(client, model, quant, body, as_json)
     except Unreachable:
         if not may_be_alone:
             raise
         console.print(f"[dim]no mesh at {url}: this machine runs the model alone, and forgets it afterwards[/]")
         async with mesh_of_one() as client:
-            await _answer(client, [], model, quant, body, as_json)
+            await _answer(client, model, quant, body, as_json)
 
 
-async def _answer(
-    client: Client, sessions: list[dict[str, Any]], model: str, quant: str, body: dict[str, Any], as_json: bool
-) -> None:
-    usable = [session for session in sessions if not session["failure"]]
-    session = next((session for session in usable if model in (session["name"], session["id"], session["model"])), None)
+async def _find(client: Client, model: str) -> dict[str, Any] | None:
+    """The session that serves `model` or is about to."""
+    for session in await client.sessions():
+        names = (session["name"], session["id"], session["model"])
+        if model in names and not session["failure"] and session["state"] != "closing":
+            return session
+    return None
+
+
+async def _load(client: Client, model: str, quant: Quantisation | None) -> dict[str, Any]:
+    """A session of `model`, made if there is none."""
+    session = await _find(client, model)
+    if session is None:
+        try:
+            wanted = {"model": model, "quantisation": quant or Quantisation.INT8}
+            return await client.call("POST", "/api/sessions", wanted, patient=True)
+        except Refused as refusal:
+            # Somebody else may have had the same idea a moment ago.
+            session = await _find(client, model) if refusal.code == "name_in_use" else None
+            if session is None:
+                raise
+    if quant not in (None, session["quantisation"]):
+        raise CliError(
+            f"{session['name']!r} is loaded as {session['quantisation']}; leave out --quant, or `motley stop` it first"
+        )
+    return session
+
+
+async def _answer(client: Client, model: str, quant: Quantisation | None, body: dict[str, Any], as_json: bool) -> None:
     with loading_bars() as bars:
-        if session is None:
-            session = await client.call("POST", "/api/sessions", {"model": model, "quantisation": quant})
-        session = await client.wait_ready(session, bars.advance_to)
+        session = await client.wait_ready(await _load(client, model, quant), bars.advance_to)
     path = "/v1/completions" if "prompt" in body else "/v1/chat/completions"
     began = time.perf_counter()
     first: float | None = None
@@ -159,7 +187,7 @@ async def wait_for_nodes(client: Client, count: int, *parts: asyncio.Future[Any]
             return
         for part in parts:
             if part.done():
-                raise CliError(f"a node ended before it joined: {part.exception() or part.result()}")
+                raise CliError(f"a node ended before all had joined: {part.exception() or part.result()}")
         if time.monotonic() > deadline:
             raise CliError(f"{count} nodes wanted, {len(nodes)} have joined within {JOIN_S:.0f} s")
         await asyncio.sleep(0.05)

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -47,11 +48,11 @@ def human_size(count: float) -> str:
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]], title: str | None = None) -> Table:
     """A plain table; columns after the first are numbers or short words and stand to the right."""
-    made = Table(title=title, header_style="bold")
+    made = Table(title=title and escape(title), header_style="bold")
     for index, column in enumerate(columns):
-        made.add_column(column, justify="left" if index == 0 else "right")
+        made.add_column(column, justify="left" if index == 0 else "right", overflow="fold")
     for row in rows:
-        made.add_row(*row)
+        made.add_row(*map(escape, row))
     return made
 
 
@@ -67,7 +68,7 @@ def session_table(session: dict[str, Any]) -> Table:
                 rank["state"],
                 f"{100 * share['fraction']:.0f} %",
                 f"{share['attention']}+{share['mlp']}+{share['vocabulary']}",
-                human_size(rank["memory"]["share_bytes"] or rank["memory"]["planned_bytes"]),
+                human_size(rank["memory"]["share_bytes"] or share["weight_bytes"]),
                 *parts,
             ]
         )

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from motley.cli.client import DEFAULT_URL, ApiKey, Client, Url
 from motley.cli.errors import CliError
@@ -51,7 +52,7 @@ def status(
     for session in sessions:
         out.print(session_table(session))
         if session["failure"]:
-            out.print(f"[red]{session['failure']['message']}[/]", soft_wrap=True)
+            out.print(f"[red]{escape(session['failure']['message'])}[/]", soft_wrap=True)
 
 
 def stop(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from motley.cli.interrupt import run
-from motley.cli.options import Memory, Models, Name, Scratch, Threads, daemon_config
+from motley.cli.options import Advertise, Memory, Models, Name, Scratch, Threads, daemon_config
 from motley.cli.show import console
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ def up(
     threads: Threads = 0,
     models: Models = None,
     scratch: Scratch = None,
+    advertise: Advertise = "",
 ) -> None:
     """Start an orchestrator, with this machine as its first node, until Ctrl-C."""
     import platformdirs
@@ -52,7 +53,9 @@ def up(
         state_dir=state or Path(platformdirs.user_data_dir("motley", appauthor=False)),
         api_key=api_key or None,
     )
-    local = daemon_config(name=name, memory=memory, threads=threads, models=models, scratch=scratch)
+    local = daemon_config(
+        name=name, memory=memory, threads=threads, models=models, scratch=scratch, advertise=advertise
+    )
     run(_serve(orchestrator, local if node else None))
 
 
@@ -64,7 +67,7 @@ async def _serve(config: OrchestratorConfig, local: DaemonConfig | None) -> None
     orchestrator = Orchestrator(config)
     await orchestrator.start()
     try:
-        console.print(f"[bold]Motley is up.[/] API: {orchestrator.http_url}/v1")
+        console.print(f"[bold]Motley is up.[/] API: {orchestrator.http_url}/v1, page: {orchestrator.http_url}/")
         if orchestrator.api_key is not None:
             console.print(f"Clients need this API key: {orchestrator.api_key}", soft_wrap=True)
         console.print("Other machines join with:")
@@ -78,6 +81,12 @@ async def _serve(config: OrchestratorConfig, local: DaemonConfig | None) -> None
             return
         node = replace(local, orchestrator=orchestrator.join_target, token=orchestrator.join_token)
         with closing(Narrator()) as narrator:
-            await run_daemon(node, narrator)
+            daemon = asyncio.create_task(run_daemon(node, narrator))
+            try:
+                await asyncio.shield(daemon)
+            finally:
+                await orchestrator.stop()  # before the node goes, so that requests end for the right reason
+                daemon.cancel()
+                await asyncio.gather(daemon, return_exceptions=True)
     finally:
         await orchestrator.stop()

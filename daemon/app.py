@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import socket
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 import platformdirs
 
 from motley.daemon import hardware
-from motley.daemon.control import Control, NodeSettings, OrchestratorLost
+from motley.daemon.control import Control, NameTaken, NodeSettings, OrchestratorLost
 from motley.daemon.loading import sweep_scratch
 from motley.daemon.trust import JoinToken, TrustError, open_channel
 from motley.protocol import mesh_pb2 as pb
@@ -69,19 +71,19 @@ async def run_daemon(config: DaemonConfig, observer: Observer) -> None:
     host, port = parse_address(config.orchestrator)
     token = JoinToken.parse(config.token)
     address = config.advertise or await asyncio.to_thread(_address_towards, host, port)
-    capabilities = await asyncio.to_thread(hardware.measure, config.memory_limit)
+    capabilities = await asyncio.to_thread(hardware.measure, config.memory_limit, config.threads or None)
     scratch = config.scratch or Path(platformdirs.user_cache_dir("motley", appauthor=False)) / "scratch"
+    await asyncio.to_thread(_check_scratch, scratch)
     sweep_scratch(scratch)
     settings = NodeSettings(
         name=config.name or socket.gethostname(),
-        host="127.0.0.1" if address.startswith("127.") else "0.0.0.0",
+        host=_listening_host(address),
         address=address,
         capabilities=capabilities,
         models=config.models,
         scratch=scratch,
         threads=config.threads or capabilities.cores,
     )
-    control = Control(settings, observer.rank)
     attempt = 0
     joined_once = False
 
@@ -94,14 +96,29 @@ async def run_daemon(config: DaemonConfig, observer: Observer) -> None:
         try:
             channel = await open_channel(host, port, token)
             async with channel:
-                await control.stay(channel, token.secret, joined)
-        except (TrustError, OrchestratorLost) as error:
+                await Control(settings, observer.rank).stay(channel, token.secret, joined)
+        except (TrustError, OrchestratorLost, NameTaken) as error:
             if not joined_once:
                 raise
             pause = RETRY_S[min(attempt, len(RETRY_S) - 1)]
             attempt += 1
             observer.lost(str(error), pause)
             await asyncio.sleep(pause)
+
+
+class ScratchError(Exception):
+    """The folder for loaded shares cannot be used."""
+
+
+def _check_scratch(scratch: Path) -> None:
+    try:
+        scratch.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=scratch):
+            pass
+    except OSError as error:
+        raise ScratchError(
+            f"cannot write to {scratch}, where shares are loaded to ({error.strerror}); choose another with --scratch"
+        ) from error
 
 
 def parse_address(text: str) -> tuple[str, int]:
@@ -114,6 +131,17 @@ def parse_address(text: str) -> tuple[str, int]:
     if not host or not port.isdigit() or not 0 < int(port) < 65536:
         raise ValueError(f"{text!r} is not an address of the form HOST:PORT")
     return host.strip("[]"), int(port)
+
+
+def _listening_host(address: str) -> str:
+    """Where ranks listen: on loopback only if nobody else could reach them anyway."""
+    try:
+        itself = ipaddress.ip_address(address)
+    except ValueError:
+        return "0.0.0.0"
+    if itself.is_loopback:
+        return address
+    return "::" if itself.version == 6 else "0.0.0.0"
 
 
 def _address_towards(host: str, port: int) -> str:

@@ -16,13 +16,12 @@ from typing import Any
 
 import grpc
 import grpc.aio
-import psutil
 
-from motley.daemon.describe import describe
+from motley.daemon.describe import DescribeError, describe_apart
 from motley.daemon.generation import Generation, RequestError
-from motley.daemon.models.config import ConfigError
+from motley.daemon.hardware import available_memory
+from motley.daemon.loading import sweep_scratch
 from motley.daemon.text import Tokenizer, TokenizerError
-from motley.daemon.weights.checkpoint import CheckpointError
 from motley.daemon.weights.hub import ModelNotFound, resolve
 from motley.daemon.worker import RankWorker, WorkerError
 from motley.protocol import VERSION
@@ -36,7 +35,6 @@ END: object = grpc.aio.EOF  # type: ignore[attr-defined]
 REFUSALS = {
     grpc.StatusCode.UNAUTHENTICATED,
     grpc.StatusCode.FAILED_PRECONDITION,
-    grpc.StatusCode.ALREADY_EXISTS,
     grpc.StatusCode.INVALID_ARGUMENT,
 }
 """The orchestrator's ways to say that trying again is of no use."""
@@ -44,6 +42,10 @@ REFUSALS = {
 
 class JoinRefused(Exception):
     """The orchestrator does not take this node; trying again will not help."""
+
+
+class NameTaken(JoinRefused):
+    """Another node has the name, or this one had it a moment ago and has not been missed yet."""
 
 
 class OrchestratorLost(Exception):
@@ -85,7 +87,7 @@ _Key = tuple[str, int]
 
 
 class Control:
-    """One stay in the mesh: from the stream's first message to its end."""
+    """One stay in the mesh: from the stream's first message to its end. Not to be used again."""
 
     def __init__(self, settings: NodeSettings, observe: RankObserver) -> None:
         self._settings = settings
@@ -93,6 +95,9 @@ class Control:
         self._outbox: asyncio.Queue[pb.NodeMessage] = asyncio.Queue()
         self._ranks: dict[_Key, _Rank] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._tokenising = asyncio.Lock()
+        self._preparing: set[str] = set()
+        """Requests that are being turned into tokens; a cancelled one is taken out."""
 
     async def stay(self, channel: grpc.aio.Channel, secret: str, joined: Callable[[str], None]) -> None:
         """Join and do what the orchestrator says until the stream ends.
@@ -129,6 +134,8 @@ class Control:
         except TimeoutError:
             raise OrchestratorLost(f"the orchestrator said nothing within {WELCOME_S:.0f} s") from None
         except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.ALREADY_EXISTS:
+                raise NameTaken(error.details()) from error
             if error.code() in REFUSALS:
                 raise JoinRefused(error.details()) from error
             raise OrchestratorLost(f"the stream to the orchestrator broke: {error.details()}") from error
@@ -151,8 +158,7 @@ class Control:
             try:
                 message = await asyncio.wait_for(self._outbox.get(), max(0.0, due - loop.time()))
             except TimeoutError:
-                available = psutil.virtual_memory().available
-                message = pb.NodeMessage(heartbeat=pb.Heartbeat(memory_available_bytes=available))
+                message = pb.NodeMessage(heartbeat=pb.Heartbeat(memory_available_bytes=available_memory()))
                 due = loop.time() + heartbeat_s
             await call.write(message)
 
@@ -171,20 +177,16 @@ class Control:
             case "rank":
                 self._command(message.rank)
             case "generate":
-                self._generate(message.generate)
+                self._spawn(self._generate(message.generate))
             case "cancel":
                 self._cancel(message.cancel.request_id)
 
     async def _describe(self, request: pb.Describe) -> None:
         described = pb.Described(request_id=request.request_id)
         try:
-            profile = await asyncio.to_thread(describe, request.model, self._settings.models)
-            described.profile.CopyFrom(profile)
-        except (ModelNotFound, ConfigError, CheckpointError) as error:
-            described.failure.CopyFrom(pb.Failure(code="invalid_model", message=str(error)))
-        except Exception as error:
-            logger.exception("describing %s", request.model.source)
-            described.failure.CopyFrom(pb.Failure(code="internal_error", message=f"{type(error).__name__}: {error}"))
+            described.profile.CopyFrom(await describe_apart(request.model, self._settings.models))
+        except DescribeError as error:
+            described.failure.CopyFrom(pb.Failure(code=error.code, message=str(error)))
         self._say(described=described)
 
     # ------------------------------------------------------------ ranks
@@ -192,7 +194,11 @@ class Control:
     def _command(self, command: pb.RankCommand) -> None:
         key = (command.session, command.rank)
         body = command.WhichOneof("body")
-        if body == "assign":
+        if body == "assign" and key in self._ranks:
+            message = f"node {self._settings.name!r} holds rank {command.rank} of session {command.session} already"
+            failure = pb.Failure(code="internal_error", message=message)
+            self._say(rank=pb.RankEvent(session=key[0], epoch=command.epoch, rank=key[1], failed=failure))
+        elif body == "assign":
             self._ranks[key] = _Rank(command)
             self._spawn(self._hold(key, self._ranks[key]))
         elif (rank := self._ranks.get(key)) is None:
@@ -206,55 +212,57 @@ class Control:
             rank.worker.send(command)
 
     async def _hold(self, key: _Key, rank: _Rank) -> None:
-        """Start a rank's worker, pass on what it says, and report its end."""
-        settings, command = self._settings, rank.command
-        failure: pb.Failure | None = None
-        released = False
+        """See a rank's worker through its life, then report its end, whatever ended it."""
+        command = rank.command
         try:
-            rank.worker = await RankWorker.start(
-                scratch=settings.scratch,
-                models=settings.models,
-                host=settings.host,
-                threads=settings.threads,
-            )
-            if rank.releasing:
-                return
-            rank.worker.send(command)
-            async for event in rank.worker.events():
-                match event.WhichOneof("body"):
-                    case "tokens":
-                        self._on_tokens(rank, event.tokens)
-                        continue
-                    case "listening":
-                        event.listening = _join_address(settings.address, event.listening)
-                    case "ready" if command.rank == 0:
-                        source = command.assign.model.source
-                        rank.tokenizer = await asyncio.to_thread(_load_tokenizer, source, settings.models)
-                    case "failed":
-                        failure = event.failed
-                        continue  # told when the worker is gone
-                    case "released":
-                        released = True
-                        continue
-                self._rank_event(event)
-            status = await rank.worker.exit_status()
-            if failure is None and not released and not rank.releasing:
-                failure = pb.Failure(code="worker_died", message=_how_died(settings.name, key[1], status))
+            failure = await self._serve(rank)
         except (WorkerError, TokenizerError, ModelNotFound) as error:
             failure = pb.Failure(code="load_failed", message=str(error))
+        except Exception as error:
+            logger.exception("rank %d of session %s", command.rank, command.session)
+            failure = pb.Failure(code="internal_error", message=f"{type(error).__name__}: {error}")
         finally:
             if rank.worker is not None:
                 await rank.worker.stop()
+            await asyncio.to_thread(sweep_scratch, self._settings.scratch)
             if self._ranks.get(key) is rank:
                 del self._ranks[key]
         end = pb.RankEvent(session=command.session, epoch=command.epoch, rank=command.rank)
-        if failure is not None and not rank.releasing:
+        if failure is None or rank.releasing:
+            end.released.CopyFrom(pb.Empty())
+        else:
             for request_id in rank.generations:
                 self._fail(request_id, failure)
             end.failed.CopyFrom(failure)
-        else:
-            end.released.CopyFrom(pb.Empty())
         self._rank_event(end)
+
+    async def _serve(self, rank: _Rank) -> pb.Failure | None:
+        """Start a rank's worker and pass on what it says until it is gone; why it ended, if it was not asked to."""
+        settings, command = self._settings, rank.command
+        worker = rank.worker = await RankWorker.start(
+            scratch=settings.scratch, models=settings.models, host=settings.host, threads=settings.threads
+        )
+        if rank.releasing:
+            return None
+        worker.send(command)
+        async for event in worker.events():
+            match event.WhichOneof("body"):
+                case "tokens":
+                    self._on_tokens(rank, event.tokens)
+                case "failed":
+                    return event.failed
+                case "released":
+                    return None
+                case body:
+                    if body == "listening":
+                        event.listening = join_address(settings.address, event.listening)
+                    elif body == "ready" and command.rank == 0:
+                        source = command.assign.model.source
+                        rank.tokenizer = await asyncio.to_thread(_load_tokenizer, source, settings.models)
+                    self._rank_event(event)
+        await worker.stop()  # it hung up: nothing more can come
+        status = await worker.exit_status()
+        return pb.Failure(code="worker_died", message=_how_died(settings.name, command.rank, status))
 
     async def _end(self, key: _Key) -> None:
         """Have a rank's worker end; `_hold` reports it."""
@@ -270,20 +278,36 @@ class Control:
 
     # ------------------------------------------------------------ requests
 
-    def _generate(self, request: pb.Generate) -> None:
+    async def _generate(self, request: pb.Generate) -> None:
+        """Turn a request into tokens, beside the event loop and one at a time, and hand it to the leader."""
         rank = self._ranks.get((request.session, 0))
-        if rank is None or rank.worker is None or rank.tokenizer is None:
+        if rank is None or rank.tokenizer is None:
             message = f"this node does not lead a ready session {request.session!r}"
             self._fail(request.request_id, pb.Failure(code="session_not_ready", message=message))
             return
+        self._preparing.add(request.request_id)
         try:
-            generation = Generation(request, rank.tokenizer, rank.command.assign.context)
-            decode = generation.start()
+            async with self._tokenising:
+                generation = await asyncio.to_thread(Generation, request, rank.tokenizer, rank.command.assign.context)
         except RequestError as error:
             self._fail(request.request_id, pb.Failure(code=error.code, message=str(error)))
             return
-        rank.generations[request.request_id] = generation
-        rank.worker.send(self._to_leader(rank, decode=decode))
+        except Exception as error:
+            logger.exception("request %s", request.request_id)
+            failure = pb.Failure(code="internal_error", message=f"{type(error).__name__}: {error}")
+            self._fail(request.request_id, failure)
+            return
+        finally:
+            cancelled = request.request_id not in self._preparing
+            self._preparing.discard(request.request_id)
+        if cancelled:
+            self._say(delta=pb.Delta(request_id=request.request_id, finish="cancelled"))
+        elif rank.worker is None or self._ranks.get((request.session, 0)) is not rank:
+            failure = pb.Failure(code="session_closed", message=f"session {request.session!r} was closed")
+            self._fail(request.request_id, failure)
+        else:
+            rank.generations[request.request_id] = generation
+            rank.worker.send(self._to_leader(rank, decode=generation.start()))
 
     def _on_tokens(self, rank: _Rank, tokens: pb.Tokens) -> None:
         generation = rank.generations.get(tokens.request_id)
@@ -298,6 +322,7 @@ class Control:
                 rank.worker.send(self._to_leader(rank, cancel=tokens.request_id))
 
     def _cancel(self, request_id: str) -> None:
+        self._preparing.discard(request_id)
         for rank in self._ranks.values():
             if request_id in rank.generations and rank.worker is not None:
                 rank.worker.send(self._to_leader(rank, cancel=request_id))
@@ -314,7 +339,8 @@ def _load_tokenizer(source: str, models: Path | None) -> Tokenizer:
     return Tokenizer.load(resolve(source, models))
 
 
-def _join_address(host: str, port: str) -> str:
+def join_address(host: str, port: str | int) -> str:
+    """``host:port``, with brackets where the host is an IPv6 address."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 

@@ -51,7 +51,6 @@ class Executor:
 
         Raises:
             StepError: the message does not fit the state of this rank.
-            motley.daemon.sampling.SamplingError: this rank's logits are not finite.
             motley.plugins.engine.EngineError, motley.transport.TransportError: from the engine.
         """
         match message:
@@ -89,8 +88,8 @@ class Executor:
         sequence = self._sequence(step.slot)
         began, before = time.perf_counter(), self._stats.snapshot()
         tokens = step.tokens.tolist()
-        decoding = step.position >= sequence.prompt_tokens
-        if decoding:
+        generated = step.position >= sequence.prompt_tokens  # by this session: fed back, or once more after a break
+        if generated:
             for token in tokens:
                 sequence.sampler.accept(token)
                 sequence.generated += 1
@@ -100,7 +99,7 @@ class Executor:
         if step.want:
             sequence.logits = logits[0]
             summary = sequence.sampler.summarise(sequence.logits, sequence.generated, step.want)
-        if decoding:
+        if generated and len(tokens) == 1:
             after, times = self._stats.snapshot(), self.times
             wire, wait = after.wire_s - before.wire_s, after.wait_s - before.wait_s
             times.tokens += 1

@@ -1,7 +1,8 @@
 """The leader's side of a session: which sequence gets the next step, and which token it gets.
 
-Requests are admitted in order of arrival while the tokens they may come to need fit the session's context; admitted
-ones take turns, a prompt one chunk at a time, so that nobody waits for another's whole answer.
+Requests take turns, a prompt one chunk at a time, so that nobody waits for another's whole answer. Together they may
+hold as many tokens as the session's context: when that is reached, the request admitted last steps back, and computes
+its tokens again once there is room. The oldest always goes on.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from motley.transport import Communicator
 BEAT_S = 1.0
 """An idle leader says so this often."""
 MAX_ACTIVE = 16
+HEADROOM = 32
+"""Tokens that every active request should have left when another is admitted, or they would soon step back again."""
 STEP_HISTORY = 4096
 SUMMARY_S = 120.0
 """A follower whose part in choosing a token is this late is taken for gone."""
@@ -32,19 +35,20 @@ Commands = Callable[[float], Iterable[pb.RankCommand]]
 """Commands of the daemon, waiting for the first up to so many seconds."""
 
 
-@dataclass
+@dataclass(eq=False)
 class _Request:
     decode: pb.Decode
     params: SamplingParams
     arrived: float
+    tokens: list[int]
+    """The prompt and what has been generated."""
     slot: int = -1
     position: int = 0
-    generated: int = 0
-    last: int = -1
+    """Tokens whose keys and values are in the caches."""
 
     @property
-    def reserved(self) -> int:
-        return len(self.decode.prompt) + self.decode.max_tokens
+    def generated(self) -> int:
+        return len(self.tokens) - len(self.decode.prompt)
 
 
 @dataclass
@@ -69,6 +73,7 @@ class Leader:
         while True:
             for command in commands(0.0 if self._active else BEAT_S):
                 self._obey(command)
+            self._make_room()
             self._admit()
             if self._active:
                 request = self._active.popleft()
@@ -96,7 +101,7 @@ class Leader:
             failure = pb.Failure(code="invalid_request", message=str(error))
             self._say(decode.request_id, finish="error", failure=failure)
             return
-        self._queue.append(_Request(decode, params, time.perf_counter()))
+        self._queue.append(_Request(decode, params, time.perf_counter(), list(decode.prompt)))
 
     def _cancel(self, request_id: str) -> None:
         for request in [*self._queue, *self._active]:
@@ -110,10 +115,7 @@ class Leader:
                 return
 
     def _admit(self) -> None:
-        while self._queue and len(self._active) < MAX_ACTIVE:
-            reserved = sum(request.reserved for request in self._active)
-            if reserved + self._queue[0].reserved > self.context:
-                return
+        while self._queue and len(self._active) < MAX_ACTIVE and self._has_room(self._queue[0]):
             request = self._queue.popleft()
             taken = {other.slot for other in self._active}
             request.slot = next(slot for slot in range(MAX_ACTIVE) if slot not in taken)
@@ -121,16 +123,37 @@ class Leader:
             self._do(Open(request.slot, request.decode.sampling.SerializeToString(), prompt))
             self._active.append(request)
 
+    def _has_room(self, request: _Request) -> bool:
+        """Whether `request` and the active ones can all go on for a while; one alone always can."""
+        headroom = HEADROOM * (len(self._active) + 1)
+        return not self._active or self._held() + len(request.tokens) + headroom <= self.context
+
+    def _held(self) -> int:
+        """Tokens that the active requests hold, or will when their prompts are computed."""
+        return sum(len(request.tokens) for request in self._active)
+
+    def _make_room(self) -> None:
+        """Have the request that was admitted last step back, if another token each would be too many."""
+        while len(self._active) > 1 and self._held() + len(self._active) > self.context:
+            last = max(self._active, key=lambda request: request.arrived)
+            self._active.remove(last)
+            self._do(Close(last.slot))
+            last.position = 0
+            self._queue.appendleft(last)
+
     def _advance(self, request: _Request) -> bool:
         """Give a request one step; whether it goes on."""
         decode = request.decode
         began = time.perf_counter()
-        prompt_left = decode.prompt[request.position : request.position + self.max_rows]
-        tokens = np.array(prompt_left or [request.last], np.int32)
-        decided = request.position + len(tokens) >= len(decode.prompt)
+        prompt = len(decode.prompt)
+        stop = min(len(request.tokens), request.position + self.max_rows)
+        if request.position < prompt:
+            stop = min(stop, prompt)  # prompt and answer never share a step: only the answer counts for penalties
+        tokens = np.array(request.tokens[request.position : stop], np.int32)
+        decided = stop == len(request.tokens)
         want = initial_want(request.params) if decided else 0
         summary = self._do(Step(request.slot, request.position, want, tokens))
-        request.position += len(tokens)
+        request.position = stop
         if not decided:
             return True
 
@@ -140,10 +163,9 @@ class Leader:
             self._end(request)
             self._say(decode.request_id, finish="error", failure=pb.Failure(code="bad_logits", message=str(error)))
             return False
-        if not prompt_left:
+        if stop > prompt and len(tokens) == 1:
             self.step_ms.append(1e3 * (time.perf_counter() - began))
-        request.last = choice.token
-        request.generated += 1
+        request.tokens.append(choice.token)
         finish = ""
         if choice.token in decode.stop_tokens:
             finish = "stop"

@@ -6,7 +6,9 @@ import contextlib
 import os
 import shutil
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,16 +21,17 @@ from motley.daemon.models.graph import SHARE_FILE, build_rank_graph
 from motley.daemon.models.share import Share
 from motley.daemon.models.tensors import EMBEDDING, expected_shapes
 from motley.daemon.weights.checkpoint import Checkpoint
-from motley.daemon.weights.hub import resolve
+from motley.daemon.weights.hub import fetched_bytes, resolve
 from motley.daemon.weights.share_file import write_share
 from motley.plugins.engine import EngineOptions, load_engine
 from motley.protocol import mesh_pb2 as pb
 from motley.transport import Communicator
 
 Progress = Callable[[int, int], None]
-"""Called with (bytes done, bytes in all) of the share."""
+"""Called with (bytes done, bytes in all) of the share; (bytes fetched, 0) while the model is being downloaded."""
 
 SCRATCH_PREFIX = "rank-"
+PROGRESS_S = 1.0
 
 
 class LoadError(Exception):
@@ -60,7 +63,7 @@ def load_rank(
         LoadError: the model's files differ from those that were planned for.
         Exception: what `resolve`, `read_config`, `build_rank_graph`, `write_share` and the engine raise.
     """
-    folder = resolve(assignment.model.source, models)
+    folder = _resolve(assignment.model.source, models, progress)
     config = read_config(folder)
     model = assignment.model
     shares = [share_from_proto(share) for share in assignment.shares]
@@ -81,10 +84,9 @@ def load_rank(
         if os.name == "posix":
             shutil.rmtree(place)  # it stays mapped, and nothing is left behind even if this process is killed
         try:
+            held = sum(place.weight.data_bytes + place.weight.scale_bytes for place in declared.weights)
             embed = partial(checkpoint.rows, EMBEDDING)
-            yield LoadedRank(
-                Executor(engine, embed, declared.words, communicator.stats), declared.share_bytes, options.max_rows
-            )
+            yield LoadedRank(Executor(engine, embed, declared.words, communicator.stats), held, options.max_rows)
         finally:
             engine.close()
 
@@ -98,13 +100,31 @@ def share_from_proto(share: pb.Share) -> Share:
     return Share(share.attention_split, units(share.attention), units(share.mlp), units(share.vocabulary))
 
 
+def _resolve(source: str, models: Path | None, progress: Progress) -> Path:
+    """`resolve`, with a sign of progress now and then while it downloads."""
+    resolved: Future[Path] = Future()
+
+    def work() -> None:
+        try:
+            resolved.set_result(resolve(source, models))
+        except BaseException as error:
+            resolved.set_exception(error)
+
+    threading.Thread(target=work, daemon=True).start()
+    while True:
+        with contextlib.suppress(TimeoutError):
+            return resolved.result(PROGRESS_S)
+        progress(fetched_bytes(source), 0)
+
+
 def sweep_scratch(scratch: Path) -> None:
     """Remove what workers that were killed have left behind.
 
     Where a mapped file can be unlinked nothing is left but by a worker killed while loading.
     """
     for left in scratch.glob(f"{SCRATCH_PREFIX}*"):
-        if not psutil.pid_exists(int(left.name.split("-")[1])):
+        owner = left.name.split("-")[1]
+        if owner.isdigit() and not psutil.pid_exists(int(owner)):
             shutil.rmtree(left, ignore_errors=True)
 
 

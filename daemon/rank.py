@@ -52,6 +52,10 @@ class Released(Exception):
     """The daemon wants this worker to end."""
 
 
+class OrderError(Exception):
+    """What this worker needs to start has not come."""
+
+
 def main() -> int:
     """Run one worker; the exit status is 0 if it ended because it was asked to."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the daemon decides
@@ -185,10 +189,12 @@ class RankWorkerProcess:
             timeout_s = 0.0
 
     def _await(self, body: str) -> pb.RankCommand:
-        for command in self._commands(COMMAND_S):
-            if command.WhichOneof("body") == body:
-                return command
-        raise PipeClosed(f"the daemon has not sent {body!r} within {COMMAND_S:.0f} s")
+        deadline = time.monotonic() + COMMAND_S
+        while (left := deadline - time.monotonic()) > 0:
+            for command in self._commands(left):
+                if command.WhichOneof("body") == body:
+                    return command
+        raise OrderError(f"the orchestrator has not sent {body!r} within {COMMAND_S:.0f} s")
 
     def _progress(self, done: int, total: int) -> None:
         for _ in self._commands(0.0):
@@ -217,7 +223,7 @@ def membership(command: pb.RankCommand) -> Membership:
     assignment = command.assign
     agreed = pb.Assignment()
     agreed.CopyFrom(assignment)
-    for own in ("secret", "engine", "threads", "memory_bytes"):  # may differ from rank to rank
+    for own in ("secret", "engine", "threads"):  # may differ from rank to rank
         agreed.ClearField(own)
     agreed.model.ClearField("source")  # the fingerprint tells whether the files are equal
     return Membership(
@@ -236,6 +242,8 @@ def failure_of(error: Exception) -> pb.Failure:
         case TransportError():
             code = {PeerLost: "peer_lost", PeerTimeout: "peer_timeout"}.get(type(error), "transport_error")
             return pb.Failure(code=code, message=str(error), lost_rank=0 if error.rank is None else error.rank + 1)
+        case OrderError():
+            return pb.Failure(code="timeout", message=str(error))
         case StepError() | SummaryError() | SamplingError():
             return pb.Failure(code="step_error", message=str(error))
         case ConfigError() | ShareError() | CheckpointError() | ShareFileError() | ModelNotFound() | LoadError():

@@ -15,9 +15,12 @@ from dataclasses import dataclass
 
 import grpc.aio
 
+from motley.protocol import MESSAGE_BYTES
+
 CERTIFICATE_NAME = "motley"
 """The name in the orchestrator's certificate; addresses at home change too often to be in it."""
 CONNECT_S = 10.0
+PING_MS = 5000
 
 
 class TrustError(Exception):
@@ -78,5 +81,14 @@ async def open_channel(host: str, port: int, token: JoinToken) -> grpc.aio.Chann
         )
     credentials = grpc.ssl_channel_credentials(ssl.DER_cert_to_PEM_cert(certificate).encode())
     return grpc.aio.secure_channel(
-        f"{host}:{port}", credentials, options=[("grpc.ssl_target_name_override", CERTIFICATE_NAME)]
+        f"[{host}]:{port}" if ":" in host else f"{host}:{port}",
+        credentials,
+        options=[
+            ("grpc.ssl_target_name_override", CERTIFICATE_NAME),
+            # An orchestrator that vanished sends nothing: unanswered pings end the stream.
+            ("grpc.max_receive_message_length", MESSAGE_BYTES),
+            ("grpc.keepalive_time_ms", PING_MS),
+            ("grpc.keepalive_timeout_ms", PING_MS),
+            ("grpc.http2.max_pings_without_data", 0),
+        ],
     )

@@ -74,7 +74,7 @@ class RankWorker:
         process = None
         try:
             process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "motley.daemon.rank", stdin=asyncio.subprocess.PIPE
+                *(sys.executable, "-P", "-m", "motley.daemon.rank"), stdin=asyncio.subprocess.PIPE
             )
             settings = {
                 "port": server.sockets[0].getsockname()[1],

@@ -18,10 +18,12 @@ from motley.orchestrator.api.errors import errors_as_json
 from motley.orchestrator.api.guard import guard, is_loopback
 from motley.orchestrator.api.openai import OpenAiApi
 from motley.orchestrator.api.sessions import SessionsApi
+from motley.orchestrator.api.web import PAGE_PATHS, page_routes
 from motley.orchestrator.control import Control
 from motley.orchestrator.identity import Identity, load_api_key, load_identity
 from motley.orchestrator.nodes import NodeTable
 from motley.orchestrator.serving import Serving
+from motley.protocol import MESSAGE_BYTES
 from motley.protocol.mesh_pb2_grpc import add_MeshServicer_to_server
 
 MAX_BODY = 2 * 1024 * 1024
@@ -86,8 +88,7 @@ class Orchestrator:
 
         Raises:
             OrchestratorError: a port is taken.
-            IdentityError: a file of the state folder, or the token, cannot be used.
-            OSError: the state folder cannot be written.
+            IdentityError: the state folder, a file in it, or the token cannot be used.
         """
         config = self._config
         self._identity = await asyncio.to_thread(load_identity, config.state_dir, config.token)
@@ -110,7 +111,15 @@ class Orchestrator:
 
     async def _start_grpc(self, stack: contextlib.AsyncExitStack, identity: Identity, control: Control) -> None:
         config = self._config
-        server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])  # a taken port is an error
+        server = grpc.aio.server(
+            options=[
+                ("grpc.so_reuseport", 0),  # a taken port is an error
+                ("grpc.max_receive_message_length", MESSAGE_BYTES),
+                # Nodes ping, to notice when we vanish.
+                ("grpc.http2.min_recv_ping_interval_without_data_ms", 1000),
+                ("grpc.http2.max_ping_strikes", 0),
+            ]
+        )
         add_MeshServicer_to_server(control, server)  # type: ignore[no-untyped-call]
         credentials = grpc.ssl_server_credentials([(identity.key_pem, identity.certificate_pem)])
         try:
@@ -123,8 +132,9 @@ class Orchestrator:
 
     async def _start_http(self, stack: contextlib.AsyncExitStack, serving: Serving) -> None:
         config = self._config
-        app = web.Application(middlewares=[errors_as_json, guard(self.api_key)], client_max_size=MAX_BODY)
-        app.router.add_routes([*OpenAiApi(serving).routes(), *SessionsApi(serving).routes()])
+        middlewares = [errors_as_json, guard(self.api_key, public=PAGE_PATHS)]
+        app = web.Application(middlewares=middlewares, client_max_size=MAX_BODY)
+        app.router.add_routes([*OpenAiApi(serving).routes(), *SessionsApi(serving).routes(), *page_routes()])
         runner = web.AppRunner(
             app,
             handler_cancellation=True,  # a client that has gone cancels its request
@@ -144,7 +154,8 @@ class Orchestrator:
 
 def _cannot_listen(whom: str, host: str, port: int, option: str, error: Exception) -> OrchestratorError:
     return OrchestratorError(
-        f"cannot listen for {whom} on {host} port {port} ({error}); is it taken? Choose another with {option}"
+        f"cannot listen for {whom} on {host} port {port} ({error}); is it taken, or is that no address of"
+        f" this machine? Choose another with {option}"
     )
 
 

@@ -58,25 +58,29 @@ def load_identity(state_dir: Path, secret: str | None = None) -> Identity:
         secret: lets nodes join, instead of the one that is kept; at least 8 letters, digits, "_" or "-".
 
     Raises:
-        IdentityError: a file is damaged, or the secret is not usable.
-        OSError: the folder cannot be written.
+        IdentityError: a file is damaged, the folder cannot be used, or the secret is not usable.
     """
     path = state_dir / "identity.pem"
-    pem = _read(path)
     try:
+        pem = _read(path)
         if pem is None or _expires_soon(x509.load_pem_x509_certificate(pem)):
             pem = _create_certificate()
             _write_private(path, pem)
         certificate = x509.load_pem_x509_certificate(pem).public_bytes(serialization.Encoding.PEM)
         key = serialization.load_pem_private_key(pem, password=None)
+        join_secret = _secret(state_dir / "join_secret", secret)
     except ValueError as error:
         raise IdentityError(f"{path} is damaged ({error}); delete it, then let every node join anew") from error
+    except OSError as error:
+        raise IdentityError(
+            f"cannot keep the mesh's identity in {state_dir} ({error}); choose another folder"
+        ) from error
     return Identity(
         certificate_pem=certificate,
         key_pem=key.private_bytes(
             serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
         ),
-        secret=_secret(state_dir / "join_secret", secret),
+        secret=join_secret,
     )
 
 

@@ -43,8 +43,8 @@ from motley.protocol.mesh_pb2 import (
     Release,
 )
 
-DESCRIBE_S = 600.0
-"""Describing a model may mean downloading its config and the headers of its weights."""
+DESCRIBE_S = 6 * 3600.0
+"""Describing a model may mean downloading it; the loss of the node ends the wait."""
 ANSWER_S = 300.0
 """A leader with requests says something about one of them at least this often."""
 READY_S = 3600.0

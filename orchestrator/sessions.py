@@ -149,7 +149,6 @@ class Session:
                     engine=self.request.engine,
                     threads=self.request.threads,
                     secret=secret,
-                    memory_bytes=rank.memory_limit,
                 ),
             )
             for rank in ranks

@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
-from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeAlias
 
@@ -58,6 +57,9 @@ class ReferenceEngine:
         self._slots: dict[int, _Slot] = {}
 
         proto = onnx.inliner.inline_local_functions(graph.proto).graph
+        # Mapped once: the file may be unlinked while it is in use.
+        empty = graph.share_file.stat().st_size == 0
+        self._weights = np.empty(0, np.uint8) if empty else np.memmap(graph.share_file, np.uint8, "r")
         self._stored = {tensor.name: tensor for tensor in proto.initializer}
         self._outputs = [output.name for output in proto.output]
         self._constants = {name: self._floats(table) for name, table in graph.constants.items()}
@@ -136,7 +138,7 @@ class ReferenceEngine:
     def _value(self, values: dict[str, Any], name: str) -> Any:
         if name in values:
             return values[name]
-        value = _read(self._graph.share_file, self._stored[name])
+        value = _read(self._weights, self._stored[name])
         return self._floats(value) if value.dtype == np.float32 else value
 
     def _floats(self, array: Array) -> Array:
@@ -186,16 +188,17 @@ def _mark_last_uses(nodes: list[_Node], keep: set[str]) -> None:
         seen |= names
 
 
-def _read(share_file: Path, tensor: onnx.TensorProto) -> Array:
+def _read(weights: Array, tensor: onnx.TensorProto) -> Array:
     """An initializer: a view of the share file, or unpacked from it if it is uint4, as uint8."""
     if tensor.data_location != TensorProto.EXTERNAL:
         return numpy_helper.to_array(tensor)
     offset = next(int(entry.value) for entry in tensor.external_data if entry.key == "offset")
     shape = tuple(tensor.dims)
     if tensor.data_type == TensorProto.UINT4:
-        packed = np.memmap(share_file, np.uint8, "r", offset, (prod(shape) // 2,))
+        packed = weights[offset : offset + prod(shape) // 2]
         return np.stack([packed & 0xF, packed >> 4], axis=-1).reshape(shape)
-    return np.memmap(share_file, helper.tensor_dtype_to_np_dtype(tensor.data_type), "r", offset, shape)
+    dtype = helper.tensor_dtype_to_np_dtype(tensor.data_type)
+    return weights[offset : offset + prod(shape) * dtype.itemsize].view(dtype).reshape(shape)
 
 
 # ---------------------------------------------------------------- floats

@@ -115,7 +115,10 @@ class OnnxRuntimeEngine:
             wanted = np.array(rows, np.int64)  # bindings hold addresses only: it must outlive the run
             bound = self._bind(state, tokens, wanted, logits)
         for segment in bound:
-            segment.session.run_with_iobinding(segment.binding)
+            try:
+                segment.session.run_with_iobinding(segment.binding)
+            except Exception as error:  # the runtime's own classes share no other base
+                raise EngineError(f"engine 'onnxruntime' failed in a step: {error}") from error
             if segment.partial is not None:
                 self._all_reduce(segment.partial)
         state.length = end

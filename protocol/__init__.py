@@ -4,3 +4,8 @@
 """
 
 VERSION = 1
+MAX_RANKS = 64
+"""Of one session; far above what tensor parallelism over a network can use."""
+
+MESSAGE_BYTES = 64 << 20
+"""Longest message of the control plane: an answer may carry its whole prompt back."""

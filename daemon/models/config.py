@@ -45,6 +45,9 @@ FAMILIES: Mapping[str, Family] = {
     ),
 }
 
+DEFAULT_WINDOW = 4096
+"""What transformers takes where a config with a window does not say how wide; null means none."""
+
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "attention_multiplier": (),
     "attn_logit_softcapping": (),
@@ -207,7 +210,8 @@ def _rope(config: _Keys, context: int) -> Rope:
 
 def _windows(config: _Keys, family: Family, layers: int) -> tuple[int, ...]:
     on = family.window == "every layer" or config.flag("use_sliding_window", family.window == "never")
-    window = config.size("sliding_window", 0) if on else 0
+    silent = 0 if "sliding_window" in config.values or family.window == "never" else DEFAULT_WINDOW
+    window = config.size("sliding_window", silent) if on else 0
     if window and family.window == "never":
         raise config.refusal("sliding_window", "only null in this family")
     first = config.size("max_window_layers", 28, least=0) if family.window == "some layers" else 0
@@ -241,7 +245,9 @@ class _Keys:
         return values
 
     def refusal(self, key: str, supported: str) -> ConfigError:
-        value = json.dumps(self.values[key]) if key in self.values else "absent"
+        if key not in self.values:
+            return ConfigError(f"{self.path}: {self.prefix}{key} is absent; expected {supported}")
+        value = json.dumps(self.values[key])
         return ConfigError(f"{self.path}: {self.prefix}{key} = {value} is not supported; supported: {supported}")
 
     def size(self, key: str, default: int | None = None, least: int = 1) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from pathlib import Path, PurePath
 
@@ -38,9 +39,14 @@ def resolve(source: str, models_dir: Path | None = None, *, offline: bool = Fals
     tried = [Path(source)] if source else []
     if source and models_dir is not None and _stays_inside(source):
         tried.append(models_dir / source)
+    if source.startswith(("//", "\\\\")):
+        raise ModelNotFound(f"{source!r} is a network path, which would make this machine log in there; mount it first")
     for folder in tried:
-        if folder.is_dir():
-            return _checked(folder.absolute())
+        try:
+            if folder.is_dir():
+                return _checked(folder.absolute())
+        except OSError as error:
+            raise ModelNotFound(f"{source[:200]!r} is no path: {error.strerror}") from error
     hub_id = _HUB_ID.fullmatch(source)
     if hub_id:
         return _checked(_from_hub(hub_id["repo"], hub_id["revision"], offline))
@@ -49,6 +55,21 @@ def resolve(source: str, models_dir: Path | None = None, *, offline: bool = Fals
         f"no model {source!r}: there is no folder {places}, and it is not a hub id; "
         "give a folder with config.json and *.safetensors, or owner/name of a model on huggingface.co"
     )
+
+
+def fetched_bytes(source: str) -> int:
+    """Bytes of a hub model that are here, those of a download under way included; 0 if `source` is no hub id."""
+    hub_id = _HUB_ID.fullmatch(source)
+    if not hub_id:
+        return 0
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    blobs = Path(HF_HUB_CACHE) / f"models--{hub_id['repo'].replace('/', '--')}" / "blobs"
+    total = 0
+    for file in blobs.glob("*"):
+        with contextlib.suppress(OSError):  # finished or given up meanwhile
+            total += file.stat().st_size
+    return total
 
 
 def _checked(folder: Path) -> Path:

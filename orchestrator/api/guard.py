@@ -3,6 +3,8 @@
 With an API key, whoever shows it. Without one (only when bound to loopback), programs on this machine, but no web
 page that happens to be open in a browser here: neither one whose name was rebound to a loopback address (its `Host`
 gives it away) nor one that posts across origins (its `Origin` does).
+
+The page itself is public; what it shows comes from calls that are guarded.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import hmac
 import ipaddress
 import re
+from collections.abc import Collection
 
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
@@ -26,14 +29,14 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def guard(api_key: str | None) -> Middleware:
-    """Checks every request; `api_key` None means bound to loopback and open to it."""
+def guard(api_key: str | None, public: Collection[str] = ()) -> Middleware:
+    """Checks every request; `api_key` None means bound to loopback and open to it. `public` paths need no key."""
 
     @web.middleware
     async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
         if api_key is None:
             _check_local(request)
-        else:
+        elif request.path not in public:
             scheme, _, shown = request.headers.get("Authorization", "").partition(" ")
             right = hmac.compare_digest(shown.strip().encode(errors="replace"), api_key.encode())
             if scheme.lower() != "bearer" or not right:

@@ -169,23 +169,24 @@ async def _stream(
         await send({**envelope, "object": form.chunk_object, "choices": choices, **tail})
 
     try:
-        async for delta in deltas:
+        try:
+            async for delta in deltas:
+                if not response.prepared:
+                    if delta.HasField("failure"):
+                        continue  # the iterator raises it next
+                    await response.prepare(http)
+                    if opening := form.opening():
+                        await chunk(opening)
+                if delta.text or delta.logprobs:
+                    await chunk([form.piece(delta.text, delta.logprobs, None)])
+            await chunk([form.piece("", [], delta.finish)])
+            if parameters.include_usage:
+                await chunk([], _usage(delta))
+            await send("[DONE]")
+        except ServingError as error:
             if not response.prepared:
-                if delta.HasField("failure"):
-                    continue  # the iterator raises it next
-                await response.prepare(http)
-                if opening := form.opening():
-                    await chunk(opening)
-            if delta.text or delta.logprobs:
-                await chunk([form.piece(delta.text, delta.logprobs, None)])
-        await chunk([form.piece("", [], delta.finish)])
-        if parameters.include_usage:
-            await chunk([], _usage(delta))
-        await send("[DONE]")
-    except ServingError as error:
-        if not response.prepared:
-            raise
-        await send(ApiError.from_failure(error.failure).body)
+                raise
+            await send(ApiError.from_failure(error.failure).body)
     except ConnectionError:
         pass  # the client has gone; leaving cancels the request
     return response

@@ -52,6 +52,7 @@ _CHAT_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 """OpenAI's parameters that are not supported, with the values that ask for nothing."""
 _COMPLETION_NEUTRAL: Mapping[str, tuple[Any, ...]] = {"best_of": (1,), "n": (1,), "suffix": ("",)}
 _MESSAGE_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "annotations": ([],),
     "audio": (),
     "function_call": (),
     "refusal": (),
@@ -101,6 +102,8 @@ def completion_parameters(body: object) -> Parameters:
     fields = Fields(body)
     generate = Generate(echo=fields.boolean("echo"))
     prompt = fields.take("prompt")
+    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
+        (prompt,) = prompt  # many clients send every prompt as a list of one
     if is_text(prompt):
         generate.prompt = prompt
     elif isinstance(prompt, list) and prompt and all(is_integer(i) and 0 <= i <= _UINT32 for i in prompt):
@@ -154,7 +157,7 @@ def _sampling(fields: Fields) -> Sampling:
     return Sampling(
         temperature=number("temperature", 1.0, 0.0, 2.0),
         top_k=fields.integer("top_k", 0, _UINT32) or 0,
-        top_p=number("top_p", 1.0, 0.0, 1.0, above=True),
+        top_p=number("top_p", 1.0, 0.0, 1.0) or _LEAST_TOP_P,
         min_p=number("min_p", 0.0, 0.0, 1.0),
         repetition_penalty=number("repetition_penalty", 1.0, 0.0, 10.0, above=True),
         presence_penalty=number("presence_penalty", 0.0, -2.0, 2.0),
@@ -162,6 +165,10 @@ def _sampling(fields: Fields) -> Sampling:
         seed=secrets.randbits(64) if seed is None else seed % 2**64,
         logit_bias=_logit_bias(fields),
     )
+
+
+_LEAST_TOP_P = 1e-9
+"""What a top_p of 0 comes to: only the likeliest token passes."""
 
 
 def _logit_bias(fields: Fields) -> dict[int, float]:

@@ -11,10 +11,9 @@ from motley.orchestrator.api.errors import ApiError
 from motley.orchestrator.nodes import Node
 from motley.orchestrator.serving import Serving, ServingError
 from motley.orchestrator.sessions import Rank, Session, SessionRequest
+from motley.protocol import MAX_RANKS
 from motley.protocol.mesh_pb2 import Timing
 
-MAX_RANKS = 256
-"""Far above what tensor parallelism over a network can use; a bound for what a request can ask for."""
 UNSERVABLE = 422
 """A model that a node cannot describe."""
 
@@ -149,7 +148,12 @@ def session_json(session: Session, steps: bool = False) -> dict[str, Any]:
         "id": session.id,
         "name": session.name,
         "state": session.state,
-        "failure": failure and {"code": failure.code, "message": failure.message, "rank": failure.lost_rank - 1},
+        "failure": failure
+        and {
+            "code": failure.code,
+            "message": failure.message,
+            "rank": failure.lost_rank - 1 if failure.lost_rank else None,
+        },
         "created": int(session.created),
         "model": request.model,
         "family": profile.family,
@@ -179,6 +183,7 @@ def _rank_json(rank: Rank, weights: int) -> dict[str, Any]:
         "address": rank.address or None,
         "share": {
             "fraction": plan.weight_bytes / weights if weights else 0.0,
+            "weight_bytes": plan.weight_bytes,
             "attention_split": plan.attention_split,
             "attention": len(plan.attention),
             "mlp": len(plan.mlp),

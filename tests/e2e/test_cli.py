@@ -3,17 +3,35 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import json
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
-from tests.e2e.processes import BUNDLED, mesh
+from motley.cli.errors import EXPECTED
+from tests.e2e.processes import BUNDLED, MotleyProcess, mesh
 
 COMMAND_S = 90.0
+USAGE = [
+    (("status", "--url", "http://127.0.0.1:9"), "no orchestrator answers at http://127.0.0.1:9"),
+    (("status", "--url", "gopher:/x"), "'gopher:/x' is not an address"),
+    (("run", "x", "y", "--url", "http://127.0.0.1:9"), "no orchestrator answers"),
+    (("bench", "latency", "--model", "/nowhere/at/all"), "/nowhere/at/all"),
+    (("bench", "latency", "--model", str(BUNDLED), "--ranks", "2", "--shares", "1,2,3"), "3 shares for 2 ranks"),
+    (("bench", "latency", "--model", str(BUNDLED), "--shares", "a"), "--shares wants numbers"),
+    (("bench", "latency", "--model", str(BUNDLED), "--block", "24"), "24"),
+    (("bench", "latency", "--model", str(BUNDLED), "--engine", "abacus"), "no engine is called 'abacus'"),
+    (("bench", "latency", "--model", str(BUNDLED), "--prompt-tokens", "2000"), "1024"),
+    (("bench", "synth", "--out", "x"), "--like NAME or --config FILE"),
+    (("bench", "synth", "--like", "gpt-9", "--out", "x"), "no shape is called 'gpt-9'; known: tinyllama-1.1b"),
+    (("bench", "synth", "--config", "/nowhere", "--out", "x"), "cannot read a model config"),
+]
 
 
 async def motley(*arguments: str, stdin: str = "", **environment: str) -> tuple[int, str, str]:
@@ -140,23 +158,42 @@ async def test_run_without_a_mesh_is_a_mesh_of_one(tmp_path: Path) -> None:
     assert answer["usage"]["completion_tokens"] == 8
 
 
+async def test_a_wrong_word_is_a_usage_error() -> None:
+    status, _, err = await motley("bench", "latency", "--model", str(BUNDLED), "--quant", "int3")
+    assert status == 2
+    assert "'int3' is not one of 'fp32', 'int8', 'int4'" in err
+
+
+def test_every_expected_error_exists() -> None:
+    for name in EXPECTED:
+        module, _, kind = name.rpartition(".")
+        assert issubclass(getattr(importlib.import_module(module), kind), Exception)
+
+
+async def test_an_impatient_interrupt_still_ends_the_daemons(tmp_path: Path) -> None:
+    demo = await MotleyProcess.start("demo", "--tokens", "900")
+    await demo.line("have joined")
+    family = demo.family()
+    assert len(family) == 4
+    for _ in range(3):
+        demo.process.send_signal(signal.SIGINT)
+    assert await demo.end() == 130
+    _, left = await asyncio.to_thread(psutil.wait_procs, family, 10)
+    assert not left
+
+
+async def test_a_killed_demo_takes_its_daemons_along(tmp_path: Path) -> None:
+    demo = await MotleyProcess.start("demo", "--tokens", "900", TMPDIR=str(tmp_path))
+    await demo.line("have joined")
+    family = demo.family()
+    demo.process.kill()
+    _, left = await asyncio.to_thread(psutil.wait_procs, family, 15)
+    assert not left
+
+
 @pytest.mark.parametrize(
     ("command", "words"),
-    [
-        (("status", "--url", "http://127.0.0.1:9"), "no orchestrator answers at http://127.0.0.1:9"),
-        (("status", "--url", "gopher:/x"), "'gopher:/x' is not an address"),
-        (("run", "x", "y", "--url", "http://127.0.0.1:9"), "no orchestrator answers"),
-        (("bench", "latency", "--model", "/nowhere/at/all"), "/nowhere/at/all"),
-        (("bench", "latency", "--model", str(BUNDLED), "--ranks", "2", "--shares", "1,2,3"), "3 shares for 2 ranks"),
-        (("bench", "latency", "--model", str(BUNDLED), "--shares", "a"), "--shares wants numbers"),
-        (("bench", "latency", "--model", str(BUNDLED), "--quant", "int3"), "int3"),
-        (("bench", "latency", "--model", str(BUNDLED), "--block", "24"), "24"),
-        (("bench", "latency", "--model", str(BUNDLED), "--engine", "abacus"), "no engine is called 'abacus'"),
-        (("bench", "latency", "--model", str(BUNDLED), "--prompt-tokens", "2000"), "1024"),
-        (("bench", "synth", "--out", "x"), "--like NAME or --config FILE"),
-        (("bench", "synth", "--like", "gpt-9", "--out", "x"), "no shape is called 'gpt-9'; known: tinyllama-1.1b"),
-        (("bench", "synth", "--config", "/nowhere", "--out", "x"), "cannot read a model config"),
-    ],
+    USAGE,
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
 async def test_what_cannot_be_done_is_said_in_one_line(command: tuple[str, ...], words: str) -> None:

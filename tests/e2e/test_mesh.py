@@ -72,6 +72,42 @@ async def official_client(url: str) -> None:
         assert refusal.value.code == "context_length_exceeded"
 
 
+async def test_requests_share_a_context_that_is_too_small_for_all(tmp_path: Path) -> None:
+    """Those that came last step back and compute their tokens again; nobody's text changes."""
+    prompts = [f"{name}:" for name in ("ROMEO", "KING", "JULIET", "DUKE", "NURSE")]
+    sampled = {"temperature": 0.9, "seed": 5, "max_tokens": 80, "ignore_eos": True, "frequency_penalty": 0.5}
+    async with mesh(tmp_path, "a", "b") as there:
+        await there.session(context=160)
+        alone = [await text_of(there.url, prompt=prompt, **sampled) for prompt in prompts]
+        together = await asyncio.gather(*(text_of(there.url, prompt=prompt, **sampled) for prompt in prompts))
+        assert together == alone
+
+
+async def test_large_prompts_do_not_keep_a_node_from_showing_life(tmp_path: Path) -> None:
+    async with mesh(tmp_path, "a") as there:
+        session = await there.session()
+
+        async def ask() -> str:
+            with pytest.raises(CliError) as refusal:
+                await text_of(there.url, prompt="word " * 200_000)
+            return str(refusal.value)
+
+        assert all("maximum context length" in words for words in await asyncio.gather(*(ask() for _ in range(6))))
+        assert await text_of(there.url)
+        async with Client(there.url) as client:
+            assert (await client.call("GET", f"/api/sessions/{session['id']}"))["state"] == "ready"
+
+
+async def test_the_reference_engine_serves_too(tmp_path: Path) -> None:
+    async with mesh(tmp_path, "a", "b") as there:
+        session = await there.session(engine="reference", nodes=["a", "b"])
+        by_reference = await text_of(there.url, max_tokens=6)
+        async with Client(there.url) as client:
+            await client.call("DELETE", f"/api/sessions/{session['id']}")
+        await there.session(nodes=["b"])
+        assert await text_of(there.url, max_tokens=6) == by_reference
+
+
 async def test_requests_take_turns(tmp_path: Path) -> None:
     async with mesh(tmp_path, "a", "b") as there:
         await there.session()
@@ -200,6 +236,6 @@ async def test_bad_models_are_refused_by_name(tmp_path: Path) -> None:
             await client.call("POST", "/api/sessions", {"model": str(broken)})
         with pytest.raises(CliError, match="allows 1024"):
             await client.call("POST", "/api/sessions", {"model": str(BUNDLED), "context": 2**20})
-        await there.join("small", memory="104MB")
-        with pytest.raises(CliError, match=r"small: 104.00 MB available, .* needed, .* missing"):
+        await there.join("small", memory="140MB")
+        with pytest.raises(CliError, match=r"small: 140.00 MB available, .* needed, .* missing"):
             await client.call("POST", "/api/sessions", {"model": str(BUNDLED), "nodes": ["small"]})

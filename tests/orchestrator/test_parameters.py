@@ -115,7 +115,7 @@ COMMON = [
     ("temperature", "1"),
     ("temperature", True),
     ("temperature", 10**400),
-    ("top_p", 0),
+    ("top_p", -0.1),
     ("top_p", 1.1),
     ("top_k", -1),
     ("top_k", 1.5),

@@ -1,0 +1,263 @@
+// The mesh and its sessions, drawn from the HTTP API every second.
+
+import { drawModels } from "./chat.js";
+import { $, ApiError, apiKey, call, h, joined, morphList, ms, percent, plural, scaled, svg, tell, words } from "./common.js";
+
+const POLL_MS = 1000;
+const ANSWER_MS = 5000;
+const SILENT_S = 2.5;
+const PLOTTED_STEPS = 400;
+const NODE_COLOURS = 8;
+const ON_THE_WAY = {
+  planning: "Reading the model's description and deciding who gets what…",
+  starting: "Starting a worker for each rank…",
+  connecting: "The ranks connect to each other…",
+  loading: "Reading weights…",
+  closing: "Releasing the ranks…",
+};
+
+const get = async (path) => (await call(path, { signal: AbortSignal.timeout(ANSWER_MS) })).json();
+const badge = (state) => h("span", { class: `badge ${state}` }, state);
+const quiet = (...text) => h("p", { class: "quiet" }, ...text);
+
+// ---------------------------------------------------------------- the mesh
+
+const colours = new Map();
+
+/** A node keeps its colour for as long as the page is open. */
+function colour(node) {
+  if (!colours.has(node)) colours.set(node, colours.size % NODE_COLOURS);
+  return `c${colours.get(node)}`;
+}
+
+const fact = (name, value) => h("div", {}, h("dt", {}, name), h("dd", {}, value));
+
+function memoryBar(node) {
+  const [reserved, offered] = [node.memory_reserved_bytes, node.memory_bytes];
+  const label = `${scaled(reserved, "B")} of ${scaled(offered, "B")} reserved`;
+  const bar = h("span", { class: colour(node.name), grow: reserved / offered || 0 });
+  return [h("div", { class: "bar", role: "img", "aria-label": label }, bar), quiet(label)];
+}
+
+function nodeCard(node) {
+  const lost = node.state === "lost";
+  const gpus = node.gpus.map((gpu) => `${gpu.name}, ${scaled(gpu.memory_bytes, "B")}`);
+  return h(
+    "li",
+    { class: `panel node ${node.state}`, "data-key": node.id },
+    h("div", { class: "row" },
+      h("h3", { class: "name" }, h("span", { class: `swatch ${colour(node.name)}` }), node.name),
+      badge(!lost && node.silence_s > SILENT_S ? "silent" : node.state)),
+    lost ? h("p", { class: "failure" }, `Lost: ${node.lost}.`) : memoryBar(node),
+    h("dl", {},
+      fact("CPU", joined(node.cpu, plural(node.cores, "core"))),
+      fact("GPU", gpus.join("; ") || "none"),
+      fact("Bandwidth", `${scaled(node.memory_bandwidth, "B/s")} measured`),
+      fact("Ranks", node.ranks.map((rank) => `${rank.rank} of ${rank.model}`).join("; ") || "none")),
+    quiet(joined(node.address, node.platform, `motley ${node.version}`)),
+  );
+}
+
+function drawMesh(nodes) {
+  morphList($("nodes"), nodes.map(nodeCard));
+  const alive = nodes.filter((node) => node.state === "alive");
+  const order = alive.map((node) => node.name).join(", ");
+  $("empty-mesh").hidden = alive.length > 0;
+  tell($("shares-hint"), order && `Shares are weights like 3, 2, 1, one for each node in this order: ${order}.`);
+}
+
+// ---------------------------------------------------------------- sessions
+
+const steps = new Map(); // by session: its latest decode steps, and after how many tokens they were read
+
+async function readSteps(sessions) {
+  const fresh = ({ id, ranks: [leader] }) => leader?.timing && steps.get(id)?.tokens !== leader.timing.tokens;
+  const read = await Promise.allSettled(sessions.filter(fresh).map(({ id }) => get(`api/sessions/${id}`)));
+  for (const { value: session } of read) { // undefined if it was closed meanwhile
+    const timing = session?.ranks[0]?.timing;
+    if (timing) steps.set(session.id, { tokens: timing.tokens, values: session.step_ms });
+  }
+  for (const id of steps.keys()) if (!sessions.some((session) => session.id === id)) steps.delete(id);
+}
+
+/** How the model is cut: a piece for each rank, in its node's colour. */
+function cutBar(ranks) {
+  const piece = ({ rank, node, share }) => {
+    const label = `Rank ${rank} on ${node}: ${percent(share.fraction)}`;
+    return h("span", { class: colour(node), grow: share.fraction, title: label }, `${rank} · ${percent(share.fraction)}`);
+  };
+  const pieces = ranks.map(piece);
+  return h("div", { class: "bar cut", role: "img", "aria-label": pieces.map((each) => each.title).join(", ") }, pieces);
+}
+
+const TIMES = ["compute", "wire", "wait"];
+const timesOf = (timing) => TIMES.map((name) => [name, timing[`${name}_ms`]]);
+const total = (timing) => timesOf(timing).reduce((sum, [, value]) => sum + value, 0);
+
+/** Where a token's time goes on one rank; `longest` ms are as long as the bar can be. */
+function timeBar(timing, longest) {
+  const label = `${timesOf(timing).map(([name, value]) => `${name} ${ms(value)}`).join(" · ")} ms`;
+  const pieces = timesOf(timing).map(([name, value]) => h("span", { class: name, grow: value / longest }));
+  return [h("div", { class: "bar time", role: "img", "aria-label": label }, pieces), quiet(label)];
+}
+
+function loadingBar({ done_bytes: done, total_bytes: all }) {
+  const label = `${scaled(done, "B")} of ${scaled(all, "B")} read`;
+  return [h("progress", { value: done, max: all, "aria-label": label }), quiet(label)];
+}
+
+function rankRow(rank, longest) {
+  const { share, memory, timing } = rank;
+  const state = rank.state === "ready" ? `loaded in ${rank.load_s.toFixed(1)} s` : rank.state;
+  const used = memory.peak_rss_bytes ?? memory.rss_bytes;
+  return h(
+    "li",
+    {},
+    h("div", {},
+      h("p", {}, h("span", { class: `swatch ${colour(rank.node)}` }), `Rank ${rank.rank} on `, h("b", {}, rank.node)),
+      quiet(joined(rank.rank === 0 && "leader", state))),
+    h("div", {},
+      h("p", {}, `${percent(share.fraction)} of the weights`),
+      quiet(`units: ${share.attention} attention, ${share.mlp} MLP, ${share.vocabulary} vocab`),
+      quiet(used ? `at most ${scaled(used, "B")} of memory used` : `${scaled(memory.planned_bytes, "B")} of memory planned`)),
+    h("div", {},
+      rank.load_s === null && rank.loading.total_bytes > 0 && loadingBar(rank.loading),
+      timing?.tokens > 0 && timeBar(timing, longest)),
+  );
+}
+
+function quantile(sorted, q) {
+  const at = q * (sorted.length - 1);
+  const low = sorted[Math.floor(at)];
+  return low + (sorted[Math.ceil(at)] - low) * (at % 1);
+}
+
+/** The latest decode steps as a line. */
+function plot(values) {
+  const shown = values.slice(-PLOTTED_STEPS);
+  const sorted = [...shown].sort((a, b) => a - b);
+  const [p50, p99, slowest] = [0.5, 0.99, 1].map((q) => quantile(sorted, q));
+  const top = Math.min(slowest, 2 * p99) * 1.08; // a rare outlier leaves the picture, not its scale
+  const y = (value) => (100 * (1 - value / top)).toFixed(2);
+  const points = shown.map((value, index) => `${((1000 * index) / Math.max(1, shown.length - 1)).toFixed(1)},${y(value)}`);
+  const level = (value, name) => svg("line", { x1: 0, x2: 1000, y1: y(value), y2: y(value), class: name });
+  const caption = `p50 ${ms(p50)} ms · p99 ${ms(p99)} ms · slowest ${ms(slowest)} ms`;
+  const picture = { viewBox: "0 0 1000 100", preserveAspectRatio: "none", role: "img", "aria-label": caption };
+  return h(
+    "figure",
+    {},
+    h("figcaption", { class: "row" }, h("span", {}, `Last ${plural(shown.length, "decode step")}`), h("span", {}, caption)),
+    svg("svg", picture, level(p50, "p50"), level(p99, "p99"), svg("polyline", { points: points.join(" ") })),
+    h("p", { class: "quiet axis" }, h("span", {}, `0 to ${ms(top)} ms`), ["p50", "p99"].map(legend)),
+  );
+}
+
+const legend = (name) => h("span", { class: `key ${name}` }, name);
+
+function sessionCard(session) {
+  const { state, failure, ranks } = session;
+  const name = session.name || session.model;
+  const timings = ranks.map((rank) => rank.timing).filter((timing) => timing?.tokens > 0);
+  const longest = Math.max(...timings.map(total));
+  const verb = state === "failed" ? "Dismiss" : "Close";
+  const close = { type: "button", "data-close": session.id, "aria-label": `${verb} session ${name}` };
+  const latest = steps.get(session.id)?.values ?? [];
+  return h(
+    "article",
+    { class: `panel ${state}`, "data-key": session.id, "aria-label": `Session ${name}` },
+    h("div", { class: "row" }, h("h3", { class: "name" }, name), badge(state), state !== "closing" && h("button", close, verb)),
+    quiet(joined(
+      session.family && `${session.family}, ${scaled(session.parameters, " parameters")}`,
+      session.quantisation === "fp32" ? "fp32" : `${session.quantisation}, block ${session.block}`,
+      session.context > 0 && `context ${session.context} tokens`,
+      session.weight_bytes > 0 && `${scaled(session.weight_bytes, "B")} of weights`,
+      session.engine)),
+    h("p", { class: "quiet path" }, session.model),
+    failure && h("p", { class: "failure" }, `Failed: ${failure.message}`),
+    ON_THE_WAY[state] && h("p", {}, ON_THE_WAY[state]),
+    ranks.length > 0 && cutBar(ranks),
+    timings.length > 0 &&
+      h("p", { class: "legend" }, `Where a token's time goes, mean of ${timings[0].tokens}:`, TIMES.map(legend)),
+    h("ul", { class: "ranks" }, ranks.map((rank) => rankRow(rank, longest))),
+    latest.length > 0 && plot(latest),
+  );
+}
+
+$("sessions").addEventListener("click", (event) => {
+  const id = event.target.dataset.close;
+  if (!id) return;
+  const serving = event.target.closest("article").classList.contains("ready");
+  if (serving && !confirm("Close this session? Its ranks are released, and answers under way break off.")) return;
+  const shown = () => refresh(); // whatever became of it
+  call(`api/sessions/${id}`, { method: "DELETE" }).then(shown, shown);
+});
+
+$("create").addEventListener("submit", async (event) => {
+  event.preventDefault();
+  const { model, quantisation, context, shares } = event.target.elements;
+  const body = { model: model.value.trim(), quantisation: quantisation.value };
+  if (context.value) body.context = context.valueAsNumber;
+  if (shares.value.trim()) body.shares = shares.value.trim().split(/[\s,;]+/).map(Number);
+  tell($("create-error"), "");
+  const button = $("start");
+  [button.disabled, button.textContent] = [true, "Planning…"];
+  try {
+    await call("api/sessions", { method: "POST", body });
+  } catch (error) {
+    tell($("create-error"), `Not started: ${words(error)}`);
+  }
+  [button.disabled, button.textContent] = [false, "Start session"];
+  refresh();
+});
+
+// ---------------------------------------------------------------- polling
+
+let seen = null; // when the orchestrator last answered
+let refreshing = false;
+
+async function refresh() {
+  if (refreshing || document.hidden || $("key").open) return;
+  refreshing = true;
+  try {
+    const [{ nodes }, { sessions }] = await Promise.all([get("api/nodes"), get("api/sessions")]);
+    await readSteps(sessions);
+    drawMesh(nodes);
+    drawSummary(nodes, sessions);
+    morphList($("sessions"), sessions.map(sessionCard));
+    $("no-sessions").hidden = sessions.length > 0;
+    drawModels(sessions);
+    seen = new Date();
+    tell($("banner"), "");
+  } catch (error) {
+    const keyless = error.status === 401;
+    if (keyless) askForKey();
+    const since = seen && !(error instanceof ApiError) ? ` What is shown was true at ${seen.toLocaleTimeString()}.` : "";
+    tell($("banner"), keyless ? "" : `${words(error)} Trying again every second.${since}`);
+  }
+  $("state").classList.toggle("stale", !$("banner").hidden);
+  refreshing = false;
+}
+
+function drawSummary(nodes, sessions) {
+  const alive = nodes.filter((node) => node.state === "alive");
+  const offered = alive.reduce((sum, node) => sum + node.memory_bytes, 0);
+  const ready = sessions.filter((session) => session.state === "ready").length;
+  tell($("summary"), joined(plural(alive.length, "node"), `${scaled(offered, "B")} offered`, `${plural(ready, "model")} ready`));
+}
+
+function askForKey() {
+  $("key-error").hidden = apiKey.get() === null;
+  apiKey.forget();
+  $("key").showModal();
+}
+
+$("key").addEventListener("submit", (event) => {
+  const field = event.target.elements.key;
+  apiKey.set(field.value.trim());
+  field.value = "";
+});
+$("key").addEventListener("close", refresh);
+
+document.addEventListener("visibilitychange", refresh);
+setInterval(refresh, POLL_MS);
+refresh();

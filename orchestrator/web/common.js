@@ -1,0 +1,87 @@
+// What the parts of the page share: elements, numbers, calls to the API.
+
+export const $ = (id) => document.getElementById(id);
+
+function build(element, attributes, children) {
+  for (const [name, value] of Object.entries(attributes)) {
+    if (name === "grow") element.style.flexGrow = value; // the policy forbids style attributes, not the style object
+    else if (value != null) element.setAttribute(name, value);
+  }
+  element.append(...children.flat(2).filter((child) => child != null && child !== false));
+  return element;
+}
+
+/** A new element. Strings among its children become text, whatever they say; null and false are left out. */
+export const h = (tag, attributes = {}, ...children) => build(document.createElement(tag), attributes, children);
+export const svg = (tag, attributes = {}, ...children) =>
+  build(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes, children);
+
+/** Make `old` like `fresh`, touching only what differs, so that focus, selection and scrolling survive. */
+function morph(old, fresh) {
+  if (old.isEqualNode(fresh)) return;
+  if (old.nodeType !== Node.ELEMENT_NODE || old.nodeName !== fresh.nodeName) return void old.replaceWith(fresh);
+  for (const { name } of [...old.attributes]) if (!fresh.hasAttribute(name)) old.removeAttribute(name);
+  for (const { name, value } of fresh.attributes) if (name !== "style") old.setAttribute(name, value);
+  old.style.cssText = fresh.style.cssText;
+  const [have, want] = [[...old.childNodes], [...fresh.childNodes]];
+  want.forEach((child, index) => (index < have.length ? morph(have[index], child) : old.append(child)));
+  have.slice(want.length).forEach((child) => child.remove());
+}
+
+/** The same for a list whose items carry a `data-key`; new ones come last. */
+export function morphList(list, items) {
+  const old = new Map([...list.children].map((child) => [child.dataset.key, child]));
+  for (const item of items) {
+    const same = old.get(item.dataset.key);
+    old.delete(item.dataset.key);
+    if (same) morph(same, item);
+    else list.append(item);
+  }
+  old.forEach((gone) => gone.remove());
+}
+
+/** Show a message in an element, or hide it if there is none. */
+export function tell(element, message) {
+  element.hidden = !message;
+  if (element.textContent !== message) element.textContent = message;
+}
+
+export const joined = (...parts) => parts.filter(Boolean).join(" · ");
+export const plural = (count, noun) => `${count} ${noun}${count === 1 ? "" : "s"}`;
+export const percent = (fraction) => `${(100 * fraction).toFixed(1)} %`;
+export const ms = (value) => value.toFixed(value < 10 ? 2 : value < 100 ? 1 : 0);
+
+/** Decimal units: 1 GB is 1e9 bytes. */
+export function scaled(value, unit) {
+  const units = [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"], [1, ""]];
+  const [size, prefix] = units.find(([size]) => value >= size) ?? [1, ""];
+  return `${Number((value / size).toPrecision(3))} ${prefix}${unit}`;
+}
+
+const KEY = "motley-api-key";
+export const apiKey = {
+  get: () => sessionStorage.getItem(KEY),
+  set: (key) => sessionStorage.setItem(KEY, key),
+  forget: () => sessionStorage.removeItem(KEY),
+};
+
+/** The orchestrator's answer is an error; `status` is that of HTTP. */
+export class ApiError extends Error {
+  constructor(message, status) {
+    super(message);
+    this.status = status;
+  }
+}
+
+/** What a person is told: the orchestrator's own words, if it has said any. */
+export const words = (error) => (error instanceof ApiError ? error.message : "The orchestrator does not answer.");
+
+/** The response of a call; throws ApiError if the orchestrator says no, another error if it says nothing. */
+export async function call(path, { method = "GET", body, signal } = {}) {
+  const key = apiKey.get();
+  const headers = { ...(key && { Authorization: `Bearer ${key}` }), ...(body && { "Content-Type": "application/json" }) };
+  const response = await fetch(path, { method, headers, signal, body: body && JSON.stringify(body) });
+  if (response.ok) return response;
+  const said = await response.json().catch(() => null);
+  throw new ApiError(said?.error?.message ?? `HTTP status ${response.status}`, response.status);
+}
