@@ -121,18 +121,20 @@ class Control:
             metadata=(("motley-token", secret),)
         )
         sender = None
+        patience = WELCOME_S
         try:
             await call.write(pb.NodeMessage(hello=hello))
-            first = await asyncio.wait_for(call.read(), WELCOME_S)
+            first = await asyncio.wait_for(call.read(), patience)
             if first is END or first.WhichOneof("body") != "welcome":
                 raise OrchestratorLost("the orchestrator answered without a welcome")
             joined(first.welcome.node_id)
             sender = asyncio.create_task(self._send(call, first.welcome.heartbeat_s))
-            while (message := await call.read()) is not END:
+            patience = first.welcome.silence_s
+            while (message := await asyncio.wait_for(call.read(), patience)) is not END:
                 self._obey(message)
             raise OrchestratorLost("the orchestrator closed the stream")
         except TimeoutError:
-            raise OrchestratorLost(f"the orchestrator said nothing within {WELCOME_S:.0f} s") from None
+            raise OrchestratorLost(f"the orchestrator said nothing for {patience:.0f} s") from None
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.ALREADY_EXISTS:
                 raise NameTaken(error.details()) from error

@@ -115,9 +115,6 @@ class Orchestrator:
             options=[
                 ("grpc.so_reuseport", 0),  # a taken port is an error
                 ("grpc.max_receive_message_length", MESSAGE_BYTES),
-                # Nodes ping, to notice when we vanish.
-                ("grpc.http2.min_recv_ping_interval_without_data_ms", 1000),
-                ("grpc.http2.max_ping_strikes", 0),
             ]
         )
         add_MeshServicer_to_server(control, server)  # type: ignore[no-untyped-call]

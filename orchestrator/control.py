@@ -15,7 +15,7 @@ import grpc.aio
 from motley.orchestrator.identity import Identity
 from motley.orchestrator.nodes import HEARTBEAT_S, SILENCE_S, HelloError, NameTakenError, Node, NodeTable
 from motley.protocol import VERSION
-from motley.protocol.mesh_pb2 import Hello, NodeMessage, OrchestratorMessage, Welcome
+from motley.protocol.mesh_pb2 import Empty, Hello, NodeMessage, OrchestratorMessage, Welcome
 from motley.protocol.mesh_pb2_grpc import MeshServicer
 
 STOPS = "the orchestrator stops"
@@ -95,7 +95,9 @@ class Control(MeshServicer):
             await _refuse(context, grpc.StatusCode.ALREADY_EXISTS, str(error))
         _log.info("node %s (%s) joined from %s", node.name, node.id, node.address)
         stream = self._streams[node.id] = _Stream()
-        self.send(node.id, OrchestratorMessage(welcome=Welcome(node_id=node.id, heartbeat_s=HEARTBEAT_S)))
+        self.send(
+            node.id, OrchestratorMessage(welcome=Welcome(node_id=node.id, heartbeat_s=HEARTBEAT_S, silence_s=SILENCE_S))
+        )
         writer = asyncio.create_task(_write(context, stream.outbox))
         try:
             with contextlib.suppress(TimeoutError):
@@ -118,6 +120,7 @@ class Control(MeshServicer):
                     stream.end("it said Hello twice")
                 case "heartbeat":
                     self._nodes.heartbeat(node.id, message.heartbeat.memory_available_bytes)
+                    self.send(node.id, OrchestratorMessage(beat=Empty()))
                 case _:
                     self.listener.on_message(node, message)
 
