@@ -24,6 +24,8 @@ from motley.transport import Communicator
 BEAT_S = 1.0
 """An idle leader says so this often."""
 MAX_ACTIVE = 16
+SIGN_OF_LIFE_S = 10.0
+"""While a long prompt is computed, its client hears of it this often."""
 HEADROOM = 32
 """Tokens that every active request should have left when another is admitted, or they would soon step back again."""
 STEP_HISTORY = 4096
@@ -40,6 +42,8 @@ class _Request:
     decode: pb.Decode
     params: SamplingParams
     arrived: float
+    spoken: float
+    """When its client last heard something."""
     tokens: list[int]
     """The prompt and what has been generated."""
     slot: int = -1
@@ -101,7 +105,8 @@ class Leader:
             failure = pb.Failure(code="invalid_request", message=str(error))
             self._say(decode.request_id, finish="error", failure=failure)
             return
-        self._queue.append(_Request(decode, params, time.perf_counter(), list(decode.prompt)))
+        now = time.perf_counter()
+        self._queue.append(_Request(decode, params, arrived=now, spoken=now, tokens=list(decode.prompt)))
 
     def _cancel(self, request_id: str) -> None:
         for request in [*self._queue, *self._active]:
@@ -155,6 +160,9 @@ class Leader:
         summary = self._do(Step(request.slot, request.position, want, tokens))
         request.position = stop
         if not decided:
+            if time.perf_counter() - request.spoken > SIGN_OF_LIFE_S:
+                self._say(decode.request_id)
+                request.spoken = time.perf_counter()
             return True
 
         try:
