@@ -139,6 +139,7 @@ class LocalMesh:
             engine=spec.engine,
             threads=spec.threads,
             secret=secrets.token_bytes(32),
+            plain=pb.Empty(),
         )
         pin = spec.pin and spec.threads == 1 and size <= usable_cores()
         scratch = Path(platformdirs.user_cache_dir("motley", appauthor=False)) / "scratch"

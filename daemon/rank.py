@@ -223,7 +223,7 @@ def membership(command: pb.RankCommand) -> Membership:
     assignment = command.assign
     agreed = pb.Assignment()
     agreed.CopyFrom(assignment)
-    for own in ("secret", "engine", "threads"):  # may differ from rank to rank
+    for own in ("secret", "tls", "plain", "engine", "threads"):  # may differ from rank to rank
         agreed.ClearField(own)
     agreed.model.ClearField("source")  # the fingerprint tells whether the files are equal
     return Membership(

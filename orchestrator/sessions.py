@@ -25,6 +25,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from motley.orchestrator.certificates import issue_credentials
 from motley.orchestrator.planning.shares import RankPlan
 from motley.protocol.mesh_pb2 import (
     Assignment,
@@ -149,9 +150,10 @@ class Session:
                     engine=self.request.engine,
                     threads=self.request.threads,
                     secret=secret,
+                    tls=credentials,
                 ),
             )
-            for rank in ranks
+            for rank, credentials in zip(ranks, issue_credentials(self.id, len(ranks)), strict=True)
         ]
 
     def on_event(self, node_id: str, event: RankEvent, now: float) -> list[Command]:
