@@ -1,7 +1,7 @@
 """The certificates with which a session's ranks know each other: an authority that lives for one plan only.
 
-Each rank gets a certificate for the DNS name ``rank-<rank>.<session>``; the authority's key is forgotten at once, so that
-nobody can join the session later.
+Each rank gets a certificate for the DNS name ``rank-<rank>.<session>``; the authority's key is forgotten at once, so
+that nobody can join the session later.
 """
 
 from __future__ import annotations
