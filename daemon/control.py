@@ -124,13 +124,13 @@ class Control:
         patience = WELCOME_S
         try:
             await call.write(pb.NodeMessage(hello=hello))
-            first = await asyncio.wait_for(call.read(), patience)
+            first = await _read(call, patience)
             if first is END or first.WhichOneof("body") != "welcome":
                 raise OrchestratorLost("the orchestrator answered without a welcome")
             joined(first.welcome.node_id)
             sender = asyncio.create_task(self._send(call, first.welcome.heartbeat_s))
             patience = first.welcome.silence_s
-            while (message := await asyncio.wait_for(call.read(), patience)) is not END:
+            while (message := await _read(call, patience)) is not END:
                 self._obey(message)
             raise OrchestratorLost("the orchestrator closed the stream")
         except TimeoutError:
@@ -158,7 +158,8 @@ class Control:
         due = loop.time()
         while True:
             try:
-                message = await asyncio.wait_for(self._outbox.get(), max(0.0, due - loop.time()))
+                async with asyncio.timeout_at(due):
+                    message = await self._outbox.get()
             except TimeoutError:
                 message = pb.NodeMessage(heartbeat=pb.Heartbeat(memory_available_bytes=available_memory()))
                 due = loop.time() + heartbeat_s
@@ -335,6 +336,12 @@ class Control:
 
     def _fail(self, request_id: str, failure: pb.Failure) -> None:
         self._say(delta=pb.Delta(request_id=request_id, finish="error", failure=failure))
+
+
+async def _read(call: Any, patience: float) -> Any:
+    """The next message. Not by `asyncio.wait_for`: that can lose a cancellation that meets an error (Python 3.11)."""
+    async with asyncio.timeout(patience):
+        return await call.read()
 
 
 def _load_tokenizer(source: str, models: Path | None) -> Tokenizer:
