@@ -32,7 +32,16 @@ from motley.daemon.weights.hub import ModelNotFound
 from motley.daemon.weights.share_file import ShareFileError
 from motley.plugins.engine import EngineError
 from motley.protocol import mesh_pb2 as pb
-from motley.transport import Communicator, Listener, Membership, PeerLost, PeerTimeout, TransportError, connect_mesh
+from motley.transport import (
+    Communicator,
+    Listener,
+    Membership,
+    PeerLost,
+    PeerTimeout,
+    Plain,
+    TransportError,
+    connect_mesh,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -112,7 +121,9 @@ class RankWorkerProcess:
             stack.callback(listener.close)
             self.emit(listening=str(listener.port))
             addresses = list(self._await("peers").peers.addresses)
-            communicator = connect_mesh(listener, membership(self._command), addresses, timeout=CONNECT_S)
+            communicator = connect_mesh(
+                listener, membership(self._command), addresses, timeout=CONNECT_S, security=Plain()
+            )
             stack.enter_context(communicator)
             listener.close()
             communicator.deadline_s = COLLECTIVE_S
