@@ -1,90 +1,323 @@
-"""How long an all-reduce takes between real rank processes of this machine.
+"""How long collectives take between rank processes of this machine, against the cost model, and against gloo.
 
 Physics: with N ranks an all-reduce of S bytes moves at least 2 S (N-1)/N bytes through every rank; on loopback that is
 memory copies, and small sizes cost system calls and the wake-up of the peer (9 us were seen for a bare exchange of
 8 KiB between two spinning processes, 31 us when they block). Where ranks outnumber cores the figures are those of
-the scheduler. Every rank times each call; a round's time is rank 0's.
+the scheduler. With an emulated network (`motley.bench.emulator`) the wire rules, as it does in a home.
+
+Method: calls follow each other without a pause, as in a decode step; every rank times each of its own, and the slowest
+rank's percentiles count. Gloo, where torch is installed, gets processes of its own, and every row's two measurements
+follow each other at once, so that both meet the same machine.
 """
 
 from __future__ import annotations
 
-import json
+import importlib
+import importlib.util
 import multiprocessing
 import secrets
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+import tempfile
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from itertools import cycle, pairwise
+from pathlib import Path
 from time import perf_counter_ns
-from typing import Any
+from types import TracebackType
+from typing import Any, NamedTuple, Self
 
 import numpy as np
+import numpy.typing as npt
 
-from motley.transport import Listener, Membership, connect_mesh
+from motley.bench.emulator import LinkSpec, Nic
+from motley.orchestrator.certificates import issue_credentials
+from motley.protocol.mesh_pb2 import Credentials
+from motley.transport import Communicator, Listener, Membership, Plain, Tls, WireFormat, connect_mesh
+from motley.transport.schedule import Operation, even_parts
 
-WARM_UP = 50
-TIMEOUT_S = 60.0
+SESSION = "bench"
+TIMEOUT_S = 120.0
+"""No rank takes longer for one row, nor to start."""
+TRIAL_ROUNDS = 20
+"""They warm up, and tell how many rounds are worth their time."""
+BUDGET_S = 2.0
+"""No row takes much longer; slow ones get fewer rounds."""
+MIN_ROUNDS = 20
+
+Array = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What is measured.
+
+    Attributes:
+        sizes: bytes, multiples of 4: of the vector that every rank gives or has in the end, whichever is longer.
+        rounds: calls to time for each row, if they fit in `BUDGET_S`.
+        tls: links are encrypted.
+        link: emulate this network between the ranks.
+    """
+
+    ranks: int
+    sizes: Sequence[int]
+    operations: Sequence[Operation] = (Operation.ALL_REDUCE,)
+    rounds: int = 1000
+    tls: bool = False
+    link: LinkSpec | None = None
+    wire_format: WireFormat = WireFormat.FP32
 
 
 @dataclass(frozen=True)
 class Row:
+    """Microseconds per call; `predicted_us` is the cost model's, from the matrices measured when the mesh was built.
+
+    `gloo_p50_us` is None where torch is missing, and on an emulated network, which gloo cannot use.
+    """
+
+    op: str
+    bytes: int
     ranks: int
-    size_bytes: int
-    rounds: int
+    algorithm: str
     p50_us: float
     p99_us: float
+    predicted_us: float
+    gloo_p50_us: float | None
 
 
-def measure(ranks: int, sizes: Sequence[int] = (8 << 10, 64 << 10, 1 << 20), rounds: int = 500) -> list[Row]:
-    """Start `ranks` processes and time all-reduces of `sizes` bytes (multiples of 4).
+class Question(NamedTuple):
+    """What a rank process is asked to do."""
+
+    operation: Operation
+    elements: int
+    rounds: int
+
+
+class Answer(NamedTuple):
+    times_ns: list[int]
+    algorithm: str = ""
+    predicted_s: float = 0.0
+
+
+def measure(setup: Setup, progress: Callable[[Row], None] = lambda row: None) -> list[Row]:
+    """Start the rank processes and time every operation with every size. `progress` gets each row as it is done.
 
     Raises:
-        RuntimeError: a rank process ended before it had measured.
+        RuntimeError: a rank process ended before it had answered, or did not answer in time.
     """
-    context = multiprocessing.get_context("spawn")
-    secret = secrets.token_bytes(32)
-    pipes, processes = [], []
-    try:
-        for rank in range(ranks):
+    rows = []
+    with ExitStack() as stack:
+        motley = stack.enter_context(RankProcesses(_motley_ranks(setup)))
+        motley.exchange_addresses()
+        motley.ready()  # nothing else starts while the mesh measures its links
+        gloo = None
+        if setup.link is None and importlib.util.find_spec("torch") is not None:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="motley-")))
+            ranks = [partial(_gloo_rank, rank, setup.ranks, folder / "store") for rank in range(setup.ranks)]
+            gloo = stack.enter_context(RankProcesses(ranks))
+            gloo.ready()
+        for operation in setup.operations:
+            for size in setup.sizes:
+                answers = _time(motley, operation, size // 4, setup.rounds)
+                gloo_us = None
+                if gloo is not None:
+                    gloo_us = _percentile(_time(gloo, operation, size // 4, setup.rounds), 50)
+                row = Row(
+                    op=operation,
+                    bytes=size,
+                    ranks=setup.ranks,
+                    algorithm=answers[0].algorithm,
+                    p50_us=_percentile(answers, 50),
+                    p99_us=_percentile(answers, 99),
+                    predicted_us=round(1e6 * answers[0].predicted_s, 1),
+                    gloo_p50_us=gloo_us,
+                )
+                rows.append(row)
+                progress(row)
+    return rows
+
+
+def _time(group: RankProcesses, operation: Operation, elements: int, rounds: int) -> list[Answer]:
+    trial = group.ask(Question(operation, elements, TRIAL_ROUNDS))
+    usual_s = max(float(np.median(answer.times_ns)) for answer in trial) / 1e9
+    affordable = int(BUDGET_S / usual_s)
+    return group.ask(Question(operation, elements, min(rounds, max(MIN_ROUNDS, affordable))))
+
+
+def _percentile(answers: Sequence[Answer], percent: float) -> float:
+    """Of the slowest rank, in us."""
+    return round(max(float(np.percentile(answer.times_ns, percent)) for answer in answers) / 1e3, 1)
+
+
+# -- processes ------------------------------------------------------------------------------------------------------
+
+
+class RankProcesses:
+    """A process per rank that answers questions through a pipe until it is told None."""
+
+    def __init__(self, targets: Sequence[Callable[[Any], None]]) -> None:
+        """`targets`: what each process runs, given its end of the pipe; it must be possible to pickle them."""
+        context = multiprocessing.get_context("spawn")
+        self._pipes: list[Any] = []
+        self._processes = []
+        for target in targets:
             ours, theirs = context.Pipe()
-            member = Membership("bench", 0, rank, ranks, secret, bytes(32))
-            process = context.Process(target=_rank, args=(theirs, member, tuple(sizes), rounds), daemon=True)
+            process = context.Process(target=target, args=(theirs,), daemon=True)
             process.start()
             theirs.close()  # so that the end of the process is the end of the pipe
-            pipes.append(ours)
-            processes.append(process)
-        addresses = [f"127.0.0.1:{_receive(pipe)}" for pipe in pipes]
-        for pipe in pipes:
-            pipe.send(addresses)
-        rows: list[list[Row]] = [_receive(pipe) for pipe in pipes]
-        return rows[0]
-    finally:
-        for process in processes:
-            process.join(TIMEOUT_S)
+            self._pipes.append(ours)
+            self._processes.append(process)
+
+    def exchange_addresses(self) -> None:
+        """Tell every rank on which ports of this machine all of them listen."""
+        addresses = [f"127.0.0.1:{port}" for port in self._receive()]
+        self._send(addresses)
+
+    def ready(self) -> None:
+        """Wait until every rank can be asked."""
+        self._receive()
+
+    def ask(self, question: Question) -> list[Answer]:
+        """Every rank's answer."""
+        self._send(question)
+        return self._receive()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self._send(None)
+        for process in self._processes:
+            process.join(TIMEOUT_S if error is None else 0)
             process.kill()
+            process.join()
+        for pipe in self._pipes:
+            pipe.close()
+
+    def _send(self, message: object) -> None:
+        for pipe in self._pipes:
+            pipe.send(message)
+
+    def _receive(self) -> list[Any]:
+        answers = []
+        for rank, pipe in enumerate(self._pipes):
+            try:
+                if not pipe.poll(TIMEOUT_S):
+                    raise RuntimeError(f"rank {rank} has not answered within {TIMEOUT_S:g} s")
+                answers.append(pipe.recv())
+            except EOFError:
+                raise RuntimeError(f"the process of rank {rank} ended; its error stands above") from None
+        return answers
 
 
-def _receive(pipe: Any) -> Any:
-    try:
-        return pipe.recv()
-    except EOFError:
-        raise RuntimeError("a rank process ended before it had measured; its error stands above") from None
+def _serve(pipe: Any, answer: Callable[[Question], Answer]) -> None:
+    pipe.send("ready")
+    while (question := pipe.recv()) is not None:
+        pipe.send(answer(question))
 
 
-def _rank(pipe: Any, member: Membership, sizes: Sequence[int], rounds: int) -> None:
+def _clock(call: Callable[[], object], rounds: int, batch: int = 1) -> list[int]:
+    """Nanoseconds of each call, or of the mean of so many calls."""
+    stamps = [perf_counter_ns()]
+    for _ in range(rounds):
+        for _ in range(batch):
+            call()
+        stamps.append(perf_counter_ns())
+    return [(end - begin) // batch for begin, end in pairwise(stamps)]
+
+
+# -- Motley ---------------------------------------------------------------------------------------------------------
+
+
+def _motley_ranks(setup: Setup) -> list[Callable[[Any], None]]:
+    secret = secrets.token_bytes(32)
+    members = [Membership(SESSION, 0, rank, setup.ranks, secret, bytes(32)) for rank in range(setup.ranks)]
+    papers: list[Credentials] | list[None]
+    papers = issue_credentials(SESSION, setup.ranks) if setup.tls else [None] * setup.ranks
+    return [partial(_motley_rank, setup, *each) for each in zip(members, papers, strict=True)]
+
+
+def _motley_rank(setup: Setup, member: Membership, papers: Credentials | None, pipe: Any) -> None:
     listener = Listener("127.0.0.1")
     pipe.send(listener.port)
-    rows = []
-    with connect_mesh(listener, member, pipe.recv(), TIMEOUT_S) as communicator:
-        for size in sizes:
-            buffer = np.zeros(size // 4, np.float32)
-            times = []
-            for _ in range(WARM_UP + rounds):
-                started = perf_counter_ns()
-                communicator.all_reduce(buffer)
-                times.append(perf_counter_ns() - started)
-            p50, p99 = np.percentile(times[WARM_UP:], (50, 99)) / 1e3
-            rows.append(Row(member.size, size, rounds, round(float(p50), 1), round(float(p99), 1)))
-    pipe.send(rows)
+    communicator = connect_mesh(
+        listener,
+        member,
+        pipe.recv(),
+        TIMEOUT_S,
+        security=Plain() if papers is None else Tls(papers.certificate, papers.key, papers.authority),
+        wire_format=setup.wire_format,
+        wrap=None if setup.link is None else Nic(setup.link, seed=member.rank).wrap,
+    )
+    with communicator:
+        _serve(pipe, partial(_time_motley, communicator))
+    listener.close()
 
 
-if __name__ == "__main__":
-    print(json.dumps([asdict(row) for count in (2, 3) for row in measure(count)]))
+def _time_motley(communicator: Communicator, question: Question) -> Answer:
+    ranks, rank = communicator.size, communicator.rank
+    operation, elements, rounds = question
+    schedule, seconds = communicator.forecast(operation, elements)
+    whole, batch = np.zeros(elements, np.float32), 1
+    parts = [whole[part.start : part.stop] for part in even_parts(elements, ranks)]
+    call: Callable[[], object]
+    match operation:
+        case Operation.ALL_REDUCE:
+            call = partial(communicator.all_reduce, whole)
+        case Operation.REDUCE_SCATTER:
+            call = partial(communicator.reduce_scatter, whole, parts[rank].copy())
+        case Operation.ALL_GATHER:
+            call = partial(communicator.all_gather, parts[rank].copy(), parts)
+        case Operation.BROADCAST:
+            call, batch = _in_turn(ranks, lambda root: communicator.broadcast(whole, root)), ranks
+        case Operation.ALL_TO_ALL:
+            call = partial(communicator.all_to_all, parts, [parts[rank].copy() for _ in range(ranks)])
+    return Answer(_clock(call, rounds, batch), schedule.algorithm, seconds)
+
+
+def _in_turn(ranks: int, call: Callable[[int], object]) -> Callable[[], object]:
+    """Each rank is the root in turn: a root that is always the same would run ahead, and time only its sends."""
+    roots = cycle(range(ranks))
+    return lambda: call(next(roots))
+
+
+# -- gloo -----------------------------------------------------------------------------------------------------------
+
+
+def _torch() -> tuple[Any, Any]:
+    """Torch and its collectives; nothing of Motley depends on them."""
+    return importlib.import_module("torch"), importlib.import_module("torch.distributed")
+
+
+def _gloo_rank(rank: int, ranks: int, store: Path, pipe: Any) -> None:
+    torch, distributed = _torch()
+    warnings.filterwarnings("ignore", category=FutureWarning)  # names that torch wants to change
+    torch.set_num_threads(1)
+    distributed.init_process_group("gloo", store=distributed.FileStore(str(store), ranks), rank=rank, world_size=ranks)
+    _serve(pipe, partial(_time_gloo, rank, ranks))
+    distributed.destroy_process_group()
+
+
+def _time_gloo(rank: int, ranks: int, question: Question) -> Answer:
+    torch, distributed = _torch()
+    operation, elements, rounds = question
+    share = -(-elements // ranks)  # its parts must be equal
+    whole, other, batch = torch.zeros(share * ranks), torch.zeros(share * ranks), 1
+    parts, own = list(whole.split(share)), torch.zeros(share)
+    call: Callable[[], object]
+    match operation:
+        case Operation.ALL_REDUCE:
+            call = partial(distributed.all_reduce, whole[:elements])
+        case Operation.REDUCE_SCATTER:
+            call = partial(distributed.reduce_scatter, own, parts)
+        case Operation.ALL_GATHER:
+            call = partial(distributed.all_gather, parts, own)
+        case Operation.BROADCAST:
+            call, batch = _in_turn(ranks, lambda root: distributed.broadcast(whole[:elements], root)), ranks
+        case Operation.ALL_TO_ALL:
+            call = partial(distributed.all_to_all_single, other, whole)
+    return Answer(_clock(call, rounds, batch))

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import asdict
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import typer
 
@@ -114,28 +115,108 @@ def synth(
     console.print(f"wrote {out}")
 
 
-@bench.command(epilog="Example: motley bench collectives --ranks 2 --sizes 8192,65536 --json")
+@bench.command(epilog="Example: motley bench collectives --ranks 4 --sizes 8192,65536 --link 0.1ms,1Gbit --json")
 def collectives(
     ranks: Annotated[int, typer.Option(min=2, max=16, help="Rank processes to start here.")] = 2,
-    sizes: Annotated[str, typer.Option(help="Payloads in bytes, multiples of 4.")] = "8192,65536,1048576",
-    rounds: Annotated[int, typer.Option(min=1, help="All-reduces of each size to time.")] = 1000,
+    sizes: Annotated[str, typer.Option(help="Payloads in bytes, multiples of 4.")] = "8192,16384,65536,1048576",
+    op: Annotated[
+        str, typer.Option(help="all_reduce, reduce_scatter, all_gather, broadcast, all_to_all.")
+    ] = "all_reduce",
+    wire: Annotated[str, typer.Option(help="How values travel: fp32, bf16 or int8.")] = "fp32",
+    tls: Annotated[bool, typer.Option("--tls", help="Encrypt the links.")] = False,
+    link: Annotated[
+        str, typer.Option(help="Emulate a network: 0.1ms,1Gbit or 20ms,100Mbit,jitter=2ms,loss=0.1%.")
+    ] = "",
+    rounds: Annotated[int, typer.Option(min=1, help="Calls to time for each row; fewer where they are slow.")] = 1000,
     as_json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
 ) -> None:
-    """Time of an all-reduce between rank processes on this machine."""
-    from motley.bench.collectives import measure
+    """Time of collectives between rank processes on this machine: measured, predicted, and gloo's (where torch is)."""
+    from motley.bench.collectives import Setup, measure
+    from motley.bench.emulator import LinkSpec
+    from motley.transport import WireFormat
+    from motley.transport.schedule import Operation
 
     try:
-        payloads = [int(size) for size in sizes.split(",")]
-    except ValueError:
-        raise CliError(f"--sizes wants numbers of bytes like 8192,65536, not {sizes!r}") from None
-    if any(size < 0 or size % 4 for size in payloads):
-        raise CliError(f"--sizes wants multiples of 4, the size of a float32, not {sizes!r}")
-    rows = measure(ranks, payloads, rounds)
+        spec = LinkSpec.parse(link) if link else None
+    except ValueError as error:
+        raise CliError(f"--link: {error}") from None
+    setup = Setup(
+        ranks=ranks,
+        sizes=parse_sizes(sizes),
+        operations=[parse_choice("--op", Operation, name) for name in op.split(",")],
+        rounds=rounds,
+        tls=tls,
+        link=spec,
+        wire_format=parse_choice("--wire", WireFormat, wire),
+    )
+    rows = measure(setup)
     if as_json:
         print(json.dumps({"rows": [asdict(row) for row in rows]}))
         return
-    cells = [[str(row.size_bytes), f"{row.p50_us:.1f}", f"{row.p99_us:.1f}"] for row in rows]
-    console.print(table(["bytes", "p50 us", "p99 us"], cells, title=f"all-reduce, {ranks} ranks"))
+    network = f", {link}" if link else ""
+    for operation in setup.operations:
+        cells = [
+            [
+                *(str(row.bytes), row.algorithm, f"{row.p50_us:.1f}", f"{row.p99_us:.1f}", f"{row.predicted_us:.1f}"),
+                f"{row.p50_us / row.predicted_us:.2f}",
+                "-" if row.gloo_p50_us is None else f"{row.gloo_p50_us:.1f}",
+            ]
+            for row in rows
+            if row.op == operation
+        ]
+        columns = ["bytes", "algorithm", "p50 us", "p99 us", "predicted", "ratio", "gloo p50"]
+        title = f"{operation}, {ranks} ranks, {wire}, {'TLS' if tls else 'plain'}{network}"
+        console.print(table(columns, cells, title=title))
+
+
+@bench.command(epilog="Example: motley bench precision --ranks 4 --json")
+def precision(
+    ranks: Annotated[int, typer.Option(min=2, max=16, help="Ranks whose values are summed.")] = 4,
+    as_json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
+) -> None:
+    """Error that each wire format adds to a sum over ranks."""
+    from motley.bench.precision import measure_wire_formats
+
+    rows = measure_wire_formats(ranks)
+    if as_json:
+        print(json.dumps({"wire_formats": [asdict(row) for row in rows]}))
+        return
+    columns = ["format", "activations", "mean error", "max error", "bytes per value"]
+    cells = [
+        [row.format, row.activations, f"{row.mean_error:.2e}", f"{row.max_error:.2e}", f"{row.bytes_per_value:.3f}"]
+        for row in rows
+    ]
+    console.print(table(columns, cells, title=f"all-reduce over {ranks} ranks, relative to the RMS of the sums"))
+
+
+Choice = TypeVar("Choice", bound=StrEnum)
+
+
+def parse_choice(option: str, kind: type[Choice], text: str) -> Choice:
+    """Read one of the values of `kind`.
+
+    Raises:
+        CliError: it is none of them.
+    """
+    try:
+        return kind(text.strip())
+    except ValueError:
+        raise CliError(f"{option} knows {', '.join(kind)}, not {text!r}") from None
+
+
+def parse_sizes(text: str) -> list[int]:
+    """Read ``8192,65536``.
+
+    Raises:
+        CliError: these are no multiples of the size of a float32.
+    """
+    try:
+        sizes = [int(size) for size in text.split(",")]
+    except ValueError:
+        raise CliError(f"--sizes wants numbers of bytes like 8192,65536, not {text!r}") from None
+    if any(size < 0 or size % 4 for size in sizes):
+        raise CliError(f"--sizes wants multiples of 4, the size of a float32, not {text!r}")
+    return sizes
 
 
 def parse_shares(text: str, ranks: int | None = None) -> list[float]:

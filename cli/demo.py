@@ -122,6 +122,7 @@ async def mesh_of_processes(limits: list[int]) -> AsyncIterator[Client]:
         )
         await orchestrator.start()
         daemons: list[asyncio.subprocess.Process] = []
+        ends: list[asyncio.Task[str]] = []
         try:
             for name, limit in zip(node_names(len(limits)), limits, strict=True):
                 console.print(f"starting {name} with {human_size(limit)} of memory")
@@ -139,6 +140,7 @@ async def mesh_of_processes(limits: list[int]) -> AsyncIterator[Client]:
                 await orchestrator.stop()
             finally:
                 await asyncio.gather(*(_end(daemon) for daemon in daemons))
+                await asyncio.gather(*ends, return_exceptions=True)
 
 
 async def _with_timing(client: Client, session_id: str) -> dict[str, Any]:

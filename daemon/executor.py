@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from motley.daemon.sampling import SamplingParams, ShardSampler
-from motley.daemon.steps import Beat, Close, Message, More, Open, Step, StepError, Stop
+from motley.daemon.steps import Close, Message, More, Open, Step, StepError, Stop
 from motley.plugins.engine import F32, Engine
 from motley.protocol import mesh_pb2 as pb
 from motley.transport import Stats
@@ -71,7 +71,7 @@ class Executor:
                 self._sequence(slot)
                 del self._sequences[slot]
                 self._engine.close_slot(slot)
-            case Beat() | Stop():
+            case Stop():
                 pass
         return None
 

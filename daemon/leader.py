@@ -17,20 +17,18 @@ import numpy as np
 
 from motley.daemon.executor import Executor
 from motley.daemon.sampling import Choice, LogitsError, SamplingError, SamplingParams, choose, initial_want
-from motley.daemon.steps import Beat, Close, Message, More, Open, Step, Stop
+from motley.daemon.steps import Close, Message, More, Open, Step, Stop
 from motley.protocol import mesh_pb2 as pb
 from motley.transport import Communicator
 
-BEAT_S = 1.0
-"""An idle leader says so this often."""
+LOOK_S = 0.5
+"""An idle leader looks after its peers this often."""
 MAX_ACTIVE = 16
 SIGN_OF_LIFE_S = 10.0
 """While a long prompt is computed, its client hears of it this often."""
 HEADROOM = 32
 """Tokens that every active request should have left when another is admitted, or they would soon step back again."""
 STEP_HISTORY = 4096
-SUMMARY_S = 120.0
-"""A follower whose part in choosing a token is this late is taken for gone."""
 
 Emit = Callable[..., None]
 Commands = Callable[[float], Iterable[pb.RankCommand]]
@@ -75,7 +73,7 @@ class Leader:
     def run(self, commands: Commands) -> None:
         """The step loop."""
         while True:
-            for command in commands(0.0 if self._active else BEAT_S):
+            for command in commands(0.0 if self._active else LOOK_S):
                 self._obey(command)
             self._make_room()
             self._admit()
@@ -85,7 +83,6 @@ class Leader:
                     self._active.append(request)
             else:
                 self.communicator.check()
-                self._tell(Beat())
 
     def stop(self) -> None:
         """Tell the followers that the session is over."""
@@ -198,7 +195,7 @@ class Leader:
             assert summary is not None
             summaries = [summary]
             for rank in range(1, self.communicator.size):
-                summaries.append(self.communicator.recv(rank, SUMMARY_S))
+                summaries.append(self.communicator.recv(rank, self.communicator.deadline_s))
             choice = choose(summaries, request.params, request.generated)
             if isinstance(choice, Choice):
                 return choice

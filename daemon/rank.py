@@ -32,17 +32,23 @@ from motley.daemon.weights.hub import ModelNotFound
 from motley.daemon.weights.share_file import ShareFileError
 from motley.plugins.engine import EngineError
 from motley.protocol import mesh_pb2 as pb
-from motley.transport import Communicator, Listener, Membership, PeerLost, PeerTimeout, TransportError, connect_mesh
+from motley.transport import (
+    Communicator,
+    Listener,
+    Membership,
+    PeerLost,
+    PeerTimeout,
+    Plain,
+    Tls,
+    TransportError,
+    connect_mesh,
+)
 
 logger = logging.getLogger(__name__)
 
 COMMAND_S = 120.0
 """The daemon has this long to send the assignment, and the orchestrator to send the peers."""
 CONNECT_S = 30.0
-COLLECTIVE_S = 120.0
-"""A peer that is silent this long within a step is taken for gone."""
-LEADER_SILENCE_S = 30.0
-"""A leader that has sent neither a step nor a beat for this long is taken for gone."""
 LOOK_S = 0.5
 """An idle follower looks at the pipe this often."""
 PROGRESS_S = 0.2
@@ -116,10 +122,12 @@ class RankWorkerProcess:
             stack.callback(listener.close)
             self.emit(listening=str(listener.port))
             addresses = list(self._await("peers").peers.addresses)
-            communicator = connect_mesh(listener, membership(self._command), addresses, timeout=CONNECT_S)
+            links = protection(assignment)
+            communicator = connect_mesh(
+                listener, membership(self._command), addresses, timeout=CONNECT_S, security=links
+            )
             stack.enter_context(communicator)
             listener.close()
-            communicator.deadline_s = COLLECTIVE_S
             loaded = stack.enter_context(
                 load_rank(
                     assignment,
@@ -157,16 +165,12 @@ class RankWorkerProcess:
             raise
 
     def _follow(self, executor: Executor, communicator: Communicator) -> None:
-        heard: float | None = None  # no silence limit before the leader has loaded
         while True:
             for _ in self._commands(0.0):
                 pass
-            if not communicator.wait_message(0, LOOK_S):
-                if heard is not None and time.monotonic() - heard > LEADER_SILENCE_S:
-                    raise PeerTimeout(0, LEADER_SILENCE_S, "a step or a beat of the leader")
+            if not communicator.wait_message(0, LOOK_S):  # as long as it likes: the transport sees that it lives
                 continue
-            message = decode(communicator.recv(0, COLLECTIVE_S))
-            heard = time.monotonic()
+            message = decode(communicator.recv(0, communicator.deadline_s))
             if isinstance(message, Stop):
                 raise Released
             summary = executor.execute(message)
@@ -234,6 +238,18 @@ def membership(command: pb.RankCommand) -> Membership:
         secret=assignment.secret,
         agreement=hashlib.sha256(agreed.SerializeToString(deterministic=True)).digest(),
     )
+
+
+def protection(assignment: pb.Assignment) -> Tls | Plain:
+    """How the links are protected: by the session's certificates unless plain ones were asked for by name.
+
+    Raises:
+        UsageError: the certificates cannot be used.
+    """
+    if assignment.WhichOneof("links") == "plain":
+        return Plain()
+    mine = assignment.tls
+    return Tls(mine.certificate, mine.key, mine.authority)
 
 
 def failure_of(error: Exception) -> pb.Failure:

@@ -71,22 +71,14 @@ class Close:
 
 
 @dataclass(frozen=True)
-class Beat:
-    """Nothing to do; the leader lives."""
+class Stop:
+    """The session is over."""
 
     def encode(self) -> bytes:
         return b"\x05"
 
 
-@dataclass(frozen=True)
-class Stop:
-    """The session is over."""
-
-    def encode(self) -> bytes:
-        return b"\x06"
-
-
-Message = Open | Step | More | Close | Beat | Stop
+Message = Open | Step | More | Close | Stop
 
 
 def decode(data: bytes) -> Message:
@@ -111,8 +103,6 @@ def decode(data: bytes) -> Message:
             case 4:
                 return Close(*_SLOT.unpack(data)[1:])
             case 5 if len(data) == 1:
-                return Beat()
-            case 6 if len(data) == 1:
                 return Stop()
     except (struct.error, IndexError, ValueError) as error:
         raise StepError(f"a step message of {len(data)} bytes is malformed: {error}") from error

@@ -1,13 +1,15 @@
-"""Bytes and collectives between ranks over plain TCP. Knows nothing of models.
+"""Bytes and collectives between ranks over TCP. Knows nothing of models.
 
-Make a `Listener`, tell the others its port, call `connect_mesh` with the same plan on every rank, and use the
-`Communicator` it returns.
+Make a `Listener`, tell the others its port, call `connect_mesh` with the same plan on every rank and the certificates
+that protect the links (`Tls`, or `Plain` where nothing needs to), and use the `Communicator` it returns.
 """
 
 from .collectives import Communicator, Stats, StatsSnapshot
 from .errors import PeerLost, PeerTimeout, ProtocolError, TransportError, UsageError
+from .formats import WireFormat
 from .mesh import Listener, connect_mesh
 from .schedule import Algorithm
+from .security import Plain, Tls
 from .wire import MAX_MESSAGE, Membership
 
 __all__ = [
@@ -18,10 +20,13 @@ __all__ = [
     "Membership",
     "PeerLost",
     "PeerTimeout",
+    "Plain",
     "ProtocolError",
     "Stats",
     "StatsSnapshot",
+    "Tls",
     "TransportError",
     "UsageError",
+    "WireFormat",
     "connect_mesh",
 ]

@@ -1,78 +1,56 @@
-"""Collectives over a mesh of links: what a rank calls, and how it runs a schedule.
+"""Collectives over a mesh of links: what a rank calls.
 
-All ranks make the same calls in the same order. Results are the same bits on every rank: sums are taken in rank order.
+All ranks make the same calls in the same order. Results are the same bits on every rank: sums are taken in FP32 and in
+rank order. How a call is run is planned once per operation, sizes and type, and kept (`motley.transport.plan`): calls
+that repeat allocate nothing that grows with the payload, so there is no need to register buffers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from time import perf_counter_ns
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, NoReturn, Self
 
 import numpy as np
 import numpy.typing as npt
 
+from . import schedule
 from .errors import TransportError, UsageError
 from .exchange import Exchange
+from .formats import Codecs, WireFormat
 from .link import Incoming, IncomingMessage, Link, part_in_peace, part_with_blame
-from .plan import Compiler, Outgoing, Step
-from .reduce import sum_in_order
-from .schedule import Algorithm, build, choose
-from .wire import DTYPE_CODES, HEADER_SIZE, MAX_MESSAGE, Header, Op, pack_header
+from .liveness import Pulse
+from .plan import Compiler, Element, Layout, Plan
+from .schedule import Algorithm, Choice, Goal, Operation, choose, even_parts
+from .stats import Stats as Stats
+from .stats import StatsSnapshot as StatsSnapshot
+from .wire import DTYPE_CODES, MAX_MESSAGE, Header, Op, pack_abort
 
 Array = npt.NDArray[Any]
 
 MAX_PLANS = 64
-"""Sizes whose plans are kept; a decoder meets one or two, prefill as many as there are chunk lengths."""
-SUMMABLE = (np.dtype("<f4"), np.dtype("<f8"))
+"""Calls whose plans are kept; a decoder meets one or two sizes, prefill as many as there are chunk lengths."""
+
+_BARRIER = np.empty(0, np.float32)
 
 
-@dataclass(frozen=True)
-class StatsSnapshot:
-    """Where the time of a rank went since the last reset, in seconds."""
+class Pending:
+    """A collective that has been started: what could leave has left, what comes is awaited."""
 
-    compute_s: float
-    """Between collectives, from the end of one call to the begin of the next; waiting for a step is no compute."""
-    wait_s: float
-    """In collectives, until the last peer's first byte was there."""
-    wire_s: float
-    """The rest of the collectives."""
-    collectives: int
+    __slots__ = ("_communicator", "_plan", "_receives")
 
+    def __init__(self, communicator: Communicator, plan: Plan | None, receives: list[Incoming]) -> None:
+        self._communicator = communicator
+        self._plan = plan
+        self._receives = receives
 
-class Stats:
-    """Cumulative clocks of a communicator, always on."""
+    def finish(self) -> None:
+        """Wait until the result is there and everything is sent; the time since the start counts as computing.
 
-    __slots__ = ("_compute_ns", "_left_ns", "_wait_ns", "_wire_ns", "collectives")
-
-    def __init__(self) -> None:
-        self.reset()
-
-    def reset(self) -> None:
-        self._compute_ns = self._wait_ns = self._wire_ns = self.collectives = 0
-        self._left_ns = perf_counter_ns()
-
-    def snapshot(self) -> StatsSnapshot:
-        return StatsSnapshot(self._compute_ns / 1e9, self._wait_ns / 1e9, self._wire_ns / 1e9, self.collectives)
-
-    def enter(self) -> int:
-        """The rank stops computing."""
-        now = perf_counter_ns()
-        self._compute_ns += now - self._left_ns
-        return now
-
-    def leave(self, entered: int, heard: int) -> None:
-        """A collective ends that was entered and heard all its peers at these times."""
-        self._left_ns = now = perf_counter_ns()
-        self._wait_ns += heard - entered
-        self._wire_ns += now - heard
-        self.collectives += 1
-
-    def restart(self) -> None:
-        """The rank computes from now on; what came before counts nowhere."""
-        self._left_ns = perf_counter_ns()
+        Raises:
+            TransportError: as the collective itself.
+        """
+        self._communicator._finish(self, self._plan, self._receives)
 
 
 class Communicator:
@@ -81,26 +59,46 @@ class Communicator:
     Every collective raises `PeerLost` when a peer goes, `PeerTimeout` when one is silent for `deadline_s`,
     `ProtocolError` when one is in another call, and `UsageError` when called wrongly. After any but a `UsageError`
     the communicator is broken and closed, its peers have been told whom to blame, and calls raise the same error.
+
+    Arrays are C-contiguous, of float32, float16, bfloat16 (`ml_dtypes`) or float64, and where nothing is summed also
+    of uint8, int32 or int64. `algorithm` forces one; otherwise the one with the lowest forecast is taken.
     """
 
-    def __init__(self, rank: int, links: Mapping[int, Link], spin_s: float | None = None) -> None:
-        """`links`: a link to every other rank. Use `connect_mesh` to get them."""
+    def __init__(
+        self,
+        rank: int,
+        links: Mapping[int, Link],
+        pulse: Pulse | None = None,
+        *,
+        wire_format: WireFormat = WireFormat.FP32,
+        spin_s: float | None = None,
+    ) -> None:
+        """`links`: a link to every other rank. Use `connect_mesh` to get them.
+
+        `pulse` finds dead peers. `wire_format` is about sums. `spin_s` fixes how long a wait spins before it sleeps.
+        """
         size = len(links) + 1
-        self.deadline_s = 60.0
-        """Seconds a peer may be silent in a collective."""
-        self.stats = Stats()
-        self.latency: Sequence[Sequence[float]] = [[0.0] * size for _ in range(size)]
+        self.deadline_s = 600.0
+        """Seconds a peer may be silent in a collective: one that lives, but never comes."""
+        self.stats = Stats(rank, size)
+        self.latency: schedule.Matrix = [[0.0] * size for _ in range(size)]
         """Seconds one way between two ranks; the same numbers on all ranks, as the algorithm is chosen from them."""
-        self.bandwidth: Sequence[Sequence[float]] = [[1e9] * size for _ in range(size)]
+        self.bandwidth: schedule.Matrix = [[1e9] * size for _ in range(size)]
         """Bytes per second between two ranks; the same numbers on all ranks."""
+        self.frame_s = schedule.FRAME_S
+        """What a frame costs a rank's processor, in seconds; the same number on all ranks."""
+        self.wire_format = wire_format
         self._rank = rank
         self._size = size
         self._links = dict(sorted(links.items()))
-        self._exchange = Exchange(list(self._links.values()), spin_s)
+        self._pulse = pulse
+        self._exchange = Exchange(list(self._links.values()), pulse, spin_s)
         self._sequence = 0
-        self._compiler = Compiler(rank, self._links)
-        self._plans: dict[tuple[int, np.dtype[Any], Algorithm | None], list[Step]] = {}
-        self._headers = {rank: memoryview(bytearray(HEADER_SIZE)) for rank in self._links}
+        self._codecs = Codecs(wire_format)
+        self._compiler = Compiler(rank, self._links, self._codecs)
+        self._plans: dict[tuple[Any, ...], Plan] = {}
+        self._elements: dict[np.dtype[Any], Element] = {}
+        self._pending: Pending | None = None
         self._broken: TransportError | None = None
 
     def __repr__(self) -> str:
@@ -115,63 +113,177 @@ class Communicator:
     def size(self) -> int:
         return self._size
 
+    # -- collectives ------------------------------------------------------------------------------------------------
+
     def all_reduce(self, buffer: Array, algorithm: Algorithm | None = None) -> None:
-        """Sum `buffer` over all ranks in place, in rank order.
+        """Sum `buffer` over all ranks in place, in rank order; any shape, the same on all ranks."""
+        entered = self.stats.enter()
+        plan, arrays = self._plan_all_reduce(buffer, algorithm)
+        self._run(entered, plan, arrays, arrays)
+
+    def all_reduce_start(self, buffer: Array, algorithm: Algorithm | None = None) -> Pending:
+        """Begin to sum `buffer` over all ranks, to compute something else before ``.finish()``.
+
+        Until then `buffer` must be left alone, and no other call is possible. What the system takes of the own terms
+        leaves now, what the peers send arrives meanwhile.
+        """
+        self.stats.enter()
+        plan, arrays = self._plan_all_reduce(buffer, algorithm)
+        receives = [] if plan is None else self._begin(plan, arrays, arrays)
+        self._pending = Pending(self, plan, receives)
+        self.stats.restart()
+        return self._pending
+
+    def reduce_scatter(self, data: Array, out: Array, lengths: Sequence[int] | None = None) -> None:
+        """Sum `data` over all ranks, in rank order, and give each rank one part of the sum.
 
         Args:
-            buffer: C-contiguous f32 (or f64, for the reference engine) of any shape, the same on all ranks.
-            algorithm: force one; by default it is chosen from the size and what `connect_mesh` measured.
+            data: any shape, the same on all ranks; keeps its values, except where it is `out`.
+            out: takes this rank's part: ``lengths[rank]`` elements; may be that part of `data` itself.
+            lengths: the elements of each rank's part, the same on all ranks; even parts by default.
         """
         entered = self.stats.enter()
         self._check_open()
-        flat = self._flat(buffer, writable=True)
-        if flat.dtype not in SUMMABLE:
-            raise UsageError(f"all_reduce sums float32, not {flat.dtype}")
-        heard = entered
+        given, element = self._flat(data)
+        taken, _ = self._flat(out, writable=True)
+        self._check_summable(element, "reduce_scatter")
+        if lengths is None:
+            lengths = [len(part) for part in even_parts(given.size, self._size)]
+        if len(lengths) != self._size or min(lengths) < 0 or sum(lengths) != given.size:
+            cut = f"cut {given.size} elements in {self._size}"
+            raise UsageError(f"reduce_scatter: the lengths {list(lengths)} do not {cut}")
+        own = given[sum(lengths[: self._rank]) :][: lengths[self._rank]]
+        if (taken.size, taken.dtype) != (own.size, own.dtype):
+            wanted = f"this rank's part is {own.size} x {data.dtype}"
+            raise UsageError(f"reduce_scatter: out takes {taken.size} x {out.dtype}, {wanted}")
+        if np.may_share_memory(given, taken) and _address(own) != _address(taken):
+            raise UsageError("reduce_scatter: out may be this rank's part of data, but must not overlap with another")
+        plan = None
         if self._size > 1:
-            plan = self._plans.get((flat.size, flat.dtype, algorithm))
-            if plan is None:
-                plan = self._plan(flat.size, flat.dtype, algorithm)
-            try:
-                heard = self._run(plan, flat, DTYPE_CODES[flat.dtype])
-            except BaseException as error:
-                self._give_up(error)
-        self.stats.leave(entered, heard or entered)
+            key = (Op.REDUCE_SCATTER, *lengths, element.name)
+            plan = self._plans.get(key) or self._plan(
+                key, Op.REDUCE_SCATTER, element, schedule.reduce_scatter(lengths), None
+            )
+        else:
+            taken[:] = own
+        self._run(entered, plan, (given,), (taken,))
 
-    def all_gather(self, local: Array, out: Sequence[Array]) -> None:
+    def all_gather(self, local: Array, out: Sequence[Array], algorithm: Algorithm | None = None) -> None:
         """Collect every rank's array on every rank.
 
         Args:
-            local: what this rank contributes: C-contiguous, of the size and type of ``out[rank]``.
-            out: an array per rank, of unequal sizes if need be, the same on all ranks.
+            local: what this rank contributes; may be ``out[rank]`` itself.
+            out: an array per rank, of unequal sizes if need be, of one type, the same on all ranks.
         """
         entered = self.stats.enter()
         self._check_open()
-        mine = self._flat(local)
-        targets = [self._flat(array, writable=True) for array in out]
-        if len(targets) != self._size:
-            raise UsageError(f"all_gather wants {self._size} output arrays, got {len(targets)}")
-        own = targets[self._rank]
-        if (own.size, own.dtype) != (mine.size, mine.dtype):
+        mine, element = self._flat(local)
+        taken = [self._flat(array, writable=True)[0] for array in out]
+        if len(taken) != self._size:
+            raise UsageError(f"all_gather wants {self._size} output arrays, got {len(taken)}")
+        if any(array.dtype != local.dtype for array in out) or taken[self._rank].size != mine.size:
             raise UsageError(
-                f"all_gather: this rank gives {mine.size} x {mine.dtype}, "
-                f"out[{self._rank}] takes {own.size} x {own.dtype}"
+                f"all_gather: this rank gives {mine.size} x {local.dtype}, "
+                f"out[{self._rank}] takes {taken[self._rank].size} x {out[self._rank].dtype}, all must be of one type"
             )
+        own = taken[self._rank]
         own[:] = mine
-        others = {rank: targets[rank] for rank in self._links}
-        heard = self._move(Op.ALL_GATHER, own, list(self._links.values()), others, "an all_gather")
-        self.stats.leave(entered, heard or entered)
+        plan = None
+        if self._size > 1:
+            key = (Op.ALL_GATHER, *[array.size for array in taken], element.name, algorithm)
+            plan = self._plans.get(key) or self._plan(
+                key, Op.ALL_GATHER, element, schedule.all_gather([array.size for array in taken]), algorithm
+            )
+        self._run(entered, plan, (own,), taken)
 
-    def broadcast(self, buffer: Array, root: int) -> None:
-        """Copy the `buffer` of rank `root` (C-contiguous, same size and type on all ranks) into everyone's."""
+    def broadcast(self, buffer: Array, root: int, algorithm: Algorithm | None = None) -> None:
+        """Copy the `buffer` of rank `root` (same size and type on all ranks) into everyone's."""
         entered = self.stats.enter()
         self._check_open()
-        flat = self._flat(buffer, writable=root != self._rank)
-        if root == self._rank:
-            heard = self._move(Op.BROADCAST, flat, list(self._links.values()), {}, "a broadcast")
-        else:
-            heard = self._move(Op.BROADCAST, flat, [], {self._link(root).rank: flat}, "a broadcast")
-        self.stats.leave(entered, heard or entered)
+        flat, element = self._flat(buffer, writable=root != self._rank)
+        if root != self._rank:
+            self._link(root)
+        plan = None
+        if self._size > 1:
+            key = (Op.BROADCAST, flat.size, root, element.name, algorithm)
+            plan = self._plans.get(key) or self._plan(
+                key, Op.BROADCAST, element, schedule.broadcast(flat.size, self._size, root), algorithm
+            )
+        self._run(entered, plan, (flat,), (flat,))
+
+    def all_to_all(self, data: Sequence[Array], out: Sequence[Array]) -> None:
+        """Send ``data[r]`` to each rank r and receive its array for this rank in ``out[r]``.
+
+        Args:
+            data: an array per rank, of unequal sizes if need be, of one type.
+            out: likewise; may overlap with `data` in any way, as everything is copied before it leaves.
+        """
+        entered = self.stats.enter()
+        self._check_open()
+        given = [self._flat(array) for array in data]
+        taken = [self._flat(array, writable=True) for array in out]
+        if len(given) != self._size or len(taken) != self._size:
+            raise UsageError(f"all_to_all wants {self._size} arrays each way, got {len(given)} and {len(taken)}")
+        element = given[0][1]
+        if any(other is not element for _, other in (*given, *taken)):
+            raise UsageError("all_to_all: all arrays must be of one type")
+        sources, targets = [array for array, _ in given], [array for array, _ in taken]
+        own, into = sources[self._rank], targets[self._rank]
+        if own.size != into.size:
+            raise UsageError(
+                f"all_to_all: this rank has {own.size} elements for itself, out[{self._rank}] takes {into.size}"
+            )
+        plan, receives = None, []
+        if self._size > 1:
+            key = (Op.ALL_TO_ALL, *[array.size for array in (*sources, *targets)], element.name)
+            plan = self._plans.get(key)
+            if plan is None:
+                lengths = [[0] * self._size for _ in range(self._size)]  # of the others' pairs nothing is known
+                for rank in range(self._size):
+                    lengths[rank][self._rank] = targets[rank].size
+                    lengths[self._rank][rank] = sources[rank].size
+                plan = self._plan(key, Op.ALL_TO_ALL, element, schedule.all_to_all(lengths), None)
+            receives = self._begin(plan, sources, targets)
+        into[:] = own
+        self._complete(entered, plan, receives)
+
+    def barrier(self) -> None:
+        """Wait until all ranks are here. For set-up: collectives need no barrier between them."""
+        entered = self.stats.enter()
+        self._check_open()
+        plan = None
+        if self._size > 1:
+            key = (Op.BARRIER,)
+            element = self._element(_BARRIER.dtype)
+            plan = self._plans.get(key) or self._plan(
+                key, Op.BARRIER, element, schedule.all_reduce(0, self._size), Algorithm.ONE_SHOT
+            )
+        self._run(entered, plan, (_BARRIER,), (_BARRIER,))
+
+    def forecast(
+        self,
+        operation: Operation,
+        elements: int,
+        dtype: npt.DTypeLike = np.float32,
+        algorithm: Algorithm | None = None,
+    ) -> Choice:
+        """The schedule that a call would take, and how many seconds it is expected to last.
+
+        Args:
+            elements: of the whole row: the buffer, all parts of a gather, everything that one rank sends to all.
+                Parts are even, the root is rank 0.
+        """
+        lengths = [len(part) for part in even_parts(elements, self._size)]
+        goals: dict[Operation, Callable[[], Goal]] = {
+            Operation.ALL_REDUCE: lambda: schedule.all_reduce(elements, self._size),
+            Operation.REDUCE_SCATTER: lambda: schedule.reduce_scatter(lengths),
+            Operation.ALL_GATHER: lambda: schedule.all_gather(lengths),
+            Operation.BROADCAST: lambda: schedule.broadcast(elements, self._size, 0),
+            Operation.ALL_TO_ALL: lambda: schedule.all_to_all([lengths] * self._size),
+        }
+        return self._choose(goals[operation](), self._element(np.dtype(dtype)), algorithm)
+
+    # -- messages ---------------------------------------------------------------------------------------------------
 
     def send(self, data: bytes | bytearray | memoryview, to: int) -> None:
         """Send a message of up to `MAX_MESSAGE` bytes to one rank, which must `recv` it before the next collective.
@@ -210,19 +322,6 @@ class Communicator:
         finally:
             self.stats.restart()
 
-    def check(self) -> None:
-        """Look whether all peers are still there, while nothing is expected of them.
-
-        Raises:
-            PeerLost: one is gone.
-        """
-        self._check_open()
-        try:
-            for link in self._links.values():
-                link.has_words()
-        except BaseException as error:
-            self._give_up(error)
-
     def broadcast_message(
         self, data: bytes | bytearray | memoryview | None, root: int, deadline_s: float | None
     ) -> bytes:
@@ -240,11 +339,32 @@ class Communicator:
         self.stats.restart()
         return bytes(data)
 
+    # -- life -------------------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Look whether all peers are still there, while nothing is expected of them.
+
+        Raises:
+            PeerLost: one is gone.
+        """
+        self._check_open()
+        try:
+            for link in self._links.values():
+                link.has_words()
+            if self._pulse is not None:
+                self._pulse.raise_if_lost()
+        except BaseException as error:
+            self._give_up(error)
+
     def close(self) -> None:
         """Leave the session and close all sockets; peers that expect more of this rank raise `PeerLost`."""
         if self._broken is None:
             self._broken = UsageError("this communicator is closed")
-            part_in_peace(list(self._links.values()))
+            try:
+                part_in_peace(list(self._links.values()))
+            finally:
+                if self._pulse is not None:
+                    self._pulse.close()
 
     def __enter__(self) -> Self:
         return self
@@ -258,78 +378,103 @@ class Communicator:
 
     # -- how a call is run ------------------------------------------------------------------------------------------
 
-    def _run(self, plan: Sequence[Step], flat: Array, dtype: int) -> int:
-        """Run a plan on the values in `flat`; returns when the last peer of the first step was heard."""
-        sequence = self._next_sequence()
-        heard = 0
-        for step in plan:
-            number = step.number
-            sends: list[tuple[Link, memoryview]] = []
-            for outgoing in step.outgoing:
-                header = pack_header(Op.ALL_REDUCE, dtype, number, sequence, outgoing.length)
-                sends += outgoing.sends(header, flat[outgoing.part])
-            receives = []
-            for length, incoming in step.terms:
-                incoming.expect(pack_header(Op.ALL_REDUCE, dtype, number, sequence, length))
-                receives.append(incoming)
-            for link, part in step.totals:
-                receives.append(self._in_place(link, Op.ALL_REDUCE, dtype, number, sequence, flat[part]))
-            first = self._exchange.run(sends, receives, self.deadline_s, "an all_reduce")
-            heard = heard or first
-            for total in step.sums:
-                total.terms[total.own] = flat[total.part]
-                sum_in_order(total.terms, total.own)
-        return heard
+    def _run(self, entered: int, plan: Plan | None, given: Sequence[Array], taken: Sequence[Array]) -> None:
+        """Run a plan; None is the plan of a rank that is alone."""
+        self._complete(entered, plan, [] if plan is None else self._begin(plan, given, taken))
 
-    def _plan(self, elements: int, dtype: np.dtype[Any], algorithm: Algorithm | None) -> list[Step]:
-        """Make and keep this rank's steps for an all-reduce."""
-        size_bytes = elements * dtype.itemsize
-        chosen = algorithm or choose(size_bytes, self._size, self.latency, self.bandwidth)
-        if len(self._plans) >= MAX_PLANS:
-            self._plans.clear()
-        plan = self._compiler.compile(build(chosen, elements, self._size, dtype.itemsize), dtype)
-        self._plans[elements, dtype, algorithm] = plan
-        return plan
-
-    def _move(self, op: Op, payload: Array, to: Sequence[Link], into: Mapping[int, Array], what: str) -> int:
-        """One exchange without sums: `payload` to some links, from others into arrays."""
+    def _begin(self, plan: Plan, given: Sequence[Array], taken: Sequence[Array]) -> list[Incoming]:
+        self._sequence += 1
         try:
-            sequence = self._next_sequence()
-            sends: list[tuple[Link, memoryview]] = []
-            if to:
-                header = pack_header(op, DTYPE_CODES[payload.dtype], 0, sequence, payload.nbytes)
-                sends = Outgoing(slice(0, payload.size), payload.dtype, to).sends(header, payload)
-            receives = [
-                self._in_place(self._links[rank], op, DTYPE_CODES[array.dtype], 0, sequence, array)
-                for rank, array in into.items()
-            ]
-            return self._exchange.run(sends, receives, self.deadline_s, what)
+            return plan.begin(self._sequence, given, taken)
         except BaseException as error:
             self._give_up(error)
 
-    def _in_place(self, link: Link, op: Op, dtype: int, step: int, sequence: int, target: Array) -> Incoming:
-        """Expect a frame whose payload goes straight into `target`."""
-        views = [self._headers[link.rank]]
-        if target.nbytes:
-            views.append(target.view(np.uint8).data)
-        incoming = Incoming(link, views)
-        incoming.expect(pack_header(op, dtype, step, sequence, target.nbytes))
-        return incoming
+    def _complete(self, entered: int, plan: Plan | None, receives: list[Incoming]) -> None:
+        if plan is None:
+            self.stats.leave(entered)
+            return
+        exchange = self._exchange
+        try:
+            exchange.run(receives, plan.follow, plan.senders, self.deadline_s, plan.what)
+        except BaseException as error:
+            self._give_up(error)
+        plan.end()
+        self.stats.leave(entered, exchange.heard_ns, prompt=exchange.prompt)
+
+    def _finish(self, pending: Pending, plan: Plan | None, receives: list[Incoming]) -> None:
+        entered = self.stats.enter()
+        if self._broken is not None:
+            raise self._broken
+        if self._pending is not pending:
+            raise UsageError("this collective is finished already")
+        self._pending = None
+        self._complete(entered, plan, receives)
+
+    def _plan_all_reduce(self, buffer: Array, algorithm: Algorithm | None) -> tuple[Plan | None, tuple[Array]]:
+        self._check_open()
+        flat, element = self._flat(buffer, writable=True)
+        self._check_summable(element, "all_reduce")
+        if self._size == 1:
+            return None, (flat,)
+        key = (Op.ALL_REDUCE, flat.size, element.name, algorithm)
+        plan = self._plans.get(key)
+        if plan is None:
+            plan = self._plan(key, Op.ALL_REDUCE, element, schedule.all_reduce(flat.size, self._size), algorithm)
+        return plan, (flat,)
+
+    def _plan(self, key: tuple[Any, ...], op: Op, element: Element, goal: Goal, algorithm: Algorithm | None) -> Plan:
+        """Make and keep this rank's plan for a goal."""
+        if len(self._plans) >= MAX_PLANS:
+            self._plans.clear()
+        plan = self._compiler.compile(op, element, self._choose(goal, element, algorithm), self._layout(goal))
+        self._plans[key] = plan
+        return plan
+
+    def _choose(self, goal: Goal, element: Element, algorithm: Algorithm | None) -> Choice:
+        itemsize = element.storage.itemsize
+        wire_itemsize: float = itemsize
+        if goal.operation in schedule.SUMMED:
+            self._check_summable(element, goal.operation)
+            wire_itemsize = self._codecs.of(element.name)[1].size(1 << 16) / (1 << 16)
+        if algorithm is not None and algorithm not in schedule.ALGORITHMS[goal.operation]:
+            raise UsageError(f"{goal.operation} has no {algorithm} algorithm")
+        return choose(
+            goal,
+            itemsize,
+            self.latency,
+            self.bandwidth,
+            self.frame_s,
+            wire_itemsize=wire_itemsize,
+            algorithm=algorithm,
+        )
+
+    def _layout(self, goal: Goal) -> Layout:
+        """Where the elements of a goal lie in this rank's arrays."""
+        parts = [piece.part for piece in goal.pieces]
+        everything = [range(goal.elements)]
+        match goal.operation:
+            case Operation.REDUCE_SCATTER:
+                return Layout(everything, [parts[self._rank]])
+            case Operation.ALL_GATHER:
+                return Layout([parts[self._rank]], parts)
+            case Operation.ALL_TO_ALL:
+                row = self._rank * self._size
+                return Layout(parts[row : row + self._size], parts[self._rank :: self._size])
+            case _:
+                return Layout(everything, everything)
 
     def _recv(self, source: int, deadline_s: float | None) -> bytes:
         link = self._link(source)
         try:
             incoming = IncomingMessage(link)
-            self._exchange.run((), (incoming,), deadline_s, "waiting for a message")
+            self._exchange.run((incoming,), None, (), deadline_s, "waiting for a message")
         except BaseException as error:
             self._give_up(error)
         link.messages_in += 1
         self.stats.restart()
         return incoming.payload
 
-    def _next_sequence(self) -> int:
-        self._sequence += 1
-        return self._sequence
+    # -- what a call is checked for ---------------------------------------------------------------------------------
 
     def _link(self, rank: int) -> Link:
         self._check_open()
@@ -341,14 +486,32 @@ class Communicator:
     def _check_open(self) -> None:
         if self._broken is not None:
             raise self._broken
+        if self._pending is not None:
+            raise UsageError("a collective that was started must be finished before the next call")
 
-    def _flat(self, array: Array, *, writable: bool = False) -> Array:
+    def _check_summable(self, element: Element, what: str) -> None:
+        if element.name not in self._codecs:
+            raise UsageError(f"{what} sums float32, float16, bfloat16 and float64, not {element.name}")
+
+    def _element(self, dtype: np.dtype[Any]) -> Element:
+        element = self._elements.get(dtype)
+        if element is None:
+            try:
+                element = self._elements[dtype] = Element(dtype)
+            except KeyError:
+                raise UsageError(f"arrays of {dtype} cannot travel; {', '.join(DTYPE_CODES)} can") from None
+        return element
+
+    def _flat(self, array: Array, *, writable: bool = False) -> tuple[Array, Element]:
+        """The array as a row of what its elements are stored as."""
         flags = array.flags
         if not flags.c_contiguous or (writable and not flags.writeable):
             raise UsageError("collectives need C-contiguous arrays, and writable ones where they receive")
-        if array.dtype not in DTYPE_CODES:
-            raise UsageError(f"arrays of {array.dtype} cannot travel; {', '.join(map(str, DTYPE_CODES))} can")
-        return array.reshape(-1)
+        element = self._element(array.dtype)
+        flat = array.reshape(-1)
+        return (flat if element.storage is array.dtype else flat.view(element.storage)), element
+
+    # -- how it ends ------------------------------------------------------------------------------------------------
 
     def _give_up(self, error: BaseException) -> NoReturn:
         """Break the communicator and raise `error`."""
@@ -363,4 +526,13 @@ class Communicator:
         else:
             self._broken = UsageError(f"the communicator was closed by {error!r}")
         blamed = self._rank if self._broken.rank is None else self._broken.rank
-        part_with_blame(list(self._links.values()), blamed, str(self._broken))
+        try:
+            part_with_blame(list(self._links.values()), blamed, str(self._broken))
+        finally:
+            if self._pulse is not None:
+                self._pulse.close(pack_abort(blamed, str(self._broken)))
+
+
+def _address(array: Array) -> int:
+    address: int = array.__array_interface__["data"][0]
+    return address

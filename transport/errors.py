@@ -14,7 +14,7 @@ class UsageError(TransportError):
 
 
 class PeerLost(TransportError):
-    """The connection to a rank is gone: the mesh must be rebuilt without it or with its successor."""
+    """A rank is gone or cannot be reached: the mesh must be rebuilt without it or with its successor."""
 
     def __init__(self, rank: int, why: str) -> None:
         super().__init__(rank, why)  # all arguments, so that the error can be pickled
@@ -26,7 +26,7 @@ class PeerLost(TransportError):
 
 
 class PeerTimeout(TransportError):
-    """A rank did not show life in time; `what` says what was being waited for."""
+    """A rank did not come in time, dead or alive; `what` says what was being waited for."""
 
     def __init__(self, rank: int, seconds: float, what: str) -> None:
         super().__init__(rank, seconds, what)

@@ -1,7 +1,8 @@
 """Bootstrap: everyone connects to everyone, measures, agrees.
 
-Rank i dials every lower rank and is dialled by every higher one. All connections are driven by one selector loop, so a
-stranger that talks nonsense, or nothing, delays nobody: it is refused, logged, and the loop goes on.
+Rank i dials every lower rank, for data and then for beats, and is dialled by every higher one. All connections are
+driven by one selector loop, so a stranger that talks nonsense, or nothing, delays nobody: it is refused, logged, and
+the loop goes on.
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ import logging
 import os
 import selectors
 import socket
+import ssl
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from itertools import combinations, cycle
 from typing import Any
@@ -21,8 +23,12 @@ import numpy as np
 
 from .collectives import Communicator
 from .errors import PeerTimeout, ProtocolError, TransportError, UsageError
-from .link import Link, close_gently, part_with_blame
-from .wire import Handshake, Membership, Refusal
+from .exchange import Exchange
+from .formats import WireFormat
+from .link import Incoming, Link, close_gently, part_with_blame, tune
+from .liveness import Pulse
+from .security import Plain, Stream, Tls, explain
+from .wire import HEADER_SIZE, Handshake, Membership, Op, Purpose, Refusal, pack_frame, pack_header
 
 log = logging.getLogger(__name__)
 
@@ -34,11 +40,24 @@ STRANGER_S = 5.0
 """How long an accepted connection may take for its handshake."""
 MAX_STRANGERS = 64
 """Accepted connections in their handshake at one time; further ones wait in the system's backlog."""
-PINGS = 4
-REMOTE_BANDWIDTH = 117e6
-"""Assumed until it is measured: what gigabit Ethernet gives, in bytes per second."""
-LOCAL_BANDWIDTH = 1.5e9
-"""Assumed between ranks of one machine, in bytes per second."""
+MEASURE_S = 0.3
+"""What all measuring should take together; it takes longer where few pings do not fit into that."""
+PINGING_S = 12e-3
+"""Longest time for the pings of a pair."""
+PINGS = range(4, 64)
+"""The best of so many pings is near the truth also on a busy machine."""
+BURST_TRIALS = range(1, 4)
+ROW = 16
+"""Pings in a row show what a frame costs the processor..."""
+ROW_TRIP_S = 2e-3
+"""...unless a single ping takes longer than this: the processor does not count then."""
+FRAME_BOUNDS_S = (1e-6, 20e-6)
+"""A frame cannot cost less or more; on a network with jitter a row of pings may seem to say so."""
+REQUEST_SIZE = 8
+BURSTS = (16 << 10, 128 << 10, 1 << 20)
+"""Bytes that measure bandwidth, one size after the other..."""
+BURST_S = 2e-3
+"""...until one takes longer than this and two round trips: it is long enough then, also for TCP to have sped up."""
 
 
 class Listener:
@@ -80,14 +99,22 @@ def connect_mesh(
     membership: Membership,
     addresses: Sequence[str],
     timeout: float = 30.0,
+    *,
+    security: Tls | Plain,
+    wire_format: WireFormat = WireFormat.FP32,
     spin_s: float | None = None,
+    wrap: Callable[[int, Stream], Stream] | None = None,
 ) -> Communicator:
     """Connect this rank to all others and return when every link is up and measured.
 
     Args:
         addresses: "host:port" (IPv6: "[host]:port") of the listener of every rank, in order of rank.
         timeout: seconds until all ranks must be there.
+        security: how links are protected, the same on all ranks.
+        wire_format: how float32 values travel in sums, the same on all ranks.
         spin_s: how long a wait may spin before it sleeps; by default short if local ranks outnumber the cores.
+        wrap: called with a peer's rank and each of the two streams to it as soon as the handshake is done; returns what
+            to use instead. It stands for a slow or broken network; if it changes the bytes, the peer's must undo that.
 
     Raises:
         PeerTimeout: ranks are missing; the message names them all, `rank` is the lowest.
@@ -97,23 +124,26 @@ def connect_mesh(
     """
     _check(membership, addresses)
     deadline = time.monotonic() + timeout
-    bootstrap = _Bootstrap(listener, membership, addresses)
+    bootstrap = _Bootstrap(listener, membership, addresses, security, wrap)
     try:
         bootstrap.run(timeout)
     except BaseException as error:
         blamed = error.rank if isinstance(error, TransportError) else None
         blamed = membership.rank if blamed is None else blamed
-        part_with_blame(list(bootstrap.links.values()), blamed, str(error))
+        part_with_blame([link for links in bootstrap.links.values() for link in links.values()], blamed, str(error))
         raise
     finally:
         bootstrap.close()
-    communicator = Communicator(membership.rank, bootstrap.links, spin_s)
-    # A rank that still misses another one gives up when its time is over: wait a little longer, to hear whom it misses.
-    try:
-        _measure(communicator, bootstrap.links, max(0.0, deadline - time.monotonic()) + 2.0)
-    except BaseException:
-        communicator.close()
-        raise
+    links = bootstrap.links[Purpose.DATA]
+    pulse = Pulse(membership.rank, bootstrap.links[Purpose.BEATS]) if links else None
+    with ExitStack() as undo:
+        communicator = undo.enter_context(
+            Communicator(membership.rank, links, pulse, wire_format=wire_format, spin_s=spin_s)
+        )
+        # A rank that still misses another gives up when its time is over: wait a little longer, to hear whom it misses.
+        remaining = max(0.0, deadline - time.monotonic()) + 2.0
+        _measure(communicator, Exchange(list(links.values()), pulse, spin_s), links, remaining)
+        undo.pop_all()
     return communicator
 
 
@@ -146,27 +176,40 @@ class _Attempt:
     """A connection on its way to become a link."""
 
     socket: socket.socket
+    stream: Stream
+    """What the handshake is spoken through: the socket, or what encrypts it."""
     address: str
     handshake: Handshake
     dialled: int | None
     """The rank at the other end if this rank dialled; the peer has yet to say who it is otherwise."""
     expires: float
     connecting: bool
+    authenticated: bool = False
 
 
 class _Bootstrap:
     """All of one rank's connections while the mesh is being built."""
 
-    def __init__(self, listener: Listener, membership: Membership, addresses: Sequence[str]) -> None:
-        self.links: dict[int, Link] = {}
+    def __init__(
+        self,
+        listener: Listener,
+        membership: Membership,
+        addresses: Sequence[str],
+        security: Tls | Plain,
+        wrap: Callable[[int, Stream], Stream] | None,
+    ) -> None:
+        rank = membership.rank
+        self.links: dict[Purpose, dict[int, Link]] = {purpose: {} for purpose in Purpose}
         self._membership = membership
         self._addresses = addresses
         self._listener = listener
-        self._missing = set(range(membership.size)) - {membership.rank}
-        self._above = set(range(membership.rank + 1, membership.size))  # those of the missing that dial us
+        self._security = security
+        self._wrap = wrap
+        self._missing = {(peer, purpose) for peer in range(membership.size) if peer != rank for purpose in Purpose}
+        self._above = {(peer, purpose) for peer, purpose in self._missing if peer > rank}  # those that dial us
         self._trouble: dict[int, str] = {}
-        self._redials = dict.fromkeys(range(membership.rank), 0.0)
-        self._targets: dict[int, Iterator[tuple[Any, ...]]] = {}
+        self._redials = {(peer, Purpose.DATA): 0.0 for peer in range(rank)}
+        self._targets: dict[tuple[int, Purpose], Iterator[tuple[Any, ...]]] = {}
         self._attempts: set[_Attempt] = set()
         self._selector = selectors.DefaultSelector()
         self._listening = False
@@ -177,10 +220,10 @@ class _Bootstrap:
         while self._missing:
             now = time.monotonic()
             if now >= deadline:
-                raise PeerTimeout(min(self._missing), timeout, self._missing_text())
-            for rank in [rank for rank, due in self._redials.items() if due <= now]:
-                del self._redials[rank]
-                self._dial(rank, deadline)
+                raise PeerTimeout(min(self._missing)[0], timeout, self._missing_text())
+            for rank, purpose in [dial for dial, due in self._redials.items() if due <= now]:
+                del self._redials[rank, purpose]
+                self._dial(rank, purpose, deadline)
             for attempt in [attempt for attempt in self._attempts if attempt.expires <= now]:
                 self._refuse(attempt, attempt.handshake.refusal(f"no handshake within {STRANGER_S:g} s", retry=True))
             self._listen_if_room()
@@ -203,26 +246,27 @@ class _Bootstrap:
 
     def _missing_text(self) -> str:
         described = []
-        for rank in sorted(self._missing):
+        for rank in sorted({rank for rank, _ in self._missing}):
             unheard = "no answer" if rank < self._membership.rank else "it has not connected to us"
             described.append(f"rank {rank} at {self._addresses[rank]} ({self._trouble.get(rank, unheard)})")
         return f"the mesh is incomplete, missing {', '.join(described)}"
 
     # -- dialling and accepting -------------------------------------------------------------------------------------
 
-    def _dial(self, rank: int, deadline: float) -> None:
+    def _dial(self, rank: int, purpose: Purpose, deadline: float) -> None:
         try:
-            if rank not in self._targets:
+            if (rank, purpose) not in self._targets:
                 host, port = _split(self._addresses[rank])
-                self._targets[rank] = cycle(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
-            family, kind, protocol, _, target = next(self._targets[rank])
+                self._targets[rank, purpose] = cycle(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
+            family, kind, protocol, _, target = next(self._targets[rank, purpose])
             connection = socket.socket(family, kind, protocol)
         except OSError as error:  # the name may resolve later
-            self._redial(rank, str(error))
+            self._redial(rank, purpose, str(error))
             return
-        connection.setblocking(False)
-        handshake = Handshake(self._membership, (rank,), dials=True)
-        attempt = _Attempt(connection, self._addresses[rank], handshake, rank, deadline, connecting=True)
+        tune(connection)
+        stream = self._security.protect(connection, dials=True)
+        handshake = Handshake(self._membership, {(rank, purpose)}, dials_for=purpose)
+        attempt = _Attempt(connection, stream, self._addresses[rank], handshake, rank, deadline, connecting=True)
         self._attempts.add(attempt)
         try:
             connection.connect(target)
@@ -230,13 +274,14 @@ class _Bootstrap:
             pass
         except OSError as error:
             self._drop(attempt)
-            self._redial(rank, str(error))
+            self._redial(rank, purpose, str(error))
             return
         self._selector.register(connection, selectors.EVENT_WRITE, attempt)
 
-    def _redial(self, rank: int, why: str) -> None:
+    def _redial(self, rank: int, purpose: Purpose | None, why: str) -> None:
+        assert purpose is not None  # it is known from the beginning to a rank that dials
         self._trouble[rank] = why
-        self._redials[rank] = time.monotonic() + REDIAL_S
+        self._redials[rank, purpose] = time.monotonic() + REDIAL_S
 
     def _listen_if_room(self) -> None:
         strangers = sum(attempt.dialled is None for attempt in self._attempts)
@@ -253,9 +298,11 @@ class _Bootstrap:
             address = _peer_address(connection)
         except OSError:  # it has gone already
             return
-        connection.setblocking(False)
-        handshake = Handshake(self._membership, self._above, dials=False)
-        attempt = _Attempt(connection, address, handshake, None, time.monotonic() + STRANGER_S, connecting=False)
+        tune(connection)
+        stream = self._security.protect(connection, dials=False)
+        handshake = Handshake(self._membership, self._above)
+        expires = time.monotonic() + STRANGER_S
+        attempt = _Attempt(connection, stream, address, handshake, None, expires, connecting=False)
         self._attempts.add(attempt)
         self._selector.register(connection, selectors.EVENT_READ, attempt)
 
@@ -266,20 +313,36 @@ class _Bootstrap:
         try:
             if attempt.connecting:
                 self._connected(attempt)
+            if not attempt.authenticated:
+                attempt.handshake.certified = self._security.authenticate(attempt.stream)
+                attempt.authenticated = True
+                self._say(attempt, attempt.handshake.start())
             while attempt.handshake.peer is None:
-                data = attempt.socket.recv(attempt.handshake.missing)
+                data = attempt.stream.recv(attempt.handshake.missing)
                 if not data:
                     raise ConnectionResetError("it closed the connection during the handshake")
-                attempt.socket.sendall(attempt.handshake.receive(data))
+                self._say(attempt, attempt.handshake.receive(data))
             self._complete(attempt, attempt.handshake.peer)
         except BlockingIOError:
             return
+        except ssl.SSLError as error:
+            attempt.stream = attempt.socket  # TLS has sent its alert; a peer that knows nothing of TLS is told as well
+            self._refuse(attempt, attempt.handshake.refusal(explain(error)))
         except OSError as error:
             self._drop(attempt)
             if attempt.dialled is not None:
-                self._redial(attempt.dialled, str(error))
+                self._redial(attempt.dialled, attempt.handshake.purpose, str(error))
         except Refusal as refusal:
             self._refuse(attempt, refusal)
+
+    def _say(self, attempt: _Attempt, words: bytes) -> None:
+        """Send all of these few words, for which a connection always has room."""
+        try:
+            sent = attempt.stream.send(memoryview(words)) if words else 0
+        except BlockingIOError:
+            sent = 0
+        if sent < len(words):
+            raise ConnectionAbortedError("it does not take even a handshake")
 
     def _connected(self, attempt: _Attempt) -> None:
         error = attempt.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
@@ -288,23 +351,29 @@ class _Bootstrap:
         if attempt.socket.getsockname() == attempt.socket.getpeername():
             raise ConnectionRefusedError("nobody listens there")  # TCP met itself: a simultaneous open
         attempt.connecting = False
-        attempt.socket.sendall(attempt.handshake.start())
         self._selector.modify(attempt.socket, selectors.EVENT_READ, attempt)
 
     def _complete(self, attempt: _Attempt, rank: int) -> None:
-        if rank not in self._missing:  # two claimed the rank at once and both hold the secret
+        purpose = attempt.handshake.purpose
+        assert purpose is not None
+        if (rank, purpose) not in self._missing:  # two claimed the rank at once and both hold the secret
             raise attempt.handshake.refusal(f"rank {rank} is connected already")
-        link = Link(self._membership.rank, rank, attempt.address, attempt.socket)
-        self.links[rank] = link
+        is_local = attempt.socket.getpeername()[0] == attempt.socket.getsockname()[0]
+        stream = attempt.stream if self._wrap is None else self._wrap(rank, attempt.stream)
+        link = Link(self._membership.rank, rank, attempt.address, stream, is_local=is_local)
+        self.links[purpose][rank] = link
         self._attempts.remove(attempt)
-        self._missing.discard(rank)
-        self._above.discard(rank)
+        self._missing.discard((rank, purpose))
+        self._above.discard((rank, purpose))
+        if attempt.dialled is not None and purpose is Purpose.DATA:
+            self._redials[rank, Purpose.BEATS] = 0.0
         self._selector.modify(link, selectors.EVENT_READ, link)  # to notice if it goes while others are missing
 
     def _refuse(self, attempt: _Attempt, refusal: Refusal) -> None:
         """Tell the peer why, log it, and go on - unless the peer is one that this rank needs and cannot have."""
-        with suppress(OSError):
-            attempt.socket.sendall(refusal.reply)
+        if attempt.authenticated or attempt.stream is attempt.socket:
+            with suppress(OSError):
+                self._say(attempt, refusal.reply)
         self._drop(attempt)
         if attempt.dialled is None:
             claimed = attempt.handshake.claimed
@@ -312,7 +381,7 @@ class _Bootstrap:
                 self._trouble[claimed] = f"refused: {refusal}"
             log.warning("%s refused the connection from %s: %s", self._membership, attempt.address, refusal)
         elif refusal.retry:
-            self._redial(attempt.dialled, str(refusal))
+            self._redial(attempt.dialled, attempt.handshake.purpose, str(refusal))
         else:
             log.error("%s cannot use rank %d at %s: %s", self._membership, attempt.dialled, attempt.address, refusal)
             raise ProtocolError(attempt.dialled, f"{refusal} ({attempt.address})")
@@ -321,7 +390,7 @@ class _Bootstrap:
         if attempt.socket in self._selector.get_map():
             self._selector.unregister(attempt.socket)
         self._attempts.discard(attempt)
-        close_gently(attempt.socket)
+        close_gently(attempt.stream)
 
 
 def _peer_address(connection: socket.socket) -> str:
@@ -329,33 +398,108 @@ def _peer_address(connection: socket.socket) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def _measure(communicator: Communicator, links: Mapping[int, Link], timeout: float) -> None:
-    """Ping every peer a few times and share the results, so that all ranks choose algorithms by the same numbers."""
+def _measure(communicator: Communicator, exchange: Exchange, links: Mapping[int, Link], timeout: float) -> None:
+    """Measure every pair and share the results, so that all ranks choose algorithms by the same numbers."""
     rank, size = communicator.rank, communicator.size
-    rows = np.zeros((size, 2, size))  # latency and bandwidth, measured by the higher rank of each pair
-    # Pairs take their turn in the same order everywhere, so that no two ranks wait for each other.
-    for low, high in combinations(range(size), 2):
-        if rank == high:
-            rows[rank, 0, low] = _ping(communicator, low, timeout) / 2
-            rows[rank, 1, low] = LOCAL_BANDWIDTH if links[low].is_local else REMOTE_BANDWIDTH
-        elif rank == low:
-            for _ in range(PINGS):
-                communicator.send(communicator.recv(high, timeout), high)
+    if size == 1:
+        return
     usual, communicator.deadline_s = communicator.deadline_s, timeout
+    crowds = [np.zeros(1, np.uint8) for _ in range(size)]
+    local_ranks = 1 + sum(link.is_local for link in links.values())
+    communicator.all_gather(np.array([local_ranks > (os.cpu_count() or 1)], np.uint8), crowds)
+    turns = _turns(size, crowded=any(crowd[0] for crowd in crowds))
+    rows = np.zeros((size, 3, size))  # of each pair, by the higher rank: latency, bandwidth, cost of a frame
+    for pairs in turns:
+        for low, high in pairs:
+            if rank == high:
+                rows[rank, :, low] = _Gauge(exchange, links[low], timeout).measure(MEASURE_S / len(turns))
+            elif rank == low:
+                _Gauge(exchange, links[high], timeout).help()
+        communicator.barrier()
     communicator.all_gather(rows[rank].copy(), list(rows))
     communicator.deadline_s = usual
-    latency, bandwidth = rows[:, 0], rows[:, 1]
+    latency, bandwidth, frame_s = rows.transpose(1, 0, 2)
     communicator.latency = (latency + latency.T).tolist()
     communicator.bandwidth = (bandwidth + bandwidth.T).tolist()
+    if (frame_s > 0).any():
+        communicator.frame_s = float(np.median(frame_s[frame_s > 0]))
     communicator.stats.reset()
 
 
-def _ping(communicator: Communicator, peer: int, timeout: float) -> float:
-    """The fastest of a few round trips, in seconds."""
-    trips = []
-    for _ in range(PINGS):
-        started = time.perf_counter()
-        communicator.send(b"ping", peer)
-        communicator.recv(peer, timeout)
-        trips.append(time.perf_counter() - started)
-    return min(trips)
+def _turns(size: int, *, crowded: bool) -> list[list[tuple[int, int]]]:
+    """All pairs of ranks, in turns: those of a turn have no rank in common and measure at the same time.
+
+    Ranks that share cores (`crowded`) would measure each other's haste: there it is one pair after the other.
+    """
+    if crowded:
+        return [[pair] for pair in combinations(range(size), 2)]
+    partners = range(1, 1 << (size - 1).bit_length())
+    return [[(rank, rank ^ other) for rank in range(size) if rank < rank ^ other < size] for other in partners]
+
+
+class _Gauge:
+    """Measures the connection to one peer with frames that are exchanged as in a collective.
+
+    With `f` the processor's time to send or receive a frame, a swap of empty frames takes ``4 f + 2 latency``, k in a
+    row take ``2 f (k - 1)`` longer, and one of S bytes each way ``S / bandwidth`` longer. Both ends send their bytes at
+    the same time, as in a collective: what a half-duplex network or a busy core makes of that is what counts.
+    """
+
+    def __init__(self, exchange: Exchange, link: Link, timeout: float) -> None:
+        self._exchange = exchange
+        self._link = link
+        self._timeout = timeout
+        self._outgoing, self._incoming = (memoryview(bytearray(HEADER_SIZE + BURSTS[-1])) for _ in range(2))
+
+    def measure(self, seconds: float) -> tuple[float, float, float]:
+        """Latency (s, one way), bandwidth (bytes/s) and cost of a frame (s; 0: unknown), in about so long.
+
+        The peer must `help`.
+        """
+        share = min(seconds / 3, PINGING_S)
+        trip = self._best(0, 1, PINGS, share)
+        frame_s = 0.0
+        if trip < ROW_TRIP_S:
+            longer = self._best(0, ROW, PINGS, share) - trip
+            frame_s = float(np.clip(longer / (2 * (ROW - 1)), *FRAME_BOUNDS_S))
+        for size in BURSTS:
+            burst = self._best(size, 1, BURST_TRIALS, share)
+            if burst > BURST_S + 2 * trip:
+                break
+        self._ask(-1)
+        return max(trip / 2 - 2 * frame_s, trip / 20), size / max(burst - trip, burst / 2), frame_s
+
+    def help(self) -> None:
+        """Do what the peer asks for until it has measured all."""
+        while (size := int.from_bytes(self._receive(REQUEST_SIZE), "little", signed=True)) >= 0:
+            self._send(size)
+            if size:
+                self._receive(size)
+
+    def _best(self, size: int, row: int, trials: range, seconds: float) -> float:
+        """The fastest of so many trials, the fewer if they take longer than `seconds`."""
+        began = time.perf_counter()
+        trips: list[float] = []
+        while len(trips) < trials.start or (len(trips) < trials.stop and time.perf_counter() - began < seconds):
+            started = time.perf_counter()
+            for _ in range(row):
+                self._ask(size)
+            if size:
+                self._send(size)
+            for _ in range(row):
+                self._receive(size)
+            trips.append(time.perf_counter() - started)
+        return min(trips)
+
+    def _ask(self, size: int) -> None:
+        self._link.push(memoryview(pack_frame(Op.MESSAGE, size.to_bytes(REQUEST_SIZE, "little", signed=True))))
+
+    def _send(self, size: int) -> None:
+        self._outgoing[:HEADER_SIZE] = pack_header(Op.MESSAGE, 0, 0, 0, size)
+        self._link.push(self._outgoing[: HEADER_SIZE + size])
+
+    def _receive(self, size: int) -> memoryview:
+        incoming = Incoming(self._link, [self._incoming[: HEADER_SIZE + size]])
+        incoming.expect(pack_header(Op.MESSAGE, 0, 0, 0, size))
+        self._exchange.run([incoming], None, [self._link], self._timeout, "measuring the network")
+        return self._incoming[HEADER_SIZE : HEADER_SIZE + size]

@@ -12,16 +12,31 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from .formats import Bytes, Codec
 
-def sum_in_order(terms: Sequence[npt.NDArray[Any]], own: int) -> None:
-    """Sum ``terms`` from first to last into ``terms[own]``, without allocating.
+Array = npt.NDArray[Any]
+
+
+def sum_in_order(terms: Sequence[Array], own: int, out: Array) -> None:
+    """Sum ``terms`` from first to last into `out`, without allocating.
 
     Args:
-        terms: equally long vectors; all but ``terms[own]`` are scratch (the first is overwritten if ``own > 1``).
-        own: index of the term that becomes the sum.
+        terms: equally long vectors of the type that sums are taken in; all but ``terms[own]`` are scratch (the first
+            is overwritten if ``own > 1``).
+        own: index of the rank's own term.
+        out: takes the sum; may be ``terms[own]``.
     """
     total = terms[0]
     for index in range(1, len(terms)):
-        target = terms[own] if index >= own else terms[0]
+        target = out if index >= own else terms[0]
         np.add(total, terms[index], out=target)
         total = target
+
+
+def sum_encoded(terms: Sequence[tuple[Codec, Bytes]], total: Array, scratch: Array) -> None:
+    """Sum ``terms`` from first to last into `total`; `scratch` is as long and of the same type."""
+    (codec, payload), *others = terms
+    codec.decode(payload, total)
+    for codec, payload in others:
+        codec.decode(payload, scratch)
+        np.add(total, scratch, out=total)

@@ -27,12 +27,16 @@ A link starts with a handshake. The dialling rank speaks first; both sides send 
     any         REFUSE   -           raise `Refusal` with the peer's reason
     any         other    -           raise `Refusal` with ours, and the REFUSE frame to send
 
+Under TLS (`motley.transport.security`) the same happens inside of it, and a HELLO's rank must be one that the peer's
+certificate names. A HELLO also says what the link is for: each pair of ranks has one for data and one for beats.
+
 PROOF is HMAC-SHA256, keyed with the session's secret, over the role of the sender and both HELLO payloads. The nonces
 in them make it fresh, the role keeps it from being reflected, the payloads bind every field, and the secret itself
 never travels. A listener proves itself only to a dialler that has proven itself.
 
 After the handshake a link carries collectives and messages until it ends: with BYE when its owner closes it in peace,
-with ABORT (the rank to blame and why) when its owner gives up, with neither when its owner died.
+with ABORT (the rank to blame and why) when its owner gives up, with neither when its owner died. On a link for beats
+there are BEAT frames instead (`motley.transport.liveness`), and it ends in the same ways.
 """
 
 from __future__ import annotations
@@ -40,22 +44,20 @@ from __future__ import annotations
 import hashlib
 import hmac
 import secrets
-from collections.abc import Container
+from collections.abc import Collection, Container
 from dataclasses import dataclass
 from enum import IntEnum
 from struct import Struct
 from typing import NamedTuple
 
-import numpy as np
-
-VERSION = 1
+VERSION = 2
 MAGIC = b"MT"
 MAX_MESSAGE = 64 << 20
 """Longest message in bytes; a header that announces more is refused before a byte of it is stored."""
 MAX_HANDSHAKE = 1024
 
 _HEADER = Struct("<2sBBIQQ")
-_HELLO = Struct("<HIHH32s32s")
+_HELLO = Struct("<HBIHH32s32s")
 _BLAME = Struct("<H")
 HEADER_SIZE = _HEADER.size
 
@@ -70,13 +72,25 @@ class Op(IntEnum):
     BROADCAST = 7
     BYE = 8
     ABORT = 9
+    BEAT = 10
+    REDUCE_SCATTER = 11
+    ALL_TO_ALL = 12
+    BARRIER = 13
 
 
-DTYPE_CODES: dict[np.dtype[np.generic], int] = {
-    np.dtype(name): code for code, name in enumerate(("u1", "<i4", "<i8", "<f4", "<f8"), start=1)
+class Purpose(IntEnum):
+    """What a link is for."""
+
+    DATA = 0
+    BEATS = 1
+
+
+DTYPE_CODES = {
+    name: code
+    for code, name in enumerate(("uint8", "int32", "int64", "float32", "float64", "float16", "bfloat16"), start=1)
 }
-"""Element types that may travel; 0 is raw bytes."""
-_DTYPE_NAMES = {0: "bytes"} | {code: dtype.name for dtype, code in DTYPE_CODES.items()}
+"""Element types that may travel, by NumPy's names (little-endian); 0 is raw bytes."""
+_DTYPE_NAMES = {0: "bytes"} | {code: name for name, code in DTYPE_CODES.items()}
 
 
 class WireError(Exception):
@@ -208,6 +222,11 @@ class Membership:
         return f"Membership({self.session!r}, epoch {self.epoch}, rank {self.rank} of {self.size})"
 
 
+def certified_name(rank: int, session: str) -> str:
+    """The DNS name that a rank's certificate must carry."""
+    return f"rank-{rank}.{session}"
+
+
 class Refusal(Exception):
     """A handshake that failed.
 
@@ -225,29 +244,29 @@ class Refusal(Exception):
 class Handshake:
     """One side of the handshake of one link: feed it what arrives, send what it returns, until `peer` is set."""
 
-    def __init__(self, membership: Membership, expected: Container[int], *, dials: bool) -> None:
-        """`expected`: the ranks that the peer may have."""
+    def __init__(
+        self, membership: Membership, expected: Container[tuple[int, Purpose]], *, dials_for: Purpose | None = None
+    ) -> None:
+        """
+        Args:
+            expected: the ranks that the peer may have, and what for.
+            dials_for: what this rank dials the peer for; None if it is the peer that has dialled.
+        """
         self.peer: int | None = None
         """The peer's proven rank once the handshake is done."""
         self.claimed: int | None = None
         """The rank that the peer says it has, unproven."""
+        self.purpose = dials_for
+        """What the link is for, once the dialler has said so."""
+        self.certified: Collection[str] | None = None
+        """The names that the peer's certificate proves; None if there are no certificates."""
         self._membership = membership
         self._expected = expected
-        self._dials = dials
+        self._dials = dials_for is not None
         self._decoder = Decoder(MAX_HANDSHAKE)
         self._awaits = Op.HELLO
         self._peer_hello = b""
-        self._hello = (
-            _HELLO.pack(
-                VERSION,
-                membership.epoch,
-                membership.rank,
-                membership.size,
-                membership.agreement,
-                secrets.token_bytes(32),
-            )
-            + membership.session.encode()
-        )
+        self._hello = b""
 
     @property
     def missing(self) -> int:
@@ -256,7 +275,7 @@ class Handshake:
 
     def start(self) -> bytes:
         """What to send before anything has arrived."""
-        return pack_frame(Op.HELLO, self._hello) if self._dials else b""
+        return self._say_hello() if self._dials else b""
 
     def receive(self, data: bytes) -> bytes:
         """Take bytes, return the bytes to send.
@@ -287,11 +306,18 @@ class Handshake:
             self._awaits = Op.PROOF
             if self._dials:
                 return pack_frame(Op.PROOF, self._proof(by_dialler=True))
-            return pack_frame(Op.HELLO, self._hello)
+            return self._say_hello()
         if not hmac.compare_digest(frame.payload, self._proof(by_dialler=not self._dials)):
             raise self.refusal("the proof is wrong: it does not hold this session's secret")
         self.peer = self.claimed
         return b"" if self._dials else pack_frame(Op.PROOF, self._proof(by_dialler=False))
+
+    def _say_hello(self) -> bytes:
+        assert self.purpose is not None
+        ours, nonce = self._membership, secrets.token_bytes(32)
+        fields = (VERSION, self.purpose, ours.epoch, ours.rank, ours.size, ours.agreement, nonce)
+        self._hello = _HELLO.pack(*fields) + ours.session.encode()
+        return pack_frame(Op.HELLO, self._hello)
 
     def _check_hello(self, payload: bytes) -> None:
         """Check every field of the peer's HELLO, or raise the `Refusal` that names the first wrong one."""
@@ -301,21 +327,25 @@ class Handshake:
             raise self.refusal(f"protocol version {version}; version {VERSION} is spoken here: update the older one")
         if len(payload) < _HELLO.size:
             raise self.refusal(f"a HELLO of {len(payload)} bytes; at least {_HELLO.size} are needed")
-        _, epoch, rank, size, agreement, _ = _HELLO.unpack_from(payload)
+        _, purpose, epoch, rank, size, agreement, _ = _HELLO.unpack_from(payload)
         session = payload[_HELLO.size :].decode(errors="replace")
         self.claimed = rank
         if session != ours.session:
             raise self.refusal(f"session {session!r} is not the one served here")
+        if self.certified is not None and certified_name(rank, session) not in self.certified:
+            names = ", ".join(self.certified) or "nobody"
+            raise self.refusal(f"its certificate is for {names}, not for {certified_name(rank, session)}")
         if epoch != ours.epoch:
             raise self.refusal(f"epoch {epoch}; epoch {ours.epoch} is current here", retry=epoch > ours.epoch)
         if size != ours.size:
             raise self.refusal(f"a mesh of {size} ranks; here it has {ours.size}")
-        if rank not in self._expected:
+        if purpose not in Purpose._value2member_map_ or (rank, purpose) not in self._expected:
             raise self.refusal(f"rank {rank} is not expected by rank {ours.rank} on this connection")
         if agreement != ours.agreement:
             raise self.refusal(
                 f"plan {agreement.hex()[:12]}; here it is {ours.agreement.hex()[:12]}: both ranks need the same plan"
             )
+        self.purpose = Purpose(purpose)
 
     def _proof(self, *, by_dialler: bool) -> bytes:
         hellos = (self._hello, self._peer_hello) if self._dials else (self._peer_hello, self._hello)

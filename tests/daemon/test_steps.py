@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from motley.daemon.steps import Beat, Close, Message, More, Open, Step, StepError, Stop, decode
+from motley.daemon.steps import Close, Message, More, Open, Step, StepError, Stop, decode
 
 counts = st.integers(0, 2**32 - 1)
 tokens = st.lists(st.integers(0, 2**31 - 1), max_size=50).map(lambda ids: np.array(ids, np.int32))
@@ -16,7 +16,6 @@ messages = st.one_of(
     st.builds(Step, counts, counts, counts, tokens),
     st.builds(More, counts, counts),
     st.builds(Close, counts),
-    st.builds(Beat),
     st.builds(Stop),
 )
 
@@ -53,7 +52,7 @@ def test_garbage_is_refused_or_a_message(data: bytes) -> None:
     assert message.encode() == data
 
 
-@pytest.mark.parametrize("data", [b"", b"\x00", b"\x07", b"\x05\x00", b"\x03\x00"])
+@pytest.mark.parametrize("data", [b"", b"\x00", b"\x06", b"\x05\x00", b"\x03\x00"])
 def test_what_is_no_message_is_refused(data: bytes) -> None:
     with pytest.raises(StepError):
         decode(data)

@@ -28,6 +28,10 @@ USAGE = [
     (("bench", "latency", "--model", str(BUNDLED), "--block", "24"), "24"),
     (("bench", "latency", "--model", str(BUNDLED), "--engine", "abacus"), "no engine is called 'abacus'"),
     (("bench", "latency", "--model", str(BUNDLED), "--prompt-tokens", "2000"), "1024"),
+    (("bench", "collectives", "--sizes", "10"), "multiples of 4"),
+    (("bench", "collectives", "--op", "all_reduce,reduce"), "--op knows all_reduce, reduce_scatter"),
+    (("bench", "collectives", "--wire", "fp8"), "--wire knows fp32, bf16, int8"),
+    (("bench", "collectives", "--link", "1Gbit"), "write 0.1ms,1Gbit"),
     (("bench", "synth", "--out", "x"), "--like NAME or --config FILE"),
     (("bench", "synth", "--like", "gpt-9", "--out", "x"), "no shape is called 'gpt-9'; known: tinyllama-1.1b"),
     (("bench", "synth", "--config", "/nowhere", "--out", "x"), "cannot read a model config"),
@@ -73,6 +77,7 @@ async def last_json(*arguments: str, **environment: str) -> dict[str, Any]:
         ("bench", "latency"),
         ("bench", "synth"),
         ("bench", "collectives"),
+        ("bench", "precision"),
     ],
     ids=" ".join,
 )
@@ -114,8 +119,16 @@ async def test_bench_latency(tmp_path: Path) -> None:
 
 async def test_bench_collectives() -> None:
     answer = await last_json("bench", "collectives", "--ranks", "3", "--sizes", "4,8192", "--rounds", "20")
-    assert [row["size_bytes"] for row in answer["rows"]] == [4, 8192]
+    assert [(row["op"], row["bytes"], row["ranks"]) for row in answer["rows"]] == [
+        ("all_reduce", size, 3) for size in (4, 8192)
+    ]
     assert all(0 < row["p50_us"] <= row["p99_us"] for row in answer["rows"])
+
+
+async def test_bench_precision() -> None:
+    answer = await last_json("bench", "precision", "--ranks", "2")
+    assert {row["format"] for row in answer["wire_formats"]} == {"fp32", "bf16", "int8"}
+    assert all(0 < row["mean_error"] < row["max_error"] for row in answer["wire_formats"])
 
 
 async def test_bench_synth_makes_a_model_that_runs(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from motley.transport import Communicator, Listener, Membership, connect_mesh
+from motley.transport import Communicator, Listener, Membership, Plain, Tls, connect_mesh
 
 SECRET = b"a secret of the session".ljust(32)
 AGREEMENT = hashlib.sha256(b"the plan").digest()
@@ -30,7 +30,10 @@ def membership() -> Callable[..., Membership]:
 
 @pytest.fixture
 def run_ranks() -> RunRanks:
-    """``run_ranks(size, work)`` builds a mesh, runs ``work(communicator)`` on each rank, returns results or errors."""
+    """``run_ranks(size, work)`` builds a mesh, runs ``work(communicator)`` on each rank, returns results or errors.
+
+    `changes` are to the membership of each rank, `security` is each rank's, `options` go to `connect_mesh`.
+    """
 
     def run(
         size: int,
@@ -39,6 +42,8 @@ def run_ranks() -> RunRanks:
         host: str = "127.0.0.1",
         timeout: float = 20.0,
         changes: Sequence[dict[str, Any]] | None = None,
+        security: Sequence[Tls | Plain] | None = None,
+        **options: Any,
     ) -> list[Any]:
         with ExitStack() as stack:
             listeners = [stack.enter_context(closing(Listener(host))) for _ in range(size)]
@@ -47,8 +52,12 @@ def run_ranks() -> RunRanks:
 
             def one(rank: int) -> Any:
                 member = _membership(rank, size, **(changes[rank] if changes else {}))
+                protection = security[rank] if security else Plain()
+                settings = {"spin_s": 0.0} | options
                 try:
-                    with connect_mesh(listeners[rank], member, addresses, timeout, spin_s=0) as communicator:
+                    with connect_mesh(
+                        listeners[rank], member, addresses, timeout, security=protection, **settings
+                    ) as communicator:
                         return work(communicator)
                 except Exception as error:
                     return error

@@ -1,38 +1,148 @@
-"""One rank as a real process, for tests that kill ranks: prints JSON lines, reads its plans from standard input.
+"""One rank as a real process, for tests that break ranks: reads its plans from standard input, prints JSON lines.
 
-A plan is ``{"rank", "size", "epoch", "addresses"}``. The rank connects, prints ``{"up": pid}``, sums until the mesh
-breaks or, with ``"rounds"``, that many times, and prints ``{"error", "rank", "text"}`` or ``{"sum"}``.
+A plan is ``{"rank", "size", "epoch", "addresses"}`` and what is to happen. The rank connects, prints ``{"up": pid}``,
+computes ("sleep" or "spin" for so many seconds), then sums until the mesh breaks, or "rounds" times, or, if rank 0's
+plan has "seconds", so long. It prints ``{"error", "rank", "text"}`` or ``{"sum"}``, with what it has left behind.
+
+Half a second after it is up, a rank with ``"cut": [ranks]`` neither hears nor reaches these any more, and they are not
+told; one with ``"reset": true`` ends with a reset of all its connections. ``"slow": true`` reads in small sips.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import socket
+import struct
 import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+import psutil
 
-from motley.transport import Listener, Membership, TransportError, connect_mesh
+from motley.transport import Communicator, Listener, Membership, Plain, Tls, TransportError, connect_mesh
+
+
+class Trouble:
+    """A stream that can be cut, and may be slow."""
+
+    def __init__(self, peer: int, stream: Any, *, slow: bool) -> None:
+        self.peer = peer
+        self.is_cut = False
+        self.stream = stream
+        self._slow = slow
+
+    def send(self, data: memoryview) -> int:
+        return len(data) if self.is_cut else self.stream.send(data)
+
+    def recv(self, size: int, flags: int = 0) -> bytes:
+        self._look()
+        return self.stream.recv(size, flags)
+
+    def recv_into(self, buffer: memoryview, size: int = 0) -> int:
+        self._look()
+        if self._slow:
+            time.sleep(1e-4)
+            size = min(size or len(buffer), 2048)
+        return self.stream.recv_into(buffer, size)
+
+    def _look(self) -> None:
+        if self.is_cut:
+            time.sleep(1e-3)  # the system's poll still sees what is not to be seen
+            raise BlockingIOError
+
+    def ready_in(self) -> float | None:
+        look = getattr(self.stream, "ready_in", None)
+        return None if look is None or self.is_cut else look()
+
+    def fileno(self) -> int:
+        return self.stream.fileno()
+
+    def shutdown(self, how: int) -> None:
+        if not self.is_cut:
+            self.stream.shutdown(how)
+
+    def close(self) -> None:
+        if not self.is_cut:  # a cable that is pulled brings no FIN
+            self.stream.close()
+
+
+def holdings() -> tuple[int, int]:
+    """Threads and descriptors of this process."""
+    process = psutil.Process()
+    return threading.active_count(), process.num_handles() if psutil.WINDOWS else process.num_fds()
+
+
+def wrapper(plan: dict[str, Any], streams: list[Trouble]) -> Callable[[int, Any], Trouble] | None:
+    """What to give to `connect_mesh`; none if there shall be no trouble."""
+
+    def wrap(peer: int, stream: Any) -> Trouble:
+        streams.append(Trouble(peer, stream, slow="slow" in plan))
+        return streams[-1]
+
+    return wrap if {"cut", "reset", "slow"} & plan.keys() else None
+
+
+def strike(plan: dict[str, Any], streams: list[Trouble]) -> None:
+    for stream in streams:
+        stream.is_cut = stream.peer in plan.get("cut", ())
+    if plan.get("reset"):
+        for stream in streams:
+            stream.stream.setsockopt(
+                socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("hh" if os.name == "nt" else "ii", 1, 0)
+            )
+        os._exit(1)
+
+
+def compute(plan: dict[str, Any]) -> None:
+    time.sleep(plan.get("sleep", 0))
+    until = time.monotonic() + plan.get("spin", 0)
+    while time.monotonic() < until:
+        pass
+
+
+def sum_up(communicator: Communicator, plan: dict[str, Any]) -> float:
+    buffer = np.zeros(plan.get("elements", 2048), np.float32)
+    until = time.monotonic() + plan.get("seconds", 1e9)
+    rounds = plan.get("rounds", 1 << 60)
+    while True:
+        buffer[:] = communicator.rank + 1
+        buffer[-1] = time.monotonic() > until
+        communicator.all_reduce(buffer)
+        rounds -= 1
+        if buffer[-1] or not rounds:
+            return float(buffer[0])
 
 
 def main() -> None:
+    security: Tls | Plain = Plain()
+    if len(sys.argv) > 1:
+        folder = Path(sys.argv[1])
+        security = Tls(folder / "certificate.pem", folder / "key.pem", folder / "authority.pem")
     listener = Listener("127.0.0.1")
     print(json.dumps({"port": listener.port}), flush=True)
     for line in sys.stdin:
         plan = json.loads(line)
         member = Membership("test", plan["epoch"], plan["rank"], plan["size"], b"s" * 32, b"a" * 32)
-        buffer = np.zeros(2048, np.float32)
+        streams: list[Trouble] = []
+        before = holdings()
         try:
-            with connect_mesh(listener, member, plan["addresses"], 20.0) as communicator:
+            with connect_mesh(
+                listener, member, plan["addresses"], 20.0, security=security, wrap=wrapper(plan, streams)
+            ) as communicator:
                 print(json.dumps({"up": os.getpid()}), flush=True)
-                rounds = plan.get("rounds")
-                while rounds is None or rounds > 0:
-                    buffer[:] = plan["rank"] + 1
-                    communicator.all_reduce(buffer)
-                    rounds = None if rounds is None else rounds - 1
-            print(json.dumps({"sum": float(buffer[0])}), flush=True)
+                if streams:
+                    threading.Timer(0.5, strike, [plan, streams]).start()
+                compute(plan)
+                answer: dict[str, Any] = {"sum": sum_up(communicator, plan)}
         except TransportError as error:
-            print(json.dumps({"error": type(error).__name__, "rank": error.rank, "text": str(error)}), flush=True)
+            answer = {"error": type(error).__name__, "rank": error.rank, "text": str(error)}
+        after = holdings()
+        print(json.dumps(answer | {"left": [b - a for a, b in zip(before, after, strict=True)]}), flush=True)
 
 
 main()

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from motley.transport import (
     Membership,
     PeerLost,
     PeerTimeout,
+    Plain,
     ProtocolError,
     UsageError,
     connect_mesh,
@@ -71,7 +73,19 @@ def test_all_ranks_hold_the_same_measurements(run_ranks: Run) -> None:
     assert matrices[1] == matrices[2] == matrices[0]
     assert (latency == latency.T).all()
     assert (latency[~np.eye(3, dtype=bool)] > 0).all()
-    assert (bandwidth[~np.eye(3, dtype=bool)] == mesh_module.LOCAL_BANDWIDTH).all()
+    assert (bandwidth == bandwidth.T).all()
+    assert (bandwidth[~np.eye(3, dtype=bool)] > 1e7).all()
+
+
+@pytest.mark.parametrize("crowded", [False, True])
+@pytest.mark.parametrize("size", range(2, 17))
+def test_every_pair_measures_once_and_no_rank_twice_at_a_time(size: int, crowded: bool) -> None:
+    turns = mesh_module._turns(size, crowded=crowded)
+    assert sorted(pair for pairs in turns for pair in pairs) == list(combinations(range(size), 2))
+    for pairs in turns:
+        ranks = [rank for pair in pairs for rank in pair]
+        assert len(ranks) == len(set(ranks))
+        assert not crowded or len(pairs) == 1
 
 
 def test_bootstrap_leaves_no_socket_behind(run_ranks: Run) -> None:
@@ -88,7 +102,7 @@ def test_bootstrap_leaves_no_socket_behind(run_ranks: Run) -> None:
 
 def test_one_rank_needs_no_sockets(membership: MakeMember, listener: Listener) -> None:
     listener.close()
-    with connect_mesh(listener, membership(0, 1), ["nowhere:1"]) as communicator:
+    with connect_mesh(listener, membership(0, 1), ["nowhere:1"], security=Plain()) as communicator:
         assert total(communicator) == 1.0
         assert communicator.broadcast_message(b"hello", 0, None) == b"hello"
 
@@ -102,7 +116,9 @@ def test_missing_ranks_are_named(membership: MakeMember, listener: Listener) -> 
     gone = nobody()
     started = time.monotonic()
     with pytest.raises(PeerTimeout) as error:
-        connect_mesh(listener, membership(1, 4), [gone, address_of(listener), gone, gone], timeout=0.4)
+        connect_mesh(
+            listener, membership(1, 4), [gone, address_of(listener), gone, gone], timeout=0.4, security=Plain()
+        )
     assert 0.4 <= time.monotonic() - started < 3
     assert error.value.rank == 0
     for text in (f"rank 0 at {gone} (", "refused", f"rank 2 at {gone} (it has not connected to us)", "rank 3"):
@@ -117,7 +133,7 @@ def test_a_rank_that_gives_up_says_why_to_those_it_has_reached(membership: MakeM
     started = time.monotonic()
     with ThreadPoolExecutor(3) as pool:
         futures = [
-            pool.submit(connect_mesh, listeners[rank], membership(rank, 3), addresses, timeout)
+            pool.submit(connect_mesh, listeners[rank], membership(rank, 3), addresses, timeout, security=Plain())
             for rank, (addresses, timeout) in enumerate(plans)
         ]
         errors = [future.exception(timeout=40) for future in futures]
@@ -159,10 +175,10 @@ def test_a_rank_that_is_ahead_waits_for_the_others(membership: MakeMember) -> No
     listeners = [Listener("127.0.0.1") for _ in range(2)]
     addresses = [address_of(listener) for listener in listeners]
     with ThreadPoolExecutor(2) as pool:
-        ahead = pool.submit(connect_mesh, listeners[1], membership(1, 2, epoch=2), addresses, 10.0)
+        ahead = pool.submit(connect_mesh, listeners[1], membership(1, 2, epoch=2), addresses, 10.0, security=Plain())
         with pytest.raises(PeerTimeout, match="epoch 2; epoch 1 is current here"):
-            connect_mesh(listeners[0], membership(0, 2, epoch=1), addresses, 0.5)
-        here = pool.submit(connect_mesh, listeners[0], membership(0, 2, epoch=2), addresses, 10.0)
+            connect_mesh(listeners[0], membership(0, 2, epoch=1), addresses, 0.5, security=Plain())
+        here = pool.submit(connect_mesh, listeners[0], membership(0, 2, epoch=2), addresses, 10.0, security=Plain())
         with here.result(20), ahead.result(20):
             pass
     for listener in listeners:
@@ -178,7 +194,7 @@ def test_strangers_are_refused_and_disturb_nobody(
     listeners = [Listener("127.0.0.1") for _ in range(2)]
     addresses = [address_of(listener) for listener in listeners]
     with ThreadPoolExecutor(2) as pool:
-        first = pool.submit(connect_mesh, listeners[0], membership(0, 2), addresses, 20.0)
+        first = pool.submit(connect_mesh, listeners[0], membership(0, 2), addresses, 20.0, security=Plain())
         strangers = [socket.create_connection(("127.0.0.1", listeners[0].port), 5) for _ in range(6)]
         spoken = [
             b"GET / HTTP/1.1\r\nHost: here\r\n\r\n" * 9,
@@ -199,7 +215,7 @@ def test_strangers_are_refused_and_disturb_nobody(
                 answer += data
             answers.append(answer)
             stranger.close()
-        second = pool.submit(connect_mesh, listeners[1], membership(1, 2), addresses, 20.0)
+        second = pool.submit(connect_mesh, listeners[1], membership(1, 2), addresses, 20.0, security=Plain())
         with first.result(20), second.result(20):
             pass
     for listener in listeners:
@@ -216,7 +232,7 @@ def test_strangers_are_refused_and_disturb_nobody(
 def test_a_dialled_stranger_is_named_at_once(membership: MakeMember, listener: Listener) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as pool:
         addresses = [f"127.0.0.1:{server.getsockname()[1]}", address_of(listener)]
-        dialling = pool.submit(connect_mesh, listener, membership(1, 2), addresses, 20.0)
+        dialling = pool.submit(connect_mesh, listener, membership(1, 2), addresses, 20.0, security=Plain())
         connection, _ = server.accept()
         with connection:
             connection.sendall(b"SSH-2.0-OpenSSH_9.6\r\n")
@@ -242,4 +258,4 @@ def test_arguments_that_cannot_be_right(
     membership: MakeMember, listener: Listener, changes: dict[str, Any], addresses: list[str], text: str
 ) -> None:
     with pytest.raises(UsageError, match=text):
-        connect_mesh(listener, membership(**({"size": 3} | changes)), addresses, timeout=1.0)
+        connect_mesh(listener, membership(**({"size": 3} | changes)), addresses, timeout=1.0, security=Plain())

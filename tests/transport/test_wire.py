@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import hmac
+import re
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -18,6 +19,7 @@ from motley.transport.wire import (
     Handshake,
     Header,
     Op,
+    Purpose,
     Refusal,
     WireError,
     mismatch,
@@ -55,6 +57,23 @@ def test_frames_come_out_however_the_bytes_arrive(frames: list[Frame], data: st.
     cut = data.draw(st.integers(0, len(stream)))
     decoder = Decoder(100)
     assert decoder.feed(stream[:cut]) + decoder.feed(stream[cut:]) == frames
+
+
+@pytest.mark.parametrize("op", Op)
+@pytest.mark.parametrize("length", [0, 1, 77])
+def test_every_kind_of_frame_whole_in_bytes_and_with_more_behind_it(op: Op, length: int) -> None:
+    payload = bytes(range(length))
+    frame = Frame(Header(op, sequence=3, length=length), payload)
+    stream = pack_frame(op, payload, 3)
+    assert Decoder(77).feed(stream) == [frame]
+
+    decoder = Decoder(77)
+    assert [decoder.feed(stream[i : i + 1]) for i in range(len(stream))] == [[]] * (len(stream) - 1) + [[frame]]
+    assert decoder.missing == HEADER_SIZE
+
+    decoder = Decoder(77)
+    assert decoder.feed(stream + stream[:-1]) == [frame]
+    assert decoder.feed(stream[-1:]) == [frame]
 
 
 @given(FRAMES, st.binary(max_size=HEADER_SIZE - 1))
@@ -150,8 +169,10 @@ def meet(dialler: Handshake, listener: Handshake, chunk: int = 1 << 20) -> None:
 @pytest.fixture
 def pair(membership: Callable[..., Membership]) -> Callable[..., tuple[Handshake, Handshake]]:
     def make(**changes: Any) -> tuple[Handshake, Handshake]:
-        dialler = Handshake(membership(**({"rank": 2, "size": 3} | changes)), {0}, dials=True)
-        return dialler, Handshake(membership(0, 3), {1, 2}, dials=False)
+        dialler = Handshake(
+            membership(**({"rank": 2, "size": 3} | changes)), {(0, Purpose.DATA)}, dials_for=Purpose.DATA
+        )
+        return dialler, Handshake(membership(0, 3), {(1, Purpose.DATA), (2, Purpose.DATA)})
 
     return make
 
@@ -190,10 +211,83 @@ def test_refusals_name_the_reason_on_both_sides(
     assert dialler.peer is None
 
 
+@pytest.mark.parametrize("chunk", [1, 1000])
+def test_a_refusal_is_understood_however_it_arrives(
+    pair: Callable[..., tuple[Handshake, Handshake]], chunk: int
+) -> None:
+    dialler, listener = pair()
+    reply = listener.refusal("not today", retry=True).reply
+    with pytest.raises(Refusal, match="it refused us: not today") as told:  # noqa: PT012
+        for start in range(0, len(reply), chunk):
+            dialler.receive(reply[start : start + chunk])
+    assert told.value.retry
+
+
+@pytest.mark.parametrize("awaiting", ["hello", "proof", "nothing"])
+def test_nothing_may_follow_what_was_awaited(pair: Callable[..., tuple[Handshake, Handshake]], awaiting: str) -> None:
+    dialler, listener = pair()
+    hello = dialler.start()
+    if awaiting == "hello":
+        with pytest.raises(Refusal, match="expected PROOF in the handshake, got MESSAGE"):
+            listener.receive(hello + pack_frame(Op.MESSAGE))
+        return
+    proof = dialler.receive(listener.receive(hello))
+    if awaiting == "proof":
+        with pytest.raises(Refusal, match="expected nothing in the handshake, got BEAT"):
+            listener.receive(proof + pack_frame(Op.BEAT))
+        return
+    listener.receive(proof)
+    with pytest.raises(Refusal, match="expected nothing in the handshake, got PROOF"):
+        listener.receive(proof)
+
+
+@pytest.mark.parametrize("purpose", Purpose)
+def test_the_listener_learns_what_the_link_is_for(membership: Callable[..., Membership], purpose: Purpose) -> None:
+    dialler = Handshake(membership(1, 2), {(0, purpose)}, dials_for=purpose)
+    listener = Handshake(membership(0, 2), {(1, Purpose.DATA), (1, Purpose.BEATS)})
+    meet(dialler, listener)
+    assert listener.purpose is purpose
+
+
+def test_a_link_for_another_purpose_is_refused(membership: Callable[..., Membership]) -> None:
+    listener = Handshake(membership(0, 2), {(1, Purpose.DATA)})
+    with pytest.raises(Refusal, match="rank 1 is not expected"):
+        meet(Handshake(membership(1, 2), {(0, Purpose.BEATS)}, dials_for=Purpose.BEATS), listener)
+    hello = bytearray(Handshake(membership(1, 2), {(0, Purpose.DATA)}, dials_for=Purpose.DATA).start())
+    hello[HEADER_SIZE + 2] = 77
+    with pytest.raises(Refusal, match="rank 1 is not expected"):
+        Handshake(membership(0, 2), {(1, Purpose.DATA)}).receive(bytes(hello))
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        (["rank-2.test"], None),
+        (["gamma.example", "rank-2.test"], None),
+        (["rank-1.test"], "its certificate is for rank-1.test, not for rank-2.test"),
+        (["rank-2.other"], "its certificate is for rank-2.other, not for rank-2.test"),
+        (["*.test"], "its certificate is for *.test, not for rank-2.test"),
+        (["rank-22.test", "rank-2.test.org"], "not for rank-2.test"),
+        ([], "its certificate is for nobody, not for rank-2.test"),
+    ],
+)
+def test_a_certificate_is_for_one_rank_of_one_session(
+    pair: Callable[..., tuple[Handshake, Handshake]], names: list[str], said: str | None
+) -> None:
+    dialler, listener = pair()
+    listener.certified = names
+    if said is None:
+        meet(dialler, listener)
+        assert listener.peer == 2
+    else:
+        with pytest.raises(Refusal, match=re.escape(said)):
+            meet(dialler, listener)
+
+
 def test_another_version_is_refused_whatever_follows_it(pair: Callable[..., tuple[Handshake, Handshake]]) -> None:
     _, listener = pair()
-    with pytest.raises(Refusal, match="protocol version 2; version 1 is spoken here"):
-        listener.receive(pack_frame(Op.HELLO, b"\x02\x00 a future layout"))
+    with pytest.raises(Refusal, match="protocol version 3; version 2 is spoken here"):
+        listener.receive(pack_frame(Op.HELLO, b"\x03\x00 a future layout"))
 
 
 @pytest.mark.parametrize(
@@ -201,7 +295,7 @@ def test_another_version_is_refused_whatever_follows_it(pair: Callable[..., tupl
     [
         b"GET / HTTP/1.1\r\n",
         pack_frame(Op.HELLO, b""),
-        pack_frame(Op.HELLO, b"\x01\x00"),
+        pack_frame(Op.HELLO, b"\x02\x00"),
         pack_frame(Op.PROOF, bytes(32)),
         pack_frame(Op.ALL_REDUCE, bytes(32)),
         Header(Op.HELLO, length=1 << 30).pack(),
@@ -217,7 +311,7 @@ def test_nonsense_is_refused(pair: Callable[..., tuple[Handshake, Handshake]], d
 @given(st.binary(max_size=300))
 def test_fuzzed_handshakes_are_never_accepted(data: bytes) -> None:
     member = Membership("test", 1, 0, 2, b"s" * 32, b"a" * 32)
-    listener = Handshake(member, {1}, dials=False)
+    listener = Handshake(member, {(1, Purpose.DATA)})
     with suppress(Refusal):
         listener.receive(data)
     assert listener.peer is None

@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+
+from motley.bench.collectives import Row, Setup, measure
+from motley.bench.emulator import LinkSpec
+from motley.transport import WireFormat
+from motley.transport.schedule import ALGORITHMS, Operation
+
+
+def check(rows: list[Row], setup: Setup) -> None:
+    assert [(row.op, row.bytes, row.ranks) for row in rows] == [
+        (operation, size, setup.ranks) for operation in setup.operations for size in setup.sizes
+    ]
+    for row in rows:
+        assert 0 < row.p50_us <= row.p99_us
+        assert row.predicted_us > 0
+        assert row.algorithm in ALGORITHMS[Operation(row.op)]
+        compared = setup.link is None and importlib.util.find_spec("torch") is not None
+        assert (row.gloo_p50_us is not None) == compared
+
+
+@pytest.mark.parametrize("tls", [False, True])
+def test_every_operation_is_measured_between_real_processes(tls: bool) -> None:
+    setup = Setup(ranks=3, sizes=[0, 4100], operations=tuple(Operation), rounds=20, tls=tls)
+    seen: list[Row] = []
+    rows = measure(setup, seen.append)
+    assert rows == seen
+    check(rows, setup)
+
+
+def test_an_emulated_network_costs_what_the_model_says() -> None:
+    """Far from what this machine could add: 5 ms one way, and 8 ms for 100 kB at 100 Mbit/s."""
+    setup = Setup(ranks=2, sizes=[100_000], rounds=20, link=LinkSpec.parse("5ms,100Mbit"))
+    (row,) = rows = measure(setup)
+    check(rows, setup)
+    assert 12_000 < row.p50_us < 26_000
+    assert 10_000 < row.predicted_us < 26_000
+
+
+def test_a_narrow_wire_format_saves_what_it_should() -> None:
+    link = LinkSpec.parse("0.1ms,40Mbit")
+    took = {
+        wire: measure(Setup(ranks=2, sizes=[1 << 17], rounds=20, link=link, wire_format=wire))[0]
+        for wire in (WireFormat.FP32, WireFormat.INT8)
+    }
+    assert took[WireFormat.INT8].p50_us < 0.6 * took[WireFormat.FP32].p50_us
+    assert took[WireFormat.INT8].predicted_us < 0.6 * took[WireFormat.FP32].predicted_us
+
+
+def test_a_rank_that_fails_is_named(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(RuntimeError, match="the process of rank 0 ended"):
+        measure(Setup(ranks=2, sizes=[4], operations=["no operation"], rounds=1))  # type: ignore[list-item]
+    assert "no operation" in capfd.readouterr().err

@@ -1,0 +1,201 @@
+from __future__ import annotations
+
+import select
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from motley.transport import PeerLost
+from motley.transport.link import Link, wait_ready
+from motley.transport.liveness import BEAT_S, SILENCE_S, SUSPENDED_S, Pulse, Watch
+from motley.transport.wire import Op, pack_abort, pack_frame
+
+BEAT = pack_frame(Op.BEAT)
+
+
+def watch(peers: int = 3, own_rank: int = 0) -> Watch:
+    return Watch(own_rank, {rank: f"host-{rank}:1" for rank in range(peers) if rank != own_rank})
+
+
+def beat(watch: Watch, ranks: list[int], start: float, end: float) -> float:
+    """These ranks beat, and the watch looks, from one time to the other."""
+    now = start
+    while now < end:
+        for rank in ranks:
+            watch.receive(rank, BEAT, now)
+        watch.look(now)
+        now += BEAT_S
+    return now
+
+
+def test_silence_is_measured_from_the_last_sign_of_life() -> None:
+    watching = watch()
+    beat(watching, [1, 2], 0, 10)
+    assert watching.look(10) == pytest.approx(9.5 + SILENCE_S)
+    beat(watching, [2], 10, 9.5 + SILENCE_S - 0.01)
+    assert not watching.lost
+    watching.look(9.5 + SILENCE_S)
+    assert watching.lost == {1: "no sign of life for 4 s (host-1:1)"}
+    assert watching.watched == (2,)
+
+
+def test_a_peer_that_still_builds_its_mesh_is_not_silent() -> None:
+    watching = watch()
+    beat(watching, [2], 0, 100)
+    assert not watching.lost
+
+
+def test_a_rank_that_was_suspended_itself_blames_nobody() -> None:
+    watching = watch()
+    now = beat(watching, [1, 2], 0, 5)
+    watching.look(now + 1000)
+    assert not watching.lost
+    now = beat(watching, [1], now + 1000 + BEAT_S, now + 1000 + SILENCE_S + BEAT_S)
+    assert list(watching.lost) == [2]
+
+
+def test_looking_late_but_in_time_hides_no_silence() -> None:
+    watching = watch()
+    now = beat(watching, [1, 2], 0, 5)
+    while not watching.lost:
+        now += SUSPENDED_S
+        watching.look(now)
+    assert now <= 5 + SILENCE_S + SUSPENDED_S
+
+
+def test_the_first_loss_comes_first() -> None:
+    watching = watch(4)
+    beat(watching, [1, 2, 3], 0, 1)
+    watching.receive(3, b"", 1)
+    watching.receive(1, pack_abort(3, "it is gone"), 1)
+    watching.end(2, "reset")
+    assert list(watching.lost.items()) == [
+        (3, "its connection ended without a farewell (host-3:1)"),
+        (2, "reset (host-2:1)"),
+    ]
+    assert watching.watched == ()
+
+
+@pytest.mark.parametrize(
+    ("last", "lost"),
+    [
+        (pack_frame(Op.BYE), {}),
+        (pack_abort(2, "cut"), {2: "reported by rank 1: cut (host-1:1)"}),
+        (pack_abort(1, "a wrong call"), {1: "it gave up: a wrong call (host-1:1)"}),
+        (pack_abort(0, "you"), {1: "it gave up: you (host-1:1)"}),
+        (pack_frame(Op.ABORT), {1: "an abort frame that blames nobody (host-1:1)"}),
+        (pack_frame(Op.ALL_REDUCE), {1: "ALL_REDUCE on a connection for beats (host-1:1)"}),
+    ],
+)
+@pytest.mark.parametrize("chunk", [1, 25, 1000])
+def test_last_words_however_they_arrive(last: bytes, lost: dict[int, str], chunk: int) -> None:
+    watching = watch()
+    words = BEAT + BEAT + last
+    for start in range(0, len(words), chunk):
+        if 1 in watching.watched:
+            watching.receive(1, words[start : start + chunk], 1.0)
+    assert watching.lost == lost
+    assert watching.watched == (2,)
+
+
+def test_what_follows_the_last_words_is_not_looked_at() -> None:
+    watching = watch()
+    watching.receive(1, pack_frame(Op.BYE) + BEAT + BEAT[:7], 1.0)
+    assert not watching.lost
+    assert watching.watched == (2,)
+
+
+def test_garbage_is_a_loss() -> None:
+    watching = watch()
+    watching.receive(1, BEAT + b"HTTP/1.1 400", 1.0)
+    assert watching.lost == {1: "these bytes are not Motley's: b'HTTP/1.1 400' (host-1:1)"}
+
+
+@given(st.lists(st.tuples(st.sampled_from([1, 2]), st.binary(max_size=60), st.floats(0, 20)), max_size=20))
+def test_no_bytes_can_break_the_watch(received: list[tuple[int, bytes, float]]) -> None:
+    watching = watch()
+    for rank, data, now in sorted(received, key=lambda entry: entry[2]):
+        if rank in watching.watched:
+            watching.receive(rank, data, now)
+        watching.look(now)
+    assert all(isinstance(why, str) for why in watching.lost.values())
+
+
+# -- the thread ------------------------------------------------------------------------------------------------------
+
+
+def link(own_rank: int, rank: int, end: socket.socket) -> Link:
+    end.setblocking(False)
+    return Link(own_rank, rank, "there:1", end, is_local=True)
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
+    ends = socket.socketpair()
+    yield ends
+    for end in ends:
+        end.close()
+
+
+def heard(pulse: Pulse, seconds: float = 5.0) -> bool:
+    """The pulse has called whoever waits for it."""
+    return pulse in wait_ready([pulse], (), seconds)
+
+
+def threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("motley")]
+
+
+def test_two_pulses_beat_until_one_leaves_in_peace(ends: tuple[socket.socket, socket.socket]) -> None:
+    first, second = Pulse(0, {1: link(0, 1, ends[0])}), Pulse(1, {0: link(1, 0, ends[1])})
+    assert len(threads()) == 2
+    assert not heard(first, 0.7)
+    second.close()
+    assert not heard(first, 0.2)
+    assert not first.lost
+    first.raise_if_lost()
+    first.close()
+    first.close()
+    assert threads() == []
+
+
+def test_a_farewell_with_blame_reaches_the_waiting_thread(ends: tuple[socket.socket, socket.socket]) -> None:
+    first, second = Pulse(0, {1: link(0, 1, ends[0])}), Pulse(1, {0: link(1, 0, ends[1])})
+    second.close(pack_abort(7, "its cable is cut"))
+    assert heard(first)
+    with pytest.raises(PeerLost, match="rank 7 is lost: reported by rank 1: its cable is cut"):
+        first.raise_if_lost()
+    first.close()
+    assert threads() == []
+
+
+def test_the_end_of_a_connection_is_a_loss_at_once(ends: tuple[socket.socket, socket.socket]) -> None:
+    pulse = Pulse(0, {1: link(0, 1, ends[0])})
+    began = time.monotonic()
+    ends[1].close()
+    assert heard(pulse)
+    assert time.monotonic() - began < 2
+    with pytest.raises(PeerLost) as loss:
+        pulse.raise_if_lost()
+    assert loss.value.rank == 1
+    pulse.close()
+
+
+def test_a_peer_that_does_not_read_gets_one_beat_at_a_time(ends: tuple[socket.socket, socket.socket]) -> None:
+    ends[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
+    peer = link(0, 1, ends[0])
+    with suppress(BlockingIOError):
+        while True:
+            ends[0].send(BEAT * 100)
+    pulse = Pulse(0, {1: peer})
+    deadline = time.monotonic() + 5
+    while not peer.unsent and time.monotonic() < deadline:
+        select.select((), (), (), 0.01)
+    assert len(peer.unsent) == 1
+    pulse.close()

@@ -1,0 +1,174 @@
+"""Beats beside the data path: they tell a rank that computes for a minute from one that is gone.
+
+Every pair of ranks has a second connection that carries nothing but a BEAT frame twice a second, sent by a thread of
+its own. A peer is lost when nothing has come for `SILENCE_S` (it hangs, its machine or the network is gone), or when
+the connection ends (its process is gone). How long its main thread computes does not matter, as long as it releases
+the interpreter lock now and then.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+
+from .errors import PeerLost
+from .link import Link, part, wait_ready
+from .wire import MAX_HANDSHAKE, Decoder, Op, WireError, pack_frame, unpack_abort
+
+BEAT_S = 0.5
+SILENCE_S = 4.0
+"""A peer that has been silent this long is lost."""
+SUSPENDED_S = 2.0
+"""If the watch itself was not looked after for so long, this rank was suspended: the silence was its own."""
+
+_BEAT = memoryview(pack_frame(Op.BEAT))
+
+
+class Watch:
+    """Who of the peers lives, from what they sent and when. Pure: bytes and times come in, `lost` comes out."""
+
+    def __init__(self, own_rank: int, peers: Mapping[int, str]) -> None:
+        """`peers`: the address of each peer, for messages."""
+        self.lost: dict[int, str] = {}
+        """The ranks that are lost and why, in the order in which it was found."""
+        self._own_rank = own_rank
+        self._peers = dict(peers)
+        self._decoders = {rank: Decoder(2 * MAX_HANDSHAKE) for rank in peers}
+        self._heard: dict[int, float] = {}  # a peer that still builds its mesh has never been heard
+        self._looked: float | None = None
+
+    @property
+    def watched(self) -> tuple[int, ...]:
+        """The ranks that are neither lost nor have left."""
+        return tuple(self._decoders)
+
+    def look(self, now: float) -> float:
+        """Judge the silence of all peers; returns when to look again at the latest."""
+        if self._looked is not None and now - self._looked > SUSPENDED_S:
+            self._heard = dict.fromkeys(self._heard, now)
+        self._looked = now
+        for rank, heard in tuple(self._heard.items()):
+            if now - heard >= SILENCE_S:
+                self._lose(rank, rank, f"no sign of life for {SILENCE_S:g} s")
+        return min((heard + SILENCE_S for heard in self._heard.values()), default=now + SILENCE_S)
+
+    def receive(self, rank: int, data: bytes, now: float) -> None:
+        """Take what peer `rank` has sent; no bytes are the end of its connection."""
+        if not data:
+            self._lose(rank, rank, "its connection ended without a farewell")
+            return
+        self._heard[rank] = now
+        try:
+            for frame in self._decoders[rank].feed(data):
+                match frame.header.op:
+                    case Op.BEAT:
+                        pass
+                    case Op.BYE:  # that is no loss until something is expected of it, which the data link finds out
+                        self._forget(rank)
+                        return
+                    case Op.ABORT:
+                        blamed, why = unpack_abort(frame.payload)
+                        if blamed in (rank, self._own_rank):
+                            self._lose(rank, rank, f"it gave up: {why}")
+                        else:
+                            self._lose(rank, blamed, f"reported by rank {rank}: {why}")
+                        return
+                    case op:
+                        raise WireError(f"{Op(op).name} on a connection for beats")
+        except WireError as error:
+            self._lose(rank, rank, str(error))
+
+    def end(self, rank: int, why: str) -> None:
+        """The connection to peer `rank` has failed."""
+        self._lose(rank, rank, why)
+
+    def _lose(self, source: int, blamed: int, why: str) -> None:
+        self.lost.setdefault(blamed, f"{why} ({self._peers[source]})")
+        self._forget(source)
+
+    def _forget(self, rank: int) -> None:
+        self._decoders.pop(rank, None)
+        self._heard.pop(rank, None)
+
+
+class Pulse:
+    """Beats to all peers and listens to theirs, in a thread of its own, until it is closed.
+
+    The thread that runs collectives looks at `lost` when it is idle, adds the pulse to what it waits for when it parks
+    (`wait_ready([*links, pulse], ...)`), and calls `raise_if_lost`.
+    """
+
+    def __init__(self, own_rank: int, links: Mapping[int, Link]) -> None:
+        """`links`: the links for beats, by rank; closed by `close`."""
+        self._links = dict(links)
+        self._watch = Watch(own_rank, {rank: link.address for rank, link in links.items()})
+        self.lost: Mapping[int, str] = self._watch.lost
+        """Lost ranks and why, the first loss first. Written by the thread, so read it, and nothing else."""
+        self._ours, self._theirs = socket.socketpair()
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name=f"motley-pulse-{own_rank}", daemon=True)
+        self._thread.start()
+
+    def fileno(self) -> int:
+        """Readable as soon as a rank is lost."""
+        return self._ours.fileno()
+
+    def raise_if_lost(self) -> None:
+        """
+        Raises:
+            PeerLost: a rank is lost, as this rank has found or another one has reported.
+        """
+        if self.lost:
+            raise PeerLost(*next(iter(tuple(self.lost.items()))))
+
+    def close(self, farewell: bytes = pack_frame(Op.BYE)) -> None:
+        """End the thread, tell the peers (give `pack_abort(blamed, why)` when the mesh breaks), close all sockets."""
+        if self._closing:
+            return
+        self._closing = True
+        with suppress(OSError):
+            self._ours.send(b"\0")
+        self._thread.join()
+        part(list(self._links.values()), farewell)
+        self._ours.close()
+        self._theirs.close()
+
+    def _run(self) -> None:
+        watch, next_beat, known = self._watch, time.monotonic(), 0
+        while not self._closing:
+            now = time.monotonic()
+            if now >= next_beat:
+                self._beat()
+                next_beat = now + BEAT_S
+            look_again = watch.look(now)
+            if len(watch.lost) > known:
+                known = len(watch.lost)
+                self._theirs.send(b"\0")
+            links = [self._links[rank] for rank in watch.watched]
+            ready = wait_ready([*links, self._theirs], (), max(0.0, min(next_beat, look_again) - now))
+            for link in links:
+                if link in ready:
+                    self._read(link)
+
+    def _beat(self) -> None:
+        """Send a beat to all; a connection that fails here says why when it is read, after the peer's last words."""
+        for rank in self._watch.watched:
+            link = self._links[rank]
+            beat = link.unsent.popleft() if link.unsent else _BEAT
+            with suppress(OSError):
+                beat = beat[link.socket.send(beat) :]
+            if beat:
+                link.unsent.append(beat)
+
+    def _read(self, link: Link) -> None:
+        try:
+            data = link.socket.recv(1 << 12)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self._watch.end(link.rank, str(error))
+        else:
+            self._watch.receive(link.rank, data, time.monotonic())
