@@ -22,7 +22,7 @@ BEAT_S = 0.5
 SILENCE_S = 4.0
 """A peer that has been silent this long is lost."""
 SUSPENDED_S = 2.0
-"""If the watch itself was not looked after for so long, this rank was suspended: the silence was its own."""
+"""If nobody looked for so long, this rank was suspended or busy with its bootstrap: the silence was its own."""
 
 _BEAT = memoryview(pack_frame(Op.BEAT))
 
@@ -30,24 +30,36 @@ _BEAT = memoryview(pack_frame(Op.BEAT))
 class Watch:
     """Who of the peers lives, from what they sent and when. Pure: bytes and times come in, `lost` comes out."""
 
-    def __init__(self, own_rank: int, peers: Mapping[int, str]) -> None:
-        """`peers`: the address of each peer, for messages."""
+    def __init__(self, own_rank: int) -> None:
         self.lost: dict[int, str] = {}
         """The ranks that are lost and why, in the order in which it was found."""
         self._own_rank = own_rank
-        self._peers = dict(peers)
-        self._decoders = {rank: Decoder(2 * MAX_HANDSHAKE) for rank in peers}
+        self._addresses: dict[int, str] = {}
+        self._decoders: dict[int, Decoder] = {}
         self._heard: dict[int, float] = {}  # a peer that still builds its mesh has never been heard
-        self._looked: float | None = None
+        self._looked = float("-inf")
 
     @property
     def watched(self) -> tuple[int, ...]:
         """The ranks that are neither lost nor have left."""
         return tuple(self._decoders)
 
+    def add(self, rank: int, address: str) -> None:
+        """Watch one more rank; `address` is for messages."""
+        self._addresses[rank] = address
+        self._decoders[rank] = Decoder(2 * MAX_HANDSHAKE)
+
+    def raise_if_lost(self) -> None:
+        """
+        Raises:
+            PeerLost: a rank is lost, as this rank has found or another one has reported.
+        """
+        if self.lost:
+            raise PeerLost(*next(iter(tuple(self.lost.items()))))
+
     def look(self, now: float) -> float:
         """Judge the silence of all peers; returns when to look again at the latest."""
-        if self._looked is not None and now - self._looked > SUSPENDED_S:
+        if now - self._looked > SUSPENDED_S:
             self._heard = dict.fromkeys(self._heard, now)
         self._looked = now
         for rank, heard in tuple(self._heard.items()):
@@ -86,12 +98,24 @@ class Watch:
         self._lose(rank, rank, why)
 
     def _lose(self, source: int, blamed: int, why: str) -> None:
-        self.lost.setdefault(blamed, f"{why} ({self._peers[source]})")
+        self.lost.setdefault(blamed, f"{why} ({self._addresses[source]})")
         self._forget(source)
 
     def _forget(self, rank: int) -> None:
         self._decoders.pop(rank, None)
         self._heard.pop(rank, None)
+
+
+def listen(watch: Watch, link: Link) -> None:
+    """Give to the watch what has come over a link for beats."""
+    try:
+        data = link.socket.recv(1 << 12)
+    except BlockingIOError:
+        return
+    except OSError as error:
+        watch.end(link.rank, str(error))
+    else:
+        watch.receive(link.rank, data, time.monotonic())
 
 
 class Pulse:
@@ -101,15 +125,15 @@ class Pulse:
     (`wait_ready([*links, pulse], ...)`), and calls `raise_if_lost`.
     """
 
-    def __init__(self, own_rank: int, links: Mapping[int, Link]) -> None:
-        """`links`: the links for beats, by rank; closed by `close`."""
+    def __init__(self, watch: Watch, links: Mapping[int, Link]) -> None:
+        """`watch`: of all ranks; nobody else may use it any more. `links`: those for beats; closed by `close`."""
         self._links = dict(links)
-        self._watch = Watch(own_rank, {rank: link.address for rank, link in links.items()})
-        self.lost: Mapping[int, str] = self._watch.lost
+        self._watch = watch
+        self.lost: Mapping[int, str] = watch.lost
         """Lost ranks and why, the first loss first. Written by the thread, so read it, and nothing else."""
         self._ours, self._theirs = socket.socketpair()
         self._closing = False
-        self._thread = threading.Thread(target=self._run, name=f"motley-pulse-{own_rank}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="motley-pulse", daemon=True)
         self._thread.start()
 
     def fileno(self) -> int:
@@ -117,12 +141,8 @@ class Pulse:
         return self._ours.fileno()
 
     def raise_if_lost(self) -> None:
-        """
-        Raises:
-            PeerLost: a rank is lost, as this rank has found or another one has reported.
-        """
-        if self.lost:
-            raise PeerLost(*next(iter(tuple(self.lost.items()))))
+        """See `Watch`."""
+        self._watch.raise_if_lost()
 
     def close(self, farewell: bytes = pack_frame(Op.BYE)) -> None:
         """End the thread, tell the peers (give `pack_abort(blamed, why)` when the mesh breaks), close all sockets."""
@@ -151,7 +171,7 @@ class Pulse:
             ready = wait_ready([*links, self._theirs], (), max(0.0, min(next_beat, look_again) - now))
             for link in links:
                 if link in ready:
-                    self._read(link)
+                    listen(watch, link)
 
     def _beat(self) -> None:
         """Send a beat to all; a connection that fails here says why when it is read, after the peer's last words."""
@@ -162,13 +182,3 @@ class Pulse:
                 beat = beat[link.socket.send(beat) :]
             if beat:
                 link.unsent.append(beat)
-
-    def _read(self, link: Link) -> None:
-        try:
-            data = link.socket.recv(1 << 12)
-        except BlockingIOError:
-            return
-        except OSError as error:
-            self._watch.end(link.rank, str(error))
-        else:
-            self._watch.receive(link.rank, data, time.monotonic())

@@ -26,7 +26,7 @@ from .errors import PeerTimeout, ProtocolError, TransportError, UsageError
 from .exchange import Exchange
 from .formats import WireFormat
 from .link import Incoming, Link, close_gently, part_with_blame, tune
-from .liveness import Pulse
+from .liveness import Pulse, Watch, listen
 from .security import Plain, Stream, Tls, explain
 from .wire import HEADER_SIZE, Handshake, Membership, Op, Purpose, Refusal, pack_frame, pack_header
 
@@ -135,7 +135,7 @@ def connect_mesh(
     finally:
         bootstrap.close()
     links = bootstrap.links[Purpose.DATA]
-    pulse = Pulse(membership.rank, bootstrap.links[Purpose.BEATS]) if links else None
+    pulse = Pulse(bootstrap.watch, bootstrap.links[Purpose.BEATS]) if links else None
     with ExitStack() as undo:
         communicator = undo.enter_context(
             Communicator(membership.rank, links, pulse, wire_format=wire_format, spin_s=spin_s)
@@ -200,6 +200,7 @@ class _Bootstrap:
     ) -> None:
         rank = membership.rank
         self.links: dict[Purpose, dict[int, Link]] = {purpose: {} for purpose in Purpose}
+        self.watch = Watch(rank)
         self._membership = membership
         self._addresses = addresses
         self._listener = listener
@@ -233,8 +234,7 @@ class _Bootstrap:
                     case _Attempt():
                         self._advance(key.data)
                     case Link():
-                        if key.data.has_words():  # it is done and measures already
-                            self._selector.unregister(key.data)
+                        self._hear(key.data)
                     case _:
                         self._accept()
 
@@ -362,12 +362,22 @@ class _Bootstrap:
         stream = attempt.stream if self._wrap is None else self._wrap(rank, attempt.stream)
         link = Link(self._membership.rank, rank, attempt.address, stream, is_local=is_local)
         self.links[purpose][rank] = link
+        if purpose is Purpose.BEATS:
+            self.watch.add(rank, attempt.address)
         self._attempts.remove(attempt)
         self._missing.discard((rank, purpose))
         self._above.discard((rank, purpose))
         if attempt.dialled is not None and purpose is Purpose.DATA:
             self._redials[rank, Purpose.BEATS] = 0.0
         self._selector.modify(link, selectors.EVENT_READ, link)  # to notice if it goes while others are missing
+
+    def _hear(self, link: Link) -> None:
+        """A peer that is a link already has said something, or is gone: the mesh cannot be built without it."""
+        if self.links[Purpose.BEATS].get(link.rank) is link:
+            listen(self.watch, link)
+            self.watch.raise_if_lost()
+        elif link.has_words():  # it is done and measures already; its beats tell if it goes after that
+            self._selector.unregister(link)
 
     def _refuse(self, attempt: _Attempt, refusal: Refusal) -> None:
         """Tell the peer why, log it, and go on - unless the peer is one that this rank needs and cannot have."""

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from motley.transport import PeerLost
@@ -20,7 +20,12 @@ BEAT = pack_frame(Op.BEAT)
 
 
 def watch(peers: int = 3, own_rank: int = 0) -> Watch:
-    return Watch(own_rank, {rank: f"host-{rank}:1" for rank in range(peers) if rank != own_rank})
+    """A watch of the other ranks of a mesh."""
+    watching = Watch(own_rank)
+    for rank in range(peers):
+        if rank != own_rank:
+            watching.add(rank, f"host-{rank}:1")
+    return watching
 
 
 def beat(watch: Watch, ranks: list[int], start: float, end: float) -> float:
@@ -117,6 +122,7 @@ def test_garbage_is_a_loss() -> None:
     assert watching.lost == {1: "these bytes are not Motley's: b'HTTP/1.1 400' (host-1:1)"}
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.sampled_from([1, 2]), st.binary(max_size=60), st.floats(0, 20)), max_size=20))
 def test_no_bytes_can_break_the_watch(received: list[tuple[int, bytes, float]]) -> None:
     watching = watch()
@@ -153,7 +159,7 @@ def threads() -> list[str]:
 
 
 def test_two_pulses_beat_until_one_leaves_in_peace(ends: tuple[socket.socket, socket.socket]) -> None:
-    first, second = Pulse(0, {1: link(0, 1, ends[0])}), Pulse(1, {0: link(1, 0, ends[1])})
+    first, second = Pulse(watch(2), {1: link(0, 1, ends[0])}), Pulse(watch(2, 1), {0: link(1, 0, ends[1])})
     assert len(threads()) == 2
     assert not heard(first, 0.7)
     second.close()
@@ -166,7 +172,7 @@ def test_two_pulses_beat_until_one_leaves_in_peace(ends: tuple[socket.socket, so
 
 
 def test_a_farewell_with_blame_reaches_the_waiting_thread(ends: tuple[socket.socket, socket.socket]) -> None:
-    first, second = Pulse(0, {1: link(0, 1, ends[0])}), Pulse(1, {0: link(1, 0, ends[1])})
+    first, second = Pulse(watch(2), {1: link(0, 1, ends[0])}), Pulse(watch(2, 1), {0: link(1, 0, ends[1])})
     second.close(pack_abort(7, "its cable is cut"))
     assert heard(first)
     with pytest.raises(PeerLost, match="rank 7 is lost: reported by rank 1: its cable is cut"):
@@ -176,7 +182,7 @@ def test_a_farewell_with_blame_reaches_the_waiting_thread(ends: tuple[socket.soc
 
 
 def test_the_end_of_a_connection_is_a_loss_at_once(ends: tuple[socket.socket, socket.socket]) -> None:
-    pulse = Pulse(0, {1: link(0, 1, ends[0])})
+    pulse = Pulse(watch(2), {1: link(0, 1, ends[0])})
     began = time.monotonic()
     ends[1].close()
     assert heard(pulse)
@@ -193,7 +199,7 @@ def test_a_peer_that_does_not_read_gets_one_beat_at_a_time(ends: tuple[socket.so
     with suppress(BlockingIOError):
         while True:
             ends[0].send(BEAT * 100)
-    pulse = Pulse(0, {1: peer})
+    pulse = Pulse(watch(2), {1: peer})
     deadline = time.monotonic() + 5
     while not peer.unsent and time.monotonic() < deadline:
         select.select((), (), (), 0.01)
