@@ -20,6 +20,7 @@ from itertools import combinations, cycle
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from .collectives import Communicator
 from .errors import PeerTimeout, ProtocolError, TransportError, UsageError
@@ -40,6 +41,8 @@ STRANGER_S = 5.0
 """How long an accepted connection may take for its handshake."""
 MAX_STRANGERS = 64
 """Accepted connections in their handshake at one time; further ones wait in the system's backlog."""
+BARRIERS = 15
+"""Timed where ranks share cores, to see what a frame costs there."""
 MEASURE_S = 0.3
 """What all measuring should take together; it takes longer where few pings do not fit into that."""
 PINGING_S = 12e-3
@@ -229,7 +232,11 @@ class _Bootstrap:
                 self._refuse(attempt, attempt.handshake.refusal(f"no handshake within {STRANGER_S:g} s", retry=True))
             self._listen_if_room()
             events = [deadline, *self._redials.values(), *(attempt.expires for attempt in self._attempts)]
-            for key, _ in self._selector.select(max(0.0, min(events) - time.monotonic())):
+            pause = max(0.0, min(events) - time.monotonic())
+            if not self._selector.get_map():  # Windows cannot select among no sockets
+                time.sleep(pause)
+                continue
+            for key, _ in self._selector.select(pause):
                 match key.data:
                     case _Attempt():
                         self._advance(key.data)
@@ -414,10 +421,9 @@ def _measure(communicator: Communicator, exchange: Exchange, links: Mapping[int,
     if size == 1:
         return
     usual, communicator.deadline_s = communicator.deadline_s, timeout
-    crowds = [np.zeros(1, np.uint8) for _ in range(size)]
     local_ranks = 1 + sum(link.is_local for link in links.values())
-    communicator.all_gather(np.array([local_ranks > (os.cpu_count() or 1)], np.uint8), crowds)
-    turns = _turns(size, crowded=any(crowd[0] for crowd in crowds))
+    crowded = _agree(communicator, float(local_ranks > (os.cpu_count() or 1))).any()
+    turns = _turns(size, crowded=bool(crowded))
     rows = np.zeros((size, 3, size))  # of each pair, by the higher rank: latency, bandwidth, cost of a frame
     for pairs in turns:
         for low, high in pairs:
@@ -433,7 +439,23 @@ def _measure(communicator: Communicator, exchange: Exchange, links: Mapping[int,
     communicator.bandwidth = (bandwidth + bandwidth.T).tolist()
     if (frame_s > 0).any():
         communicator.frame_s = float(np.median(frame_s[frame_s > 0]))
+    if crowded:
+        # A pair measures alone; in a collective all the ranks of a core want it at once, and have to be woken.
+        waits = []
+        for _ in range(BARRIERS):
+            began = time.perf_counter()
+            communicator.barrier()
+            waits.append(time.perf_counter() - began)
+        seconds = float(np.median(_agree(communicator, float(np.median(waits)))))
+        communicator.frame_s = max(communicator.frame_s, (seconds - float(latency.max())) / (2 * (size - 1)))
     communicator.stats.reset()
+
+
+def _agree(communicator: Communicator, value: float) -> npt.NDArray[np.float64]:
+    """Every rank's value, by rank, on all ranks."""
+    values = [np.zeros(1) for _ in range(communicator.size)]
+    communicator.all_gather(np.array([value]), values)
+    return np.concatenate(values)
 
 
 def _turns(size: int, *, crowded: bool) -> list[list[tuple[int, int]]]:
