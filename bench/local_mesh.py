@@ -46,6 +46,7 @@ class MeshSpec:
     context: int = 1024
     engine: str = "onnxruntime"
     threads: int = 1
+    wire: str = "fp32"
     pin: bool = False
 
 
@@ -140,6 +141,7 @@ class LocalMesh:
             threads=spec.threads,
             secret=secrets.token_bytes(32),
             plain=pb.Empty(),
+            wire=spec.wire,
         )
         pin = spec.pin and spec.threads == 1 and size <= usable_cores()
         scratch = Path(platformdirs.user_cache_dir("motley", appauthor=False)) / "scratch"

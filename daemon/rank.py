@@ -41,6 +41,7 @@ from motley.transport import (
     Plain,
     Tls,
     TransportError,
+    WireFormat,
     connect_mesh,
 )
 
@@ -122,9 +123,13 @@ class RankWorkerProcess:
             stack.callback(listener.close)
             self.emit(listening=str(listener.port))
             addresses = list(self._await("peers").peers.addresses)
-            links = protection(assignment)
             communicator = connect_mesh(
-                listener, membership(self._command), addresses, timeout=CONNECT_S, security=links
+                listener,
+                membership(self._command),
+                addresses,
+                timeout=CONNECT_S,
+                security=protection(assignment),
+                wire_format=WireFormat(assignment.wire),
             )
             stack.enter_context(communicator)
             listener.close()

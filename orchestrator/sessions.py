@@ -75,6 +75,8 @@ class SessionRequest:
     shares: tuple[float, ...] = ()
     context: int = 0
     engine: str = "onnxruntime"
+    wire: str = "fp32"
+    """How sums travel between ranks."""
     threads: int = 0
 
     @property
@@ -148,6 +150,7 @@ class Session:
                     shares=shares,
                     context=context,
                     engine=self.request.engine,
+                    wire=self.request.wire,
                     threads=self.request.threads,
                     secret=secret,
                     tls=credentials,

@@ -207,7 +207,7 @@ class Share(_message.Message):
     def __init__(self, attention_split: _Optional[int] = ..., attention: _Optional[_Union[Range, _Mapping]] = ..., mlp: _Optional[_Union[Range, _Mapping]] = ..., vocabulary: _Optional[_Union[Range, _Mapping]] = ...) -> None: ...
 
 class Assignment(_message.Message):
-    __slots__ = ("model", "fingerprint", "size", "shares", "context", "engine", "threads", "secret", "tls", "plain")
+    __slots__ = ("model", "fingerprint", "size", "shares", "context", "engine", "threads", "secret", "tls", "plain", "wire")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -218,6 +218,7 @@ class Assignment(_message.Message):
     SECRET_FIELD_NUMBER: _ClassVar[int]
     TLS_FIELD_NUMBER: _ClassVar[int]
     PLAIN_FIELD_NUMBER: _ClassVar[int]
+    WIRE_FIELD_NUMBER: _ClassVar[int]
     model: ModelSpec
     fingerprint: str
     size: int
@@ -228,7 +229,8 @@ class Assignment(_message.Message):
     secret: bytes
     tls: Credentials
     plain: Empty
-    def __init__(self, model: _Optional[_Union[ModelSpec, _Mapping]] = ..., fingerprint: _Optional[str] = ..., size: _Optional[int] = ..., shares: _Optional[_Iterable[_Union[Share, _Mapping]]] = ..., context: _Optional[int] = ..., engine: _Optional[str] = ..., threads: _Optional[int] = ..., secret: _Optional[bytes] = ..., tls: _Optional[_Union[Credentials, _Mapping]] = ..., plain: _Optional[_Union[Empty, _Mapping]] = ...) -> None: ...
+    wire: str
+    def __init__(self, model: _Optional[_Union[ModelSpec, _Mapping]] = ..., fingerprint: _Optional[str] = ..., size: _Optional[int] = ..., shares: _Optional[_Iterable[_Union[Share, _Mapping]]] = ..., context: _Optional[int] = ..., engine: _Optional[str] = ..., threads: _Optional[int] = ..., secret: _Optional[bytes] = ..., tls: _Optional[_Union[Credentials, _Mapping]] = ..., plain: _Optional[_Union[Empty, _Mapping]] = ..., wire: _Optional[str] = ...) -> None: ...
 
 class Credentials(_message.Message):
     __slots__ = ("authority", "certificate", "key")

@@ -134,6 +134,7 @@ def session_request(body: object) -> SessionRequest:
         shares=tuple(map(float, shares or ())),
         context=fields.integer("context", 1, 2**31) or 0,
         engine=fields.string("engine") or "onnxruntime",
+        wire=fields.string("wire", choices=("fp32", "bf16", "int8")) or "fp32",
         threads=fields.integer("threads", 1, 1024) or 0,
     )
     fields.finish()
@@ -163,6 +164,7 @@ def session_json(session: Session, steps: bool = False) -> dict[str, Any]:
         "block": request.block,
         "context": session.context,
         "engine": request.engine,
+        "wire": request.wire,
         "threads": request.threads,
         "weight_bytes": weights,
         "ranks": [_rank_json(rank, weights) for rank in session.ranks],

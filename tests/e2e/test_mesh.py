@@ -108,6 +108,18 @@ async def test_the_reference_engine_serves_too(tmp_path: Path) -> None:
         assert await text_of(there.url, max_tokens=6) == by_reference
 
 
+@pytest.mark.parametrize("wire", ["bf16", "int8"])
+async def test_sums_may_travel_narrow(wire: str, tmp_path: Path) -> None:
+    async with mesh(tmp_path, "a", "b", "c") as there:
+        session = await there.session(nodes=["a", "b", "c"], wire=wire)
+        assert session["wire"] == wire
+        text = await text_of(there.url)
+        assert text == await text_of(there.url)
+        async with Client(there.url) as client:
+            with pytest.raises(CliError, match="wire"):
+                await client.call("POST", "/api/sessions", {"model": str(BUNDLED), "wire": "fp8"})
+
+
 async def test_requests_take_turns(tmp_path: Path) -> None:
     async with mesh(tmp_path, "a", "b") as there:
         await there.session()
