@@ -17,6 +17,8 @@ class Narrator(Observer):
 
     def __init__(self, on_joined: Callable[[], None] = lambda: None) -> None:
         self._on_joined = on_joined
+        self.leaving = False
+        """The orchestrator goes because we do: no news."""
         self._bars = loading_bars()
         self._progress = self._bars.__enter__()
 
@@ -30,6 +32,8 @@ class Narrator(Observer):
         )
 
     def lost(self, why: str, retry_s: float) -> None:
+        if self.leaving:
+            return
         console.print(f"[yellow]lost the orchestrator[/]: {escape(why)}; trying again in {retry_s:.0f} s")
 
     def rank(self, event: pb.RankEvent) -> None:

@@ -109,12 +109,14 @@ async def _load(client: Client, model: str, quant: Quantisation | None) -> dict[
             return await client.call("POST", "/api/sessions", wanted, patient=True)
         except Refused as refusal:
             # Somebody else may have had the same idea a moment ago.
-            session = await _find(client, model) if refusal.code == "name_in_use" else None
+            if refusal.code != "name_in_use":
+                raise
+            session = await _find(client, model) or await _find(client, Path(model).name)
             if session is None:
                 raise
     if quant not in (None, session["quantisation"]):
         raise CliError(
-            f"{session['name']!r} is loaded as {session['quantisation']}; leave out --quant, or `motley stop` it first"
+            f"{model!r} is loaded as {session['quantisation']}; leave out --quant, or `motley stop` it first"
         )
     return session
 

@@ -68,7 +68,7 @@ def session_table(session: dict[str, Any]) -> Table:
                 rank["state"],
                 f"{100 * share['fraction']:.0f} %",
                 f"{share['attention']}+{share['mlp']}+{share['vocabulary']}",
-                human_size(rank["memory"]["share_bytes"] or share["weight_bytes"]),
+                human_size(share["weight_bytes"]),
                 *parts,
             ]
         )

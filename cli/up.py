@@ -85,6 +85,7 @@ async def _serve(config: OrchestratorConfig, local: DaemonConfig | None) -> None
             try:
                 await asyncio.shield(daemon)
             finally:
+                narrator.leaving = True
                 await orchestrator.stop()  # before the node goes, so that requests end for the right reason
                 daemon.cancel()
                 await asyncio.gather(daemon, return_exceptions=True)

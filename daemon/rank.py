@@ -132,6 +132,7 @@ class RankWorkerProcess:
                 wire_format=WireFormat(assignment.wire),
             )
             stack.enter_context(communicator)
+            stack.enter_context(_leaving_in_peace(communicator))
             listener.close()
             loaded = stack.enter_context(
                 load_rank(
@@ -243,6 +244,16 @@ def membership(command: pb.RankCommand) -> Membership:
         secret=assignment.secret,
         agreement=hashlib.sha256(agreed.SerializeToString(deterministic=True)).digest(),
     )
+
+
+@contextlib.contextmanager
+def _leaving_in_peace(communicator: Communicator) -> Iterator[None]:
+    """A rank that is released is no loss to its peers."""
+    try:
+        yield
+    except (Released, PipeClosed):
+        communicator.close()
+        raise
 
 
 def protection(assignment: pb.Assignment) -> Tls | Plain:

@@ -15,10 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from . import schedule
-from .errors import TransportError, UsageError
+from .errors import PeerLost, TransportError, UsageError
 from .exchange import Exchange
 from .formats import Codecs, WireFormat
-from .link import Incoming, IncomingMessage, Link, part_in_peace, part_with_blame
+from .link import LAST_WORDS_S, Incoming, IncomingMessage, Link, part_in_peace, part_with_blame
 from .liveness import Pulse
 from .plan import Compiler, Element, Layout, Plan
 from .schedule import Algorithm, Choice, Goal, Operation, choose, even_parts
@@ -516,8 +516,17 @@ class Communicator:
     def _give_up(self, error: BaseException) -> NoReturn:
         """Break the communicator and raise `error`."""
         if self._broken is None:
+            error = self._truth(error)
             self._break(error)
         raise error
+
+    def _truth(self, error: BaseException) -> BaseException:
+        """Name the rank that was lost first: the connection that ended may be that of a survivor, who gave up."""
+        if isinstance(error, PeerLost) and self._pulse is not None:
+            loss = self._pulse.first_loss(LAST_WORDS_S)
+            if loss is not None and loss[0] != error.rank:
+                return PeerLost(*loss)
+        return error
 
     def _break(self, error: BaseException) -> None:
         """Close the communicator for good and tell the peers whom to blame."""
@@ -527,10 +536,10 @@ class Communicator:
             self._broken = UsageError(f"the communicator was closed by {error!r}")
         blamed = self._rank if self._broken.rank is None else self._broken.rank
         try:
-            part_with_blame(list(self._links.values()), blamed, str(self._broken))
-        finally:
-            if self._pulse is not None:
+            if self._pulse is not None:  # first: its connections are never full
                 self._pulse.close(pack_abort(blamed, str(self._broken)))
+        finally:
+            part_with_blame(list(self._links.values()), blamed, str(self._broken))
 
 
 def _address(array: Array) -> int:

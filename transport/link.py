@@ -32,6 +32,8 @@ from .wire import (
 _ABORT = MAGIC + bytes([Op.ABORT])
 POLL_S = 2e-3
 """The system's poll counts in milliseconds; a shorter wait for bytes that are held back is slept."""
+PEACE_S = 5.0
+"""How long a rank that leaves in peace waits for its peers to take what it has sent."""
 LAST_WORDS_S = 0.25
 """How long a rank that gives up tries to say why, and its peers try to hear it."""
 
@@ -227,16 +229,16 @@ class Link:
                 if not wait_ready([self], (), max(0.0, deadline - time.monotonic())):
                     break
                 data = self.socket.recv(1 << 16)
-                if not data:
+                if not data or time.monotonic() > deadline:
                     break
         except (OSError, WireError):
             pass  # nothing more can be read: what is known already has to do
         return PeerLost(self.rank, f"{why} ({self.address})")
 
 
-def part(links: Sequence[Link], farewell: bytes) -> None:
-    """Say `farewell` to every peer, as far as that goes within `LAST_WORDS_S`, and close all links."""
-    deadline = time.monotonic() + LAST_WORDS_S
+def part(links: Sequence[Link], farewell: bytes, seconds: float = LAST_WORDS_S) -> None:
+    """Say `farewell` to every peer, after what is still unsent, as far as that goes in time, and close all links."""
+    deadline = time.monotonic() + seconds
     talking = list(links)
     for link in talking:
         link.unsent.append(memoryview(farewell))
@@ -270,7 +272,7 @@ def close_gently(connection: Stream) -> None:
 
 
 def part_in_peace(links: Sequence[Link]) -> None:
-    part(links, pack_frame(Op.BYE))
+    part(links, pack_frame(Op.BYE), PEACE_S)
 
 
 def part_with_blame(links: Sequence[Link], blamed: int, why: str) -> None:

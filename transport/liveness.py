@@ -21,6 +21,7 @@ from .wire import MAX_HANDSHAKE, Decoder, Op, WireError, pack_frame, unpack_abor
 BEAT_S = 0.5
 SILENCE_S = 4.0
 """A peer that has been silent this long is lost."""
+JOIN_S = 5.0
 SUSPENDED_S = 2.0
 """If nobody looked for so long, this rank was suspended or busy with its bootstrap: the silence was its own."""
 
@@ -33,7 +34,7 @@ class Watch:
     def __init__(self, own_rank: int) -> None:
         self.lost: dict[int, str] = {}
         """The ranks that are lost and why, in the order in which it was found."""
-        self._own_rank = own_rank
+        self.own_rank = own_rank
         self._addresses: dict[int, str] = {}
         self._decoders: dict[int, Decoder] = {}
         self._heard: dict[int, float] = {}  # a peer that still builds its mesh has never been heard
@@ -83,7 +84,7 @@ class Watch:
                         return
                     case Op.ABORT:
                         blamed, why = unpack_abort(frame.payload)
-                        if blamed in (rank, self._own_rank):
+                        if blamed in (rank, self.own_rank):
                             self._lose(rank, rank, f"it gave up: {why}")
                         else:
                             self._lose(rank, blamed, f"reported by rank {rank}: {why}")
@@ -144,6 +145,13 @@ class Pulse:
         """See `Watch`."""
         self._watch.raise_if_lost()
 
+    def first_loss(self, seconds: float) -> tuple[int, str] | None:
+        """The rank that was lost first and why, waiting so long for the news; None if there is no loss."""
+        deadline = time.monotonic() + seconds
+        while not self.lost and time.monotonic() < deadline:
+            wait_ready([self], (), deadline - time.monotonic())
+        return next(iter(tuple(self.lost.items())), None)
+
     def close(self, farewell: bytes = pack_frame(Op.BYE)) -> None:
         """End the thread, tell the peers (give `pack_abort(blamed, why)` when the mesh breaks), close all sockets."""
         if self._closing:
@@ -151,12 +159,20 @@ class Pulse:
         self._closing = True
         with suppress(OSError):
             self._ours.send(b"\0")
-        self._thread.join()
+        self._thread.join(JOIN_S)
         part(list(self._links.values()), farewell)
         self._ours.close()
         self._theirs.close()
 
     def _run(self) -> None:
+        try:
+            self._watch_over()
+        except Exception as error:  # a watch that fails must not pass for one that sees nothing
+            self._watch.lost.setdefault(self._watch.own_rank, f"its watch over the peers failed: {error!r}")
+            with suppress(OSError):
+                self._theirs.send(b"\0")
+
+    def _watch_over(self) -> None:
         watch, next_beat, known = self._watch, time.monotonic(), 0
         while not self._closing:
             now = time.monotonic()

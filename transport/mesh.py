@@ -40,7 +40,7 @@ REDIAL_S = 0.1
 STRANGER_S = 5.0
 """How long an accepted connection may take for its handshake."""
 MAX_STRANGERS = 64
-"""Accepted connections in their handshake at one time; further ones wait in the system's backlog."""
+"""Accepted connections in their handshake at one time; a further one takes the place of the oldest."""
 BARRIERS = 15
 """Timed where ranks share cores, to see what a frame costs there."""
 MEASURE_S = 0.3
@@ -138,7 +138,11 @@ def connect_mesh(
     finally:
         bootstrap.close()
     links = bootstrap.links[Purpose.DATA]
-    pulse = Pulse(bootstrap.watch, bootstrap.links[Purpose.BEATS]) if links else None
+    try:
+        pulse = Pulse(bootstrap.watch, bootstrap.links[Purpose.BEATS]) if links else None
+    except BaseException as error:
+        part_with_blame([*links.values(), *bootstrap.links[Purpose.BEATS].values()], membership.rank, str(error))
+        raise
     with ExitStack() as undo:
         communicator = undo.enter_context(
             Communicator(membership.rank, links, pulse, wire_format=wire_format, spin_s=spin_s)
@@ -230,7 +234,7 @@ class _Bootstrap:
                 self._dial(rank, purpose, deadline)
             for attempt in [attempt for attempt in self._attempts if attempt.expires <= now]:
                 self._refuse(attempt, attempt.handshake.refusal(f"no handshake within {STRANGER_S:g} s", retry=True))
-            self._listen_if_room()
+            self._listen_if_wanted()
             events = [deadline, *self._redials.values(), *(attempt.expires for attempt in self._attempts)]
             pause = max(0.0, min(events) - time.monotonic())
             if not self._selector.get_map():  # Windows cannot select among no sockets
@@ -290,9 +294,8 @@ class _Bootstrap:
         self._trouble[rank] = why
         self._redials[rank, purpose] = time.monotonic() + REDIAL_S
 
-    def _listen_if_room(self) -> None:
-        strangers = sum(attempt.dialled is None for attempt in self._attempts)
-        wanted = bool(self._above) and strangers < MAX_STRANGERS
+    def _listen_if_wanted(self) -> None:
+        wanted = bool(self._above)
         if wanted and not self._listening:
             self._selector.register(self._listener.socket, selectors.EVENT_READ)
         elif self._listening and not wanted:
@@ -305,6 +308,9 @@ class _Bootstrap:
             address = _peer_address(connection)
         except OSError:  # it has gone already
             return
+        strangers = [attempt for attempt in self._attempts if attempt.dialled is None]
+        if len(strangers) >= MAX_STRANGERS:  # whoever has waited longest is least likely to be a rank
+            self._drop(min(strangers, key=lambda attempt: attempt.expires))
         tune(connection)
         stream = self._security.protect(connection, dials=False)
         handshake = Handshake(self._membership, self._above)

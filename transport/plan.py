@@ -96,6 +96,13 @@ class _Outgoing:
     def load(self, given: Arrays, taken: Arrays) -> None:
         """Provide the payload. Here an action has left it already."""
 
+    def unload(self) -> None:
+        """Let go of the caller's arrays."""
+
+
+_NOTHING = np.empty(0)
+_NOTHING_BYTES = np.empty(0, np.uint8)
+
 
 class _Copied(_Outgoing):
     """Its payload is part of an array, as it lies there."""
@@ -110,6 +117,10 @@ class _Copied(_Outgoing):
         self._place = place
         self._own = own
         self._values = self.payload.view(storage) if staged else None
+
+    def unload(self) -> None:
+        if self._values is None:
+            del self.views[1:]
 
     def load(self, given: Arrays, taken: Arrays) -> None:
         arrays = given if self._own else taken
@@ -155,6 +166,7 @@ class _ExactSum:
         out = self._taken.of(taken) if self._taken is not None else self._passed
         assert out is not None
         sum_in_order(self._terms, self._own, out)
+        self._terms[self._own] = _NOTHING
 
 
 class _CodedSum:
@@ -190,6 +202,8 @@ class _CodedSum:
         if self._given is not None:
             self._terms[self._own] = self._native, self._given.bytes_of(given)
         sum_encoded(self._terms, self._total, self._scratch)
+        if self._given is not None:
+            self._terms[self._own] = self._native, _NOTHING_BYTES
         if self._passes is not None:
             codec, payload = self._passes
             codec.encode(self._total, payload)
@@ -321,6 +335,8 @@ class Plan:
     def end(self) -> None:
         """Let go of the arrays."""
         self._given = self._taken = ()
+        for _, outgoing in self._sends:
+            outgoing.unload()
 
     def _push(self, send: int) -> None:
         link, outgoing = self._sends[send]

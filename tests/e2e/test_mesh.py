@@ -248,6 +248,6 @@ async def test_bad_models_are_refused_by_name(tmp_path: Path) -> None:
             await client.call("POST", "/api/sessions", {"model": str(broken)})
         with pytest.raises(CliError, match="allows 1024"):
             await client.call("POST", "/api/sessions", {"model": str(BUNDLED), "context": 2**20})
-        await there.join("small", memory="140MB")
-        with pytest.raises(CliError, match=r"small: 140.00 MB available, .* needed, .* missing"):
+        await there.join("small", memory="206MB")
+        with pytest.raises(CliError, match=r"small: 206.00 MB available, .* needed, .* missing"):
             await client.call("POST", "/api/sessions", {"model": str(BUNDLED), "nodes": ["small"]})

@@ -9,6 +9,7 @@ import pytest
 
 from motley.orchestrator.certificates import issue_credentials
 from motley.protocol.mesh_pb2 import Credentials
+from motley.transport.wire import certified_name
 
 
 def context(folder: Path, credentials: Credentials, server: bool) -> ssl.SSLContext:
@@ -57,3 +58,8 @@ def test_another_session_of_the_same_name_is_a_stranger(tmp_path: Path) -> None:
     ours, theirs = issue_credentials("abc", 2)[0], issue_credentials("abc", 2)[1]
     with pytest.raises(ssl.SSLCertVerificationError):
         shake_hands(tmp_path, theirs, ours)
+
+
+def test_the_transport_looks_for_the_names_that_are_issued(tmp_path: Path) -> None:
+    names = shake_hands(tmp_path, *issue_credentials("abc", 2))
+    assert names == (certified_name(0, "abc"), certified_name(1, "abc"))

@@ -145,4 +145,5 @@ def main() -> None:
         print(json.dumps(answer | {"left": [b - a for a, b in zip(before, after, strict=True)]}), flush=True)
 
 
-main()
+if __name__ == "__main__":
+    main()

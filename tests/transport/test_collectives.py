@@ -5,6 +5,7 @@ import hashlib
 import os
 import socket
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from time import perf_counter, sleep
@@ -720,3 +721,17 @@ def test_thousands_of_collectives_leave_nothing_behind(run_ranks: Run) -> None:
     assert after[0] <= before[0]
     assert after[1] <= before[1]
     assert after[2] < before[2] + (2 << 20)
+
+
+@pytest.mark.parametrize("algorithm", list(Algorithm))
+def test_a_plan_does_not_keep_the_arrays_it_has_worked_on(run_ranks: Run, algorithm: Algorithm) -> None:
+    def work(communicator: Communicator) -> bool:
+        buffer = np.ones(200_000, np.float32)
+        communicator.all_reduce(buffer, algorithm)
+        communicator.all_reduce(buffer)
+        watched = weakref.ref(buffer)
+        del buffer
+        gc.collect()
+        return watched() is None
+
+    assert run_ranks(3, work) == [True] * 3

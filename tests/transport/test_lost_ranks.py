@@ -5,15 +5,20 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 
+from motley.transport import Algorithm, Communicator, PeerLost
+
 from .certificates import Authority
+from .rank_process import Trouble
 
 SCRIPT = Path(__file__).with_name("rank_process.py")
 LIMIT_S = 5.0
@@ -174,3 +179,34 @@ def test_slow_is_not_dead(start: Start) -> None:
     sips = {"slow": True, "elements": 300_000, "rounds": 2}
     ranks = start({"rounds": 2, "elements": 300_000}, {"sleep": 4.6} | sips, {"spin": 4.6} | sips)
     assert [rank.read()["sum"] for rank in ranks] == [6.0] * 3
+
+
+def test_a_survivor_that_computed_names_the_rank_that_was_lost_and_not_the_one_that_gave_up(
+    run_ranks: Callable[..., list[Any]],
+) -> None:
+    """Rank 0 gives up with a full send buffer, so its last words never leave on the data link to rank 1."""
+    streams: dict[int, list[Trouble]] = {}  # of each rank, by its thread
+    over = [threading.Event() for _ in range(2)]
+
+    def wrap(peer: int, stream: Any) -> Trouble:
+        streams.setdefault(threading.get_ident(), []).append(Trouble(peer, stream, slow=False))
+        return streams[threading.get_ident()][-1]
+
+    def work(communicator: Communicator) -> None:
+        if communicator.rank == 2:
+            for stream in streams[threading.get_ident()]:
+                stream.is_cut = True
+            for event in over:
+                event.wait(30)
+            return
+        try:
+            if communicator.rank == 1:
+                over[0].wait(30)  # it computes until long after rank 0 has gone
+            communicator.all_reduce(np.ones(4 << 20, np.float32), Algorithm.ONE_SHOT)
+        finally:
+            over[communicator.rank].set()
+
+    first, second, _ = run_ranks(3, work, wrap=wrap)
+    assert isinstance(first, PeerLost)
+    assert isinstance(second, PeerLost)
+    assert (first.rank, second.rank) == (2, 2)
