@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import log
 from pathlib import Path
 from typing import Any, Literal
 
@@ -48,6 +49,9 @@ FAMILIES: Mapping[str, Family] = {
 DEFAULT_WINDOW = 4096
 """What transformers takes where a config with a window does not say how wide; null means none."""
 
+MAX_ROPE_FACTOR = 1024
+"""A context stretched further than this is taken for a mistake."""
+
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "attention_multiplier": (),
     "attn_logit_softcapping": (),
@@ -78,6 +82,13 @@ _FULL, _SLIDING = "full_attention", "sliding_attention"
 
 
 @dataclass(frozen=True)
+class LinearScaling:
+    """Rotary frequencies all divided by the factor."""
+
+    factor: float
+
+
+@dataclass(frozen=True)
 class Llama3Scaling:
     """Rotary frequencies stretched for long contexts as Llama 3.1 does; wavelengths in tokens."""
 
@@ -88,11 +99,32 @@ class Llama3Scaling:
 
 
 @dataclass(frozen=True)
+class YarnScaling:
+    """Rotary frequencies stretched as YaRN does (Peng et al. 2023, https://arxiv.org/abs/2309.00071).
+
+    What turns more than `beta_fast` times in the original context stays, what turns less than `beta_slow` times is
+    divided by the factor.
+    """
+
+    factor: float
+    original_context: int
+    beta_fast: float
+    beta_slow: float
+    truncate: bool
+    """Whether the range that is blended over starts and ends at whole frequencies."""
+    attention_factor: float
+    """What rotated queries and keys are multiplied by."""
+
+
+RopeScaling = LinearScaling | Llama3Scaling | YarnScaling
+
+
+@dataclass(frozen=True)
 class Rope:
     """Rotary position embedding over whole heads, halves rotated against each other."""
 
     theta: float
-    scaling: Llama3Scaling | None = None
+    scaling: RopeScaling | None = None
 
 
 @dataclass(frozen=True)
@@ -118,6 +150,7 @@ class ModelConfig:
     tied: bool
     """The head is the embedding table."""
     context: int
+    """The longest that the rotary embedding is for, see `_rope`."""
     eos: tuple[int, ...]
 
     @property
@@ -153,7 +186,7 @@ def read_config(folder: Path) -> ModelConfig:
     if head_dim % 2 or (derived and hidden % heads):
         raise config.refusal("head_dim", "an even number, by default hidden_size / num_attention_heads")
     layers = config.size("num_hidden_layers")
-    context = config.size("max_position_embeddings")
+    rope, context = _rope(config)
     eos = list(config.tokens("eos_token_id"))
     if (folder / "generation_config.json").exists():
         eos = [*_Keys(folder / "generation_config.json").tokens("eos_token_id"), *eos]
@@ -167,7 +200,7 @@ def read_config(folder: Path) -> ModelConfig:
         head_dim=head_dim,
         vocabulary=config.size("vocab_size"),
         norm_epsilon=config.number("rms_norm_eps", 1e-6),
-        rope=_rope(config, context),
+        rope=rope,
         windows=_windows(config, family, layers),
         qkv_bias=config.trait("attention_bias", family.qkv_bias),
         output_bias=family.output_bias is not False and config.trait("attention_bias", family.output_bias),
@@ -179,33 +212,95 @@ def read_config(folder: Path) -> ModelConfig:
     )
 
 
-def _rope(config: _Keys, context: int) -> Rope:
+_ROPE_KEYS: Mapping[str, frozenset[str]] = {
+    "default": frozenset(),
+    "linear": frozenset({"factor"}),
+    "dynamic": frozenset({"factor"}),
+    "llama3": frozenset({"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"}),
+    "yarn": frozenset(
+        {
+            "factor",
+            "original_max_position_embeddings",
+            "attention_factor",
+            "beta_fast",
+            "beta_slow",
+            "mscale",
+            "mscale_all_dim",
+            "truncate",
+        }
+    ),
+}
+"""The keys of each rope type, besides those that all have."""
+
+
+def _rope(config: _Keys) -> tuple[Rope, int]:
+    """The rotary embedding, and the longest context that it is for, tokens.
+
+    ``linear`` and ``yarn`` configs commonly keep the unstretched length as ``max_position_embeddings``: their context
+    is that (or the original) times the factor.
+
+    ``dynamic`` is plain up to ``max_position_embeddings``, and that is its longest context. Beyond it, transformers
+    takes new frequencies whenever the sequence grows while cached keys keep their old rotation, so that logits depend
+    on how the text was cut into forward passes. A prompt that comes in chunks cannot repeat that: a longer context is
+    refused, like any that exceeds a model's, and every one that is served equals transformers' ``generate()``.
+    """
     where = "rope_scaling" if config.values.get("rope_scaling") else "rope_parameters"
     given = config.values.get(where) or {}
     if not isinstance(given, dict):
         raise config.refusal(where, "an object")
     rope = _Keys(config.path, given, prefix=f"{where}.")
     kind_key = "rope_type" if "rope_type" in given else "type"
-    kind = rope.one_of(kind_key, ["default", "llama3"], default="default")
-    theta = rope.number("rope_theta", config.number("rope_theta", 10000.0))
-    known = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
-    scaling = None
-    if kind == "llama3":
-        known |= {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"}
-        scaling = Llama3Scaling(
-            factor=rope.number("factor"),
-            low_freq_factor=rope.number("low_freq_factor"),
-            high_freq_factor=rope.number("high_freq_factor"),
-            original_context=rope.size("original_max_position_embeddings", context),
-        )
-        if scaling.high_freq_factor <= scaling.low_freq_factor:
-            raise rope.refusal("high_freq_factor", f"more than low_freq_factor = {scaling.low_freq_factor}")
-    if rope.number("partial_rotary_factor", 1.0) != 1.0:
-        raise rope.refusal("partial_rotary_factor", "only 1.0")
+    kind = rope.one_of(kind_key, _ROPE_KEYS, default="default")
+    known = {"rope_type", "type", "rope_theta", "partial_rotary_factor"} | _ROPE_KEYS[kind]
     for key in given:
         if key not in known and given[key] is not None:
             raise rope.refusal(key, f"{', '.join(sorted(known))} with rope type {kind}")
-    return Rope(theta, scaling)
+    if rope.number("partial_rotary_factor", 1.0) != 1.0:
+        raise rope.refusal("partial_rotary_factor", "only 1.0")
+
+    theta = rope.number("rope_theta", config.number("rope_theta", 10000.0))
+    context = config.size("max_position_embeddings")
+    if kind == "default":
+        return Rope(theta), context
+    factor = rope.number("factor")
+    if not 1.0 <= factor <= MAX_ROPE_FACTOR:
+        raise rope.refusal("factor", f"a number from 1 to {MAX_ROPE_FACTOR}")
+    if kind == "linear":
+        return Rope(theta, LinearScaling(factor)), int(context * factor)
+    if kind == "dynamic":
+        return Rope(theta), context
+    # Beside the object it comes first, as in transformers.
+    original = config.size("original_max_position_embeddings", rope.size("original_max_position_embeddings", context))
+    if kind == "llama3":
+        return Rope(theta, _llama3(rope, factor, original)), context
+    if theta <= 1.0:
+        raise (rope if given.get("rope_theta") else config).refusal("rope_theta", "more than 1 with rope type yarn")
+    return Rope(theta, _yarn(rope, factor, original)), max(context, int(original * factor))
+
+
+def _llama3(rope: _Keys, factor: float, original: int) -> Llama3Scaling:
+    low, high = rope.number("low_freq_factor"), rope.number("high_freq_factor")
+    if high <= low:
+        raise rope.refusal("high_freq_factor", f"more than low_freq_factor = {low}")
+    return Llama3Scaling(factor, low, high, original)
+
+
+def _yarn(rope: _Keys, factor: float, original: int) -> YarnScaling:
+    fast, slow = rope.number("beta_fast", 32.0), rope.number("beta_slow", 1.0)
+    if fast < slow:
+        raise rope.refusal("beta_fast", f"at least beta_slow = {slow}")
+    # Both or none count; zero is none.
+    scales = [rope.number(key) for key in ("mscale", "mscale_all_dim") if rope.values.get(key)]
+    above, below = scales if len(scales) == 2 else (1.0, 0.0)
+    suggested = (0.1 * above * log(factor) + 1.0) / (0.1 * below * log(factor) + 1.0)
+    return YarnScaling(
+        factor=factor,
+        original_context=original,
+        beta_fast=fast,
+        beta_slow=slow,
+        truncate=rope.flag("truncate", "truncate" not in rope.values),  # null is false to transformers
+        attention_factor=rope.number("attention_factor", suggested),
+    )
 
 
 def _windows(config: _Keys, family: Family, layers: int) -> tuple[int, ...]:

@@ -1,28 +1,39 @@
 """Rotary position embedding tables.
 
-Sources: Su et al. 2021, https://arxiv.org/abs/2104.09864; Llama 3.1's reference code for its frequency scaling.
+Sources: Su et al. 2021, https://arxiv.org/abs/2104.09864; Llama 3.1's reference code for its frequency scaling;
+Peng et al. 2023 (YaRN), https://arxiv.org/abs/2309.00071, with the details of transformers' modeling_rope_utils.
 """
 
 from __future__ import annotations
 
-from math import tau
+from math import ceil, floor, log, tau
 
 import numpy as np
 import numpy.typing as npt
 
-from motley.daemon.models.config import Llama3Scaling, Rope
+from motley.daemon.models.config import LinearScaling, Llama3Scaling, Rope, YarnScaling
 
 F32 = npt.NDArray[np.float32]
 F64 = npt.NDArray[np.float64]
 
 
 def rotary_tables(rope: Rope, head_dim: int, positions: int) -> tuple[F32, F32]:
-    """Cosines and sines, f32[positions, head_dim / 2] each, computed in float64."""
+    """Cosines and sines, f32[positions, head_dim / 2] each, computed in float64.
+
+    A scaling that also scales attention (YaRN) has its factor in both tables, hence in queries and keys.
+    """
     frequencies = rope.theta ** -(np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
-    if rope.scaling is not None:
-        frequencies = _llama3(frequencies, rope.scaling)
+    amplitude = 1.0
+    match rope.scaling:
+        case LinearScaling(factor):
+            frequencies = frequencies / factor
+        case Llama3Scaling() as scaling:
+            frequencies = _llama3(frequencies, scaling)
+        case YarnScaling() as scaling:
+            frequencies = _yarn(frequencies, rope.theta, scaling)
+            amplitude = scaling.attention_factor
     angles = np.outer(np.arange(positions, dtype=np.float64), frequencies)
-    return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+    return (amplitude * np.cos(angles)).astype(np.float32), (amplitude * np.sin(angles)).astype(np.float32)
 
 
 def _llama3(frequencies: F64, scaling: Llama3Scaling) -> F64:
@@ -31,3 +42,22 @@ def _llama3(frequencies: F64, scaling: Llama3Scaling) -> F64:
     keep = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
     keep = np.clip(keep, 0.0, 1.0)
     return keep * frequencies + (1.0 - keep) * frequencies / scaling.factor
+
+
+def _yarn(frequencies: F64, theta: float, scaling: YarnScaling) -> F64:
+    """Keep the first frequencies, divide the last by the factor, and blend linearly in their index in between."""
+    head_dim = 2 * len(frequencies)
+
+    def index(turns: float) -> float:
+        """Of the frequency that turns so often over the original context."""
+        return head_dim * log(scaling.original_context / (turns * tau)) / (2 * log(theta))
+
+    first, last = index(scaling.beta_fast), index(scaling.beta_slow)
+    if scaling.truncate:
+        first, last = floor(first), ceil(last)
+    # The limit is transformers', although there are only head_dim / 2 frequencies.
+    first, last = max(first, 0), min(last, head_dim - 1)
+    span = last - first or 0.001
+    divide = np.clip((np.arange(len(frequencies)) - first) / span, 0.0, 1.0)
+    blended: F64 = (1.0 - divide) * frequencies + divide * frequencies / scaling.factor
+    return blended

@@ -45,6 +45,20 @@ _LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
 }
+_YARN_ROPE = {
+    "rope_type": "yarn",
+    "rope_theta": 500.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 32,
+    "beta_fast": 4.0,
+    "beta_slow": 0.5,
+}
+_SMALL: dict[str, Any] = {
+    "hidden_size": 48,
+    "intermediate_size": 32,
+    "num_attention_heads": 3,
+    "num_key_value_heads": 3,
+}
 _WINDOW: dict[str, Any] = {"use_sliding_window": True, "sliding_window": 8}
 CASES: dict[str, dict[str, Any]] = {
     "llama-mha": {"model_type": "llama"},
@@ -105,6 +119,24 @@ CASES: dict[str, dict[str, Any]] = {
         "attention_bias": True,
         "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
         **_WINDOW,
+    },
+    "llama-linear-rope": {
+        "model_type": "llama",
+        "max_position_embeddings": 32,
+        "rope_parameters": {"rope_type": "linear", "rope_theta": 100.0, "factor": 4.0},
+        **_SMALL,
+    },
+    "llama-dynamic-rope": {
+        "model_type": "llama",
+        "max_position_embeddings": 64,
+        "rope_parameters": {"rope_type": "dynamic", "rope_theta": 100.0, "factor": 4.0},
+        **_SMALL,
+    },
+    "qwen2-yarn-rope": {
+        "model_type": "qwen2",
+        "max_position_embeddings": 32,
+        "rope_parameters": _YARN_ROPE,
+        **_SMALL,
     },
 }
 

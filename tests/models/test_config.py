@@ -8,7 +8,19 @@ from typing import Any
 
 import pytest
 
-from motley.daemon.models.config import ConfigError, Llama3Scaling, ModelConfig, Rope, read_config
+from motley.daemon.models.config import (
+    ConfigError,
+    LinearScaling,
+    Llama3Scaling,
+    ModelConfig,
+    Rope,
+    RopeScaling,
+    YarnScaling,
+    read_config,
+)
+from motley.daemon.models.graph import build_rank_graph
+from motley.daemon.models.units import units
+from tests.models.cases import whole_share
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",
@@ -33,6 +45,7 @@ LLAMA3 = {
     "original_max_position_embeddings": 64,
     "rope_type": "llama3",
 }
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
 
 
 def read(folder: Path, config: dict[str, Any], generation: dict[str, Any] | None = None) -> ModelConfig:
@@ -80,6 +93,82 @@ def test_llama(tmp_path: Path) -> None:
 )
 def test_both_spellings_of_rope(tmp_path: Path, spelling: dict[str, Any]) -> None:
     assert read(tmp_path, LLAMA | spelling).rope == Rope(5e5, Llama3Scaling(8.0, 1.0, 4.0, 64))
+
+
+@pytest.mark.parametrize("spelling", ["rope_scaling", "rope_parameters"])
+@pytest.mark.parametrize("kind_key", ["type", "rope_type"])
+@pytest.mark.parametrize(
+    ("scaling", "expected", "context"),
+    [
+        ({"kind": "linear", "factor": 2.5}, LinearScaling(2.5), 640),
+        ({"kind": "dynamic", "factor": 4.0}, None, 256),  # plain as far as it is served
+        ({"kind": "llama3"} | without(LLAMA3, "rope_type"), Llama3Scaling(8.0, 1.0, 4.0, 64), 256),
+        (
+            {"kind": "yarn", "factor": 4.0, "attention_factor": 1.0},
+            YarnScaling(4.0, 256, 32.0, 1.0, True, 1.0),
+            1024,
+        ),
+        (
+            {
+                "kind": "yarn",
+                "factor": 4.0,
+                "original_max_position_embeddings": 32,
+                "beta_fast": 16,
+                "beta_slow": 2,
+                "truncate": False,
+                "attention_factor": 1.5,
+                "mscale": None,
+            },
+            YarnScaling(4.0, 32, 16.0, 2.0, False, 1.5),
+            256,
+        ),
+    ],
+)
+def test_scaled_ropes_and_the_contexts_they_reach(
+    tmp_path: Path,
+    scaling: dict[str, Any],
+    expected: RopeScaling | None,
+    context: int,
+    kind_key: str,
+    spelling: str,
+) -> None:
+    given = without(scaling, "kind") | {kind_key: scaling["kind"]}
+    got = read(tmp_path, LLAMA | {"rope_theta": 5e5, spelling: given})
+    assert got.rope == Rope(5e5, expected)
+    assert got.context == context
+
+
+@pytest.mark.parametrize(
+    ("scales", "attention_factor"),
+    [
+        ({}, 1.1386294361119891),
+        ({"mscale": 0.7}, 1.1386294361119891),  # alone it does not count
+        ({"mscale": 0, "mscale_all_dim": 0.5}, 1.1386294361119891),
+        ({"mscale": 0.7, "mscale_all_dim": 0.7}, 1.0),
+        ({"mscale": 1.0, "mscale_all_dim": 0.5}, 1.1386294361119891 / 1.0693147180559946),
+        ({"mscale": 1.0, "mscale_all_dim": 0.5, "attention_factor": 2}, 2.0),
+        ({"factor": 1.0}, 1.0),
+    ],
+)
+def test_attention_factor_of_yarn(tmp_path: Path, scales: dict[str, Any], attention_factor: float) -> None:
+    scaling = read(tmp_path, LLAMA | {"rope_parameters": YARN | scales}).rope.scaling
+    assert isinstance(scaling, YarnScaling)
+    assert scaling.attention_factor == pytest.approx(attention_factor, rel=1e-12)
+
+
+@pytest.mark.parametrize("given", [YARN, LLAMA3])
+def test_an_original_context_beside_the_rope_object_comes_first(tmp_path: Path, given: dict[str, Any]) -> None:
+    scaling = read(tmp_path, LLAMA | {"rope_parameters": given, "original_max_position_embeddings": 32}).rope.scaling
+    assert isinstance(scaling, YarnScaling | Llama3Scaling)
+    assert scaling.original_context == 32
+
+
+def test_dynamic_rope_is_refused_where_it_would_depend_on_how_the_prompt_is_cut(tmp_path: Path) -> None:
+    config = read(tmp_path, LLAMA | {"rope_scaling": {"type": "dynamic", "factor": 4.0}})
+    shares = [whole_share(units(config, "fp32", 32))]
+    assert build_rank_graph(config, shares, 0, "fp32", 32, 256).context == 256
+    with pytest.raises(ConfigError, match="a context of 257 tokens is not possible; this model has 256 at most"):
+        build_rank_graph(config, shares, 0, "fp32", 32, 257)
 
 
 @pytest.mark.parametrize(
@@ -150,8 +239,32 @@ def test_end_tokens_of_both_files(tmp_path: Path) -> None:
         (LLAMA | {"rms_norm_eps": float("nan")}, "rms_norm_eps"),
         (LLAMA | {"tie_word_embeddings": 1}, "tie_word_embeddings"),
         (LLAMA | {"eos_token_id": "</s>"}, "eos_token_id"),
-        (LLAMA | {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope_scaling.rope_type"),
-        (LLAMA | {"rope_scaling": {"type": "linear", "factor": 4.0}}, "rope_scaling.type"),
+        (LLAMA | {"rope_scaling": {"rope_type": "longrope", "factor": 4.0}}, "rope_scaling.rope_type"),
+        (LLAMA | {"rope_scaling": {"type": "ntk", "factor": 4.0}}, "rope_scaling.type"),
+        (LLAMA | {"rope_scaling": {"type": "linear"}}, "rope_scaling.factor"),
+        (LLAMA | {"rope_scaling": {"type": "linear", "factor": 0.5}}, "rope_scaling.factor"),
+        (LLAMA | {"rope_scaling": {"type": "linear", "factor": 1e300}}, "rope_scaling.factor"),
+        (LLAMA | {"rope_scaling": {"type": "linear", "factor": 2.0, "beta_fast": 32}}, "rope_scaling.beta_fast"),
+        (LLAMA | {"rope_scaling": {"type": "dynamic", "factor": "4"}}, "rope_scaling.factor"),
+        (LLAMA | {"rope_scaling": {"type": "dynamic", "factor": 4.0, "alpha": 8}}, "rope_scaling.alpha"),
+        (
+            LLAMA | {"rope_scaling": {"type": "dynamic", "factor": 4.0, "original_max_position_embeddings": 64}},
+            "rope_scaling.original_max_position_embeddings",
+        ),
+        (LLAMA | {"rope_parameters": without(YARN, "factor")}, "rope_parameters.factor"),
+        (LLAMA | {"rope_parameters": YARN | {"finetuned": True}}, "rope_parameters.finetuned"),
+        (LLAMA | {"rope_parameters": YARN | {"low_freq_factor": 1.0}}, "rope_parameters.low_freq_factor"),
+        (LLAMA | {"rope_parameters": YARN | {"beta_fast": 0.5}}, "rope_parameters.beta_fast"),
+        (LLAMA | {"rope_parameters": YARN | {"beta_slow": -1.0}}, "rope_parameters.beta_slow"),
+        (LLAMA | {"rope_parameters": YARN | {"attention_factor": 0.0}}, "rope_parameters.attention_factor"),
+        (LLAMA | {"rope_parameters": YARN | {"mscale": "1"}}, "rope_parameters.mscale"),
+        (LLAMA | {"rope_parameters": YARN | {"truncate": 1}}, "rope_parameters.truncate"),
+        (LLAMA | {"rope_parameters": YARN | {"rope_theta": 1.0}}, "rope_parameters.rope_theta"),
+        (LLAMA | {"rope_parameters": YARN, "rope_theta": 0.5}, "rope_theta"),
+        (
+            LLAMA | {"rope_parameters": YARN | {"original_max_position_embeddings": 0}},
+            "original_max_position_embeddings",
+        ),
         (LLAMA | {"rope_scaling": {"mrope_section": [4, 2, 2]}}, "rope_scaling.mrope_section"),
         (LLAMA | {"rope_parameters": without(LLAMA3, "factor")}, "rope_parameters.factor"),
         (LLAMA | {"rope_parameters": LLAMA3 | {"high_freq_factor": 1.0}}, "rope_parameters.high_freq_factor"),

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from math import cos, pi, sin
+from math import ceil, cos, floor, log, pi, sin
 
 import numpy as np
 import pytest
 
-from motley.daemon.models.config import Llama3Scaling, Rope
+from motley.daemon.models.config import LinearScaling, Llama3Scaling, Rope, YarnScaling
 from motley.daemon.models.rope import rotary_tables
 
 
@@ -45,3 +45,50 @@ def test_llama3_keeps_short_waves_and_stretches_long_ones() -> None:
             assert scaled[1, pair] == pytest.approx(sin(expected), rel=1e-6)
             blended += 1
     assert blended > 0
+
+
+def test_linear_is_the_plain_table_at_a_fraction_of_the_position() -> None:
+    plain = rotary_tables(Rope(10000.0), head_dim=16, positions=25)
+    scaled = rotary_tables(Rope(10000.0, LinearScaling(4.0)), head_dim=16, positions=97)
+    for table, expected in zip(scaled, plain, strict=True):
+        assert np.abs(table[::4] - expected).max() < 1e-7
+
+
+@pytest.mark.parametrize("truncate", [True, False])
+def test_yarn_keeps_fast_pairs_and_stretches_slow_ones(truncate: bool) -> None:
+    """With the values of Qwen2.5's long contexts."""
+    scaling = YarnScaling(4.0, 32768, 32.0, 1.0, truncate, attention_factor=1.25)
+    cosines, sines = rotary_tables(Rope(1e6, scaling), head_dim=128, positions=2)
+    assert np.all(cosines[0] == 1.25)
+    low, high = (128 * log(32768 / (turns * 2 * pi)) / (2 * log(1e6)) for turns in (32.0, 1.0))
+    if truncate:
+        low, high = floor(low), ceil(high)
+    blended = 0
+    for pair in range(64):
+        frequency = 1e6 ** (-2 * pair / 128)
+        if pair <= low:
+            expected = frequency
+        elif pair >= high:
+            expected = frequency / 4.0
+        else:
+            divided = (pair - low) / (high - low)
+            expected = divided * frequency / 4.0 + (1 - divided) * frequency
+            blended += 1
+        assert sines[1, pair] == pytest.approx(1.25 * sin(expected), rel=1e-6)
+    assert 0 < blended < 60
+
+
+@pytest.mark.parametrize(
+    ("theta", "scaling", "expected"),
+    [
+        (1e4, YarnScaling(4.0, 128, 32.0, 1.0, True, 1.0), [0.23717, 0.05, 0.0079057, 0.0025, 0.00079057]),
+        # Blended over a range of length zero, over one that ends before it starts, and not from whole pairs:
+        (1e4, YarnScaling(4.0, 1024, 32.0, 32.0, False, 1.0), [0.31623, 0.025, 0.0079057, 0.0025, 0.00079057]),
+        (1e4, YarnScaling(4.0, 16, 32.0, 16.0, True, 1.0), [0.31623, 0.1, 0.031623, 0.01, 0.0031623]),
+        (1e4, YarnScaling(4.0, 100000, 32.0, 1.0, False, 1.0), [0.31623, 0.1, 0.031623, 0.01, 0.0031623, 0.00084885]),
+    ],
+)
+def test_yarn_like_transformers(theta: float, scaling: YarnScaling, expected: list[float]) -> None:
+    """The frequencies after the first that transformers 5.23 computes for heads of 16."""
+    _, sines = rotary_tables(Rope(theta, scaling), head_dim=16, positions=2)
+    assert np.arcsin(sines[1, 1 : 1 + len(expected)]) == pytest.approx(expected, rel=1e-4)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 import motley.cli
 from motley.daemon.models.config import ConfigError, read_config
+from motley.daemon.models.tensors import expected_shapes
 from motley.daemon.models.units import units
 from motley.plugins.cupy import ReferenceEngine
 from motley.plugins.engine import F32, EngineError, EngineFactory, EngineOptions, load_engine
@@ -116,6 +120,46 @@ def test_the_cache_grows_without_losing_anything(tmp_path: Path) -> None:
         for position in range(FIRST_CAPACITY - 1, context):  # the last row of the first buffer, then the second buffer
             row = ranks.step(tokens[position : position + 1], position, slot=1)
             assert error(row, whole[position : position + 1]) < FP32_TOLERANCE
+
+
+def test_a_window_and_a_stretched_rope_beyond_4096_positions(tmp_path: Path) -> None:
+    """A prompt in chunks, its first tokens left behind by the first layer's window: float64's last rows."""
+    settings: dict[str, Any] = {
+        "model_type": "qwen2",
+        "hidden_size": 32,
+        "intermediate_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "vocab_size": 64,
+        "max_position_embeddings": 2048,
+        "rope_parameters": {"rope_type": "yarn", "factor": 4.0},
+        "use_sliding_window": True,
+        "sliding_window": 4096,
+        "layer_types": ["sliding_attention", "full_attention"],
+    }
+    chunk, length = 512, 5000
+
+    def last_rows(window: int, factory: EngineFactory, **extra: str) -> F32:
+        model = tmp_path / f"{factory.__name__} {window}"
+        model.mkdir()
+        (model / "config.json").write_text(json.dumps(settings | {"sliding_window": window}), encoding="utf-8")
+        config = read_config(model)
+        random = np.random.default_rng(0)
+        weights = {name: random.normal(0, 0.3, shape) for name, shape in expected_shapes(config).items()}
+        save_file({name: value.astype(np.float32) for name, value in weights.items()}, model / "model.safetensors")
+        tokens = random.integers(0, 64, length).tolist()
+        shares = [whole_share(units(config, "fp32", 32))]
+        options = EngineOptions(max_rows=chunk, extra=extra)
+        with LocalSession(model, factory, shares, model, options=options, context=length) as ranks:
+            ranks.open_slot()
+            for position in range(0, length - 8, chunk):
+                ranks.step(tokens[position : min(position + chunk, length - 8)], position, rows=[])
+            return ranks.step(tokens[-8:], length - 8)
+
+    got = last_rows(4096, OnnxRuntimeEngine)
+    assert error(got, last_rows(4096, ReferenceEngine, dtype="float64")) < FP32_TOLERANCE
+    assert error(got, last_rows(length, OnnxRuntimeEngine)) > 10 * FP32_TOLERANCE
 
 
 def test_slots_do_not_see_each_other_and_can_go_back(tmp_path: Path) -> None:
