@@ -198,6 +198,8 @@ def test_a_survivor_that_computed_names_the_rank_that_was_lost_and_not_the_one_t
                 stream.is_cut = True
             for event in over:
                 event.wait(30)
+            for stream in streams[threading.get_ident()]:
+                stream.is_cut = False  # so that its sockets can be closed
             return
         try:
             if communicator.rank == 1:
