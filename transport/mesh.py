@@ -310,7 +310,8 @@ class _Bootstrap:
             return
         strangers = [attempt for attempt in self._attempts if attempt.dialled is None]
         if len(strangers) >= MAX_STRANGERS:  # whoever has waited longest is least likely to be a rank
-            self._drop(min(strangers, key=lambda attempt: attempt.expires))
+            oldest = min(strangers, key=lambda attempt: attempt.expires)
+            self._refuse(oldest, oldest.handshake.refusal("too many connections at a time", retry=True))
         tune(connection)
         stream = self._security.protect(connection, dials=False)
         handshake = Handshake(self._membership, self._above)

@@ -5,7 +5,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import ExitStack, closing
 from itertools import combinations
 from typing import Any
 
@@ -189,7 +189,6 @@ def test_strangers_are_refused_and_disturb_nobody(
     membership: MakeMember, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mesh_module, "STRANGER_S", 0.3)
-    monkeypatch.setattr(mesh_module, "MAX_STRANGERS", 3)
     caplog.set_level(logging.WARNING)
     listeners = [Listener("127.0.0.1") for _ in range(2)]
     addresses = [address_of(listener) for listener in listeners]
@@ -227,6 +226,24 @@ def test_strangers_are_refused_and_disturb_nobody(
     ):
         assert reason in answer.decode(errors="replace")
         assert reason in caplog.text
+
+
+def test_silent_strangers_do_not_keep_the_ranks_waiting(
+    membership: MakeMember, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mesh_module, "MAX_STRANGERS", 3)
+    listeners = [Listener("127.0.0.1") for _ in range(2)]
+    addresses = [address_of(listener) for listener in listeners]
+    with ThreadPoolExecutor(2) as pool, ExitStack() as strangers:
+        first = pool.submit(connect_mesh, listeners[0], membership(0, 2), addresses, 20.0, security=Plain())
+        for _ in range(9):
+            strangers.enter_context(socket.create_connection(("127.0.0.1", listeners[0].port), 5))
+        began = time.monotonic()
+        second = pool.submit(connect_mesh, listeners[1], membership(1, 2), addresses, 20.0, security=Plain())
+        with first.result(20), second.result(20):
+            assert time.monotonic() - began < mesh_module.STRANGER_S
+    for listener in listeners:
+        listener.close()
 
 
 def test_a_dialled_stranger_is_named_at_once(membership: MakeMember, listener: Listener) -> None:
