@@ -454,7 +454,7 @@ def _measure(communicator: Communicator, exchange: Exchange, links: Mapping[int,
             communicator.barrier()
             waits.append(time.perf_counter() - began)
         seconds = float(np.median(_agree(communicator, float(np.median(waits)))))
-        communicator.frame_s = max(communicator.frame_s, (seconds - float(latency.max())) / (2 * (size - 1)))
+        communicator.frame_s = max(communicator.frame_s, (seconds - float(latency[latency > 0].min())) / (2 * (size - 1)))
     communicator.stats.reset()
 
 
