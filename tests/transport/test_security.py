@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from motley.transport import (
+    Algorithm,
     Communicator,
     Listener,
     Membership,
@@ -24,6 +25,7 @@ from motley.transport import (
     ProtocolError,
     Tls,
     UsageError,
+    WireFormat,
     connect_mesh,
 )
 from motley.transport.link import Link, wait_ready
@@ -352,3 +354,36 @@ def test_garbage_instead_of_a_handshake(waiting_mesh: int) -> None:
                 stranger.shutdown(socket.SHUT_WR)
                 while stranger.recv(1000):
                     pass
+
+
+@pytest.mark.parametrize("elements", [0, 1, 4097, 3 << 18])
+@pytest.mark.parametrize("wire_format", list(WireFormat))
+def test_every_call_gives_over_tls_what_it_gives_without(
+    run_ranks: Run, wire_format: WireFormat, elements: int
+) -> None:
+    size = 3
+
+    def work(communicator: Communicator) -> list[bytes]:
+        rank = communicator.rank
+        values = np.random.default_rng(rank).standard_normal(elements).astype(np.float32)
+        results = []
+        for algorithm in Algorithm:
+            total = values.copy()
+            communicator.all_reduce(total, algorithm)
+            results.append(total)
+        part = np.empty(len(range(rank, elements, size)), np.float32)
+        communicator.reduce_scatter(values, part, [len(range(other, elements, size)) for other in range(size)])
+        everything = [np.empty(elements + other, np.float32) for other in range(size)]
+        communicator.all_gather(np.full(elements + rank, rank, np.float32), everything)
+        copy = values.copy()
+        communicator.broadcast(copy, 1)
+        swapped = [np.empty(elements, np.float32) for _ in range(size)]
+        communicator.all_to_all([values * (other + 1) for other in range(size)], swapped)
+        communicator.send(values.tobytes(), (rank + 1) % size)
+        message = communicator.recv((rank - 1) % size, 20.0)
+        return [array.tobytes() for array in (*results, part, *everything, copy, *swapped)] + [message]
+
+    plain = run_ranks(size, work, wire_format=wire_format)
+    secured = run_ranks(size, work, wire_format=wire_format, security=[AUTHORITY.tls(rank) for rank in range(size)])
+    assert all(isinstance(answer, list) for answer in plain), plain
+    assert secured == plain
