@@ -10,11 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-import platformdirs
-
 from motley.daemon.describe import describe
 from motley.daemon.hardware import usable_cores
-from motley.daemon.worker import RankWorker
+from motley.daemon.worker import RankWorker, default_scratch
 from motley.orchestrator.planning.shares import Candidate, RankPlan, plan_shares
 from motley.protocol import mesh_pb2 as pb
 
@@ -144,7 +142,7 @@ class LocalMesh:
             wire=spec.wire,
         )
         pin = spec.pin and spec.threads == 1 and size <= usable_cores()
-        scratch = Path(platformdirs.user_cache_dir("motley", appauthor=False)) / "scratch"
+        scratch = default_scratch()
         for rank in range(size):
             core = rank if pin else None
             self._workers.append(await RankWorker.start(scratch=scratch, host="127.0.0.1", core=core))

@@ -154,14 +154,15 @@ async def _with_timing(client: Client, session_id: str) -> dict[str, Any]:
 
 
 async def _start_daemon(target: str, token: str, name: str, limit: int, log: Path) -> asyncio.subprocess.Process:
-    return await asyncio.create_subprocess_exec(
-        *(sys.executable, "-P", "-m", "motley.cli.main", "join", target),
-        *("--name", name, "--memory", str(limit), "--threads", "1", "--end-with-stdin"),
-        env={**os.environ, "MOTLEY_TOKEN": token},
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.DEVNULL,
-        stderr=log.open("wb"),
-    )
+    with log.open("wb") as stderr:
+        return await asyncio.create_subprocess_exec(
+            *(sys.executable, "-P", "-m", "motley.cli.main", "join", target),
+            *("--name", name, "--memory", str(limit), "--threads", "1", "--end-with-stdin"),
+            env={**os.environ, "MOTLEY_TOKEN": token},
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=stderr,
+        )
 
 
 async def _last_words(daemon: asyncio.subprocess.Process, log: Path) -> str:

@@ -89,5 +89,5 @@ async def _serve(config: OrchestratorConfig, local: DaemonConfig | None) -> None
                 await orchestrator.stop()  # before the node goes, so that requests end for the right reason
                 daemon.cancel()
                 await asyncio.gather(daemon, return_exceptions=True)
-    finally:
+    finally:  # without a node, or if it could not be started; a second stop does nothing
         await orchestrator.stop()

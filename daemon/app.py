@@ -10,12 +10,12 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-import platformdirs
-
 from motley.daemon import hardware
+from motley.daemon.address import parse_address
 from motley.daemon.control import Control, NameTaken, NodeSettings, OrchestratorLost
 from motley.daemon.loading import sweep_scratch
 from motley.daemon.trust import JoinToken, TrustError, open_channel
+from motley.daemon.worker import default_scratch
 from motley.protocol import mesh_pb2 as pb
 
 RETRY_S = (1.0, 2.0, 4.0, 8.0)
@@ -72,7 +72,7 @@ async def run_daemon(config: DaemonConfig, observer: Observer) -> None:
     token = JoinToken.parse(config.token)
     address = config.advertise or await asyncio.to_thread(_address_towards, host, port)
     capabilities = await asyncio.to_thread(hardware.measure, config.memory_limit, config.threads or None)
-    scratch = config.scratch or Path(platformdirs.user_cache_dir("motley", appauthor=False)) / "scratch"
+    scratch = config.scratch or default_scratch()
     await asyncio.to_thread(_check_scratch, scratch)
     sweep_scratch(scratch)
     settings = NodeSettings(
@@ -119,18 +119,6 @@ def _check_scratch(scratch: Path) -> None:
         raise ScratchError(
             f"cannot write to {scratch}, where shares are loaded to ({error.strerror}); choose another with --scratch"
         ) from error
-
-
-def parse_address(text: str) -> tuple[str, int]:
-    """Split ``host:port`` (IPv6 hosts in brackets).
-
-    Raises:
-        ValueError: it is not of that form.
-    """
-    host, _, port = text.rpartition(":")
-    if not host or not port.isdigit() or not 0 < int(port) < 65536:
-        raise ValueError(f"{text!r} is not an address of the form HOST:PORT")
-    return host.strip("[]"), int(port)
 
 
 def _listening_host(address: str) -> str:

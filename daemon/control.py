@@ -17,6 +17,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from motley.daemon.address import join_address
 from motley.daemon.describe import DescribeError, describe_apart
 from motley.daemon.generation import Generation, RequestError
 from motley.daemon.hardware import available_memory
@@ -346,11 +347,6 @@ async def _read(call: Any, patience: float) -> Any:
 
 def _load_tokenizer(source: str, models: Path | None) -> Tokenizer:
     return Tokenizer.load(resolve(source, models))
-
-
-def join_address(host: str, port: str | int) -> str:
-    """``host:port``, with brackets where the host is an IPv6 address."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _how_died(node: str, rank: int, status: int) -> str:

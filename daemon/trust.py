@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import grpc.aio
 
+from motley.daemon.address import join_address
 from motley.protocol import MESSAGE_BYTES
 
 CERTIFICATE_NAME = "motley"
@@ -81,7 +82,7 @@ async def open_channel(host: str, port: int, token: JoinToken) -> grpc.aio.Chann
         )
     credentials = grpc.ssl_channel_credentials(ssl.DER_cert_to_PEM_cert(certificate).encode())
     return grpc.aio.secure_channel(
-        f"[{host}]:{port}" if ":" in host else f"{host}:{port}",
+        join_address(host, port),
         credentials,
         options=[
             ("grpc.ssl_target_name_override", CERTIFICATE_NAME),

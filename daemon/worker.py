@@ -12,6 +12,8 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import platformdirs
+
 from motley.daemon.pipe import LENGTH, MAX_MESSAGE, TOKEN_BYTES
 from motley.protocol import mesh_pb2 as pb
 
@@ -23,6 +25,11 @@ STOP_S = 5.0
 
 class WorkerError(Exception):
     """The worker process did not start or is gone."""
+
+
+def default_scratch() -> Path:
+    """Where shares are loaded to unless told otherwise: the user's cache folder, which is on a real disk."""
+    return Path(platformdirs.user_cache_dir("motley", appauthor=False)) / "scratch"
 
 
 class RankWorker:
