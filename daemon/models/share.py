@@ -1,4 +1,4 @@
-"""Shares: which units of a model a rank owns. Ranges tile by construction: they are cut from cumulative sums.
+"""Shares: which units of a model a rank owns. The planner cuts them; `units.validate_shares` checks that they tile.
 
 A *unit* is the smallest piece a share can be cut in. Attention is cut in ``kv_groups * split`` units: with
 ``split = 1`` a unit is one KV head with all the query heads that read it; with a larger split each KV group is
@@ -8,9 +8,7 @@ The MLP is cut in blocks of columns that respect the quantisation block, the hea
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
 from math import gcd
 
 
@@ -26,26 +24,6 @@ class Share:
     attention: range
     mlp: range
     vocabulary: range
-
-
-def cut(counts: Sequence[int]) -> list[range]:
-    """Consecutive ranges of the given lengths: ``cut([2, 0, 1]) == [range(0, 2), range(2, 2), range(2, 3)]``."""
-    if any(count < 0 for count in counts):
-        raise ShareError(f"a rank cannot own a negative number of units: {list(counts)}")
-    return [range(start, stop) for start, stop in pairwise(accumulate(counts, initial=0))]
-
-
-def apportion(total: int, weights: Sequence[float]) -> list[int]:
-    """Split `total` units in proportion to `weights`, exactly (largest remainder; ties to the lower rank)."""
-    whole = sum(weights)
-    if not weights or whole <= 0 or any(weight < 0 for weight in weights):
-        raise ShareError(f"weights must be non-negative and not all zero: {list(weights)}")
-    exact = [total * weight / whole for weight in weights]
-    counts = [int(value) for value in exact]
-    by_remainder = sorted(range(len(weights)), key=lambda rank: (counts[rank] - exact[rank], rank))
-    for rank in by_remainder[: total - sum(counts)]:
-        counts[rank] += 1
-    return counts
 
 
 def kv_heads(share: Share) -> list[tuple[int, range]]:

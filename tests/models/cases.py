@@ -15,12 +15,13 @@ import numpy as np
 
 from motley.daemon.models.config import ModelConfig, read_config
 from motley.daemon.models.graph import SHARE_FILE, build_rank_graph
-from motley.daemon.models.share import Share, apportion, cut
+from motley.daemon.models.share import Share
 from motley.daemon.models.tensors import EMBEDDING
 from motley.daemon.models.units import Units
 from motley.daemon.weights.checkpoint import Checkpoint
 from motley.daemon.weights.share_file import write_share
 from motley.plugins.engine import F32, Engine, EngineFactory, EngineOptions, RankGraph
+from tests.models.cutting import apportion, cut
 from tests.models.local_group import LocalGroup
 
 GOLDEN = Path(__file__).parent / "golden"

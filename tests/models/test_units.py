@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from motley.daemon.models.config import ConfigError, ModelConfig, Rope
-from motley.daemon.models.share import Share, ShareError, apportion, cut
+from motley.daemon.models.share import Share, ShareError
 from motley.daemon.models.units import BLOCKS, Units, units, validate_shares
+from tests.models.cutting import apportion, cut
 
 TINYLLAMA = ModelConfig(
     family="llama",
