@@ -2,7 +2,8 @@
 
 Run with torch and transformers installed: ``python tests/models/make_golden.py``. A case is a model folder
 (config.json, model.safetensors) with ``expected.npz``: ``tokens`` i64[P + 16] (a prompt of P tokens and its greedy
-continuation), ``prompt`` (P) and ``logits`` f32[P + 15, V] of all rows but the last.
+continuation), ``prompt`` (P) and ``logits`` f32[P + 15, V] of all rows but the last. A case of a long prompt has
+``tokens`` i64[P], ``rows`` i64[R] and the ``logits`` f32[R, V] of these.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from safetensors.torch import save_file
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
 GOLDEN = Path(__file__).parent / "golden"
+LONG = Path(__file__).parent / "long"
 PROMPT = 40
 CONTINUATION = 16
 CLEAR = 1e-3
@@ -140,6 +142,64 @@ CASES: dict[str, dict[str, Any]] = {
     },
 }
 
+_LONG: dict[str, Any] = {
+    **_BASE,
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+}
+LONG_CASES: dict[str, tuple[int, dict[str, Any]]] = {
+    "llama3-rope-9000": (
+        9000,
+        {
+            "model_type": "llama",
+            "max_position_embeddings": 16384,
+            "rope_parameters": {**_LLAMA3_ROPE, "rope_theta": 10000.0, "original_max_position_embeddings": 8192},
+        },
+    ),
+    "yarn-rope-and-windows-33000": (
+        33000,
+        {
+            "model_type": "qwen2",
+            "max_position_embeddings": 32768,
+            "rope_parameters": {**_YARN_ROPE, "rope_theta": 10000.0, "original_max_position_embeddings": 32768},
+            "layer_types": ["full_attention", "sliding_attention"],
+            "use_sliding_window": True,
+            "sliding_window": 4096,
+        },
+    ),
+}
+"""Prompts longer than the usual powers of two."""
+BORDERS = (4096, 8192, 32768)
+CHUNK = 250
+
+
+def long_logits(folder: Path, tokens: list[int], rows: list[int]) -> npt.NDArray[np.float32]:
+    """f32[R, V]: like `transformers_logits` for some rows of a long prompt, which is computed in chunks."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64, attn_implementation="sdpa")
+    cache = DynamicCache(config=model.config)
+    logits = []
+    with torch.inference_mode():
+        for start in range(0, len(tokens), CHUNK):
+            chunk = model(torch.tensor([tokens[start : start + CHUNK]]), past_key_values=cache, use_cache=True).logits[0]
+            logits += [chunk[row - start].to(torch.float32).numpy() for row in rows if start <= row < start + CHUNK]
+    return np.stack(logits)
+
+
+def _make_long(name: str, prompt: int, changes: dict[str, Any], seed: int) -> None:
+    folder = LONG / name
+    folder.mkdir(parents=True)
+    settings = {**_LONG, **changes}
+    _write_model(folder, settings, seed)
+    tokens = np.random.default_rng(seed).integers(0, settings["vocab_size"], prompt).tolist()
+    around = {border + offset for border in BORDERS for offset in (-1, 0, 1)}
+    rows = sorted(row for row in {0, *around, prompt - 2, prompt - 1} if row < prompt)
+    logits = long_logits(folder, tokens, rows)
+    np.savez_compressed(folder / "expected.npz", tokens=np.array(tokens, np.uint8), rows=rows, logits=logits)
+    print(json.dumps({"case": name, "largest_logit": float(np.abs(logits).max())}))
+
 
 def transformers_logits(folder: Path, tokens: list[int]) -> npt.NDArray[np.float32]:
     """f32[T, V]: what transformers computes for a model, in float64 wherever its code does not force float32."""
@@ -183,6 +243,9 @@ def _continue(folder: Path, vocabulary: int, seed: int) -> tuple[list[int], npt.
 def main() -> None:
     torch.set_num_threads(1)
     shutil.rmtree(GOLDEN, ignore_errors=True)
+    shutil.rmtree(LONG, ignore_errors=True)
+    for number, (name, (prompt, changes)) in enumerate(LONG_CASES.items()):
+        _make_long(name, prompt, changes, seed=100 + number)
     for number, (name, changes) in enumerate(CASES.items()):
         folder = GOLDEN / name
         folder.mkdir(parents=True)

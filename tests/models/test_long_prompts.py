@@ -1,0 +1,37 @@
+"""Prompts beyond 4096, 8192 and 32768 tokens against transformers' logits (see make_golden.py)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from motley.daemon.models.config import read_config
+from motley.daemon.models.units import units
+from motley.plugins.engine import EngineOptions
+from motley.plugins.onnxruntime import OnnxRuntimeEngine
+from tests.models.cases import LocalSession, uneven_shares
+
+LONG = Path(__file__).parent / "long"
+TOLERANCE = 1e-4
+"""Of the largest logit."""
+CHUNK = 500
+
+
+@pytest.mark.parametrize("folder", sorted(LONG.iterdir()), ids=lambda folder: folder.name)
+def test_rows_at_the_borders_and_the_end(folder: Path, tmp_path: Path) -> None:
+    config = read_config(folder)
+    with np.load(folder / "expected.npz") as golden:
+        tokens, rows, logits = golden["tokens"].tolist(), golden["rows"].tolist(), golden["logits"]
+    shares = uneven_shares(units(config, "fp32", 32), 2)
+    options = EngineOptions(max_rows=CHUNK)
+    got = []
+    with LocalSession(folder, OnnxRuntimeEngine, shares, tmp_path, options=options, context=len(tokens)) as ranks:
+        ranks.open_slot()
+        for start in range(0, len(tokens), CHUNK):
+            chunk = tokens[start : start + CHUNK]
+            wanted = [row - start for row in rows if start <= row < start + len(chunk)]
+            got.append(ranks.step(chunk, start, wanted))
+    error = np.abs(np.concatenate(got) - logits).max(axis=1) / np.abs(logits).max()
+    assert error.max() < TOLERANCE, dict(zip(rows, error.tolist(), strict=True))
