@@ -65,7 +65,7 @@ class Executor:
                 params = SamplingParams.from_proto(pb.Sampling.FromString(sampling))
                 ids = self._vocabulary
                 sampler = ShardSampler(params, ids.start, len(ids), prompt.tolist())
-                self._engine.open_slot(slot)
+                self._engine.open_slot(slot, len(prompt))
                 self._sequences[slot] = _Sequence(sampler, len(prompt))
             case Close(slot):
                 self._sequence(slot)

@@ -62,11 +62,10 @@ class ReferenceEngine:
         self._weights = np.empty(0, np.uint8) if empty else np.memmap(graph.share_file, np.uint8, "r")
         self._stored = {tensor.name: tensor for tensor in proto.initializer}
         self._outputs = [output.name for output in proto.output]
-        self._constants = {name: self._floats(table) for name, table in graph.constants.items()}
         self._nodes = [self._prepared(node) for node in proto.node]
         _mark_last_uses(self._nodes, keep=set(self._outputs))
 
-    def open_slot(self, slot: int) -> None:
+    def open_slot(self, slot: int, prompt: int = 0) -> None:
         if slot in self._slots:
             raise EngineError(f"slot {slot} is open already")
         empty = {}
@@ -74,7 +73,8 @@ class ReferenceEngine:
             for kind in ("key", "value"):
                 shape = (1, spec.heads, 0, spec.head_dim)
                 empty[f"{kind}_cache.{spec.layer}"] = self._xp.zeros(shape, self._dtype)
-        self._slots[slot] = _Slot(empty, capacity=0, written=0)
+        constants = {name: self._floats(table) for name, table in self._graph.constants(prompt).items()}
+        self._slots[slot] = _Slot(constants, empty, capacity=0, written=0)
 
     def close_slot(self, slot: int) -> None:
         self._slot(slot)
@@ -94,7 +94,7 @@ class ReferenceEngine:
         self._make_room(state, position + count)
 
         values: dict[str, Any] = {
-            **self._constants,
+            **state.constants,
             **state.caches,
             "hidden": self._floats(hidden),
             "position": np.array([position], np.int64),
@@ -165,6 +165,7 @@ class ReferenceEngine:
 
 @dataclass
 class _Slot:
+    constants: dict[str, Array]
     caches: dict[str, Array]
     capacity: int
     written: int

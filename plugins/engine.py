@@ -68,8 +68,8 @@ class RankGraph:
 
     proto: onnx.ModelProto
     share_file: Path
-    constants: Mapping[str, F32]
-    """Graph inputs that never change (``cos_cache``, ``sin_cache``)."""
+    constants: Callable[[int], Mapping[str, F32]]
+    """Graph inputs that stay the same for a whole sequence (``cos_cache``, ``sin_cache``), by its prompt's length."""
     caches: Sequence[CacheSpec]
     hidden: int
     """D, the width of the residual."""
@@ -92,8 +92,8 @@ class EngineOptions:
 class Engine(Protocol):
     """One rank's executable graph with the KV caches of its slots. Not thread-safe: one thread owns it."""
 
-    def open_slot(self, slot: int) -> None:
-        """Start an empty sequence in `slot`. Its cache grows with the sequence."""
+    def open_slot(self, slot: int, prompt: int = 0) -> None:
+        """Start an empty sequence in `slot`, with a prompt of so many tokens. Its cache grows with the sequence."""
 
     def close_slot(self, slot: int) -> None:
         """Forget `slot` and free its cache."""

@@ -8,7 +8,7 @@ nothing is copied or allocated per token. KV caches are updated in place: past a
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
@@ -39,11 +39,12 @@ class _Bound:
 
 @dataclass
 class _Slot:
-    """One sequence: its caches by graph input, and its bound decode step (void once the caches move)."""
+    """One sequence: what it reads and keeps, by graph input, and its bound decode step (void once the caches move)."""
 
-    capacity: int
-    length: int
-    caches: dict[str, F32]
+    constants: Mapping[str, F32]
+    caches: dict[str, F32] = field(default_factory=dict)
+    capacity: int = 0
+    length: int = 0
     decode: list[_Bound] | None = None
 
 
@@ -75,10 +76,10 @@ class OnnxRuntimeEngine:
         self._row = np.zeros(1, np.int64)
         self._logits = np.empty((1, graph.vocabulary), np.float32)
 
-    def open_slot(self, slot: int) -> None:
+    def open_slot(self, slot: int, prompt: int = 0) -> None:
         if slot in self._slots:
             raise EngineError(f"slot {slot} is open already")
-        self._slots[slot] = _Slot(0, 0, {})
+        self._slots[slot] = _Slot(self._graph.constants(prompt))
 
     def close_slot(self, slot: int) -> None:
         if self._slots.pop(slot, None) is None:
@@ -145,7 +146,7 @@ class OnnxRuntimeEngine:
     def _bind(self, state: _Slot, tokens: int, rows: Array, logits: F32) -> list[_Bound]:
         """Bind the segments to a slot's caches and to the first `tokens` rows of the shared buffers."""
         places: dict[str, Array] = {
-            **self._graph.constants,
+            **state.constants,
             POSITION: self._position,
             SEQLENS: self._seqlens,
             TOTAL_LENGTH: self._total_length,

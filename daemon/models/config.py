@@ -116,7 +116,19 @@ class YarnScaling:
     """What rotated queries and keys are multiplied by."""
 
 
-RopeScaling = LinearScaling | Llama3Scaling | YarnScaling
+@dataclass(frozen=True)
+class DynamicScaling:
+    """Plain up to the original context; beyond, a base that grows with the sequence ("dynamic NTK").
+
+    A prompt is rotated by the base of its whole length, each later token by that of the length with it, and cached
+    keys keep their rotation: as transformers' ``generate()`` does, however the prompt is cut into steps here.
+    """
+
+    factor: float
+    original_context: int
+
+
+RopeScaling = LinearScaling | Llama3Scaling | YarnScaling | DynamicScaling
 
 
 @dataclass(frozen=True)
@@ -236,13 +248,8 @@ _ROPE_KEYS: Mapping[str, frozenset[str]] = {
 def _rope(config: _Keys) -> tuple[Rope, int]:
     """The rotary embedding, and the longest context that it is for, tokens.
 
-    ``linear`` and ``yarn`` configs commonly keep the unstretched length as ``max_position_embeddings``: their context
-    is that (or the original) times the factor.
-
-    ``dynamic`` is plain up to ``max_position_embeddings``, and that is its longest context. Beyond it, transformers
-    takes new frequencies whenever the sequence grows while cached keys keep their old rotation, so that logits depend
-    on how the text was cut into forward passes. A prompt that comes in chunks cannot repeat that: a longer context is
-    refused, like any that exceeds a model's, and every one that is served equals transformers' ``generate()``.
+    ``linear``, ``dynamic`` and ``yarn`` configs commonly keep the unstretched length as ``max_position_embeddings``:
+    their context is that (or the original) times the factor.
     """
     where = "rope_scaling" if config.values.get("rope_scaling") else "rope_parameters"
     given = config.values.get(where) or {}
@@ -268,7 +275,7 @@ def _rope(config: _Keys) -> tuple[Rope, int]:
     if kind == "linear":
         return Rope(theta, LinearScaling(factor)), int(context * factor)
     if kind == "dynamic":
-        return Rope(theta), context
+        return Rope(theta, DynamicScaling(factor, context)), int(context * factor)
     # Beside the object it comes first, as in transformers.
     original = config.size("original_max_position_embeddings", rope.size("original_max_position_embeddings", context))
     if kind == "llama3":

@@ -13,8 +13,9 @@ all, in order, also where nothing on this rank reads the result.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ import onnx
 import onnx.parser
 from onnx import TensorProto, helper
 
-from motley.daemon.models.config import ConfigError, ModelConfig
+from motley.daemon.models.config import ConfigError, DynamicScaling, ModelConfig
 from motley.daemon.models.rope import rotary_tables
 from motley.daemon.models.share import Share, kv_heads
 from motley.daemon.models.tensors import EMBEDDING, HEAD
@@ -35,7 +36,7 @@ OPSET = 24
 IR_VERSION = 11
 SHARE_FILE = "share.bin"
 """What a share file is called: the graph's external data names it."""
-
+ROTARY_TABLES = ("cos_cache", "sin_cache")
 
 CACHED_ATTENTION = onnx.parser.parse_function("""
 <domain: "motley", opset_import: ["": 24],
@@ -109,7 +110,8 @@ class Declared:
     weights: list[Placed]
     share_bytes: int
     """The share file's size."""
-    constants: Mapping[str, F32]
+    constants: Callable[[int], Mapping[str, F32]]
+    """See `RankGraph.constants`."""
     caches: Sequence[CacheSpec]
     hidden: int
     words: range
@@ -183,8 +185,6 @@ class _Builder:
             self.head(residual)
 
         placed, share_bytes = lay_out(self.weights)
-        cos, sin = rotary_tables(self.config.rope, self.config.head_dim, context)
-        constants = {"cos_cache": cos, "sin_cache": sin}
         caches = [
             CacheSpec(layer, len(self.kv_groups), self.config.head_dim)
             for layer in range(self.config.layers)
@@ -197,7 +197,7 @@ class _Builder:
                 _value("hidden", "T", self.config.hidden),
                 _value("position", 1, kind=TensorProto.INT64),
                 _value("rows", "R", kind=TensorProto.INT64),
-                *(_value(name, *table.shape) for name, table in constants.items()),
+                *(_value(name, context, self.config.head_dim // 2) for name in ROTARY_TABLES),
                 *(value for spec in caches for value in _cache_values(spec, "")),
             ],
             outputs=[
@@ -218,7 +218,7 @@ class _Builder:
             proto=proto,
             weights=placed,
             share_bytes=share_bytes,
-            constants=constants,
+            constants=_constants(self.config, context),
             caches=caches,
             hidden=self.config.hidden,
             words=self.words,
@@ -392,6 +392,19 @@ class _Builder:
         """Append a node, named after its first output; returns that."""
         self.nodes.append(helper.make_node(op, inputs, list(outputs), name=outputs[0], domain=domain, **attributes))
         return outputs[0]
+
+
+def _constants(config: ModelConfig, context: int) -> Callable[[int], Mapping[str, F32]]:
+    scaling = config.rope.scaling
+    alike = scaling.original_context if isinstance(scaling, DynamicScaling) else context
+    """Prompts up to this length share their tables."""
+
+    @lru_cache(maxsize=2)
+    def tables(prompt: int) -> Mapping[str, F32]:
+        both = rotary_tables(config.rope, config.head_dim, context, prompt)
+        return dict(zip(ROTARY_TABLES, both, strict=True))
+
+    return lambda prompt: tables(prompt if prompt > alike else 0)
 
 
 def _scaled(span: range, width: int) -> range:

@@ -11,18 +11,22 @@ from math import ceil, floor, log, tau
 import numpy as np
 import numpy.typing as npt
 
-from motley.daemon.models.config import LinearScaling, Llama3Scaling, Rope, YarnScaling
+from motley.daemon.models.config import DynamicScaling, LinearScaling, Llama3Scaling, Rope, YarnScaling
 
 F32 = npt.NDArray[np.float32]
 F64 = npt.NDArray[np.float64]
 
 
-def rotary_tables(rope: Rope, head_dim: int, positions: int) -> tuple[F32, F32]:
+def rotary_tables(rope: Rope, head_dim: int, positions: int, prompt: int = 0) -> tuple[F32, F32]:
     """Cosines and sines, f32[positions, head_dim / 2] each, computed in float64.
 
     A scaling that also scales attention (YaRN) has its factor in both tables, hence in queries and keys.
+
+    Args:
+        prompt: the sequence's prompt, tokens; only dynamic scaling depends on it.
     """
-    frequencies = rope.theta ** -(np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
+    exponents = -(np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
+    frequencies = rope.theta**exponents
     amplitude = 1.0
     match rope.scaling:
         case LinearScaling(factor):
@@ -32,7 +36,9 @@ def rotary_tables(rope: Rope, head_dim: int, positions: int) -> tuple[F32, F32]:
         case YarnScaling() as scaling:
             frequencies = _yarn(frequencies, rope.theta, scaling)
             amplitude = scaling.attention_factor
-    angles = np.outer(np.arange(positions, dtype=np.float64), frequencies)
+        case DynamicScaling() as scaling:
+            frequencies = _dynamic_bases(rope.theta, scaling, head_dim, positions, prompt)[:, None] ** exponents
+    angles = np.arange(positions, dtype=np.float64)[:, None] * frequencies
     return (amplitude * np.cos(angles)).astype(np.float32), (amplitude * np.sin(angles)).astype(np.float32)
 
 
@@ -42,6 +48,14 @@ def _llama3(frequencies: F64, scaling: Llama3Scaling) -> F64:
     keep = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
     keep = np.clip(keep, 0.0, 1.0)
     return keep * frequencies + (1.0 - keep) * frequencies / scaling.factor
+
+
+def _dynamic_bases(theta: float, scaling: DynamicScaling, head_dim: int, positions: int, prompt: int) -> F64:
+    """f64[positions]: the base at each position, from the length of the sequence when it was computed."""
+    lengths = np.maximum(np.arange(1, positions + 1), max(prompt, scaling.original_context))
+    stretch = scaling.factor * lengths / scaling.original_context - (scaling.factor - 1)
+    bases: F64 = theta * stretch ** (head_dim / (head_dim - 2))
+    return bases
 
 
 def _yarn(frequencies: F64, theta: float, scaling: YarnScaling) -> F64:

@@ -123,8 +123,8 @@ class LocalSession:
             self.close()
             raise
 
-    def open_slot(self, slot: int = 0) -> None:
-        self._everywhere(lambda engine: engine.open_slot(slot))
+    def open_slot(self, slot: int = 0, prompt: int = 0) -> None:
+        self._everywhere(lambda engine: engine.open_slot(slot, prompt))
 
     def close_slot(self, slot: int = 0) -> None:
         self._everywhere(lambda engine: engine.close_slot(slot))

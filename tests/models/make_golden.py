@@ -3,7 +3,7 @@
 Run with torch and transformers installed: ``python tests/models/make_golden.py``. A case is a model folder
 (config.json, model.safetensors) with ``expected.npz``: ``tokens`` i64[P + 16] (a prompt of P tokens and its greedy
 continuation), ``prompt`` (P) and ``logits`` f32[P + 15, V] of all rows but the last. A case of a long prompt has
-``tokens`` i64[P], ``rows`` i64[R] and the ``logits`` f32[R, V] of these.
+``tokens`` i64[T], of which ``prompt`` are the prompt, ``rows`` i64[R] and the ``logits`` f32[R, V] of these.
 """
 
 from __future__ import annotations
@@ -150,9 +150,19 @@ _LONG: dict[str, Any] = {
     "num_attention_heads": 2,
     "num_key_value_heads": 1,
 }
-LONG_CASES: dict[str, tuple[int, dict[str, Any]]] = {
+LONG_CASES: dict[str, tuple[int, int, dict[str, Any]]] = {
+    "dynamic-rope-150": (
+        150,
+        10,
+        {
+            "model_type": "llama",
+            "max_position_embeddings": 64,
+            "rope_parameters": {"rope_type": "dynamic", "rope_theta": 100.0, "factor": 4.0},
+        },
+    ),
     "llama3-rope-9000": (
         9000,
+        0,
         {
             "model_type": "llama",
             "max_position_embeddings": 16384,
@@ -161,6 +171,7 @@ LONG_CASES: dict[str, tuple[int, dict[str, Any]]] = {
     ),
     "yarn-rope-and-windows-33000": (
         33000,
+        0,
         {
             "model_type": "qwen2",
             "max_position_embeddings": 32768,
@@ -171,33 +182,39 @@ LONG_CASES: dict[str, tuple[int, dict[str, Any]]] = {
         },
     ),
 }
-"""Prompts longer than the usual powers of two."""
+"""By name: a prompt longer than the usual powers of two or than what the model is for without scaling, and tokens
+that follow it one by one."""
 BORDERS = (4096, 8192, 32768)
 CHUNK = 250
 
 
-def long_logits(folder: Path, tokens: list[int], rows: list[int]) -> npt.NDArray[np.float32]:
-    """f32[R, V]: like `transformers_logits` for some rows of a long prompt, which is computed in chunks."""
+def long_logits(folder: Path, steps: list[list[int]], rows: list[int]) -> npt.NDArray[np.float32]:
+    """f32[R, V]: like `transformers_logits` for some rows, in forward passes of so many tokens."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64, attn_implementation="sdpa")
     cache = DynamicCache(config=model.config)
     logits = []
     with torch.inference_mode():
-        for start in range(0, len(tokens), CHUNK):
-            chunk = model(torch.tensor([tokens[start : start + CHUNK]]), past_key_values=cache, use_cache=True).logits[0]
-            logits += [chunk[row - start].to(torch.float32).numpy() for row in rows if start <= row < start + CHUNK]
+        done = 0
+        for step in steps:
+            chunk = model(torch.tensor([step]), past_key_values=cache, use_cache=True).logits[0].to(torch.float32)
+            logits += [chunk[row - done].numpy() for row in rows if done <= row < done + len(step)]
+            done += len(step)
     return np.stack(logits)
 
 
-def _make_long(name: str, prompt: int, changes: dict[str, Any], seed: int) -> None:
+def _make_long(name: str, prompt: int, after: int, changes: dict[str, Any], seed: int) -> None:
     folder = LONG / name
     folder.mkdir(parents=True)
     settings = {**_LONG, **changes}
     _write_model(folder, settings, seed)
-    tokens = np.random.default_rng(seed).integers(0, settings["vocab_size"], prompt).tolist()
+    tokens = np.random.default_rng(seed).integers(0, settings["vocab_size"], prompt + after).tolist()
+    steps = [tokens[start : min(prompt, start + CHUNK)] for start in range(0, prompt, CHUNK)]
+    steps += [[token] for token in tokens[prompt:]]
     around = {border + offset for border in BORDERS for offset in (-1, 0, 1)}
-    rows = sorted(row for row in {0, *around, prompt - 2, prompt - 1} if row < prompt)
-    logits = long_logits(folder, tokens, rows)
-    np.savez_compressed(folder / "expected.npz", tokens=np.array(tokens, np.uint8), rows=rows, logits=logits)
+    rows = sorted(row for row in {0, *around, prompt - 2, prompt - 1, len(tokens) - 1} if row < len(tokens))
+    logits = long_logits(folder, steps, rows)
+    saved = {"tokens": np.array(tokens, np.uint8), "prompt": prompt, "rows": rows, "logits": logits}
+    np.savez_compressed(folder / "expected.npz", **saved)
     print(json.dumps({"case": name, "largest_logit": float(np.abs(logits).max())}))
 
 
@@ -244,8 +261,8 @@ def main() -> None:
     torch.set_num_threads(1)
     shutil.rmtree(GOLDEN, ignore_errors=True)
     shutil.rmtree(LONG, ignore_errors=True)
-    for number, (name, (prompt, changes)) in enumerate(LONG_CASES.items()):
-        _make_long(name, prompt, changes, seed=100 + number)
+    for number, (name, (prompt, after, changes)) in enumerate(LONG_CASES.items()):
+        _make_long(name, prompt, after, changes, seed=100 + number)
     for number, (name, changes) in enumerate(CASES.items()):
         folder = GOLDEN / name
         folder.mkdir(parents=True)

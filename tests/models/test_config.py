@@ -10,6 +10,7 @@ import pytest
 
 from motley.daemon.models.config import (
     ConfigError,
+    DynamicScaling,
     LinearScaling,
     Llama3Scaling,
     ModelConfig,
@@ -18,9 +19,6 @@ from motley.daemon.models.config import (
     YarnScaling,
     read_config,
 )
-from motley.daemon.models.graph import build_rank_graph
-from motley.daemon.models.units import units
-from tests.models.cases import whole_share
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",
@@ -101,7 +99,7 @@ def test_both_spellings_of_rope(tmp_path: Path, spelling: dict[str, Any]) -> Non
     ("scaling", "expected", "context"),
     [
         ({"kind": "linear", "factor": 2.5}, LinearScaling(2.5), 640),
-        ({"kind": "dynamic", "factor": 4.0}, None, 256),  # plain as far as it is served
+        ({"kind": "dynamic", "factor": 4.0}, DynamicScaling(4.0, 256), 1024),
         ({"kind": "llama3"} | without(LLAMA3, "rope_type"), Llama3Scaling(8.0, 1.0, 4.0, 64), 256),
         (
             {"kind": "yarn", "factor": 4.0, "attention_factor": 1.0},
@@ -161,14 +159,6 @@ def test_an_original_context_beside_the_rope_object_comes_first(tmp_path: Path, 
     scaling = read(tmp_path, LLAMA | {"rope_parameters": given, "original_max_position_embeddings": 32}).rope.scaling
     assert isinstance(scaling, YarnScaling | Llama3Scaling)
     assert scaling.original_context == 32
-
-
-def test_dynamic_rope_is_refused_where_it_would_depend_on_how_the_prompt_is_cut(tmp_path: Path) -> None:
-    config = read(tmp_path, LLAMA | {"rope_scaling": {"type": "dynamic", "factor": 4.0}})
-    shares = [whole_share(units(config, "fp32", 32))]
-    assert build_rank_graph(config, shares, 0, "fp32", 32, 256).context == 256
-    with pytest.raises(ConfigError, match="a context of 257 tokens is not possible; this model has 256 at most"):
-        build_rank_graph(config, shares, 0, "fp32", 32, 257)
 
 
 @pytest.mark.parametrize(

@@ -164,7 +164,7 @@ def test_another_interpreter_computes_the_same(case: Case, tmp_path: Path) -> No
             "hidden": hidden[start:stop],
             "position": np.array([start]),
             "rows": np.array([stop - start - 1, 0]),
-            **declared.constants,
+            **declared.constants(0),
             **caches,
         }
         results = dict(zip(names, evaluator.run(None, feeds), strict=True))

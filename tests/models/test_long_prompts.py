@@ -1,4 +1,4 @@
-"""Prompts beyond 4096, 8192 and 32768 tokens against transformers' logits (see make_golden.py)."""
+"""Prompts beyond 4096, 8192 and 32768 tokens, or beyond a dynamic scaling's beginning, against transformers (make_golden.py)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.models.cases import LocalSession, uneven_shares
 LONG = Path(__file__).parent / "long"
 TOLERANCE = 1e-4
 """Of the largest logit."""
-CHUNK = 500
+CHUNK = 70
 
 
 @pytest.mark.parametrize("folder", sorted(LONG.iterdir()), ids=lambda folder: folder.name)
@@ -24,13 +24,14 @@ def test_rows_at_the_borders_and_the_end(folder: Path, tmp_path: Path) -> None:
     config = read_config(folder)
     with np.load(folder / "expected.npz") as golden:
         tokens, rows, logits = golden["tokens"].tolist(), golden["rows"].tolist(), golden["logits"]
+        prompt = int(golden["prompt"])
     shares = uneven_shares(units(config, "fp32", 32), 2)
     options = EngineOptions(max_rows=CHUNK)
     got = []
     with LocalSession(folder, OnnxRuntimeEngine, shares, tmp_path, options=options, context=len(tokens)) as ranks:
-        ranks.open_slot()
-        for start in range(0, len(tokens), CHUNK):
-            chunk = tokens[start : start + CHUNK]
+        ranks.open_slot(prompt=prompt)
+        for start in [*range(0, prompt, CHUNK), *range(prompt, len(tokens))]:
+            chunk = tokens[start : min(prompt, start + CHUNK) if start < prompt else start + 1]
             wanted = [row - start for row in rows if start <= row < start + len(chunk)]
             got.append(ranks.step(chunk, start, wanted))
     error = np.abs(np.concatenate(got) - logits).max(axis=1) / np.abs(logits).max()
