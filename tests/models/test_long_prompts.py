@@ -1,4 +1,4 @@
-"""Prompts beyond 4096, 8192 and 32768 tokens, or beyond a dynamic scaling's beginning, against transformers (make_golden.py)."""
+"""Prompts beyond 4096, 8192 and 32768 tokens, or beyond where dynamic scaling begins, against transformers."""
 
 from __future__ import annotations
 
