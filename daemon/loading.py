@@ -16,6 +16,7 @@ from pathlib import Path
 import psutil
 
 from motley.daemon.executor import Executor
+from motley.daemon.gate import Gate, reference_answers
 from motley.daemon.models.config import read_config
 from motley.daemon.models.graph import SHARE_FILE, build_rank_graph
 from motley.daemon.models.share import Share
@@ -61,6 +62,7 @@ def load_rank(
 
     Raises:
         LoadError: the model's files differ from those that were planned for.
+        GateError: the engine computes wrongly.
         Exception: what `resolve`, `read_config`, `build_rank_graph`, `write_share` and the engine raise.
     """
     folder = _resolve(assignment.model.source, models, progress)
@@ -79,11 +81,14 @@ def load_rank(
         share_file = place / SHARE_FILE
         write_share(checkpoint, declared.weights, declared.share_bytes, share_file, progress)
         options = EngineOptions(threads=threads)
-        open_engine = load_engine(assignment.engine)
-        engine = open_engine(declared.bind(share_file), communicator, options)
+        graph = declared.bind(share_file)
+        expected = reference_answers(graph, rank, assignment.size, load_engine("reference"))
+        gate = Gate(graph, communicator)
+        engine = load_engine(assignment.engine)(graph, gate, options)
         if os.name == "posix":
             shutil.rmtree(place)  # it stays mapped, and nothing is left behind even if this process is killed
         try:
+            gate.open(engine, expected)
             held = sum(place.weight.data_bytes + place.weight.scale_bytes for place in declared.weights)
             embed = partial(checkpoint.rows, EMBEDDING)
             yield LoadedRank(Executor(engine, embed, declared.words, communicator.stats), held, options.max_rows)

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from motley.daemon.executor import Executor
+from motley.daemon.gate import GateError
 from motley.daemon.hardware import pin_to_core, resident_bytes
 from motley.daemon.leader import Leader
 from motley.daemon.loading import LoadError, load_rank
@@ -280,6 +281,8 @@ def failure_of(error: Exception) -> pb.Failure:
             return pb.Failure(code="step_error", message=str(error))
         case ConfigError() | ShareError() | CheckpointError() | ShareFileError() | ModelNotFound() | LoadError():
             return pb.Failure(code="load_failed", message=str(error))
+        case GateError():
+            return pb.Failure(code="wrong_results", message=str(error))
         case EngineError():
             return pb.Failure(code="engine_error", message=str(error))
         case MemoryError():

@@ -78,6 +78,7 @@ class Control(MeshServicer):
 
     async def Join(self, requests: AsyncIterator[NodeMessage], context: Context) -> None:
         """The conversation with one node, from Hello until it ends."""
+        hello = await _hello(requests, context)  # first: a refusal that overtakes the Hello can be lost at the node
         metadata = dict(context.invocation_metadata() or ())
         token = metadata.get("motley-token", "")
         if not isinstance(token, str) or not self._identity.admits(token):
@@ -86,7 +87,6 @@ class Control(MeshServicer):
                 grpc.StatusCode.UNAUTHENTICATED,
                 "wrong join token; use the one that `motley up` prints",
             )
-        hello = await _hello(requests, context)
         try:
             node = self._nodes.join(hello)
         except HelloError as error:

@@ -80,6 +80,18 @@ class ReferenceEngine:
         self._slot(slot)
         del self._slots[slot]
 
+    def skip(self, slot: int, position: int) -> None:
+        state = self._slot(slot)
+        if not state.written <= position <= self._graph.context:
+            raise EngineError(
+                f"slot {slot} has {state.written} tokens of at most {self._graph.context}: "
+                f"it cannot go on at {position}"
+            )
+        self._make_room(state, position)
+        for cache in state.caches.values():
+            cache[:, :, state.written : position] = 0
+        state.written = position
+
     def step(self, slot: int, hidden: F32, position: int, rows: Sequence[int]) -> F32:
         state = self._slot(slot)
         count, width = hidden.shape

@@ -98,6 +98,13 @@ class Engine(Protocol):
     def close_slot(self, slot: int) -> None:
         """Forget `slot` and free its cache."""
 
+    def skip(self, slot: int, position: int) -> None:
+        """Let the sequence in `slot` go on at `position`: tokens up to there have keys and values of zero.
+
+        Raises:
+            EngineError: the slot is not open, or the position is among its tokens or beyond the context.
+        """
+
     def step(self, slot: int, hidden: F32, position: int, rows: Sequence[int]) -> F32:
         """Run T tokens of the sequence in `slot` through the graph.
 

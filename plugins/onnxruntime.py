@@ -85,10 +85,21 @@ class OnnxRuntimeEngine:
         if self._slots.pop(slot, None) is None:
             raise EngineError(f"slot {slot} is not open")
 
+    def skip(self, slot: int, position: int) -> None:
+        state = self._slot(slot)
+        if not state.length <= position <= self._graph.context:
+            raise EngineError(
+                f"slot {slot} holds {state.length} tokens of at most {self._graph.context}: "
+                f"it cannot go on at {position}"
+            )
+        if position > state.capacity:
+            self._grow(state, position)
+        for cached in state.caches.values():
+            cached[:, :, state.length : position] = 0
+        state.length = position
+
     def step(self, slot: int, hidden: F32, position: int, rows: Sequence[int]) -> F32:
-        state = self._slots.get(slot)
-        if state is None:
-            raise EngineError(f"slot {slot} is not open")
+        state = self._slot(slot)
         tokens = len(hidden)
         end = position + tokens
         if not 1 <= tokens <= self._max_rows:
@@ -129,6 +140,12 @@ class OnnxRuntimeEngine:
         self._slots.clear()
         self._segments.clear()
         self._buffers.clear()
+
+    def _slot(self, slot: int) -> _Slot:
+        state = self._slots.get(slot)
+        if state is None:
+            raise EngineError(f"slot {slot} is not open")
+        return state
 
     def _grow(self, state: _Slot, needed: int) -> None:
         """Move the caches to buffers of at least twice the size."""

@@ -309,20 +309,19 @@ class _Builder:
 
     def add_reduced(self, at: str, residual: str, partial: str) -> str:
         """f32[T, D] + f32[T, D]{U_tp} -> f32[T, D]: the sum over all ranks, added to the residual."""
-        if self.size > 1:
-            partial = self.node(
-                "DistCollective",
-                [partial],
-                f"{at}.reduced",
-                domain=DOMAIN,
-                collective_operation="all_reduce",
-                reduce_op="sum",
-                root=-1,
-                group_size=0,
-                nb_rank=self.size,
-            )
-            self.reduced.append(partial)
-        return self.node("Add", [residual, partial], f"{at}.residual")
+        reduced = self.node(
+            "DistCollective",
+            [partial],
+            f"{at}.reduced",
+            domain=DOMAIN,
+            collective_operation="all_reduce",
+            reduce_op="sum",
+            root=-1,
+            group_size=0,
+            nb_rank=self.size,
+        )
+        self.reduced.append(reduced)
+        return self.node("Add", [residual, reduced], f"{at}.residual")
 
     def nothing(self, at: str, residual: str, bias: str | None) -> str:
         """What a rank without units contributes: f32[T, D] of zeros, or of the bias if it is this rank's to add."""

@@ -1,0 +1,202 @@
+"""The start-up gate: before a rank serves, its engine must compute what the reference computes from the same share.
+
+A rank is examined alone. In place of the transport its engine gets a `Proctor`: it takes a *fingerprint* of every
+partial sum that the rank hands in, and hands back noise as the sum over all ranks. The residual that enters a layer
+is then known beforehand, whatever the layers before it computed, so the reference has to run a few layers only
+(`EXAMINED`), and an error is found where it arises.
+
+The exam is a few tokens at the beginning of a sequence and a few far inside it, each as a prompt and as a single
+token: these are different kernels, shapes and rotary positions.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+
+from motley.plugins.engine import F32, Collectives, Engine, EngineFactory, EngineOptions, RankGraph
+
+F64 = npt.NDArray[np.float64]
+
+EXAMINED = 3
+"""Layers that the reference computes, from the first to the last: all layers have the same shapes."""
+PROJECTIONS = 8
+"""Random directions that a row is measured along: a wrong row stays undetected only if it is wrong across all."""
+FAR = 4000
+"""Where in a sequence the far tokens are, or at the end of the context."""
+LIMIT = 0.1
+"""Of the fingerprint's norm. Activations quantised to int8 per block make 0.02, a misread weight by 1."""
+_LAYER = re.compile(r"layers\.(\d+)\.")
+_CACHE = re.compile(r"(?:key|value)_cache\.(\d+)")
+
+
+class GateError(Exception):
+    """This rank computes wrongly; the message says where, and by how much."""
+
+
+@dataclass(frozen=True)
+class _Question:
+    """Some tokens of a sequence; logits of the last are wanted."""
+
+    slot: int
+    position: int
+    tokens: int
+
+    def __str__(self) -> str:
+        return f"{self.tokens} tokens from position {self.position}"
+
+
+def _questions(context: int) -> list[_Question]:
+    far = max(0, min(FAR, context - 4))
+    near = [_Question(0, 0, min(5, context - 1)), _Question(0, min(5, context - 1), 1)]
+    return [*near, _Question(1, 0, 2), _Question(1, far, 3), _Question(1, far + 3, 1)] if far > 2 else near
+
+
+class Proctor:
+    """Collectives of a rank that is being examined; see `motley.plugins.engine.Collectives`.
+
+    Attributes:
+        answers: fingerprints f64[T, PROJECTIONS] of what was handed in at the examined layers, by what it was.
+    """
+
+    def __init__(self, rank: int, size: int, layers: Sequence[int], examined: Sequence[int]) -> None:
+        """`layers` are those that the engine runs, in order; each hands in two partial sums."""
+        self.rank = rank
+        self.size = size
+        self.answers: dict[str, F64] = {}
+        self._calls = [f"layer {layer} {part}" for layer in layers for part in ("attention", "mlp")]
+        self._examined = {f"layer {layer} {part}" for layer in examined for part in ("attention", "mlp")}
+        self._question = ""
+        self._call = 0
+
+    def ask(self, question: str) -> None:
+        self._question, self._call = question, 0
+
+    def all_reduce(self, buffer: F32) -> None:
+        what = self._calls[self._call]
+        self._call += 1
+        if what not in self._examined:
+            buffer[...] = 0
+            return
+        self.keep(what, buffer)
+        buffer[...] = _noise(f"{what} {self._question}", buffer.shape)
+
+    def keep(self, what: str, values: F32) -> None:
+        """Take the fingerprint of f32[T, N]."""
+        width = values.shape[1]
+        directions = np.sign(_noise(f"{width} directions", (width, PROJECTIONS)))
+        self.answers[f"{what} of {self._question}"] = values.astype(np.float64) @ directions
+
+
+def reference_answers(graph: RankGraph, rank: int, size: int, build: EngineFactory) -> dict[str, F64]:
+    """What the engine of `build`, the reference, answers for a rank's share; it computes the examined layers only."""
+    layers = _layers(graph)
+    examined = _examined(layers)
+    proctor = Proctor(rank, size, examined, examined)
+    engine = build(_only(graph, examined), proctor, EngineOptions())
+    try:
+        _ask_all(engine, proctor, graph)
+    finally:
+        engine.close()
+    return proctor.answers
+
+
+class Gate:
+    """Collectives of an engine: a `Proctor`'s until the exam is passed, the session's from then on."""
+
+    def __init__(self, graph: RankGraph, session: Collectives) -> None:
+        self.rank = session.rank
+        self.size = session.size
+        layers = _layers(graph)
+        self._graph = graph
+        self._session = session
+        self._proctor = Proctor(self.rank, self.size, layers, _examined(layers))
+        self._all_reduce: Callable[[F32], None] = self._proctor.all_reduce
+
+    def all_reduce(self, buffer: F32) -> None:
+        self._all_reduce(buffer)
+
+    def open(self, engine: Engine, expected: dict[str, F64]) -> None:
+        """Examine the engine that was built with these collectives; let it through to the session.
+
+        Raises:
+            GateError: an answer is not the reference's.
+        """
+        _ask_all(engine, self._proctor, self._graph)
+        for what, right in expected.items():
+            error = _error(self._proctor.answers[what], right)
+            if not error <= LIMIT:  # a NaN is not
+                raise GateError(
+                    f"this rank computes wrongly: {what} differs from the reference by {error:.3g} of its norm (at most"
+                    f" {LIMIT:g} is rounding); another engine or driver may be right, or a memory is faulty"
+                )
+        self._all_reduce = self._session.all_reduce
+
+
+def _noise(seed: str, shape: tuple[int, ...]) -> F32:
+    return np.random.default_rng(list(seed.encode())).standard_normal(shape, np.float32)
+
+
+def _error(got: F64, right: F64) -> float:
+    scale = float(np.linalg.norm(right))
+    return float(np.linalg.norm(got - right)) / scale if scale else float(np.linalg.norm(got))
+
+
+def _ask_all(engine: Engine, proctor: Proctor, graph: RankGraph) -> None:
+    questions = _questions(graph.context)
+    lengths = dict.fromkeys(sorted({question.slot for question in questions}), 0)
+    for slot in lengths:
+        engine.open_slot(slot)
+    for question in questions:
+        proctor.ask(str(question))
+        if question.position > lengths[question.slot]:
+            engine.skip(question.slot, question.position)
+        lengths[question.slot] = question.position + question.tokens
+        shape = (question.tokens, graph.hidden)
+        logits = engine.step(question.slot, _noise(str(question), shape), question.position, [question.tokens - 1])
+        if graph.vocabulary:
+            proctor.keep("logits", logits)
+    for slot in lengths:
+        engine.close_slot(slot)
+
+
+def _layers(graph: RankGraph) -> list[int]:
+    return sorted({int(found[1]) for node in graph.proto.graph.node if (found := _LAYER.match(node.name))})
+
+
+def _examined(layers: Sequence[int]) -> list[int]:
+    """So many layers, evenly from the first to the last."""
+    return sorted({layers[round(at)] for at in np.linspace(0, len(layers) - 1, EXAMINED)})
+
+
+def _only(graph: RankGraph, layers: Sequence[int]) -> RankGraph:
+    """The same graph without the other layers: each goes on from the residual of the one before that is there."""
+    proto = onnx.ModelProto()
+    proto.CopyFrom(graph.proto)
+
+    def stays(name: str, pattern: re.Pattern[str]) -> bool:
+        found = pattern.match(name)
+        return found is None or int(found[1]) in layers
+
+    residual = {}
+    latest = "hidden"
+    for layer in _layers(graph):
+        ends = f"layers.{layer}.mlp.residual"
+        latest = ends if layer in layers else latest
+        residual[ends] = latest
+    del proto.graph.node[:]
+    for node in graph.proto.graph.node:
+        if stays(node.name, _LAYER):
+            kept = proto.graph.node.add()
+            kept.CopyFrom(node)
+            kept.input[:] = [residual.get(name, name) for name in node.input]
+    for values in (proto.graph.input, proto.graph.output):
+        staying = [value for value in values if stays(value.name, _CACHE)]
+        del values[:]
+        values.extend(staying)
+    return replace(graph, proto=proto, caches=[spec for spec in graph.caches if spec.layer in layers])

@@ -1,0 +1,123 @@
+"""The start-up gate: engines that are right pass at any split, and whatever is wrong is found and named."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from motley.daemon.gate import LIMIT, Gate, GateError, reference_answers
+from motley.daemon.models.config import read_config
+from motley.daemon.models.graph import SHARE_FILE, build_rank_graph
+from motley.daemon.models.units import units
+from motley.daemon.weights.checkpoint import Checkpoint
+from motley.daemon.weights.share_file import write_share
+from motley.plugins.cupy import ReferenceEngine
+from motley.plugins.engine import F32, EngineError, EngineFactory, EngineOptions, RankGraph
+from motley.plugins.onnxruntime import OnnxRuntimeEngine
+from tests.models.cases import GOLDEN, golden_cases, uneven_shares
+from tests.models.local_group import LocalGroup
+
+BUNDLED = Path(__file__).parents[2] / "cli" / "models" / "shakespeare-2.6m"
+
+
+def share(model: Path, quantisation: str, ranks: int, rank: int, folder: Path) -> RankGraph:
+    config = read_config(model)
+    shares = uneven_shares(units(config, quantisation, 32), ranks)
+    declared = build_rank_graph(config, shares, rank, quantisation, 32, config.context)
+    folder.mkdir()
+    with Checkpoint(model) as checkpoint:
+        write_share(checkpoint, declared.weights, declared.share_bytes, folder / SHARE_FILE)
+    return declared.bind(folder / SHARE_FILE)
+
+
+def examine(graph: RankGraph, rank: int, ranks: int, faulty: RankGraph | None = None) -> Gate:
+    """Examine the CPU engine; on `faulty` if that is given, where the reference has `graph`."""
+    expected = reference_answers(graph, rank, ranks, ReferenceEngine)
+    gate = Gate(graph, LocalGroup(ranks).member(rank))  # of which no other member ever comes
+    with closing(OnnxRuntimeEngine(faulty or graph, gate, EngineOptions())) as engine:
+        gate.open(engine, expected)
+    return gate
+
+
+@pytest.mark.parametrize("ranks", [1, 3, 8])
+@pytest.mark.parametrize("case", golden_cases(), ids=str)
+def test_the_cpu_engine_passes_with_any_share(case: object, ranks: int, tmp_path: Path) -> None:
+    for rank in range(ranks):
+        examine(share(GOLDEN / str(case), "fp32", ranks, rank, tmp_path / str(rank)), rank, ranks)
+
+
+@pytest.mark.parametrize("quantisation", ["int8", "int4"])
+def test_quantised_shares_pass_with_room_to_spare(
+    quantisation: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("motley.daemon.gate.LIMIT", LIMIT / 2)
+    for rank in range(3):
+        examine(share(BUNDLED, quantisation, 3, rank, tmp_path / str(rank)), rank, 3)
+
+
+@pytest.mark.parametrize(
+    ("weight", "where"),
+    [
+        ("layers.0.attention.qkv.weight", "layer 0 attention of 5 tokens from position 0"),
+        ("layers.5.mlp.down.weight", "layer 5 mlp of 5 tokens from position 0"),
+        ("head.weight", "logits of 5 tokens from position 0"),
+    ],
+)
+def test_a_misread_weight_is_found_where_it_is(weight: str, where: str, tmp_path: Path) -> None:
+    """Pairs of int4 values are swapped, the classic mistake."""
+    graph = share(BUNDLED, "int4", 3, 0, tmp_path / "right")
+    tensor = next(tensor for tensor in graph.proto.graph.initializer if tensor.name == weight)
+    place = {entry.key: int(entry.value) for entry in tensor.external_data if entry.key != "location"}
+    (tmp_path / "wrong").mkdir()
+    content = np.fromfile(graph.share_file, np.uint8)
+    codes = content[place["offset"] : place["offset"] + place["length"]]
+    codes[:] = codes >> 4 | codes << 4
+    content.tofile(tmp_path / "wrong" / SHARE_FILE)
+    with pytest.raises(GateError, match=f"computes wrongly: {where} differs from the reference by"):
+        examine(graph, 0, 3, replace(graph, share_file=tmp_path / "wrong" / SHARE_FILE))
+
+
+def test_positions_that_go_wrong_far_inside_a_sequence_are_found(tmp_path: Path) -> None:
+    graph = share(BUNDLED, "fp32", 1, 0, tmp_path / "share")
+
+    def wrong(prompt: int) -> dict[str, F32]:
+        """Rotations repeat after 512 positions."""
+        return {name: np.concatenate([table[:512]] * 2) for name, table in graph.constants(prompt).items()}
+
+    assert graph.context == 1024
+    with pytest.raises(GateError, match="layer 0 attention of 3 tokens from position 1020"):
+        examine(graph, 0, 1, replace(graph, constants=wrong))
+
+
+@pytest.mark.parametrize("build", [ReferenceEngine, OnnxRuntimeEngine])
+def test_a_sequence_goes_on_after_its_tokens_and_within_the_context(build: EngineFactory, tmp_path: Path) -> None:
+    graph = share(BUNDLED, "fp32", 1, 0, tmp_path / "share")
+    with closing(build(graph, LocalGroup(1).member(0), EngineOptions())) as engine:
+        engine.open_slot(0)
+        engine.step(0, np.ones((7, graph.hidden), np.float32), 0, [])
+        for position in (6, 1025):
+            with pytest.raises(EngineError, match=f"it cannot go on at {position}"):
+                engine.skip(0, position)
+        with pytest.raises(EngineError, match="slot 1 is not open"):
+            engine.skip(1, 9)
+
+
+def test_nonsense_is_no_small_difference(tmp_path: Path) -> None:
+    graph = share(BUNDLED, "fp32", 1, 0, tmp_path / "share")
+
+    def broken(prompt: int) -> dict[str, F32]:
+        return {name: table * np.float32("nan") for name, table in graph.constants(prompt).items()}
+
+    with pytest.raises(GateError, match="by nan of its norm"):
+        examine(graph, 0, 1, replace(graph, constants=broken))
+
+
+def test_the_session_gets_what_is_summed_after_the_exam(tmp_path: Path) -> None:
+    gate = examine(share(BUNDLED, "fp32", 1, 0, tmp_path / "share"), 0, 1)
+    values = np.ones((2, 3), np.float32)
+    gate.all_reduce(values)
+    assert (values == 1).all()
