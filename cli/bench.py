@@ -28,7 +28,9 @@ def latency(
     model: Annotated[Path, typer.Option(help="Model folder (see `motley bench synth`).")],
     ranks: Annotated[int, typer.Option(min=1, max=16, help="Rank processes to start here.")] = 1,
     shares: Annotated[str, typer.Option(help="Relative shares, one per rank, such as 3,2,1. Default: equal.")] = "",
-    quant: Annotated[Quantisation, typer.Option(help="How weights are stored.")] = Quantisation.INT4,
+    quant: Annotated[
+        Quantisation | None, typer.Option(help="How weights are held.", show_default="int4, or as they are quantised")
+    ] = None,
     block: Annotated[int, typer.Option(help="Quantisation block: weights per scale.")] = 32,
     prompt_tokens: Annotated[int, typer.Option(min=1, help="Random tokens in the prompt.")] = 64,
     tokens: Annotated[int, typer.Option(min=1, max=4000, help="Tokens to time, after a warm-up of 5.")] = 64,
@@ -39,15 +41,18 @@ def latency(
     """Time per token of a model cut over rank processes on this machine, and where it goes."""
     from motley.bench.latency import measure_latency
     from motley.bench.local_mesh import MeshSpec
-    from motley.daemon.models.config import read_config
+    from motley.daemon.model_files import open_model
     from motley.daemon.weights.hub import resolve
 
     weights = parse_shares(shares, ranks) if shares else [1.0] * ranks
     folder = resolve(str(model), None)
+    with open_model(folder) as opened:
+        vocabulary = opened.config.vocabulary
+        quantised = any(form.block for form in opened.stored.values())
     spec = MeshSpec(
         model=folder,
         weights=weights,
-        quantisation=quant,
+        quantisation=quant or (Quantisation.STORED if quantised else Quantisation.INT4),
         block=block,
         context=prompt_tokens + tokens + 8,
         engine=engine,
@@ -55,7 +60,6 @@ def latency(
         pin=True,
     )
     with loading_bars() as progress:
-        vocabulary = read_config(folder).vocabulary
         report = run(measure_latency(spec, prompt_tokens, tokens, vocabulary, progress.advance_to))
     if as_json:
         print(json.dumps(report.as_json()))

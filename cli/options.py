@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 
 
 class Quantisation(StrEnum):
-    """How weights are stored."""
+    """How weights are held; stored: as the checkpoint has them, bit for bit, and its floats as int8."""
 
+    STORED = "stored"
     FP32 = "fp32"
     INT8 = "int8"
     INT4 = "int4"

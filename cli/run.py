@@ -38,7 +38,8 @@ def run(
         bool, typer.Option("--raw", help="Continue the prompt as it is, without the chat template.")
     ] = False,
     quant: Annotated[
-        Quantisation | None, typer.Option(help="How to load the model.", show_default="int8, or as it is loaded")
+        Quantisation | None,
+        typer.Option(help="How to load the model.", show_default="stored (floats as int8), or as it is loaded"),
     ] = None,
     max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer.")] = 256,
     temperature: Annotated[float, typer.Option(min=0.0, max=2.0, help="0: always the likeliest token.")] = 0.7,
@@ -105,7 +106,7 @@ async def _load(client: Client, model: str, quant: Quantisation | None) -> dict[
     session = await _find(client, model)
     if session is None:
         try:
-            wanted = {"model": model, "quantisation": quant or Quantisation.INT8}
+            wanted = {"model": model, "quantisation": quant or Quantisation.STORED}
             return await client.call("POST", "/api/sessions", wanted, patient=True)
         except Refused as refusal:
             # Somebody else may have had the same idea a moment ago.

@@ -73,5 +73,11 @@ def session_table(session: dict[str, Any]) -> Table:
             ]
         )
     columns = ["rank", "state", "share", "units", "weights", "compute", "wire", "wait ms"]
-    title = f"{session['name']}: {session['quantisation']}, context {session['context']}, {session['state']}"
+    title = f"{session['name']}: {_held(session)}, context {session['context']}, {session['state']}"
     return table(columns, rows, title=title)
+
+
+def _held(session: dict[str, Any]) -> str:
+    """How a session holds the model's matrices: what was asked for and, if that says little, what it came to."""
+    quantisation: str = session["quantisation"]
+    return f"stored ({session['matrices']})" if quantisation == "stored" else quantisation

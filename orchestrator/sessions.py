@@ -69,7 +69,7 @@ class SessionRequest:
 
     model: str
     name: str = ""
-    quantisation: str = "int8"
+    quantisation: str = "stored"
     block: int = 32
     nodes: tuple[str, ...] = ()
     shares: tuple[float, ...] = ()

@@ -16,7 +16,8 @@ nodes. Names at its border:
 =====================  =======================  ==============================================================
 
 Weights are initializers stored as ONNX external data in the *share file*, so that an engine can map it.
-Quantised ones are ``DequantizeLinear`` (uint4 or uint8, blocks along K) feeding ``Gemm(transB=1)``.
+Quantised ones are ``DequantizeLinear`` (uint4 or uint8, blocks along K; the zero point is one constant, or an
+initializer of one per block, whole bytes per row) feeding ``Gemm(transB=1)``.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ import numpy as np
 import onnx
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
-from motley.plugins.engine import DOMAIN, EngineError
+from motley.plugins.engine import DOMAIN
 
 MICROSOFT = "com.microsoft"
 SEQLENS = "seqlens_k"
@@ -46,11 +46,7 @@ class Lowered:
 
 
 def lower(model: onnx.ModelProto) -> Lowered:
-    """Lower the whole graph; collectives stay as they are.
-
-    Raises:
-        EngineError: a construct that has no lowering here.
-    """
+    """Lower the whole graph; collectives stay as they are."""
     return _Lowering(model.graph).run()
 
 
@@ -109,14 +105,20 @@ class _Lowering:
         block = _attributes(dequantise)["block_size"]
         rows, columns = self._initializers[scale].dims[0], self._initializers[scale].dims[1] * block
         bits = 4 if self._initializers[data].data_type == TensorProto.UINT4 else 8
-        if self._made_by(zero_point, "ConstantOfShape") is None:
-            raise EngineError(f"engine 'onnxruntime' takes symmetric blocks only; {data} has zero points")
+        symmetric = self._made_by(zero_point, "ConstantOfShape") is not None
+        if not symmetric:  # the operator wants whole bytes per row, which is what the declaration of a weight promises
+            assert columns // block * bits % 8 == 0, data
+            packed = _reinterpreted(self._initializers[zero_point], (rows, columns // block * bits // 8))
+            self._initializers[zero_point] = packed
         blob = block * bits // 8
         self._initializers[data] = _reinterpreted(self._initializers[data], (rows, columns // block, blob))
-        bias = [gemm.input[2]] if len(gemm.input) > 2 and gemm.input[2] else []
+        bias = gemm.input[2] if len(gemm.input) > 2 else ""
+        optional = ["" if symmetric else zero_point, "", bias]
+        while optional and not optional[-1]:
+            optional.pop()
         return helper.make_node(
             "MatMulNBits",
-            [gemm.input[0], data, scale, *(["", "", *bias] if bias else [])],
+            [gemm.input[0], data, scale, *optional],
             gemm.output,
             domain=MICROSOFT,
             K=columns,

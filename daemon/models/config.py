@@ -14,6 +14,8 @@ from math import log
 from pathlib import Path
 from typing import Any, Literal
 
+from motley.daemon.weights.packed import Packing
+
 
 class ConfigError(ValueError):
     """A model that cannot be served; the message names the key, its value and what is supported."""
@@ -67,7 +69,6 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "num_local_experts": (0,),
     "partial_rotary_factor": (1.0,),
     "qk_layernorm": (False,),
-    "quantization_config": (),
     "residual_multiplier": (1.0,),
     "rope_interleaved": (False,),
     "scale_depth": (1.0,),
@@ -223,6 +224,59 @@ def read_config(folder: Path) -> ModelConfig:
         eos=tuple(dict.fromkeys(eos)),
     )
 
+
+def read_packing(folder: Path) -> Packing | None:
+    """How a checkpoint that is quantised already is packed, from the ``quantization_config``; None: it is not.
+
+    Raises:
+        ConfigError: it is quantised in a way that cannot be read.
+    """
+    config = _Keys(folder / "config.json")
+    given = config.values.get("quantization_config")
+    if given is None:
+        return None
+    if not isinstance(given, dict):
+        raise config.refusal("quantization_config", "an object")
+    keys = _Keys(config.path, given, prefix="quantization_config.")
+
+    def only(key: str, *values: Any) -> None:
+        """Refuse a key that would change what the tensors mean; absent or null, it says nothing."""
+        if given.get(key) is not None and given[key] not in values:
+            raise keys.refusal(key, f"only {' or '.join(map(json.dumps, values))}")
+
+    method = given.get("quant_method")
+    if method not in ("gptq", "awq"):
+        raise keys.refusal(
+            "quant_method", '"gptq" or "awq"; or take the model unquantised, it can be quantised while loading'
+        )
+    for key, also in (("bits", "w_bit"), ("group_size", "q_group_size")):
+        if key not in given and also in given:
+            given[key] = given[also]
+    bits = keys.size("bits")
+    group = given.get("group_size")
+    if group != -1 and (group not in PACKED_GROUPS or isinstance(group, bool)):
+        raise keys.refusal("group_size", f"{', '.join(map(str, PACKED_GROUPS))}, or -1 for whole rows")
+    group = max(group, 0)
+    only("pack_dtype", "int32")
+    only("dynamic", {})
+    only("is_marlin_format", False)
+    if method == "awq":
+        if bits != 4:
+            raise keys.refusal("bits", "only 4 with AWQ")
+        if not isinstance(version := given.get("version", "gemm"), str) or version.lower() != "gemm":
+            raise keys.refusal("version", 'only "gemm"')
+        only("zero_point", True)
+        return Packing("awq", bits, group)
+    if bits not in (4, 8):
+        raise keys.refusal("bits", "4 or 8 with GPTQ")
+    layouts = {"gptq": 1, "gptq_v2": 0}
+    only("format", *layouts)
+    layout = keys.one_of("checkpoint_format", layouts, default=given.get("format") or "gptq")
+    return Packing("gptq", bits, group, zero_offset=layouts[layout], reordered=keys.flag("desc_act", False))
+
+
+PACKED_GROUPS = (16, 32, 64, 128, 256)
+"""Sizes of groups that packed checkpoints may have."""
 
 _ROPE_KEYS: Mapping[str, frozenset[str]] = {
     "default": frozenset(),

@@ -25,10 +25,12 @@ import onnx.parser
 from onnx import TensorProto, helper
 
 from motley.daemon.models.config import ConfigError, DynamicScaling, ModelConfig
+from motley.daemon.models.holding import Formats
 from motley.daemon.models.rope import rotary_tables
 from motley.daemon.models.share import Share, kv_heads
 from motley.daemon.models.tensors import EMBEDDING, HEAD
 from motley.daemon.models.units import Units, units, validate_shares
+from motley.daemon.weights.quantise import ZERO_POINT
 from motley.daemon.weights.spec import Encoding, Piece, Placed, Weight, lay_out
 from motley.plugins.engine import DOMAIN, F32, CacheSpec, RankGraph
 
@@ -133,15 +135,21 @@ class Declared:
 
 
 def build_rank_graph(
-    config: ModelConfig, shares: Sequence[Share], rank: int, quantisation: str, block: int, context: int
+    config: ModelConfig,
+    shares: Sequence[Share],
+    rank: int,
+    quantisation: str,
+    block: int,
+    context: int,
+    stored: Formats | None = None,
 ) -> Declared:
     """Declare what one rank computes and which weights it needs for it.
 
     Args:
         shares: of every rank, by rank.
-        quantisation: of the matrices: an `Encoding` by name; norms and biases stay float32.
-        block: quantisation block asked for, see `units`.
+        quantisation: of the matrices, and the block asked for: see `units`; norms and biases stay float32.
         context: the longest sequence, tokens.
+        stored: how the checkpoint stores each matrix; None: as floats.
 
     Raises:
         ConfigError: the encoding or the context is not possible for this model.
@@ -149,7 +157,7 @@ def build_rank_graph(
     """
     if not 1 <= context <= config.context:
         raise ConfigError(f"a context of {context} tokens is not possible; this model has {config.context} at most")
-    cut = units(config, quantisation, block)
+    cut = units(config, quantisation, block, stored)
     validate_shares(cut, shares)
     return _Builder(config, cut, shares[rank], rank, len(shares)).build(context)
 
@@ -241,7 +249,6 @@ class _Builder:
             f"{at}.qkv",
             normed,
             [Piece(f"{checkpoint}.{name}.weight", rows, range(config.hidden)) for name, rows in projections],
-            self.cut.hidden_block,
             [Piece(f"{checkpoint}.{name}.bias", rows) for name, rows in projections] if config.qkv_bias else [],
         )
         kv_width = len(self.kv_groups) * width
@@ -266,7 +273,6 @@ class _Builder:
             f"{at}.output",
             attended,
             [Piece(f"{checkpoint}.o_proj.weight", range(config.hidden), q_rows)],
-            self.cut.output_block,
             [Piece(bias, range(config.hidden))] if bias else [],
         )
         return self.add_reduced(at, residual, partial)
@@ -285,7 +291,6 @@ class _Builder:
             f"{at}.gate_up",
             normed,
             [Piece(f"{checkpoint}.{name}.weight", self.mlp, range(config.hidden)) for name in projections],
-            self.cut.hidden_block,
             [Piece(f"{checkpoint}.{name}.bias", self.mlp) for name in projections] if config.mlp_bias else [],
         )
         gate, up = self.split(gate_up, {f"{at}.gate": len(self.mlp), f"{at}.up": len(self.mlp)})
@@ -294,7 +299,6 @@ class _Builder:
             f"{at}.down",
             gated,
             [Piece(f"{checkpoint}.down_proj.weight", range(config.hidden), self.mlp)],
-            self.cut.down_block,
             [Piece(bias, range(config.hidden))] if bias else [],
         )
         return self.add_reduced(at, residual, partial)
@@ -305,7 +309,7 @@ class _Builder:
         normed = self.norm("head.norm", chosen, "model.norm.weight")
         table = EMBEDDING if self.config.tied else HEAD
         piece = Piece(table, self.words, range(self.config.hidden))
-        return self.matmul("head", normed, [piece], self.cut.hidden_block, output="logits")
+        return self.matmul("head", normed, [piece], output="logits")
 
     def add_reduced(self, at: str, residual: str, partial: str) -> str:
         """f32[T, D] + f32[T, D]{U_tp} -> f32[T, D]: the sum over all ranks, added to the residual."""
@@ -331,11 +335,10 @@ class _Builder:
         vector = self.weight(Weight(f"{at}.bias", (Piece(bias, range(self.config.hidden)),)))
         return self.node("Expand", [vector, shape], f"{at}.partial")
 
-    def matmul(
-        self, name: str, x: str, pieces: list[Piece], block: int, bias: list[Piece] | None = None, output: str = ""
-    ) -> str:
-        """f32[T, K] -> f32[T, N] with the weight f32[N, K] `name`, stored in the encoding of the model."""
-        weight = Weight(f"{name}.weight", tuple(pieces), self.cut.encoding, block)
+    def matmul(self, name: str, x: str, pieces: list[Piece], bias: list[Piece] | None = None, output: str = "") -> str:
+        """f32[T, K] -> f32[T, N] with the weight f32[N, K] `name`, held as its pieces' tensors are."""
+        held = self.cut.held[pieces[0].tensor]
+        weight = Weight(f"{name}.weight", tuple(pieces), held.encoding, held.block, held.zeros)
         matrix = self.weight(weight)
         if weight.scale_shape is not None:
             matrix = self.dequantised(weight)
@@ -345,13 +348,12 @@ class _Builder:
     def dequantised(self, weight: Weight) -> str:
         """f32[N, K] of a quantised weight: ``(code - zero_point) * scale``, a scale for each block along K."""
         assert weight.scale_shape is not None
-        kind, centre = (TensorProto.UINT4, 8) if weight.encoding is Encoding.INT4 else (TensorProto.UINT8, 128)
-        zero_point = self.node(
-            "ConstantOfShape",
-            [self.integers(weight.scale_shape)],
-            f"{weight.name}.zero_point",
-            value=helper.make_tensor("value", kind, [1], [centre]),
-        )
+        if weight.zeros:
+            zero_point = f"{weight.name}.zero"
+        else:
+            centre = helper.make_tensor("value", _STORED_AS[weight.encoding], [1], [ZERO_POINT[weight.encoding]])
+            shape = self.integers(weight.scale_shape)
+            zero_point = self.node("ConstantOfShape", [shape], f"{weight.name}.zero_point", value=centre)
         return self.node(
             "DequantizeLinear",
             [weight.name, f"{weight.name}.scale", zero_point],
@@ -440,6 +442,9 @@ def _stored(place: Placed) -> list[onnx.TensorProto]:
     if weight.scale_shape is not None:
         scale = f"{weight.name}.scale"
         tensors.append(_external(scale, TensorProto.FLOAT, weight.scale_shape, place.scale_offset, weight.scale_bytes))
+        if weight.zeros:
+            zero, kind = f"{weight.name}.zero", _STORED_AS[weight.encoding]
+            tensors.append(_external(zero, kind, weight.scale_shape, place.zero_offset, weight.zero_bytes))
     return tensors
 
 

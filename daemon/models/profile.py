@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from motley.daemon.models.config import ModelConfig
+from motley.daemon.models.holding import Formats, told
+from motley.daemon.models.tensors import EMBEDDING, HEAD
 from motley.daemon.models.units import units
 from motley.daemon.weights.spec import Piece, Weight
 from motley.plugins.engine import EngineOptions
@@ -13,40 +15,51 @@ RUNTIME_BYTES = 192 << 20
 long prompts, and what moving a cache that grows takes for a moment (together 100 MiB at TinyLlama-1.1B's size)."""
 
 
-def profile(config: ModelConfig, quantisation: str, block: int) -> mesh_pb2.ModelProfile:
+def profile(config: ModelConfig, quantisation: str, block: int, stored: Formats | None = None) -> mesh_pb2.ModelProfile:
     """Count units and bytes; the caller, who knows the files, adds ``name`` and ``fingerprint``.
+
+    Args:
+        quantisation, block, stored: see `units`.
 
     Raises:
         ConfigError: as `units`.
     """
-    cut = units(config, quantisation, block)
+    cut = units(config, quantisation, block, stored)
     hidden, group_columns = config.hidden, config.group * config.head_dim
+    table = EMBEDDING if config.tied else HEAD
 
-    def held(rows: int, columns: int, block: int) -> int:
+    def held(name: str, rows: int, columns: int) -> int:
         # As an engine holds and reads it: ONNX Runtime adds a sum to each block's scale when it packs a weight.
-        weight = Weight("", (Piece("", range(rows), range(columns)),), cut.encoding, block)
-        return weight.data_bytes + 2 * weight.scale_bytes
+        form = cut.held[name]
+        weight = Weight("", (Piece("", range(rows), range(columns)),), form.encoding, form.block, form.zeros)
+        return weight.all_bytes + weight.scale_bytes
 
-    qkv_bias = 4 if config.qkv_bias else 0
-    mlp_bias = 4 if config.mlp_bias else 0
-    query = held(group_columns, hidden, cut.hidden_block) + held(hidden, group_columns, cut.output_block)
-    key_value = held(2 * config.head_dim, hidden, cut.hidden_block)
-    mlp_unit = held(2 * cut.mlp_columns, hidden, cut.hidden_block) + held(hidden, cut.mlp_columns, cut.down_block)
+    query = key_value = mlp_unit = 0
+    for layer in range(config.layers):
+        attention, mlp = f"model.layers.{layer}.self_attn", f"model.layers.{layer}.mlp"
+        query += held(f"{attention}.q_proj.weight", group_columns, hidden)
+        query += held(f"{attention}.o_proj.weight", hidden, group_columns)
+        key_value += held(f"{attention}.k_proj.weight", 2 * config.head_dim, hidden)
+        mlp_unit += held(f"{mlp}.up_proj.weight", 2 * cut.mlp_columns, hidden)
+        mlp_unit += held(f"{mlp}.down_proj.weight", hidden, cut.mlp_columns)
+    qkv_bias = 4 * config.layers if config.qkv_bias else 0
+    mlp_bias = 4 * config.layers if config.mlp_bias else 0
     return mesh_pb2.ModelProfile(
         layers=config.layers,
         kv_groups=cut.kv_groups,
         attention_splits=cut.attention_splits,
         mlp_units=cut.mlp,
         vocabulary_units=cut.vocabulary,
-        attention_query_bytes=config.layers * (query + qkv_bias * group_columns),
-        attention_kv_bytes=config.layers * (key_value + qkv_bias * 2 * config.head_dim),
-        mlp_unit_bytes=config.layers * (mlp_unit + mlp_bias * 2 * cut.mlp_columns),
-        vocabulary_unit_bytes=held(cut.vocabulary_rows, hidden, cut.hidden_block),
+        attention_query_bytes=query + qkv_bias * group_columns,
+        attention_kv_bytes=key_value + qkv_bias * 2 * config.head_dim,
+        mlp_unit_bytes=mlp_unit + mlp_bias * 2 * cut.mlp_columns,
+        vocabulary_unit_bytes=held(table, cut.vocabulary_rows, hidden),
         cache_bytes_per_token=4 * config.layers * 2 * config.head_dim,
         fixed_bytes=RUNTIME_BYTES + 4 * _vectors(config) + 4 * _activations(config),
         context_length=config.context,
         family=config.family,
         parameters=_parameters(config),
+        matrices=told(cut.held, stored or {}),
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from enum import Enum
+
 from motley.daemon.models.config import ModelConfig
 
 EMBEDDING = "model.embed_tokens.weight"
@@ -42,3 +44,25 @@ def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         if config.qk_norm:
             shapes[f"{at}.self_attn.q_norm.weight"] = shapes[f"{at}.self_attn.k_norm.weight"] = (config.head_dim,)
     return shapes
+
+
+class Inner(Enum):
+    """What the inner dimension of a matrix is."""
+
+    HIDDEN = "the residual's width"
+    HEADS = "the heads of attention"
+    MLP = "the columns of the MLP"
+
+
+def fused_matrices(config: ModelConfig) -> list[tuple[Inner, tuple[str, ...]]]:
+    """The matrices that a model multiplies with; those that the graph fuses into one, together."""
+    fused: list[tuple[Inner, tuple[str, ...]]] = [(Inner.HIDDEN, (EMBEDDING if config.tied else HEAD,))]
+    for layer in range(config.layers):
+        attention, mlp = f"model.layers.{layer}.self_attn", f"model.layers.{layer}.mlp"
+        fused += [
+            (Inner.HIDDEN, tuple(f"{attention}.{name}_proj.weight" for name in "qkv")),
+            (Inner.HEADS, (f"{attention}.o_proj.weight",)),
+            (Inner.HIDDEN, tuple(f"{mlp}.{name}_proj.weight" for name in ("gate", "up"))),
+            (Inner.MLP, (f"{mlp}.down_proj.weight",)),
+        ]
+    return fused

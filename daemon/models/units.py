@@ -2,7 +2,8 @@
 
 A matrix is quantised in blocks along its inner dimension K. Cutting rows (q, k, v, gate, up, head) leaves blocks
 alone. Cutting columns (output and down projections) must fall between blocks, so their block divides the width of
-the finest unit: the quantised values are then the same however the model is cut.
+the finest unit: the quantised values are then the same however the model is cut. A checkpoint's own blocks are never in
+the way of a cut: a block is held as several of the same scale where need be.
 """
 
 from __future__ import annotations
@@ -12,10 +13,19 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from motley.daemon.models.config import ConfigError, ModelConfig
+from motley.daemon.models.holding import (
+    BLOCKS,
+    FLOATS,
+    QUANTISATIONS,
+    Formats,
+    blocks_together,
+    narrowed,
+    wanted_format,
+)
 from motley.daemon.models.share import Share, ShareError
+from motley.daemon.models.tensors import Inner, fused_matrices
 from motley.daemon.weights.spec import Encoding
 
-BLOCKS = (16, 32, 64, 128, 256)
 FINE = 32
 """Units that a matrix should at least be cut in, so that shares can follow the ranks' speeds closely."""
 WIDEST = 128
@@ -24,16 +34,15 @@ WIDEST = 128
 
 @dataclass(frozen=True)
 class Units:
-    """The units of a model and the quantisation blocks they respect (0 in fp32).
+    """The units of a model and how its matrices are held.
 
     Attributes:
         kv_groups: KV heads, each with the query heads that read it.
         attention_splits: into how many units a KV group may be cut, ascending, the first is 1.
         mlp: blocks of `mlp_columns` MLP columns.
         vocabulary: blocks of `vocabulary_rows` rows of the head; the last may be shorter.
-        hidden_block: along the residual's width (q, k, v, gate, up, head).
-        output_block: along the heads (output projection).
-        down_block: along the MLP columns (down projection).
+        held: every matrix of the graph by its tensor's name. Blocks of output projections divide the columns of the
+            finest attention unit, those of down projections `mlp_columns`.
     """
 
     kv_groups: int
@@ -42,42 +51,47 @@ class Units:
     mlp_columns: int
     vocabulary: int
     vocabulary_rows: int
-    encoding: Encoding
-    hidden_block: int = 0
-    output_block: int = 0
-    down_block: int = 0
+    held: Formats
 
 
-def units(config: ModelConfig, quantisation: str, block: int) -> Units:
+def units(config: ModelConfig, quantisation: str, block: int, stored: Formats | None = None) -> Units:
     """The units of a model in an encoding.
 
     Args:
-        quantisation: an `Encoding` by name.
-        block: elements along K per scale, one of `BLOCKS`; a matrix whose cuts do not allow it gets the largest
-            smaller one. Ignored in fp32.
+        quantisation: ``fp32``, ``int8``, ``int4``, or ``stored``: see `motley.daemon.models.holding`.
+        block: elements along K per scale, one of `BLOCKS`, of what is quantised while loading; a matrix whose cuts do
+            not allow it gets the largest smaller one. Ignored in fp32.
+        stored: how the checkpoint stores each matrix; None: as floats.
 
     Raises:
         ConfigError: no such encoding or block, or a width of the model is no multiple of the smallest block.
     """
-    if quantisation not in list(Encoding):
-        raise ConfigError(f"quantisation {quantisation!r} is not supported; supported: {', '.join(Encoding)}")
-    encoding = Encoding(quantisation)
+    if quantisation not in QUANTISATIONS:
+        raise ConfigError(f"quantisation {quantisation!r} is not supported; supported: {', '.join(QUANTISATIONS)}")
+    if quantisation != Encoding.FP32 and block not in BLOCKS:
+        raise ConfigError(f"quantisation block {block} is not supported; supported: {BLOCKS}")
+    fused = [
+        (inner, names, wanted_format([(stored or {}).get(name, FLOATS) for name in names], quantisation, block))
+        for inner, names in fused_matrices(config)
+    ]
     splits = [split for split in range(1, config.group + 1) if config.group % split == 0]
-    vocabulary_rows = min(WIDEST, _power_of_two_up_to(max(1, config.vocabulary // FINE)))
-    if encoding is Encoding.FP32:
-        hidden_block = output_block = down_block = 0
-        widths = [width for width in range(1, WIDEST + 1) if config.intermediate % width == 0]
+    if quantisation == Encoding.FP32:
+        widths, least = [width for width in range(1, WIDEST + 1) if config.intermediate % width == 0], 1
     else:
-        if block not in BLOCKS:
-            raise ConfigError(f"quantisation block {block} is not supported; supported: {BLOCKS}")
-        splits = [split for split in splits if _attention_columns(config, split) % BLOCKS[0] == 0]
-        hidden_block = _block(config.hidden, block, "hidden_size", quantisation)
-        finest = _attention_columns(config, splits[-1] if splits else 1)
-        output_block = _block(finest, block, "heads per KV head * head_dim", quantisation)
-        down_block = _block(config.intermediate, block, "intermediate_size", quantisation)
-        widths = [width for width in BLOCKS if width <= max(WIDEST, block) and config.intermediate % width == 0]
+        together = max(blocks_together(form) for _, _, form in fused)
+        splits = [split for split in splits if _attention_columns(config, split) % (BLOCKS[0] * together) == 0]
+        down = [form for inner, _, form in fused if inner is Inner.MLP]
+        widest = max(WIDEST, *(form.block * together for form in down))
+        widths = [size for size in BLOCKS if size <= widest and config.intermediate % size == 0][together - 1 :]
+        least = max((size for size in widths if size <= block), default=1)
     fine = [width for width in widths if config.intermediate // width >= FINE]
-    mlp_columns = max(down_block, fine[-1] if fine else widths[0])
+    mlp_columns = max(least, fine[-1] if fine else widths[0] if widths else config.intermediate)
+    cuts = {
+        Inner.HIDDEN: (config.hidden, "hidden_size"),
+        Inner.HEADS: (_attention_columns(config, splits[-1] if splits else 1), "heads per KV head * head_dim"),
+        Inner.MLP: (mlp_columns, "intermediate_size"),
+    }
+    vocabulary_rows = min(WIDEST, _power_of_two_up_to(max(1, config.vocabulary // FINE)))
     return Units(
         kv_groups=config.kv_heads,
         attention_splits=tuple(splits),
@@ -85,10 +99,7 @@ def units(config: ModelConfig, quantisation: str, block: int) -> Units:
         mlp_columns=mlp_columns,
         vocabulary=-(-config.vocabulary // vocabulary_rows),
         vocabulary_rows=vocabulary_rows,
-        encoding=encoding,
-        hidden_block=hidden_block,
-        output_block=output_block,
-        down_block=down_block,
+        held={name: held for inner, names, form in fused for held in [narrowed(form, *cuts[inner])] for name in names},
     )
 
 
@@ -129,17 +140,6 @@ def _tile(what: str, ranges: list[range], total: int) -> None:
 
 def _attention_columns(config: ModelConfig, split: int) -> int:
     return config.group // split * config.head_dim
-
-
-def _block(width: int, block: int, what: str, quantisation: str) -> int:
-    """The largest block up to the one asked for that divides `width`."""
-    fitting = [size for size in BLOCKS if size <= block and width % size == 0]
-    if not fitting:
-        raise ConfigError(
-            f"quantisation {quantisation} needs {what} to be a multiple of {BLOCKS[0]}, and it is {width};"
-            " use fp32 for this model"
-        )
-    return fitting[-1]
 
 
 def _power_of_two_up_to(limit: int) -> int:

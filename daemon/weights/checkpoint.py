@@ -11,7 +11,7 @@ neighbours with them), and a file that shrinks under a mapping kills the process
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from io import FileIO
@@ -24,9 +24,11 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from motley.daemon.weights.spec import Piece
+from motley.daemon.weights.spec import Encoding, Piece
+from motley.daemon.weights.stored import Codes, Format
 
 F32 = npt.NDArray[np.float32]
+U32 = npt.NDArray[np.uint32]
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -48,6 +50,8 @@ _LONGEST_HEADER = 100_000_000
 """Bytes, as in the reference implementation."""
 _SCRATCH = 1 << 20
 """Bytes read at a time (or one row, if that is longer)."""
+_GAP = 1 << 14
+"""Bytes between two wanted ones that cost no more to read than another call does."""
 _SAMPLE = 64
 """Bytes of each tensor that enter the fingerprint."""
 
@@ -157,18 +161,18 @@ class Checkpoint:
         """The tensors there are."""
         return list(self._tensors)
 
-    def tensor(self, name: str) -> TensorInfo:
-        """Find a weight.
+    def tensor(self, name: str, dtypes: Iterable[str] = READABLE) -> TensorInfo:
+        """Find a tensor.
 
         Raises:
-            CheckpointError: it is absent or of a dtype that weights cannot have.
+            CheckpointError: it is absent or of none of these dtypes, by default those that weights can have.
         """
         info = self._tensors.get(name)
         if info is None:
             raise CheckpointError(f"{self.folder}: tensor {name!r} is absent")
-        if info.dtype not in READABLE:
+        if info.dtype not in dtypes:
             raise CheckpointError(
-                f"{info.file}: tensor {name!r} has dtype {info.dtype}; expected one of {', '.join(READABLE)}"
+                f"{info.file}: tensor {name!r} has dtype {info.dtype}; expected one of {', '.join(dtypes)}"
             )
         return info
 
@@ -189,9 +193,14 @@ class Checkpoint:
                 problems.append(
                     f"{info.file}: tensor {name!r} has shape {list(info.shape)}; config.json makes it {list(shape)}"
                 )
-        if problems:
-            more = len(problems) - MAX_PROBLEMS
-            raise CheckpointError("\n".join(problems[:MAX_PROBLEMS] + ([f"... and {more} more"] if more > 0 else [])))
+        refuse_all(problems)
+
+    def format(self, name: str) -> Format:
+        """How a weight is stored: as floats."""
+        return Format(Encoding.FP32, called=self.tensor(name).dtype)
+
+    def codes(self, piece: Piece) -> Codes:
+        raise AssertionError(f"{piece.tensor} is stored as floats")
 
     def check(self, piece: Piece) -> TensorInfo:
         """Find a piece's tensor and make sure that the piece lies within it.
@@ -235,11 +244,9 @@ class Checkpoint:
             return
         lines = out.reshape(len(piece.rows), width)
         at_once = max(1, _SCRATCH // line)
-        if len(self._scratch) < line:
-            self._scratch = bytearray(line)
         for done in range(0, len(piece.rows), at_once):
             part = piece.rows[done : done + at_once]
-            raw = memoryview(self._scratch)[: line * len(part)]
+            raw = self._buffer(line * len(part))
             if line == stride:
                 self._read_at(info.file, info.offset + part.start * stride, raw)
             else:
@@ -247,6 +254,31 @@ class Checkpoint:
                     offset = info.offset + row * stride + left * dtype.itemsize
                     self._read_at(info.file, offset, raw[index * line : (index + 1) * line])
             lines[done : done + len(part)] = np.frombuffer(raw, dtype).reshape(len(part), width)
+
+    def words(self, name: str, rows: range, columns: range) -> U32:
+        """Read a rectangle of an I32 matrix (or of a vector, which is one row) as unsigned words.
+
+        Short stretches between the wanted parts of rows are read over.
+
+        Raises:
+            CheckpointError: as `tensor`, or its file cannot be read (any more).
+        """
+        info = self.tensor(name, ("I32",))
+        stride = 4 * info.shape[-1]
+        words = np.empty((len(rows), len(columns)), "<u4")
+        if stride - words.itemsize * len(columns) > _GAP:
+            for index, row in enumerate(rows):
+                offset = info.offset + row * stride + words.itemsize * columns.start
+                self._read_at(info.file, offset, memoryview(words[index]).cast("B"))
+            return words
+        at_once = max(1, _SCRATCH // max(1, stride))
+        for done in range(0, len(rows), at_once):
+            part = rows[done : done + at_once]
+            raw = self._buffer(stride * len(part))
+            self._read_at(info.file, info.offset + part.start * stride, raw)
+            whole = np.frombuffer(raw, words.dtype).reshape(len(part), info.shape[-1])
+            words[done : done + len(part)] = whole[:, columns.start : columns.stop]
+        return words
 
     def rows(self, name: str, ids: Sequence[int]) -> F32:
         """Look rows up in a matrix, such as embeddings of tokens.
@@ -295,6 +327,12 @@ class Checkpoint:
             digest.update(sample)
         return digest.hexdigest()
 
+    def _buffer(self, size: int) -> memoryview:
+        """The scratch buffer, at least as large as this, as much of it."""
+        if len(self._scratch) < size:
+            self._scratch = bytearray(size)
+        return memoryview(self._scratch)[:size]
+
     def _read_at(self, path: Path, offset: int, view: memoryview) -> None:
         file = self._files[path]
         try:
@@ -319,6 +357,17 @@ class Checkpoint:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def refuse_all(problems: Sequence[str]) -> None:
+    """Raise one error for all problems, a line each, at most `MAX_PROBLEMS`.
+
+    Raises:
+        CheckpointError: there are any.
+    """
+    if problems:
+        more = len(problems) - MAX_PROBLEMS
+        raise CheckpointError("\n".join([*problems[:MAX_PROBLEMS], *([f"... and {more} more"] if more > 0 else [])]))
 
 
 def parse_header(file: Path, header: bytes, file_size: int) -> dict[str, TensorInfo]:

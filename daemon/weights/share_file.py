@@ -16,12 +16,15 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from motley.daemon.weights.checkpoint import Checkpoint, CheckpointError
+from motley.daemon.weights.checkpoint import CheckpointError
 from motley.daemon.weights.quantise import quantise
-from motley.daemon.weights.spec import Encoding, Piece, Placed
+from motley.daemon.weights.spec import Encoding, Piece, Placed, Weight
+from motley.daemon.weights.stored import Codes, Format, Source, converted, packed_zeros, whole_blocks
 
 _CHUNK = 1 << 17
 """Elements quantised at a time (or one row, if that is longer): in float32 they fit a core's cache."""
+_CODES = 1 << 21
+"""Elements of a quantised tensor read at a time: where it lies transposed, few at a time are slow to collect."""
 _REPORT = 8 << 20
 """Bytes between two calls of `progress`."""
 
@@ -31,7 +34,7 @@ class ShareFileError(Exception):
 
 
 def write_share(
-    checkpoint: Checkpoint,
+    source: Source,
     placed: Sequence[Placed],
     total: int,
     path: Path,
@@ -48,14 +51,14 @@ def write_share(
             has been written), cannot be read, or holds a NaN or an infinity.
         ShareFileError: the disk lacks the space or cannot be written.
     """
-    _check_pieces(checkpoint, placed)
+    _check_pieces(source, placed)
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
         _check_space(path.parent, total)
         try:
             with FileIO(partial, "w") as file:
                 file.truncate(total)
-                _write_weights(checkpoint, placed, file, progress)
+                _write_weights(source, placed, file, progress)
             os.replace(partial, path)
         except BaseException:
             partial.unlink(missing_ok=True)
@@ -66,12 +69,12 @@ def write_share(
         ) from error
 
 
-def _check_pieces(checkpoint: Checkpoint, placed: Sequence[Placed]) -> None:
+def _check_pieces(source: Source, placed: Sequence[Placed]) -> None:
     problems = []
     for item in placed:
         for piece in item.weight.pieces:
             try:
-                checkpoint.check(piece)
+                source.check(piece)
             except CheckpointError as error:
                 problems.append(str(error))
     if problems:
@@ -92,29 +95,20 @@ def _gb(size: int) -> str:
 
 
 def _write_weights(
-    checkpoint: Checkpoint,
+    source: Source,
     placed: Sequence[Placed],
     file: FileIO,
     progress: Callable[[int, int], None] | None,
 ) -> None:
-    total = sum(item.weight.data_bytes + item.weight.scale_bytes for item in placed)
+    total = sum(item.weight.all_bytes for item in placed)
     done = reported = 0
     for item in placed:
-        data_offset, scale_offset = item.data_offset, item.scale_offset
-        for piece in _chunks(item.weight.pieces):
-            values = checkpoint.read(piece)
-            if not np.isfinite(values).all():
-                raise CheckpointError(f"{checkpoint.folder}: tensor {piece.tensor!r} holds a NaN or an infinity")
-            if item.weight.encoding is Encoding.FP32:
-                data: npt.NDArray[np.generic] = values
-            else:
-                data, scales = quantise(values, item.weight.block, item.weight.encoding)
-                _write_at(file, scale_offset, scales)
-                scale_offset += scales.nbytes
-                done += scales.nbytes
-            _write_at(file, data_offset, data)
-            data_offset += data.nbytes
-            done += data.nbytes
+        offsets = [item.data_offset, item.scale_offset, item.zero_offset]
+        for piece in _chunks(source, item.weight.pieces):
+            for index, values in enumerate(_encoded(source, piece, item.weight)):
+                _write_at(file, offsets[index], values)
+                offsets[index] += values.nbytes
+                done += values.nbytes
             if progress and done - reported >= _REPORT:
                 progress(done, total)
                 reported = done
@@ -122,15 +116,40 @@ def _write_weights(
         progress(done, total)
 
 
-def _chunks(pieces: Sequence[Piece]) -> Iterator[Piece]:
-    """The pieces cut into runs of rows of at most `_CHUNK` elements."""
+def _chunks(source: Source, pieces: Sequence[Piece]) -> Iterator[Piece]:
+    """The pieces cut into runs of rows of a bounded number of elements."""
     for piece in pieces:
         width = 1 if piece.columns is None else len(piece.columns)
         if not width:
             continue
-        at_once = max(1, _CHUNK // width)
+        elements = _CHUNK if source.format(piece.tensor).encoding is Encoding.FP32 else _CODES
+        at_once = max(1, elements // width)
         for start in range(0, len(piece.rows), at_once):
             yield replace(piece, rows=piece.rows[start : start + at_once])
+
+
+def _encoded(source: Source, piece: Piece, weight: Weight) -> list[npt.NDArray[np.generic]]:
+    """A piece as `weight` holds it: values, or codes and scales, and zero points where it has them."""
+    held, stored = Format(weight.encoding, weight.block, weight.zeros), source.format(piece.tensor)
+    if piece.columns is not None and held.expresses(stored):
+        columns = whole_blocks(piece.columns, stored.block)
+        within = range(piece.columns.start - columns.start, piece.columns.stop - columns.start)
+        codes = converted(source.codes(replace(piece, columns=columns)), stored, within, held)
+    else:
+        values = source.read(piece)
+        _check_finite(source, piece, values)
+        if held.encoding is Encoding.FP32:
+            return [values]
+        assert not held.zeros
+        codes = Codes(*quantise(values, held.block, held.encoding))
+    _check_finite(source, piece, codes.scales)
+    zeros = [] if codes.zeros is None else [packed_zeros(codes.zeros, held.encoding)]
+    return [codes.codes, codes.scales, *zeros]
+
+
+def _check_finite(source: Source, piece: Piece, values: npt.NDArray[np.float32]) -> None:
+    if not np.isfinite(values).all():
+        raise CheckpointError(f"{source.folder}: tensor {piece.tensor!r} holds a NaN or an infinity")
 
 
 def _write_at(file: FileIO, offset: int, values: npt.NDArray[np.generic]) -> None:

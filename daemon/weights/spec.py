@@ -19,9 +19,9 @@ class Encoding(StrEnum):
 
     FP32 = "fp32"
     INT8 = "int8"
-    """uint8, zero point 128, one float32 scale per block along K."""
+    """uint8, one float32 scale per block along K; zero point 128, or one per block."""
     INT4 = "int4"
-    """uint4 packed in pairs (first in the low nibble), zero point 8, one float32 scale per block along K."""
+    """uint4 packed in pairs (first in the low nibble), scales likewise; zero point 8, or one per block."""
 
 
 @dataclass(frozen=True)
@@ -35,18 +35,21 @@ class Piece:
 
 @dataclass(frozen=True)
 class Weight:
-    """One initializer: pieces stacked along rows. A quantised one has a second initializer ``<name>.scale``.
+    """One initializer: pieces stacked along rows. A quantised one has a second, ``<name>.scale``.
 
     Attributes:
         pieces: stacked top to bottom; all have equally many columns (or are all vectors).
         block: quantisation block along K; divides the number of columns and, for a piece that is cut by columns,
             the place of the cut, so that quantising a share equals cutting the quantised whole.
+        zeros: each block has a zero point of its own: a third initializer ``<name>.zero`` of the codes' type. Rows of
+            int4 have an even number of blocks then, so that each row's zero points are whole bytes.
     """
 
     name: str
     pieces: tuple[Piece, ...]
     encoding: Encoding = Encoding.FP32
     block: int = 0
+    zeros: bool = False
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -58,13 +61,7 @@ class Weight:
     @property
     def data_bytes(self) -> int:
         elements = prod(self.shape)
-        match self.encoding:
-            case Encoding.FP32:
-                return 4 * elements
-            case Encoding.INT8:
-                return elements
-            case Encoding.INT4:
-                return elements // 2
+        return 4 * elements if self.encoding is Encoding.FP32 else self._code_bytes(elements)
 
     @property
     def scale_shape(self) -> tuple[int, int] | None:
@@ -77,6 +74,18 @@ class Weight:
     def scale_bytes(self) -> int:
         return 4 * prod(self.scale_shape) if self.scale_shape else 0
 
+    @property
+    def zero_bytes(self) -> int:
+        return self._code_bytes(prod(self.scale_shape)) if self.scale_shape and self.zeros else 0
+
+    @property
+    def all_bytes(self) -> int:
+        """All that the weight takes, without alignment."""
+        return self.data_bytes + self.scale_bytes + self.zero_bytes
+
+    def _code_bytes(self, count: int) -> int:
+        return count // 2 if self.encoding is Encoding.INT4 else count
+
 
 @dataclass(frozen=True)
 class Placed:
@@ -85,6 +94,7 @@ class Placed:
     weight: Weight
     data_offset: int
     scale_offset: int
+    zero_offset: int
 
 
 def lay_out(weights: list[Weight]) -> tuple[list[Placed], int]:
@@ -94,8 +104,9 @@ def lay_out(weights: list[Weight]) -> tuple[list[Placed], int]:
     for weight in weights:
         data_offset = end
         scale_offset = _aligned(data_offset + weight.data_bytes)
-        end = _aligned(scale_offset + weight.scale_bytes)
-        placed.append(Placed(weight, data_offset, scale_offset))
+        zero_offset = _aligned(scale_offset + weight.scale_bytes)
+        end = _aligned(zero_offset + weight.zero_bytes)
+        placed.append(Placed(weight, data_offset, scale_offset, zero_offset))
     return placed, end
 
 

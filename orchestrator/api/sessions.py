@@ -128,7 +128,7 @@ def session_request(body: object) -> SessionRequest:
     request = SessionRequest(
         model=model,
         name=fields.string("name") or "",
-        quantisation=fields.string("quantisation", choices=("fp32", "int8", "int4")) or "int8",
+        quantisation=fields.string("quantisation", choices=("fp32", "int8", "int4", "stored")) or "stored",
         block=fields.integer("block", 1, 65536) or 32,
         nodes=tuple(nodes or ()),
         shares=tuple(map(float, shares or ())),
@@ -161,6 +161,7 @@ def session_json(session: Session, steps: bool = False) -> dict[str, Any]:
         "parameters": profile.parameters,
         "fingerprint": profile.fingerprint,
         "quantisation": request.quantisation,
+        "matrices": profile.matrices,
         "block": request.block,
         "context": session.context,
         "engine": request.engine,

@@ -168,7 +168,7 @@ function sessionCard(session) {
     h("div", { class: "row" }, h("h3", { class: "name" }, name), badge(state), state !== "closing" && h("button", close, verb)),
     quiet(joined(
       session.family && `${session.family}, ${scaled(session.parameters, " parameters")}`,
-      session.quantisation === "fp32" ? "fp32" : `${session.quantisation}, block ${session.block}`,
+      session.matrices ? `matrices: ${session.matrices}` : session.quantisation,
       session.context > 0 && `context ${session.context} tokens`,
       session.weight_bytes > 0 && `${scaled(session.weight_bytes, "B")} of weights`,
       session.engine)),

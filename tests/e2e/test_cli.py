@@ -174,7 +174,7 @@ async def test_run_without_a_mesh_is_a_mesh_of_one(tmp_path: Path) -> None:
 async def test_a_wrong_word_is_a_usage_error() -> None:
     status, _, err = await motley("bench", "latency", "--model", str(BUNDLED), "--quant", "int3")
     assert status == 2
-    assert "'int3' is not one of 'fp32', 'int8', 'int4'" in err
+    assert "'int3' is not one of 'stored', 'fp32', 'int8', 'int4'" in err
 
 
 def test_every_expected_error_exists() -> None:

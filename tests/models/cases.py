@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -13,12 +14,12 @@ from typing import Self, TypeVar
 
 import numpy as np
 
+from motley.daemon.model_files import open_model
 from motley.daemon.models.config import ModelConfig, read_config
 from motley.daemon.models.graph import SHARE_FILE, build_rank_graph
 from motley.daemon.models.share import Share
 from motley.daemon.models.tensors import EMBEDDING
 from motley.daemon.models.units import Units
-from motley.daemon.weights.checkpoint import Checkpoint
 from motley.daemon.weights.share_file import write_share
 from motley.plugins.engine import F32, Engine, EngineFactory, EngineOptions, RankGraph
 from tests.models.cutting import apportion, cut
@@ -101,8 +102,9 @@ class LocalSession:
         context: int | None = None,
     ) -> None:
         """`folder` is for the share files."""
-        self._config = read_config(model)
-        self._checkpoint = Checkpoint(model)
+        self._files = ExitStack()
+        opened = self._files.enter_context(open_model(model))
+        self._source, config = opened.source, opened.config
         self._group = LocalGroup(len(shares))
         self._threads = [ThreadPoolExecutor(1, f"rank {rank}") for rank in range(len(shares))]
         self.graphs: list[RankGraph] = []
@@ -110,11 +112,11 @@ class LocalSession:
         try:
             for rank in range(len(shares)):
                 declared = build_rank_graph(
-                    self._config, shares, rank, quantisation, block, context or self._config.context
+                    config, shares, rank, quantisation, block, context or config.context, opened.stored
                 )
                 share_file = folder / f"rank{rank}" / SHARE_FILE
                 share_file.parent.mkdir(parents=True)
-                write_share(self._checkpoint, declared.weights, declared.share_bytes, share_file)
+                write_share(self._source, declared.weights, declared.share_bytes, share_file)
                 self.graphs.append(declared.bind(share_file))
                 member = self._group.member(rank)
                 build = self._threads[rank].submit(factory, self.graphs[rank], member, options or EngineOptions())
@@ -131,7 +133,7 @@ class LocalSession:
 
     def step(self, tokens: Sequence[int], position: int, rows: Sequence[int] | None = None, slot: int = 0) -> F32:
         """f32[R, V]: the logits of `rows` (None: of every token), the ranks' slices side by side."""
-        hidden = self._checkpoint.rows(EMBEDDING, tokens)
+        hidden = self._source.rows(EMBEDDING, tokens)
         wanted = range(len(tokens)) if rows is None else rows
         slices = self._everywhere(lambda engine: engine.step(slot, hidden.copy(), position, wanted).copy())
         return np.concatenate(slices, axis=1)
@@ -140,7 +142,7 @@ class LocalSession:
         self._everywhere(lambda engine: engine.close())
         for thread in self._threads:
             thread.shutdown()
-        self._checkpoint.close()
+        self._files.close()
 
     def __enter__(self) -> Self:
         return self

@@ -261,7 +261,6 @@ def test_end_tokens_of_both_files(tmp_path: Path) -> None:
         (LLAMA | {"rope_parameters": {"full_attention": {"rope_theta": 1e4}}}, "rope_parameters.full_attention"),
         (LLAMA | {"rope_parameters": {"partial_rotary_factor": 0.5}}, "rope_parameters.partial_rotary_factor"),
         (LLAMA | {"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
-        (LLAMA | {"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
         (LLAMA | {"num_local_experts": 8}, "num_local_experts"),
         (LLAMA | {"sliding_window": 16}, "sliding_window"),
         (MISTRAL | {"attention_bias": True}, "attention_bias"),

@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from motley.daemon.models.config import ConfigError, ModelConfig, Rope
+from motley.daemon.models.holding import BLOCKS
 from motley.daemon.models.share import Share, ShareError
-from motley.daemon.models.units import BLOCKS, Units, units, validate_shares
+from motley.daemon.models.units import Units, units, validate_shares
 from tests.models.cutting import apportion, cut
 
 TINYLLAMA = ModelConfig(
@@ -34,6 +35,9 @@ TINYLLAMA = ModelConfig(
     eos=(2,),
 )
 SHAKESPEARE = replace(TINYLLAMA, hidden=192, intermediate=512, heads=6, kv_heads=3, head_dim=32, vocabulary=1024)
+
+QUERY, OUTPUT = (f"model.layers.0.self_attn.{name}_proj.weight" for name in "qo")
+DOWN = "model.layers.0.mlp.down_proj.weight"
 
 models = st.builds(
     lambda kv_heads, group, head_dim, hidden, intermediate, vocabulary: replace(
@@ -68,17 +72,17 @@ def test_units_tile_the_model_and_blocks_fit_every_cut(config: ModelConfig, quan
     assert list(cut.attention_splits) == sorted(set(cut.attention_splits))
     assert all(config.group % split == 0 for split in cut.attention_splits)
     if quantisation != "fp32":
-        assert {cut.hidden_block, cut.output_block, cut.down_block} <= {size for size in BLOCKS if size <= block}
-        assert config.hidden % cut.hidden_block == 0
-        assert cut.mlp_columns % cut.down_block == 0
+        assert {form.block for form in cut.held.values()} <= {size for size in BLOCKS if size <= block}
+        assert config.hidden % cut.held[QUERY].block == config.hidden % cut.held["lm_head.weight"].block == 0
+        assert cut.mlp_columns % cut.held[DOWN].block == 0
         for split in cut.attention_splits:
-            assert config.group // split * config.head_dim % cut.output_block == 0
+            assert config.group // split * config.head_dim % cut.held[OUTPUT].block == 0
 
 
 def test_units_are_fine_enough_for_uneven_shares() -> None:
     assert units(TINYLLAMA, "int4", 32).mlp == 44
     assert units(TINYLLAMA, "int4", 128).mlp_columns == 128
-    assert units(TINYLLAMA, "int4", 128).output_block == 64
+    assert units(TINYLLAMA, "int4", 128).held[OUTPUT].block == 64
     assert (units(SHAKESPEARE, "fp32", 32).mlp, units(SHAKESPEARE, "fp32", 32).mlp_columns) == (32, 16)
     assert (units(SHAKESPEARE, "int4", 32).mlp, units(SHAKESPEARE, "int4", 32).mlp_columns) == (16, 32)
     assert units(SHAKESPEARE, "int4", 32).vocabulary == 32
@@ -88,7 +92,7 @@ def test_splits_that_would_cut_a_block_are_left_out() -> None:
     narrow = replace(SHAKESPEARE, heads=12, kv_heads=2, head_dim=8)
     assert units(narrow, "fp32", 32).attention_splits == (1, 2, 3, 6)
     assert units(narrow, "int4", 32).attention_splits == (1, 3)
-    assert units(narrow, "int4", 32).output_block == 16
+    assert units(narrow, "int4", 32).held[OUTPUT].block == 16
 
 
 @pytest.mark.parametrize(

@@ -197,7 +197,7 @@ async def test_without_nodes_there_is_advice(mesh: Any) -> None:
         ({"shares": [0]}, "invalid_value", "not all 0"),
         ({"shares": [-1]}, "invalid_value", "shares must be"),
         ({"shares": ["1"]}, "invalid_value", "shares must be"),
-        ({"quantisation": "int3"}, "invalid_value", "must be one of fp32, int8, int4, not 'int3'"),
+        ({"quantisation": "int3"}, "invalid_value", "must be one of fp32, int8, int4, stored, not 'int3'"),
         ({"block": 0}, "invalid_value", "block must be an integer from 1"),
         ({"context": 0}, "invalid_value", "context must be"),
         ({"threads": 1.5}, "invalid_value", "threads must be"),

@@ -1,0 +1,248 @@
+"""GPTQ and AWQ checkpoints: int4 (or int8) codes packed in 32-bit words, transposed, beside plain tensors.
+
+A matrix f32[N, K] that a plain checkpoint calls ``X.weight`` is, in groups of g columns, with b bits and w = 32 / b:
+
+============  ==========================  ============================================================
+tensor        GPTQ                        AWQ (``gemm``, b = 4)
+============  ==========================  ============================================================
+``X.qweight`` i32[K/w, N], a word has     i32[K, N/8], a word has eight outputs' codes in the order
+              w columns' codes            0 2 4 6 1 3 5 7
+``X.qzeros``  i32[K/g, N/w], less 1 in    i32[K/g, N/8], in the same order
+              the format's version 1
+``X.scales``  f16[K/g, N]                 f16[K/g, N]
+``X.g_idx``   i32[K]: a column's group    --
+============  ==========================  ============================================================
+
+A word's first value is in its lowest bits; a weight is ``(code - zero point) * scale``. Papers: Frantar et al. 2022
+(https://arxiv.org/abs/2210.17323), Lin et al. 2023 (https://arxiv.org/abs/2306.00978); the layouts are AutoGPTQ's and
+AutoAWQ's. A checkpoint whose columns are grouped out of order ("act-order") is refused: its groups are no blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from motley.daemon.weights.checkpoint import READABLE, Checkpoint, CheckpointError, TensorInfo, refuse_all
+from motley.daemon.weights.quantise import ZERO_POINT
+from motley.daemon.weights.spec import Encoding, Piece
+from motley.daemon.weights.stored import F32, U8, Codes, Format, converted, dequantised, whole_blocks
+
+AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+"""Which of eight outputs the i-th nibble of an AWQ word is, lowest first."""
+
+
+@dataclass(frozen=True)
+class Packing:
+    """How a checkpoint's matrices are packed, from its ``quantization_config``.
+
+    Attributes:
+        bits: 4, or 8 (GPTQ).
+        group: columns that share a scale; 0: all of a row.
+        zero_offset: what the stored zero points lack: 1 in GPTQ's first version.
+        reordered: whether columns may be in groups out of order, which a ``g_idx`` has to deny.
+    """
+
+    method: Literal["gptq", "awq"]
+    bits: int
+    group: int
+    zero_offset: int = 0
+    reordered: bool = False
+
+    @property
+    def encoding(self) -> Encoding:
+        return Encoding.INT4 if self.bits == 4 else Encoding.INT8
+
+    @property
+    def called(self) -> str:
+        return f"{self.method.upper()} int{self.bits}"
+
+
+class PackedCheckpoint(Checkpoint):
+    """A checkpoint in which some matrices are packed: those that have a ``qweight`` in place of a ``weight``.
+
+    Not thread-safe.
+
+    Raises:
+        CheckpointError: as `Checkpoint`.
+    """
+
+    def __init__(self, folder: Path, packing: Packing) -> None:
+        super().__init__(folder)
+        self._packing = packing
+        self._per_word = 32 // packing.bits
+        self._formats: dict[str, Format] = {}
+
+    def expect(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        problems = []
+        for name, shape in shapes.items():
+            try:
+                if self._is_packed(name) and len(shape) == 2:
+                    self._expect_packed(name, *shape)
+                else:
+                    super().expect({name: shape})
+            except CheckpointError as error:
+                problems.append(str(error))
+        refuse_all(problems)
+
+    def check(self, piece: Piece) -> TensorInfo:
+        if not self._is_packed(piece.tensor):
+            return super().check(piece)
+        rows, columns = self._shape(piece.tensor)
+        top, left = piece.rows, range(-1, 0) if piece.columns is None else piece.columns
+        if not (0 <= top.start <= top.stop <= rows and 0 <= left.start <= left.stop <= columns):
+            raise CheckpointError(
+                f"{self.folder}: packed tensor {piece.tensor!r} has shape [{rows}, {columns}]; expected to hold "
+                f"[{top.start}:{top.stop}, {left.start}:{left.stop}]"
+            )
+        return self.tensor(_part(piece.tensor, "qweight"), ("I32",))
+
+    def format(self, name: str) -> Format:
+        if not self._is_packed(name):
+            return super().format(name)
+        if name not in self._formats:
+            self._formats[name] = self._find_format(name)
+        return self._formats[name]
+
+    def read(self, piece: Piece) -> F32:
+        if not self._is_packed(piece.tensor):
+            return super().read(piece)
+        self.check(piece)
+        assert piece.columns is not None
+        stored = self._packed_format(piece.tensor)
+        columns = whole_blocks(piece.columns, stored.block)
+        values = dequantised(self._codes(piece.tensor, piece.rows, columns), stored)
+        return np.ascontiguousarray(values[:, piece.columns.start - columns.start : piece.columns.stop - columns.start])
+
+    def codes(self, piece: Piece) -> Codes:
+        self.check(piece)
+        assert piece.columns is not None
+        held, stored = self.format(piece.tensor), self._packed_format(piece.tensor)
+        codes = self._codes(piece.tensor, piece.rows, piece.columns)
+        if held.encoding is not stored.encoding:
+            return converted(codes, stored, range(len(piece.columns)), held)
+        return codes if held.zeros else replace(codes, zeros=None)
+
+    def rows(self, name: str, ids: Sequence[int]) -> F32:
+        if not self._is_packed(name):
+            return super().rows(name, ids)
+        count, width = self._shape(name)
+        values = np.empty((len(ids), width), np.float32)
+        for index, row in enumerate(ids):
+            if not 0 <= row < count:
+                raise IndexError(f"{row} is not a row of {name!r}, which has {count}")
+            values[index] = self.read(Piece(name, range(row, row + 1), range(width)))
+        return values
+
+    def _is_packed(self, name: str) -> bool:
+        return name not in self and _part(name, "qweight") in self
+
+    def _shape(self, name: str) -> tuple[int, int]:
+        """(N, K) of a packed matrix, as its ``qweight`` has it."""
+        first, second = self.tensor(_part(name, "qweight"), ("I32",)).shape
+        return (second, first * self._per_word) if self._packing.method == "gptq" else (second * self._per_word, first)
+
+    def _packed_format(self, name: str) -> Format:
+        """What the words mean, whether or not a zero point is one too many for its bits."""
+        packing = self._packing
+        return Format(packing.encoding, packing.group or self._shape(name)[1], zeros=True, called=packing.called)
+
+    def _find_format(self, name: str) -> Format:
+        stored = self._packed_format(name)
+        rows, columns = self._shape(name)
+        zeros = self._zeros(name, range(rows), range(columns // stored.block))
+        if (zeros == ZERO_POINT[stored.encoding]).all():
+            return Format(stored.encoding, stored.block, called=stored.called)
+        if stored.encoding is Encoding.INT8 or zeros.max(initial=0) < 16:
+            return stored
+        return Format(Encoding.INT8, stored.block, called=stored.called)  # 16 is no uint4, but ``code - 16`` an int8
+
+    def _expect_packed(self, name: str, rows: int, columns: int) -> None:
+        """Check the parts of a matrix f32[N, K] before its values are taken for granted."""
+        packing, per_word = self._packing, self._per_word
+        group = packing.group or columns
+        if columns % group or group % 16 or rows % per_word:
+            raise CheckpointError(
+                f"{self.folder}: tensor {name!r}, [{rows}, {columns}], cannot be packed in groups of {group} columns "
+                f"and words of {per_word} values"
+            )
+        groups, words = columns // group, rows // per_word
+        parts: dict[str, tuple[tuple[int, ...], tuple[str, ...]]] = {
+            "qweight": ((columns // per_word, rows) if packing.method == "gptq" else (columns, words), ("I32",)),
+            "qzeros": ((groups, words), ("I32",)),
+            "scales": ((groups, rows), tuple(READABLE)),
+        }
+        if packing.reordered or _part(name, "g_idx") in self:
+            parts["g_idx"] = ((columns,), ("I32",))
+        for part, (shape, dtypes) in parts.items():
+            info = self.tensor(_part(name, part), dtypes)
+            if info.shape != shape:
+                raise CheckpointError(
+                    f"{info.file}: tensor {_part(name, part)!r} has shape {list(info.shape)}; "
+                    f"config.json makes it {list(shape)}"
+                )
+        if "g_idx" in parts:
+            order = self.words(_part(name, "g_idx"), range(1), range(columns))[0]
+            if (order != np.arange(columns) // group).any():
+                raise CheckpointError(
+                    f"{self.folder}: tensor {_part(name, 'g_idx')!r} groups columns out of order (act-order, "
+                    "desc_act), which is not supported; take this model quantised without it, or unquantised"
+                )
+
+    def _codes(self, name: str, rows: range, columns: range) -> Codes:
+        """As `Codes` of `_packed_format`; zero points may be one more than fits."""
+        group = self._packed_format(name).block
+        groups = range(columns.start // group, columns.stop // group)
+        scales = super().read(Piece(_part(name, "scales"), groups, rows)).T
+        unpack = self._gptq if self._packing.method == "gptq" else self._awq
+        codes = unpack(name, rows, columns)
+        return Codes(codes, np.ascontiguousarray(scales), self._zeros(name, rows, groups))
+
+    def _gptq(self, name: str, rows: range, columns: range) -> U8:
+        """A word has the codes of one output's neighbouring columns, in our order: rows of bytes once transposed."""
+        per_word = self._per_word
+        words = self.words(_part(name, "qweight"), range(columns.start // per_word, columns.stop // per_word), rows)
+        return np.ascontiguousarray(words.T).view(np.uint8)
+
+    def _awq(self, name: str, rows: range, columns: range) -> U8:
+        """A word has one column's codes of eight outputs, two in a byte; ours has two columns' codes of one output."""
+        octets = whole_blocks(rows, 8)
+        words = self.words(_part(name, "qweight"), columns, range(octets.start // 8, octets.stop // 8))
+        halves = np.ascontiguousarray(words.T).view(np.uint8).reshape(len(octets) // 8, len(columns), 4)
+        codes = np.empty((len(octets) // 8, 8, len(columns) // 2), np.uint8)
+        for place in range(4):
+            even = np.ascontiguousarray(halves[:, 0::2, place])
+            odd = np.ascontiguousarray(halves[:, 1::2, place])
+            codes[:, AWQ_ORDER[2 * place]] = even & 15 | odd << 4
+            codes[:, AWQ_ORDER[2 * place + 1]] = even >> 4 | odd & 240
+        return codes.reshape(len(octets), len(columns) // 2)[rows.start - octets.start :][: len(rows)]
+
+    def _zeros(self, name: str, rows: range, groups: range) -> U8:
+        """The zero points u8[N, groups], as they are meant: 16 is possible in GPTQ's first version.
+
+        Raises:
+            CheckpointError: one is 256.
+        """
+        bits, offset = self._packing.bits, self._packing.zero_offset
+        covered = whole_blocks(rows, self._per_word)
+        words = self.words(
+            _part(name, "qzeros"), groups, range(covered.start // self._per_word, covered.stop // self._per_word)
+        )
+        order = AWQ_ORDER if self._packing.method == "awq" else range(self._per_word)
+        zeros = np.empty((*words.shape, self._per_word), np.uint8)
+        for place, output in enumerate(order):
+            zeros[:, :, output] = words >> np.uint32(bits * place) & np.uint32((1 << bits) - 1)
+        if bits == 8 and offset and zeros.max(initial=0) == 255:
+            raise CheckpointError(f"{self.folder}: tensor {_part(name, 'qzeros')!r} has a zero point of 256")
+        zeros += offset
+        of_rows = zeros.reshape(len(groups), len(covered)).T[rows.start - covered.start :][: len(rows)]
+        return np.ascontiguousarray(of_rows)
+
+
+def _part(name: str, part: str) -> str:
+    """``a.q_proj.weight`` -> ``a.q_proj.qweight``."""
+    return f"{name.removesuffix('weight')}{part}"

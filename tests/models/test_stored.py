@@ -1,0 +1,345 @@
+"""Quantised checkpoints end to end: a tiny model in each format, against float64 with its weights dequantised.
+
+The twin of a packed model has the same weights in float32, by the formats' definitions; only what is not
+packed, such as its head, is what int8 makes of it, as that is how a matrix of floats is held.
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.numpy import load_file, save_file
+
+from motley.daemon.model_files import open_model
+from motley.daemon.models.config import ConfigError, read_config, read_packing
+from motley.daemon.models.graph import SHARE_FILE, build_rank_graph
+from motley.daemon.models.holding import FLOATS, narrowed, wanted_format
+from motley.daemon.models.profile import profile
+from motley.daemon.models.tensors import expected_shapes, fused_matrices
+from motley.daemon.models.units import units
+from motley.daemon.weights.checkpoint import Checkpoint, CheckpointError
+from motley.daemon.weights.packed import Packing
+from motley.daemon.weights.quantise import dequantise, quantise, unpack
+from motley.daemon.weights.share_file import write_share
+from motley.daemon.weights.spec import Encoding
+from motley.daemon.weights.stored import Codes, Format, dequantised
+from motley.plugins.cupy import ReferenceEngine
+from motley.plugins.engine import F32, EngineFactory, EngineOptions
+from motley.plugins.onnxruntime import OnnxRuntimeEngine
+from tests.models.cases import LocalSession, uneven_shares
+from tests.models.test_units import TINYLLAMA
+from tests.weights.packing import Tensors, awq, dequantised_awq, dequantised_gptq, gptq, random_matrix, save
+
+EXACT_TOLERANCE = 2e-6
+"""Relative, between float64 forward passes of weights that are equal but for the rounding of the twin to float32."""
+FP32_TOLERANCE = 1e-4
+QUANTISED_TOLERANCE = 0.04
+"""Relative RMS: the runtime quantises activations to int8."""
+TOKENS = [5, 9, 40, 2, 61, 33, 17, 8, 50, 21]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A way to pack a model."""
+
+    name: str
+    config: dict[str, Any]
+    bits: int
+    group: int
+    version: int = 0
+    zeros: int | None = None
+    bias: bool = False
+    plain: str = ""
+    """A matrix that is not packed, and becomes int8."""
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def gptq_kind(name: str, bits: int, group: int, version: int, zeros: int | None = None, bias: bool = False) -> Kind:
+    checkpoint_format = {"checkpoint_format": "gptq_v2"} if version == 2 else {}
+    config = {"quant_method": "gptq", "bits": bits, "group_size": group, "desc_act": False, **checkpoint_format}
+    return Kind(name, config, bits, group, version, zeros, bias)
+
+
+KINDS = [
+    gptq_kind("gptq asymmetric", 4, 32, 1, bias=True),
+    gptq_kind("gptq symmetric", 4, 64, 1, zeros=8),
+    gptq_kind("gptq whole rows", 4, -1, 2),
+    gptq_kind("gptq int8", 8, 32, 1),
+    Kind("awq", {"quant_method": "awq", "bits": 4, "group_size": 64, "version": "gemm", "zero_point": True}, 4, 64),
+    Kind(
+        "awq but one",
+        {"quant_method": "awq", "bits": 4, "group_size": 32, "modules_to_not_convert": ["layers.1.self_attn.k_proj"]},
+        4,
+        32,
+        plain="model.layers.1.self_attn.k_proj.weight",
+    ),
+]
+every_kind = pytest.mark.parametrize("kind", KINDS, ids=str)
+
+
+def make(kind: Kind, folder: Path) -> tuple[Path, Path]:
+    """A packed model and its twin in float32."""
+    settings: dict[str, Any] = {
+        "model_type": "qwen2" if kind.bias else "llama",
+        "hidden_size": 192,
+        "intermediate_size": 320,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 3,
+        "head_dim": 32,
+        "vocab_size": 64,
+        "max_position_embeddings": 64,
+    }
+    plain = save(folder / "plain", {}, settings)
+    config = read_config(plain)
+    packed: Tensors = {}
+    twin: Tensors = {}
+    random = np.random.default_rng(0)
+    matrices = {name for inner, names in fused_matrices(config)[1:] for name in names}
+    for seed, (name, shape) in enumerate(expected_shapes(config).items()):
+        if name not in matrices or name == kind.plain:
+            values = random.normal(1 if len(shape) == 1 else 0, 0.2, shape).astype(np.float16)
+            packed[name], twin[name] = values, values.astype(np.float32)
+            continue
+        group = shape[1] if kind.group == -1 else kind.group
+        matrix = random_matrix(*shape, group, kind.bits, seed, kind.zeros)
+        if kind.config["quant_method"] == "awq":
+            parts = awq(*matrix)
+            values = dequantised_awq(parts, group)
+        else:
+            parts = gptq(*matrix, kind.bits, kind.version)
+            values = dequantised_gptq(parts, kind.bits, kind.version)
+        packed |= {f"{name.removesuffix('weight')}{part}": value for part, value in parts.items()}
+        twin[name] = values.astype(np.float32)
+    for name in filter(None, ("lm_head.weight", kind.plain)):
+        twin[name] = dequantise(*quantise(twin[name], 32, Encoding.INT8), 32, Encoding.INT8)
+    return (
+        save(folder / "packed", packed, settings | {"quantization_config": kind.config}),
+        save(folder / "twin", twin, settings),
+    )
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    made = {kind.name: make(kind, tmp_path_factory.mktemp("kind")) for kind in KINDS}
+    return lambda kind: made[kind.name]
+
+
+def logits(model: Path, folder: Path, factory: EngineFactory, ranks: int, quantisation: str, **extra: str) -> F32:
+    with open_model(model) as opened:
+        shares = uneven_shares(units(opened.config, quantisation, 32, opened.stored), ranks)
+    options = EngineOptions(extra=extra)
+    with LocalSession(model, factory, shares, folder, quantisation, options=options) as session:
+        session.open_slot()
+        first = session.step(TOKENS[:7], 0).copy()
+        return np.concatenate([first, *(session.step([token], 7 + index) for index, token in enumerate(TOKENS[7:]))])
+
+
+@every_kind
+def test_served_as_stored_at_any_split(kind: Kind, models: Any, tmp_path: Path) -> None:
+    packed, twin = models(kind)
+    expected = logits(twin, tmp_path / "twin", ReferenceEngine, 1, "fp32", dtype="float64")
+    exact = logits(packed, tmp_path / "64", ReferenceEngine, 1, "stored", dtype="float64")
+    scale = np.abs(expected).max()
+    assert np.abs(exact - expected).max() < EXACT_TOLERANCE * scale
+    for ranks in (1, 2, 3):
+        got = logits(packed, tmp_path / f"reference {ranks}", ReferenceEngine, ranks, "stored")
+        assert np.abs(got - expected).max() < FP32_TOLERANCE * scale
+        got = logits(packed, tmp_path / f"runtime {ranks}", OnnxRuntimeEngine, ranks, "stored")
+        assert np.linalg.norm(got - expected) < QUANTISED_TOLERANCE * np.linalg.norm(expected)
+
+
+@every_kind
+def test_dequantised_on_request(kind: Kind, models: Any, tmp_path: Path) -> None:
+    packed, twin = models(kind)
+    expected = logits(twin, tmp_path / "twin", OnnxRuntimeEngine, 1, "fp32")
+    got = logits(packed, tmp_path / "packed", OnnxRuntimeEngine, 2, "fp32")
+    assert np.abs(got - expected).max() < 0.02 * np.abs(expected).max()  # the twin's floats are rounded to int8
+
+
+@every_kind
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5, 8])
+def test_every_share_has_the_codes_of_the_checkpoint(kind: Kind, ranks: int, models: Any, tmp_path: Path) -> None:
+    """Bit for bit, at any split: what a share's codes, scales and zero points stand for is the twin's float32."""
+    packed, twin = models(kind)
+    with open_model(packed) as opened, Checkpoint(twin) as floats:
+        shares = uneven_shares(units(opened.config, "stored", 32, opened.stored), ranks)
+        for rank in range(ranks):
+            declared = build_rank_graph(opened.config, shares, rank, "stored", 32, 64, opened.stored)
+            path = tmp_path / f"share {rank}"
+            write_share(opened.source, declared.weights, declared.share_bytes, path)
+            share = path.read_bytes()
+            for place in declared.weights:
+                weight = place.weight
+                expected = np.concatenate([floats.read(piece) for piece in weight.pieces])
+                if weight.encoding is Encoding.FP32:
+                    assert len(weight.shape) == 1
+                    got = np.frombuffer(share, np.float32, len(expected), place.data_offset)
+                else:
+                    rows = weight.shape[0]
+                    codes = np.frombuffer(share, np.uint8, weight.data_bytes, place.data_offset).reshape(rows, -1)
+                    assert weight.scale_shape is not None
+                    count = weight.scale_bytes // 4
+                    scales = np.frombuffer(share, np.float32, count, place.scale_offset).reshape(weight.scale_shape)
+                    zeros = np.frombuffer(share, np.uint8, weight.zero_bytes, place.zero_offset).reshape(rows, -1)
+                    if weight.encoding is Encoding.INT4:
+                        zeros = unpack(zeros)
+                    form = Format(weight.encoding, weight.block, weight.zeros)
+                    got = dequantised(Codes(codes, scales, zeros if weight.zeros else None), form)
+                np.testing.assert_array_equal(got, expected)
+
+
+@pytest.mark.parametrize("kind", [KINDS[0], KINDS[3]], ids=str)
+def test_graphs_with_zero_points_are_valid(kind: Kind, models: Any, tmp_path: Path) -> None:
+    with open_model(models(kind)[0]) as opened:
+        shares = uneven_shares(units(opened.config, "stored", 32, opened.stored), 2)
+        declared = build_rank_graph(opened.config, shares, 0, "stored", 32, 64, opened.stored)
+        write_share(opened.source, declared.weights, declared.share_bytes, tmp_path / SHARE_FILE)
+    own = [tensor for tensor in declared.proto.graph.initializer if tensor.name.endswith(".zero")]
+    assert len(own) == 8
+    (tmp_path / "model.onnx").write_bytes(declared.proto.SerializeToString())
+    onnx.checker.check_model(tmp_path / "model.onnx", full_check=True)
+
+
+def test_what_is_told(models: Any) -> None:
+    def line(kind: Kind, quantisation: str) -> str:
+        with open_model(models(kind)[0]) as opened:
+            return profile(opened.config, quantisation, 32, opened.stored).matrices
+
+    assert line(KINDS[0], "stored") == "14 GPTQ int4 as stored, 1 F16 converted to int8"
+    assert line(KINDS[0], "int8") == "14 GPTQ int4 as stored, 1 F16 converted to int8"
+    assert line(KINDS[0], "int4") == "14 GPTQ int4 converted to int4, 1 F16 converted to int4"
+    assert line(KINDS[1], "int4") == "14 GPTQ int4 as stored, 1 F16 converted to int4"
+    assert line(KINDS[5], "stored") == "13 AWQ int4 as stored, 2 F16 converted to int8"
+    assert line(KINDS[4], "fp32") == "14 AWQ int4 in fp32, 1 F16 in fp32"
+
+
+def test_floats_asked_for_as_stored_are_int8() -> None:
+    assert units(TINYLLAMA, "stored", 32) == units(TINYLLAMA, "int8", 32)
+    assert profile(TINYLLAMA, "stored", 32).matrices == "155 floats converted to int8"
+
+
+formats = st.builds(
+    Format,
+    st.sampled_from([Encoding.INT8, Encoding.INT4]),
+    st.sampled_from([16, 32, 64, 128, 5632]),
+    st.booleans(),
+)
+
+
+@given(st.lists(formats, min_size=1, max_size=3))
+def test_fused_matrices_are_held_exactly(parts: list[Format]) -> None:
+    wanted = wanted_format(parts, "stored", 32)
+    held = narrowed(wanted, 5632, "width")
+    assert all(held.expresses(part) for part in parts)
+    if len(set(parts)) == 1:
+        assert (held.encoding, held.zeros) == (parts[0].encoding, parts[0].zeros)
+
+
+@given(st.lists(formats, max_size=2))
+def test_a_float_among_fused_matrices_makes_them_int8(parts: list[Format]) -> None:
+    assert wanted_format([*parts, FLOATS], "stored", 32) == Format(Encoding.INT8, 32)
+
+
+@given(formats, formats, st.sampled_from([(4, 64), (8, 64), (32, 128), (2, 32)]))
+def test_no_cut_parts_a_block(one: Format, other: Format, heads: tuple[int, int]) -> None:
+    """Layers may be stored differently; a row of zero points is whole bytes in every share."""
+    count, head_dim = heads
+    config = type(TINYLLAMA)(**{**vars(TINYLLAMA), "layers": 2, "kv_heads": 2, "heads": count, "head_dim": head_dim})
+    stored = {name: one if ".0." in name else other for _, names in fused_matrices(config) for name in names}
+    stored["lm_head.weight"] = FLOATS
+    cut = units(config, "stored", 32, stored)
+    assert cut.mlp * cut.mlp_columns == config.intermediate
+    for layer in range(2):
+        at = f"model.layers.{layer}"
+        widths = {f"{at}.mlp.down_proj.weight": [cut.mlp_columns], f"{at}.mlp.up_proj.weight": [config.hidden]}
+        widths[f"{at}.self_attn.o_proj.weight"] = [
+            config.group // split * config.head_dim for split in cut.attention_splits
+        ]
+        for name, columns in widths.items():
+            held = cut.held[name]
+            assert held.expresses(stored[name])
+            together = 2 if held.zeros and held.encoding is Encoding.INT4 else 1
+            assert all(width % (held.block * together) == 0 for width in columns)
+
+
+def test_packed_tensors_that_the_config_does_not_know(models: Any, tmp_path: Path) -> None:
+    packed, twin = models(KINDS[0])
+    shutil.copy(packed / "model.safetensors", tmp_path)
+    shutil.copy(twin / "config.json", tmp_path)
+    with pytest.raises(CheckpointError, match=r"qweight' is packed, but config\.json has no"), open_model(tmp_path):
+        pass
+
+
+def test_a_scale_that_is_no_number(models: Any, tmp_path: Path) -> None:
+    packed, _ = models(KINDS[0])
+    shutil.copy(packed / "config.json", tmp_path)
+    tensors = load_file(packed / "model.safetensors")
+    tensors["model.layers.1.mlp.down_proj.scales"][3, 5] = np.inf
+    save_file(tensors, tmp_path / "model.safetensors")
+    with open_model(tmp_path) as opened:
+        shares = uneven_shares(units(opened.config, "stored", 32, opened.stored), 1)
+        declared = build_rank_graph(opened.config, shares, 0, "stored", 32, 64, opened.stored)
+        with pytest.raises(CheckpointError, match=r"1\.mlp\.down_proj\.weight' holds a NaN or an infinity"):
+            write_share(opened.source, declared.weights, declared.share_bytes, tmp_path / "share")
+
+
+GPTQ: dict[str, Any] = {"quant_method": "gptq", "bits": 4, "group_size": 128}
+AWQ: dict[str, Any] = {"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm"}
+
+
+@pytest.mark.parametrize(
+    ("given_", "packing"),
+    [
+        (None, None),
+        (GPTQ, Packing("gptq", 4, 128, zero_offset=1)),
+        (GPTQ | {"bits": 8, "group_size": -1, "desc_act": True}, Packing("gptq", 8, 0, zero_offset=1, reordered=True)),
+        (GPTQ | {"checkpoint_format": "gptq_v2", "sym": False, "damp_percent": 0.1}, Packing("gptq", 4, 128)),
+        (AWQ | {"zero_point": True, "modules_to_not_convert": None}, Packing("awq", 4, 128)),
+        ({"quant_method": "awq", "w_bit": 4, "q_group_size": 64, "version": "GEMM"}, Packing("awq", 4, 64)),
+    ],
+)
+def test_how_a_checkpoint_is_packed(tmp_path: Path, given_: Any, packing: Packing | None) -> None:
+    assert read_packing(save(tmp_path, {}, {"model_type": "llama", "quantization_config": given_})) == packing
+
+
+@pytest.mark.parametrize(
+    ("given_", "complaint"),
+    [
+        ("yes", "quantization_config = "),
+        ({}, r"quantization_config\.quant_method is absent"),
+        (
+            {"quant_method": "bitsandbytes"},
+            r'quant_method = "bitsandbytes" is not supported.*take the model unquantised',
+        ),
+        ({"quant_method": "fp8"}, r'quant_method = "fp8"'),
+        ({"quant_method": "compressed-tensors"}, r'quant_method = "compressed-tensors"'),
+        (GPTQ | {"bits": 3}, r"bits = 3 is not supported; supported: 4 or 8 with GPTQ"),
+        (GPTQ | {"bits": None}, r"bits"),
+        (GPTQ | {"group_size": 100}, r"group_size = 100 .*32, 64, 128, 256, or -1"),
+        (GPTQ | {"group_size": "128"}, r"group_size"),
+        (GPTQ | {"group_size": True}, r"group_size"),
+        (GPTQ | {"checkpoint_format": "marlin"}, r'checkpoint_format = "marlin"'),
+        (GPTQ | {"format": "bitblas"}, r'format = "bitblas"'),
+        (GPTQ | {"is_marlin_format": True}, r"is_marlin_format = true"),
+        (GPTQ | {"pack_dtype": "int16"}, r"pack_dtype"),
+        (GPTQ | {"dynamic": {"-:lm_head": {}}}, r"dynamic"),
+        (AWQ | {"bits": 8}, r"bits = 8"),
+        (AWQ | {"version": "gemv"}, r'version = "gemv" is not supported; supported: only "gemm"'),
+        (AWQ | {"zero_point": False}, r"zero_point = false"),
+    ],
+)
+def test_other_ways_to_quantise_are_refused(tmp_path: Path, given_: Any, complaint: str) -> None:
+    model = save(tmp_path, {}, {"model_type": "llama", "quantization_config": given_})
+    with pytest.raises(ConfigError, match=complaint):
+        read_packing(model)
