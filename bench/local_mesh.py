@@ -12,7 +12,8 @@ from typing import Any, Self
 
 from motley.daemon.describe import describe
 from motley.daemon.hardware import usable_cores
-from motley.daemon.worker import RankWorker, default_scratch
+from motley.daemon.weights.cache import ShareCache
+from motley.daemon.worker import RankWorker
 from motley.orchestrator.planning.shares import Candidate, RankPlan, plan_shares
 from motley.protocol import mesh_pb2 as pb
 
@@ -142,10 +143,10 @@ class LocalMesh:
             wire=spec.wire,
         )
         pin = spec.pin and spec.threads == 1 and size <= usable_cores()
-        scratch = default_scratch()
+        cache = ShareCache()
         for rank in range(size):
             core = rank if pin else None
-            self._workers.append(await RankWorker.start(scratch=scratch, host="127.0.0.1", core=core))
+            self._workers.append(await RankWorker.start(cache=cache, host="127.0.0.1", core=core))
         self.ready = [pb.Ready() for _ in range(size)]
         self.timing = [pb.Timing() for _ in range(size)]
         ports: list[asyncio.Future[str]] = [asyncio.get_running_loop().create_future() for _ in range(size)]

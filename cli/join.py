@@ -9,7 +9,7 @@ import typer
 
 from motley.cli.errors import CliError
 from motley.cli.interrupt import run
-from motley.cli.options import Advertise, Memory, Models, Name, Scratch, Threads, daemon_config
+from motley.cli.options import Advertise, Cache, CacheLimit, Memory, Models, Name, Threads, daemon_config
 from motley.cli.show import console
 
 
@@ -26,7 +26,8 @@ def join(
     memory: Memory = "",
     threads: Threads = 0,
     models: Models = None,
-    scratch: Scratch = None,
+    cache: Cache = None,
+    cache_limit: CacheLimit = "50GB",
     advertise: Advertise = "",
     end_with_stdin: Annotated[bool, typer.Option("--end-with-stdin", hidden=True)] = False,
 ) -> None:
@@ -46,7 +47,8 @@ def join(
         memory=memory,
         threads=threads,
         models=models,
-        scratch=scratch,
+        cache=cache,
+        cache_limit=cache_limit,
         advertise=advertise,
     )
     with console.status("measuring this machine and joining") as status, closing(Narrator(status.stop)) as narrator:

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from motley.cli import bench, demo, join, run, status, up
+from motley.cli import bench, cache, demo, join, run, status, up
 from motley.cli.errors import EXIT_INTERRUPTED, explain
 
 app = typer.Typer(
@@ -39,7 +39,7 @@ def motley(
     """Your mismatched machines as one: run a language model that none of them can hold."""
 
 
-for group in (up, join, run, status, demo, bench):
+for group in (up, join, run, status, cache, demo, bench):
     group.register(app)
 
 

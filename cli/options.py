@@ -29,7 +29,10 @@ Threads = Annotated[int, typer.Option(min=0, help="Compute threads per rank. 0: 
 Models = Annotated[
     Path | None, typer.Option(help="Folder in which model names are looked up.", file_okay=False, exists=True)
 ]
-Scratch = Annotated[Path | None, typer.Option(help="Folder on a real disk for loaded shares.", file_okay=False)]
+Cache = Annotated[
+    Path | None, typer.Option(help="Folder for quantised shares. Default: in the user's cache folder.", file_okay=False)
+]
+CacheLimit = Annotated[str, typer.Option(help="Space for them; those used least recently make way.")]
 Advertise = Annotated[str, typer.Option(help="Address under which other nodes reach this one.")]
 
 
@@ -39,7 +42,8 @@ def daemon_config(
     memory: str,
     threads: int,
     models: Path | None,
-    scratch: Path | None,
+    cache: Path | None,
+    cache_limit: str,
     orchestrator: str = "",
     token: str = "",
     advertise: str = "",
@@ -47,22 +51,27 @@ def daemon_config(
     """A daemon's configuration from what was typed.
 
     Raises:
-        CliError: `memory` is no size.
+        CliError: `memory` or `cache_limit` is no size.
     """
     from motley.daemon.app import DaemonConfig
-    from motley.daemon.hardware import parse_size
+    from motley.daemon.weights.cache import ShareCache
 
-    try:
-        memory_limit = parse_size(memory) if memory else None
-    except ValueError as error:
-        raise CliError(f"--memory: {error}") from None
     return DaemonConfig(
         orchestrator=orchestrator,
         token=token,
         name=name,
         advertise=advertise,
-        memory_limit=memory_limit,
+        memory_limit=_size("--memory", memory) if memory else None,
         threads=threads,
         models=models,
-        scratch=scratch,
+        cache=ShareCache(cache, _size("--cache-limit", cache_limit)),
     )
+
+
+def _size(option: str, typed: str) -> int:
+    from motley.daemon.hardware import parse_size
+
+    try:
+        return parse_size(typed)
+    except ValueError as error:
+        raise CliError(f"{option}: {error}") from None

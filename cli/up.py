@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from motley.cli.interrupt import run
-from motley.cli.options import Advertise, Memory, Models, Name, Scratch, Threads, daemon_config
+from motley.cli.options import Advertise, Cache, CacheLimit, Memory, Models, Name, Threads, daemon_config
 from motley.cli.show import console
 
 if TYPE_CHECKING:
@@ -37,7 +37,8 @@ def up(
     memory: Memory = "",
     threads: Threads = 0,
     models: Models = None,
-    scratch: Scratch = None,
+    cache: Cache = None,
+    cache_limit: CacheLimit = "50GB",
     advertise: Advertise = "",
 ) -> None:
     """Start an orchestrator, with this machine as its first node, until Ctrl-C."""
@@ -54,7 +55,13 @@ def up(
         api_key=api_key or None,
     )
     local = daemon_config(
-        name=name, memory=memory, threads=threads, models=models, scratch=scratch, advertise=advertise
+        name=name,
+        memory=memory,
+        threads=threads,
+        models=models,
+        cache=cache,
+        cache_limit=cache_limit,
+        advertise=advertise,
     )
     run(_serve(orchestrator, local if node else None))
 

@@ -6,16 +6,14 @@ import asyncio
 import contextlib
 import ipaddress
 import socket
-import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from motley.daemon import hardware
 from motley.daemon.address import parse_address
 from motley.daemon.control import Control, NameTaken, NodeSettings, OrchestratorLost
-from motley.daemon.loading import sweep_scratch
 from motley.daemon.trust import JoinToken, TrustError, open_channel
-from motley.daemon.worker import default_scratch
+from motley.daemon.weights.cache import ShareCache
 from motley.protocol import mesh_pb2 as pb
 
 RETRY_S = (1.0, 2.0, 4.0, 8.0)
@@ -35,7 +33,7 @@ class DaemonConfig:
         memory_limit: bytes that ranks may use here; by default what is available.
         threads: compute threads; by default every usable core.
         models: folder in which model names are looked up.
-        scratch: folder on a real disk for loaded shares.
+        cache: where shares are kept, on a real disk.
     """
 
     orchestrator: str
@@ -45,7 +43,7 @@ class DaemonConfig:
     memory_limit: int | None = None
     threads: int = 0
     models: Path | None = None
-    scratch: Path | None = None
+    cache: ShareCache = field(default_factory=ShareCache)
 
 
 class Observer:
@@ -67,21 +65,20 @@ async def run_daemon(config: DaemonConfig, observer: Observer) -> None:
     Raises:
         TrustError: at the first attempt, nobody answers or somebody else does.
         JoinRefused: the orchestrator does not take this node.
+        CacheError: the folder for shares cannot be used.
     """
     host, port = parse_address(config.orchestrator)
     token = JoinToken.parse(config.token)
     address = config.advertise or await asyncio.to_thread(_address_towards, host, port)
     capabilities = await asyncio.to_thread(hardware.measure, config.memory_limit, config.threads or None)
-    scratch = config.scratch or default_scratch()
-    await asyncio.to_thread(_check_scratch, scratch)
-    sweep_scratch(scratch)
+    await asyncio.to_thread(config.cache.prepare)
     settings = NodeSettings(
         name=config.name or socket.gethostname(),
         host=_listening_host(address),
         address=address,
         capabilities=capabilities,
         models=config.models,
-        scratch=scratch,
+        cache=config.cache,
         threads=config.threads or capabilities.cores,
     )
     attempt = 0
@@ -104,21 +101,6 @@ async def run_daemon(config: DaemonConfig, observer: Observer) -> None:
             attempt += 1
             observer.lost(str(error), pause)
             await asyncio.sleep(pause)
-
-
-class ScratchError(Exception):
-    """The folder for loaded shares cannot be used."""
-
-
-def _check_scratch(scratch: Path) -> None:
-    try:
-        scratch.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=scratch):
-            pass
-    except OSError as error:
-        raise ScratchError(
-            f"cannot write to {scratch}, where shares are loaded to ({error.strerror}); choose another with --scratch"
-        ) from error
 
 
 def _listening_host(address: str) -> str:

@@ -21,8 +21,8 @@ from motley.daemon.address import join_address
 from motley.daemon.describe import DescribeError, describe_apart
 from motley.daemon.generation import Generation, RequestError
 from motley.daemon.hardware import available_memory
-from motley.daemon.loading import sweep_scratch
 from motley.daemon.text import Tokenizer, TokenizerError
+from motley.daemon.weights.cache import ShareCache
 from motley.daemon.weights.hub import ModelNotFound, resolve
 from motley.daemon.worker import RankWorker, WorkerError
 from motley.protocol import VERSION
@@ -68,7 +68,7 @@ class NodeSettings:
     address: str
     capabilities: pb.Capabilities
     models: Path | None
-    scratch: Path
+    cache: ShareCache
     threads: int
 
 
@@ -228,7 +228,6 @@ class Control:
         finally:
             if rank.worker is not None:
                 await rank.worker.stop()
-            await asyncio.to_thread(sweep_scratch, self._settings.scratch)
             if self._ranks.get(key) is rank:
                 del self._ranks[key]
         end = pb.RankEvent(session=command.session, epoch=command.epoch, rank=command.rank)
@@ -244,7 +243,7 @@ class Control:
         """Start a rank's worker and pass on what it says until it is gone; why it ended, if it was not asked to."""
         settings, command = self._settings, rank.command
         worker = rank.worker = await RankWorker.start(
-            scratch=settings.scratch, models=settings.models, host=settings.host, threads=settings.threads
+            cache=settings.cache, models=settings.models, host=settings.host, threads=settings.threads
         )
         if rank.releasing:
             return None

@@ -11,9 +11,14 @@ token: these are different kernels, shapes and rotary positions.
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from hashlib import sha256
+from pathlib import Path
+from zipfile import BadZipFile
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +27,11 @@ import onnx
 from motley.plugins.engine import F32, Collectives, Engine, EngineFactory, EngineOptions, RankGraph
 
 F64 = npt.NDArray[np.float64]
+Answers = Mapping[str, F64]
+"""Fingerprints, by what they are of."""
+
+FORMAT = 1
+"""Of kept answers; to be raised whenever other questions are asked, or answers taken otherwise."""
 
 EXAMINED = 3
 """Layers that the reference computes, from the first to the last: all layers have the same shapes."""
@@ -93,8 +103,29 @@ class Proctor:
         self.answers[f"{what} of {self._question}"] = values.astype(np.float64) @ directions
 
 
-def reference_answers(graph: RankGraph, rank: int, size: int, build: EngineFactory) -> dict[str, F64]:
-    """What the engine of `build`, the reference, answers for a rank's share; it computes the examined layers only."""
+def reference_answers(
+    graph: RankGraph, rank: int, size: int, build: EngineFactory, folder: Path | None = None
+) -> Answers:
+    """What the engine of `build`, the reference, answers for a rank's share; it computes the examined layers only.
+
+    Args:
+        folder: where the answers are kept for the next time, with the share they are about.
+    """
+    if folder is None:
+        return _computed_answers(graph, rank, size, build)
+    digest = sha256(f"{FORMAT}\n".encode() + graph.proto.SerializeToString(deterministic=True)).hexdigest()
+    kept = folder / f"answers-{digest[:16]}.npz"
+    with suppress(OSError, ValueError, EOFError, BadZipFile), np.load(kept) as stored:
+        return dict(stored)
+    answers = _computed_answers(graph, rank, size, build)
+    partial = kept.with_suffix(f".{os.getpid()}.partial.npz")
+    with suppress(OSError):  # without room for them they are computed again
+        np.savez(partial, **answers)  # type: ignore[arg-type]
+        os.replace(partial, kept)
+    return answers
+
+
+def _computed_answers(graph: RankGraph, rank: int, size: int, build: EngineFactory) -> Answers:
     layers = _layers(graph)
     examined = _examined(layers)
     proctor = Proctor(rank, size, examined, examined)
@@ -121,7 +152,7 @@ class Gate:
     def all_reduce(self, buffer: F32) -> None:
         self._all_reduce(buffer)
 
-    def open(self, engine: Engine, expected: dict[str, F64]) -> None:
+    def open(self, engine: Engine, expected: Answers) -> None:
         """Examine the engine that was built with these collectives; let it through to the session.
 
         Raises:

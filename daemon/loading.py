@@ -1,26 +1,24 @@
-"""From an assignment to a rank that can execute: resolve, check, declare, write the share file, open the engine."""
+"""From an assignment to a rank that can execute: resolve, check, declare, find or write the share, open the engine."""
 
 from __future__ import annotations
 
 import contextlib
-import os
-import shutil
-import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
+from math import prod
 from pathlib import Path
-
-import psutil
 
 from motley.daemon.executor import Executor
 from motley.daemon.gate import Gate, reference_answers
 from motley.daemon.model_files import open_model
-from motley.daemon.models.graph import SHARE_FILE, build_rank_graph
+from motley.daemon.models.config import ModelConfig
+from motley.daemon.models.graph import Declared, build_rank_graph
 from motley.daemon.models.share import Share
-from motley.daemon.models.tensors import EMBEDDING
+from motley.daemon.models.tensors import EMBEDDING, expected_shapes
+from motley.daemon.weights.cache import Label, ShareCache, share_key
 from motley.daemon.weights.hub import fetched_bytes, resolve
 from motley.daemon.weights.share_file import write_share
 from motley.plugins.engine import EngineOptions, load_engine
@@ -30,7 +28,6 @@ from motley.transport import Communicator
 Progress = Callable[[int, int], None]
 """Called with (bytes done, bytes in all) of the share; (bytes fetched, 0) while the model is being downloaded."""
 
-SCRATCH_PREFIX = "rank-"
 PROGRESS_S = 1.0
 
 
@@ -53,21 +50,22 @@ def load_rank(
     communicator: Communicator,
     *,
     models: Path | None,
-    scratch: Path,
+    cache: ShareCache,
     threads: int,
     progress: Progress,
 ) -> Iterator[LoadedRank]:
-    """Load a rank's share; everything is freed when the context ends.
+    """Load a rank's share, from the cache if it is there; everything is freed when the context ends.
 
     Raises:
         LoadError: the model's files differ from those that were planned for.
         GateError: the engine computes wrongly.
-        Exception: what `resolve`, `open_model`, `build_rank_graph`, `write_share` and the engine raise.
+        Exception: what `resolve`, `open_model`, `build_rank_graph`, `ShareCache.hold`, `write_share` and the
+            engine raise.
     """
     folder = _resolve(assignment.model.source, models, progress)
     model = assignment.model
     shares = [share_from_proto(share) for share in assignment.shares]
-    with open_model(folder) as opened, _scratch_folder(scratch) as place:
+    with open_model(folder) as opened:
         fingerprint = opened.source.fingerprint()
         if fingerprint != assignment.fingerprint:
             raise LoadError(
@@ -77,22 +75,25 @@ def load_rank(
         declared = build_rank_graph(
             opened.config, shares, rank, model.quantisation, model.block, assignment.context, opened.stored
         )
-        share_file = place / SHARE_FILE
-        write_share(opened.source, declared.weights, declared.share_bytes, share_file, progress)
+
+        def write(file: Path) -> None:
+            write_share(opened.source, declared.weights, declared.share_bytes, file, progress)
+
+        key = share_key(fingerprint, declared.weights, declared.share_bytes)
+        label = Label(model.source, model.quantisation, model.block, _fraction(opened.config, declared))
         options = EngineOptions(threads=threads)
-        graph = declared.bind(share_file)
-        expected = reference_answers(graph, rank, assignment.size, load_engine("reference"))
-        gate = Gate(graph, communicator)
-        engine = load_engine(assignment.engine)(graph, gate, options)
-        if os.name == "posix":
-            shutil.rmtree(place)  # it stays mapped, and nothing is left behind even if this process is killed
-        try:
-            gate.open(engine, expected)
-            held = sum(place.weight.all_bytes for place in declared.weights)
-            embed = partial(opened.source.rows, EMBEDDING)
-            yield LoadedRank(Executor(engine, embed, declared.words, communicator.stats), held, options.max_rows)
-        finally:
-            engine.close()
+        with cache.hold(key, label, declared.share_bytes, write, progress) as share_file:
+            graph = declared.bind(share_file)
+            expected = reference_answers(graph, rank, assignment.size, load_engine("reference"), share_file.parent)
+            gate = Gate(graph, communicator)
+            engine = load_engine(assignment.engine)(graph, gate, options)
+            try:
+                gate.open(engine, expected)
+                held = sum(place.weight.all_bytes for place in declared.weights)
+                embed = partial(opened.source.rows, EMBEDDING)
+                yield LoadedRank(Executor(engine, embed, declared.words, communicator.stats), held, options.max_rows)
+            finally:
+                engine.close()
 
 
 def share_from_proto(share: pb.Share) -> Share:
@@ -121,22 +122,8 @@ def _resolve(source: str, models: Path | None, progress: Progress) -> Path:
         progress(fetched_bytes(source), 0)
 
 
-def sweep_scratch(scratch: Path) -> None:
-    """Remove what workers that were killed have left behind.
-
-    Where a mapped file can be unlinked nothing is left but by a worker killed while loading.
-    """
-    for left in scratch.glob(f"{SCRATCH_PREFIX}*"):
-        owner = left.name.split("-")[1]
-        if owner.isdigit() and not psutil.pid_exists(int(owner)):
-            shutil.rmtree(left, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def _scratch_folder(scratch: Path) -> Iterator[Path]:
-    scratch.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix=f"{SCRATCH_PREFIX}{os.getpid()}-", dir=scratch))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+def _fraction(config: ModelConfig, declared: Declared) -> float:
+    """Of the model's weights, without the embeddings, which no share holds unless they are the head too."""
+    shapes = expected_shapes(config)
+    whole = sum(prod(shape) for name, shape in shapes.items() if name != EMBEDDING or config.tied)
+    return sum(prod(place.weight.shape) for place in declared.weights) / whole

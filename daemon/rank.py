@@ -28,6 +28,7 @@ from motley.daemon.models.share import ShareError
 from motley.daemon.pipe import PipeClosed, WorkerPipe
 from motley.daemon.sampling import SamplingError, SummaryError
 from motley.daemon.steps import Close, StepError, Stop, decode
+from motley.daemon.weights.cache import ShareCache
 from motley.daemon.weights.checkpoint import CheckpointError
 from motley.daemon.weights.hub import ModelNotFound
 from motley.daemon.weights.share_file import ShareFileError
@@ -97,7 +98,7 @@ class RankWorkerProcess:
 
     def __init__(self, pipe: WorkerPipe, settings: dict[str, Any]) -> None:
         self._pipe = pipe
-        self._scratch = Path(settings["scratch"])
+        self._cache = ShareCache(Path(settings["cache"]), settings["cache_limit"])
         self._models = Path(settings["models"]) if settings["models"] else None
         self._host: str = settings["host"]
         self._threads: int = settings["threads"]
@@ -141,7 +142,7 @@ class RankWorkerProcess:
                     rank,
                     communicator,
                     models=self._models,
-                    scratch=self._scratch,
+                    cache=self._cache,
                     threads=assignment.threads or self._threads,
                     progress=self._progress,
                 )

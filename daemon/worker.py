@@ -12,9 +12,8 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import platformdirs
-
 from motley.daemon.pipe import LENGTH, MAX_MESSAGE, TOKEN_BYTES
+from motley.daemon.weights.cache import ShareCache
 from motley.protocol import mesh_pb2 as pb
 
 START_S = 60.0
@@ -25,11 +24,6 @@ STOP_S = 5.0
 
 class WorkerError(Exception):
     """The worker process did not start or is gone."""
-
-
-def default_scratch() -> Path:
-    """Where shares are loaded to unless told otherwise: the user's cache folder, which is on a real disk."""
-    return Path(platformdirs.user_cache_dir("motley", appauthor=False)) / "scratch"
 
 
 class RankWorker:
@@ -46,7 +40,7 @@ class RankWorker:
     async def start(
         cls,
         *,
-        scratch: Path,
+        cache: ShareCache,
         models: Path | None = None,
         host: str = "0.0.0.0",
         threads: int = 1,
@@ -55,7 +49,7 @@ class RankWorker:
         """Start a worker.
 
         Args:
-            scratch: folder on a real disk for the share file.
+            cache: where its share is kept.
             models: folder in which model names are looked up.
             host: where its data plane listens.
             threads: compute threads, where the assignment does not say.
@@ -86,7 +80,8 @@ class RankWorker:
             settings = {
                 "port": server.sockets[0].getsockname()[1],
                 "token": token.hex(),
-                "scratch": str(scratch),
+                "cache": str(cache.folder),
+                "cache_limit": cache.limit,
                 "models": str(models) if models else None,
                 "host": host,
                 "threads": threads,

@@ -3,6 +3,10 @@
 A step is a chain of ``run_with_iobinding`` calls (about 3 us each) on buffers whose addresses are bound once.
 Every value that crosses a segment lives in a buffer of this engine, so the collectives work on it in place and
 nothing is copied or allocated per token. KV caches are updated in place: past and present are one buffer.
+
+Weights are in memory once. The runtime packs matrices into a layout of its own when a session is made; of those it
+maps itself it keeps the scales resident beside that. So the share file is mapped here, and the pages that a session has
+been made of are let go.
 """
 
 from __future__ import annotations
@@ -10,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +23,7 @@ import onnxruntime as ort
 from onnx import TensorProto, helper
 
 from motley.plugins.engine import DOMAIN, F32, Collectives, EngineError, EngineOptions, RankGraph
+from motley.plugins.mapped_share import Array, MappedShare
 from motley.plugins.onnxruntime_lowering import MICROSOFT, SEQLENS, TOTAL_LENGTH, lower
 from motley.plugins.segments import ROWS, Segment, cut_at_collectives
 
@@ -25,7 +31,6 @@ FIRST_CAPACITY = 256
 """Tokens that a new slot has room for; it doubles when full."""
 
 POSITION = "position"
-Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
@@ -63,8 +68,9 @@ class OnnxRuntimeEngine:
         segments = cut_at_collectives(
             lowered.nodes, lowered.initializers, [output.name for output in graph.proto.graph.output]
         )
+        self._weights = _Weights(graph.share_file)
         self._segments = [
-            (segment, _open_session(segment, lowered.initializers, graph, options.threads))
+            (segment, _open_session(segment, lowered.initializers, graph, self._weights, options.threads))
             for segment in segments
             if segment.outputs
         ]
@@ -139,6 +145,7 @@ class OnnxRuntimeEngine:
     def close(self) -> None:
         self._slots.clear()
         self._segments.clear()
+        self._weights.close()  # not before the sessions
         self._buffers.clear()
 
     def _slot(self, slot: int) -> _Slot:
@@ -220,10 +227,32 @@ _ELEMENT_TYPES = {
 }
 
 
+class _Weights:
+    """The share file's weights as values that sessions use where they are."""
+
+    def __init__(self, share_file: Path) -> None:
+        self._share = MappedShare(share_file)
+        self._values: list[ort.OrtValue] = []
+
+    def lend(self, tensor: TensorProto, options: ort.SessionOptions) -> None:
+        """Let the session that will be made with `options` have an initializer; the value must outlive it."""
+        value = ort.OrtValue.ortvalue_from_numpy(self._share.view(tensor))
+        options.add_initializer(tensor.name, value)
+        self._values.append(value)
+
+    def forget(self, tensor: TensorProto) -> None:
+        """Let go of the pages of an initializer whose session is made: what has not been packed comes back with use."""
+        self._share.forget(tensor)
+
+    def close(self) -> None:
+        self._values.clear()
+        self._share.close()
+
+
 def _open_session(
-    segment: Segment, initializers: Mapping[str, TensorProto], graph: RankGraph, threads: int
+    segment: Segment, initializers: Mapping[str, TensorProto], graph: RankGraph, weights: _Weights, threads: int
 ) -> ort.InferenceSession:
-    """Make a session of one segment whose weights are mapped from the share file."""
+    """Make a session of one segment."""
 
     def declare(names: Sequence[str]) -> list[onnx.ValueInfoProto]:
         return [
@@ -231,13 +260,15 @@ def _open_session(
         ]
 
     read = dict.fromkeys(name for node in segment.nodes for name in node.input)
+    constants = [initializers[name] for name in read if name in initializers]
+    stored = [tensor for tensor in constants if tensor.data_location == TensorProto.EXTERNAL]
     model = helper.make_model(
         helper.make_graph(
             segment.nodes,
             "segment",
             declare(segment.inputs),
             declare(segment.outputs),
-            [initializers[name] for name in read if name in initializers],
+            constants,
         ),
         functions=graph.proto.functions if any(node.domain == DOMAIN for node in segment.nodes) else (),
         opset_imports=[*graph.proto.opset_import, helper.make_opsetid(MICROSOFT, 1)],
@@ -255,7 +286,12 @@ def _open_session(
     options.add_session_config_entry(
         "session.model_external_initializers_file_folder_path", str(graph.share_file.parent)
     )
-    return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    for tensor in stored:
+        weights.lend(tensor, options)
+    session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    for tensor in stored:
+        weights.forget(tensor)
+    return session
 
 
 @cache

@@ -31,13 +31,11 @@ from motley.daemon.models.share import Share, kv_heads
 from motley.daemon.models.tensors import EMBEDDING, HEAD
 from motley.daemon.models.units import Units, units, validate_shares
 from motley.daemon.weights.quantise import ZERO_POINT
-from motley.daemon.weights.spec import Encoding, Piece, Placed, Weight, lay_out
+from motley.daemon.weights.spec import SHARE_FILE, Encoding, Piece, Placed, Weight, lay_out
 from motley.plugins.engine import DOMAIN, F32, CacheSpec, RankGraph
 
 OPSET = 24
 IR_VERSION = 11
-SHARE_FILE = "share.bin"
-"""What a share file is called: the graph's external data names it."""
 ROTARY_TABLES = ("cos_cache", "sin_cache")
 
 CACHED_ATTENTION = onnx.parser.parse_function("""

@@ -86,7 +86,7 @@ def _check_space(folder: Path, total: int) -> None:
     if free < total:
         raise ShareFileError(
             f"{folder}: this rank's weights need {_gb(total)} and {_gb(free)} are free; "
-            f"make room for {_gb(total - free)} or choose another folder"
+            f"make room for {_gb(total - free)} or choose another folder (--cache)"
         )
 
 

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from math import prod
 
+SHARE_FILE = "share.bin"
+"""What a share file is called: the graph's external data names it."""
 ALIGNMENT = 65536
 """Offsets in the share file: the allocation granularity of Windows, a multiple of every page size."""
 

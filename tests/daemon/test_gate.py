@@ -16,7 +16,7 @@ from motley.daemon.models.units import units
 from motley.daemon.weights.checkpoint import Checkpoint
 from motley.daemon.weights.share_file import write_share
 from motley.plugins.cupy import ReferenceEngine
-from motley.plugins.engine import F32, EngineError, EngineFactory, EngineOptions, RankGraph
+from motley.plugins.engine import F32, Engine, EngineError, EngineFactory, EngineOptions, RankGraph
 from motley.plugins.onnxruntime import OnnxRuntimeEngine
 from tests.models.cases import GOLDEN, golden_cases, uneven_shares
 from tests.models.local_group import LocalGroup
@@ -121,3 +121,19 @@ def test_the_session_gets_what_is_summed_after_the_exam(tmp_path: Path) -> None:
     values = np.ones((2, 3), np.float32)
     gate.all_reduce(values)
     assert (values == 1).all()
+
+
+def test_answers_are_kept_with_the_share(tmp_path: Path) -> None:
+    graph = share(BUNDLED, "int8", 2, 1, tmp_path / "share")
+    first = reference_answers(graph, 1, 2, ReferenceEngine, tmp_path)
+
+    def busy(*_: object) -> Engine:
+        raise AssertionError("the reference was asked again")
+
+    again = reference_answers(graph, 1, 2, busy, tmp_path)
+    assert first.keys() == again.keys()
+    assert all((first[what] == again[what]).all() for what in first)
+    (kept,) = tmp_path.glob("*.npz")
+    for damaged in (b"", b"PK not really", kept.read_bytes()[:200]):
+        kept.write_bytes(damaged)
+        assert reference_answers(graph, 1, 2, ReferenceEngine, tmp_path).keys() == first.keys()

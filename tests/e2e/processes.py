@@ -94,17 +94,17 @@ class MotleyProcess:
 class Mesh:
     """An orchestrator and its nodes, all on loopback."""
 
-    def __init__(self, orchestrator: MotleyProcess, url: str, target: str, token: str, scratch: Path) -> None:
+    def __init__(self, orchestrator: MotleyProcess, url: str, target: str, token: str, cache: Path) -> None:
         self.orchestrator = orchestrator
         self.url = url
         self.target = target
         self.token = token
         self.nodes: dict[str, MotleyProcess] = {}
-        self._scratch = scratch
+        self._cache = cache
 
     async def join(self, name: str, memory: str = "2GB") -> MotleyProcess:
         arguments = ("join", self.target, "--name", name, "--memory", memory, "--threads", "1")
-        node = await MotleyProcess.start(*arguments, "--scratch", str(self._scratch), MOTLEY_TOKEN=self.token)
+        node = await MotleyProcess.start(*arguments, "--cache", str(self._cache), MOTLEY_TOKEN=self.token)
         self.nodes[name] = node
         await node.line("joined as")
         return node
@@ -125,7 +125,7 @@ async def mesh(folder: Path, *names: str) -> AsyncIterator[Mesh]:
     try:
         url = (await orchestrator.line(r"API: (http://\S+)/v1"))[1]
         join = await orchestrator.line(r"motley join (\S+) --token (\S+)")
-        made = Mesh(orchestrator, url, join[1], join[2], folder / "scratch")
+        made = Mesh(orchestrator, url, join[1], join[2], folder / "cache")
         await asyncio.gather(*(made.join(name) for name in names))
         yield made
     finally:

@@ -19,6 +19,10 @@ from tests.e2e.processes import BUNDLED, MotleyProcess, mesh
 
 COMMAND_S = 90.0
 USAGE = [
+    (("cache", "rm"), "name the shares to remove, as `motley cache ls` shows them, or say --all"),
+    (("cache", "rm", "abc", "--all"), "or say --all"),
+    (("cache", "rm", "xyz"), "no share has a key that begins with 'xyz'"),
+    (("join", "127.0.0.1:9", "--token", "x", "--cache-limit", "lots"), "--cache-limit: "),
     (("status", "--url", "http://127.0.0.1:9"), "no orchestrator answers at http://127.0.0.1:9"),
     (("status", "--url", "gopher:/x"), "'gopher:/x' is not an address"),
     (("run", "x", "y", "--url", "http://127.0.0.1:9"), "no orchestrator answers"),
@@ -78,6 +82,8 @@ async def last_json(*arguments: str, **environment: str) -> dict[str, Any]:
         ("bench", "synth"),
         ("bench", "collectives"),
         ("bench", "precision"),
+        ("cache", "ls"),
+        ("cache", "rm"),
     ],
     ids=" ".join,
 )
@@ -163,6 +169,28 @@ async def test_run_and_status_against_a_mesh(tmp_path: Path) -> None:
         gone = await motley("stop", BUNDLED.name, MOTLEY_URL=there.url)
         assert gone[0] == 1
         assert "there is no session" in gone[2]
+
+
+async def test_cache(tmp_path: Path) -> None:
+    where = ("--cache", str(tmp_path / "cache"))
+    assert await last_json("cache", "ls", *where) == {"folder": where[1], "bytes": 0, "shares": []}
+    async with mesh(tmp_path, "a") as there:
+        await there.session(quantisation="int8")
+        (share,) = (await last_json("cache", "ls", *where))["shares"]
+        assert (share["model"], share["quantisation"], share["block"]) == (str(BUNDLED), "int8", 32)
+        assert share["fraction"] == pytest.approx(1)
+        status, out, err = await motley("cache", "rm", share["key"][:8], *where)
+        assert (status, out) == (1, "removed 0 of 1 shares, 0 bytes\n")
+        assert f"in use by a rank: {share['key'][:12]}" in err
+    listed = await last_json("cache", "ls", *where)
+    assert listed["bytes"] == share["bytes"] > 2e6
+    assert [entry["key"] for entry in listed["shares"]] == [share["key"]]
+    _, out, _ = await motley("cache", "ls", *where)
+    assert share["key"][:12] in out
+    assert "100 %" in out
+    status, out, _ = await motley("cache", "rm", "--all", *where)
+    assert (status, out) == (0, f"removed 1 of 1 shares, {share['bytes'] / 1e6:.3g} MB\n")
+    assert (await last_json("cache", "ls", *where))["shares"] == []
 
 
 async def test_run_without_a_mesh_is_a_mesh_of_one(tmp_path: Path) -> None:

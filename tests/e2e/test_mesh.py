@@ -14,6 +14,7 @@ import pytest
 
 from motley.cli.client import Client
 from motley.cli.errors import CliError
+from motley.daemon.weights.cache import ShareCache
 from tests.e2e.processes import BUNDLED, MotleyProcess, mesh
 
 GREEDY = {"model": BUNDLED.name, "prompt": "ROMEO:", "max_tokens": 24, "temperature": 0}
@@ -163,7 +164,7 @@ async def test_a_killed_daemon_takes_its_worker_with_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
 async def test_an_interrupt_ends_everything_that_was_started(how: signal.Signals, tmp_path: Path) -> None:
     where = ("--host", "127.0.0.1", "--port", "0", "--http-port", "0", "--state", str(tmp_path))
-    up = await MotleyProcess.start("up", *where, "--threads", "1", "--scratch", str(tmp_path / "scratch"))
+    up = await MotleyProcess.start("up", *where, "--threads", "1", "--cache", str(tmp_path / "cache"))
     url = (await up.line(r"API: (http://\S+)/v1"))[1]
     await up.line("joined as")
     async with Client(url) as client:
@@ -172,7 +173,8 @@ async def test_an_interrupt_ends_everything_that_was_started(how: signal.Signals
     assert len(family) == 2
     assert await up.end(how) == 130
     assert not [process for process in family if process.is_running()]
-    assert not list((tmp_path / "scratch").iterdir())
+    (share,) = ShareCache(tmp_path / "cache").entries()
+    assert [file.name for file in (tmp_path / "cache").iterdir()] == [share.key]
 
 
 async def test_a_node_comes_back_to_an_orchestrator_that_was_restarted(tmp_path: Path) -> None:

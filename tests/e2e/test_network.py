@@ -71,9 +71,9 @@ async def proxied(there: Mesh) -> AsyncIterator[Proxy]:
         server.close()
 
 
-async def join_through(proxy: Proxy, there: Mesh, scratch: Path) -> MotleyProcess:
+async def join_through(proxy: Proxy, there: Mesh, cache: Path) -> MotleyProcess:
     where = f"127.0.0.1:{proxy.port}"
-    node = await MotleyProcess.start("join", where, "--name", "n", "--scratch", str(scratch), MOTLEY_TOKEN=there.token)
+    node = await MotleyProcess.start("join", where, "--name", "n", "--cache", str(cache), MOTLEY_TOKEN=there.token)
     await node.line("joined as")
     return node
 

@@ -16,11 +16,12 @@ import numpy as np
 
 from motley.daemon.model_files import open_model
 from motley.daemon.models.config import ModelConfig, read_config
-from motley.daemon.models.graph import SHARE_FILE, build_rank_graph
+from motley.daemon.models.graph import build_rank_graph
 from motley.daemon.models.share import Share
 from motley.daemon.models.tensors import EMBEDDING
 from motley.daemon.models.units import Units
 from motley.daemon.weights.share_file import write_share
+from motley.daemon.weights.spec import SHARE_FILE
 from motley.plugins.engine import F32, Engine, EngineFactory, EngineOptions, RankGraph
 from tests.models.cutting import apportion, cut
 from tests.models.local_group import LocalGroup

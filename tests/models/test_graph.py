@@ -15,13 +15,14 @@ import pytest
 from onnx.reference import ReferenceEvaluator
 
 from motley.daemon.models.config import ConfigError, read_config
-from motley.daemon.models.graph import SHARE_FILE, Declared, build_rank_graph
+from motley.daemon.models.graph import Declared, build_rank_graph
 from motley.daemon.models.profile import profile
 from motley.daemon.models.share import Share, ShareError
 from motley.daemon.models.tensors import EMBEDDING
 from motley.daemon.models.units import units
 from motley.daemon.weights.checkpoint import Checkpoint
 from motley.daemon.weights.share_file import write_share
+from motley.daemon.weights.spec import SHARE_FILE
 from tests.models.cases import GOLDEN, Case, golden_cases, uneven_shares, whole_share
 
 QUANTISED = [case for case in golden_cases() if case.config.hidden % 16 == 0]

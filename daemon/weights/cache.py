@@ -1,0 +1,317 @@
+"""Shares on disk: quantised once, so that a later start of the same share only maps what the first one wrote.
+
+An entry is a folder named by its key, a SHA-256 over everything that decides about the share's bytes. It holds the
+share file and a label that says what it is, and appears and disappears whole, by renaming. Processes share a cache
+without knowing of each other:
+
+- Of two that make the same entry at the same time, one is first; the other takes that.
+- Whoever uses an entry, or makes one, has its label open and locked. The system unlocks it when the process is gone,
+  however it ended. On Windows nothing needs locking: a folder with an open file in it cannot be renamed.
+- An entry is used only if its share file has the size and the CRC-32 that its label tells. That costs 0.3 s per GB of
+  reading what the engine reads anyway, eight times slower, when it packs. So nothing is flushed to the disk when an
+  entry is made: what a power cut leaves of it is found out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import re
+import secrets
+import shutil
+import sys
+import tempfile
+import time
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from hashlib import sha256
+from io import FileIO
+from pathlib import Path
+from typing import IO
+
+import platformdirs
+
+from motley.daemon.weights.share_file import ShareFileError
+from motley.daemon.weights.spec import SHARE_FILE, Placed
+
+logger = logging.getLogger(__name__)
+
+FORMAT = 1
+"""Enters every key; to be raised whenever the same declaration comes to mean other bytes."""
+DEFAULT_LIMIT = 50_000_000_000
+
+LABEL = "label.json"
+_KEY = re.compile(r"[0-9a-f]{64}")
+_PARTIAL = "partial-"
+"""What the folder of an entry is called, before a random rest, while it is made or removed."""
+_UNLABELLED_S = 60.0
+"""A partial folder without a label is only just being made, or removed, unless it is older than this."""
+_ATTEMPTS = 3
+_CHUNK = 1 << 20
+_REPORT = 64 << 20
+"""Bytes checked between two calls of `progress`."""
+
+
+class CacheError(Exception):
+    """The cache cannot be used; the message says where and why."""
+
+
+@dataclass(frozen=True)
+class Label:
+    """What a person wants to know of a share.
+
+    Attributes:
+        model: as it was asked for: a folder or a hub id.
+        fraction: of the model's weights.
+    """
+
+    model: str
+    quantisation: str
+    block: int
+    fraction: float
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A cached share.
+
+    Attributes:
+        size: of the share file, in bytes.
+        used: when it was last taken or left, in seconds since the epoch.
+    """
+
+    key: str
+    label: Label
+    size: int
+    crc32: int
+    used: float
+
+
+def share_key(fingerprint: str, weights: Sequence[Placed], size: int) -> str:
+    """Name a share by what decides about its bytes: the model's files and the weights' declarations and places."""
+    return sha256(f"{FORMAT}\n{fingerprint}\n{size}\n{list(weights)!r}".encode()).hexdigest()
+
+
+def default_folder() -> Path:
+    """The user's cache folder, which is on a real disk."""
+    return Path(platformdirs.user_cache_dir("motley", appauthor=False)) / "shares"
+
+
+class ShareCache:
+    """The cached shares of a folder, of at most `limit` bytes unless those in use take more."""
+
+    def __init__(self, folder: Path | None = None, limit: int = DEFAULT_LIMIT) -> None:
+        self.folder = folder or default_folder()
+        self.limit = limit
+
+    def prepare(self) -> None:
+        """Make sure that the folder can be written to, and remove what workers that were killed have left in it.
+
+        Raises:
+            CacheError: it cannot.
+        """
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=self.folder):
+                pass
+        except OSError as error:
+            raise CacheError(
+                f"cannot write to {self.folder}, where shares are kept ({error.strerror}); choose another with --cache"
+            ) from error
+        self.sweep()
+
+    @contextlib.contextmanager
+    def hold(
+        self,
+        key: str,
+        label: Label,
+        size: int,
+        write: Callable[[Path], None],
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Iterator[Path]:
+        """A share file, which stays for as long as the context lasts.
+
+        Args:
+            key: as `share_key` gives it.
+            size: of the file, in bytes.
+            write: writes the file if it is not there, or not sound.
+            progress: is called with the bytes that have been checked, and all of them, now and then.
+
+        Raises:
+            ShareFileError: it cannot be kept in the folder.
+            Exception: what `write` raises: also that there is no room, even without the entries that nobody uses.
+        """
+        lease = self._lease(key, progress)
+        for _ in range(_ATTEMPTS):
+            if lease is None:
+                self._make(key, label, size, write)
+                lease = self._lease(key)
+        if lease is None:
+            raise ShareFileError(f"{self.folder}: share {key[:12]} was gone or damaged {_ATTEMPTS} times after writing")
+        with lease:
+            try:
+                yield self.folder / key / SHARE_FILE
+            finally:
+                _touch(self.folder / key)
+
+    def entries(self) -> list[Entry]:
+        """What is there, used least recently first."""
+        found = [_read(folder) for folder in self._folders(_KEY.fullmatch)]
+        return sorted((entry for entry in found if entry is not None), key=lambda entry: entry.used)
+
+    def remove(self, key: str) -> bool:
+        """Remove an entry, if nobody uses it."""
+        return _discard(self.folder / key)
+
+    def sweep(self) -> None:
+        """Remove what workers that were killed have left behind."""
+        for folder in self._folders(lambda name: name.startswith(_PARTIAL)):
+            if (folder / LABEL).exists() or _age_s(folder) > _UNLABELLED_S:
+                _discard(folder)
+        for folder in self._folders(_KEY.fullmatch):
+            if _read(folder) is None:
+                _discard(folder)
+
+    def _folders(self, wanted: Callable[[str], object]) -> list[Path]:
+        try:
+            return [folder for folder in self.folder.iterdir() if wanted(folder.name)]
+        except FileNotFoundError:
+            return []
+
+    def _make_room(self, size: int) -> None:
+        """Remove entries, used least recently first, until so many bytes more fit into the limit and onto the disk."""
+        self.sweep()
+        entries = self.entries()
+        held = sum(entry.size for entry in entries)
+        for entry in entries:
+            if held + size <= self.limit and shutil.disk_usage(self.folder).free >= size:
+                break
+            if self.remove(entry.key):
+                held -= entry.size
+
+    def _lease(self, key: str, progress: Callable[[int, int], None] | None = None) -> IO[bytes] | None:
+        """The locked label of an entry, or None if there is none that is sound; one that is not is removed."""
+        folder = self.folder / key
+        with contextlib.ExitStack() as stack:
+            try:
+                label = stack.enter_context((folder / LABEL).open("rb"))
+                if not _lock(label, exclusive=False):
+                    return None  # another is removing it
+                entry = _read(folder)
+                if entry is not None and _is_sound(entry, folder / SHARE_FILE, progress):
+                    _touch(folder)
+                    stack.pop_all()
+                    return label
+            except FileNotFoundError:
+                pass
+            except OSError as error:
+                raise ShareFileError(f"{folder}: cannot be read: {error.strerror or error}") from error
+        if folder.exists():
+            logger.warning("%s: this cached share is damaged; it is made anew", folder)
+            _discard(folder, even_if_used=True)
+        return None
+
+    def _make(self, key: str, label: Label, size: int, write: Callable[[Path], None]) -> None:
+        """Write an entry and give it its name, unless another process has been faster."""
+        partial = self.folder / f"{_PARTIAL}{secrets.token_hex(8)}"
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._make_room(size)
+            partial.mkdir()
+            with (partial / LABEL).open("xb") as made:
+                if not _lock(made, exclusive=True) or not partial.exists():
+                    return  # another has swept it away before it was locked
+                write(partial / SHARE_FILE)
+                about = {"key": key, "label": asdict(label), "size": size, "crc32": _crc32(partial / SHARE_FILE)}
+                made.write(json.dumps(about).encode())
+            _rename(partial, self.folder / key)
+        except OSError as error:
+            raise ShareFileError(
+                f"{self.folder}: cannot keep this rank's weights ({size / 1e9:.3f} GB): {error.strerror or error}"
+            ) from error
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+
+
+def _read(folder: Path) -> Entry | None:
+    """An entry as its label tells it; None if there is no label, or not this entry's."""
+    try:
+        told = json.loads((folder / LABEL).read_bytes())
+        used = (folder / LABEL).stat().st_mtime
+        entry = Entry(told["key"], Label(**told["label"]), int(told["size"]), int(told["crc32"]), used)
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+    return entry if entry.key == folder.name else None
+
+
+def _is_sound(entry: Entry, file: Path, progress: Callable[[int, int], None] | None) -> bool:
+    return file.stat().st_size == entry.size and _crc32(file, progress) == entry.crc32
+
+
+def _crc32(file: Path, progress: Callable[[int, int], None] | None = None) -> int:
+    crc = done = reported = 0
+    buffer = memoryview(bytearray(_CHUNK))
+    with FileIO(file) as opened:
+        size = file.stat().st_size
+        while count := opened.readinto(buffer):
+            crc = zlib.crc32(buffer[:count], crc)
+            done += count
+            if progress and (done - reported >= _REPORT or done == size):
+                progress(done, size)
+                reported = done
+    return crc
+
+
+def _age_s(folder: Path) -> float:
+    try:
+        return time.time() - folder.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
+
+
+def _touch(folder: Path) -> None:
+    """Note that an entry is being used."""
+    with contextlib.suppress(OSError):  # in a folder of somebody else's, say
+        os.utime(folder / LABEL)
+
+
+def _discard(folder: Path, *, even_if_used: bool = False) -> bool:
+    """Remove an entry, or what was to become one, unless somebody uses it; whether it was removed."""
+    with contextlib.ExitStack() as stack:
+        if sys.platform != "win32" and not even_if_used:
+            with contextlib.suppress(FileNotFoundError):
+                label = stack.enter_context((folder / LABEL).open("rb"))
+                if not _lock(label, exclusive=True):
+                    return False
+        trash = folder.with_name(f"{_PARTIAL}{secrets.token_hex(8)}")
+        try:
+            folder.rename(trash)  # so that nobody finds half of it
+        except OSError:
+            return False
+        shutil.rmtree(trash, ignore_errors=True)
+    return True
+
+
+def _rename(made: Path, entry: Path) -> None:
+    try:
+        made.rename(entry)
+    except OSError:
+        if made.exists() and not entry.exists():
+            raise
+
+
+def _lock(file: IO[bytes], *, exclusive: bool) -> bool:
+    """Lock an open file until it is closed; False if others have locked it."""
+    if sys.platform != "win32":
+        import fcntl
+
+        try:
+            fcntl.flock(file, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        except OSError:
+            pass  # a file system without locks: there, an entry may be removed just before it is mapped
+    return True

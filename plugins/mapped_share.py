@@ -1,0 +1,53 @@
+"""A share file in memory: mapped once, weights seen in place, pages let go when nobody reads them any more."""
+
+from __future__ import annotations
+
+import mmap
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from onnx import TensorProto, helper
+
+Array = np.ndarray[Any, Any]
+
+
+class MappedShare:
+    """A share file, mapped read-only until it is closed and no view of it is left."""
+
+    def __init__(self, file: Path) -> None:
+        with file.open("rb") as opened:
+            empty = file.stat().st_size == 0  # which cannot be mapped
+            self._pages = None if empty else mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
+        self._bytes = np.frombuffer(self._pages or b"", np.uint8)
+
+    def view(self, tensor: TensorProto) -> Array:
+        """The weight that an initializer with external data refers to, in its shape; nothing is copied."""
+        offset, length = _place(tensor)
+        dtype = helper.tensor_dtype_to_np_dtype(tensor.data_type)
+        return self._bytes[offset : offset + length].view(dtype).reshape(tuple(tensor.dims))
+
+    def forget(self, tensor: TensorProto) -> None:
+        """Take a weight's pages out of this process's memory; who reads them again gets them from the file again."""
+        offset, length = _place(tensor)
+        if self._pages is None or not length:
+            return
+        if sys.platform == "win32":
+            import ctypes
+
+            # Of pages that are not locked it says so, having taken them out of the working set, as documented.
+            address = ctypes.c_void_p(self._bytes.ctypes.data + offset)
+            ctypes.windll.kernel32.VirtualUnlock(address, ctypes.c_size_t(length))
+        else:
+            self._pages.madvise(mmap.MADV_DONTNEED, offset, length)
+
+    def close(self) -> None:
+        self._pages = None
+        self._bytes = np.empty(0, np.uint8)
+
+
+def _place(tensor: TensorProto) -> tuple[int, int]:
+    """Where an initializer lies in the share file: its offset, a multiple of the page size, and its bytes."""
+    where = {entry.key: entry.value for entry in tensor.external_data}
+    return int(where["offset"]), int(where["length"])

@@ -1,0 +1,128 @@
+"""Loading a rank: the second time from the cache, without its checkpoint's weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from motley.daemon.loading import LoadedRank, LoadError, load_rank
+from motley.daemon.models.units import units
+from motley.daemon.steps import Open, Step
+from motley.daemon.weights.cache import ShareCache
+from motley.daemon.weights.checkpoint import Checkpoint
+from motley.daemon.weights.spec import SHARE_FILE
+from motley.protocol import mesh_pb2 as pb
+from motley.transport import Communicator, Listener, Membership, Plain, connect_mesh
+from tests.models.cases import Case, golden_cases, whole_share
+
+CASE = next(case for case in golden_cases() if case.config.hidden % 32 == 0 and not case.config.tied)
+
+
+@pytest.fixture
+def alone() -> Iterator[Communicator]:
+    """A rank without others."""
+    member = Membership("s", 1, 0, 1, bytes(32), bytes(32))
+    with (
+        closing(Listener("127.0.0.1")) as listener,
+        connect_mesh(listener, member, ["nowhere:1"], security=Plain()) as communicator,
+    ):
+        yield communicator
+
+
+def assignment(case: Case, quantisation: str) -> pb.Assignment:
+    share = whole_share(units(case.config, quantisation, 32))
+
+    def stretch(units: range) -> pb.Range:
+        return pb.Range(start=units.start, stop=units.stop)
+
+    with Checkpoint(case.folder) as checkpoint:
+        return pb.Assignment(
+            model=pb.ModelSpec(source=str(case.folder), quantisation=quantisation, block=32),
+            fingerprint=checkpoint.fingerprint(),
+            size=1,
+            shares=[
+                pb.Share(
+                    attention_split=1,
+                    attention=stretch(share.attention),
+                    mlp=stretch(share.mlp),
+                    vocabulary=stretch(share.vocabulary),
+                )
+            ],
+            context=case.config.context,
+            engine="onnxruntime",
+        )
+
+
+@contextmanager
+def loaded(
+    cache: ShareCache, communicator: Communicator, quantisation: str = "fp32", seen: list[int] | None = None
+) -> Iterator[LoadedRank]:
+    def progress(done: int, total: int) -> None:
+        assert 0 <= done <= total
+        if seen is not None:
+            seen.append(done)
+
+    order = assignment(CASE, quantisation)
+    with load_rank(order, 0, communicator, models=None, cache=cache, threads=1, progress=progress) as rank:
+        yield rank
+
+
+def summary(rank: LoadedRank) -> bytes:
+    """What the rank says after the case's prompt."""
+    prompt = np.array(CASE.tokens[: CASE.prompt], np.int32)
+    sampling = pb.Sampling(top_p=1.0, repetition_penalty=1.0).SerializeToString()
+    rank.executor.execute(Open(0, sampling, prompt))
+    told = rank.executor.execute(Step(0, 0, 4, prompt))
+    assert told is not None
+    return told
+
+
+@pytest.mark.parametrize("quantisation", ["fp32", "int4"])
+def test_the_second_time_only_embeddings_are_read(
+    quantisation: str, alone: Communicator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = ShareCache(tmp_path / "shares")
+    with loaded(cache, alone, quantisation) as rank:
+        first = summary(rank)
+        (entry,) = cache.entries()
+        assert not cache.remove(entry.key)
+    assert (entry.label.model, entry.label.quantisation) == (str(CASE.folder), quantisation)
+    assert entry.label.fraction == pytest.approx(1)
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("weights are read again")
+
+    monkeypatch.setattr(Checkpoint, "read_into", refuse)
+    seen: list[int] = []
+    with loaded(cache, alone, quantisation, seen) as rank:
+        assert summary(rank) == first
+    assert seen
+    assert [entry.key for entry in cache.entries()] == [entry.key]
+    assert cache.remove(entry.key)
+
+
+def test_a_damaged_share_is_made_anew(alone: Communicator, tmp_path: Path) -> None:
+    cache = ShareCache(tmp_path / "shares")
+    with loaded(cache, alone) as rank:
+        first = summary(rank)
+    (entry,) = cache.entries()
+    with (cache.folder / entry.key / SHARE_FILE).open("r+b") as file:
+        file.write(bytes(4096))
+    with loaded(cache, alone) as rank:
+        assert summary(rank) == first
+
+
+def test_other_files_than_were_planned_for_are_refused(alone: Communicator, tmp_path: Path) -> None:
+    order = assignment(CASE, "fp32")
+    order.fingerprint = "0" * 64
+    cache = ShareCache(tmp_path / "shares")
+    with (
+        pytest.raises(LoadError, match="not the ones this session was planned for"),
+        load_rank(order, 0, alone, models=None, cache=cache, threads=1, progress=lambda done, total: None),
+    ):
+        pass
+    assert cache.entries() == []

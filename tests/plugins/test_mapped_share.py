@@ -1,0 +1,111 @@
+"""A mapped share file: weights in place, and none of them in memory twice."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from onnx import TensorProto
+from safetensors.numpy import save_file
+
+from motley.daemon.models.config import read_config
+from motley.daemon.models.tensors import expected_shapes
+from motley.daemon.models.units import units
+from motley.plugins.mapped_share import MappedShare
+from motley.plugins.onnxruntime import OnnxRuntimeEngine
+from tests.models.cases import LocalSession, whole_share
+
+PAGES = 65536
+
+
+def initializer(kind: int, offset: int, *shape: int, size: int) -> TensorProto:
+    tensor = TensorProto(name="weight", data_type=kind, dims=shape, data_location=TensorProto.EXTERNAL)
+    for key, value in (("location", "share.bin"), ("offset", str(offset)), ("length", str(size))):
+        tensor.external_data.add(key=key, value=value)
+    return tensor
+
+
+def resident(file: Path) -> int:
+    """Bytes of this process's mappings of a file that are in memory."""
+    total = 0
+    ours = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        name, *rest = line.split()
+        if not name.endswith(":"):
+            ours = bool(rest) and rest[-1] == str(file)
+        elif ours and name == "Rss:":
+            total += int(rest[0]) * 1024
+    return total
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    made = tmp_path / "share.bin"
+    made.write_bytes(np.random.default_rng(0).bytes(4 * PAGES))
+    return made
+
+
+def test_views_are_the_file_s_bytes(file: Path) -> None:
+    content = file.read_bytes()
+    share = MappedShare(file)
+    floats = share.view(initializer(TensorProto.FLOAT, PAGES, 3, 5, size=60))
+    assert (floats.dtype, floats.shape) == (np.dtype(np.float32), (3, 5))
+    assert floats.tobytes() == content[PAGES : PAGES + 60]
+    codes = share.view(initializer(TensorProto.UINT8, 2 * PAGES, 2, 4, 16, size=128))
+    assert codes.tobytes() == content[2 * PAGES : 2 * PAGES + 128]
+    assert share.view(initializer(TensorProto.FLOAT, 0, 0, 8, size=0)).shape == (0, 8)
+    share.close()
+    assert floats.tobytes() == content[PAGES : PAGES + 60]  # a view keeps the mapping
+
+
+def test_an_empty_file(tmp_path: Path) -> None:
+    (tmp_path / "share.bin").touch()
+    share = MappedShare(tmp_path / "share.bin")
+    share.forget(initializer(TensorProto.FLOAT, 0, 0, 8, size=0))
+    share.close()
+
+
+def test_what_is_forgotten_comes_back_from_the_file(file: Path) -> None:
+    share = MappedShare(file)
+    whole = initializer(TensorProto.UINT8, 0, 4 * PAGES, size=4 * PAGES)
+    view = share.view(whole)
+    assert view.tobytes() == file.read_bytes()
+    if sys.platform == "linux":
+        assert resident(file) == 4 * PAGES
+    share.forget(whole)
+    if sys.platform == "linux":
+        assert resident(file) == 0
+    assert view.tobytes() == file.read_bytes()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("quantisation", ["fp32", "int8", "int4"])
+def test_an_engine_holds_its_weights_once(quantisation: str, tmp_path: Path) -> None:
+    """Of the share file nothing stays in memory but the vectors, which are read where they are."""
+    settings = {
+        "model_type": "llama",
+        "hidden_size": 512,
+        "intermediate_size": 2048,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 8,
+        "vocab_size": 512,
+        "max_position_embeddings": 64,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(settings), encoding="utf-8")
+    config = read_config(tmp_path)
+    random = np.random.default_rng(0)
+    weights = {name: random.random(shape, np.float32) for name, shape in expected_shapes(config).items()}
+    save_file(weights, tmp_path / "model.safetensors")
+    share = whole_share(units(config, quantisation, 32))
+    with LocalSession(tmp_path, OnnxRuntimeEngine, [share], tmp_path, quantisation) as one:
+        one.open_slot()
+        one.step([1, 2, 3], 0)
+        one.step([4], 3)
+        (graph,) = one.graphs
+        stored = [tensor for tensor in graph.proto.graph.initializer if tensor.external_data]
+        vectors = [tensor for tensor in stored if len(tensor.dims) == 1]
+        # Around a page that is read, the system maps up to 64 KiB of neighbours.
+        assert resident(graph.share_file) <= len(vectors) * 2 * PAGES < graph.share_file.stat().st_size / 5
