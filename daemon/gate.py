@@ -115,7 +115,7 @@ def reference_answers(
         return _computed_answers(graph, rank, size, build)
     digest = sha256(f"{FORMAT}\n".encode() + graph.proto.SerializeToString(deterministic=True)).hexdigest()
     kept = folder / f"answers-{digest[:16]}.npz"
-    with suppress(OSError, ValueError, EOFError, BadZipFile), np.load(kept) as stored:
+    with suppress(OSError, ValueError, EOFError, BadZipFile), kept.open("rb") as file, np.load(file) as stored:
         return dict(stored)
     answers = _computed_answers(graph, rank, size, build)
     partial = kept.with_suffix(f".{os.getpid()}.partial.npz")
