@@ -39,7 +39,7 @@ def latency(
     """Time per token of a model cut over rank processes on this machine, and where it goes."""
     from motley.bench.latency import measure_latency
     from motley.bench.local_mesh import MeshSpec
-    from motley.daemon.models.config import read_config
+    from motley.daemon.model_files import read_config
     from motley.daemon.weights.hub import resolve
 
     weights = parse_shares(shares, ranks) if shares else [1.0] * ranks

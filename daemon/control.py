@@ -22,6 +22,7 @@ from motley.daemon.describe import DescribeError, describe_apart
 from motley.daemon.generation import Generation, RequestError
 from motley.daemon.hardware import available_memory
 from motley.daemon.loading import sweep_scratch
+from motley.daemon.model_files import load_tokenizer
 from motley.daemon.text import Tokenizer, TokenizerError
 from motley.daemon.weights.hub import ModelNotFound, resolve
 from motley.daemon.worker import RankWorker, WorkerError
@@ -346,7 +347,7 @@ async def _read(call: Any, patience: float) -> Any:
 
 
 def _load_tokenizer(source: str, models: Path | None) -> Tokenizer:
-    return Tokenizer.load(resolve(source, models))
+    return load_tokenizer(resolve(source, models))
 
 
 def _how_died(node: str, rank: int, status: int) -> str:

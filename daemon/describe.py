@@ -10,11 +10,11 @@ import json
 import sys
 from pathlib import Path
 
-from motley.daemon.models.config import ConfigError, read_config
+from motley.daemon.model_files import load_tokenizer, open_model
+from motley.daemon.models.config import ConfigError
 from motley.daemon.models.profile import profile
-from motley.daemon.models.tensors import expected_shapes
-from motley.daemon.text import Tokenizer, TokenizerError
-from motley.daemon.weights.checkpoint import Checkpoint, CheckpointError
+from motley.daemon.text import TokenizerError
+from motley.daemon.weights.checkpoint import CheckpointError
 from motley.daemon.weights.hub import ModelNotFound, resolve
 from motley.protocol import mesh_pb2 as pb
 
@@ -33,14 +33,12 @@ def describe(model: pb.ModelSpec, models: Path | None) -> pb.ModelProfile:
     Raises:
         ModelNotFound, ConfigError, CheckpointError, TokenizerError: the model cannot be served.
     """
-    folder = resolve(model.source, models)
-    config = read_config(folder)
-    told = profile(config, model.quantisation, model.block)
-    with Checkpoint(folder) as checkpoint:
-        checkpoint.expect(expected_shapes(config))
-        told.fingerprint = checkpoint.fingerprint()
-    Tokenizer.load(folder)
-    told.name = folder.name
+    path = resolve(model.source, models)
+    with open_model(path) as opened:
+        told = profile(opened.config, model.quantisation, model.block)
+        told.fingerprint = opened.source.fingerprint()
+    load_tokenizer(path)
+    told.name = path.name
     return told
 
 

@@ -16,11 +16,10 @@ from pathlib import Path
 import psutil
 
 from motley.daemon.executor import Executor
-from motley.daemon.models.config import read_config
+from motley.daemon.model_files import open_model
 from motley.daemon.models.graph import SHARE_FILE, build_rank_graph
 from motley.daemon.models.share import Share
-from motley.daemon.models.tensors import EMBEDDING, expected_shapes
-from motley.daemon.weights.checkpoint import Checkpoint
+from motley.daemon.models.tensors import EMBEDDING
 from motley.daemon.weights.hub import fetched_bytes, resolve
 from motley.daemon.weights.share_file import write_share
 from motley.plugins.engine import EngineOptions, load_engine
@@ -61,23 +60,21 @@ def load_rank(
 
     Raises:
         LoadError: the model's files differ from those that were planned for.
-        Exception: what `resolve`, `read_config`, `build_rank_graph`, `write_share` and the engine raise.
+        Exception: what `resolve`, `open_model`, `build_rank_graph`, `write_share` and the engine raise.
     """
-    folder = _resolve(assignment.model.source, models, progress)
-    config = read_config(folder)
+    path = _resolve(assignment.model.source, models, progress)
     model = assignment.model
     shares = [share_from_proto(share) for share in assignment.shares]
-    declared = build_rank_graph(config, shares, rank, model.quantisation, model.block, assignment.context)
-    with Checkpoint(folder) as checkpoint, _scratch_folder(scratch) as place:
-        checkpoint.expect(expected_shapes(config))
-        fingerprint = checkpoint.fingerprint()
+    with open_model(path) as opened, _scratch_folder(scratch) as place:
+        fingerprint = opened.source.fingerprint()
         if fingerprint != assignment.fingerprint:
             raise LoadError(
-                f"{folder}: these files are not the ones this session was planned for (fingerprint "
+                f"{path}: these files are not the ones this session was planned for (fingerprint "
                 f"{fingerprint[:12]}, planned {assignment.fingerprint[:12]}); give every node the same model"
             )
+        declared = build_rank_graph(opened.config, shares, rank, model.quantisation, model.block, assignment.context)
         share_file = place / SHARE_FILE
-        write_share(checkpoint, declared.weights, declared.share_bytes, share_file, progress)
+        write_share(opened.source, declared.weights, declared.share_bytes, share_file, progress)
         options = EngineOptions(threads=threads)
         open_engine = load_engine(assignment.engine)
         engine = open_engine(declared.bind(share_file), communicator, options)
@@ -85,7 +82,7 @@ def load_rank(
             shutil.rmtree(place)  # it stays mapped, and nothing is left behind even if this process is killed
         try:
             held = sum(place.weight.data_bytes + place.weight.scale_bytes for place in declared.weights)
-            embed = partial(checkpoint.rows, EMBEDDING)
+            embed = partial(opened.source.rows, EMBEDDING)
             yield LoadedRank(Executor(engine, embed, declared.words, communicator.stats), held, options.max_rows)
         finally:
             engine.close()

@@ -116,7 +116,14 @@ class YarnScaling:
     """What rotated queries and keys are multiplied by."""
 
 
-RopeScaling = LinearScaling | Llama3Scaling | YarnScaling
+@dataclass(frozen=True)
+class FactorScaling:
+    """Each rotary frequency divided by a factor of its own (what GGUF files make of Llama 3.1's scaling)."""
+
+    factors: tuple[float, ...]
+
+
+RopeScaling = LinearScaling | Llama3Scaling | YarnScaling | FactorScaling
 
 
 @dataclass(frozen=True)

@@ -13,12 +13,12 @@ from typing import Self, TypeVar
 
 import numpy as np
 
-from motley.daemon.models.config import ModelConfig, read_config
+from motley.daemon.model_files import open_weights, read_config
+from motley.daemon.models.config import ModelConfig
 from motley.daemon.models.graph import SHARE_FILE, build_rank_graph
 from motley.daemon.models.share import Share
 from motley.daemon.models.tensors import EMBEDDING
 from motley.daemon.models.units import Units
-from motley.daemon.weights.checkpoint import Checkpoint
 from motley.daemon.weights.share_file import write_share
 from motley.plugins.engine import F32, Engine, EngineFactory, EngineOptions, RankGraph
 from tests.models.cutting import apportion, cut
@@ -102,7 +102,7 @@ class LocalSession:
     ) -> None:
         """`folder` is for the share files."""
         self._config = read_config(model)
-        self._checkpoint = Checkpoint(model)
+        self._checkpoint = open_weights(model)
         self._group = LocalGroup(len(shares))
         self._threads = [ThreadPoolExecutor(1, f"rank {rank}") for rank in range(len(shares))]
         self.graphs: list[RankGraph] = []
