@@ -32,7 +32,9 @@ def register(app: typer.Typer) -> None:
 
 def run(
     context: typer.Context,
-    model: Annotated[str, typer.Argument(help="A served model's name, a folder, or a hub id (owner/name).")],
+    model: Annotated[
+        str, typer.Argument(help="A served model's name, a folder or .gguf file, or a hub id (owner/name).")
+    ],
     prompt: Annotated[str, typer.Argument(help="What to say; - reads standard input.")],
     raw: Annotated[
         bool, typer.Option("--raw", help="Continue the prompt as it is, without the chat template.")
@@ -54,8 +56,9 @@ def run(
 ) -> None:
     """Have a model answer a prompt. It is loaded first if it is not served yet, and stays loaded."""
     text = sys.stdin.read() if prompt == "-" else prompt
-    if Path(model).is_dir():
-        model = str(Path(model).resolve())  # for a daemon with another working directory
+    path = Path(model)
+    if path.is_dir() or (path.suffix == ".gguf" and path.is_file()):
+        model = str(path.resolve())  # for a daemon with another working directory
     body: dict[str, Any] = {
         "max_tokens": max_tokens,
         "temperature": temperature,

@@ -21,6 +21,7 @@ from motley.daemon.address import join_address
 from motley.daemon.describe import DescribeError, describe_apart
 from motley.daemon.generation import Generation, RequestError
 from motley.daemon.hardware import available_memory
+from motley.daemon.model_files import load_tokenizer
 from motley.daemon.text import Tokenizer, TokenizerError
 from motley.daemon.weights.cache import ShareCache
 from motley.daemon.weights.hub import ModelNotFound, resolve
@@ -345,7 +346,7 @@ async def _read(call: Any, patience: float) -> Any:
 
 
 def _load_tokenizer(source: str, models: Path | None) -> Tokenizer:
-    return Tokenizer.load(resolve(source, models))
+    return load_tokenizer(resolve(source, models))
 
 
 def _how_died(node: str, rank: int, status: int) -> str:

@@ -10,10 +10,10 @@ import json
 import sys
 from pathlib import Path
 
-from motley.daemon.model_files import open_model
+from motley.daemon.model_files import load_tokenizer, open_model
 from motley.daemon.models.config import ConfigError
 from motley.daemon.models.profile import profile
-from motley.daemon.text import Tokenizer, TokenizerError
+from motley.daemon.text import TokenizerError
 from motley.daemon.weights.checkpoint import CheckpointError
 from motley.daemon.weights.hub import ModelNotFound, resolve
 from motley.protocol import mesh_pb2 as pb
@@ -37,7 +37,7 @@ def describe(model: pb.ModelSpec, models: Path | None) -> pb.ModelProfile:
     with open_model(folder) as opened:
         profiled = profile(opened.config, model.quantisation, model.block, opened.stored)
         profiled.fingerprint = opened.source.fingerprint()
-    Tokenizer.load(folder)
+    load_tokenizer(folder)
     profiled.name = folder.name
     return profiled
 

@@ -62,14 +62,14 @@ def load_rank(
         Exception: what `resolve`, `open_model`, `build_rank_graph`, `ShareCache.hold`, `write_share` and the
             engine raise.
     """
-    folder = _resolve(assignment.model.source, models, progress)
+    path = _resolve(assignment.model.source, models, progress)
     model = assignment.model
     shares = [share_from_proto(share) for share in assignment.shares]
-    with open_model(folder) as opened:
+    with open_model(path) as opened:
         fingerprint = opened.source.fingerprint()
         if fingerprint != assignment.fingerprint:
             raise LoadError(
-                f"{folder}: these files are not the ones this session was planned for (fingerprint "
+                f"{path}: these files are not the ones this session was planned for (fingerprint "
                 f"{fingerprint[:12]}, planned {assignment.fingerprint[:12]}); give every node the same model"
             )
         declared = build_rank_graph(

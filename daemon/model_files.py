@@ -1,4 +1,4 @@
-"""A model's files, opened: its config, its weights, and how they are stored, which fit each other."""
+"""A model's files, opened by what they are: a Hugging Face folder with safetensors, packed or not, or a GGUF file."""
 
 from __future__ import annotations
 
@@ -6,13 +6,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from motley.daemon.models.config import ModelConfig, read_config, read_packing
+from motley.daemon.models import config as config_json
+from motley.daemon.models.config import ModelConfig
+from motley.daemon.models.gguf_config import gguf_config
 from motley.daemon.models.holding import Formats
 from motley.daemon.models.tensors import expected_shapes, fused_matrices
 from motley.daemon.weights.checkpoint import Checkpoint, CheckpointError
+from motley.daemon.weights.gguf_checkpoint import GgufCheckpoint
 from motley.daemon.weights.packed import PackedCheckpoint
 from motley.daemon.weights.stored import Source
+
+if TYPE_CHECKING:
+    from motley.daemon.text import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -24,33 +31,60 @@ class OpenModel:
     stored: Formats
 
 
-def open_weights(folder: Path) -> Source:
-    """Open a model's weights, packed or not.
+def open_weights(path: Path) -> Source:
+    """Open a model's weights.
 
     Raises:
         ConfigError: they are packed in a way that cannot be read.
         CheckpointError: they are absent or broken.
     """
-    packing = read_packing(folder)
+    if path.is_file():
+        return GgufCheckpoint(path)
+    packing = config_json.read_packing(path)
     if packing is not None:
-        return PackedCheckpoint(folder, packing)
-    plain = Checkpoint(folder)
+        return PackedCheckpoint(path, packing)
+    plain = Checkpoint(path)
     if packed := [name for name in plain.names() if name.endswith(".qweight")]:
         plain.close()
-        raise CheckpointError(f"{folder}: {packed[0]!r} is packed, but config.json has no quantization_config for it")
+        raise CheckpointError(f"{path}: {packed[0]!r} is packed, but config.json has no quantization_config for it")
     return plain
 
 
+def read_config(path: Path) -> ModelConfig:
+    """Read a model's config.
+
+    Raises:
+        ConfigError: the config is absent or broken, or asks for something that is not supported.
+        CheckpointError: a GGUF file is broken.
+    """
+    if not path.is_file():
+        return config_json.read_config(path)
+    with GgufCheckpoint(path) as checkpoint:
+        return gguf_config(checkpoint)
+
+
 @contextmanager
-def open_model(folder: Path) -> Iterator[OpenModel]:
-    """Open the model in a folder, and make sure that its weights are what its config says.
+def open_model(path: Path) -> Iterator[OpenModel]:
+    """Open a model, and make sure that its weights are what its config says.
 
     Raises:
         ConfigError: the config is absent or broken, or asks for something that is not supported.
         CheckpointError: the weights are absent or broken, or do not fit the config.
     """
-    config = read_config(folder)
-    with open_weights(folder) as source:
+    with open_weights(path) as source:
+        config = gguf_config(source) if isinstance(source, GgufCheckpoint) else config_json.read_config(path)
         source.expect(expected_shapes(config))
         stored = {name: source.format(name) for _, names in fused_matrices(config) for name in names}
         yield OpenModel(config, source, stored)
+
+
+def load_tokenizer(path: Path) -> Tokenizer:
+    """Load a model's tokenizer.
+
+    Raises:
+        TokenizerError: there is none, or one that is broken or not supported.
+    """
+    from motley.daemon.gguf_text import load_gguf_tokenizer  # late: workers need no tokenizer
+    from motley.daemon.text import Tokenizer
+
+    return load_gguf_tokenizer(path) if path.is_file() else Tokenizer.load(path)

@@ -230,7 +230,7 @@ def _tojson(
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
-def _compile(source: str) -> Template:
+def compile_template(source: str) -> Template:
     """A template in the dialect of Hugging Face, sandboxed: it comes from strangers."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
@@ -260,7 +260,7 @@ def _load_template(folder: Path, settings: Mapping[str, Any]) -> Template | None
     if not isinstance(source, str):
         raise TokenizerError(f"{path}: chat_template is not text")
     try:
-        return _compile(source)
+        return compile_template(source)
     except TemplateError as error:
         raise TokenizerError(f"{path}: the chat template is not valid: {error}") from error
 

@@ -129,7 +129,14 @@ class DynamicScaling:
     original_context: int
 
 
-RopeScaling = LinearScaling | Llama3Scaling | YarnScaling | DynamicScaling
+@dataclass(frozen=True)
+class FactorScaling:
+    """Each rotary frequency divided by a factor of its own (what GGUF files make of Llama 3.1's scaling)."""
+
+    factors: tuple[float, ...]
+
+
+RopeScaling = LinearScaling | Llama3Scaling | YarnScaling | DynamicScaling | FactorScaling
 
 
 @dataclass(frozen=True)

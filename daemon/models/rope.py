@@ -11,7 +11,14 @@ from math import ceil, floor, log, tau
 import numpy as np
 import numpy.typing as npt
 
-from motley.daemon.models.config import DynamicScaling, LinearScaling, Llama3Scaling, Rope, YarnScaling
+from motley.daemon.models.config import (
+    DynamicScaling,
+    FactorScaling,
+    LinearScaling,
+    Llama3Scaling,
+    Rope,
+    YarnScaling,
+)
 
 F32 = npt.NDArray[np.float32]
 F64 = npt.NDArray[np.float64]
@@ -33,6 +40,8 @@ def rotary_tables(rope: Rope, head_dim: int, positions: int, prompt: int = 0) ->
             frequencies = frequencies / factor
         case Llama3Scaling() as scaling:
             frequencies = _llama3(frequencies, scaling)
+        case FactorScaling(factors):
+            frequencies = frequencies / np.array(factors)
         case YarnScaling() as scaling:
             frequencies = _yarn(frequencies, rope.theta, scaling)
             amplitude = scaling.attention_factor

@@ -191,7 +191,7 @@ class Checkpoint:
                 continue
             if info.shape != shape:
                 problems.append(
-                    f"{info.file}: tensor {name!r} has shape {list(info.shape)}; config.json makes it {list(shape)}"
+                    f"{info.file}: tensor {name!r} has shape {list(info.shape)}; the config makes it {list(shape)}"
                 )
         refuse_all(problems)
 

@@ -1,4 +1,4 @@
-"""Where a model's files are: a local folder, or the Hugging Face hub."""
+"""Where a model's files are: a local folder or GGUF file, or the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -6,7 +6,12 @@ import contextlib
 import re
 from pathlib import Path, PurePath
 
-_HUB_ID = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?", re.ASCII)
+_HUB_ID = re.compile(
+    r"(?P<repo>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?(:(?P<file>([\w-][\w.-]*/)*[\w-][\w.-]*\.gguf))?", re.ASCII
+)
+_FIRST_PART = "-00001-of-"
+"""In the name of a GGUF file that is split: the one that stands for all (``name-00001-of-00003.gguf``)."""
+_LATER_PART = re.compile(r"-(?!00001)\d{5}-of-\d{5}\.gguf", re.ASCII)
 
 _NEEDED = [
     "config.json",
@@ -26,12 +31,16 @@ class ModelNotFound(Exception):
 
 
 def resolve(source: str, models_dir: Path | None = None, *, offline: bool = False) -> Path:
-    """Find the folder of a model, fetching it (only the files Motley needs) if it is not here yet.
+    """Find a model, fetching it (only the files Motley needs) if it is not here yet.
 
     Args:
-        source: a folder (absolute, or relative to the working directory), the name of a folder in `models_dir`, or
-            a hub id ``owner/name`` or ``owner/name@revision``; the first that fits, in this order.
+        source: a folder or GGUF file (absolute, or relative to the working directory), the name of one in `models_dir`,
+            or a hub id ``owner/name``, ``owner/name@revision``, ``owner/name:file.gguf`` or
+            ``owner/name@revision:file.gguf``; the first that fits, in this order.
         offline: use only what earlier runs have fetched from the hub.
+
+    Returns:
+        A folder in Hugging Face's layout, or a GGUF file (the first, if the model is split over several).
 
     Raises:
         ModelNotFound: nothing fits, or the hub refuses or cannot be reached.
@@ -41,19 +50,27 @@ def resolve(source: str, models_dir: Path | None = None, *, offline: bool = Fals
         tried.append(models_dir / source)
     if source.startswith(("//", "\\\\")):
         raise ModelNotFound(f"{source!r} is a network path, which would make this machine log in there; mount it first")
-    for folder in tried:
+    for place in tried:
         try:
-            if folder.is_dir():
-                return _checked(folder.absolute())
+            if place.is_dir():
+                return _checked(place.absolute())
+            if place.is_file() and place.suffix == ".gguf":
+                return place.absolute()
         except OSError as error:
             raise ModelNotFound(f"{source[:200]!r} is no path: {error.strerror}") from error
     hub_id = _HUB_ID.fullmatch(source)
+    if hub_id and hub_id["file"]:
+        file = _from_hub(hub_id["repo"], hub_id["revision"], offline, [_all_parts(hub_id["file"])]) / hub_id["file"]
+        if not file.is_file():
+            raise ModelNotFound(f"{hub_id['repo']} has no file {hub_id['file']}" + (" here" if offline else ""))
+        return file
     if hub_id:
-        return _checked(_from_hub(hub_id["repo"], hub_id["revision"], offline))
-    places = " or ".join(str(folder.absolute()) for folder in tried) or "an empty name"
+        return _checked(_from_hub(hub_id["repo"], hub_id["revision"], offline, _NEEDED))
+    places = " or ".join(str(place.absolute()) for place in tried) or "an empty name"
     raise ModelNotFound(
-        f"no model {source!r}: there is no folder {places}, and it is not a hub id; "
-        "give a folder with config.json and *.safetensors, or owner/name of a model on huggingface.co"
+        f"no model {source!r}: there is no folder or GGUF file {places}, and it is not a hub id; "
+        "give a folder with config.json and *.safetensors, a file.gguf, or owner/name or owner/name:file.gguf "
+        "of a model on huggingface.co"
     )
 
 
@@ -73,9 +90,21 @@ def fetched_bytes(source: str) -> int:
 
 
 def _checked(folder: Path) -> Path:
-    if not (folder / "config.json").is_file():
-        raise ModelNotFound(f"{folder} is not a model: it has no config.json")
-    return folder
+    """The folder if it is in Hugging Face's layout, or the only GGUF model in it."""
+    if (folder / "config.json").is_file():
+        return folder
+    files = sorted(file for file in folder.glob("*.gguf") if not _LATER_PART.search(file.name))
+    if len(files) > 1:
+        names = ", ".join(file.name for file in files)
+        raise ModelNotFound(f"{folder} has several models; give the file: {names}")
+    if not files:
+        raise ModelNotFound(f"{folder} is not a model: it has no config.json and no GGUF file")
+    return files[0]
+
+
+def _all_parts(file: str) -> str:
+    """The file, or of the first part of a split one a pattern for all of them."""
+    return file.replace(_FIRST_PART, "-*-of-")
 
 
 def _stays_inside(name: str) -> bool:
@@ -84,14 +113,18 @@ def _stays_inside(name: str) -> bool:
     return not path.anchor and not path.drive and ".." not in path.parts
 
 
-def _from_hub(repo: str, revision: str | None, offline: bool) -> Path:
+def _from_hub(repo: str, revision: str | None, offline: bool, patterns: list[str]) -> Path:
     from huggingface_hub import errors as hub
     from huggingface_hub import snapshot_download
 
     model = f"{repo}@{revision}" if revision else repo
     try:
         folder = snapshot_download(
-            repo, revision=revision, allow_patterns=_NEEDED, ignore_patterns=_DUPLICATES, local_files_only=offline
+            repo,
+            revision=revision,
+            allow_patterns=patterns,
+            ignore_patterns=_DUPLICATES if patterns is _NEEDED else None,
+            local_files_only=offline,
         )
     except hub.GatedRepoError as error:
         raise ModelNotFound(

@@ -7,10 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from motley.daemon.models.config import read_config
+from motley.daemon.model_files import load_tokenizer, read_config
 from motley.daemon.models.units import units
 from motley.plugins.cupy import ReferenceEngine
 from tests.models.cases import GOLDEN, LocalSession, uneven_shares
+from tests.models.to_gguf import to_gguf
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -29,3 +30,35 @@ def test_logits_of_a_fresh_prompt(model: Path, tmp_path: Path) -> None:
         ranks.open_slot()
         got = ranks.step(tokens, 0)
     assert np.abs(got - expected).max() < 1e-4 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("type_", ["F32", "Q8_0", "Q4_0"])
+@pytest.mark.parametrize("name", ["llama-mha", "llama-mqa", "qwen2"])
+def test_gguf_files(name: str, type_: str, tmp_path: Path) -> None:
+    """Of the golden models those whose shape and rope transformers takes from GGUF metadata."""
+    pytest.importorskip("accelerate")  # transformers reads GGUF with it only
+    from gguf import GGMLQuantizationType
+    from torch import from_numpy
+    from transformers import AutoModelForCausalLM
+
+    width = read_config(GOLDEN / name).hidden
+    kind = GGMLQuantizationType[type_ if width % 32 == 0 else "F16"]
+    file = to_gguf(GOLDEN / name, tmp_path / "m.gguf", lambda name: kind)
+    reference = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file=file.name, dtype="float32")
+    config = read_config(file)
+    tokens = np.random.default_rng(2026).integers(0, config.vocabulary, 50)
+    expected = reference(from_numpy(tokens)[None]).logits[0].detach().numpy()
+    with LocalSession(file, ReferenceEngine, uneven_shares(units(config, "fp32", 32), 3), tmp_path) as ranks:
+        ranks.open_slot()
+        got = ranks.step(tokens.tolist(), 0)
+    assert np.abs(got - expected).max() < 1e-4 * np.abs(expected).max()
+
+
+def test_the_tokenizer_of_a_gguf_file(tmp_path: Path) -> None:
+    pytest.importorskip("accelerate")
+    from transformers import AutoTokenizer
+
+    file = to_gguf(BUNDLED, tmp_path / "m.gguf")
+    reference, ours = AutoTokenizer.from_pretrained(tmp_path, gguf_file=file.name), load_tokenizer(file)
+    for text in ("ROMEO:\nLook, good sir", "  12345 größer 漢字 👩‍👩‍👧\n\n", "<|begin|>Don't<|end|>"):
+        assert ours.encode(text) == reference.encode(text, add_special_tokens=False)

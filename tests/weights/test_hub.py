@@ -64,12 +64,59 @@ def test_names_do_not_lead_out_of_the_models_folder(tmp_path: Path, monkeypatch:
 @pytest.mark.usefixtures("hub")
 def test_what_is_no_model(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ModelNotFound, match=r"is not a model: it has no config\.json"):
+    with pytest.raises(ModelNotFound, match=r"is not a model: it has no config\.json and no GGUF file"):
         resolve("empty", tmp_path)
-    with pytest.raises(ModelNotFound, match=r"no folder .*nowhere or .*nowhere, and it is not a hub id"):
+    with pytest.raises(ModelNotFound, match=r"no folder or GGUF file .*nowhere or .*nowhere, and it is not a hub id"):
         resolve("nowhere", tmp_path)
     with pytest.raises(ModelNotFound, match="an empty name"):
         resolve("", tmp_path)
+
+
+@pytest.mark.usefixtures("hub")
+def test_gguf_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "models" / "tiny"
+    folder.mkdir(parents=True)
+    file = folder / "tiny-Q8_0.gguf"
+    file.touch()
+    monkeypatch.chdir(folder)
+    assert resolve("tiny-Q8_0.gguf") == file
+    assert resolve("tiny/tiny-Q8_0.gguf", tmp_path / "models") == file
+    assert resolve("tiny", tmp_path / "models") == file
+    (folder / "README.md").touch()
+    with pytest.raises(ModelNotFound, match=r"no model 'README\.md'"):
+        resolve("README.md")
+    (folder / "tiny-F16-00001-of-00002.gguf").touch()
+    (folder / "tiny-F16-00002-of-00002.gguf").touch()
+    with pytest.raises(ModelNotFound, match=r"has several models; give the file: tiny-F16-00001\S+, tiny-Q8_0\.gguf$"):
+        resolve("tiny", tmp_path / "models")
+    file.unlink()
+    assert resolve("tiny", tmp_path / "models") == folder / "tiny-F16-00001-of-00002.gguf"
+    model(tmp_path / "models" / "both")
+    (tmp_path / "models" / "both" / "also.gguf").touch()
+    assert resolve("both", tmp_path / "models") == tmp_path / "models" / "both"
+
+
+def test_gguf_files_of_the_hub(tmp_path: Path, hub: Any) -> None:
+    (tmp_path / "sub").mkdir()
+    for name in ("m-Q4_0.gguf", "sub/m-00001-of-00003.gguf"):
+        (tmp_path / name).touch()
+    calls = hub(tmp_path)
+    assert resolve("owner/name:m-Q4_0.gguf") == tmp_path / "m-Q4_0.gguf"
+    assert resolve("owner/name@v1.0:sub/m-00001-of-00003.gguf") == tmp_path / "sub" / "m-00001-of-00003.gguf"
+    assert [(call["repo_id"], call["revision"], call["allow_patterns"]) for call in calls] == [
+        ("owner/name", None, ["m-Q4_0.gguf"]),
+        ("owner/name", "v1.0", ["sub/m-*-of-00003.gguf"]),
+    ]
+    published = ["m-Q4_0.gguf", "sub/m-00001-of-00003.gguf", "sub/m-00002-of-00003.gguf", "sub/m2.gguf"]
+    fetched = filter_repo_objects(
+        published, allow_patterns=calls[1]["allow_patterns"], ignore_patterns=calls[1]["ignore_patterns"]
+    )
+    assert list(fetched) == published[1:3]
+    with pytest.raises(ModelNotFound, match=r"owner/name has no file other\.gguf"):
+        resolve("owner/name:other.gguf")
+    for name in ("owner/name:../m.gguf", "owner/name:.gguf", "owner/name:/m.gguf", "owner/name:m.safetensors"):
+        with pytest.raises(ModelNotFound, match="not a hub id"):
+            resolve(name)
 
 
 def test_the_hub_is_asked_for_the_needed_files_only(tmp_path: Path, hub: Any) -> None:

@@ -1,0 +1,213 @@
+"""Configs from GGUF metadata: the same as from ``config.json``, with the same logits, and refusals by key."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+
+from motley.daemon.model_files import open_weights, read_config
+from motley.daemon.models.config import ConfigError, FactorScaling, LinearScaling, Llama3Scaling, Rope, YarnScaling
+from motley.daemon.models.graph import build_rank_graph
+from motley.daemon.models.rope import rotary_tables
+from motley.daemon.models.units import units
+from motley.daemon.weights.checkpoint import CheckpointError
+from motley.daemon.weights.share_file import write_share
+from motley.plugins.cupy import ReferenceEngine
+from tests.models.cases import GOLDEN, Case, LocalSession, golden_cases, uneven_shares
+from tests.models.to_gguf import to_gguf, write
+
+CASES = [case for case in golden_cases() if "some-windows" not in str(case)]
+"""No GGUF key tells which layers have a window."""
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_golden_models(case: Case, tmp_path: Path) -> None:
+    file = to_gguf(case.folder, tmp_path / "m.gguf")
+    config = read_config(file)
+    if isinstance(case.config.rope.scaling, Llama3Scaling):
+        assert isinstance(config.rope.scaling, FactorScaling)
+        tables = [np.stack(rotary_tables(each.rope, each.head_dim, 128)) for each in (config, case.config)]
+        assert np.abs(tables[0] - tables[1]).max() < 1e-5  # the factors are float32
+    assert replace(config, rope=case.config.rope, eos=case.config.eos) == case.config
+    assert set(config.eos) <= set(case.config.eos)
+    with LocalSession(file, ReferenceEngine, uneven_shares(units(config, "fp32", 32), 3), tmp_path) as ranks:
+        ranks.open_slot()
+        logits = ranks.step(case.tokens[:-1], 0)
+    assert np.abs(logits - case.logits).max() < 1e-4 * np.abs(case.logits).max()
+    assert logits[case.prompt - 1 :].argmax(axis=1).tolist() == case.tokens[case.prompt :]
+
+
+@pytest.mark.parametrize("quantisation", ["fp32", "int8"])
+@pytest.mark.parametrize("name", ["llama-mha", "qwen3"])
+def test_a_share_of_the_file_is_that_of_the_folder_bit_for_bit(name: str, quantisation: str, tmp_path: Path) -> None:
+    file = to_gguf(GOLDEN / name, tmp_path / "m.gguf")
+    written = []
+    for path in (GOLDEN / name, file):
+        config = read_config(path)
+        shares = uneven_shares(units(config, quantisation, 32), 2)
+        declared = build_rank_graph(config, shares, 0, quantisation, 32, config.context)
+        with open_weights(path) as source:
+            write_share(source, declared.weights, declared.share_bytes, tmp_path / "share")
+        written.append((config, (tmp_path / "share").read_bytes()))
+    assert written[0] == written[1]
+
+
+def adapted(folder: Path, adapt: Callable[[gguf.GGUFWriter], None], architecture: str = "llama") -> Path:
+    """A file with next to nothing in it, and what `adapt` adds or changes."""
+    writer = gguf.GGUFWriter(folder / "m.gguf", architecture)
+    writer.add_block_count(2)
+    writer.add_context_length(64)
+    writer.add_embedding_length(32)
+    writer.add_feed_forward_length(48)
+    writer.add_head_count(4)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_tensor("token_embd.weight", np.zeros((10, 32), np.float32))
+    writer.add_tensor("blk.1.attn_norm.weight", np.ones(32, np.float32))
+    adapt(writer)
+    write(writer)
+    return folder / "m.gguf"
+
+
+def key(name: str, value: Any, architecture: str = "llama") -> Callable[[gguf.GGUFWriter], None]:
+    """Add a key in the type that converters give it."""
+
+    def adapt(writer: gguf.GGUFWriter) -> None:
+        full = f"{architecture}.{name}"
+        writer.kv_data[0].pop(full, None)
+        match value:
+            case bool():
+                writer.add_bool(full, value)
+            case int():
+                writer.add_uint32(full, value)
+            case float():
+                writer.add_float32(full, value)
+            case str():
+                writer.add_string(full, value)
+            case list():
+                writer.add_array(full, value)
+
+    return adapt
+
+
+def all_of(*adapt: Callable[[gguf.GGUFWriter], None]) -> Callable[[gguf.GGUFWriter], None]:
+    def adapt_all(writer: gguf.GGUFWriter) -> None:
+        for each in adapt:
+            each(writer)
+
+    return adapt_all
+
+
+def test_the_least_that_a_file_can_say(tmp_path: Path) -> None:
+    config = read_config(adapted(tmp_path, lambda writer: None))
+    assert (config.kv_heads, config.head_dim, config.vocabulary, config.rope) == (4, 8, 10, Rope(10000.0))
+    assert (config.tied, config.windows, config.eos, config.context) == (True, (0, 0), (), 64)
+
+
+@pytest.mark.parametrize(
+    ("adapt", "rope", "context"),
+    [
+        (key("rope.freq_base", 1e6), Rope(1e6), 64),
+        (key("rope.scale_linear", 2.5), Rope(1e4, LinearScaling(2.5)), 160),
+        (key("rope.scaling.factor", 4.0), Rope(1e4, LinearScaling(4.0)), 256),
+        (all_of(key("rope.scaling.type", "none"), key("rope.scaling.finetuned", False)), Rope(1e4), 64),
+        (
+            all_of(key("rope.scaling.type", "yarn"), key("rope.scaling.factor", 4.0)),
+            Rope(1e4, YarnScaling(4.0, 64, 32.0, 1.0, True, 0.1 * np.log(4.0) + 1.0)),
+            256,
+        ),
+        (
+            all_of(
+                key("rope.scaling.type", "yarn"),
+                key("rope.scaling.factor", 4.0),
+                key("rope.scaling.original_context_length", 16),
+            ),
+            Rope(1e4, YarnScaling(4.0, 16, 32.0, 1.0, True, 0.1 * np.log(4.0) + 1.0)),
+            64,
+        ),
+        (
+            lambda writer: writer.add_tensor("rope_freqs.weight", np.array([1, 2, 4, 4], np.float32)),
+            Rope(1e4, FactorScaling((1.0, 2.0, 4.0, 4.0))),
+            64,
+        ),
+    ],
+)
+def test_rope(adapt: Callable[[gguf.GGUFWriter], None], rope: Rope, context: int, tmp_path: Path) -> None:
+    config = read_config(adapted(tmp_path, adapt))
+    assert (config.rope, config.context) == (rope, context)
+
+
+def tensor(name: str, *shape: int) -> Callable[[gguf.GGUFWriter], None]:
+    return lambda writer: writer.add_tensor(name, np.ones(shape, np.float32))
+
+
+@pytest.mark.parametrize(
+    ("adapt", "complaint"),
+    [
+        (key("expert_count", 8), r"llama\.expert_count = 8 is not supported; supported: only 0"),
+        (key("attention.clamp_kqv", 8.0), r"llama\.attention\.clamp_kqv = 8\.0"),
+        (key("a_key_of_tomorrow", "x"), r"llama\.a_key_of_tomorrow = x is not supported; supported: only its absence"),
+        (key("block_count", 0), r"llama\.block_count = 0 is not supported; supported: a whole number of at least 1"),
+        (key("block_count", 1 << 31), r"llama\.block_count = 2147483648 .* layers whose tensors are there"),
+        (key("attention.head_count", [4, 2]), r"llama\.attention\.head_count = \[4, 2\]"),
+        (key("attention.head_count_kv", 3), r"head_count_kv = 3 .* a divisor of attention\.head_count = 4"),
+        (key("attention.key_length", 7), r"key_length = 7 .* an even number"),
+        (key("attention.value_length", 16), r"value_length = 16 .* only the size of a head, 8"),
+        (
+            all_of(key("attention.key_length", 8), key("rope.dimension_count", 4)),
+            r"dimension_count = 4 .* only the size",
+        ),
+        (key("attention.layer_norm_rms_epsilon", 0.0), r"layer_norm_rms_epsilon = 0\.0 .* a positive number"),
+        (key("vocab_size", 11), r"vocab_size = 11 .* only the rows of token_embd\.weight, 10"),
+        (key("rope.scaling.type", "longrope"), r"rope\.scaling\.type = longrope .* none, linear, yarn"),
+        (key("rope.scaling.type", "linear"), r"rope\.scale_linear is absent"),
+        (key("rope.scaling.factor", 0.5), r"rope\.scaling\.factor = 0\.5"),
+        (key("rope.scaling.attn_factor", 1.5), r"attn_factor = 1\.5 .* only 1\.0"),
+        (
+            all_of(
+                key("rope.scaling.type", "yarn"),
+                key("rope.scaling.factor", 2.0),
+                key("rope.scaling.yarn_beta_fast", 0.5),
+            ),
+            r"yarn_beta_fast = 0\.5 .* at least yarn_beta_slow = 1\.0",
+        ),
+        (
+            all_of(key("rope.scaling.factor", 2.0), tensor("rope_freqs.weight", 4)),
+            r"only none beside the tensor rope_freqs\.weight|rope\.scaling\.type is absent",
+        ),
+        (tensor("blk.0.ffn_gate_exps.weight", 2, 2), r"has no tensors blk\.0\.ffn_gate_exps\.weight"),
+        (tensor("blk.0.attn_q_norm.weight", 8), r"has no tensors model\.layers\.0\.self_attn\.q_norm\.weight"),
+        (tensor("blk.1.attn_q.bias", 32), r"has no tensors model\.layers\.1\.self_attn\.q_proj\.bias"),
+        (lambda writer: writer.add_string("tokenizer.ggml.eos_token_id", "x"), r"eos_token_id = x .* a token id"),
+    ],
+)
+def test_refusals(adapt: Callable[[gguf.GGUFWriter], None], complaint: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        read_config(adapted(tmp_path, adapt))
+
+
+def test_other_refusals(tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r'general\.architecture = "gemma3" is not supported; supported: llama, qwen2'
+    ):
+        read_config(adapted(tmp_path, lambda writer: None, "gemma3"))
+    with pytest.raises(ConfigError, match=r"qwen2\.attention\.sliding_window = 8 is not supported"):
+        read_config(adapted(tmp_path, key("attention.sliding_window", 8, "qwen2"), "qwen2"))
+    with pytest.raises(CheckpointError, match=r"'rope_freqs\.weight' has shape \[3\]; the config makes it \[4\]"):
+        read_config(adapted(tmp_path, tensor("rope_freqs.weight", 3)))
+    with pytest.raises(ConfigError, match=r"rope_freqs\.weight should hold numbers"):
+        read_config(adapted(tmp_path, lambda writer: writer.add_tensor("rope_freqs.weight", np.zeros(4, np.float32))))
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
+    write(writer)
+    with pytest.raises(ConfigError, match=r"llama\.block_count is absent; expected a whole number"):
+        read_config(tmp_path / "m.gguf")
+
+
+def test_a_window_in_every_layer_is_mistrals(tmp_path: Path) -> None:
+    config = read_config(adapted(tmp_path, key("attention.sliding_window", 16)))
+    assert (config.family, config.windows) == ("mistral", (16, 16))

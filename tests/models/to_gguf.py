@@ -1,0 +1,157 @@
+"""Makes GGUF files of Hugging Face folders as llama.cpp's converter does, for tests.
+
+The permutation is that of its ``LlamaModel.permute``, the rope factors those of its ``generate_extra_tensors``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from math import tau
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import numpy.typing as npt
+from gguf import GGMLQuantizationType as Type
+from safetensors.numpy import load_file
+
+F32 = npt.NDArray[np.float32]
+
+WHOLE = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+OF_LAYER = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+
+
+def to_gguf(
+    folder: Path,
+    file: Path,
+    type_of: Callable[[str], Type] = lambda name: Type.F32,
+    adapt: Callable[[gguf.GGUFWriter], None] | None = None,
+    parts: int = 0,
+) -> Path:
+    """Convert a folder; returns the file to open.
+
+    Args:
+        type_of: of a matrix, by its name in the file. Vectors are F32.
+        adapt: adds more to the file before it is written.
+        parts: tensors in each file of a split model; 0: one file.
+    """
+    config = json.loads((folder / "config.json").read_text())
+    tensors = load_file(folder / "model.safetensors")
+    architecture = "llama" if config["model_type"] == "mistral" else config["model_type"]
+    writer = gguf.GGUFWriter(file, architecture, split_max_tensors=parts)
+    add_config(writer, config)
+    if (folder / "tokenizer.json").exists():
+        add_byte_level(writer, json.loads((folder / "tokenizer.json").read_text(encoding="utf-8")), config)
+    if factors := llama3_factors(config):
+        writer.add_tensor("rope_freqs.weight", np.array(factors, np.float32))
+    for name, values in tensors.items():
+        if name == "lm_head.weight" and config["tie_word_embeddings"]:
+            continue
+        values = values.astype(np.float32)
+        if architecture == "llama" and ".q_proj" in name:
+            values = interleaved(values, config["num_attention_heads"])
+        if architecture == "llama" and ".k_proj" in name:
+            values = interleaved(values, config["num_key_value_heads"])
+        add(writer, gguf_name(name), values, type_of(gguf_name(name)) if values.ndim == 2 else Type.F32)
+    if adapt:
+        adapt(writer)
+    write(writer)
+    return sorted(file.parent.glob(f"{file.stem}-*-of-*"))[0] if parts else file
+
+
+def add(writer: gguf.GGUFWriter, name: str, values: F32, type_: Type) -> None:
+    writer.add_tensor(name, gguf.quants.quantize(values, type_), raw_dtype=type_)
+
+
+def write(writer: gguf.GGUFWriter) -> None:
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def gguf_name(name: str) -> str:
+    stem, _, kind = name.rpartition(".")
+    if stem in WHOLE:
+        return f"{WHOLE[stem]}.{kind}"
+    _, _, layer, part = stem.split(".", 3)
+    return f"blk.{layer}.{OF_LAYER[part]}.{kind}"
+
+
+def interleaved(values: F32, heads: int) -> F32:
+    """Rows of a query or key projection in the order of GGML's rotation."""
+    rows = values.reshape(heads, 2, values.shape[0] // heads // 2, *values.shape[1:])
+    return np.ascontiguousarray(rows.swapaxes(1, 2).reshape(values.shape))
+
+
+def add_config(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_key_length(config["head_dim"])
+    writer.add_value_length(config["head_dim"])
+    writer.add_rope_dimension_count(config["head_dim"])
+    writer.add_vocab_size(config["vocab_size"])
+    if config.get("sliding_window"):
+        writer.add_sliding_window(config["sliding_window"])
+    rope = config["rope_parameters"]
+    writer.add_rope_freq_base(rope["rope_theta"])
+    if rope["rope_type"] in ("linear", "yarn"):
+        writer.add_rope_scaling_type(gguf.RopeScalingType(rope["rope_type"]))
+        writer.add_rope_scaling_factor(rope["factor"])
+    if rope["rope_type"] == "yarn":
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+        writer.add_rope_scaling_yarn_beta_fast(rope["beta_fast"])
+        writer.add_rope_scaling_yarn_beta_slow(rope["beta_slow"])
+    ends = config["eos_token_id"]
+    writer.add_eos_token_id(ends[0] if isinstance(ends, list) else ends)
+
+
+def llama3_factors(config: dict[str, Any]) -> list[float]:
+    rope = config["rope_parameters"]
+    if rope["rope_type"] != "llama3":
+        return []
+    low, high, original = rope["low_freq_factor"], rope["high_freq_factor"], rope["original_max_position_embeddings"]
+    factors = []
+    for index in range(0, config["head_dim"], 2):
+        wavelength = tau * rope["rope_theta"] ** (index / config["head_dim"])
+        if wavelength < original / high:
+            factors.append(1.0)
+        elif wavelength > original / low:
+            factors.append(rope["factor"])
+        else:
+            smooth = (original / wavelength - low) / (high - low)
+            factors.append(1 / ((1 - smooth) / rope["factor"] + smooth))
+    return factors
+
+
+def add_byte_level(writer: gguf.GGUFWriter, tokenizer: dict[str, Any], config: dict[str, Any]) -> None:
+    """A byte-level BPE ``tokenizer.json``, cut into words as GPT-2 does."""
+    special = {token["id"] for token in tokenizer["added_tokens"]}
+    vocabulary: dict[str, int] = tokenizer["model"]["vocab"]
+    tokens = sorted(vocabulary, key=lambda token: vocabulary[token])
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(tokens)
+    writer.add_token_types([3 if index in special else 1 for index in range(len(tokens))])
+    writer.add_token_merges([" ".join(pair) for pair in tokenizer["model"]["merges"]])
+    writer.add_bos_token_id(config["bos_token_id"])
+    writer.add_add_bos_token(False)
