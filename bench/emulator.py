@@ -14,13 +14,18 @@ A `Nic` is one rank's network interface, shared by all its sockets, on a switch 
     comes  = when the receiver's interface, from leaves + latency on, has been idle for bytes / bandwidth
     due    = comes + jitter + retransmission, but never before the chunk ahead on the connection
 
+A rank that waits for bytes sleeps until they are due. Linux may let it sleep 50 us longer, to save power: half the
+latency of a home. A `Nic` asks it not to, for the thread that makes it and those that this one starts.
+
 TCP repairs loss, so a lost packet is a chunk that comes a retransmission timeout later. Bandwidth is the payload's.
 """
 
 from __future__ import annotations
 
+import ctypes
 import random
 import re
+import sys
 import threading
 from bisect import bisect_left
 from collections.abc import Callable
@@ -36,6 +41,7 @@ _HEADER = Struct("<qI")
 CHUNK_BYTES = 128 << 10
 PACKET_BYTES = 1448
 """Payload of a full Ethernet packet: what loss strikes."""
+_PR_SET_TIMERSLACK = 29
 MEMORY = 64
 """Stretches of time for which an interface remembers that it was occupied."""
 
@@ -93,6 +99,8 @@ class Nic:
 
     def __init__(self, spec: LinkSpec, seed: int = 0, clock: Callable[[], int] = perf_counter_ns) -> None:
         """`seed`: of jitter and loss. `clock`: nanoseconds, the same for all processes of the machine."""
+        if sys.platform == "linux":
+            ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1)
         self.spec = spec
         self.clock = clock
         self._random = random.Random(seed)
@@ -124,9 +132,8 @@ class Nic:
         spec = self.spec
         with self._lock:
             comes = occupy(self._receiving, leaves + int(1e9 * spec.latency_s), self._occupation(count))
-            late = spec.jitter_s * self._random.random()
-            packets = -(-count // PACKET_BYTES)
-            if self._random.random() >= (1 - spec.loss) ** packets:
+            late = spec.jitter_s and spec.jitter_s * self._random.random()
+            if spec.loss and self._random.random() >= (1 - spec.loss) ** -(-count // PACKET_BYTES):
                 late += spec.retransmission_s
             return comes + int(1e9 * late)
 

@@ -4,7 +4,7 @@ Make a `Listener`, tell the others its port, call `connect_mesh` with the same p
 that protect the links (`Tls`, or `Plain` where nothing needs to), and use the `Communicator` it returns.
 """
 
-from .collectives import Communicator, Stats, StatsSnapshot
+from .collectives import Communicator, Pending, Record, Stats, StatsSnapshot
 from .errors import PeerLost, PeerTimeout, ProtocolError, TransportError, UsageError
 from .formats import WireFormat
 from .mesh import Listener, connect_mesh
@@ -20,8 +20,10 @@ __all__ = [
     "Membership",
     "PeerLost",
     "PeerTimeout",
+    "Pending",
     "Plain",
     "ProtocolError",
+    "Record",
     "Stats",
     "StatsSnapshot",
     "Tls",

@@ -1,8 +1,9 @@
 """Collectives over a mesh of links: what a rank calls.
 
 All ranks make the same calls in the same order. Results are the same bits on every rank: sums are taken in FP32 and in
-rank order. How a call is run is planned once per operation, sizes and type, and kept (`motley.transport.plan`): calls
-that repeat allocate nothing that grows with the payload, so there is no need to register buffers.
+rank order. How a call is run is planned once per operation, sizes and type, and kept (`motley.transport.plan`) with all
+the memory it needs, so buffers need no registering: a call that repeats keeps nothing new, and what it allocates
+meanwhile is a few dozen small objects of Python (views, integers), none of which grows with the payload.
 """
 
 from __future__ import annotations
@@ -15,13 +16,14 @@ import numpy as np
 import numpy.typing as npt
 
 from . import schedule
-from .errors import PeerLost, TransportError, UsageError
+from .errors import PeerLost, PeerTimeout, TransportError, UsageError
 from .exchange import Exchange
 from .formats import Codecs, WireFormat
 from .link import LAST_WORDS_S, Incoming, IncomingMessage, Link, part_in_peace, part_with_blame
 from .liveness import Pulse
 from .plan import Compiler, Element, Layout, Plan
 from .schedule import Algorithm, Choice, Goal, Operation, choose, even_parts
+from .stats import Record as Record
 from .stats import Stats as Stats
 from .stats import StatsSnapshot as StatsSnapshot
 from .wire import DTYPE_CODES, MAX_MESSAGE, Header, Op, pack_abort
@@ -29,7 +31,9 @@ from .wire import DTYPE_CODES, MAX_MESSAGE, Header, Op, pack_abort
 Array = npt.NDArray[Any]
 
 MAX_PLANS = 64
-"""Calls whose plans are kept; a decoder meets one or two sizes, prefill as many as there are chunk lengths."""
+"""Calls whose plans are kept; a decoder meets one or two sizes, prefill as many as there are chunk lengths..."""
+MAX_PLAN_BYTES = 64 << 20
+"""...and the memory of their frames. Those used longest ago go first; the latest stays in any case."""
 
 _BARRIER = np.empty(0, np.float32)
 
@@ -37,12 +41,28 @@ _BARRIER = np.empty(0, np.float32)
 class Pending:
     """A collective that has been started: what could leave has left, what comes is awaited."""
 
-    __slots__ = ("_communicator", "_plan", "_receives")
+    __slots__ = ("_anew", "_communicator", "_plan", "_receives")
 
     def __init__(self, communicator: Communicator, plan: Plan | None, receives: list[Incoming]) -> None:
         self._communicator = communicator
         self._plan = plan
         self._receives = receives
+        self._anew = True
+
+    def poll(self) -> bool:
+        """Go on as far as that needs no waiting: take what has come, sum what is complete, send what the system takes.
+
+        Call it now and then while computing, so that what follows the first frames (the second phase of two-shot) is on
+        its way before `finish`. It costs about 1 us per peer if nothing has come.
+
+        Returns:
+            Whether all is done; `finish` must be called nevertheless, and then only returns.
+
+        Raises:
+            TransportError: as the collective itself.
+        """
+        anew, self._anew = self._anew, False
+        return self._communicator._poll(self, self._plan, self._receives, anew=anew)
 
     def finish(self) -> None:
         """Wait until the result is there and everything is sent; the time since the start counts as computing.
@@ -50,7 +70,7 @@ class Pending:
         Raises:
             TransportError: as the collective itself.
         """
-        self._communicator._finish(self, self._plan, self._receives)
+        self._communicator._finish(self, self._plan, self._receives, anew=self._anew)
 
 
 class Communicator:
@@ -81,18 +101,14 @@ class Communicator:
         self.deadline_s = 600.0
         """Seconds a peer may be silent in a collective: one that lives, but never comes."""
         self.stats = Stats(rank, size)
-        self.latency: schedule.Matrix = [[0.0] * size for _ in range(size)]
-        """Seconds one way between two ranks; the same numbers on all ranks, as the algorithm is chosen from them."""
-        self.bandwidth: schedule.Matrix = [[1e9] * size for _ in range(size)]
-        """Bytes per second between two ranks; the same numbers on all ranks."""
-        self.frame_s = schedule.FRAME_S
-        """What a frame costs a rank's processor, in seconds; the same number on all ranks."""
+        self.network = schedule.Network([[0.0] * size for _ in range(size)], [[1e9] * size for _ in range(size)])
+        """What algorithms are chosen by; set by `connect_mesh`, which measures it."""
         self.wire_format = wire_format
         self._rank = rank
         self._size = size
         self._links = dict(sorted(links.items()))
         self._pulse = pulse
-        self._exchange = Exchange(list(self._links.values()), pulse, spin_s)
+        self._exchange = Exchange(list(self._links.values()), pulse, spin_s, outnumbered=True)
         self._sequence = 0
         self._codecs = Codecs(wire_format)
         self._compiler = Compiler(rank, self._links, self._codecs)
@@ -113,6 +129,10 @@ class Communicator:
     def size(self) -> int:
         return self._size
 
+    def share_cores(self, *, outnumbered: bool) -> None:
+        """Say whether there are more ranks than cores here, which decides how calls wait; assumed until told."""
+        self._exchange.share_cores(outnumbered=outnumbered)
+
     # -- collectives ------------------------------------------------------------------------------------------------
 
     def all_reduce(self, buffer: Array, algorithm: Algorithm | None = None) -> None:
@@ -125,13 +145,13 @@ class Communicator:
         """Begin to sum `buffer` over all ranks, to compute something else before ``.finish()``.
 
         Until then `buffer` must be left alone, and no other call is possible. What the system takes of the own terms
-        leaves now, what the peers send arrives meanwhile.
+        leaves now, what the peers send arrives meanwhile; ``.poll()`` takes it and goes on.
         """
-        self.stats.enter()
+        entered = self.stats.enter()
         plan, arrays = self._plan_all_reduce(buffer, algorithm)
         receives = [] if plan is None else self._begin(plan, arrays, arrays)
         self._pending = Pending(self, plan, receives)
-        self.stats.restart()
+        self.stats.pause(entered)
         return self._pending
 
     def reduce_scatter(self, data: Array, out: Array, lengths: Sequence[int] | None = None) -> None:
@@ -383,32 +403,49 @@ class Communicator:
         self._complete(entered, plan, [] if plan is None else self._begin(plan, given, taken))
 
     def _begin(self, plan: Plan, given: Sequence[Array], taken: Sequence[Array]) -> list[Incoming]:
-        self._sequence += 1
+        self._sequence = sequence = self._sequence + 1
+        if self._pulse is not None:
+            self._pulse.sequence = sequence
         try:
-            return plan.begin(self._sequence, given, taken)
+            return plan.begin(sequence, given, taken)
         except BaseException as error:
             self._give_up(error)
 
-    def _complete(self, entered: int, plan: Plan | None, receives: list[Incoming]) -> None:
+    def _complete(self, entered: int, plan: Plan | None, receives: list[Incoming], *, anew: bool = True) -> None:
         if plan is None:
             self.stats.leave(entered)
             return
         exchange = self._exchange
         try:
-            exchange.run(receives, plan.follow, plan.senders, self.deadline_s, plan.what)
+            exchange.run(receives, plan.follow, plan.senders, self.deadline_s, plan.what, anew=anew)
         except BaseException as error:
             self._give_up(error)
         plan.end()
-        self.stats.leave(entered, exchange.heard_ns, prompt=exchange.prompt)
+        self.stats.leave(entered, exchange.heard_ns, prompt=exchange.prompt, op=plan.op, sequence=plan.sequence)
 
-    def _finish(self, pending: Pending, plan: Plan | None, receives: list[Incoming]) -> None:
+    def _poll(self, pending: Pending, plan: Plan | None, receives: list[Incoming], *, anew: bool) -> bool:
         entered = self.stats.enter()
+        self._check_pending(pending)
+        done = True
+        if plan is not None:
+            try:
+                done = self._exchange.run(receives, plan.follow, plan.senders, None, plan.what, anew=anew, waits=False)
+            except BaseException as error:
+                self._give_up(error)
+        self.stats.pause(entered)
+        return done
+
+    def _finish(self, pending: Pending, plan: Plan | None, receives: list[Incoming], *, anew: bool) -> None:
+        entered = self.stats.enter()
+        self._check_pending(pending)
+        self._pending = None
+        self._complete(entered, plan, receives, anew=anew)
+
+    def _check_pending(self, pending: Pending) -> None:
         if self._broken is not None:
             raise self._broken
         if self._pending is not pending:
             raise UsageError("this collective is finished already")
-        self._pending = None
-        self._complete(entered, plan, receives)
 
     def _plan_all_reduce(self, buffer: Array, algorithm: Algorithm | None) -> tuple[Plan | None, tuple[Array]]:
         self._check_open()
@@ -424,9 +461,12 @@ class Communicator:
 
     def _plan(self, key: tuple[Any, ...], op: Op, element: Element, goal: Goal, algorithm: Algorithm | None) -> Plan:
         """Make and keep this rank's plan for a goal."""
-        if len(self._plans) >= MAX_PLANS:
-            self._plans.clear()
         plan = self._compiler.compile(op, element, self._choose(goal, element, algorithm), self._layout(goal))
+        room = MAX_PLAN_BYTES - plan.nbytes
+        while self._plans and (
+            len(self._plans) >= MAX_PLANS or sum(kept.nbytes for kept in self._plans.values()) > room
+        ):
+            del self._plans[min(self._plans, key=lambda each: self._plans[each].sequence)]
         self._plans[key] = plan
         return plan
 
@@ -441,9 +481,7 @@ class Communicator:
         return choose(
             goal,
             itemsize,
-            self.latency,
-            self.bandwidth,
-            self.frame_s,
+            self.network,
             wire_itemsize=wire_itemsize,
             algorithm=algorithm,
         )
@@ -467,7 +505,7 @@ class Communicator:
         link = self._link(source)
         try:
             incoming = IncomingMessage(link)
-            self._exchange.run((incoming,), None, (), deadline_s, "waiting for a message")
+            self._exchange.run([incoming], None, (), deadline_s, "waiting for a message")
         except BaseException as error:
             self._give_up(error)
         link.messages_in += 1
@@ -521,11 +559,21 @@ class Communicator:
         raise error
 
     def _truth(self, error: BaseException) -> BaseException:
-        """Name the rank that was lost first: the connection that ended may be that of a survivor, who gave up."""
-        if isinstance(error, PeerLost) and self._pulse is not None:
+        """Name the rank that is to blame.
+
+        A connection that ended may be that of a survivor, who gave up: it is the rank that was lost first. A rank that
+        was waited for in vain may wait itself, as in a ring: it is the one whose beats tell of the earliest call.
+        """
+        if self._pulse is None:
+            return error
+        if isinstance(error, PeerLost):
             loss = self._pulse.first_loss(LAST_WORDS_S)
             if loss is not None and loss[0] != error.rank:
                 return PeerLost(*loss)
+        if isinstance(error, PeerTimeout):
+            last = self._pulse.last(error.rank)
+            if last != error.rank:
+                return PeerTimeout(last, error.seconds, f"it is behind in its calls; {error.what} of rank {error.rank}")
         return error
 
     def _break(self, error: BaseException) -> None:

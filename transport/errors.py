@@ -28,6 +28,8 @@ class PeerLost(TransportError):
 class PeerTimeout(TransportError):
     """A rank did not come in time, dead or alive; `what` says what was being waited for."""
 
+    rank: int
+
     def __init__(self, rank: int, seconds: float, what: str) -> None:
         super().__init__(rank, seconds, what)
         self.rank = rank

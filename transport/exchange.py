@@ -7,7 +7,6 @@ parks in the system's poll, where it also notices the end of any other rank. How
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Sequence
 from time import perf_counter_ns, thread_time_ns
@@ -77,43 +76,65 @@ class Exchange:
         prompt: all ranks that were to bring something had done so when the last run began.
     """
 
-    def __init__(self, links: Sequence[Link], pulse: Pulse | None = None, spin_s: float | None = None) -> None:
+    def __init__(
+        self,
+        links: Sequence[Link],
+        pulse: Pulse | None = None,
+        spin_s: float | None = None,
+        *,
+        outnumbered: bool,
+    ) -> None:
+        """`outnumbered`, `spin_s`: see `Patience`."""
         self._links = tuple(links)
         self._pulse = pulse
-        outnumbered = 1 + sum(link.is_local for link in links) > (os.cpu_count() or 1)
-        self._patience = Patience(outnumbered=outnumbered, spin_s=spin_s)
-        # Windows counts in 16 ms: too coarse to see anything.
-        self._probes = not outnumbered and time.get_clock_info("thread_time").resolution < 1e-6
+        self._spin_s = spin_s
+        self.share_cores(outnumbered=outnumbered)
         self._nobody = [0] * (1 + max((link.rank for link in links), default=0))
         self.heard_ns = self._nobody.copy()
         self.prompt = True
 
+    def share_cores(self, *, outnumbered: bool) -> None:
+        """Wait anew, as is right where there are more ranks than cores, or not."""
+        self._patience = Patience(outnumbered=outnumbered, spin_s=self._spin_s)
+        # Windows counts in 16 ms: too coarse to see anything.
+        self._probes = not outnumbered and time.get_clock_info("thread_time").resolution < 1e-6
+
     def run(
         self,
-        receives: Sequence[Incoming],
+        waiting: list[Incoming],
         follow: Callable[[Incoming], Incoming | None] | None,
         senders: Sequence[Link],
         deadline_s: float | None,
         what: str,
-    ) -> None:
+        *,
+        anew: bool = True,
+        waits: bool = True,
+    ) -> bool:
         """Receive these frames and what follows them, and send what the links have, interleaved so that no size can
         deadlock.
 
         Args:
-            receives: at most one frame per link.
+            waiting: at most one frame per link; holds those that are still to come, so that it is empty in the end.
             follow: called with each complete frame, returns the next one of its link; may push to links.
             senders: the links that must have sent all when this ends.
             deadline_s: longest time without a byte from or to any link, in seconds; None waits forever.
             what: the doing, for error messages.
+            anew: no earlier run has begun with this.
+            waits: until all is done; otherwise it ends as soon as nothing can go on.
+
+        Returns:
+            Whether all is done.
 
         Raises:
             PeerTimeout, PeerLost, ProtocolError
         """
         links, patience, pulse = self._links, self._patience, self._pulse
         heard = self.heard_ns
-        heard[:] = self._nobody
-        waiting = list(receives)
-        unheard = len(waiting)
+        if anew:
+            heard[:] = self._nobody
+            unheard = len(waiting)
+        else:
+            unheard = sum(not heard[incoming.link.rank] for incoming in waiting)
         self.prompt = False
         first = True
         idle_since = longest = probed_ns = probed_processor_ns = 0
@@ -147,9 +168,12 @@ class Exchange:
                 if not waiting and not (unsent and any(link.unsent for link in senders)):
                     break
                 idle_since = 0 if moved else now
-                continue
+                if moved or waits:
+                    continue
             if pulse is not None and pulse.lost:
                 pulse.raise_if_lost()
+            if not waits:
+                return False
             now = perf_counter_ns()
             idle = now - idle_since
             if idle >= patience.budget_ns:
@@ -162,15 +186,19 @@ class Exchange:
                     if remaining <= 0:
                         late = waiting[0].link if waiting else next(link for link in senders if link.unsent)
                         raise PeerTimeout(late.rank, deadline_s, f"{what} ({late.address})")
+                if pulse is not None:  # in the end nobody is awaited: what waits is removed as it comes
+                    pulse.awaited = lambda: [incoming.link for incoming in tuple(waiting)]
                 self._park([incoming.link for incoming in waiting], unsent, quiet, remaining)
             else:
                 if idle > PROBE_NS and not probed_ns and self._probes:
                     probed_ns, probed_processor_ns = now, thread_time_ns()
                 if patience.crowded:
                     give_way()
-        patience.waited(longest)
+        if waits:
+            patience.waited(longest)
         if probed_ns:
             self._probe(probed_ns, probed_processor_ns)
+        return True
 
     def wait(self, link: Link, seconds: float) -> bool:
         """Wait up to so long until `link` has something to receive; any other peer may be heard meanwhile.
@@ -180,7 +208,7 @@ class Exchange:
         """
         started = perf_counter_ns()
         quiet: set[Link] = set()
-        while not link.has_words():
+        while not (came := link.has_words()):
             if self._pulse is not None:
                 self._pulse.raise_if_lost()
             unsent = [peer for peer in self._links if peer.unsent]
@@ -188,12 +216,16 @@ class Exchange:
                 peer.flush()
             waited = perf_counter_ns() - started
             if waited >= seconds * 1e9:
-                return False
+                break
             if waited >= self._patience.budget_ns:
+                if self._pulse is not None:
+                    self._pulse.awaited = lambda: [link]
                 self._park([link], unsent, quiet, min(PARK_S, seconds - waited / 1e9))
             elif self._patience.crowded:
                 give_way()
-        return True
+        if self._pulse is not None:
+            self._pulse.awaited = tuple
+        return came
 
     def _probe(self, since_ns: int, processor_ns: int) -> None:
         lasted = perf_counter_ns() - since_ns

@@ -125,7 +125,9 @@ class Link:
         "messages_out",
         "own_rank",
         "rank",
+        "received",
         "receiving",
+        "sent",
         "socket",
         "unsent",
     )
@@ -142,6 +144,10 @@ class Link:
         """The frame that is expected or has come in part."""
         self.messages_in = 0
         self.messages_out = 0
+        self.received = 0
+        """Bytes that have come..."""
+        self.sent = 0
+        """...and that the system has taken to send."""
 
     def __repr__(self) -> str:
         return f"rank {self.rank} at {self.address}"
@@ -168,6 +174,7 @@ class Link:
             sent = 0
         except OSError as error:
             raise self.obituary(str(error)) from error
+        self.sent += sent
         if sent < len(view):
             self.unsent.append(view[sent:])
             if sent:  # some streams take a large view piece by piece
@@ -189,6 +196,7 @@ class Link:
             except OSError as error:
                 raise self.obituary(str(error)) from error
             moved = True
+            self.sent += sent
             if sent < len(view):
                 self.unsent[0] = view[sent:]
             else:
@@ -306,15 +314,16 @@ class Incoming:
             PeerLost: the connection is gone.
             ProtocolError: another frame came than the one expected.
         """
-        rest = self._rest
+        rest, link = self._rest, self.link
         try:
-            count = self.link.socket.recv_into(rest)
+            count = link.socket.recv_into(rest)
         except BlockingIOError:
             raise
         except OSError as error:
-            raise self.link.obituary(str(error)) from error
+            raise link.obituary(str(error)) from error
         if not count:
-            raise self.link.obituary("it closed the connection")
+            raise link.obituary("it closed the connection")
+        link.received += count
         self.begun = True
         self._rest = rest = rest[count:]
         if self._index == 0 and len(self._views[0]) - len(rest) >= HEADER_SIZE:
@@ -323,7 +332,7 @@ class Incoming:
             return False
         self._index += 1
         if self._index == len(self._views):
-            self.link.receiving = None
+            link.receiving = None
             return True
         self._rest = self._views[self._index]
         return False

@@ -4,6 +4,11 @@ Every pair of ranks has a second connection that carries nothing but a BEAT fram
 its own. A peer is lost when nothing has come for `SILENCE_S` (it hangs, its machine or the network is gone), or when
 the connection ends (its process is gone). How long its main thread computes does not matter, as long as it releases
 the interpreter lock now and then.
+
+A beat also says how many bytes its sender has put on the pair's connection for data. If some of them do not come for
+`SILENCE_S`, while this rank does nothing but wait for them and the beats do come, that connection is dead (a router
+has forgotten it), and its peer is lost as well. Slow is not dead: bytes that come, however few, prove it, and so a
+peer that has sent nothing, or a rank that does not read because it computes, is never taken for a dead connection.
 """
 
 from __future__ import annotations
@@ -11,12 +16,12 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 from .errors import PeerLost
 from .link import Link, part, wait_ready
-from .wire import MAX_HANDSHAKE, Decoder, Op, WireError, pack_frame, unpack_abort
+from .wire import MAX_HANDSHAKE, Decoder, Op, WireError, pack_beat, pack_frame, unpack_abort, unpack_beat
 
 BEAT_S = 0.5
 SILENCE_S = 4.0
@@ -24,8 +29,6 @@ SILENCE_S = 4.0
 JOIN_S = 5.0
 SUSPENDED_S = 2.0
 """If nobody looked for so long, this rank was suspended or busy with its bootstrap: the silence was its own."""
-
-_BEAT = memoryview(pack_frame(Op.BEAT))
 
 
 class Watch:
@@ -38,6 +41,9 @@ class Watch:
         self._addresses: dict[int, str] = {}
         self._decoders: dict[int, Decoder] = {}
         self._heard: dict[int, float] = {}  # a peer that still builds its mesh has never been heard
+        self._sequences: dict[int, int] = {}
+        self._sent: dict[int, int] = {}
+        self._overdue: dict[int, tuple[int, float]] = {}  # how many bytes had come when the next ones were missed, when
         self._looked = float("-inf")
 
     @property
@@ -58,15 +64,39 @@ class Watch:
         if self.lost:
             raise PeerLost(*next(iter(tuple(self.lost.items()))))
 
-    def look(self, now: float) -> float:
-        """Judge the silence of all peers; returns when to look again at the latest."""
+    def look(self, now: float, awaited: Mapping[int, int]) -> float:
+        """Judge the silence of all peers; returns when to look again at the latest.
+
+        Args:
+            awaited: the peers whose data this rank waits for, having read all that is here, and how many bytes of it
+                have come so far.
+        """
         if now - self._looked > SUSPENDED_S:
             self._heard = dict.fromkeys(self._heard, now)
+            self._overdue.clear()
         self._looked = now
+        overdue = {}
+        for rank, came in awaited.items():
+            if came < self._sent.get(rank, 0):
+                known = self._overdue.get(rank)
+                overdue[rank] = known if known is not None and known[0] == came else (came, now)
+        self._overdue = overdue
         for rank, heard in tuple(self._heard.items()):
             if now - heard >= SILENCE_S:
                 self._lose(rank, rank, f"no sign of life for {SILENCE_S:g} s")
-        return min((heard + SILENCE_S for heard in self._heard.values()), default=now + SILENCE_S)
+        for rank, (came, since) in tuple(self._overdue.items()):
+            if now - since >= SILENCE_S:
+                late = self._sent[rank] - came
+                self._lose(
+                    rank, rank, f"its beats come, but no data for {SILENCE_S:g} s: {late} bytes are on their way"
+                )
+        waits = [*self._heard.values(), *(since for _, since in self._overdue.values())]
+        return min(waits, default=now) + SILENCE_S
+
+    def last(self, suspect: int) -> int:
+        """The peer that was in the earliest collective when it beat last; `suspect` if that is true of several."""
+        sequences = self._sequences.copy()
+        return min(sequences, key=lambda rank: (sequences[rank], rank != suspect), default=suspect)
 
     def receive(self, rank: int, data: bytes, now: float) -> None:
         """Take what peer `rank` has sent; no bytes are the end of its connection."""
@@ -78,7 +108,8 @@ class Watch:
             for frame in self._decoders[rank].feed(data):
                 match frame.header.op:
                     case Op.BEAT:
-                        pass
+                        self._sent[rank] = unpack_beat(frame.payload)
+                        self._sequences[rank] = frame.header.sequence
                     case Op.BYE:  # that is no loss until something is expected of it, which the data link finds out
                         self._forget(rank)
                         return
@@ -103,8 +134,8 @@ class Watch:
         self._forget(source)
 
     def _forget(self, rank: int) -> None:
-        self._decoders.pop(rank, None)
-        self._heard.pop(rank, None)
+        for known in (self._decoders, self._heard, self._sent, self._sequences, self._overdue):
+            known.pop(rank, None)
 
 
 def listen(watch: Watch, link: Link) -> None:
@@ -126,9 +157,19 @@ class Pulse:
     (`wait_ready([*links, pulse], ...)`), and calls `raise_if_lost`.
     """
 
-    def __init__(self, watch: Watch, links: Mapping[int, Link]) -> None:
-        """`watch`: of all ranks; nobody else may use it any more. `links`: those for beats; closed by `close`."""
+    def __init__(self, watch: Watch, links: Mapping[int, Link], data: Mapping[int, Link]) -> None:
+        """
+        Args:
+            watch: of all ranks; nobody else may use it any more.
+            links: those for beats; closed by `close`.
+            data: those for data, which others use; their counters are read.
+        """
+        self.sequence = 0
+        """The collective that this rank has come to; told to the peers."""
+        self.awaited: Callable[[], Sequence[Link]] = tuple
+        """The links for data whose bytes this rank waits for, having read all that is here. Called by the thread."""
         self._links = dict(links)
+        self._data = dict(data)
         self._watch = watch
         self.lost: Mapping[int, str] = watch.lost
         """Lost ranks and why, the first loss first. Written by the thread, so read it, and nothing else."""
@@ -144,6 +185,10 @@ class Pulse:
     def raise_if_lost(self) -> None:
         """See `Watch`."""
         self._watch.raise_if_lost()
+
+    def last(self, suspect: int) -> int:
+        """See `Watch`."""
+        return self._watch.last(suspect)
 
     def first_loss(self, seconds: float) -> tuple[int, str] | None:
         """The rank that was lost first and why, waiting so long for the news; None if there is no loss."""
@@ -179,7 +224,8 @@ class Pulse:
             if now >= next_beat:
                 self._beat()
                 next_beat = now + BEAT_S
-            look_again = watch.look(now)
+            awaited = {link.rank: link.received for link in self.awaited()}
+            look_again = watch.look(now, awaited)
             if len(watch.lost) > known:
                 known = len(watch.lost)
                 self._theirs.send(b"\0")
@@ -193,7 +239,8 @@ class Pulse:
         """Send a beat to all; a connection that fails here says why when it is read, after the peer's last words."""
         for rank in self._watch.watched:
             link = self._links[rank]
-            beat = link.unsent.popleft() if link.unsent else _BEAT
+            sent = self._data[rank].sent
+            beat = link.unsent.popleft() if link.unsent else memoryview(pack_beat(self.sequence, sent))
             with suppress(OSError):
                 beat = beat[link.socket.send(beat) :]
             if beat:

@@ -13,14 +13,13 @@ import selectors
 import socket
 import ssl
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
-from itertools import combinations, cycle
+from dataclasses import dataclass, replace
+from itertools import cycle
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from .collectives import Communicator
 from .errors import PeerTimeout, ProtocolError, TransportError, UsageError
@@ -28,6 +27,7 @@ from .exchange import Exchange
 from .formats import WireFormat
 from .link import Incoming, Link, close_gently, part_with_blame, tune
 from .liveness import Pulse, Watch, listen
+from .schedule import FRAME_S, Algorithm, Crowd, Network, all_reduce, choose
 from .security import Plain, Stream, Tls, explain
 from .wire import HEADER_SIZE, Handshake, Membership, Op, Purpose, Refusal, pack_frame, pack_header
 
@@ -41,15 +41,22 @@ STRANGER_S = 5.0
 """How long an accepted connection may take for its handshake."""
 MAX_STRANGERS = 64
 """Accepted connections in their handshake at one time; a further one takes the place of the oldest."""
-BARRIERS = 15
-"""Timed where ranks share cores, to see what a frame costs there."""
+REHEARSAL_S = 0.05
+"""How long calls are timed where ranks share cores, to see what a frame costs there, and again what a byte costs."""
+REHEARSALS = 3, 15
+REHEARSED = 8 << 10
+"""Elements that are summed in a rehearsal: 32 KiB."""
+FRAME_MAX_S = 2e-4
+"""No frame costs a processor more, also where ranks share it and have to be woken."""
+MAX_CORES = 4096
+"""Cores with higher numbers are not known to ranks that look whether they share some."""
 MEASURE_S = 0.3
 """What all measuring should take together; it takes longer where few pings do not fit into that."""
 PINGING_S = 12e-3
 """Longest time for the pings of a pair."""
 PINGS = range(4, 64)
 """The best of so many pings is near the truth also on a busy machine."""
-BURST_TRIALS = range(1, 4)
+BURST_TRIALS = range(3, 6)
 ROW = 16
 """Pings in a row show what a frame costs the processor..."""
 ROW_TRIP_S = 2e-3
@@ -58,9 +65,8 @@ FRAME_BOUNDS_S = (1e-6, 20e-6)
 """A frame cannot cost less or more; on a network with jitter a row of pings may seem to say so."""
 REQUEST_SIZE = 8
 BURSTS = (16 << 10, 128 << 10, 1 << 20)
-"""Bytes that measure bandwidth, one size after the other..."""
-BURST_S = 2e-3
-"""...until one takes longer than this and two round trips: it is long enough then, also for TCP to have sped up."""
+"""Bytes that measure bandwidth, one size after the other, until one takes longer than two round trips and a 16th of the
+time for a pair: the next would take half of that time, and this one is long enough, also for TCP to have sped up."""
 
 
 class Listener:
@@ -139,7 +145,7 @@ def connect_mesh(
         bootstrap.close()
     links = bootstrap.links[Purpose.DATA]
     try:
-        pulse = Pulse(bootstrap.watch, bootstrap.links[Purpose.BEATS]) if links else None
+        pulse = Pulse(bootstrap.watch, bootstrap.links[Purpose.BEATS], links) if links else None
     except BaseException as error:
         part_with_blame([*links.values(), *bootstrap.links[Purpose.BEATS].values()], membership.rank, str(error))
         raise
@@ -149,7 +155,10 @@ def connect_mesh(
         )
         # A rank that still misses another gives up when its time is over: wait a little longer, to hear whom it misses.
         remaining = max(0.0, deadline - time.monotonic()) + 2.0
-        _measure(communicator, Exchange(list(links.values()), pulse, spin_s), links, remaining)
+        if links:
+            usual, communicator.deadline_s = communicator.deadline_s, remaining
+            _measure(communicator, Exchange(list(links.values()), pulse, spin_s, outnumbered=True), links)
+            communicator.deadline_s = usual
         undo.pop_all()
     return communicator
 
@@ -422,57 +431,114 @@ def _peer_address(connection: socket.socket) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def _measure(communicator: Communicator, exchange: Exchange, links: Mapping[int, Link], timeout: float) -> None:
+def _measure(communicator: Communicator, exchange: Exchange, links: Mapping[int, Link]) -> None:
     """Measure every pair and share the results, so that all ranks choose algorithms by the same numbers."""
-    rank, size = communicator.rank, communicator.size
-    if size == 1:
-        return
-    usual, communicator.deadline_s = communicator.deadline_s, timeout
-    local_ranks = 1 + sum(link.is_local for link in links.values())
-    crowded = _agree(communicator, float(local_ranks > (os.cpu_count() or 1))).any()
-    turns = _turns(size, crowded=bool(crowded))
-    rows = np.zeros((size, 3, size))  # of each pair, by the higher rank: latency, bandwidth, cost of a frame
-    for pairs in turns:
-        for low, high in pairs:
-            if rank == high:
-                rows[rank, :, low] = _Gauge(exchange, links[low], timeout).measure(MEASURE_S / len(turns))
-            elif rank == low:
-                _Gauge(exchange, links[high], timeout).help()
-        communicator.barrier()
-    communicator.all_gather(rows[rank].copy(), list(rows))
-    communicator.deadline_s = usual
-    latency, bandwidth, frame_s = rows.transpose(1, 0, 2)
-    communicator.latency = (latency + latency.T).tolist()
-    communicator.bandwidth = (bandwidth + bandwidth.T).tolist()
-    if (frame_s > 0).any():
-        communicator.frame_s = float(np.median(frame_s[frame_s > 0]))
-    if crowded:
-        # A pair measures alone; in a collective all the ranks of a core want it at once, and have to be woken.
-        waits = []
-        for _ in range(BARRIERS):
-            began = time.perf_counter()
+    rank, size, timeout = communicator.rank, communicator.size, communicator.deadline_s
+    crowds = _crowds(communicator, [link.rank for link in links.values() if link.is_local])
+    for waiting in (communicator, exchange):
+        waiting.share_cores(outnumbered=any(rank in crowd.ranks for crowd in crowds))
+    rows = np.zeros((size, 3, size))  # of each pair, by the higher rank: round trip, bandwidth, cost of a frame
+
+    def measure(low: int, high: int, seconds: float) -> None:
+        if rank == high:
+            with_frames = not crowds or low == high - 1  # a rehearsal is to follow: the cost of a frame may be rough
+            rows[rank, :, low] = _Gauge(exchange, links[low], timeout).measure(seconds, with_frames=with_frames)
+        elif rank == low:
+            _Gauge(exchange, links[high], timeout).help()
+
+    if crowds:  # pairs that measure at the same time would measure each other's haste: it is one after the other
+        for high in range(1, size):
+            if rank == high > 1:
+                communicator.recv(high - 1, timeout)
+            for low in range(high):
+                measure(low, high, MEASURE_S / (size * (size - 1) / 2))
+            if rank == high < size - 1:
+                communicator.send(b"your turn", high + 1)
+    else:
+        turns = _turns(size)
+        for pairs in turns:
+            for low, high in pairs:
+                measure(low, high, MEASURE_S / len(turns))
             communicator.barrier()
-            waits.append(time.perf_counter() - began)
-        seconds = float(np.median(_agree(communicator, float(np.median(waits)))))
-        least = float(latency[latency > 0].min())  # what pairs read above it is waking, which is in the barrier too
-        communicator.frame_s = max(communicator.frame_s, (seconds - least) / (2 * (size - 1)))
+    communicator.all_gather(rows[rank].copy(), list(rows))
+    trip, bandwidth, frame_s = rows.transpose(1, 0, 2)
+    usual_s = float(np.median(frame_s[frame_s > 0])) if (frame_s > 0).any() else FRAME_S
+    latency = np.maximum(trip / 2 - 2 * np.where(frame_s > 0, frame_s, usual_s), trip / 20)
+    network = Network((latency + latency.T).tolist(), (bandwidth + bandwidth.T).tolist(), usual_s, crowds=crowds)
+    communicator.network = _rehearse(communicator, network) if crowds else network
     communicator.stats.reset()
 
 
-def _agree(communicator: Communicator, value: float) -> npt.NDArray[np.float64]:
-    """Every rank's value, by rank, on all ranks."""
-    values = [np.zeros(1) for _ in range(communicator.size)]
-    communicator.all_gather(np.array([value]), values)
-    return np.concatenate(values)
+def _crowds(communicator: Communicator, local: Sequence[int]) -> list[Crowd]:
+    """The ranks that share too few cores; `local` are this rank's peers on its machine."""
+    rank, size = communicator.rank, communicator.size
+    rows = np.zeros((size, size + MAX_CORES), np.uint8)  # of each rank: who is on its machine, where it may run
+    rows[rank, [rank, *local]] = 1
+    rows[rank, [size + core for core in _usable_cores() if core < MAX_CORES]] = 1
+    communicator.all_gather(rows[rank].copy(), list(rows))
+    crowds = {}
+    for row in rows[:, :size]:
+        ranks, cores = np.flatnonzero(row), rows[row > 0, size:].any(0).sum()
+        if len(ranks) > cores:
+            crowds[int(ranks[0])] = Crowd(ranks.tolist(), int(cores))
+    return list(crowds.values())
 
 
-def _turns(size: int, *, crowded: bool) -> list[list[tuple[int, int]]]:
-    """All pairs of ranks, in turns: those of a turn have no rank in common and measure at the same time.
+def _usable_cores() -> Collection[int]:
+    """The cores that this process may run on, where the system tells; otherwise all."""
+    affinity: Callable[[int], Collection[int]] | None = getattr(os, "sched_getaffinity", None)
+    return range(os.cpu_count() or 1) if affinity is None else affinity(0)
 
-    Ranks that share cores (`crowded`) would measure each other's haste: there it is one pair after the other.
+
+def _rehearse(communicator: Communicator, network: Network) -> Network:
+    """See what frames and bytes really cost processors that are shared.
+
+    A pair measures alone; in a collective all the ranks of a core want it at once, and have to be woken.
     """
-    if crowded:
-        return [[pair] for pair in combinations(range(size), 2)]
+
+    def rehearse(call: Callable[[], object], rounds: int) -> float:
+        """Of each rank the lower quartile, as others may use the machine too; of all ranks the median."""
+        seconds = []
+        for _ in range(rounds):
+            began = time.perf_counter()
+            call()
+            seconds.append(time.perf_counter() - began)
+        quartiles = [np.zeros(1) for _ in range(communicator.size)]
+        communicator.all_gather(np.percentile(seconds, [25]), quartiles)
+        return float(np.median(quartiles))
+
+    def usual_s(call: Callable[[], object]) -> float:
+        call()  # plans are made
+        return rehearse(call, int(np.clip(REHEARSAL_S / rehearse(call, 1), *REHEARSALS)))
+
+    def forecast(network: Network, elements: int) -> float:
+        goal = all_reduce(elements, communicator.size)
+        return choose(goal, 4, network, algorithm=Algorithm.ONE_SHOT).seconds
+
+    values, costs = np.zeros(REHEARSED, np.float32), np.zeros(2)
+    empty_s = usual_s(communicator.barrier)
+    full_s = usual_s(lambda: communicator.all_reduce(values, Algorithm.ONE_SHOT))
+    if communicator.rank == 0:  # the others have no core to do the same
+        costs[0] = _solve(
+            lambda each: forecast(replace(network, frame_s=each), 0), empty_s, network.frame_s, FRAME_MAX_S
+        )
+        empty = replace(network, frame_s=costs[0])
+        most = 1 / float(np.max(network.bandwidth))  # what bytes cost the processor is part of what they take at all
+        costs[1] = _solve(lambda each: forecast(replace(empty, byte_s=each), REHEARSED), full_s, 0.0, most)
+    communicator.broadcast(costs, 0)
+    return replace(network, frame_s=float(costs[0]), byte_s=float(costs[1]))
+
+
+def _solve(rising: Callable[[float], float], value: float, low: float, high: float) -> float:
+    """Where a rising function has this value, or the end of its range that is nearer."""
+    for _ in range(12):
+        middle = (low + high) / 2
+        low, high = (middle, high) if rising(middle) < value else (low, middle)
+    return low
+
+
+def _turns(size: int) -> list[list[tuple[int, int]]]:
+    """All pairs of ranks, in turns: those of a turn have no rank in common and measure at the same time."""
     partners = range(1, 1 << (size - 1).bit_length())
     return [[(rank, rank ^ other) for rank in range(size) if rank < rank ^ other < size] for other in partners]
 
@@ -491,23 +557,24 @@ class _Gauge:
         self._timeout = timeout
         self._outgoing, self._incoming = (memoryview(bytearray(HEADER_SIZE + BURSTS[-1])) for _ in range(2))
 
-    def measure(self, seconds: float) -> tuple[float, float, float]:
-        """Latency (s, one way), bandwidth (bytes/s) and cost of a frame (s; 0: unknown), in about so long.
+    def measure(self, seconds: float, *, with_frames: bool) -> tuple[float, float, float]:
+        """Round trip (s), bandwidth (bytes/s) and cost of a frame (s; 0: not measured), in about so long.
 
         The peer must `help`.
         """
-        share = min(seconds / 3, PINGING_S)
+        share = min(seconds / 4, PINGING_S)
         trip = self._best(0, 1, PINGS, share)
         frame_s = 0.0
-        if trip < ROW_TRIP_S:
+        if with_frames and trip < ROW_TRIP_S:
             longer = self._best(0, ROW, PINGS, share) - trip
             frame_s = float(np.clip(longer / (2 * (ROW - 1)), *FRAME_BOUNDS_S))
         for size in BURSTS:
             burst = self._best(size, 1, BURST_TRIALS, share)
-            if burst > BURST_S + 2 * trip:
+            trip = min(trip, burst)
+            if burst - trip > trip + seconds / 16:
                 break
         self._ask(-1)
-        return max(trip / 2 - 2 * frame_s, trip / 20), size / max(burst - trip, burst / 2), frame_s
+        return trip, size / max(burst - trip, burst / 2), frame_s
 
     def help(self) -> None:
         """Do what the peer asks for until it has measured all."""

@@ -78,17 +78,19 @@ class _Outgoing:
 
     Attributes:
         payload: what is staged behind the header; empty if the payload is sent from where it lies.
+        frame_bytes: memory that the frame owns.
         views: what to send, once the frame is made.
         made_for: the number of the collective that the frame was last made for.
     """
 
-    __slots__ = ("header", "made_for", "nbytes", "payload", "step", "views")
+    __slots__ = ("frame_bytes", "header", "made_for", "nbytes", "payload", "step", "views")
 
     def __init__(self, step: int, nbytes: int, *, staged: bool = True) -> None:
         self.step = step
         self.nbytes = nbytes
         self.made_for = -1
         frame = np.empty(HEADER_SIZE + (nbytes if staged else 0), np.uint8)
+        self.frame_bytes = frame.nbytes
         self.header = frame.data[:HEADER_SIZE]
         self.payload: Bytes = frame[HEADER_SIZE:]
         self.views: list[memoryview] = [frame.data]
@@ -271,7 +273,10 @@ class Plan:
     Attributes:
         choice: the schedule and its forecast.
         senders: the links that this rank sends on.
-        what: the collective's name.
+        op: the collective...
+        what: ...and its name.
+        sequence: the number of the collective that it ran, or runs, last.
+        nbytes: memory of its own: frames to send. Scratch for what comes is shared by all plans.
     """
 
     def __init__(
@@ -293,7 +298,7 @@ class Plan:
         self.choice = choice
         self.what = op.name.lower()
         self.senders = tuple(dict.fromkeys(link for link, _ in sends))
-        self._op = op
+        self.op = op
         self._code = element.code
         self._progress = progress
         self._sends = sends
@@ -302,7 +307,8 @@ class Plan:
         self._actions = actions
         self._given: Arrays = ()
         self._taken: Arrays = ()
-        self._sequence = 0
+        self.sequence = 0
+        self.nbytes = sum({id(outgoing): outgoing.frame_bytes for _, outgoing in sends}.values())
 
     def begin(self, sequence: int, given: Arrays, taken: Arrays) -> list[Incoming]:
         """Push what can leave at once, and return what is to be received first.
@@ -312,7 +318,7 @@ class Plan:
             given: the arrays that this rank gives from; they stay as they are until all is sent.
             taken: the arrays that it takes into; may be the same.
         """
-        self._sequence, self._given, self._taken = sequence, given, taken
+        self.sequence, self._given, self._taken = sequence, given, taken
         for send in self._progress.start():
             self._push(send)
         for lane in self._lanes:
@@ -340,9 +346,9 @@ class Plan:
 
     def _push(self, send: int) -> None:
         link, outgoing = self._sends[send]
-        if outgoing.made_for != self._sequence:
-            outgoing.made_for = self._sequence
-            outgoing.header[:] = pack_header(self._op, self._code, outgoing.step, self._sequence, outgoing.nbytes)
+        if outgoing.made_for != self.sequence:
+            outgoing.made_for = self.sequence
+            outgoing.header[:] = pack_header(self.op, self._code, outgoing.step, self.sequence, outgoing.nbytes)
             outgoing.load(self._given, self._taken)
         for view in outgoing.views:
             link.push(view)
@@ -354,7 +360,7 @@ class Plan:
             assert arrival.place is not None
             target = arrival.place.bytes_of(self._taken)
             incoming = Incoming(lane.link, [lane.header, target.data] if arrival.nbytes else [lane.header])
-        incoming.expect(pack_header(self._op, self._code, arrival.step, self._sequence, arrival.nbytes))
+        incoming.expect(pack_header(self.op, self._code, arrival.step, self.sequence, arrival.nbytes))
         return incoming
 
 

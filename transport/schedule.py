@@ -42,6 +42,32 @@ SUM_S = 1 / 6e9
 Matrix = Sequence[Sequence[float]]
 
 
+class Crowd(NamedTuple):
+    """Ranks of one machine that share too few cores."""
+
+    ranks: Sequence[int]
+    cores: int
+
+
+@dataclass(frozen=True)
+class Network:
+    """What a forecast rests on; the same on all ranks, as algorithms are chosen by it.
+
+    Attributes:
+        latency: seconds one way, ``latency[a][b]`` between ranks a and b.
+        bandwidth: bytes per second, likewise.
+        frame_s: what sending or receiving one frame costs a rank's processor, in seconds...
+        byte_s: ...and what each of its bytes adds to that, beyond what the bandwidth tells.
+        crowds: the ranks that share cores; no rank is in two.
+    """
+
+    latency: Matrix
+    bandwidth: Matrix
+    frame_s: float = FRAME_S
+    byte_s: float = 0.0
+    crowds: Sequence[Crowd] = ()
+
+
 class Operation(StrEnum):
     ALL_REDUCE = "all_reduce"
     REDUCE_SCATTER = "reduce_scatter"
@@ -436,29 +462,43 @@ class Progress:
 # -- cost --------------------------------------------------------------------------------------------------------------
 
 
-def cost(schedule: Schedule, itemsize: float, latency: Matrix, bandwidth: Matrix, frame_s: float = FRAME_S) -> float:
+def cost(schedule: Schedule, itemsize: float, network: Network) -> float:
     """Forecast a schedule's time in seconds, by running it on an imagined network.
 
-    A rank has one processor, which spends `frame_s` on each frame it sends or receives and `SUM_S` on each byte it
-    sums, and one port for each direction, through which its frames pass one after the other.
+    A rank has one processor, which works on each frame that it sends or receives and `SUM_S` on each byte it sums, and
+    one port for each direction, through which its frames pass one after the other. In a crowd only as many ranks work
+    at a time as there are cores.
 
     Args:
         itemsize: bytes that an element has on the wire.
-        latency: seconds one way, ``latency[a][b]`` between ranks a and b.
-        bandwidth: bytes per second, likewise.
     """
+    latency, bandwidth = network.latency, network.bandwidth
     ranks = schedule.goal.ranks
     processor, outgoing, incoming = ([0.0] * ranks for _ in range(3))
+    cores: list[list[float]] = [[] for _ in range(ranks)]  # until when those that a rank shares are busy
+    for crowd in network.crowds:
+        shared = [0.0] * crowd.cores
+        for rank in crowd.ranks:
+            cores[rank] = shared
     duties = [Duty(schedule, rank) for rank in range(ranks)]
     progress = [Progress(duty) for duty in duties]
     receives = {(t.step, t.source, t.target): index for duty in duties for index, t in enumerate(duty.receives)}
     flying: list[tuple[float, int, int, int]] = []
 
+    def work(rank: int, ready: float, seconds: float) -> None:
+        begin = max(ready, processor[rank])
+        if shared := cores[rank]:  # it takes the core that became free last before, or that becomes free first
+            free = max((until for until in shared if until <= begin), default=min(shared))
+            begin = max(begin, free)
+            shared[shared.index(free)] = begin + seconds
+        processor[rank] = begin + seconds
+
     def send(rank: int, sends: Iterable[int]) -> None:
         for index in sends:
             t = duties[rank].sends[index]
-            processor[rank] += frame_s
-            seconds = len(t.part) * itemsize / bandwidth[rank][t.target]
+            nbytes = len(t.part) * itemsize
+            work(rank, 0.0, network.frame_s + nbytes * network.byte_s)
+            seconds = nbytes / bandwidth[rank][t.target]
             outgoing[rank] = max(outgoing[rank], processor[rank]) + seconds
             arrives = outgoing[rank] + latency[rank][t.target]
             heappush(flying, (arrives, rank, t.target, receives[t.step, rank, t.target]))
@@ -468,13 +508,14 @@ def cost(schedule: Schedule, itemsize: float, latency: Matrix, bandwidth: Matrix
     while flying:
         arrives, source, rank, receive = heappop(flying)
         t = duties[rank].receives[receive]
-        incoming[rank] = max(arrives, incoming[rank] + len(t.part) * itemsize / bandwidth[source][rank])
-        processor[rank] = max(processor[rank], incoming[rank]) + frame_s
+        nbytes = len(t.part) * itemsize
+        incoming[rank] = max(arrives, incoming[rank] + nbytes / bandwidth[source][rank])
+        work(rank, incoming[rank], network.frame_s + nbytes * network.byte_s)
         gate = progress[rank].arrived(receive)
         if gate != NOW:
             if duties[rank].gates[gate].summed:
                 terms = len(duties[rank].gates[gate].arrivals)
-                processor[rank] += terms * len(t.part) * itemsize * SUM_S
+                work(rank, 0.0, terms * nbytes * SUM_S)
             send(rank, progress[rank].released(gate))
     return max(*processor, *outgoing)
 
@@ -489,9 +530,7 @@ class Choice(NamedTuple):
 def choose(
     goal: Goal,
     itemsize: int,
-    latency: Matrix,
-    bandwidth: Matrix,
-    frame_s: float = FRAME_S,
+    network: Network,
     *,
     wire_itemsize: float | None = None,
     algorithm: Algorithm | None = None,
@@ -512,5 +551,5 @@ def choose(
     choices = []
     for candidate in candidates:
         schedule = build(goal, candidate, itemsize)
-        choices.append(Choice(schedule, cost(schedule, wire_itemsize or itemsize, latency, bandwidth, frame_s)))
+        choices.append(Choice(schedule, cost(schedule, wire_itemsize or itemsize, network)))
     return min(choices, key=lambda choice: choice.seconds)

@@ -4,7 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from time import perf_counter_ns
+
+from .wire import Op
+
+RECORDS = 256
+"""The last so many collectives are recorded one by one."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """Where the time of a rank went in one collective, in seconds."""
+
+    sequence: int
+    """Its number, the same on all ranks: their records can be laid side by side."""
+    operation: Op
+    compute_s: float
+    """Since the collective before, and between its start and its finish."""
+    wire_s: float
+    wait_s: float
+    """Until the last peer's first byte was there."""
+    waited_for: int | None
+    """The rank that was last, if it came after this one."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +60,7 @@ class Stats:
         "_left_ns",
         "_prompt",
         "_rank",
+        "_records",
         "_wait_ns",
         "_waited_ns",
         "_wire_ns",
@@ -47,12 +70,15 @@ class Stats:
         self._rank = rank
         self._waited_ns = [0] * size
         self._last_ns = [0] * size
+        # What the clocks showed after the last collectives, and before: a record is a difference.
+        self._records = [(0, 0, 0, 0, 0, 0)] * (RECORDS + 1)
         self.reset()
 
     def reset(self) -> None:
         self._compute_ns = self._wait_ns = self._wire_ns = self._collectives = self._prompt = 0
         for clocks in (self._waited_ns, self._last_ns):
             clocks[:] = [0] * len(clocks)
+        self._records[-1] = (0, 0, 0, 0, 0, 0)
         self._left_ns = perf_counter_ns()
 
     def snapshot(self) -> StatsSnapshot:
@@ -66,6 +92,23 @@ class Stats:
             self._straggler(),
         )
 
+    def records(self) -> list[Record]:
+        """The last collectives since the last reset, up to `RECORDS`, oldest first; a rank that is alone has none."""
+        kept = min(self._collectives, RECORDS)
+        shown = [self._records[i % (RECORDS + 1)] for i in range(self._collectives - kept - 1, self._collectives)]
+        return [
+            Record(
+                sequence,
+                Op(op),
+                compute_s=(compute - before[3]) / 1e9,
+                wire_s=(wire - before[4]) / 1e9,
+                wait_s=(wait - before[5]) / 1e9,
+                waited_for=last if last >= 0 else None,
+            )
+            for before, (sequence, op, last, compute, wire, wait) in pairwise(shown)
+            if op
+        ]
+
     def _straggler(self) -> int | None:
         if 2 * self._prompt > self._collectives:
             return self._rank
@@ -78,16 +121,24 @@ class Stats:
         self._compute_ns += now - self._left_ns
         return now
 
-    def leave(self, entered: int, heard: Sequence[int] = (), *, prompt: bool = False) -> None:
+    def pause(self, entered: int) -> None:
+        """The rank computes again while a collective that it has begun goes on; so far that was work on the wire."""
+        self._left_ns = now = perf_counter_ns()
+        self._wire_ns += now - entered
+
+    def leave(
+        self, entered: int, heard: Sequence[int] = (), *, prompt: bool = False, op: int = 0, sequence: int = 0
+    ) -> None:
         """A collective ends.
 
         Args:
             entered: what `enter` returned.
             heard: per rank, when its first byte was there; 0 if nothing was expected of it.
             prompt: all peers were there before this rank.
+            op: which collective, for its record.
+            sequence: its number.
         """
         self._left_ns = now = perf_counter_ns()
-        self._collectives += 1
         last = second = entered
         latest = -1
         for rank, at in enumerate(heard):
@@ -103,6 +154,9 @@ class Stats:
             self._last_ns[latest] += last - second
         self._wait_ns += last - entered
         self._wire_ns += now - last
+        record = (sequence, op, latest, self._compute_ns, self._wire_ns, self._wait_ns)
+        self._records[self._collectives % (RECORDS + 1)] = record
+        self._collectives += 1
 
     def restart(self) -> None:
         """The rank computes from now on; what came before counts nowhere."""

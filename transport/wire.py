@@ -36,7 +36,8 @@ never travels. A listener proves itself only to a dialler that has proven itself
 
 After the handshake a link carries collectives and messages until it ends: with BYE when its owner closes it in peace,
 with ABORT (the rank to blame and why) when its owner gives up, with neither when its owner died. On a link for beats
-there are BEAT frames instead (`motley.transport.liveness`), and it ends in the same ways.
+there are BEAT frames instead (`motley.transport.liveness`), and it ends in the same ways. A BEAT's `sequence` is the
+collective that its sender has come to, its payload (u64) the bytes that it has sent on the pair's link for data.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ from enum import IntEnum
 from struct import Struct
 from typing import NamedTuple
 
-VERSION = 2
+VERSION = 3
 MAGIC = b"MT"
 MAX_MESSAGE = 64 << 20
 """Longest message in bytes; a header that announces more is refused before a byte of it is stored."""
@@ -59,6 +60,7 @@ MAX_HANDSHAKE = 1024
 _HEADER = Struct("<2sBBIQQ")
 _HELLO = Struct("<HBIHH32s32s")
 _BLAME = Struct("<H")
+_SENT = Struct("<Q")
 HEADER_SIZE = _HEADER.size
 
 
@@ -158,6 +160,18 @@ def unpack_abort(payload: bytes) -> tuple[int, str]:
     if len(payload) < _BLAME.size:
         raise WireError("an abort frame that blames nobody")
     return _BLAME.unpack_from(payload)[0], payload[_BLAME.size :].decode(errors="replace")
+
+
+def pack_beat(sequence: int, sent: int) -> bytes:
+    return pack_frame(Op.BEAT, _SENT.pack(sent), sequence)
+
+
+def unpack_beat(payload: bytes) -> int:
+    """The bytes that the sender of a BEAT has sent on the link for data."""
+    if len(payload) != _SENT.size:
+        raise WireError(f"a beat of {len(payload)} bytes")
+    sent: int = _SENT.unpack(payload)[0]
+    return sent
 
 
 class Frame(NamedTuple):

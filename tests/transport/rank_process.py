@@ -5,7 +5,8 @@ computes ("sleep" or "spin" for so many seconds), then sums until the mesh break
 plan has "seconds", so long. It prints ``{"error", "rank", "text"}`` or ``{"sum"}``, with what it has left behind.
 
 Half a second after it is up, a rank with ``"cut": [ranks]`` neither hears nor reaches these any more, and they are not
-told; one with ``"reset": true`` ends with a reset of all its connections. ``"slow": true`` reads in small sips.
+told; with ``"cut data": [ranks]`` that is so of the connections for data, while beats come and go; one with
+``"reset": true`` ends with a reset of all its connections. ``"slow": true`` reads in small sips.
 """
 
 from __future__ import annotations
@@ -30,8 +31,9 @@ from motley.transport import Communicator, Listener, Membership, Plain, Tls, Tra
 class Trouble:
     """A stream that can be cut, and may be slow."""
 
-    def __init__(self, peer: int, stream: Any, *, slow: bool) -> None:
+    def __init__(self, peer: int, stream: Any, *, slow: bool, is_data: bool = True) -> None:
         self.peer = peer
+        self.is_data = is_data
         self.is_cut = False
         self.stream = stream
         self._slow = slow
@@ -81,15 +83,16 @@ def wrapper(plan: dict[str, Any], streams: list[Trouble]) -> Callable[[int, Any]
     """What to give to `connect_mesh`; none if there shall be no trouble."""
 
     def wrap(peer: int, stream: Any) -> Trouble:
-        streams.append(Trouble(peer, stream, slow="slow" in plan))
+        is_data = all(known.peer != peer for known in streams)  # a pair's first connection
+        streams.append(Trouble(peer, stream, slow="slow" in plan, is_data=is_data))
         return streams[-1]
 
-    return wrap if {"cut", "reset", "slow"} & plan.keys() else None
+    return wrap if {"cut", "cut data", "reset", "slow"} & plan.keys() else None
 
 
 def strike(plan: dict[str, Any], streams: list[Trouble]) -> None:
     for stream in streams:
-        stream.is_cut = stream.peer in plan.get("cut", ())
+        stream.is_cut = stream.peer in plan.get("cut data" if stream.is_data and "cut data" in plan else "cut", ())
     if plan.get("reset"):
         for stream in streams:
             stream.stream.setsockopt(

@@ -4,7 +4,9 @@ import gc
 import hashlib
 import os
 import socket
+import sys
 import threading
+import tracemalloc
 import weakref
 from collections.abc import Callable, Sequence
 from itertools import pairwise
@@ -24,16 +26,20 @@ from motley.transport import (
     PeerLost,
     PeerTimeout,
     ProtocolError,
+    Record,
     Stats,
     StatsSnapshot,
     TransportError,
     UsageError,
     WireFormat,
 )
+from motley.transport import collectives as collectives_module
 from motley.transport import schedule as schedule_module
 from motley.transport.exchange import CROWDED_SPIN_S, FUTILE_SPIN_S, SPIN_S, Patience
 from motley.transport.link import wait_ready
 from motley.transport.schedule import Operation, Schedule, build
+from motley.transport.stats import RECORDS
+from motley.transport.wire import Op
 
 Run = Callable[..., list[Any]]
 Array = npt.NDArray[Any]
@@ -307,6 +313,52 @@ def test_a_split_call_lets_the_rank_compute_between(run_ranks: Run) -> None:
         assert snapshot.compute_s >= 0.05  # what happens between start and finish is no wait
 
 
+def test_a_started_call_goes_on_when_it_is_polled(run_ranks: Run) -> None:
+    """Both phases of two-shot are over before it is finished, and the wait was no wait of the rank."""
+    elements = (1 << 20) // 4
+
+    def work(communicator: Communicator) -> StatsSnapshot:
+        buffer = values(communicator.rank, elements)
+        communicator.barrier()
+        communicator.stats.reset()
+        pending = communicator.all_reduce_start(buffer, Algorithm.TWO_SHOT)
+        deadline = perf_counter() + 20
+        while not pending.poll() and perf_counter() < deadline:
+            sleep(1e-3)  # it computes
+        assert pending.poll()
+        with pytest.raises(UsageError, match="must be finished before the next call"):
+            communicator.barrier()
+        communicator.deadline_s = 0.0  # no wait would end well
+        pending.finish()
+        communicator.deadline_s = 20.0
+        assert buffer.tobytes() == wanted
+        with pytest.raises(UsageError, match="finished already"):
+            pending.poll()
+        snapshot = communicator.stats.snapshot()
+        communicator.all_reduce(buffer)
+        return snapshot
+
+    wanted = rank_order_sum(3, elements).tobytes()
+    for snapshot in run_ranks(3, work):
+        assert isinstance(snapshot, StatsSnapshot), snapshot
+        assert (snapshot.collectives, snapshot.wait_s) == (1, 0.0)
+        assert snapshot.compute_s > 0
+        assert snapshot.wire_s > 0
+
+
+def test_polling_a_call_that_fails_is_as_the_call_itself(run_ranks: Run) -> None:
+    def work(communicator: Communicator) -> None:
+        if communicator.rank == 1:
+            return
+        pending = communicator.all_reduce_start(np.ones(4, np.float32))
+        while True:
+            pending.poll()
+
+    error = run_ranks(2, work)[0]
+    assert isinstance(error, PeerLost)
+    assert error.rank == 1
+
+
 def test_forecasts_are_the_same_on_all_ranks(run_ranks: Run) -> None:
     def work(communicator: Communicator) -> list[Any]:
         choices = [communicator.forecast(operation, 3000) for operation in Operation]
@@ -534,6 +586,30 @@ def test_a_silent_peer_times_out_by_name_and_everyone_learns_it(run_ranks: Run) 
     assert "reported by rank 0: rank 2 was silent for 0.3 s" in str(errors[1])
 
 
+def test_a_timeout_in_a_ring_names_the_rank_that_has_not_come(run_ranks: Run) -> None:
+    """Rank 0 waits for rank 3, which waits for rank 2, which waits for rank 1, which computes."""
+    noticed = threading.Event()
+
+    def work(communicator: Communicator) -> None:
+        communicator.deadline_s = 1.5 if communicator.rank == 0 else 20.0
+        if communicator.rank == 1:
+            noticed.wait(20.0)
+            return
+        try:
+            communicator.all_reduce(np.zeros(4, np.float32), Algorithm.RING)
+        finally:
+            noticed.set()
+
+    errors = run_ranks(4, work)
+    assert isinstance(errors[0], PeerTimeout)
+    assert errors[0].rank == 1
+    assert "it is behind in its calls; all_reduce" in str(errors[0])
+    assert "of rank 3" in str(errors[0])
+    for error in errors[2:]:
+        assert isinstance(error, PeerLost)
+        assert error.rank == 1
+
+
 def test_a_parked_rank_notices_the_end_of_a_peer_that_it_expects_nothing_of(run_ranks: Run) -> None:
     def work(communicator: Communicator) -> None:
         if communicator.rank == 2:
@@ -641,6 +717,46 @@ def test_the_straggler_is_named(run_ranks: Run) -> None:
     assert snapshots[1].compute_s >= 0.15 > snapshots[1].wait_s
 
 
+def test_every_collective_is_recorded(run_ranks: Run) -> None:
+    def work(communicator: Communicator) -> list[Record]:
+        buffer = np.zeros(8, np.float32)
+        communicator.barrier()
+        communicator.stats.reset()
+        for _ in range(3):
+            if communicator.rank == 1:
+                sleep(0.03)
+            communicator.all_reduce(buffer, Algorithm.ONE_SHOT)
+        pending = communicator.all_reduce_start(buffer)
+        sleep(0.03)
+        pending.finish()
+        communicator.barrier()
+        return communicator.stats.records()
+
+    records = run_ranks(2, work)
+    for rank, own in enumerate(records):
+        assert [record.operation for record in own] == [Op.ALL_REDUCE] * 4 + [Op.BARRIER]
+        assert [record.sequence for record in own] == [record.sequence for record in records[0]]
+        assert [b.sequence - a.sequence for a, b in pairwise(own)] == [1] * 4
+        assert own[3].compute_s >= 0.03
+        assert all(record.wire_s > 0 for record in own)
+        for record in own[:3]:
+            assert (record.waited_for == 1 and record.wait_s > 0.01) if rank == 0 else record.compute_s >= 0.03
+
+
+def test_the_last_records_are_kept() -> None:
+    stats = Stats(rank=0, size=2)
+    for sequence in range(RECORDS + 10):
+        entered = stats.enter()
+        stats.leave(entered, [0, entered + 100], op=Op.BROADCAST, sequence=sequence)
+    records = stats.records()
+    assert [record.sequence for record in records] == list(range(10, RECORDS + 10))
+    assert {(record.operation, record.wait_s, record.waited_for) for record in records} == {(Op.BROADCAST, 1e-7, 1)}
+    stats.reset()
+    assert stats.records() == []
+    stats.leave(stats.enter())  # of a rank that is alone
+    assert stats.records() == []
+
+
 def test_stats_charge_the_last_rank_with_what_it_alone_cost() -> None:
     stats = Stats(rank=0, size=4)
     entered = stats.enter()
@@ -721,6 +837,51 @@ def test_thousands_of_collectives_leave_nothing_behind(run_ranks: Run) -> None:
     assert after[0] <= before[0]
     assert after[1] <= before[1]
     assert after[2] < before[2] + (2 << 20)
+
+
+def test_a_call_that_repeats_allocates_nothing_that_lasts(run_ranks: Run) -> None:
+    def work(communicator: Communicator) -> list[int]:
+        small, large, counts = np.zeros(2048, np.float32), np.zeros(1 << 19, np.float32), []
+        for _ in range(4):
+            for _ in range(RECORDS + 1):
+                communicator.all_reduce(small)
+            communicator.all_reduce(large)
+            communicator.barrier()
+            gc.collect()
+            if communicator.rank == 0:
+                counts.append((sys.getallocatedblocks(), tracemalloc.get_traced_memory()[0]))
+                tracemalloc.reset_peak()
+            communicator.barrier()
+        return [*counts, (0, tracemalloc.get_traced_memory()[1])]
+
+    tracemalloc.start(1)
+    try:
+        *counts, (_, peak) = run_ranks(2, work)[0]
+    finally:
+        tracemalloc.stop()
+    assert abs(counts[-1][0] - counts[-2][0]) < 50
+    assert abs(counts[-1][1] - counts[-2][1]) < 10_000
+    assert peak - counts[-1][1] < 50_000  # 2 MiB were summed meanwhile
+
+
+def test_plans_are_kept_within_bytes_the_latest_longest(run_ranks: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collectives_module, "MAX_PLAN_BYTES", 200_000)
+
+    def work(communicator: Communicator) -> None:
+        communicator.barrier()
+        for elements in (10_000, 11_000, 10_000, 12_000, 13_000, 14_000):  # each is copied once, to be sent
+            for _ in range(2):
+                communicator.all_reduce(np.zeros(elements, np.float32), Algorithm.ONE_SHOT)
+            communicator.all_reduce(np.zeros(10_000, np.float32), Algorithm.ONE_SHOT)
+            kept = communicator._plans.values()
+            assert sum(plan.nbytes for plan in kept) <= 200_000
+        sizes = [plan.nbytes // 4000 for plan in communicator._plans.values() if plan.nbytes > 4000]
+        assert sorted(sizes) == [10, 12, 13, 14]
+        communicator.all_reduce(np.zeros(1 << 18, np.float32), Algorithm.ONE_SHOT)  # alone it is more than that
+        assert len(communicator._plans) == 1
+        communicator.barrier()
+
+    assert run_ranks(2, work) == [None] * 2
 
 
 @pytest.mark.parametrize("algorithm", list(Algorithm))

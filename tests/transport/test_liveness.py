@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from motley.transport import PeerLost
 from motley.transport.link import Link, wait_ready
 from motley.transport.liveness import BEAT_S, SILENCE_S, SUSPENDED_S, Pulse, Watch
-from motley.transport.wire import Op, pack_abort, pack_frame
+from motley.transport.wire import Op, pack_abort, pack_beat, pack_frame
 
-BEAT = pack_frame(Op.BEAT)
+BEAT = pack_beat(7, 0)
 
 
 def watch(peers: int = 3, own_rank: int = 0) -> Watch:
@@ -34,7 +34,7 @@ def beat(watch: Watch, ranks: list[int], start: float, end: float) -> float:
     while now < end:
         for rank in ranks:
             watch.receive(rank, BEAT, now)
-        watch.look(now)
+        watch.look(now, {})
         now += BEAT_S
     return now
 
@@ -42,10 +42,10 @@ def beat(watch: Watch, ranks: list[int], start: float, end: float) -> float:
 def test_silence_is_measured_from_the_last_sign_of_life() -> None:
     watching = watch()
     beat(watching, [1, 2], 0, 10)
-    assert watching.look(10) == pytest.approx(9.5 + SILENCE_S)
+    assert watching.look(10, {}) == pytest.approx(9.5 + SILENCE_S)
     beat(watching, [2], 10, 9.5 + SILENCE_S - 0.01)
     assert not watching.lost
-    watching.look(9.5 + SILENCE_S)
+    watching.look(9.5 + SILENCE_S, {})
     assert watching.lost == {1: "no sign of life for 4 s (host-1:1)"}
     assert watching.watched == (2,)
 
@@ -59,7 +59,7 @@ def test_a_peer_that_still_builds_its_mesh_is_not_silent() -> None:
 def test_a_rank_that_was_suspended_itself_blames_nobody() -> None:
     watching = watch()
     now = beat(watching, [1, 2], 0, 5)
-    watching.look(now + 1000)
+    watching.look(now + 1000, {})
     assert not watching.lost
     now = beat(watching, [1], now + 1000 + BEAT_S, now + 1000 + SILENCE_S + BEAT_S)
     assert list(watching.lost) == [2]
@@ -70,8 +70,57 @@ def test_looking_late_but_in_time_hides_no_silence() -> None:
     now = beat(watching, [1, 2], 0, 5)
     while not watching.lost:
         now += SUSPENDED_S
-        watching.look(now)
+        watching.look(now, {})
     assert now <= 5 + SILENCE_S + SUSPENDED_S
+
+
+def look(watch: Watch, sent: int, awaited: dict[int, int], start: float, end: float) -> float:
+    """Rank 1 beats that it has sent so many bytes while this rank waits for those; rank 2 only beats."""
+    now = start
+    while now < end:
+        watch.receive(1, pack_beat(7, sent), now)
+        watch.receive(2, BEAT, now)
+        watch.look(now, awaited)
+        now += BEAT_S
+    return now
+
+
+def test_bytes_that_were_sent_and_do_not_come_are_the_end_of_a_connection() -> None:
+    watching = watch()
+    now = look(watching, 1000, {1: 1000, 2: 0}, 0, 60)  # nothing is on its way: slow is not dead
+    now = look(watching, 1024, {}, now, 120)  # this rank computes and does not read
+    look(watching, 1024, {1: 1000}, now, now + SILENCE_S)
+    assert not watching.lost
+    assert watching.look(now + SILENCE_S - 0.01, {1: 1000}) == pytest.approx(now + SILENCE_S)
+    watching.look(now + SILENCE_S, {1: 1000})
+    assert watching.lost == {1: "its beats come, but no data for 4 s: 24 bytes are on their way (host-1:1)"}
+    assert watching.watched == (2,)
+
+
+def test_bytes_that_come_slowly_are_life() -> None:
+    watching = watch()
+    now = 0.0
+    for came in range(1000, 1020):
+        now = look(watching, 9000, {1: came}, now, now + SILENCE_S - BEAT_S)
+    now = look(watching, 9000, {}, now, now + BEAT_S)  # the wait is interrupted
+    look(watching, 9000, {1: 1019}, now, now + SILENCE_S)
+    assert not watching.lost
+
+
+def test_bytes_that_did_not_come_while_this_rank_was_suspended_are_missed_from_then_on() -> None:
+    watching = watch()
+    now = look(watching, 1000, {1: 0}, 0, 2)
+    watching.look(now + 1000, {1: 0})
+    look(watching, 1000, {1: 0}, now + 1000, now + 1000 + SILENCE_S)
+    assert not watching.lost
+
+
+def test_the_last_rank_is_the_one_in_the_earliest_call() -> None:
+    watching = watch(4)
+    assert watching.last(1) == 1
+    for rank, sequence in ((1, 8), (2, 7), (3, 7)):
+        watching.receive(rank, pack_beat(sequence, 0), 1.0)
+    assert [watching.last(suspect) for suspect in (1, 2, 3)] == [2, 2, 3]
 
 
 def test_the_first_loss_comes_first() -> None:
@@ -95,6 +144,7 @@ def test_the_first_loss_comes_first() -> None:
         (pack_abort(1, "a wrong call"), {1: "it gave up: a wrong call (host-1:1)"}),
         (pack_abort(0, "you"), {1: "it gave up: you (host-1:1)"}),
         (pack_frame(Op.ABORT), {1: "an abort frame that blames nobody (host-1:1)"}),
+        (pack_frame(Op.BEAT, b"1234"), {1: "a beat of 4 bytes (host-1:1)"}),
         (pack_frame(Op.ALL_REDUCE), {1: "ALL_REDUCE on a connection for beats (host-1:1)"}),
     ],
 )
@@ -129,7 +179,7 @@ def test_no_bytes_can_break_the_watch(received: list[tuple[int, bytes, float]]) 
     for rank, data, now in sorted(received, key=lambda entry: entry[2]):
         if rank in watching.watched:
             watching.receive(rank, data, now)
-        watching.look(now)
+        watching.look(now, {})
     assert all(isinstance(why, str) for why in watching.lost.values())
 
 
@@ -139,6 +189,12 @@ def test_no_bytes_can_break_the_watch(received: list[tuple[int, bytes, float]]) 
 def link(own_rank: int, rank: int, end: socket.socket) -> Link:
     end.setblocking(False)
     return Link(own_rank, rank, "there:1", end, is_local=True)
+
+
+def pulse(own_rank: int, rank: int, end: socket.socket) -> Pulse:
+    """Of one rank of two; its link for data is idle."""
+    beats = link(own_rank, rank, end)
+    return Pulse(watch(2, own_rank), {rank: beats}, {rank: beats})
 
 
 @pytest.fixture
@@ -159,7 +215,7 @@ def threads() -> list[str]:
 
 
 def test_two_pulses_beat_until_one_leaves_in_peace(ends: tuple[socket.socket, socket.socket]) -> None:
-    first, second = Pulse(watch(2), {1: link(0, 1, ends[0])}), Pulse(watch(2, 1), {0: link(1, 0, ends[1])})
+    first, second = pulse(0, 1, ends[0]), pulse(1, 0, ends[1])
     assert len(threads()) == 2
     assert not heard(first, 0.7)
     second.close()
@@ -172,7 +228,7 @@ def test_two_pulses_beat_until_one_leaves_in_peace(ends: tuple[socket.socket, so
 
 
 def test_a_farewell_with_blame_reaches_the_waiting_thread(ends: tuple[socket.socket, socket.socket]) -> None:
-    first, second = Pulse(watch(2), {1: link(0, 1, ends[0])}), Pulse(watch(2, 1), {0: link(1, 0, ends[1])})
+    first, second = pulse(0, 1, ends[0]), pulse(1, 0, ends[1])
     second.close(pack_abort(7, "its cable is cut"))
     assert heard(first)
     with pytest.raises(PeerLost, match="rank 7 is lost: reported by rank 1: its cable is cut"):
@@ -182,15 +238,15 @@ def test_a_farewell_with_blame_reaches_the_waiting_thread(ends: tuple[socket.soc
 
 
 def test_the_end_of_a_connection_is_a_loss_at_once(ends: tuple[socket.socket, socket.socket]) -> None:
-    pulse = Pulse(watch(2), {1: link(0, 1, ends[0])})
+    ours = pulse(0, 1, ends[0])
     began = time.monotonic()
     ends[1].close()
-    assert heard(pulse)
+    assert heard(ours)
     assert time.monotonic() - began < 2
     with pytest.raises(PeerLost) as loss:
-        pulse.raise_if_lost()
+        ours.raise_if_lost()
     assert loss.value.rank == 1
-    pulse.close()
+    ours.close()
 
 
 def test_a_peer_that_does_not_read_gets_one_beat_at_a_time(ends: tuple[socket.socket, socket.socket]) -> None:
@@ -199,7 +255,7 @@ def test_a_peer_that_does_not_read_gets_one_beat_at_a_time(ends: tuple[socket.so
     with suppress(BlockingIOError):
         while True:
             ends[0].send(BEAT * 100)
-    pulse = Pulse(watch(2), {1: peer})
+    pulse = Pulse(watch(2), {1: peer}, {1: peer})
     deadline = time.monotonic() + 5
     while not peer.unsent and time.monotonic() < deadline:
         select.select((), (), (), 0.01)

@@ -152,8 +152,8 @@ def test_a_rank_that_stays_stopped_is_lost(start: Start) -> None:
 
 def test_what_vanishes_is_lost(start: Start) -> None:
     """No FIN, no reset: what goes over the network of a rank, or one link in another mesh, comes to nothing."""
-    began = time.monotonic()
     ranks, linked = start({}, {}, {"cut": [0, 1]}), start({}, {}, {"cut": [1]})
+    began = time.monotonic()
     texts = expect_loss(ranks[:2], {2}, 0.5 + LIMIT_S)
     assert any("no sign of life for 4 s" in text for text in texts)
     # Ranks 1 and 2 name each other, or rank 0 if it was faster to tell them that they themselves were named.
@@ -164,6 +164,15 @@ def test_what_vanishes_is_lost(start: Start) -> None:
     assert answers[1]["rank"] in (2, 0)
     assert answers[2]["rank"] in (1, 0)
     assert any("no sign of life for 4 s" in answer["text"] for answer in answers)
+    expect_new_mesh(ranks[:2])
+    assert ranks[2].read()["error"] == "PeerLost"
+
+
+def test_a_connection_for_data_that_dies_alone_is_missed(start: Start) -> None:
+    """No FIN, no reset, and the beats of all ranks come and go."""
+    ranks = start({}, {}, {"cut data": [0, 1]})
+    texts = expect_loss(ranks[:2], {2, 0, 1}, 0.5 + LIMIT_S)
+    assert any("its beats come, but no data for 4 s" in text for text in texts)
     expect_new_mesh(ranks[:2])
     assert ranks[2].read()["error"] == "PeerLost"
 
@@ -179,6 +188,36 @@ def test_slow_is_not_dead(start: Start) -> None:
     sips = {"slow": True, "elements": 300_000, "rounds": 2}
     ranks = start({"rounds": 2, "elements": 300_000}, {"sleep": 4.6} | sips, {"spin": 4.6} | sips)
     assert [rank.read()["sum"] for rank in ranks] == [6.0] * 3
+
+
+def test_a_rank_that_looks_for_messages_misses_those_that_do_not_come(
+    run_ranks: Callable[..., list[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("motley.transport.liveness.SILENCE_S", 2.0)
+    streams: list[Trouble] = []
+
+    def wrap(peer: int, stream: Any) -> Trouble:
+        streams.append(Trouble(peer, stream, slow=False, is_data=all(known.peer != peer for known in streams)))
+        return streams[-1]
+
+    def work(communicator: Communicator) -> None:
+        if communicator.rank == 0:
+            (data,) = (stream for stream in streams if stream.peer == 1 and stream.is_data)
+            data.is_cut = True
+            communicator.send(b"lost on its way", 1)
+        while not communicator.wait_message(1 - communicator.rank, 0.2):
+            pass
+
+    began = time.monotonic()
+    first, second = run_ranks(2, work, wrap=wrap)
+    assert time.monotonic() - began < LIMIT_S + SLACK_S
+    for stream in streams:
+        stream.stream.close()  # what was cut could not be
+    assert isinstance(second, PeerLost)
+    assert second.rank == 0
+    assert "its beats come, but no data for 2 s: 39 bytes are on their way" in str(second)
+    assert isinstance(first, PeerLost)
+    assert first.rank == 1
 
 
 def test_a_survivor_that_computed_names_the_rank_that_was_lost_and_not_the_one_that_gave_up(

@@ -25,6 +25,7 @@ from motley.transport import (
     connect_mesh,
 )
 from motley.transport import mesh as mesh_module
+from motley.transport.schedule import Crowd
 from motley.transport.wire import Op, pack_frame
 
 MakeMember = Callable[..., Membership]
@@ -68,24 +69,41 @@ def test_a_mesh_over_ipv6(run_ranks: Run) -> None:
 
 
 def test_all_ranks_hold_the_same_measurements(run_ranks: Run) -> None:
-    matrices = run_ranks(3, lambda communicator: (communicator.latency, communicator.bandwidth))
-    latency, bandwidth = np.array(matrices[0][0]), np.array(matrices[0][1])
-    assert matrices[1] == matrices[2] == matrices[0]
+    networks = run_ranks(3, lambda communicator: communicator.network)
+    latency, bandwidth = np.array(networks[0].latency), np.array(networks[0].bandwidth)
+    assert networks[1] == networks[2] == networks[0]
+    assert all(crowd.ranks == [0, 1, 2] and 1 <= crowd.cores < 3 for crowd in networks[0].crowds)
     assert (latency == latency.T).all()
     assert (latency[~np.eye(3, dtype=bool)] > 0).all()
     assert (bandwidth == bandwidth.T).all()
     assert (bandwidth[~np.eye(3, dtype=bool)] > 1e7).all()
 
 
-@pytest.mark.parametrize("crowded", [False, True])
 @pytest.mark.parametrize("size", range(2, 17))
-def test_every_pair_measures_once_and_no_rank_twice_at_a_time(size: int, crowded: bool) -> None:
-    turns = mesh_module._turns(size, crowded=crowded)
+def test_every_pair_measures_once_and_no_rank_twice_at_a_time(size: int) -> None:
+    turns = mesh_module._turns(size)
     assert sorted(pair for pairs in turns for pair in pairs) == list(combinations(range(size), 2))
     for pairs in turns:
         ranks = [rank for pair in pairs for rank in pair]
         assert len(ranks) == len(set(ranks))
-        assert not crowded or len(pairs) == 1
+
+
+@pytest.mark.parametrize("cores", [[{0}, {0}, {0, 1}], [{0}, {1}, {2}], [{0, 1, 2, 3}] * 3, [{70}, {5}, {5}]])
+def test_ranks_are_a_crowd_where_they_share_cores(
+    run_ranks: Run, monkeypatch: pytest.MonkeyPatch, cores: list[set[int]]
+) -> None:
+    given = iter(cores)
+    monkeypatch.setattr(mesh_module, "_usable_cores", lambda: next(given))
+    networks = run_ranks(3, lambda communicator: communicator.network)
+    together = len(set().union(*cores))
+    assert networks[0].crowds == ([Crowd([0, 1, 2], together)] if together < 3 else [])
+    assert networks[1] == networks[2] == networks[0]
+
+
+def test_a_solution_is_found_or_the_nearest_end() -> None:
+    assert mesh_module._solve(lambda x: 2 * x, 3.0, 1.0, 4.0) == pytest.approx(1.5, abs=1e-3)
+    assert mesh_module._solve(lambda x: 2 * x, 1.0, 1.0, 4.0) == 1.0
+    assert mesh_module._solve(lambda x: 2 * x, 9.0, 1.0, 4.0) == pytest.approx(4.0, abs=1e-2)
 
 
 def test_bootstrap_leaves_no_socket_behind(run_ranks: Run) -> None:

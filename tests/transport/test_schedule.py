@@ -16,8 +16,10 @@ from motley.transport.schedule import (
     SUM_S,
     Algorithm,
     Choice,
+    Crowd,
     Duty,
     Goal,
+    Network,
     Operation,
     Progress,
     Schedule,
@@ -241,31 +243,45 @@ def test_tiles_follow_each_other() -> None:
 
 
 def test_cost_is_latency_and_bytes_through_a_port_and_the_processor() -> None:
-    seconds = cost(one_shot(all_reduce(1000, 3), 1000), 4, uniform(3, 1e-3), uniform(3, 1e6), 1e-5)
+    seconds = cost(one_shot(all_reduce(1000, 3), 1000), 4, Network(uniform(3, 1e-3), uniform(3, 1e6), 1e-5))
     # The first frame is offered after frame_s; both leave, one after the other; the last one is received and summed.
     assert seconds == pytest.approx(1e-5 + 2 * 4000 / 1e6 + 1e-3 + 1e-5 + 2 * 4000 * SUM_S)
+
+
+def test_ranks_of_a_crowd_work_one_after_the_other() -> None:
+    goal, links = all_reduce(1000, 4), (uniform(4, 1e-6), uniform(4, 1e12))
+
+    def seconds(*crowds: Crowd, byte_s: float = 0.0) -> float:
+        return cost(one_shot(goal, 1000), 4, Network(*links, 1e-4, byte_s, crowds))
+
+    sums = 3 * 4000 * SUM_S
+    assert seconds() == pytest.approx(6 * 1e-4 + sums, rel=0.01)
+    assert seconds(Crowd(range(4), 1)) == pytest.approx(24 * 1e-4 + 4 * sums, rel=0.01)
+    assert seconds(Crowd(range(4), 2)) == pytest.approx(12 * 1e-4 + 2 * sums, rel=0.1)
+    assert seconds(Crowd((0, 1), 1), Crowd((2, 3), 1)) == pytest.approx(12 * 1e-4 + 2 * sums, rel=0.2)
+    assert seconds(Crowd(range(4), 1), byte_s=1e-8) == pytest.approx(24 * (1e-4 + 4e-5) + 4 * sums, rel=0.01)
 
 
 def test_cost_of_a_pipeline_overlaps_its_segments() -> None:
     goal = all_reduce(1 << 20, 4)
     whole = two_shot(goal, even_parts(1 << 20, 4), 1 << 20)
     cut = two_shot(goal, even_parts(1 << 20, 4), 1 << 16)
-    links = uniform(4, 1e-4), uniform(4, 1e9)
-    assert cost(cut, 4, *links) < 0.95 * cost(whole, 4, *links)
+    links = Network(uniform(4, 1e-4), uniform(4, 1e9))
+    assert cost(cut, 4, links) < 0.95 * cost(whole, 4, links)
 
 
 def test_choose_follows_latency_bandwidth_and_payload() -> None:
-    slow_links = uniform(4, 100e-6), uniform(4, 117e6)
+    slow_links = Network(uniform(4, 100e-6), uniform(4, 117e6))
 
-    def chosen(elements: int, ranks: int, links: tuple[list[list[float]], list[list[float]]]) -> Algorithm:
-        return choose(all_reduce(elements, ranks), 4, *links).schedule.algorithm
+    def chosen(elements: int, ranks: int, links: Network) -> Algorithm:
+        return choose(all_reduce(elements, ranks), 4, links).schedule.algorithm
 
     assert chosen(128, 4, slow_links) is Algorithm.ONE_SHOT
     assert chosen(4096, 4, slow_links) is Algorithm.TWO_SHOT
     assert chosen(4096, 2, slow_links) is Algorithm.ONE_SHOT
     assert chosen(0, 4, slow_links) is Algorithm.ONE_SHOT
     slow_diagonals = [[117e6 if (a - b) % 4 in (1, 3) else 5e6 for b in range(4)] for a in range(4)]
-    assert chosen(1 << 20, 4, (slow_links[0], slow_diagonals)) is Algorithm.RING
+    assert chosen(1 << 20, 4, Network(slow_links.latency, slow_diagonals)) is Algorithm.RING
 
 
 @pytest.mark.parametrize(
@@ -277,14 +293,14 @@ def test_choose_follows_latency_bandwidth_and_payload() -> None:
     ],
 )
 def test_choose_knows_every_operation(goal: Callable[[int], Goal], small: Algorithm, large: Algorithm) -> None:
-    links = uniform(8, 100e-6), uniform(8, 117e6)
+    links = Network(uniform(8, 100e-6), uniform(8, 117e6))
     for elements, wanted in ((64, small), (1 << 18, large)):
-        choice: Choice = choose(goal(elements), 4, *links)
+        choice: Choice = choose(goal(elements), 4, links)
         assert choice.schedule.algorithm is wanted
         assert choice.seconds > FRAME_S
 
 
 def test_a_narrow_wire_makes_a_schedule_cheaper() -> None:
-    links = uniform(2, 1e-4), uniform(2, 117e6)
-    wide, narrow = (choose(all_reduce(1 << 20, 2), 4, *links, wire_itemsize=size).seconds for size in (4, 1.0625))
+    links = Network(uniform(2, 1e-4), uniform(2, 117e6))
+    wide, narrow = (choose(all_reduce(1 << 20, 2), 4, links, wire_itemsize=size).seconds for size in (4, 1.0625))
     assert narrow < 0.35 * wide

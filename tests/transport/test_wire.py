@@ -286,8 +286,8 @@ def test_a_certificate_is_for_one_rank_of_one_session(
 
 def test_another_version_is_refused_whatever_follows_it(pair: Callable[..., tuple[Handshake, Handshake]]) -> None:
     _, listener = pair()
-    with pytest.raises(Refusal, match="protocol version 3; version 2 is spoken here"):
-        listener.receive(pack_frame(Op.HELLO, b"\x03\x00 a future layout"))
+    with pytest.raises(Refusal, match="protocol version 4; version 3 is spoken here"):
+        listener.receive(pack_frame(Op.HELLO, b"\x04\x00 a future layout"))
 
 
 @pytest.mark.parametrize(
