@@ -35,6 +35,7 @@ class MeshSpec:
     Attributes:
         weights: relative speed of each rank; their number is the number of ranks.
         pin: one core per rank, in order, where there are enough.
+        link: the network to emulate between the ranks, as `motley.bench.emulator.LinkSpec.parse` reads it; "": none.
     """
 
     model: Path
@@ -46,6 +47,7 @@ class MeshSpec:
     threads: int = 1
     wire: str = "fp32"
     pin: bool = False
+    link: str = ""
 
 
 class LocalMesh:
@@ -143,9 +145,11 @@ class LocalMesh:
         )
         pin = spec.pin and spec.threads == 1 and size <= usable_cores()
         scratch = default_scratch()
+        entry = ("motley.bench.rank_over_link", spec.link) if spec.link else ("motley.daemon.rank",)
         for rank in range(size):
             core = rank if pin else None
-            self._workers.append(await RankWorker.start(scratch=scratch, host="127.0.0.1", core=core))
+            worker = await RankWorker.start(scratch=scratch, host="127.0.0.1", core=core, entry=entry)
+            self._workers.append(worker)
         self.ready = [pb.Ready() for _ in range(size)]
         self.timing = [pb.Timing() for _ in range(size)]
         ports: list[asyncio.Future[str]] = [asyncio.get_running_loop().create_future() for _ in range(size)]
