@@ -36,6 +36,7 @@ class MeshSpec:
     Attributes:
         weights: relative speed of each rank; their number is the number of ranks.
         pin: one core per rank, in order, where there are enough.
+        link: the network to emulate between the ranks, as `motley.bench.emulator.LinkSpec.parse` reads it; "": none.
     """
 
     model: Path
@@ -47,6 +48,7 @@ class MeshSpec:
     threads: int = 1
     wire: str = "fp32"
     pin: bool = False
+    link: str = ""
 
 
 class LocalMesh:
@@ -144,9 +146,10 @@ class LocalMesh:
         )
         pin = spec.pin and spec.threads == 1 and size <= usable_cores()
         cache = ShareCache()
+        entry = ("motley.bench.rank_over_link", spec.link) if spec.link else ("motley.daemon.rank",)
         for rank in range(size):
             core = rank if pin else None
-            self._workers.append(await RankWorker.start(cache=cache, host="127.0.0.1", core=core))
+            self._workers.append(await RankWorker.start(cache=cache, host="127.0.0.1", core=core, entry=entry))
         self.ready = [pb.Ready() for _ in range(size)]
         self.timing = [pb.Timing() for _ in range(size)]
         ports: list[asyncio.Future[str]] = [asyncio.get_running_loop().create_future() for _ in range(size)]

@@ -7,19 +7,16 @@ many times larger than the others, and a large value takes the precision of thos
 
 from __future__ import annotations
 
-import secrets
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from motley.transport import Listener, Membership, Plain, WireFormat, connect_mesh
+from motley.bench.thread_mesh import thread_mesh
+from motley.transport import Communicator, WireFormat
 from motley.transport.formats import Codecs
 
 ELEMENTS = 1 << 18
-TIMEOUT_S = 60.0
 ACTIVATIONS = ("gaussian", "heavy-tailed")
 
 Floats = npt.NDArray[np.float32]
@@ -69,21 +66,12 @@ def _activations(kind: str, rank: int) -> Floats:
 
 def _all_reduce(wire_format: WireFormat, terms: dict[str, list[Floats]], ranks: int) -> dict[str, Floats]:
     """The sums as rank 0 gets them."""
-    secret = secrets.token_bytes(32)
-    with ExitStack() as stack:
-        listeners = [stack.enter_context(closing(Listener("127.0.0.1"))) for _ in range(ranks)]
-        addresses = [f"127.0.0.1:{listener.port}" for listener in listeners]
-        pool = stack.enter_context(ThreadPoolExecutor(ranks))
 
-        def run(rank: int) -> dict[str, Floats]:
-            member = Membership("precision", 0, rank, ranks, secret, bytes(32))
-            sums = {kind: arrays[rank].copy() for kind, arrays in terms.items()}
-            with connect_mesh(
-                listeners[rank], member, addresses, TIMEOUT_S, security=Plain(), wire_format=wire_format, spin_s=0
-            ) as communicator:
-                for buffer in sums.values():
-                    communicator.all_reduce(buffer)
-            return sums
+    def work(communicator: Communicator) -> dict[str, Floats]:
+        sums = {kind: arrays[communicator.rank].copy() for kind, arrays in terms.items()}
+        for buffer in sums.values():
+            communicator.all_reduce(buffer)
+        return sums
 
-        first, *_ = pool.map(run, range(ranks))
-        return first
+    with thread_mesh(ranks, wire_format) as on_every_rank:
+        return on_every_rank(work)[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from dataclasses import asdict
@@ -11,6 +12,7 @@ from typing import Annotated, TypeVar
 
 import typer
 
+from motley.cli.bench_tables import show_drift, show_latency, show_sweep, show_wire_formats
 from motley.cli.errors import CliError
 from motley.cli.interrupt import run
 from motley.cli.options import Quantisation
@@ -23,67 +25,86 @@ def register(app: typer.Typer) -> None:
     app.add_typer(bench, name="bench")
 
 
-@bench.command(epilog="Example: motley bench latency --model ./tinyllama --ranks 2 --quant int4 --json")
+@bench.command(
+    epilog="Example: motley bench latency --model ./tinyllama --ranks 1,2 --quant int4,int8 --plot where.png"
+)
 def latency(
     model: Annotated[Path, typer.Option(help="Model folder (see `motley bench synth`).")],
-    ranks: Annotated[int, typer.Option(min=1, max=16, help="Rank processes to start here.")] = 1,
+    ranks: Annotated[str, typer.Option(help="Rank processes to start here, such as 2 or 1,2.")] = "1",
     shares: Annotated[str, typer.Option(help="Relative shares, one per rank, such as 3,2,1. Default: equal.")] = "",
     quant: Annotated[
-        Quantisation | None, typer.Option(help="How weights are held.", show_default="int4, or as they are quantised")
-    ] = None,
+        str,
+        typer.Option(
+            help="How weights are held: stored, fp32, int8, int4, or several of them.",
+            show_default="int4, or as they are quantised",
+        ),
+    ] = "",
     block: Annotated[int, typer.Option(help="Quantisation block: weights per scale.")] = 32,
-    prompt_tokens: Annotated[int, typer.Option(min=1, help="Random tokens in the prompt.")] = 64,
+    prompt_tokens: Annotated[str, typer.Option(help="Random tokens in the prompt, such as 64 or 100,2000.")] = "64",
     tokens: Annotated[int, typer.Option(min=1, max=4000, help="Tokens to time, after a warm-up of 5.")] = 64,
+    link: Annotated[
+        list[str] | None,
+        typer.Option(help="Emulate a network: 0.1ms,1Gbit or 20ms,100Mbit,jitter=2ms,loss=0.1%; none: this machine's."),
+    ] = None,
     threads: Annotated[int, typer.Option(min=1, help="Compute threads per rank.")] = 1,
     engine: Annotated[str, typer.Option(help="Engine by name.")] = "onnxruntime",
+    csv: Annotated[Path | None, typer.Option(help="Write every token of every rank to this CSV file.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw where the time went to this PNG file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
 ) -> None:
-    """Time per token of a model cut over rank processes on this machine, and where it goes."""
-    from motley.bench.latency import measure_latency
+    """Time per token of a model cut over rank processes on this machine, and where it goes.
+
+    Ranks, quantisations and prompt lengths may be lists, as in 1,2, and links several options:
+    every combination is measured, and the JSON of several is {"rows": [...]}.
+    """
+    from motley.bench.latency import measure_sweep, write_csv
     from motley.bench.local_mesh import MeshSpec
+    from motley.bench.plots import plot_latency, require_plotting
     from motley.daemon.model_files import open_model
     from motley.daemon.weights.hub import resolve
 
-    weights = parse_shares(shares, ranks) if shares else [1.0] * ranks
+    rank_counts = parse_counts("--ranks", ranks, at_most=16)
+    prompts = parse_counts("--prompt-tokens", prompt_tokens)
+    if shares and len(rank_counts) > 1:
+        raise CliError("--shares wants one number of --ranks")
+    check_output("--csv", csv)
+    check_output("--plot", plot)
+    if plot:
+        require_plotting()
     folder = resolve(str(model), None)
     with open_model(folder) as opened:
         vocabulary = opened.config.vocabulary
         quantised = any(form.block for form in opened.stored.values())
-    spec = MeshSpec(
-        model=folder,
-        weights=weights,
-        quantisation=quant or (Quantisation.STORED if quantised else Quantisation.INT4),
-        block=block,
-        context=prompt_tokens + tokens + 8,
-        engine=engine,
-        threads=threads,
-        pin=True,
-    )
-    with loading_bars() as progress:
-        report = run(measure_latency(spec, prompt_tokens, tokens, vocabulary, progress.advance_to))
-    if as_json:
-        print(json.dumps(report.as_json()))
-        return
-    ms = report.ms_per_token
-    console.print(
-        f"[bold]{ms['p50']:.2f} ms/token[/] p50, {ms['p95']:.2f} p95, {ms['p99']:.2f} p99; first token after "
-        f"{report.ttft_ms:.0f} ms ({report.prefill_tokens_per_s:.0f} prompt tokens/s)"
-    )
-    console.print(
-        table(
-            ["rank", "attention", "mlp", "vocabulary", "compute ms", "wire ms", "wait ms", "share MB", "peak RSS MB"],
-            [
-                [
-                    str(rank),
-                    *(str(report.shares[rank][part]) for part in ("attention", "mlp", "vocabulary")),
-                    *(f"{report.per_rank[rank][part]:.2f}" for part in ("compute_ms", "wire_ms", "wait_ms")),
-                    f"{report.shard_mb[rank]:.0f}",
-                    f"{report.peak_rss_mb[rank]:.0f}",
-                ]
-                for rank in range(report.ranks)
-            ],
+    default = Quantisation.STORED if quantised else Quantisation.INT4
+    quantisations = [parse_choice("--quant", Quantisation, name) for name in (quant or default).split(",")]
+    specs = [
+        MeshSpec(
+            model=folder,
+            weights=parse_shares(shares, count) if shares else [1.0] * count,
+            quantisation=quantisation,
+            block=block,
+            context=max(prompts) + tokens + 8,
+            engine=engine,
+            threads=threads,
+            pin=True,
+            link=network,
         )
-    )
+        for network in map(parse_link, link or ["none"])
+        for quantisation in quantisations
+        for count in rank_counts
+    ]
+    with loading_bars() as progress:
+        reports = run(measure_sweep(specs, prompts, tokens, vocabulary, progress.advance_to))
+    if csv:
+        write_csv(reports, csv)
+    if plot:
+        plot_latency(reports, plot)
+    if as_json:
+        print(json.dumps(reports[0].as_json() if len(reports) == 1 else {"rows": [row.as_json() for row in reports]}))
+    elif len(reports) == 1:
+        show_latency(reports[0])
+    else:
+        show_sweep(reports)
 
 
 @bench.command(epilog="Example: motley bench synth --like tinyllama-1.1b --out ./tinyllama")
@@ -173,24 +194,87 @@ def collectives(
         console.print(table(columns, cells, title=title))
 
 
-@bench.command(epilog="Example: motley bench precision --ranks 4 --json")
+@bench.command(epilog="Example: motley bench precision --model ./tinyllama --ranks 2 --plot drift.png --json")
 def precision(
-    ranks: Annotated[int, typer.Option(min=2, max=16, help="Ranks whose values are summed.")] = 4,
+    model: Annotated[
+        Path | None, typer.Option(help="Model folder, to see how far ranks drift from one process.")
+    ] = None,
+    ranks: Annotated[int, typer.Option(min=2, max=16, help="Ranks whose values are summed.")] = 2,
+    plot: Annotated[Path | None, typer.Option(help="Draw the drift over layers to this PNG file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
 ) -> None:
-    """Error that each wire format adds to a sum over ranks."""
-    from motley.bench.precision import measure_wire_formats
+    """Error that each wire format adds to a sum over ranks and, with --model, that ranks add layer by layer.
 
+    The model runs in FP32 and in simulated FP16, over ranks and in one process, and in float64.
+    Errors are relative to the largest activation of the layer.
+    """
+    from motley.bench.drift import measure_drift
+    from motley.bench.plots import plot_drift, require_plotting
+    from motley.bench.precision import measure_wire_formats
+    from motley.daemon.weights.hub import resolve
+
+    check_output("--plot", plot)
+    if plot and model is None:
+        raise CliError("--plot draws the drift of a model: give it with --model")
+    if plot:
+        require_plotting()
     rows = measure_wire_formats(ranks)
     if as_json:
         print(json.dumps({"wire_formats": [asdict(row) for row in rows]}))
+    else:
+        show_wire_formats(rows, ranks)
+    if model is None:
         return
-    columns = ["format", "activations", "mean error", "max error", "bytes per value"]
-    cells = [
-        [row.format, row.activations, f"{row.mean_error:.2e}", f"{row.max_error:.2e}", f"{row.bytes_per_value:.3f}"]
-        for row in rows
-    ]
-    console.print(table(columns, cells, title=f"all-reduce over {ranks} ranks, relative to the RMS of the sums"))
+    with console.status("reading") as status:
+        folder = resolve(str(model), None)
+        drift = measure_drift(folder, ranks, lambda done, total: status.update(f"layer {done} of {total}"))
+    if plot:
+        plot_drift(drift, plot)
+    if as_json:
+        print(json.dumps(drift.as_json()))
+    else:
+        show_drift(drift)
+
+
+@bench.command(epilog="Example: motley bench report --readme README.md")
+def report(
+    model: Annotated[
+        Path | None, typer.Option(help="Model folder. Default: TinyLlama-1.1B's shape, synthesised and removed again.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder for the numbers (JSON) and the picture (PNG).")] = Path(
+        "bench/results"
+    ),
+    readme: Annotated[
+        Path | None, typer.Option(help="Rewrite the performance section of this file, between its two markers.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
+) -> None:
+    """The standard set of measurements: latency, contexts, collectives, precision. Takes about five minutes."""
+    from motley.bench.plots import plot_report, require_plotting
+    from motley.bench.report import (
+        Standard,
+        check_markers,
+        measure_standard,
+        rewrite_section,
+        standard_model,
+        write_json,
+    )
+    from motley.daemon.weights.hub import resolve
+
+    require_plotting()
+    if readme:
+        check_markers(readme)
+    with contextlib.nullcontext(resolve(str(model), None)) if model else standard_model(console.print) as folder:
+        results = run(measure_standard(folder, Standard(), console.print))
+    numbers, picture = write_json(results, out), out / f"{results.name}.png"
+    plot_report(results.latency, results.shown, results.drift, picture)
+    if readme:
+        rewrite_section(readme, results, picture)
+    if as_json:
+        print(json.dumps(results.as_json()))
+    else:
+        show_sweep([*results.latency, *results.contexts])
+        console.print(f"wrote {numbers} and {picture}{f', rewrote {readme}' if readme else ''}")
 
 
 Choice = TypeVar("Choice", bound=StrEnum)
@@ -206,6 +290,49 @@ def parse_choice(option: str, kind: type[Choice], text: str) -> Choice:
         return kind(text.strip())
     except ValueError:
         raise CliError(f"{option} knows {', '.join(kind)}, not {text!r}") from None
+
+
+def check_output(option: str, path: Path | None) -> None:
+    """Find out before a measurement whether its result has a place.
+
+    Raises:
+        CliError: there is no such folder.
+    """
+    if path is not None and not path.parent.is_dir():
+        raise CliError(f"{option}: there is no folder {path.parent}")
+
+
+def parse_counts(option: str, text: str, at_most: int | None = None) -> list[int]:
+    """Read ``1,2``: whole numbers from 1 on.
+
+    Raises:
+        CliError: it is no such list.
+    """
+    try:
+        counts = [int(count) for count in text.split(",")]
+    except ValueError:
+        raise CliError(f"{option} wants whole numbers like 1,2, not {text!r}") from None
+    if any(count < 1 or count > (at_most or count) for count in counts):
+        limit = f"from 1 to {at_most}" if at_most else "from 1 on"
+        raise CliError(f"{option} wants numbers {limit}, not {text!r}")
+    return counts
+
+
+def parse_link(text: str) -> str:
+    """Check a network to emulate; "" for ``none``.
+
+    Raises:
+        CliError: it is no link.
+    """
+    from motley.bench.emulator import LinkSpec
+
+    if text == "none":
+        return ""
+    try:
+        LinkSpec.parse(text)
+    except ValueError as error:
+        raise CliError(f"--link: {error}") from None
+    return text
 
 
 def parse_sizes(text: str) -> list[int]:

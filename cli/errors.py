@@ -11,6 +11,8 @@ class CliError(Exception):
 
 EXPECTED = {
     "motley.bench.local_mesh.MeshError",
+    "motley.bench.plots.PlotError",
+    "motley.bench.report.ReportError",
     "motley.bench.synth.SynthError",
     "motley.cli.errors.CliError",
     "motley.daemon.control.JoinRefused",
@@ -21,6 +23,7 @@ EXPECTED = {
     "motley.daemon.weights.cache.CacheError",
     "motley.daemon.weights.checkpoint.CheckpointError",
     "motley.daemon.weights.hub.ModelNotFound",
+    "motley.daemon.weights.share_file.ShareFileError",
     "motley.daemon.worker.WorkerError",
     "motley.orchestrator.app.OrchestratorError",
     "motley.orchestrator.identity.IdentityError",

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from motley.daemon.sampling import SamplingParams, ShardSampler
 from motley.daemon.steps import Close, Message, More, Open, Step, StepError, Stop
@@ -14,6 +15,8 @@ from motley.transport import Stats
 
 Embed = Callable[[Sequence[int]], F32]
 """Token ids to f32[T, D]."""
+
+STEP_HISTORY = 4096
 
 
 @dataclass
@@ -25,6 +28,8 @@ class DecodeTimes:
     wire: float = 0.0
     wait: float = 0.0
     collectives: int = 0
+    steps: deque[tuple[float, float, float]] = field(default_factory=lambda: deque(maxlen=STEP_HISTORY))
+    """(compute, wire, wait) of each of the latest steps, until someone has told of them and clears it."""
 
 
 @dataclass
@@ -102,9 +107,11 @@ class Executor:
         if generated and len(tokens) == 1:
             after, times = self._stats.snapshot(), self.times
             wire, wait = after.wire_s - before.wire_s, after.wait_s - before.wait_s
+            compute = time.perf_counter() - began - wire - wait
             times.tokens += 1
             times.wire += wire
             times.wait += wait
-            times.compute += time.perf_counter() - began - wire - wait
+            times.compute += compute
+            times.steps.append((compute, wire, wait))
             times.collectives += after.collectives - before.collectives
         return summary

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from motley.daemon.executor import Executor
+from motley.daemon.executor import STEP_HISTORY, Executor
 from motley.daemon.sampling import Choice, LogitsError, SamplingError, SamplingParams, choose, initial_want
 from motley.daemon.steps import Close, Message, More, Open, Step, Stop
 from motley.protocol import mesh_pb2 as pb
@@ -28,7 +28,6 @@ SIGN_OF_LIFE_S = 10.0
 """While a long prompt is computed, its client hears of it this often."""
 HEADROOM = 32
 """Tokens that every active request should have left when another is admitted, or they would soon step back again."""
-STEP_HISTORY = 4096
 
 Emit = Callable[..., None]
 Commands = Callable[[float], Iterable[pb.RankCommand]]

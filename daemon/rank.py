@@ -14,7 +14,7 @@ import logging
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,7 @@ from motley.transport import (
     WireFormat,
     connect_mesh,
 )
+from motley.transport.security import Stream
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +57,9 @@ LOOK_S = 0.5
 """An idle follower looks at the pipe this often."""
 PROGRESS_S = 0.2
 
+Wrap = Callable[[int, Stream], Stream]
+"""What `connect_mesh` takes."""
+
 
 class Released(Exception):
     """The daemon wants this worker to end."""
@@ -65,15 +69,19 @@ class OrderError(Exception):
     """What this worker needs to start has not come."""
 
 
-def main() -> int:
-    """Run one worker; the exit status is 0 if it ended because it was asked to."""
+def main(network: Callable[[int], Wrap] | None = None) -> int:
+    """Run one worker; the exit status is 0 if it ended because it was asked to.
+
+    Args:
+        network: gives a rank what its streams go through, where a benchmark wants a network that this machine lacks.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the daemon decides
     logging.basicConfig(level=logging.WARNING, format="rank worker: %(message)s")
     settings = json.loads(sys.stdin.readline())
     if settings["core"] is not None:
         pin_to_core(settings["core"])
     pipe = WorkerPipe(settings["port"], bytes.fromhex(settings["token"]))
-    worker = RankWorkerProcess(pipe, settings)
+    worker = RankWorkerProcess(pipe, settings, network)
     try:
         worker.run()
     except PipeClosed:
@@ -96,8 +104,11 @@ def main() -> int:
 class RankWorkerProcess:
     """The life of one worker."""
 
-    def __init__(self, pipe: WorkerPipe, settings: dict[str, Any]) -> None:
+    def __init__(
+        self, pipe: WorkerPipe, settings: dict[str, Any], network: Callable[[int], Wrap] | None = None
+    ) -> None:
         self._pipe = pipe
+        self._network = network
         self._cache = ShareCache(Path(settings["cache"]), settings["cache_limit"])
         self._models = Path(settings["models"]) if settings["models"] else None
         self._host: str = settings["host"]
@@ -132,6 +143,7 @@ class RankWorkerProcess:
                 timeout=CONNECT_S,
                 security=protection(assignment),
                 wire_format=WireFormat(assignment.wire),
+                wrap=self._network(rank) if self._network else None,
             )
             stack.enter_context(communicator)
             stack.enter_context(_leaving_in_peace(communicator))
@@ -226,7 +238,11 @@ class RankWorkerProcess:
             collectives=times.collectives,
             peak_rss_bytes=resident_bytes().peak,
             step_ms=step_ms,
+            step_compute_ms=[1e3 * compute for compute, _, _ in times.steps],
+            step_wire_ms=[1e3 * wire for _, wire, _ in times.steps],
+            step_wait_ms=[1e3 * wait for _, _, wait in times.steps],
         )
+        times.steps.clear()
         self.emit(timing=timing)
 
 

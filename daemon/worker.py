@@ -8,7 +8,7 @@ import hmac
 import json
 import secrets
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,7 @@ class RankWorker:
         host: str = "0.0.0.0",
         threads: int = 1,
         core: int | None = None,
+        entry: Sequence[str] = ("motley.daemon.rank",),
     ) -> RankWorker:
         """Start a worker.
 
@@ -54,6 +55,7 @@ class RankWorker:
             host: where its data plane listens.
             threads: compute threads, where the assignment does not say.
             core: pin it to this one of the usable cores.
+            entry: the module that is run, which calls `motley.daemon.rank.main`, and its arguments.
 
         Raises:
             WorkerError: the process did not come up in `START_S`.
@@ -75,7 +77,7 @@ class RankWorker:
         process = None
         try:
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-P", "-m", "motley.daemon.rank"), stdin=asyncio.subprocess.PIPE
+                *(sys.executable, "-P", "-m", *entry), stdin=asyncio.subprocess.PIPE
             )
             settings = {
                 "port": server.sockets[0].getsockname()[1],

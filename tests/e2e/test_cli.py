@@ -32,6 +32,16 @@ USAGE = [
     (("bench", "latency", "--model", str(BUNDLED), "--block", "24"), "24"),
     (("bench", "latency", "--model", str(BUNDLED), "--engine", "abacus"), "no engine is called 'abacus'"),
     (("bench", "latency", "--model", str(BUNDLED), "--prompt-tokens", "2000"), "1024"),
+    (("bench", "latency", "--model", str(BUNDLED), "--prompt-tokens", "64,x"), "--prompt-tokens wants whole numbers"),
+    (("bench", "latency", "--model", str(BUNDLED), "--ranks", "2,17"), "--ranks wants numbers from 1 to 16"),
+    (("bench", "latency", "--model", str(BUNDLED), "--ranks", "1,2", "--shares", "1"), "one number of --ranks"),
+    (("bench", "latency", "--model", str(BUNDLED), "--quant", "int3"), "--quant knows fp32, int8, int4"),
+    (("bench", "latency", "--model", str(BUNDLED), "--link", "1Gbit"), "write 0.1ms,1Gbit"),
+    (("bench", "latency", "--model", str(BUNDLED), "--csv", "/nowhere/x.csv"), "--csv: there is no folder"),
+    (("bench", "precision", "--model", str(BUNDLED), "--plot", "/nowhere/x.png"), "--plot: there is no folder"),
+    (("bench", "precision", "--plot", "drift.png"), "give it with --model"),
+    (("bench", "precision", "--model", "/nowhere/at/all"), "/nowhere/at/all"),
+    (("bench", "report", "--readme", "/nowhere/README.md"), "/nowhere/README.md cannot be read"),
     (("bench", "collectives", "--sizes", "10"), "multiples of 4"),
     (("bench", "collectives", "--op", "all_reduce,reduce"), "--op knows all_reduce, reduce_scatter"),
     (("bench", "collectives", "--wire", "fp8"), "--wire knows fp32, bf16, int8"),
@@ -84,6 +94,7 @@ async def last_json(*arguments: str, **environment: str) -> dict[str, Any]:
         ("bench", "precision"),
         ("cache", "ls"),
         ("cache", "rm"),
+        ("bench", "report"),
     ],
     ids=" ".join,
 )
@@ -121,6 +132,29 @@ async def test_bench_latency(tmp_path: Path) -> None:
     # What a token takes is where it went, on every rank.
     parts = answer["compute_ms"] + answer["wire_ms"] + answer["wait_ms"]
     assert parts == pytest.approx(answer["ms_per_token"]["mean"], rel=0.5)
+    assert answer["ratio"] == pytest.approx(answer["ms_per_token"]["p50"] / answer["bound_ms"], rel=0.1)
+    assert [len(rank["wait_ms"]) for rank in answer["timeline"]["ranks"]] == [10] * 3
+
+
+async def test_bench_latency_sweeps(tmp_path: Path) -> None:
+    csv, plot = tmp_path / "tokens.csv", tmp_path / "where.png"
+    command = (
+        *("bench", "latency", "--model", str(BUNDLED), "--ranks", "1,2", "--quant", "int4"),
+        *("--prompt-tokens", "8,16", "--tokens", "3", "--link", "none", "--csv", str(csv), "--plot", str(plot)),
+    )
+    answer = await last_json(*command)
+    settings = [(row["ranks"], row["prompt_tokens"]) for row in answer["rows"]]
+    assert settings == [(1, 8), (1, 16), (2, 8), (2, 16)]
+    assert len(csv.read_text().splitlines()) == 1 + 2 * 3 * (1 + 2)
+    assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+async def test_bench_latency_draws_the_tokens_in_the_terminal() -> None:
+    status, out, err = await motley("bench", "latency", "--model", str(BUNDLED), "--ranks", "2", "--tokens", "5")
+    assert (status, out) == (0, "")
+    assert "x the bound of" in err
+    assert "rank 1  █" in err
+    assert "█ compute  ▓ wire  ▒ wait  ░ lead, mean ms" in err
 
 
 async def test_bench_collectives() -> None:
@@ -135,6 +169,36 @@ async def test_bench_precision() -> None:
     answer = await last_json("bench", "precision", "--ranks", "2")
     assert {row["format"] for row in answer["wire_formats"]} == {"fp32", "bf16", "int8"}
     assert all(0 < row["mean_error"] < row["max_error"] for row in answer["wire_formats"])
+
+
+async def test_bench_precision_of_a_model(tmp_path: Path) -> None:
+    plot = tmp_path / "drift.png"
+    answer = await last_json("bench", "precision", "--model", str(BUNDLED), "--ranks", "3", "--plot", str(plot))
+    assert set(answer) == {"layers", "final_fp32_error", "final_fp16_error"}
+    assert [layer["layer"] for layer in answer["layers"]] == list(range(6))
+    assert all({"fp32_error", "fp16_error", "max_activation"} <= set(layer) for layer in answer["layers"])
+    assert answer["final_fp32_error"] == answer["layers"][-1]["fp32_error"]
+    assert 0 < answer["final_fp32_error"] < 1e-6 < answer["final_fp16_error"] < 1e-2
+    assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+async def test_bench_report(tmp_path: Path) -> None:
+    readme = tmp_path / "README.md"
+    readme.write_text("# Ours\n<!-- performance:begin -->\n<!-- performance:end -->\nMore.\n")
+    out = tmp_path / "results"
+    answer = await last_json(
+        *("bench", "report", "--model", str(BUNDLED), "--readme", str(readme), "--out", str(out)),
+    )
+    (picture,), (numbers,) = out.glob("*.png"), out.glob("*.json")
+    assert json.loads(numbers.read_text("utf-8")) == answer
+    assert [(row["quant"], row["ranks"]) for row in answer["latency"]] == [
+        (quant, ranks) for quant in ("int4", "int8") for ranks in (1, 2)
+    ]
+    text = readme.read_text("utf-8")
+    assert f"(results/{picture.name})" in text
+    assert BUNDLED.name in text
+    assert text.startswith("# Ours\n<!-- performance:begin -->\nMeasured on ")
+    assert text.endswith("<!-- performance:end -->\nMore.\n")
 
 
 async def test_bench_synth_makes_a_model_that_runs(tmp_path: Path) -> None:
@@ -200,7 +264,7 @@ async def test_run_without_a_mesh_is_a_mesh_of_one(tmp_path: Path) -> None:
 
 
 async def test_a_wrong_word_is_a_usage_error() -> None:
-    status, _, err = await motley("bench", "latency", "--model", str(BUNDLED), "--quant", "int3")
+    status, _, err = await motley("run", str(BUNDLED), "ROMEO:", "--quant", "int3")
     assert status == 2
     assert "'int3' is not one of 'stored', 'fp32', 'int8', 'int4'" in err
 

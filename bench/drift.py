@@ -1,0 +1,313 @@
+"""How far a model that is split over ranks drifts from one process, layer by layer.
+
+Three runs of the same tokens, each over the split model and over one process, meet after every layer:
+
+- *FP32*: by the CPU engine in float32, ranks being threads with a mesh on loopback: what Motley computes.
+- *FP16*, simulated: the graph node by node; every operator takes and gives float16 values (weights, activations,
+  residual, partial sums) and computes inside in float32, as half-precision kernels do. Sums over ranks are float32 in
+  rank order, rounded when they are done. It is what compute in half precision would cost; Motley does not do that.
+- *float64*: the graph node by node on one process, the truth that both are held against.
+
+Weights are the checkpoint's, unquantised. A difference is divided by the largest magnitude of the float64 residual at
+its layer, so it reads as an error of activations of order one, whatever scale the model's weights give them. The
+residual's root mean square stands beside it: dividing by that instead gives an error several times larger.
+
+Layers stream: each becomes a model of its own whose output is the residual, is run in every way, and is dropped.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+import tempfile
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+import onnx.inliner
+from onnx import helper, numpy_helper
+
+from motley.bench.thread_mesh import OnEveryRank, thread_mesh
+from motley.daemon.loading import share_from_proto
+from motley.daemon.models.config import ModelConfig, read_config
+from motley.daemon.models.graph import Declared, build_rank_graph
+from motley.daemon.models.profile import profile
+from motley.daemon.models.share import Share
+from motley.daemon.models.tensors import EMBEDDING, expected_shapes
+from motley.daemon.weights.cache import default_folder
+from motley.daemon.weights.checkpoint import Checkpoint
+from motley.daemon.weights.share_file import write_share
+from motley.daemon.weights.spec import SHARE_FILE, Encoding, Placed, Weight, lay_out
+from motley.orchestrator.planning.shares import Candidate, plan_shares
+from motley.plugins.cupy import OPERATORS
+from motley.plugins.engine import F32, EngineOptions, RankGraph, load_engine
+from motley.plugins.segments import is_collective
+from motley.transport import Communicator
+
+ENGINE = "onnxruntime"
+"""What runs in FP32."""
+POSITIONS = 64
+"""Random tokens, in one step; as many as the prompt of `motley bench latency` has."""
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class LayerDrift:
+    """Errors of the split model after a layer, relative to `max_activation`.
+
+    ``fp32_error`` and ``fp16_error`` are mean absolute differences to one process in the same arithmetic,
+    ``..._max_error`` the largest ones, ``..._float64_error`` means against float64. An FP16 run that overflowed has
+    infinite errors.
+
+    Attributes:
+        max_activation: largest magnitude in the float64 residual.
+        rms_activation: its root mean square.
+    """
+
+    layer: int
+    fp32_error: float
+    fp32_max_error: float
+    fp32_float64_error: float
+    fp16_error: float
+    fp16_max_error: float
+    fp16_float64_error: float
+    max_activation: float
+    rms_activation: float
+
+
+@dataclass(frozen=True)
+class Drift:
+    model: str
+    ranks: int
+    layers: list[LayerDrift]
+    engine: str = ENGINE
+    positions: int = POSITIONS
+
+    def as_json(self) -> dict[str, Any]:
+        """What `motley bench precision --model --json` ends with; errors that are not finite become null."""
+        layers = [
+            {key: value if math.isfinite(value) else None for key, value in asdict(layer).items()}
+            for layer in self.layers
+        ]
+        return {
+            "layers": layers,
+            "final_fp32_error": layers[-1]["fp32_error"],
+            "final_fp16_error": layers[-1]["fp16_error"],
+        }
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """In which type operators compute, and what is stored of their results."""
+
+    dtype: type[np.floating[Any]]
+    stored: Callable[[Array], Array] = lambda values: values
+
+
+def _half(values: Array) -> Array:
+    with np.errstate(over="ignore"):
+        return values.astype(np.float16).astype(np.float32)
+
+
+FLOAT64 = Arithmetic(np.float64)
+FP16 = Arithmetic(np.float32, _half)
+
+
+def measure_drift(folder: Path, ranks: int, progress: Callable[[int, int], None] = lambda done, total: None) -> Drift:
+    """Run random tokens through the model in `folder`, split evenly over `ranks`.
+
+    Args:
+        progress: called with the layers done and all of them.
+
+    Raises:
+        ConfigError, CheckpointError, ShareFileError, PlanError: the model cannot be run, or not so split.
+    """
+    config = read_config(folder)
+    tokens = np.random.default_rng(0).integers(0, config.vocabulary, POSITIONS).tolist()
+    one, split = _even_shares(config, 1), _even_shares(config, ranks)
+    layers = []
+    with Checkpoint(folder) as checkpoint, thread_mesh(1) as alone, thread_mesh(ranks) as together:
+        checkpoint.expect(expected_shapes(config))
+        fp32_one = fp32 = fp16_one = fp16 = exact = checkpoint.rows(EMBEDDING, tokens)
+        for layer in range(config.layers):
+            progress(layer, config.layers)
+            with (
+                on_disk(checkpoint, [layer_graph(config, one, 0, layer)]) as whole,
+                on_disk(checkpoint, [layer_graph(config, split, rank, layer) for rank in range(ranks)]) as parts,
+            ):
+                fp32_one, fp32 = execute(whole, alone, fp32_one), execute(parts, together, fp32)
+                fp16_one, fp16 = interpret(whole, fp16_one, FP16), interpret(parts, fp16, FP16)
+                exact = interpret(whole, exact, FLOAT64)
+            scale = float(np.abs(exact).max())
+            fp32_error, fp32_max_error = _error(fp32, fp32_one, scale)
+            fp16_error, fp16_max_error = _error(fp16, fp16_one, scale)
+            layers.append(
+                LayerDrift(
+                    layer=layer,
+                    fp32_error=fp32_error,
+                    fp32_max_error=fp32_max_error,
+                    fp32_float64_error=_error(fp32, exact, scale)[0],
+                    fp16_error=fp16_error,
+                    fp16_max_error=fp16_max_error,
+                    fp16_float64_error=_error(fp16, exact, scale)[0],
+                    max_activation=scale,
+                    rms_activation=float(np.sqrt(np.mean(exact**2))),
+                )
+            )
+        progress(config.layers, config.layers)
+    return Drift(folder.name, ranks, layers)
+
+
+def _error(got: Array, expected: Array, scale: float) -> tuple[float, float]:
+    """Mean and largest absolute difference."""
+    with np.errstate(invalid="ignore"):
+        difference = np.abs(got.astype(np.float64) - expected) / scale
+    if not np.isfinite(difference).all():
+        return math.inf, math.inf
+    return float(difference.mean()), float(difference.max())
+
+
+def _even_shares(config: ModelConfig, ranks: int) -> list[Share]:
+    plenty = 1 << 60
+    candidates = [Candidate(f"rank {rank}", 1.0, plenty) for rank in range(ranks)]
+    return [
+        share_from_proto(plan.to_share())
+        for plan in plan_shares(profile(config, Encoding.FP32, 0), candidates, POSITIONS)
+    ]
+
+
+# -- one layer as a model -------------------------------------------------------------------------------------------
+
+
+def layer_graph(config: ModelConfig, shares: Sequence[Share], rank: int, layer: int) -> Declared:
+    """One layer as a model of its own: ``hidden`` is the residual before it, ``logits`` f32[R, D] the one after it.
+
+    Any engine can run it, for sequences of `POSITIONS` tokens.
+    """
+    alone = replace(config, layers=1, windows=(config.windows[layer],))
+    declared = build_rank_graph(alone, shares, rank, Encoding.FP32, 0, POSITIONS)
+    graph, residual = declared.proto.graph, "layers.0.mlp.residual"
+    end = next(index for index, node in enumerate(graph.node) if residual in node.output) + 1
+    del graph.node[end:]  # the head
+    read = {name for node in graph.node for name in node.input}
+    graph.node.append(helper.make_node("Gather", [residual, "rows"], ["logits"], name="logits", axis=0))
+    initializers = [tensor for tensor in graph.initializer if tensor.name in read]
+    del graph.initializer[:]
+    graph.initializer.extend(initializers)
+    residuals = helper.make_tensor_value_info("logits", onnx.TensorProto.FLOAT, ["R", config.hidden])
+    outputs = [residuals, *(output for output in graph.output if output.name != "logits")]
+    del graph.output[:]
+    graph.output.extend(outputs)
+
+    weights = [placed.weight for placed in declared.weights if placed.weight.name in read]
+    placed, share_bytes = lay_out(weights)  # the head's came last: nothing else moves
+    return replace(
+        declared,
+        weights=[replace(place, weight=_of_layer(place, layer)) for place in placed],
+        share_bytes=share_bytes,
+        words=range(config.hidden),
+    )
+
+
+def _of_layer(place: Placed, layer: int) -> Weight:
+    pieces = tuple(
+        replace(piece, tensor=piece.tensor.replace("model.layers.0.", f"model.layers.{layer}.", 1))
+        for piece in place.weight.pieces
+    )
+    return replace(place.weight, pieces=pieces)
+
+
+@contextmanager
+def on_disk(checkpoint: Checkpoint, ranks: Sequence[Declared]) -> Iterator[list[RankGraph]]:
+    """Every rank's graph with its weights in a file, for as long as the context lasts."""
+    default_folder().mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix="drift-", dir=default_folder()))
+    try:
+        bound = []
+        for rank, declared in enumerate(ranks):
+            (folder / str(rank)).mkdir()
+            share_file = folder / str(rank) / SHARE_FILE
+            write_share(checkpoint, declared.weights, declared.share_bytes, share_file)
+            bound.append(declared.bind(share_file))
+        yield bound
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+# -- running it -----------------------------------------------------------------------------------------------------
+
+
+def execute(graphs: Sequence[RankGraph], on_every_rank: OnEveryRank, hidden: F32) -> F32:
+    """The residual after the layer as rank 0 has it, computed by the engine."""
+    open_engine = load_engine(ENGINE)
+    rows = range(len(hidden))
+
+    def work(communicator: Communicator) -> F32:
+        engine = open_engine(graphs[communicator.rank], communicator, EngineOptions(max_rows=POSITIONS))
+        try:
+            engine.open_slot(0)
+            return engine.step(0, hidden.copy(), 0, rows).copy()
+        finally:
+            engine.close()
+
+    return on_every_rank(work)[0]
+
+
+def interpret(graphs: Sequence[RankGraph], hidden: Array, arithmetic: Arithmetic) -> Array:
+    """The residual after the layer: all ranks in step, node by node, their partial sums added in rank order."""
+    ranks = [_rank(graph, hidden, arithmetic) for graph in graphs]
+    residual, total = hidden, None
+    while True:
+        partials = []
+        for rank in ranks:
+            try:
+                partials.append(rank.send(total))
+            except StopIteration as end:
+                residual = end.value
+        if not partials:
+            return residual
+        total = reduce(np.add, partials)
+
+
+def _rank(graph: RankGraph, hidden: Array, arithmetic: Arithmetic) -> Generator[Array, Array | None, Array]:
+    """Run a rank's graph node by node; yields each of its partial sums, and is sent the sum over all ranks."""
+    proto = onnx.inliner.inline_local_functions(graph.proto).graph
+    weights = {tensor.name: tensor for tensor in proto.initializer}
+
+    def stored(value: Array) -> Array:
+        return arithmetic.stored(value.astype(arithmetic.dtype)) if value.dtype.kind == "f" else value
+
+    values: dict[str, Array] = {
+        "position": np.zeros(1, np.int64),
+        "rows": np.arange(len(hidden)),
+        "hidden": stored(hidden),
+        **{name: stored(table) for name, table in graph.constants(len(hidden)).items()},
+    }
+    for spec in graph.caches:
+        for kind in ("key", "value"):
+            shape = (1, spec.heads, len(hidden), spec.head_dim)
+            values[f"{kind}_cache.{spec.layer}"] = np.zeros(shape, arithmetic.dtype)
+    for node in proto.node:
+        inputs = [
+            values[name]
+            if name in values
+            else stored(numpy_helper.to_array(weights[name], str(graph.share_file.parent)))
+            for name in node.input
+        ]
+        if is_collective(node):
+            total = yield inputs[0]
+            assert total is not None
+            results = [total]
+        else:
+            attributes = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
+            result = OPERATORS[node.op_type](np, *inputs, **attributes)
+            results = result if len(node.output) > 1 else [result]
+        values.update((name, stored(value)) for name, value in zip(node.output, results, strict=True))
+    return values["logits"]

@@ -1,0 +1,98 @@
+"""Layers run one by one are the model; and the drift of one over ranks is what its arithmetic says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import motley.cli
+from motley.bench.drift import FLOAT64, FP16, Drift, LayerDrift, interpret, layer_graph, measure_drift, on_disk
+from motley.daemon.models.tensors import EMBEDDING, HEAD
+from motley.daemon.models.units import units
+from motley.daemon.weights.checkpoint import Checkpoint
+from motley.daemon.weights.spec import Piece
+from motley.plugins.engine import F32
+from tests.models.cases import Case, golden_cases, uneven_shares
+
+BUNDLED = Path(motley.cli.__path__[0]) / "models" / "shakespeare-2.6m"
+LAYER = LayerDrift(
+    layer=0,
+    fp32_error=1e-7,
+    fp32_max_error=1e-6,
+    fp32_float64_error=2e-7,
+    fp16_error=float("inf"),
+    fp16_max_error=float("inf"),
+    fp16_float64_error=float("inf"),
+    max_activation=3.0,
+    rms_activation=0.5,
+)
+
+
+def head(case: Case, checkpoint: Checkpoint, residual: F32) -> F32:
+    """The logits of a residual, by the book."""
+    hidden = range(case.config.hidden)
+    norm = checkpoint.read(Piece("model.norm.weight", hidden)).astype(np.float64)
+    table = EMBEDDING if case.config.tied else HEAD
+    words = checkpoint.read(Piece(table, range(case.config.vocabulary), hidden)).astype(np.float64)
+    mean_square = np.mean(residual**2, axis=1, keepdims=True)
+    logits: F32 = residual / np.sqrt(mean_square + case.config.norm_epsilon) * norm @ words.T
+    return logits
+
+
+@pytest.mark.parametrize("ranks", [1, 4])
+@pytest.mark.parametrize("case", golden_cases(), ids=str)
+def test_layer_after_layer_is_the_whole_model(case: Case, ranks: int) -> None:
+    """Windows, biases, norms of heads, repeated KV heads and empty shares included, against transformers in float64."""
+    shares = uneven_shares(units(case.config, "fp32", 0), ranks)
+    with Checkpoint(case.folder) as checkpoint:
+        residual = checkpoint.rows(EMBEDDING, case.tokens[:-1])
+        for layer in range(case.config.layers):
+            declared = [layer_graph(case.config, shares, rank, layer) for rank in range(ranks)]
+            with on_disk(checkpoint, declared) as graphs:
+                residual = interpret(graphs, residual, FLOAT64)
+        logits = head(case, checkpoint, residual)
+    assert np.abs(logits - case.logits).max() / np.abs(case.logits).max() < 5e-6  # transformers' are rounded to float32
+
+
+def test_half_precision_is_rounded_after_every_operator() -> None:
+    case = golden_cases()[0]
+    shares = uneven_shares(units(case.config, "fp32", 0), 2)
+    with Checkpoint(case.folder) as checkpoint:
+        embedded = checkpoint.rows(EMBEDDING, case.tokens[:8])
+        with on_disk(checkpoint, [layer_graph(case.config, shares, rank, 0) for rank in range(2)]) as graphs:
+            half, exact = interpret(graphs, embedded, FP16), interpret(graphs, embedded, FLOAT64)
+    assert np.array_equal(half, half.astype(np.float16))
+    error = np.abs(half - exact).mean() / np.abs(exact).max()
+    assert 1e-6 < error < 1e-2
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_drift_of_a_trained_model(ranks: int) -> None:
+    seen: list[tuple[int, int]] = []
+    drift = measure_drift(BUNDLED, ranks, lambda done, total: seen.append((done, total)))
+    assert seen == [(done, 6) for done in range(7)]
+    assert [layer.layer for layer in drift.layers] == list(range(6))
+    for layer in drift.layers:
+        assert 0 < layer.fp32_error < layer.fp32_max_error < 1e-5
+        assert 0 < layer.fp32_float64_error < 1e-6
+        assert 1e-5 < layer.fp16_error < layer.fp16_max_error < 1e-1
+        assert 1e-5 < layer.fp16_float64_error < 1e-2
+        assert layer.rms_activation < layer.max_activation
+    assert drift.layers[-1].fp32_error < 2.7e-7
+
+
+def test_one_rank_does_not_drift() -> None:
+    layers = measure_drift(BUNDLED, 1).layers
+    assert all(layer.fp32_error == layer.fp16_error == 0 < layer.fp32_float64_error for layer in layers)
+
+
+def test_what_is_printed() -> None:
+    said = Drift("model", 2, [replace(LAYER, fp16_error=1e-4), replace(LAYER, layer=1)]).as_json()
+    assert set(said) == {"layers", "final_fp32_error", "final_fp16_error"}
+    assert [layer["layer"] for layer in said["layers"]] == [0, 1]
+    assert said["layers"][0]["fp16_error"] == 1e-4
+    assert said["final_fp32_error"] == 1e-7
+    assert said["final_fp16_error"] is None  # JSON has no infinity
