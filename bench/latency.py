@@ -29,6 +29,7 @@ class LatencyReport:
 
     engine: str
     quant: str
+    exact: bool
     ranks: int
     shares: list[dict[str, int]]
     ms_per_token: dict[str, float]
@@ -69,6 +70,7 @@ async def measure_latency(
         return LatencyReport(
             engine=spec.engine,
             quant=spec.quantisation,
+            exact=spec.exact,
             ranks=len(spec.weights),
             shares=[
                 {"attention": len(plan.attention), "mlp": len(plan.mlp), "vocabulary": len(plan.vocabulary)}

@@ -13,7 +13,7 @@ import typer
 
 from motley.cli.errors import CliError
 from motley.cli.interrupt import run
-from motley.cli.options import Quantisation
+from motley.cli.options import Exact, Quantisation
 from motley.cli.show import console, loading_bars, table
 
 bench = typer.Typer(help="Measure this machine and its ranks.", no_args_is_help=True, rich_markup_mode="rich")
@@ -34,6 +34,7 @@ def latency(
     tokens: Annotated[int, typer.Option(min=1, max=4000, help="Tokens to time, after a warm-up of 5.")] = 64,
     threads: Annotated[int, typer.Option(min=1, help="Compute threads per rank.")] = 1,
     engine: Annotated[str, typer.Option(help="Engine by name.")] = "onnxruntime",
+    exact: Exact = False,
     as_json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
 ) -> None:
     """Time per token of a model cut over rank processes on this machine, and where it goes."""
@@ -52,6 +53,7 @@ def latency(
         context=prompt_tokens + tokens + 8,
         engine=engine,
         threads=threads,
+        exact=exact,
         pin=True,
     )
     with loading_bars() as progress:

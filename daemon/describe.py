@@ -35,7 +35,7 @@ def describe(model: pb.ModelSpec, models: Path | None) -> pb.ModelProfile:
     """
     folder = resolve(model.source, models)
     config = read_config(folder)
-    told = profile(config, model.quantisation, model.block)
+    told = profile(config, model.quantisation, model.block, model.exact)
     with Checkpoint(folder) as checkpoint:
         checkpoint.expect(expected_shapes(config))
         told.fingerprint = checkpoint.fingerprint()

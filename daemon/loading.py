@@ -67,7 +67,7 @@ def load_rank(
     config = read_config(folder)
     model = assignment.model
     shares = [share_from_proto(share) for share in assignment.shares]
-    declared = build_rank_graph(config, shares, rank, model.quantisation, model.block, assignment.context)
+    declared = build_rank_graph(config, shares, rank, model.quantisation, model.block, assignment.context, model.exact)
     with Checkpoint(folder) as checkpoint, _scratch_folder(scratch) as place:
         checkpoint.expect(expected_shapes(config))
         fingerprint = checkpoint.fingerprint()
@@ -78,7 +78,7 @@ def load_rank(
             )
         share_file = place / SHARE_FILE
         write_share(checkpoint, declared.weights, declared.share_bytes, share_file, progress)
-        options = EngineOptions(threads=threads)
+        options = EngineOptions(threads=threads, exact=model.exact)
         open_engine = load_engine(assignment.engine)
         engine = open_engine(declared.bind(share_file), communicator, options)
         if os.name == "posix":
@@ -86,7 +86,8 @@ def load_rank(
         try:
             held = sum(place.weight.data_bytes + place.weight.scale_bytes for place in declared.weights)
             embed = partial(checkpoint.rows, EMBEDDING)
-            yield LoadedRank(Executor(engine, embed, declared.words, communicator.stats), held, options.max_rows)
+            executor = Executor(engine, embed, declared.words, declared.words_per_unit, communicator.stats)
+            yield LoadedRank(executor, held, options.max_rows)
         finally:
             engine.close()
 

@@ -13,14 +13,18 @@ RUNTIME_BYTES = 192 << 20
 long prompts, and what moving a cache that grows takes for a moment (together 100 MiB at TinyLlama-1.1B's size)."""
 
 
-def profile(config: ModelConfig, quantisation: str, block: int) -> mesh_pb2.ModelProfile:
+def profile(config: ModelConfig, quantisation: str, block: int, exact: bool = False) -> mesh_pb2.ModelProfile:
     """Count units and bytes; the caller, who knows the files, adds ``name`` and ``fingerprint``.
+
+    Where units are unequal (in exact mode), every one counts as the largest.
 
     Raises:
         ConfigError: as `units`.
     """
-    cut = units(config, quantisation, block)
-    hidden, group_columns = config.hidden, config.group * config.head_dim
+    cut = units(config, quantisation, block, exact)
+    kv_columns = -(-config.kv_heads // cut.kv_groups) * config.head_dim
+    hidden, group_columns = config.hidden, config.group * kv_columns
+    mlp_columns = -(-config.intermediate // cut.mlp_columns // cut.mlp) * cut.mlp_columns
 
     def held(rows: int, columns: int, block: int) -> int:
         # As an engine holds and reads it: ONNX Runtime adds a sum to each block's scale when it packs a weight.
@@ -30,8 +34,8 @@ def profile(config: ModelConfig, quantisation: str, block: int) -> mesh_pb2.Mode
     qkv_bias = 4 if config.qkv_bias else 0
     mlp_bias = 4 if config.mlp_bias else 0
     query = held(group_columns, hidden, cut.hidden_block) + held(hidden, group_columns, cut.output_block)
-    key_value = held(2 * config.head_dim, hidden, cut.hidden_block)
-    mlp_unit = held(2 * cut.mlp_columns, hidden, cut.hidden_block) + held(hidden, cut.mlp_columns, cut.down_block)
+    key_value = held(2 * kv_columns, hidden, cut.hidden_block)
+    mlp_unit = held(2 * mlp_columns, hidden, cut.hidden_block) + held(hidden, mlp_columns, cut.down_block)
     return mesh_pb2.ModelProfile(
         layers=config.layers,
         kv_groups=cut.kv_groups,
@@ -39,10 +43,10 @@ def profile(config: ModelConfig, quantisation: str, block: int) -> mesh_pb2.Mode
         mlp_units=cut.mlp,
         vocabulary_units=cut.vocabulary,
         attention_query_bytes=config.layers * (query + qkv_bias * group_columns),
-        attention_kv_bytes=config.layers * (key_value + qkv_bias * 2 * config.head_dim),
-        mlp_unit_bytes=config.layers * (mlp_unit + mlp_bias * 2 * cut.mlp_columns),
+        attention_kv_bytes=config.layers * (key_value + qkv_bias * 2 * kv_columns),
+        mlp_unit_bytes=config.layers * (mlp_unit + mlp_bias * 2 * mlp_columns),
         vocabulary_unit_bytes=held(cut.vocabulary_rows, hidden, cut.hidden_block),
-        cache_bytes_per_token=4 * config.layers * 2 * config.head_dim,
+        cache_bytes_per_token=4 * config.layers * 2 * kv_columns,
         fixed_bytes=RUNTIME_BYTES + 4 * _vectors(config) + 4 * _activations(config),
         context_length=config.context,
         family=config.family,

@@ -27,6 +27,7 @@ USAGE = [
     (("bench", "latency", "--model", str(BUNDLED), "--shares", "a"), "--shares wants numbers"),
     (("bench", "latency", "--model", str(BUNDLED), "--block", "24"), "24"),
     (("bench", "latency", "--model", str(BUNDLED), "--engine", "abacus"), "no engine is called 'abacus'"),
+    (("bench", "latency", "--model", str(BUNDLED), "--exact", "--engine", "reference"), "cannot keep exact=true"),
     (("bench", "latency", "--model", str(BUNDLED), "--prompt-tokens", "2000"), "1024"),
     (("bench", "collectives", "--sizes", "10"), "multiples of 4"),
     (("bench", "collectives", "--op", "all_reduce,reduce"), "--op knows all_reduce, reduce_scatter"),

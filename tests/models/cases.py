@@ -99,8 +99,9 @@ class LocalSession:
         block: int = 32,
         options: EngineOptions | None = None,
         context: int | None = None,
+        exact: bool = False,
     ) -> None:
-        """`folder` is for the share files."""
+        """`folder` is for the share files. `exact`: the graphs are, and the shares are in exact mode's units."""
         self._config = read_config(model)
         self._checkpoint = Checkpoint(model)
         self._group = LocalGroup(len(shares))
@@ -110,7 +111,13 @@ class LocalSession:
         try:
             for rank in range(len(shares)):
                 declared = build_rank_graph(
-                    self._config, shares, rank, quantisation, block, context or self._config.context
+                    self._config,
+                    shares,
+                    rank,
+                    quantisation,
+                    block,
+                    context or self._config.context,
+                    exact,
                 )
                 share_file = folder / f"rank{rank}" / SHARE_FILE
                 share_file.parent.mkdir(parents=True)
