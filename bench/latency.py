@@ -59,6 +59,7 @@ class LatencyReport:
     model: str
     engine: str
     quant: str
+    exact: bool
     ranks: int
     prompt_tokens: int
     link: str
@@ -154,6 +155,7 @@ async def _measure(mesh: LocalMesh, prompt: Sequence[int], tokens: int) -> Laten
         model=spec.model.name,
         engine=spec.engine,
         quant=spec.quantisation,
+        exact=spec.exact,
         ranks=ranks,
         prompt_tokens=len(prompt),
         link=spec.link,

@@ -47,6 +47,7 @@ class MeshSpec:
     engine: str = "onnxruntime"
     threads: int = 1
     wire: str = "fp32"
+    exact: bool = False
     pin: bool = False
     link: str = ""
 
@@ -127,7 +128,7 @@ class LocalMesh:
     async def _start(self) -> None:
         spec = self.spec
         size = len(spec.weights)
-        model = pb.ModelSpec(source=str(spec.model), quantisation=spec.quantisation, block=spec.block)
+        model = pb.ModelSpec(source=str(spec.model), quantisation=spec.quantisation, block=spec.block, exact=spec.exact)
         profile = await asyncio.to_thread(describe, model, None)
         plenty = 1 << 60
         candidates = [Candidate(f"rank {rank}", weight, plenty) for rank, weight in enumerate(spec.weights)]

@@ -15,7 +15,7 @@ import typer
 from motley.cli.bench_tables import show_drift, show_latency, show_sweep, show_wire_formats
 from motley.cli.errors import CliError
 from motley.cli.interrupt import run
-from motley.cli.options import Quantisation
+from motley.cli.options import Exact, Quantisation
 from motley.cli.show import console, loading_bars, table
 
 bench = typer.Typer(help="Measure this machine and its ranks.", no_args_is_help=True, rich_markup_mode="rich")
@@ -48,6 +48,7 @@ def latency(
     ] = None,
     threads: Annotated[int, typer.Option(min=1, help="Compute threads per rank.")] = 1,
     engine: Annotated[str, typer.Option(help="Engine by name.")] = "onnxruntime",
+    exact: Exact = False,
     csv: Annotated[Path | None, typer.Option(help="Write every token of every rank to this CSV file.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw where the time went to this PNG file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
@@ -87,6 +88,7 @@ def latency(
             engine=engine,
             threads=threads,
             pin=True,
+            exact=exact,
             link=network,
         )
         for network in map(parse_link, link or ["none"])

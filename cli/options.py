@@ -1,4 +1,4 @@
-"""The options of a node, which `motley up` and `motley join` share."""
+"""Options that several commands share; most are those of a node, of `motley up` and `motley join`."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ class Quantisation(StrEnum):
     INT4 = "int4"
 
 
+Exact = Annotated[bool, typer.Option("--exact", help="The same bits on any number of ranks, beside any other request.")]
 Name = Annotated[str, typer.Option(help="This node's name in the mesh. Default: the host's name.")]
 Memory = Annotated[str, typer.Option(help="Memory that ranks may use here, such as 6GB. Default: what is available.")]
 Threads = Annotated[int, typer.Option(min=0, help="Compute threads per rank. 0: every usable core.")]

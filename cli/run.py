@@ -17,7 +17,7 @@ import typer
 from motley.cli.client import DEFAULT_URL, ApiKey, Client, Refused, Unreachable, Url
 from motley.cli.errors import CliError
 from motley.cli.interrupt import run as run_interruptibly
-from motley.cli.options import Quantisation
+from motley.cli.options import Exact, Quantisation
 from motley.cli.show import console, loading_bars
 
 JOIN_S = 60.0
@@ -43,6 +43,7 @@ def run(
         Quantisation | None,
         typer.Option(help="How to load the model.", show_default="stored (floats as int8), or as it is loaded"),
     ] = None,
+    exact: Exact = False,
     max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer.")] = 256,
     temperature: Annotated[float, typer.Option(min=0.0, max=2.0, help="0: always the likeliest token.")] = 0.7,
     top_k: Annotated[int, typer.Option(help="Only the k likeliest tokens. 0: off.")] = 0,
@@ -72,12 +73,13 @@ def run(
     }
     given = context.get_parameter_source("url")
     may_be_alone = given is not None and given.name == "DEFAULT"
-    run_interruptibly(_run(model, quant, body, url, api_key, may_be_alone, as_json))
+    run_interruptibly(_run(model, quant, exact, body, url, api_key, may_be_alone, as_json))
 
 
 async def _run(
     model: str,
     quant: Quantisation | None,
+    exact: bool,
     body: dict[str, Any],
     url: str,
     api_key: str,
@@ -86,13 +88,13 @@ async def _run(
 ) -> None:
     try:
         async with Client(url, api_key) as client:
-            await _answer(client, model, quant, body, as_json)
+            await _answer(client, model, quant, exact, body, as_json)
     except Unreachable:
         if not may_be_alone:
             raise
         console.print(f"[dim]no mesh at {url}: this machine runs the model alone, and forgets it afterwards[/]")
         async with mesh_of_one() as client:
-            await _answer(client, model, quant, body, as_json)
+            await _answer(client, model, quant, exact, body, as_json)
 
 
 async def _find(client: Client, model: str) -> dict[str, Any] | None:
@@ -104,12 +106,12 @@ async def _find(client: Client, model: str) -> dict[str, Any] | None:
     return None
 
 
-async def _load(client: Client, model: str, quant: Quantisation | None) -> dict[str, Any]:
+async def _load(client: Client, model: str, quant: Quantisation | None, exact: bool) -> dict[str, Any]:
     """A session of `model`, made if there is none."""
     session = await _find(client, model)
     if session is None:
         try:
-            wanted = {"model": model, "quantisation": quant or Quantisation.STORED}
+            wanted = {"model": model, "quantisation": quant or Quantisation.STORED, "exact": exact}
             return await client.call("POST", "/api/sessions", wanted, patient=True)
         except Refused as refusal:
             # Somebody else may have had the same idea a moment ago.
@@ -122,12 +124,16 @@ async def _load(client: Client, model: str, quant: Quantisation | None) -> dict[
         raise CliError(
             f"{model!r} is loaded as {session['quantisation']}; leave out --quant, or `motley stop` it first"
         )
+    if exact and not session["exact"]:
+        raise CliError(f"{model!r} is not loaded for exact sums; leave out --exact, or `motley stop` it first")
     return session
 
 
-async def _answer(client: Client, model: str, quant: Quantisation | None, body: dict[str, Any], as_json: bool) -> None:
+async def _answer(
+    client: Client, model: str, quant: Quantisation | None, exact: bool, body: dict[str, Any], as_json: bool
+) -> None:
     with loading_bars() as bars:
-        session = await client.wait_ready(await _load(client, model, quant), bars.advance_to)
+        session = await client.wait_ready(await _load(client, model, quant, exact), bars.advance_to)
     path = "/v1/completions" if "prompt" in body else "/v1/chat/completions"
     began = time.perf_counter()
     first: float | None = None

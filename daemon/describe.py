@@ -35,7 +35,7 @@ def describe(model: pb.ModelSpec, models: Path | None) -> pb.ModelProfile:
     """
     folder = resolve(model.source, models)
     with open_model(folder) as opened:
-        profiled = profile(opened.config, model.quantisation, model.block, opened.stored)
+        profiled = profile(opened.config, model.quantisation, model.block, opened.stored, model.exact)
         profiled.fingerprint = opened.source.fingerprint()
     load_tokenizer(folder)
     profiled.name = folder.name

@@ -43,10 +43,11 @@ class _Sequence:
 class Executor:
     """Everything a rank does with a step, the same on the leader and on its followers."""
 
-    def __init__(self, engine: Engine, embed: Embed, vocabulary: range, stats: Stats) -> None:
+    def __init__(self, engine: Engine, embed: Embed, vocabulary: range, words_per_unit: int, stats: Stats) -> None:
         self._engine = engine
         self._embed = embed
         self._vocabulary = vocabulary
+        self._words_per_unit = words_per_unit
         self._stats = stats
         self._sequences: dict[int, _Sequence] = {}
         self.times = DecodeTimes()
@@ -69,7 +70,7 @@ class Executor:
             case Open(slot, sampling, prompt):
                 params = SamplingParams.from_proto(pb.Sampling.FromString(sampling))
                 ids = self._vocabulary
-                sampler = ShardSampler(params, ids.start, len(ids), prompt.tolist())
+                sampler = ShardSampler(params, ids.start, len(ids), prompt.tolist(), self._words_per_unit)
                 self._engine.open_slot(slot, len(prompt))
                 self._sequences[slot] = _Sequence(sampler, len(prompt))
             case Close(slot):

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from hashlib import sha256
@@ -88,13 +88,20 @@ class Proctor:
         self._question, self._call = question, 0
 
     def all_reduce(self, buffer: F32) -> None:
+        self._exchange(buffer, [buffer])
+
+    def all_gather(self, local: F32, out: Sequence[F32]) -> None:
+        self._exchange(local, out)
+
+    def _exchange(self, local: F32, results: Sequence[F32]) -> None:
+        """Keep what the rank hands in, f32[..., T, D], and fill the results."""
         what = self._calls[self._call]
         self._call += 1
-        if what not in self._examined:
-            buffer[...] = 0
-            return
-        self.keep(what, buffer)
-        buffer[...] = _noise(f"{what} {self._question}", buffer.shape)
+        if what in self._examined and local.size:
+            self.keep(what, local.reshape(-1, local.shape[-1]))
+        for number, result in enumerate(results):
+            seed = f"{what} {number} {self._question}"
+            result[...] = _noise(seed, result.shape) if what in self._examined else 0
 
     def keep(self, what: str, values: F32) -> None:
         """Take the fingerprint of f32[T, N]."""
@@ -147,10 +154,13 @@ class Gate:
         self._graph = graph
         self._session = session
         self._proctor = Proctor(self.rank, self.size, layers, _examined(layers))
-        self._all_reduce: Callable[[F32], None] = self._proctor.all_reduce
+        self._now: Collectives = self._proctor
 
     def all_reduce(self, buffer: F32) -> None:
-        self._all_reduce(buffer)
+        self._now.all_reduce(buffer)
+
+    def all_gather(self, local: F32, out: Sequence[F32]) -> None:
+        self._now.all_gather(local, out)
 
     def open(self, engine: Engine, expected: Answers) -> None:
         """Examine the engine that was built with these collectives; let it through to the session.
@@ -166,7 +176,7 @@ class Gate:
                     f"this rank computes wrongly: {what} differs from the reference by {error:.3g} of its norm (at most"
                     f" {LIMIT:g} is rounding); another engine or driver may be right, or a memory is faulty"
                 )
-        self._all_reduce = self._session.all_reduce
+        self._now = self._session
 
 
 def _noise(seed: str, shape: tuple[int, ...]) -> F32:

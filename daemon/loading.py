@@ -73,7 +73,7 @@ def load_rank(
                 f"{fingerprint[:12]}, planned {assignment.fingerprint[:12]}); give every node the same model"
             )
         declared = build_rank_graph(
-            opened.config, shares, rank, model.quantisation, model.block, assignment.context, opened.stored
+            opened.config, shares, rank, model.quantisation, model.block, assignment.context, opened.stored, model.exact
         )
 
         def write(file: Path) -> None:
@@ -81,7 +81,7 @@ def load_rank(
 
         key = share_key(fingerprint, declared.weights, declared.share_bytes)
         label = Label(model.source, model.quantisation, model.block, _fraction(opened.config, declared))
-        options = EngineOptions(threads=threads)
+        options = EngineOptions(threads=threads, exact=model.exact)
         with cache.hold(key, label, declared.share_bytes, write, progress) as share_file:
             graph = declared.bind(share_file)
             expected = reference_answers(graph, rank, assignment.size, load_engine("reference"), share_file.parent)
@@ -91,7 +91,8 @@ def load_rank(
                 gate.open(engine, expected)
                 held = sum(place.weight.all_bytes for place in declared.weights)
                 embed = partial(opened.source.rows, EMBEDDING)
-                yield LoadedRank(Executor(engine, embed, declared.words, communicator.stats), held, options.max_rows)
+                executor = Executor(engine, embed, declared.words, declared.words_per_unit, communicator.stats)
+                yield LoadedRank(executor, held, options.max_rows)
             finally:
                 engine.close()
 

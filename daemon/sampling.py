@@ -14,6 +14,9 @@ Gumbel-max: of the allowed tokens, the one with the greatest ``logit / temperatu
 function of (seed, step, token id) alone, so that every rank can draw for its slice. Exactly `top_k` tokens pass
 the top-k filter, ties going to the lower id (Hugging Face keeps all that tie). Log-probabilities are those of the
 model: log-softmax of the raw logits, before penalties, bias and temperature.
+
+Sums over the vocabulary are taken block by block, then over the blocks of all ranks, so that they have the same bits
+wherever slices begin at borders of blocks.
 """
 
 from __future__ import annotations
@@ -202,12 +205,15 @@ class ShardSampler:
         offset: the token id of this rank's first vocabulary row.
         size: V_r, the rows of this rank's slice; may be 0.
         prompt: all token ids of the prompt, whichever slice they are in.
+        block: tokens whose masses are summed first, counted from token 0; the same on all ranks.
     """
 
-    def __init__(self, params: SamplingParams, offset: int, size: int, prompt: Sequence[int]) -> None:
+    def __init__(self, params: SamplingParams, offset: int, size: int, prompt: Sequence[int], block: int) -> None:
         self._params = params
         self._offset = offset
         self._size = size
+        self._blocks = np.array([0, *range(block - offset % block, size, block)], np.int64)
+        """First rows of the blocks that this slice has a part of."""
         bias = [(token - offset, value) for token, value in params.logit_bias.items()]
         bias = [(row, value) for row, value in bias if 0 <= row < size]
         self._bias_rows = np.array([row for row, _ in bias], np.int64)
@@ -263,11 +269,11 @@ class ShardSampler:
             raw=logits[rows],
         )
         if params.top_p < 1 and not params.top_k and not params.greedy:
-            summary = summary._replace(log_mass=_log_sum_exp(adjusted, params.temperature))
+            summary = summary._replace(log_masses=_log_sums_exp(adjusted, self._blocks, params.temperature))
         if params.logprobs:
             top = _best(logits, params.top_logprobs, int(np.argmax(logits)))
             summary = summary._replace(
-                raw_log_mass=_log_sum_exp(logits), top_ids=top + self._offset, top_raw=logits[top]
+                raw_log_masses=_log_sums_exp(logits, self._blocks), top_ids=top + self._offset, top_raw=logits[top]
             )
         return summary.encode()
 
@@ -315,21 +321,31 @@ def _best(values: F32, want: int, first: int) -> Ids:
     return rows[np.argsort(-values[rows], kind="stable")[:want]]
 
 
-def _log_sum_exp(values: F32 | F64, temperature: float = 1.0) -> float:
-    peak = float(values.max(initial=-np.inf))
-    if peak == -np.inf:
-        return peak
+def _log_sums_exp(values: F32 | F64, starts: Ids, temperature: float = 1.0) -> F64:
+    """Log-sum-exp of ``values / temperature`` for each stretch that begins at one of `starts`."""
+    peaks = np.maximum.reduceat(values, starts).astype(np.float64)
+    peaks[peaks == -np.inf] = 0
     exponents = values.astype(np.float64)
-    exponents -= peak
+    exponents -= np.repeat(peaks, np.diff(starts, append=len(values)))
     exponents /= temperature
-    return peak / temperature + log(float(np.exp(exponents, out=exponents).sum()))
+    sums = np.add.reduceat(np.exp(exponents, out=exponents), starts)
+    with np.errstate(divide="ignore"):
+        return peaks / temperature + np.log(sums)
+
+
+_WHOLE = np.zeros(1, np.int64)
+
+
+def _log_sum_exp(values: F64) -> float:
+    return float(_log_sums_exp(values, _WHOLE)[0]) if len(values) else -np.inf
 
 
 # ---------------------------------------------------------------- between ranks
 
-_HEADER = struct.Struct("<IIIIqdd")
+_HEADER = struct.Struct("<IIIIIIq")
 _NONE = np.zeros(0, np.int64)
 _NO_VALUES = np.zeros(0, np.float32)
+_NO_MASSES = np.zeros(0, np.float64)
 
 
 class _Summary(NamedTuple):
@@ -339,10 +355,10 @@ class _Summary(NamedTuple):
     rows: int = 0
     invalid: int = -1
     """A token whose logit is NaN or +inf; -1: none."""
-    log_mass: float = -np.inf
-    """Log-sum-exp of the adjusted logits over the temperature, if top-p needs it."""
-    raw_log_mass: float = -np.inf
-    """Log-sum-exp of the raw logits, if log-probabilities were asked for."""
+    log_masses: F64 = _NO_MASSES
+    """Log-sum-exp of the adjusted logits over the temperature, of each block, if top-p needs it."""
+    raw_log_masses: F64 = _NO_MASSES
+    """Log-sum-exp of the raw logits, of each block, if log-probabilities were asked for."""
     ids: Ids = _NONE
     """Candidates, best first."""
     logits: F32 = _NO_VALUES
@@ -363,11 +379,13 @@ class _Summary(NamedTuple):
             self.rows,
             len(self.ids),
             len(self.top_ids),
+            len(self.log_masses),
+            len(self.raw_log_masses),
             self.invalid,
-            self.log_mass,
-            self.raw_log_mass,
         )
         arrays: tuple[tuple[npt.NDArray[Any], str], ...] = (
+            (self.log_masses, "<f8"),
+            (self.raw_log_masses, "<f8"),
             (self.ids, "<u4"),
             (self.logits, "<f4"),
             (self.raw, "<f4"),
@@ -380,17 +398,18 @@ class _Summary(NamedTuple):
     def decode(cls, data: bytes) -> _Summary:
         if len(data) < _HEADER.size:
             raise SummaryError(f"a summary of {len(data)} bytes is shorter than its header")
-        offset, rows, count, top_count, invalid, log_mass, raw_log_mass = _HEADER.unpack_from(data)
-        if len(data) != _HEADER.size + 12 * count + 8 * top_count:
+        offset, rows, count, top_count, blocks, raw_blocks, invalid = _HEADER.unpack_from(data)
+        if len(data) != _HEADER.size + 8 * (blocks + raw_blocks) + 12 * count + 8 * top_count:
             raise SummaryError(f"a summary of {len(data)} bytes for {count} candidates and {top_count} tops")
-        words = np.frombuffer(data, "<u4", offset=_HEADER.size)
+        masses = np.frombuffer(data, "<f8", blocks + raw_blocks, _HEADER.size)
+        words = np.frombuffer(data, "<u4", offset=_HEADER.size + masses.nbytes)
         ids, logits, raw, top_ids, top_raw = np.split(words, [count, 2 * count, 3 * count, 3 * count + top_count])
         return cls(
             offset,
             rows,
             invalid,
-            log_mass,
-            raw_log_mass,
+            masses[:blocks],
+            masses[blocks:],
             ids.astype(np.int64),
             logits.view("<f4"),
             raw.view("<f4"),
@@ -402,8 +421,8 @@ class _Summary(NamedTuple):
 # ---------------------------------------------------------------- the leader
 
 _SLACK = 1e-9
-"""Off the mass that top-p asks for. Sums over other cuts differ by rounding (about 1e-15); with this, a natural
-boundary such as two of four equal tokens at top_p = 0.5 is not decided by it."""
+"""Off the mass that top-p asks for. Sums are rounded (by about 1e-15); with this, a natural boundary such as two of
+four equal tokens at top_p = 0.5 is not decided by it."""
 
 
 def choose(summaries: Sequence[bytes], params: SamplingParams, step: int) -> Choice | NeedMore:
@@ -432,7 +451,7 @@ def choose(summaries: Sequence[bytes], params: SamplingParams, step: int) -> Cho
         if params.truncated:
             certain = _certain(shards, order)
             complete = all(shard.exhausted for shard in shards)
-            log_mass = float(np.logaddexp.reduce([shard.log_mass for shard in shards]))
+            log_mass = _log_sum_exp(np.concatenate([shard.log_masses for shard in shards]))
             allowed = _allowed(scaled[:certain], complete, log_mass, params)
             if allowed is None:
                 return NeedMore(8 * max(len(shard.ids) for shard in shards if not shard.exhausted))
@@ -442,7 +461,7 @@ def choose(summaries: Sequence[bytes], params: SamplingParams, step: int) -> Cho
     if not params.logprobs:
         return Choice(token)
 
-    total = float(np.logaddexp.reduce([shard.raw_log_mass for shard in shards]))
+    total = _log_sum_exp(np.concatenate([shard.raw_log_masses for shard in shards]))
     raw = np.concatenate([shard.raw for shard in shards])[order[winner]]
     top_ids = np.concatenate([shard.top_ids for shard in shards])
     top_raw = np.concatenate([shard.top_raw for shard in shards])

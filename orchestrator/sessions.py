@@ -77,11 +77,13 @@ class SessionRequest:
     engine: str = "onnxruntime"
     wire: str = "fp32"
     """How sums travel between ranks."""
+    exact: bool = False
+    """The same bits for every split and batch."""
     threads: int = 0
 
     @property
     def spec(self) -> ModelSpec:
-        return ModelSpec(source=self.model, quantisation=self.quantisation, block=self.block)
+        return ModelSpec(source=self.model, quantisation=self.quantisation, block=self.block, exact=self.exact)
 
 
 @dataclass

@@ -46,6 +46,11 @@ class ReferenceEngine:
         unknown = set(options.extra) - {"dtype"}
         if unknown:
             raise EngineError(f"the reference engine has no option {', '.join(sorted(unknown))}; it has: dtype")
+        if options.exact:
+            raise EngineError(
+                "the reference engine cannot keep exact=true: NumPy's matmuls depend on the number of rows; "
+                "use engine 'onnxruntime'"
+            )
         dtype = options.extra.get("dtype", "float32")
         if dtype not in ("float32", "float64"):
             raise EngineError(f"the reference engine computes in float32 or float64, not in {dtype!r}")
@@ -55,6 +60,8 @@ class ReferenceEngine:
         self._collectives = collectives
         self._max_rows = options.max_rows
         self._slots: dict[int, _Slot] = {}
+        self._rows: tuple[int, ...] = ()
+        """(T, D) of this step."""
 
         proto = onnx.inliner.inline_local_functions(graph.proto).graph
         # Mapped once: the file may be unlinked while it is in use.
@@ -104,6 +111,7 @@ class ReferenceEngine:
         if not all(0 <= row < count for row in rows):
             raise EngineError(f"logits of rows {list(rows)} were asked for; the step has {count} rows")
         self._make_room(state, position + count)
+        self._rows = hidden.shape
 
         values: dict[str, Any] = {
             **state.constants,
@@ -131,13 +139,15 @@ class ReferenceEngine:
     def _prepared(self, node: onnx.NodeProto) -> _Node:
         attributes = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
         if (node.domain, node.op_type) == (DOMAIN, "DistCollective"):
-            kind = (attributes["collective_operation"], attributes["reduce_op"], attributes["nb_rank"])
-            if kind != (b"all_reduce", b"sum", self._collectives.size):
+            kind, ranks = attributes["collective_operation"], attributes["nb_rank"]
+            collectives: dict[bytes, Operator] = {b"all_reduce": self._all_reduce, b"all_gather": self._all_gather}
+            if kind not in collectives or ranks != self._collectives.size:
                 raise EngineError(
-                    f"the reference engine cannot do collective {node.name!r} = {kind}"
-                    f" among {self._collectives.size} ranks; it does an all_reduce sum"
+                    f"the reference engine cannot do collective {node.name!r}, {kind.decode()} among {ranks} ranks; "
+                    f"it does all_reduce and all_gather among {self._collectives.size} ranks"
                 )
-            return _Node(self._all_reduce, list(node.input), list(node.output), {})
+            counts = {"counts": attributes["counts"]} if kind == b"all_gather" else {}
+            return _Node(collectives[kind], list(node.input), list(node.output), counts)
         if node.domain or node.op_type not in OPERATORS:
             raise EngineError(f"the reference engine has no operator {node.domain}.{node.op_type} ({node.name})")
         return _Node(OPERATORS[node.op_type], list(node.input), list(node.output), attributes)
@@ -146,6 +156,15 @@ class ReferenceEngine:
         buffer = np.array(x, np.float32)
         self._collectives.all_reduce(buffer)
         return self._floats(buffer)
+
+    def _all_gather(self, xp: ModuleType, *own: Array, counts: Sequence[int]) -> Array:
+        """The operands of all ranks, by rank: an array, or a list where there are several."""
+        parts = [np.empty((count, *self._rows), np.float32) for count in counts]
+        for place, operand in zip(parts[self._collectives.rank], own, strict=True):
+            place[...] = operand
+        self._collectives.all_gather(parts[self._collectives.rank], parts)
+        gathered = [self._floats(term) for part in parts for term in part]
+        return gathered if len(gathered) > 1 else gathered[0]
 
     def _value(self, values: dict[str, Any], name: str) -> Any:
         if name in values:

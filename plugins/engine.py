@@ -2,7 +2,8 @@
 
 A rank's graph is one ONNX model (opset 24): standard operators, the functions of domain ``motley`` (whose bodies
 are standard operators, so that an engine that does not know one can inline it) and ``motley.DistCollective``
-nodes. Names at its border:
+nodes, all of values f32[T, D]: ``all_reduce`` gives the sum of every rank's operand, ``all_gather`` gives the operands
+of all ranks, by rank; rank r has ``counts[r]`` of them. Names at the graph's border:
 
 =====================  =======================  ==============================================================
 ``hidden``             f32[T, D]                embeddings of this step's T tokens, replicated
@@ -53,6 +54,9 @@ class Collectives(Protocol):
     def all_reduce(self, buffer: npt.NDArray[Any]) -> None:
         """Sum `buffer` over all ranks in place, in rank order, so that every rank holds the same bits."""
 
+    def all_gather(self, local: npt.NDArray[Any], out: Sequence[npt.NDArray[Any]]) -> None:
+        """Collect every rank's array, of unequal sizes if need be; `local` may be ``out[rank]`` itself."""
+
 
 @dataclass(frozen=True)
 class CacheSpec:
@@ -86,6 +90,9 @@ class EngineOptions:
     """Compute threads of this rank."""
     max_rows: int = 128
     """The most rows T a step may have (a prefill chunk), the same on every rank."""
+    exact: bool = False
+    """Promise that a row's bits depend neither on the rows that share its step nor on where columns are cut. An engine
+    that cannot refuses."""
     extra: Mapping[str, str] = field(default_factory=dict)
     """Engine-specific settings; an engine refuses names it does not know."""
 

@@ -11,9 +11,11 @@ been made of are let go.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import cycle
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -24,22 +26,32 @@ from onnx import TensorProto, helper
 
 from motley.plugins.engine import DOMAIN, F32, Collectives, EngineError, EngineOptions, RankGraph
 from motley.plugins.mapped_share import Array, MappedShare
-from motley.plugins.onnxruntime_lowering import MICROSOFT, SEQLENS, TOTAL_LENGTH, lower
-from motley.plugins.segments import ROWS, Segment, cut_at_collectives
+from motley.plugins.onnxruntime_lowering import EVEN_ROWS, MICROSOFT, ROW_COUNT, SEQLENS, TOTAL_LENGTH, lower
+from motley.plugins.segments import ROWS, Gathering, Reduction, Segment, cut_at_collectives
 
 FIRST_CAPACITY = 256
 """Tokens that a new slot has room for; it doubles when full."""
+
+EXACT_PROBE = 7
+"""Tokens with which an exact engine tests its kernels: odd, as last rows are what some compute differently."""
 
 POSITION = "position"
 
 
 @dataclass(frozen=True)
 class _Bound:
-    """A segment bound to buffers, and what the transport then sums in place."""
+    """A segment bound to buffers, and what the transport then does with them in place.
 
-    session: ort.InferenceSession
+    Attributes:
+        session: None if there is nothing to run.
+        partial: what is summed over all ranks.
+        parts: what is gathered, by rank.
+    """
+
+    session: ort.InferenceSession | None
     binding: Any
     partial: F32 | None
+    parts: Sequence[F32]
 
 
 @dataclass
@@ -60,32 +72,51 @@ class OnnxRuntimeEngine:
         if options.extra:
             raise EngineError(f"engine 'onnxruntime' has no settings called {sorted(options.extra)}")
         self._graph = graph
-        self._all_reduce = collectives.all_reduce
+        self._collectives = collectives
         self._max_rows = options.max_rows
+        self._exact = options.exact
         self._slots: dict[int, _Slot] = {}
 
-        lowered = lower(graph.proto)
+        lowered = lower(graph.proto, options.exact)
         segments = cut_at_collectives(
             lowered.nodes, lowered.initializers, [output.name for output in graph.proto.graph.output]
         )
         self._weights = _Weights(graph.share_file)
         self._segments = [
-            (segment, _open_session(segment, lowered.initializers, graph, self._weights, options.threads))
+            (
+                segment,
+                _open_session(segment, lowered.initializers, graph, self._weights, options.threads)
+                if segment.outputs
+                else None,
+            )
             for segment in segments
-            if segment.outputs
+            if segment.outputs or segment.collective
         ]
         self._buffers = _assign_buffers(segments, options.max_rows, graph.hidden)
+        most = max(
+            (len(each.collective.gathered) for each in segments if isinstance(each.collective, Gathering)), default=0
+        )
+        # What one segment gathers is read by the next, while that makes its own.
+        self._gathers = [np.zeros(most * options.max_rows * graph.hidden, np.float32) for _ in range(2)]
 
         self._position = np.zeros(1, np.int64)
         self._seqlens = np.zeros(1, np.int32)
         self._total_length = np.zeros((), np.int32)
+        self._row_count = np.zeros(1, np.int64)
+        self._even_rows: dict[int, Array] = {}
+        """By T; bindings hold addresses only."""
         self._row = np.zeros(1, np.int64)
         self._logits = np.empty((1, graph.vocabulary), np.float32)
+        if options.exact:
+            self._test_rows(_kinds(lowered.nodes))
 
     def open_slot(self, slot: int, prompt: int = 0) -> None:
         if slot in self._slots:
             raise EngineError(f"slot {slot} is open already")
-        self._slots[slot] = _Slot(self._graph.constants(prompt))
+        constants = self._graph.constants(prompt)
+        if self._exact:  # a row for the twin of the last row that a context holds
+            constants = {name: np.concatenate([table, table[-1:]]) for name, table in constants.items()}
+        self._slots[slot] = _Slot(constants)
 
     def close_slot(self, slot: int) -> None:
         if self._slots.pop(slot, None) is None:
@@ -105,6 +136,19 @@ class OnnxRuntimeEngine:
         state.length = position
 
     def step(self, slot: int, hidden: F32, position: int, rows: Sequence[int]) -> F32:
+        return self._step(slot, hidden, position, rows, self._exchange)
+
+    def close(self) -> None:
+        self._slots.clear()
+        self._segments.clear()
+        self._weights.close()  # not before the sessions
+        self._buffers.clear()
+        self._gathers.clear()
+
+    def _step(
+        self, slot: int, hidden: F32, position: int, rows: Sequence[int], exchange: Callable[[_Bound], None]
+    ) -> F32:
+        """`step`, with `exchange` in the place of the collective after a segment."""
         state = self._slot(slot)
         tokens = len(hidden)
         end = position + tokens
@@ -115,11 +159,13 @@ class OnnxRuntimeEngine:
                 f"positions {position} to {end} do not fit slot {slot}: it holds {state.length} tokens "
                 f"of at most {self._graph.context}"
             )
-        if end > state.capacity:
-            self._grow(state, end)
+        last = end + (tokens % 2 if self._exact else 0)
+        if last > state.capacity:
+            self._grow(state, last)
         self._position[0] = position
-        self._seqlens[0] = end - 1
-        self._total_length[...] = end
+        self._row_count[0] = tokens
+        self._seqlens[0] = last - 1
+        self._total_length[...] = last
         np.copyto(self._buffers["hidden"][:tokens], hidden)
 
         if tokens == 1 and len(rows) == 1:
@@ -133,20 +179,58 @@ class OnnxRuntimeEngine:
             wanted = np.array(rows, np.int64)  # bindings hold addresses only: it must outlive the run
             bound = self._bind(state, tokens, wanted, logits)
         for segment in bound:
-            try:
-                segment.session.run_with_iobinding(segment.binding)
-            except Exception as error:  # the runtime's own classes share no other base
-                raise EngineError(f"engine 'onnxruntime' failed in a step: {error}") from error
-            if segment.partial is not None:
-                self._all_reduce(segment.partial)
+            if segment.session is not None:
+                try:
+                    segment.session.run_with_iobinding(segment.binding)
+                except Exception as error:  # the runtime's own classes share no other base
+                    raise EngineError(f"engine 'onnxruntime' failed in a step: {error}") from error
+            exchange(segment)
         state.length = end
         return logits
 
-    def close(self) -> None:
-        self._slots.clear()
-        self._segments.clear()
-        self._weights.close()  # not before the sessions
-        self._buffers.clear()
+    def _exchange(self, segment: _Bound) -> None:
+        if segment.partial is not None:
+            self._collectives.all_reduce(segment.partial)
+        elif segment.parts:
+            self._collectives.all_gather(segment.parts[self._collectives.rank], segment.parts)
+
+    def _test_rows(self, kinds: str) -> None:
+        """Refuse kernels that give a row other bits when it is computed beside others; no peer is asked.
+
+        Args:
+            kinds: the kernels, for people.
+        """
+        rank = self._collectives.rank
+        count = min(EXACT_PROBE, self._max_rows, self._graph.context)
+        hidden = np.random.default_rng(0).normal(size=(count, self._graph.hidden)).astype(np.float32)
+
+        def outcome(chunk: int) -> list[F32]:
+            """What this rank contributes and its logits, of all rows, computed `chunk` rows at a time."""
+            steps: list[list[F32]] = []
+
+            def keep(segment: _Bound) -> None:
+                for other, part in enumerate(segment.parts):
+                    if other == rank:
+                        steps[-1].append(part.copy())
+                    else:
+                        part.fill(0)
+
+            self.open_slot(-1)
+            for start in range(0, count, chunk):
+                rows = hidden[start : start + chunk]
+                steps.append([])
+                logits = self._step(-1, rows, start, range(len(rows)), keep)
+                steps[-1].append(logits[None].copy())
+            self.close_slot(-1)
+            return [np.concatenate(pieces, axis=1) for pieces in zip(*steps, strict=True)]
+
+        together = outcome(count)
+        for chunk in (3, 1):
+            if not all(map(np.array_equal, outcome(chunk), together)):
+                raise EngineError(
+                    f"engine 'onnxruntime' cannot keep exact=true with {kinds} on this machine: its kernels give a row "
+                    "other bits beside other rows; take smaller quantisation blocks, or another quantisation"
+                )
 
     def _slot(self, slot: int) -> _Slot:
         state = self._slots.get(slot)
@@ -156,7 +240,7 @@ class OnnxRuntimeEngine:
 
     def _grow(self, state: _Slot, needed: int) -> None:
         """Move the caches to buffers of at least twice the size."""
-        context = self._graph.context
+        context = self._graph.context + self._exact
         state.capacity = min(context, max(FIRST_CAPACITY, needed, 2 * state.capacity))
         for spec in self._graph.caches:
             for kind in ("key_cache", "value_cache"):
@@ -174,6 +258,8 @@ class OnnxRuntimeEngine:
             POSITION: self._position,
             SEQLENS: self._seqlens,
             TOTAL_LENGTH: self._total_length,
+            EVEN_ROWS: self._even_rows.setdefault(tokens, _even_rows(tokens)),
+            ROW_COUNT: self._row_count,
             ROWS: rows,
             "logits": logits,
         }
@@ -182,8 +268,18 @@ class OnnxRuntimeEngine:
         for name, cached in state.caches.items():
             places[name] = places[f"{name}.out"] = cached  # past and present are one buffer
         bound = []
+        gathers = cycle(self._gathers)
         for segment, session in self._segments:
             if segment.head and not len(rows):
+                continue
+            partial, parts = None, []
+            match segment.collective:
+                case Reduction(summed):
+                    partial = places[summed]
+                case Gathering():
+                    parts = self._place(segment.collective, next(gathers), tokens, places)
+            if session is None:
+                bound.append(_Bound(None, None, partial, parts))
                 continue
             binding = session.io_binding()
             for name in segment.inputs:
@@ -192,9 +288,17 @@ class OnnxRuntimeEngine:
             for name in segment.outputs:
                 place = places[name]
                 binding.bind_output(name, "cpu", 0, place.dtype.type, place.shape, place.ctypes.data)
-            partial = places[segment.reduction.partial] if segment.reduction else None
-            bound.append(_Bound(session, binding, partial))
+            bound.append(_Bound(session, binding, partial, parts))
         return bound
+
+    def _place(self, gathering: Gathering, memory: F32, tokens: int, places: dict[str, Array]) -> list[F32]:
+        """Give every gathered term its place, f32[T, D]; where each rank's terms are, f32[count, T, D], by rank."""
+        shape = (len(gathering.gathered), tokens, self._graph.hidden)
+        terms = memory[: prod(shape)].reshape(shape)
+        places.update(zip(gathering.gathered, terms, strict=True))
+        parts = np.split(terms, np.cumsum(gathering.counts)[:-1])
+        places.update(zip(gathering.own, parts[self._collectives.rank], strict=True))
+        return parts
 
 
 def _assign_buffers(segments: Sequence[Segment], max_rows: int, width: int) -> dict[str, F32]:
@@ -209,19 +313,22 @@ def _assign_buffers(segments: Sequence[Segment], max_rows: int, width: int) -> d
     buffers: dict[str, F32] = {"hidden": np.zeros((max_rows, width), np.float32)}
     free: list[F32] = []
     for index, segment in enumerate(segments):
+        gathered = segment.collective.own if isinstance(segment.collective, Gathering) else ()
         for name in segment.outputs:
-            if name == "logits" or name.endswith(".out"):
+            if name == "logits" or name.endswith(".out") or name in gathered:
                 continue
             buffers[name] = free.pop() if free else np.zeros((max_rows, width), np.float32)
         free += [buffers[name] for name in segment.inputs if name in buffers and last_read[name] == index]
-        if segment.reduction is not None:
-            buffers[segment.reduction.reduced] = buffers[segment.reduction.partial]
+        if isinstance(segment.collective, Reduction):
+            buffers[segment.collective.reduced] = buffers[segment.collective.partial]
     return buffers
 
 
 _ELEMENT_TYPES = {
     SEQLENS: TensorProto.INT32,
     TOTAL_LENGTH: TensorProto.INT32,
+    EVEN_ROWS: TensorProto.INT64,
+    ROW_COUNT: TensorProto.INT64,
     ROWS: TensorProto.INT64,
     POSITION: TensorProto.INT64,
 }
@@ -292,6 +399,21 @@ def _open_session(
     for tensor in stored:
         weights.forget(tensor)
     return session
+
+
+def _even_rows(tokens: int) -> Array:
+    """``[[0, 1, 2, 2]]`` for 3: the rows 0 to T - 1, the last one twice where that makes them even."""
+    return np.arange(tokens + tokens % 2, dtype=np.int64).clip(max=tokens - 1)[None]
+
+
+def _kinds(nodes: Sequence[onnx.NodeProto]) -> str:
+    """The matmuls of a graph in words: ``int4 in blocks of 32``."""
+    kinds = set()
+    for node in nodes:
+        if node.op_type == "MatMulNBits":
+            attributes = {attribute.name: attribute.i for attribute in node.attribute}
+            kinds.add(f"int{attributes['bits']} in blocks of {attributes['block_size']}")
+    return " and ".join(sorted(kinds)) or "fp32"
 
 
 @cache

@@ -9,6 +9,10 @@ in the graph                                    in the runtime (domain ``com.mic
 ``Add`` -> ``RMSNormalization``                 ``SkipSimplifiedLayerNormalization``
 ``Swish``                                       ``QuickGelu(alpha=1)``
 ==============================================  ==============================================================
+
+In exact mode a row must not depend on the rows beside it. The attention kernel works on tiles of rows, and uses another
+matmul for a tile of a single row; so it is given an even number of rows there, the last one twice if need be. The
+twin stands at the next position, which no other row sees and which is written again when its turn comes.
 """
 
 from __future__ import annotations
@@ -21,20 +25,27 @@ import numpy as np
 import onnx
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
-from motley.plugins.engine import DOMAIN
+from motley.plugins.engine import DOMAIN, EngineError
 
 MICROSOFT = "com.microsoft"
 SEQLENS = "seqlens_k"
-"""Added graph input i32[1]: the last valid position, ``position + T - 1``."""
+"""Added graph input i32[1]: the last position, ``position + T - 1``; in exact mode the twin's if there is one."""
 TOTAL_LENGTH = "total_sequence_length"
-"""Added graph input i32[]: ``position + T``."""
+"""Added graph input i32[]: ``seqlens_k + 1``."""
+EVEN_ROWS = "even_rows"
+"""Added graph input of exact mode, i64[1, T or T + 1]: the rows for the attention kernel."""
+ROW_COUNT = "row_count"
+"""Added graph input of exact mode, i64[1]: T."""
 
 ACCURACY_INT8 = 4
 """`MatMulNBits` quantises activations to int8 per block and multiplies integers: three times as fast as level 1."""
 
-HEAD_DIM_STEP = 8
+HEAD_DIM_STEP = 16
 """`GroupQueryAttention` takes heads of a multiple of this; for others the runtime inlines the function's body, whose
 cost grows with the buffer."""
+
+EXACT_HEAD_DIM = 128
+"""In wider heads the runtime cuts a row's dot products where the number of valid positions says."""
 
 _LEADING_AXIS = "motley.leading_axis"
 
@@ -45,13 +56,21 @@ class Lowered:
     initializers: Mapping[str, TensorProto]
 
 
-def lower(model: onnx.ModelProto) -> Lowered:
-    """Lower the whole graph; collectives stay as they are."""
-    return _Lowering(model.graph).run()
+def lower(model: onnx.ModelProto, exact: bool) -> Lowered:
+    """Lower the whole graph; collectives stay as they are.
+
+    Args:
+        exact: only to what gives a row the same bits whatever stands beside it.
+
+    Raises:
+        EngineError: that is not possible.
+    """
+    return _Lowering(model.graph, exact).run()
 
 
 class _Lowering:
-    def __init__(self, graph: onnx.GraphProto) -> None:
+    def __init__(self, graph: onnx.GraphProto, exact: bool) -> None:
+        self._exact = exact
         self._nodes = list(graph.node)
         self._initializers = {tensor.name: tensor for tensor in graph.initializer}
         self._producer = {name: node for node in self._nodes for name in node.output if name}
@@ -132,14 +151,23 @@ class _Lowering:
         q, k, v, key_cache, value_cache, _position, cos, sin = node.input
         y, key_out, value_out = node.output
         attributes = _attributes(node)
-        if attributes["head_dim"] % HEAD_DIM_STEP:
+        head_dim = attributes["head_dim"]
+        if self._exact and (head_dim % HEAD_DIM_STEP or head_dim > EXACT_HEAD_DIM):
+            raise EngineError(
+                f"engine 'onnxruntime' cannot keep exact=true with attention heads of {head_dim}: "
+                f"a multiple of {HEAD_DIM_STEP} up to {EXACT_HEAD_DIM} is needed"
+            )
+        if head_dim % HEAD_DIM_STEP:
             yield node
             return
         split = self._made_by(q, "Split")
         packed = split is not None and list(split.output) == [q, k, v]
         operands = [split.input[0]] if split is not None and packed else [q, k, v]
         for name in operands:
-            yield helper.make_node("Unsqueeze", [name, _LEADING_AXIS], [f"{y}.{name}"])
+            if self._exact:
+                yield helper.make_node("Gather", [name, EVEN_ROWS], [f"{y}.{name}"], axis=0)
+            else:
+                yield helper.make_node("Unsqueeze", [name, _LEADING_AXIS], [f"{y}.{name}"])
         padded = [f"{y}.{name}" for name in operands] + [""] * (3 - len(operands))
         yield helper.make_node(
             "GroupQueryAttention",
@@ -152,7 +180,10 @@ class _Lowering:
             local_window_size=attributes["window"] or -1,
             do_rotary=1,
         )
-        yield helper.make_node("Squeeze", [f"{y}.batched", _LEADING_AXIS], [y])
+        rows = f"{y}.even" if self._exact else y
+        yield helper.make_node("Squeeze", [f"{y}.batched", _LEADING_AXIS], [rows])
+        if self._exact:
+            yield helper.make_node("Slice", [rows, _LEADING_AXIS, ROW_COUNT], [y])
 
 
 def _attributes(node: NodeProto) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import onnx
 
-from motley.plugins.engine import DOMAIN
+from motley.plugins.engine import DOMAIN, EngineError
 
 COLLECTIVE = "DistCollective"
 ROWS = "rows"
@@ -27,13 +27,27 @@ class Reduction:
 
 
 @dataclass(frozen=True)
+class Gathering:
+    """The collective after a segment: `gathered` are the terms of all ranks, by rank.
+
+    Attributes:
+        own: this rank's, none or more.
+        counts: how many each rank has.
+    """
+
+    own: tuple[str, ...]
+    gathered: tuple[str, ...]
+    counts: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Segment:
     nodes: tuple[onnx.NodeProto, ...]
     inputs: tuple[str, ...]
     """Values made outside: graph inputs and results of earlier segments (never initializers)."""
     outputs: tuple[str, ...]
-    """Values read by later segments, reduced, or graph outputs; a segment without any need not run."""
-    reduction: Reduction | None = None
+    """Values read by later segments, exchanged, or graph outputs; a segment without any need not run."""
+    collective: Reduction | Gathering | None = None
     head: bool = False
     """Whether this segment only makes logits."""
 
@@ -45,33 +59,50 @@ def is_collective(node: onnx.NodeProto) -> bool:
 def cut_at_collectives(
     nodes: Iterable[onnx.NodeProto], initializers: Collection[str], graph_outputs: Collection[str]
 ) -> list[Segment]:
-    """Cut `nodes`; a graph with C collectives and a head gives C + 2 segments."""
+    """Cut `nodes`; a graph with C collectives and a head gives C + 2 segments.
+
+    Raises:
+        EngineError: an unknown collective.
+    """
     groups: list[list[onnx.NodeProto]] = [[]]
-    reductions: list[Reduction | None] = []
+    collectives: list[Reduction | Gathering | None] = []
     has_head = False
     for node in nodes:
         if is_collective(node):
-            reductions.append(Reduction(node.input[0], node.output[0]))
+            collectives.append(_collective(node))
             groups.append([])
             continue
         if ROWS in node.input and not has_head:
             has_head = True
-            reductions.append(None)
+            collectives.append(None)
             groups.append([])
         groups[-1].append(node)
-    reductions.append(None)
+    collectives.append(None)
 
     wanted = set(graph_outputs)
     segments: list[Segment] = []
-    for group, reduction in zip(reversed(groups), reversed(reductions), strict=True):
-        if reduction is not None:
-            wanted.discard(reduction.reduced)
-            wanted.add(reduction.partial)
+    for group, collective in zip(reversed(groups), reversed(collectives), strict=True):
+        match collective:
+            case Reduction(partial, reduced):
+                wanted = wanted - {reduced} | {partial}
+            case Gathering(own, gathered):
+                wanted = wanted - {*gathered} | {*own}
         made = {name for node in group for name in node.output if name}
         read = dict.fromkeys(name for node in group for name in node.input if name)
         inputs = tuple(name for name in read if name not in made and name not in initializers)
         outputs = tuple(name for node in group for name in node.output if name in wanted)
-        segments.append(Segment(tuple(group), inputs, outputs, reduction, head=has_head and not segments))
+        segments.append(Segment(tuple(group), inputs, outputs, collective, head=has_head and not segments))
         wanted = (wanted - made) | (set(inputs) if outputs else set())
     segments.reverse()
     return segments
+
+
+def _collective(node: onnx.NodeProto) -> Reduction | Gathering:
+    attributes = {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute}
+    match attributes.get("collective_operation"):
+        case b"all_reduce":
+            return Reduction(node.input[0], node.output[0])
+        case b"all_gather":
+            return Gathering(tuple(node.input), tuple(node.output), tuple(attributes["counts"]))
+        case other:
+            raise EngineError(f"collective {node.name!r} is a {other!r}; known: all_reduce, all_gather")

@@ -155,14 +155,16 @@ class Describe(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., model: _Optional[_Union[ModelSpec, _Mapping]] = ...) -> None: ...
 
 class ModelSpec(_message.Message):
-    __slots__ = ("source", "quantisation", "block")
+    __slots__ = ("source", "quantisation", "block", "exact")
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     QUANTISATION_FIELD_NUMBER: _ClassVar[int]
     BLOCK_FIELD_NUMBER: _ClassVar[int]
+    EXACT_FIELD_NUMBER: _ClassVar[int]
     source: str
     quantisation: str
     block: int
-    def __init__(self, source: _Optional[str] = ..., quantisation: _Optional[str] = ..., block: _Optional[int] = ...) -> None: ...
+    exact: bool
+    def __init__(self, source: _Optional[str] = ..., quantisation: _Optional[str] = ..., block: _Optional[int] = ..., exact: _Optional[bool] = ...) -> None: ...
 
 class RankCommand(_message.Message):
     __slots__ = ("session", "epoch", "rank", "assign", "peers", "decode", "cancel", "release")

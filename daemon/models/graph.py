@@ -9,6 +9,10 @@ Sharding, in the notation of the JAX scaling book (T rows, D residual, E heads *
 
 A rank without attention or MLP units contributes zeros. Collectives act on other ranks: an engine must meet them
 all, in order, also where nothing on this rank reads the result.
+
+In *exact* mode an output or down projection is a matmul per leaf (see `motley.daemon.models.tree`). A rank sums its
+leaves to subtrees, all ranks gather those of all, and everyone sums them on by the same tree. A rank without units has
+nothing to gather from it. A bias belongs to the first leaf.
 """
 
 from __future__ import annotations
@@ -29,6 +33,7 @@ from motley.daemon.models.holding import Formats
 from motley.daemon.models.rope import rotary_tables
 from motley.daemon.models.share import Share, kv_heads
 from motley.daemon.models.tensors import EMBEDDING, HEAD
+from motley.daemon.models.tree import fold, subtrees
 from motley.daemon.models.units import Units, units, validate_shares
 from motley.daemon.weights.quantise import ZERO_POINT
 from motley.daemon.weights.spec import SHARE_FILE, Encoding, Piece, Placed, Weight, lay_out
@@ -116,6 +121,7 @@ class Declared:
     hidden: int
     words: range
     """The rows of the head that this rank has."""
+    words_per_unit: int
     context: int
 
     def bind(self, share_file: Path) -> RankGraph:
@@ -140,6 +146,7 @@ def build_rank_graph(
     block: int,
     context: int,
     stored: Formats | None = None,
+    exact: bool = False,
 ) -> Declared:
     """Declare what one rank computes and which weights it needs for it.
 
@@ -148,6 +155,7 @@ def build_rank_graph(
         quantisation: of the matrices, and the block asked for: see `units`; norms and biases stay float32.
         context: the longest sequence, tokens.
         stored: how the checkpoint stores each matrix; None: as floats.
+        exact: sum by a tree that does not depend on the shares, whose cuts fall on its leaves.
 
     Raises:
         ConfigError: the encoding or the context is not possible for this model.
@@ -155,28 +163,49 @@ def build_rank_graph(
     """
     if not 1 <= context <= config.context:
         raise ConfigError(f"a context of {context} tokens is not possible; this model has {config.context} at most")
-    cut = units(config, quantisation, block, stored)
+    cut = units(config, quantisation, block, stored, exact)
     validate_shares(cut, shares)
-    return _Builder(config, cut, shares[rank], rank, len(shares)).build(context)
+    return _Builder(config, cut, shares, rank).build(context)
+
+
+@dataclass(frozen=True)
+class _Projection:
+    """A matmul back to the residual, whose inner dimension K is cut over the ranks: f32[T, K]{tp} -> f32[T, D]{U_tp}.
+
+    Attributes:
+        at: where in the model it is.
+        tensor: its name in the checkpoint.
+        columns: of this rank, along K.
+        leaves: of every rank, by rank.
+        leaf_columns: of one leaf, along K.
+    """
+
+    at: str
+    tensor: str
+    has_bias: bool
+    columns: range
+    leaves: Sequence[range]
+    leaf_columns: Callable[[int], range]
 
 
 class _Builder:
     """Collects nodes and weights while it walks through the layers; values are known by name."""
 
-    def __init__(self, config: ModelConfig, cut: Units, share: Share, rank: int, size: int) -> None:
+    def __init__(self, config: ModelConfig, cut: Units, shares: Sequence[Share], rank: int) -> None:
         self.config = config
         self.cut = cut
+        self.shares = shares
         self.rank = rank
-        self.size = size
+        self.size = len(shares)
         self.nodes: list[onnx.NodeProto] = []
         self.shapes: dict[str, onnx.TensorProto] = {}
         self.reduced: list[str] = []
         self.weights: list[Weight] = []
 
-        per_unit = config.group // share.attention_split
-        self.q_heads = range(share.attention.start * per_unit, share.attention.stop * per_unit)
-        self.kv_groups = [group for group, _ in kv_heads(share)]
-        self.mlp = range(share.mlp.start * cut.mlp_columns, share.mlp.stop * cut.mlp_columns)
+        share = shares[rank]
+        self.q_heads = cut.query_heads(share.attention, share.attention_split, config)
+        self.kv_heads = [head for group, _ in kv_heads(share) for head in cut.kv_heads(range(group, group + 1), config)]
+        self.mlp = cut.columns(share.mlp, config)
         self.words = range(
             min(share.vocabulary.start * cut.vocabulary_rows, config.vocabulary),
             min(share.vocabulary.stop * cut.vocabulary_rows, config.vocabulary),
@@ -192,9 +221,9 @@ class _Builder:
 
         placed, share_bytes = lay_out(self.weights)
         caches = [
-            CacheSpec(layer, len(self.kv_groups), self.config.head_dim)
+            CacheSpec(layer, len(self.kv_heads), self.config.head_dim)
             for layer in range(self.config.layers)
-            if self.kv_groups
+            if self.kv_heads
         ]
         graph = helper.make_graph(
             self.nodes,
@@ -228,6 +257,7 @@ class _Builder:
             caches=caches,
             hidden=self.config.hidden,
             words=self.words,
+            words_per_unit=self.cut.vocabulary_rows,
             context=context,
         )
 
@@ -235,12 +265,21 @@ class _Builder:
         """f32[T, D] -> f32[T, D]: the residual with the attention block of a layer added."""
         at, checkpoint = f"layers.{layer}.attention", f"model.layers.{layer}.self_attn"
         config, width = self.config, self.config.head_dim
-        bias = f"{checkpoint}.o_proj.bias" if config.output_bias and self.rank == 0 else None
+        finest = self.cut.attention_splits[-1]
+        split = finest // self.shares[self.rank].attention_split
+        output = _Projection(
+            f"{at}.output",
+            f"{checkpoint}.o_proj",
+            config.output_bias,
+            _scaled(self.q_heads, width),
+            [_scaled(share.attention, split) for share in self.shares],
+            lambda leaf: _scaled(self.cut.query_heads(range(leaf, leaf + 1), finest, config), width),
+        )
         if not self.q_heads:
-            return self.add_reduced(at, residual, self.nothing(at, residual, bias))
+            return self.add_product(at, residual, output, None)
 
         q_rows = _scaled(self.q_heads, width)
-        kv_rows = [_scaled(groups, width) for groups in _runs(self.kv_groups)]
+        kv_rows = [_scaled(heads, width) for heads in _runs(self.kv_heads)]
         projections = [("q_proj", q_rows), *(("k_proj", r) for r in kv_rows), *(("v_proj", r) for r in kv_rows)]
         normed = self.norm(f"{at}.norm", residual, f"model.layers.{layer}.input_layernorm.weight")
         qkv = self.matmul(
@@ -249,11 +288,11 @@ class _Builder:
             [Piece(f"{checkpoint}.{name}.weight", rows, range(config.hidden)) for name, rows in projections],
             [Piece(f"{checkpoint}.{name}.bias", rows) for name, rows in projections] if config.qkv_bias else [],
         )
-        kv_width = len(self.kv_groups) * width
+        kv_width = len(self.kv_heads) * width
         q, k, v = self.split(qkv, {f"{at}.q": len(q_rows), f"{at}.k": kv_width, f"{at}.v": kv_width})
         if config.qk_norm:
             q = self.head_norm(f"{q}.norm", q, f"{checkpoint}.q_norm.weight", len(self.q_heads))
-            k = self.head_norm(f"{k}.norm", k, f"{checkpoint}.k_norm.weight", len(self.kv_groups))
+            k = self.head_norm(f"{k}.norm", k, f"{checkpoint}.k_norm.weight", len(self.kv_heads))
         caches = [f"key_cache.{layer}", f"value_cache.{layer}"]
         attended = self.node(
             "CachedAttention",
@@ -262,26 +301,27 @@ class _Builder:
             *(f"{cache}.out" for cache in caches),
             domain=DOMAIN,
             q_heads=len(self.q_heads),
-            kv_heads=len(self.kv_groups),
+            kv_heads=len(self.kv_heads),
             head_dim=width,
             scale=width**-0.5,
             window=config.windows[layer],
         )
-        partial = self.matmul(
-            f"{at}.output",
-            attended,
-            [Piece(f"{checkpoint}.o_proj.weight", range(config.hidden), q_rows)],
-            [Piece(bias, range(config.hidden))] if bias else [],
-        )
-        return self.add_reduced(at, residual, partial)
+        return self.add_product(at, residual, output, attended)
 
     def mlp_block(self, layer: int, residual: str) -> str:
         """f32[T, D] -> f32[T, D]: the residual with the gated MLP of a layer added."""
         at, checkpoint = f"layers.{layer}.mlp", f"model.layers.{layer}.mlp"
         config = self.config
-        bias = f"{checkpoint}.down_proj.bias" if config.mlp_bias and self.rank == 0 else None
+        down = _Projection(
+            f"{at}.down",
+            f"{checkpoint}.down_proj",
+            config.mlp_bias,
+            self.mlp,
+            [share.mlp for share in self.shares],
+            lambda leaf: self.cut.columns(range(leaf, leaf + 1), config),
+        )
         if not self.mlp:
-            return self.add_reduced(at, residual, self.nothing(at, residual, bias))
+            return self.add_product(at, residual, down, None)
 
         projections = ("gate_proj", "up_proj")
         normed = self.norm(f"{at}.norm", residual, f"model.layers.{layer}.post_attention_layernorm.weight")
@@ -293,13 +333,7 @@ class _Builder:
         )
         gate, up = self.split(gate_up, {f"{at}.gate": len(self.mlp), f"{at}.up": len(self.mlp)})
         gated = self.node("Mul", [self.node("Swish", [gate], f"{gate}.swish"), up], f"{at}.gated")
-        partial = self.matmul(
-            f"{at}.down",
-            gated,
-            [Piece(f"{checkpoint}.down_proj.weight", range(config.hidden), self.mlp)],
-            [Piece(bias, range(config.hidden))] if bias else [],
-        )
-        return self.add_reduced(at, residual, partial)
+        return self.add_product(at, residual, down, gated)
 
     def head(self, residual: str) -> str:
         """f32[T, D] -> f32[R, V]{tp}: the logits of the rows asked for."""
@@ -309,29 +343,64 @@ class _Builder:
         piece = Piece(table, self.words, range(self.config.hidden))
         return self.matmul("head", normed, [piece], output="logits")
 
-    def add_reduced(self, at: str, residual: str, partial: str) -> str:
-        """f32[T, D] + f32[T, D]{U_tp} -> f32[T, D]: the sum over all ranks, added to the residual."""
-        reduced = self.node(
+    def add_product(self, at: str, residual: str, projection: _Projection, x: str | None) -> str:
+        """f32[T, D] + f32[T, K]{tp} -> f32[T, D]: the product of all ranks, added to the residual; no `x`: no units."""
+        total = self.tree_sum(at, projection, x) if self.cut.exact else self.rank_sum(at, projection, x, residual)
+        return self.node("Add", [residual, total], f"{at}.residual")
+
+    def rank_sum(self, at: str, projection: _Projection, x: str | None, residual: str) -> str:
+        """f32[T, K]{tp} -> f32[T, D]: one matmul per rank, summed in rank order."""
+        if x is None:
+            shape = self.node("Shape", [residual], f"{at}.shape")
+            partial = self.node("ConstantOfShape", [shape], f"{at}.partial")
+        else:
+            partial = self.project(projection.at, projection, x, projection.columns)
+        return self.collective([partial], [f"{at}.reduced"], "all_reduce", reduce_op="sum")[0]
+
+    def tree_sum(self, at: str, projection: _Projection, x: str | None) -> str:
+        """f32[T, K]{tp} -> f32[T, D]: one matmul per leaf, summed by the tree over all leaves."""
+
+        def add(span: range, left: str, right: str) -> str:
+            return self.node("Add", [left, right], f"{at}.sum.{span.start}.{span.stop}")
+
+        leaves = projection.leaves
+        total = range(leaves[-1].stop)
+        sums: dict[range, str] = {}
+        if x is not None:
+            columns = {leaf: projection.leaf_columns(leaf) for leaf in leaves[self.rank]}
+            xs = [x]
+            if len(columns) > 1:
+                xs = self.split(x, {f"{projection.at}.{leaf}.x": len(span) for leaf, span in columns.items()})
+            for (leaf, span), part in zip(columns.items(), xs, strict=True):
+                sums[range(leaf, leaf + 1)] = self.project(f"{projection.at}.{leaf}", projection, part, span)
+        trees = [subtrees(own, len(total)) for own in leaves]
+        own = [fold(span, sums, add) for span in trees[self.rank]]
+        spans = [span for tree in trees for span in tree]
+        gathered = [f"{at}.gathered.{span.start}.{span.stop}" for span in spans]
+        counts = [len(tree) for tree in trees]
+        sums = dict(zip(spans, self.collective(own, gathered, "all_gather", counts=counts), strict=True))
+        return fold(total, sums, add)
+
+    def project(self, name: str, projection: _Projection, x: str, columns: range) -> str:
+        """f32[T, K] -> f32[T, D]: the part of a projection that some columns of K make."""
+        rows = range(self.config.hidden)
+        bias = [Piece(f"{projection.tensor}.bias", rows)] if projection.has_bias and columns.start == 0 else []
+        return self.matmul(name, x, [Piece(f"{projection.tensor}.weight", rows, columns)], bias)
+
+    def collective(self, operands: list[str], results: list[str], operation: str, **attributes: Any) -> list[str]:
+        self.node(
             "DistCollective",
-            [partial],
-            f"{at}.reduced",
+            operands,
+            *results,
             domain=DOMAIN,
-            collective_operation="all_reduce",
-            reduce_op="sum",
+            collective_operation=operation,
             root=-1,
             group_size=0,
             nb_rank=self.size,
+            **attributes,
         )
-        self.reduced.append(reduced)
-        return self.node("Add", [residual, reduced], f"{at}.residual")
-
-    def nothing(self, at: str, residual: str, bias: str | None) -> str:
-        """What a rank without units contributes: f32[T, D] of zeros, or of the bias if it is this rank's to add."""
-        shape = self.node("Shape", [residual], f"{at}.shape")
-        if bias is None:
-            return self.node("ConstantOfShape", [shape], f"{at}.partial")
-        vector = self.weight(Weight(f"{at}.bias", (Piece(bias, range(self.config.hidden)),)))
-        return self.node("Expand", [vector, shape], f"{at}.partial")
+        self.reduced += results
+        return results
 
     def matmul(self, name: str, x: str, pieces: list[Piece], bias: list[Piece] | None = None, output: str = "") -> str:
         """f32[T, K] -> f32[T, N] with the weight f32[N, K] `name`, held as its pieces' tensors are."""

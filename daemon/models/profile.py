@@ -15,17 +15,23 @@ RUNTIME_BYTES = 192 << 20
 long prompts, and what moving a cache that grows takes for a moment (together 100 MiB at TinyLlama-1.1B's size)."""
 
 
-def profile(config: ModelConfig, quantisation: str, block: int, stored: Formats | None = None) -> mesh_pb2.ModelProfile:
+def profile(
+    config: ModelConfig, quantisation: str, block: int, stored: Formats | None = None, exact: bool = False
+) -> mesh_pb2.ModelProfile:
     """Count units and bytes; the caller, who knows the files, adds ``name`` and ``fingerprint``.
 
+    Where units are unequal (in exact mode), every one counts as the largest.
+
     Args:
-        quantisation, block, stored: see `units`.
+        quantisation, block, stored, exact: see `units`.
 
     Raises:
         ConfigError: as `units`.
     """
-    cut = units(config, quantisation, block, stored)
-    hidden, group_columns = config.hidden, config.group * config.head_dim
+    cut = units(config, quantisation, block, stored, exact)
+    kv_columns = -(-config.kv_heads // cut.kv_groups) * config.head_dim
+    hidden, group_columns = config.hidden, config.group * kv_columns
+    mlp_columns = -(-config.intermediate // cut.mlp_columns // cut.mlp) * cut.mlp_columns
     table = EMBEDDING if config.tied else HEAD
 
     def held(name: str, rows: int, columns: int) -> int:
@@ -39,9 +45,9 @@ def profile(config: ModelConfig, quantisation: str, block: int, stored: Formats 
         attention, mlp = f"model.layers.{layer}.self_attn", f"model.layers.{layer}.mlp"
         query += held(f"{attention}.q_proj.weight", group_columns, hidden)
         query += held(f"{attention}.o_proj.weight", hidden, group_columns)
-        key_value += held(f"{attention}.k_proj.weight", 2 * config.head_dim, hidden)
-        mlp_unit += held(f"{mlp}.up_proj.weight", 2 * cut.mlp_columns, hidden)
-        mlp_unit += held(f"{mlp}.down_proj.weight", hidden, cut.mlp_columns)
+        key_value += held(f"{attention}.k_proj.weight", 2 * kv_columns, hidden)
+        mlp_unit += held(f"{mlp}.up_proj.weight", 2 * mlp_columns, hidden)
+        mlp_unit += held(f"{mlp}.down_proj.weight", hidden, mlp_columns)
     qkv_bias = 4 * config.layers if config.qkv_bias else 0
     mlp_bias = 4 * config.layers if config.mlp_bias else 0
     return mesh_pb2.ModelProfile(
@@ -51,10 +57,10 @@ def profile(config: ModelConfig, quantisation: str, block: int, stored: Formats 
         mlp_units=cut.mlp,
         vocabulary_units=cut.vocabulary,
         attention_query_bytes=query + qkv_bias * group_columns,
-        attention_kv_bytes=key_value + qkv_bias * 2 * config.head_dim,
-        mlp_unit_bytes=mlp_unit + mlp_bias * 2 * cut.mlp_columns,
+        attention_kv_bytes=key_value + qkv_bias * 2 * kv_columns,
+        mlp_unit_bytes=mlp_unit + mlp_bias * 2 * mlp_columns,
         vocabulary_unit_bytes=held(table, cut.vocabulary_rows, hidden),
-        cache_bytes_per_token=4 * config.layers * 2 * config.head_dim,
+        cache_bytes_per_token=4 * config.layers * 2 * kv_columns,
         fixed_bytes=RUNTIME_BYTES + 4 * _vectors(config) + 4 * _activations(config),
         context_length=config.context,
         family=config.family,

@@ -4,6 +4,9 @@ A matrix is quantised in blocks along its inner dimension K. Cutting rows (q, k,
 alone. Cutting columns (output and down projections) must fall between blocks, so their block divides the width of
 the finest unit: the quantised values are then the same however the model is cut. A checkpoint's own blocks are never in
 the way of a cut: a block is held as several of the same scale where need be.
+
+In *exact* mode units are coarser: they fall on the leaves of the tree in which the output and down projections are
+summed (see `motley.daemon.models.tree`). A leaf is a matmul of its own, so there are few. Blocks are the same.
 """
 
 from __future__ import annotations
@@ -30,6 +33,10 @@ FINE = 32
 """Units that a matrix should at least be cut in, so that shares can follow the ranks' speeds closely."""
 WIDEST = 128
 """Columns or rows that a unit has at most, unless the quantisation block is wider."""
+LEAVES = 8
+"""Leaves that the attention and the MLP of a layer have at most in exact mode: each costs a decode step some 8 us."""
+EXACT_ROWS = 16
+"""Rows of the head that a unit has at least in exact mode: kernels compute tiles of columns, and the rest otherwise."""
 
 
 @dataclass(frozen=True)
@@ -37,9 +44,11 @@ class Units:
     """The units of a model and how its matrices are held.
 
     Attributes:
-        kv_groups: KV heads, each with the query heads that read it.
-        attention_splits: into how many units a KV group may be cut, ascending, the first is 1.
-        mlp: blocks of `mlp_columns` MLP columns.
+        kv_groups: KV heads, each with the query heads that read it; in exact mode, runs of neighbouring KV heads
+            where there are more than `LEAVES`.
+        attention_splits: into how many units a KV group may be cut, ascending, the first is 1. In exact mode the
+            others divide the last, whose units are the leaves.
+        mlp: runs of blocks of `mlp_columns` MLP columns; of one block each, unless in exact mode.
         vocabulary: blocks of `vocabulary_rows` rows of the head; the last may be shorter.
         held: every matrix of the graph by its tensor's name. Blocks of output projections divide the columns of the
             finest attention unit, those of down projections `mlp_columns`.
@@ -52,9 +61,30 @@ class Units:
     vocabulary: int
     vocabulary_rows: int
     held: Formats
+    exact: bool = False
+
+    def kv_heads(self, groups: range, config: ModelConfig) -> range:
+        """The KV heads of some KV groups."""
+        return range(*(config.kv_heads * bound // self.kv_groups for bound in (groups.start, groups.stop)))
+
+    def query_heads(self, attention: range, split: int, config: ModelConfig) -> range:
+        """The query heads of some attention units at a split of the KV groups."""
+
+        def first(unit: int) -> int:
+            group, part = divmod(unit, split)
+            return self.kv_heads(range(group), config).stop * config.group + config.group * part // split
+
+        return range(first(attention.start), first(attention.stop))
+
+    def columns(self, mlp: range, config: ModelConfig) -> range:
+        """The MLP columns of some MLP units."""
+        blocks = config.intermediate // self.mlp_columns
+        return range(*(blocks * bound // self.mlp * self.mlp_columns for bound in (mlp.start, mlp.stop)))
 
 
-def units(config: ModelConfig, quantisation: str, block: int, stored: Formats | None = None) -> Units:
+def units(
+    config: ModelConfig, quantisation: str, block: int, stored: Formats | None = None, exact: bool = False
+) -> Units:
     """The units of a model in an encoding.
 
     Args:
@@ -62,6 +92,7 @@ def units(config: ModelConfig, quantisation: str, block: int, stored: Formats | 
         block: elements along K per scale, one of `BLOCKS`, of what is quantised while loading; a matrix whose cuts do
             not allow it gets the largest smaller one. Ignored in fp32.
         stored: how the checkpoint stores each matrix; None: as floats.
+        exact: cuts must fall on the leaves of the tree of sums.
 
     Raises:
         ConfigError: no such encoding or block, or a width of the model is no multiple of the smallest block.
@@ -92,14 +123,21 @@ def units(config: ModelConfig, quantisation: str, block: int, stored: Formats | 
         Inner.MLP: (mlp_columns, "intermediate_size"),
     }
     vocabulary_rows = min(WIDEST, _power_of_two_up_to(max(1, config.vocabulary // FINE)))
+    kv_groups, mlp = config.kv_heads, config.intermediate // mlp_columns
+    if exact:
+        vocabulary_rows = max(vocabulary_rows, EXACT_ROWS)
+        kv_groups, mlp = min(kv_groups, LEAVES), min(mlp, LEAVES)
+        finest = max((split for split in splits if config.kv_heads * split <= LEAVES), default=1)
+        splits = [split for split in splits if finest % split == 0]
     return Units(
-        kv_groups=config.kv_heads,
+        kv_groups=kv_groups,
         attention_splits=tuple(splits),
-        mlp=config.intermediate // mlp_columns,
+        mlp=mlp,
         mlp_columns=mlp_columns,
         vocabulary=-(-config.vocabulary // vocabulary_rows),
         vocabulary_rows=vocabulary_rows,
         held={name: held for inner, names, form in fused for held in [narrowed(form, *cuts[inner])] for name in names},
+        exact=exact,
     )
 
 

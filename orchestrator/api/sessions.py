@@ -136,7 +136,10 @@ def session_request(body: object) -> SessionRequest:
         engine=fields.string("engine") or "onnxruntime",
         wire=fields.string("wire", choices=("fp32", "bf16", "int8")) or "fp32",
         threads=fields.integer("threads", 1, 1024) or 0,
+        exact=fields.boolean("exact"),
     )
+    if request.exact and request.wire != "fp32":
+        fields.refuse("wire", f"{request.wire!r} rounds sums by rank, which exact=true forbids: leave it out")
     fields.finish()
     return request
 
@@ -166,6 +169,7 @@ def session_json(session: Session, steps: bool = False) -> dict[str, Any]:
         "context": session.context,
         "engine": request.engine,
         "wire": request.wire,
+        "exact": request.exact,
         "threads": request.threads,
         "weight_bytes": weights,
         "ranks": [_rank_json(rank, weights) for rank in session.ranks],

@@ -24,10 +24,10 @@ from tests.models.local_group import LocalGroup
 BUNDLED = Path(__file__).parents[2] / "cli" / "models" / "shakespeare-2.6m"
 
 
-def share(model: Path, quantisation: str, ranks: int, rank: int, folder: Path) -> RankGraph:
+def share(model: Path, quantisation: str, ranks: int, rank: int, folder: Path, *, exact: bool = False) -> RankGraph:
     config = read_config(model)
-    shares = uneven_shares(units(config, quantisation, 32), ranks)
-    declared = build_rank_graph(config, shares, rank, quantisation, 32, config.context)
+    shares = uneven_shares(units(config, quantisation, 32, exact=exact), ranks)
+    declared = build_rank_graph(config, shares, rank, quantisation, 32, config.context, exact=exact)
     folder.mkdir()
     with Checkpoint(model) as checkpoint:
         write_share(checkpoint, declared.weights, declared.share_bytes, folder / SHARE_FILE)
@@ -48,6 +48,12 @@ def examine(graph: RankGraph, rank: int, ranks: int, faulty: RankGraph | None = 
 def test_the_cpu_engine_passes_with_any_share(case: object, ranks: int, tmp_path: Path) -> None:
     for rank in range(ranks):
         examine(share(GOLDEN / str(case), "fp32", ranks, rank, tmp_path / str(rank)), rank, ranks)
+
+
+@pytest.mark.parametrize("ranks", [1, 3, 8])
+def test_exact_sums_are_examined_too(ranks: int, tmp_path: Path) -> None:
+    for rank in range(ranks):
+        examine(share(BUNDLED, "int4", ranks, rank, tmp_path / str(rank), exact=True), rank, ranks)
 
 
 @pytest.mark.parametrize("quantisation", ["int8", "int4"])

@@ -32,10 +32,12 @@ F32 = npt.NDArray[np.float32]
 class Ranks:
     """All ranks of one sequence; `cuts` are the inner boundaries of their slices."""
 
-    def __init__(self, params: SamplingParams, vocabulary: int, cuts: Sequence[int], prompt: Sequence[int]):
+    def __init__(
+        self, params: SamplingParams, vocabulary: int, cuts: Sequence[int], prompt: Sequence[int], block: int = 16
+    ) -> None:
         self.params = params
         self.slices = list(pairwise([0, *sorted(cuts), vocabulary]))
-        self.samplers = [ShardSampler(params, start, stop - start, prompt) for start, stop in self.slices]
+        self.samplers = [ShardSampler(params, start, stop - start, prompt, block) for start, stop in self.slices]
         self.rounds = 0
 
     def sample(self, logits: F32, step: int, want: int | None = None) -> Choice:
@@ -229,6 +231,17 @@ def test_logprobs_are_those_of_the_raw_distribution() -> None:
     assert Ranks(SamplingParams(), 40, [7], []).sample(logits, 0).logprob is None
 
 
+@given(st.integers(1, 300), st.lists(st.integers(0, 20), max_size=5), st.integers(0, 2**32), st.booleans())
+def test_cuts_between_blocks_give_the_same_bits(vocabulary: int, cuts: list[int], seed: int, spread: bool) -> None:
+    logits = some_logits(seed, vocabulary, 30.0 if spread else 1.0, ties=False)
+    params = SamplingParams(temperature=0.7, top_p=0.8, seed=seed, logprobs=True, top_logprobs=3)
+    between = [min(16 * cut, vocabulary) for cut in cuts]
+    for step in range(3):
+        assert Ranks(params, vocabulary, between, []).sample(logits, step) == Ranks(params, vocabulary, [], []).sample(
+            logits, step
+        )
+
+
 def test_minus_infinity_is_never_drawn_nor_reported() -> None:
     logits = np.array([-np.inf, 1, -np.inf, 1], np.float32)
     params = SamplingParams(temperature=1.0, logprobs=True, top_logprobs=4, repetition_penalty=1.1)
@@ -299,8 +312,8 @@ def test_every_field_comes_over_the_wire() -> None:
 def test_summaries_that_do_not_fit_are_refused() -> None:
     params = SamplingParams()
     logits = np.arange(10, dtype=np.float32)
-    left = ShardSampler(params, 0, 10, []).summarise(logits, 0, 1)
-    right = ShardSampler(params, 10, 10, []).summarise(logits, 0, 1)
+    left = ShardSampler(params, 0, 10, [], 16).summarise(logits, 0, 1)
+    right = ShardSampler(params, 10, 10, [], 16).summarise(logits, 0, 1)
     assert choose([left, right], params, 0) == Choice(9)
     for broken in (b"", left[:-1], left + b"x"):
         with pytest.raises(SummaryError, match="bytes"):
@@ -308,10 +321,10 @@ def test_summaries_that_do_not_fit_are_refused() -> None:
     with pytest.raises(SummaryError, match=r"rank 0 .* from 10 on"):
         choose([right, left], params, 0)
     with pytest.raises(ValueError, match="slice of 10 rows"):
-        ShardSampler(params, 0, 10, []).summarise(logits[:9], 0, 1)
+        ShardSampler(params, 0, 10, [], 16).summarise(logits[:9], 0, 1)
 
 
 def test_need_more_says_how_many() -> None:
     params = SamplingParams(temperature=1.0, top_p=0.9)
-    summary = ShardSampler(params, 0, 1000, []).summarise(np.zeros(1000, np.float32), 0, 10)
+    summary = ShardSampler(params, 0, 1000, [], 16).summarise(np.zeros(1000, np.float32), 0, 10)
     assert choose([summary], params, 0) == NeedMore(80)

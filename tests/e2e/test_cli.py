@@ -31,6 +31,7 @@ USAGE = [
     (("bench", "latency", "--model", str(BUNDLED), "--shares", "a"), "--shares wants numbers"),
     (("bench", "latency", "--model", str(BUNDLED), "--block", "24"), "24"),
     (("bench", "latency", "--model", str(BUNDLED), "--engine", "abacus"), "no engine is called 'abacus'"),
+    (("bench", "latency", "--model", str(BUNDLED), "--exact", "--engine", "reference"), "cannot keep exact=true"),
     (("bench", "latency", "--model", str(BUNDLED), "--prompt-tokens", "2000"), "1024"),
     (("bench", "latency", "--model", str(BUNDLED), "--prompt-tokens", "64,x"), "--prompt-tokens wants whole numbers"),
     (("bench", "latency", "--model", str(BUNDLED), "--ranks", "2,17"), "--ranks wants numbers from 1 to 16"),

@@ -84,6 +84,26 @@ async def test_requests_share_a_context_that_is_too_small_for_all(tmp_path: Path
         assert together == alone
 
 
+async def test_exact_answers_do_not_depend_on_the_split_or_the_company(tmp_path: Path) -> None:
+    """To the last bit of every log-probability; in company, some step back and compute their tokens again."""
+    prompts = [f"{name}:" for name in ("ROMEO", "KING", "JULIET")]
+    sampled = {**GREEDY, "temperature": 0.9, "top_p": 0.9, "seed": 5, "max_tokens": 60, "logprobs": 3}
+    async with mesh(tmp_path, "a", "b", "c") as there, Client(there.url) as client:
+
+        async def choice_of(prompt: str) -> object:
+            answer = await client.call("POST", "/v1/completions", {**sampled, "prompt": prompt})
+            return answer["choices"][0]
+
+        seen = []
+        for nodes, shares in ((["a"], [1]), (["c", "a"], [1, 4]), (["a", "b", "c"], [3, 2, 1])):
+            session = await there.session(nodes=nodes, shares=shares, quantisation="int8", exact=True, context=130)
+            if not seen:
+                seen.append([await choice_of(prompt) for prompt in prompts])
+            seen.append(await asyncio.gather(*map(choice_of, prompts)))
+            await client.call("DELETE", f"/api/sessions/{session['id']}")
+        assert all(answers == seen[0] for answers in seen)
+
+
 async def test_large_prompts_do_not_keep_a_node_from_showing_life(tmp_path: Path) -> None:
     async with mesh(tmp_path, "a") as there:
         session = await there.session()

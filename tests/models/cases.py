@@ -101,8 +101,9 @@ class LocalSession:
         block: int = 32,
         options: EngineOptions | None = None,
         context: int | None = None,
+        exact: bool = False,
     ) -> None:
-        """`folder` is for the share files."""
+        """`folder` is for the share files. `exact`: the graphs are, and the shares are in exact mode's units."""
         self._files = ExitStack()
         opened = self._files.enter_context(open_model(model))
         self._source, config = opened.source, opened.config
@@ -113,7 +114,7 @@ class LocalSession:
         try:
             for rank in range(len(shares)):
                 declared = build_rank_graph(
-                    config, shares, rank, quantisation, block, context or config.context, opened.stored
+                    config, shares, rank, quantisation, block, context or config.context, opened.stored, exact
                 )
                 share_file = folder / f"rank{rank}" / SHARE_FILE
                 share_file.parent.mkdir(parents=True)

@@ -1,7 +1,8 @@
-"""Ranks as threads of one process: a real sum in rank order, without sockets."""
+"""Ranks as threads of one process: real sums in rank order and gathers, without sockets."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from threading import Barrier
 from typing import Any
 
@@ -32,6 +33,13 @@ class LocalGroup:
             buffer += other
         self._barrier.wait()
 
+    def all_gather(self, rank: int, local: npt.NDArray[Any], out: Sequence[npt.NDArray[Any]]) -> None:
+        self._buffers[rank] = local.copy()
+        self._barrier.wait()
+        for taken, given in zip(out, self._buffers, strict=True):
+            taken[...] = given
+        self._barrier.wait()
+
 
 class LocalMember:
     """One rank's side of the group: `motley.plugins.engine.Collectives`."""
@@ -43,3 +51,6 @@ class LocalMember:
 
     def all_reduce(self, buffer: npt.NDArray[Any]) -> None:
         self._group.all_reduce(self.rank, buffer)
+
+    def all_gather(self, local: npt.NDArray[Any], out: Sequence[npt.NDArray[Any]]) -> None:
+        self._group.all_gather(self.rank, local, out)

@@ -24,6 +24,7 @@ from motley.daemon.weights.checkpoint import Checkpoint
 from motley.daemon.weights.share_file import write_share
 from motley.daemon.weights.spec import SHARE_FILE
 from tests.models.cases import GOLDEN, Case, golden_cases, uneven_shares, whole_share
+from tests.models.cutting import cut as deal
 
 QUANTISED = [case for case in golden_cases() if case.config.hidden % 16 == 0]
 ENCODED = [
@@ -204,6 +205,29 @@ def test_profile_counts_what_a_share_holds(case: Case, quantisation: str) -> Non
     assert told.kv_groups * told.cache_bytes_per_token == 2 * 4 * heads
     assert (tuple(told.attention_splits), told.mlp_units) == (cut.attention_splits, cut.mlp)
     assert (told.family, told.layers, told.context_length) == (config.family, config.layers, config.context)
+
+
+@pytest.mark.parametrize(("case", "quantisation"), ENCODED)
+def test_exact_units_cost_at_most_what_the_profile_says(case: Case, quantisation: str) -> None:
+    config = replace(case.config, vocabulary=64, heads=case.config.group * 12, kv_heads=12)
+    told = profile(config, quantisation, 32, exact=True)
+    cut = units(config, quantisation, 32, exact=True)
+    counts = (cut.kv_groups, cut.mlp, cut.vocabulary)
+    costs = (told.attention_query_bytes + told.attention_kv_bytes, told.mlp_unit_bytes, told.vocabulary_unit_bytes)
+    for kind, cost in enumerate(costs):
+        sizes = []
+        for unit in range(counts[kind]):  # of rank 1, which has nothing else
+            dealt = [
+                (unit, 1, count - unit - 1) if kind == other else (count, 0, 0) for other, count in enumerate(counts)
+            ]
+            shares = [Share(1, *own) for own in zip(*map(deal, dealt), strict=True)]
+            declared = build_rank_graph(config, shares, 1, quantisation, 32, 64, exact=True)
+            weights = [place.weight for place in declared.weights if len(place.weight.shape) == 2]
+            sizes.append(sum(weight.data_bytes + 2 * weight.scale_bytes for weight in weights))
+            held = sum(2 * 4 * spec.heads * spec.head_dim for spec in declared.caches)
+            assert held <= told.cache_bytes_per_token
+        vectors = 4 * config.layers * (config.hidden + config.intermediate) * 4
+        assert cost - vectors <= max(sizes) <= cost
 
 
 @pytest.mark.parametrize("case", golden_cases(), ids=str)

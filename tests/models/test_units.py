@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from motley.daemon.models.config import ConfigError, ModelConfig, Rope
 from motley.daemon.models.holding import BLOCKS
 from motley.daemon.models.share import Share, ShareError
-from motley.daemon.models.units import Units, units, validate_shares
+from motley.daemon.models.units import LEAVES, Units, units, validate_shares
 from tests.models.cutting import apportion, cut
 
 TINYLLAMA = ModelConfig(
@@ -86,6 +86,42 @@ def test_units_are_fine_enough_for_uneven_shares() -> None:
     assert (units(SHAKESPEARE, "fp32", 32).mlp, units(SHAKESPEARE, "fp32", 32).mlp_columns) == (32, 16)
     assert (units(SHAKESPEARE, "int4", 32).mlp, units(SHAKESPEARE, "int4", 32).mlp_columns) == (16, 32)
     assert units(SHAKESPEARE, "int4", 32).vocabulary == 32
+
+
+@given(models, st.sampled_from(["fp32", "int4"]))
+def test_exact_units_are_few_and_tile_heads_and_columns(config: ModelConfig, quantisation: str) -> None:
+    try:
+        plain = units(config, quantisation, 32)
+    except ConfigError:
+        return
+    cut = units(config, quantisation, 32, exact=True)
+    finest = cut.attention_splits[-1]
+    assert cut.kv_groups * finest <= LEAVES or (finest == 1 and cut.kv_groups == config.kv_heads)
+    assert all(finest % split == 0 and split in plain.attention_splits for split in cut.attention_splits)
+    assert 1 <= cut.mlp <= LEAVES
+    assert cut.vocabulary_rows % 16 == 0
+    for units_ in (plain, cut):
+        for split in units_.attention_splits:
+            heads = [
+                units_.query_heads(range(unit, unit + 1), split, config) for unit in range(units_.kv_groups * split)
+            ]
+            assert [head for own in heads for head in own] == list(range(config.heads))
+            assert all(heads)
+        kv = [units_.kv_heads(range(group, group + 1), config) for group in range(units_.kv_groups)]
+        assert [head for own in kv for head in own] == list(range(config.kv_heads))
+        columns = [units_.columns(range(unit, unit + 1), config) for unit in range(units_.mlp)]
+        assert [column for own in columns for column in own] == list(range(config.intermediate))
+        assert all(len(own) and own.start % units_.mlp_columns == 0 for own in columns)
+
+
+def test_leaves_of_a_known_model() -> None:
+    cut = units(TINYLLAMA, "int4", 32, exact=True)
+    assert (cut.kv_groups, cut.attention_splits, cut.mlp) == (4, (1, 2), 8)
+    assert cut.columns(range(4), TINYLLAMA) == range(2816)  # two even ranks
+    many = replace(TINYLLAMA, heads=40, kv_heads=40)
+    cut = units(many, "int4", 32, exact=True)
+    assert (cut.kv_groups, cut.attention_splits) == (8, (1,))
+    assert cut.query_heads(range(1, 2), 1, many) == range(5, 10)
 
 
 def test_splits_that_would_cut_a_block_are_left_out() -> None:

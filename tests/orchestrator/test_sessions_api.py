@@ -61,6 +61,19 @@ async def test_explicit_nodes_and_shares_keep_their_order(mesh: Any, new_node: A
     assert [rank["share"]["mlp"] for rank in again["ranks"]] == [0, 4, 12]
 
 
+async def test_exact_is_asked_for_planned_and_assigned(mesh: Any, new_node: Any) -> None:
+    node = await mesh.join(new_node())
+    asked: list[bool] = []
+    describe = node.on_describe
+    node.on_describe = lambda order: asked.append(order.model.exact) or describe(order)
+    for exact in (False, True):
+        session = await mesh.serve(name=f"exact {exact}", exact=exact)
+        assert session["exact"] is exact
+        assert asked[-1] is exact
+        assigned = [command for command in node.commands if command.WhichOneof("body") == "assign"]
+        assert assigned[-1].assign.model.exact is exact
+
+
 async def test_timing_is_shown_after_a_request(mesh: Any, bard: Any) -> None:
     await mesh.call("POST", "/v1/completions", {"model": "bard", "prompt": "Hi"})
     _, listed = await mesh.call("GET", "/api/sessions")
@@ -201,6 +214,8 @@ async def test_without_nodes_there_is_advice(mesh: Any) -> None:
         ({"block": 0}, "invalid_value", "block must be an integer from 1"),
         ({"context": 0}, "invalid_value", "context must be"),
         ({"threads": 1.5}, "invalid_value", "threads must be"),
+        ({"exact": 1}, "invalid_value", "exact must be true or false"),
+        ({"exact": True, "wire": "bf16"}, "invalid_value", "wire 'bf16' rounds sums by rank"),
         ({"model": ""}, "missing_parameter", "model is missing"),
         ({"quantization": "int8"}, "unknown_parameter", "quantization is not a known parameter; known: block"),
     ],

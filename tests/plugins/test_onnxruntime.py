@@ -162,6 +162,33 @@ def test_a_window_and_a_stretched_rope_beyond_4096_positions(tmp_path: Path) -> 
     assert error(got, last_rows(length, OnnxRuntimeEngine)) > 10 * FP32_TOLERANCE
 
 
+def test_heads_that_are_no_multiple_of_16(tmp_path: Path) -> None:
+    """The attention kernel does not take them: the function's body must be what the reference computes."""
+    settings = {
+        "model_type": "llama",
+        "hidden_size": 48,
+        "intermediate_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "vocab_size": 64,
+        "max_position_embeddings": 64,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(settings), encoding="utf-8")
+    config = read_config(tmp_path)
+    assert config.head_dim == 24
+    random = np.random.default_rng(0)
+    weights = {name: random.normal(0, 0.3, shape) for name, shape in expected_shapes(config).items()}
+    save_file({name: value.astype(np.float32) for name, value in weights.items()}, tmp_path / "model.safetensors")
+    rows = []
+    for factory in (OnnxRuntimeEngine, ReferenceEngine):
+        shares = [whole_share(units(config, "fp32", 32))]
+        with LocalSession(tmp_path, factory, shares, tmp_path / factory.__name__) as ranks:
+            ranks.open_slot()
+            rows.append(ranks.step(list(range(20)), 0))
+    assert error(*rows) < FP32_TOLERANCE
+
+
 def test_slots_do_not_see_each_other_and_can_go_back(tmp_path: Path) -> None:
     case = golden_cases()[0]
     with session(case, tmp_path, 2) as ranks:

@@ -13,7 +13,7 @@ def node(op: str, inputs: str, outputs: str) -> NodeProto:
 
 
 def reduce(partial: str, reduced: str) -> NodeProto:
-    return helper.make_node(COLLECTIVE, [partial], [reduced], domain=DOMAIN)
+    return helper.make_node(COLLECTIVE, [partial], [reduced], domain=DOMAIN, collective_operation="all_reduce")
 
 
 LAYER = [
@@ -27,8 +27,8 @@ LAYER = [
 
 def test_segments_carry_what_later_ones_read() -> None:
     first, middle, head = cut_at_collectives(LAYER, {"w", "head"}, ["logits"])
-    assert (first.inputs, first.outputs, first.reduction) == (("hidden",), ("partial",), Reduction("partial", "sum"))
-    assert (middle.inputs, middle.outputs, middle.reduction) == (("hidden", "sum"), ("next",), None)
+    assert (first.inputs, first.outputs, first.collective) == (("hidden",), ("partial",), Reduction("partial", "sum"))
+    assert (middle.inputs, middle.outputs, middle.collective) == (("hidden", "sum"), ("next",), None)
     assert (head.inputs, head.outputs, head.head) == (("next", ROWS), ("logits",), True)
     assert not first.head
     assert not middle.head
