@@ -29,7 +29,7 @@ def latency(
     ranks: Annotated[int, typer.Option(min=1, max=16, help="Rank processes to start here.")] = 1,
     shares: Annotated[str, typer.Option(help="Relative shares, one per rank, such as 3,2,1. Default: equal.")] = "",
     quant: Annotated[Quantisation, typer.Option(help="How weights are stored.")] = Quantisation.INT4,
-    block: Annotated[int, typer.Option(help="Quantisation block: weights per scale.")] = 32,
+    block: Annotated[int, typer.Option(help="Quantisation block: weights per scale.")] = 128,
     prompt_tokens: Annotated[int, typer.Option(min=1, help="Random tokens in the prompt.")] = 64,
     tokens: Annotated[int, typer.Option(min=1, max=4000, help="Tokens to time, after a warm-up of 5.")] = 64,
     threads: Annotated[int, typer.Option(min=1, help="Compute threads per rank.")] = 1,

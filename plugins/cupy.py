@@ -24,7 +24,7 @@ import onnx
 import onnx.inliner
 from onnx import TensorProto, helper, numpy_helper
 
-from motley.plugins.engine import DOMAIN, F32, Collectives, EngineError, EngineOptions, RankGraph
+from motley.plugins.engine import DOMAIN, F32, Collectives, EngineError, EngineOptions, RankGraph, micro_chunks
 
 Array: TypeAlias = Any
 """An array of the array module, or a NumPy array on the host."""
@@ -54,6 +54,7 @@ class ReferenceEngine:
         self._graph = graph
         self._collectives = collectives
         self._max_rows = options.max_rows
+        self._micro_chunks: list[slice] = []
         self._slots: dict[int, _Slot] = {}
 
         proto = onnx.inliner.inline_local_functions(graph.proto).graph
@@ -80,7 +81,7 @@ class ReferenceEngine:
         self._slot(slot)
         del self._slots[slot]
 
-    def step(self, slot: int, hidden: F32, position: int, rows: Sequence[int]) -> F32:
+    def step(self, slot: int, hidden: F32, position: int, rows: Sequence[int], halved: bool = False) -> F32:
         state = self._slot(slot)
         count, width = hidden.shape
         if not 1 <= count <= self._max_rows or width != self._graph.hidden:
@@ -92,6 +93,7 @@ class ReferenceEngine:
         if not all(0 <= row < count for row in rows):
             raise EngineError(f"logits of rows {list(rows)} were asked for; the step has {count} rows")
         self._make_room(state, position + count)
+        self._micro_chunks = micro_chunks(count, halved)
 
         values: dict[str, Any] = {
             **self._constants,
@@ -132,7 +134,8 @@ class ReferenceEngine:
 
     def _all_reduce(self, xp: ModuleType, x: Array) -> Array:
         buffer = np.array(x, np.float32)
-        self._collectives.all_reduce(buffer)
+        for chunk in self._micro_chunks:
+            self._collectives.all_reduce(buffer[chunk])
         return self._floats(buffer)
 
     def _value(self, values: dict[str, Any], name: str) -> Any:

@@ -40,6 +40,27 @@ class EngineError(Exception):
     """An engine cannot do what was asked; the message names the engine, what, and what to do."""
 
 
+ROW_TILE = 16
+"""Kernels take rows by twos or fours, and may round a last odd one otherwise: if a chunk is cut at a multiple of this,
+every row meets the same kernel as in the whole chunk."""
+
+
+def micro_chunks(rows: int, halved: bool) -> list[slice]:
+    """The rows of a step that go through the graph together, the same on every rank: all of them, or two halves.
+
+    At each collective, every engine has one sum for each of them, in this order.
+    """
+    cut = rows // 2 // ROW_TILE * ROW_TILE if halved else 0
+    return [slice(0, cut), slice(cut, rows)] if cut else [slice(0, rows)]
+
+
+class Pending(Protocol):
+    """A collective that has been started."""
+
+    def finish(self) -> None:
+        """Wait until the result is there."""
+
+
 class Collectives(Protocol):
     """The part of the transport that a graph can meet."""
 
@@ -51,6 +72,10 @@ class Collectives(Protocol):
 
     def all_reduce(self, buffer: npt.NDArray[Any]) -> None:
         """Sum `buffer` over all ranks in place, in rank order, so that every rank holds the same bits."""
+
+    def all_reduce_start(self, buffer: npt.NDArray[Any]) -> Pending:
+        """Begin an `all_reduce`, to compute something else meanwhile; until it is finished `buffer` must be left alone,
+        and no other collective is possible."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +108,7 @@ class RankGraph:
 class EngineOptions:
     threads: int = 1
     """Compute threads of this rank."""
-    max_rows: int = 128
+    max_rows: int = 256
     """The most rows T a step may have (a prefill chunk), the same on every rank."""
     extra: Mapping[str, str] = field(default_factory=dict)
     """Engine-specific settings; an engine refuses names it does not know."""
@@ -98,13 +123,15 @@ class Engine(Protocol):
     def close_slot(self, slot: int) -> None:
         """Forget `slot` and free its cache."""
 
-    def step(self, slot: int, hidden: F32, position: int, rows: Sequence[int]) -> F32:
+    def step(self, slot: int, hidden: F32, position: int, rows: Sequence[int], halved: bool = False) -> F32:
         """Run T tokens of the sequence in `slot` through the graph.
 
         Args:
             hidden: f32[T, D], 1 <= T <= max_rows; may be overwritten.
             position: tokens already in the slot; at most those ever written, less is a rewind.
             rows: the rows whose logits are wanted; empty skips the head.
+            halved: take the tokens in two `micro_chunks`, so that the collectives of one can hide behind the
+                computing of the other. The result is the same.
 
         Returns:
             f32[R, V]{tp}: logits of this rank's vocabulary slice, valid until the next step.

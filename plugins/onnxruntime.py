@@ -3,6 +3,8 @@
 A step is a chain of ``run_with_iobinding`` calls (about 3 us each) on buffers whose addresses are bound once.
 Every value that crosses a segment lives in a buffer of this engine, so the collectives work on it in place and
 nothing is copied or allocated per token. KV caches are updated in place: past and present are one buffer.
+
+Two micro-chunks take turns: one computes a segment while the sum of the other is under way.
 """
 
 from __future__ import annotations
@@ -17,8 +19,8 @@ import onnx
 import onnxruntime as ort
 from onnx import TensorProto, helper
 
-from motley.plugins.engine import DOMAIN, F32, Collectives, EngineError, EngineOptions, RankGraph
-from motley.plugins.onnxruntime_lowering import MICROSOFT, SEQLENS, TOTAL_LENGTH, lower
+from motley.plugins.engine import DOMAIN, F32, Collectives, EngineError, EngineOptions, Pending, RankGraph, micro_chunks
+from motley.plugins.onnxruntime_lowering import GROUPED, GROUPED_FROM, MICROSOFT, SEQLENS, TOTAL_LENGTH, lower
 from motley.plugins.segments import ROWS, Segment, cut_at_collectives
 
 FIRST_CAPACITY = 256
@@ -35,6 +37,26 @@ class _Bound:
     session: ort.InferenceSession
     binding: Any
     partial: F32 | None
+
+
+class _Place:
+    """Where the rows of a micro-chunk stand in their sequence: the graph's inputs, at fixed addresses."""
+
+    def __init__(self, position: int = 0, tokens: int = 1) -> None:
+        self.inputs: dict[str, Array] = {
+            POSITION: np.empty(1, np.int64),
+            SEQLENS: np.empty(1, np.int32),
+            TOTAL_LENGTH: np.empty((), np.int32),
+            GROUPED: np.empty((), np.bool_),
+        }
+        self.move(position, tokens)
+
+    def move(self, position: int, tokens: int) -> None:
+        end = position + tokens
+        self.inputs[POSITION][...] = position
+        self.inputs[SEQLENS][...] = end - 1
+        self.inputs[TOTAL_LENGTH][...] = end
+        self.inputs[GROUPED][...] = tokens == 1 and end >= GROUPED_FROM
 
 
 @dataclass
@@ -54,7 +76,7 @@ class OnnxRuntimeEngine:
         if options.extra:
             raise EngineError(f"engine 'onnxruntime' has no settings called {sorted(options.extra)}")
         self._graph = graph
-        self._all_reduce = collectives.all_reduce
+        self._collectives = collectives
         self._max_rows = options.max_rows
         self._slots: dict[int, _Slot] = {}
 
@@ -69,9 +91,7 @@ class OnnxRuntimeEngine:
         ]
         self._buffers = _assign_buffers(segments, options.max_rows, graph.hidden)
 
-        self._position = np.zeros(1, np.int64)
-        self._seqlens = np.zeros(1, np.int32)
-        self._total_length = np.zeros((), np.int32)
+        self._decoded = _Place()
         self._row = np.zeros(1, np.int64)
         self._logits = np.empty((1, graph.vocabulary), np.float32)
 
@@ -84,7 +104,7 @@ class OnnxRuntimeEngine:
         if self._slots.pop(slot, None) is None:
             raise EngineError(f"slot {slot} is not open")
 
-    def step(self, slot: int, hidden: F32, position: int, rows: Sequence[int]) -> F32:
+    def step(self, slot: int, hidden: F32, position: int, rows: Sequence[int], halved: bool = False) -> F32:
         state = self._slots.get(slot)
         if state is None:
             raise EngineError(f"slot {slot} is not open")
@@ -99,28 +119,11 @@ class OnnxRuntimeEngine:
             )
         if end > state.capacity:
             self._grow(state, end)
-        self._position[0] = position
-        self._seqlens[0] = end - 1
-        self._total_length[...] = end
         np.copyto(self._buffers["hidden"][:tokens], hidden)
-
         if tokens == 1 and len(rows) == 1:
-            self._row[0] = rows[0]
-            logits = self._logits
-            if state.decode is None:
-                state.decode = self._bind(state, 1, self._row, logits)
-            bound = state.decode
+            logits = self._decode(state, position, rows[0])
         else:
-            logits = np.empty((len(rows), self._graph.vocabulary), np.float32)
-            wanted = np.array(rows, np.int64)  # bindings hold addresses only: it must outlive the run
-            bound = self._bind(state, tokens, wanted, logits)
-        for segment in bound:
-            try:
-                segment.session.run_with_iobinding(segment.binding)
-            except Exception as error:  # the runtime's own classes share no other base
-                raise EngineError(f"engine 'onnxruntime' failed in a step: {error}") from error
-            if segment.partial is not None:
-                self._all_reduce(segment.partial)
+            logits = self._prefill(state, position, tokens, rows, halved)
         state.length = end
         return logits
 
@@ -128,6 +131,55 @@ class OnnxRuntimeEngine:
         self._slots.clear()
         self._segments.clear()
         self._buffers.clear()
+
+    def _decode(self, state: _Slot, position: int, row: int) -> F32:
+        """f32[1, V]{tp}: run one token and the head."""
+        self._decoded.move(position, 1)
+        self._row[0] = row
+        if state.decode is None:
+            only = slice(0, 1)
+            state.decode = [
+                *self._bind_layers(state, only, self._decoded),
+                *self._bind_head(only, self._row, self._logits),
+            ]
+        for bound in state.decode:
+            self._run(bound)
+            if bound.partial is not None:
+                self._collectives.all_reduce(bound.partial)
+        return self._logits
+
+    def _prefill(self, state: _Slot, position: int, tokens: int, rows: Sequence[int], halved: bool) -> F32:
+        """f32[R, V]{tp}: run a chunk, or its micro-chunks by turns, and the head where it is wanted."""
+        chunks = micro_chunks(tokens, halved)
+        # Bindings hold addresses only: what they point to must outlive the run.
+        places = [_Place(position + chunk.start, chunk.stop - chunk.start) for chunk in chunks]
+        wanted = np.array(rows, np.int64)
+        logits = np.empty((len(rows), self._graph.vocabulary), np.float32)
+        layers = [self._bind_layers(state, chunk, place) for chunk, place in zip(chunks, places, strict=True)]
+        pending: Pending | None = None
+        for turn in zip(*layers, strict=True):
+            for bound in turn:
+                self._run(bound)
+                if pending is not None:
+                    pending.finish()
+                    pending = None
+                if bound.partial is None:
+                    continue
+                if len(turn) > 1:
+                    pending = self._collectives.all_reduce_start(bound.partial)
+                else:
+                    self._collectives.all_reduce(bound.partial)
+        if pending is not None:
+            pending.finish()
+        for bound in self._bind_head(slice(0, tokens), wanted, logits) if len(rows) else ():
+            self._run(bound)
+        return logits
+
+    def _run(self, bound: _Bound) -> None:
+        try:
+            bound.session.run_with_iobinding(bound.binding)
+        except Exception as error:  # the runtime's own classes share no other base
+            raise EngineError(f"engine 'onnxruntime' failed in a step: {error}") from error
 
     def _grow(self, state: _Slot, needed: int) -> None:
         """Move the caches to buffers of at least twice the size."""
@@ -142,34 +194,31 @@ class OnnxRuntimeEngine:
                 state.caches[name] = larger
         state.decode = None
 
-    def _bind(self, state: _Slot, tokens: int, rows: Array, logits: F32) -> list[_Bound]:
-        """Bind the segments to a slot's caches and to the first `tokens` rows of the shared buffers."""
-        places: dict[str, Array] = {
-            **self._graph.constants,
-            POSITION: self._position,
-            SEQLENS: self._seqlens,
-            TOTAL_LENGTH: self._total_length,
-            ROWS: rows,
-            "logits": logits,
-        }
-        for name, buffer in self._buffers.items():
-            places[name] = buffer[:tokens]
+    def _bind_layers(self, state: _Slot, chunk: slice, place: _Place) -> list[_Bound]:
+        """Bind the layers to a slot's caches and to these rows of the shared buffers."""
+        places = {**self._graph.constants, **place.inputs, **self._rows_of_buffers(chunk)}
         for name, cached in state.caches.items():
             places[name] = places[f"{name}.out"] = cached  # past and present are one buffer
-        bound = []
-        for segment, session in self._segments:
-            if segment.head and not len(rows):
-                continue
-            binding = session.io_binding()
-            for name in segment.inputs:
-                place = places[name]
-                binding.bind_input(name, "cpu", 0, place.dtype.type, place.shape, place.ctypes.data)
-            for name in segment.outputs:
-                place = places[name]
-                binding.bind_output(name, "cpu", 0, place.dtype.type, place.shape, place.ctypes.data)
-            partial = places[segment.reduction.partial] if segment.reduction else None
-            bound.append(_Bound(session, binding, partial))
-        return bound
+        return [_bind(session, segment, places) for segment, session in self._segments if not segment.head]
+
+    def _bind_head(self, chunk: slice, rows: Array, logits: F32) -> list[_Bound]:
+        """Bind the head, if this rank has a part of it, to these rows of the shared buffers."""
+        places = {ROWS: rows, "logits": logits, **self._rows_of_buffers(chunk)}
+        return [_bind(session, segment, places) for segment, session in self._segments if segment.head]
+
+    def _rows_of_buffers(self, chunk: slice) -> dict[str, Array]:
+        return {name: buffer[chunk] for name, buffer in self._buffers.items()}
+
+
+def _bind(session: ort.InferenceSession, segment: Segment, places: Mapping[str, Array]) -> _Bound:
+    binding = session.io_binding()
+    for name in segment.inputs:
+        place = places[name]
+        binding.bind_input(name, "cpu", 0, place.dtype.type, place.shape, place.ctypes.data)
+    for name in segment.outputs:
+        place = places[name]
+        binding.bind_output(name, "cpu", 0, place.dtype.type, place.shape, place.ctypes.data)
+    return _Bound(session, binding, places[segment.reduction.partial] if segment.reduction else None)
 
 
 def _assign_buffers(segments: Sequence[Segment], max_rows: int, width: int) -> dict[str, F32]:
@@ -199,6 +248,7 @@ _ELEMENT_TYPES = {
     TOTAL_LENGTH: TensorProto.INT32,
     ROWS: TensorProto.INT64,
     POSITION: TensorProto.INT64,
+    GROUPED: TensorProto.BOOL,
 }
 
 

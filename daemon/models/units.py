@@ -18,6 +18,8 @@ from motley.daemon.weights.spec import Encoding
 BLOCKS = (16, 32, 64, 128, 256)
 FINE = 32
 """Units that a matrix should at least be cut in, so that shares can follow the ranks' speeds closely."""
+NARROW = 32
+"""Blocks are not made narrower than this only to have fine units."""
 WIDEST = 128
 """Columns or rows that a unit has at most, unless the quantisation block is wider."""
 
@@ -54,7 +56,7 @@ def units(config: ModelConfig, quantisation: str, block: int) -> Units:
     Args:
         quantisation: an `Encoding` by name.
         block: elements along K per scale, one of `BLOCKS`; a matrix whose cuts do not allow it gets the largest
-            smaller one. Ignored in fp32.
+            smaller one, and so does the down projection of a small model, to have `FINE` units. Ignored in fp32.
 
     Raises:
         ConfigError: no such encoding or block, or a width of the model is no multiple of the smallest block.
@@ -74,7 +76,8 @@ def units(config: ModelConfig, quantisation: str, block: int) -> Units:
         hidden_block = _block(config.hidden, block, "hidden_size", quantisation)
         finest = _attention_columns(config, splits[-1] if splits else 1)
         output_block = _block(finest, block, "heads per KV head * head_dim", quantisation)
-        down_block = _block(config.intermediate, block, "intermediate_size", quantisation)
+        fine_enough = max(NARROW, config.intermediate // FINE)
+        down_block = _block(config.intermediate, min(block, fine_enough), "intermediate_size", quantisation)
         widths = [width for width in BLOCKS if width <= max(WIDEST, block) and config.intermediate % width == 0]
     fine = [width for width in widths if config.intermediate // width >= FINE]
     mlp_columns = max(down_block, fine[-1] if fine else widths[0])

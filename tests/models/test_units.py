@@ -79,6 +79,8 @@ def test_units_are_fine_enough_for_uneven_shares() -> None:
     assert units(TINYLLAMA, "int4", 32).mlp == 44
     assert units(TINYLLAMA, "int4", 128).mlp_columns == 128
     assert units(TINYLLAMA, "int4", 128).output_block == 64
+    assert units(TINYLLAMA, "int4", 256).down_block == 128
+    assert (units(SHAKESPEARE, "int4", 128).mlp, units(SHAKESPEARE, "int4", 128).down_block) == (16, 32)
     assert (units(SHAKESPEARE, "fp32", 32).mlp, units(SHAKESPEARE, "fp32", 32).mlp_columns) == (32, 16)
     assert (units(SHAKESPEARE, "int4", 32).mlp, units(SHAKESPEARE, "int4", 32).mlp_columns) == (16, 32)
     assert units(SHAKESPEARE, "int4", 32).vocabulary == 32
