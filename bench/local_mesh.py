@@ -42,7 +42,7 @@ class MeshSpec:
     model: Path
     weights: Sequence[float] = (1.0,)
     quantisation: str = "fp32"
-    block: int = 32
+    block: int = 128
     context: int = 1024
     engine: str = "onnxruntime"
     threads: int = 1

@@ -39,7 +39,7 @@ def latency(
             show_default="int4, or as they are quantised",
         ),
     ] = "",
-    block: Annotated[int, typer.Option(help="Quantisation block: weights per scale.")] = 32,
+    block: Annotated[int, typer.Option(help="Quantisation block: weights per scale.")] = 128,
     prompt_tokens: Annotated[str, typer.Option(help="Random tokens in the prompt, such as 64 or 100,2000.")] = "64",
     tokens: Annotated[int, typer.Option(min=1, max=4000, help="Tokens to time, after a warm-up of 5.")] = 64,
     link: Annotated[

@@ -152,13 +152,15 @@ async def _answer(
     ended = time.perf_counter()
     tokens = usage.get("completion_tokens", 0)
     ms = 1e3 * (ended - (first or ended)) / max(1, tokens - 1)
+    ttft_ms = 1e3 * ((first or ended) - began)
     if as_json:
         answer = {"model": session["name"], "text": "".join(said), "finish_reason": finish, "usage": usage}
-        print(json.dumps({**answer, "ttft_ms": 1e3 * ((first or ended) - began), "ms_per_token": ms}))
+        print(json.dumps({**answer, "ttft_ms": ttft_ms, "ms_per_token": ms}))
     else:
         print()
         console.print(
-            f"[dim]{tokens} tokens, {ms:.1f} ms each, on {len(session['ranks'])} rank(s); ended by {finish}[/]"
+            f"[dim]{tokens} tokens, the first after {ttft_ms:.0f} ms, then {ms:.1f} ms each, on "
+            f"{len(session['ranks'])} rank(s); ended by {finish}[/]"
         )
 
 

@@ -100,7 +100,7 @@ class Executor:
                 sequence.sampler.accept(token)
                 sequence.generated += 1
         rows = (len(tokens) - 1,) if step.want else ()
-        logits = self._engine.step(step.slot, self._embed(tokens), step.position, rows)
+        logits = self._engine.step(step.slot, self._embed(tokens), step.position, rows, step.halved)
         summary = None
         if step.want:
             sequence.logits = logits[0]

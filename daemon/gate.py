@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 
-from motley.plugins.engine import F32, Collectives, Engine, EngineFactory, EngineOptions, RankGraph
+from motley.plugins.engine import F32, Collectives, Engine, EngineFactory, EngineOptions, Pending, RankGraph
 
 F64 = npt.NDArray[np.float64]
 Answers = Mapping[str, F64]
@@ -90,6 +90,10 @@ class Proctor:
     def all_reduce(self, buffer: F32) -> None:
         self._exchange(buffer, [buffer])
 
+    def all_reduce_start(self, buffer: F32) -> Pending:
+        self.all_reduce(buffer)
+        return _Finished()
+
     def all_gather(self, local: F32, out: Sequence[F32]) -> None:
         self._exchange(local, out)
 
@@ -108,6 +112,13 @@ class Proctor:
         width = values.shape[1]
         directions = np.sign(_noise(f"{width} directions", (width, PROJECTIONS)))
         self.answers[f"{what} of {self._question}"] = values.astype(np.float64) @ directions
+
+
+class _Finished:
+    """Nothing is left to wait for."""
+
+    def finish(self) -> None:
+        pass
 
 
 def reference_answers(
@@ -158,6 +169,9 @@ class Gate:
 
     def all_reduce(self, buffer: F32) -> None:
         self._now.all_reduce(buffer)
+
+    def all_reduce_start(self, buffer: F32) -> Pending:
+        return self._now.all_reduce_start(buffer)
 
     def all_gather(self, local: F32, out: Sequence[F32]) -> None:
         self._now.all_gather(local, out)

@@ -47,6 +47,7 @@ class Generation:
         self._before = tokenizer.decode(self._prompt) if request.echo else ""
         """Text that goes out ahead of the answer."""
         self._generated = 0
+        self._prefill_s = 0.0
         self.finished = False
         """The last delta was made; further tokens are ignored."""
         self.cancel_worker = False
@@ -89,13 +90,14 @@ class Generation:
             ids=ids,
             logprobs=[self._with_texts(row) for row in tokens.logprobs[: len(ids)]],
             finish=finish,
-            prefill_s=tokens.prefill_s,
         )
+        self._prefill_s = self._prefill_s or tokens.prefill_s
         if finish:
             self.finished = True
             self.cancel_worker = not tokens.finish
             delta.prompt_tokens = len(self._prompt)
             delta.completion_tokens = self._generated
+            delta.prefill_s = self._prefill_s
             if finish == "error":
                 delta.failure.CopyFrom(tokens.failure)
         return delta

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from motley.daemon.executor import STEP_HISTORY, Executor
+from motley.daemon.prefill import ChunkSizes
 from motley.daemon.sampling import Choice, LogitsError, SamplingError, SamplingParams, choose, initial_want
 from motley.daemon.steps import Close, Message, More, Open, Step, Stop
 from motley.protocol import mesh_pb2 as pb
@@ -60,6 +61,8 @@ class Leader:
     communicator: Communicator
     context: int
     max_rows: int
+    halves: bool
+    """Whether prompts may be computed in micro-chunks."""
     emit: Emit
     report: Callable[[], None]
     """Called after each request, to send this rank's timing."""
@@ -68,6 +71,7 @@ class Leader:
     def __post_init__(self) -> None:
         self._queue: deque[_Request] = deque()
         self._active: deque[_Request] = deque()
+        self._chunks = ChunkSizes(self.max_rows, self.halves)
 
     def run(self, commands: Commands) -> None:
         """The step loop."""
@@ -147,14 +151,17 @@ class Leader:
         decode = request.decode
         began = time.perf_counter()
         prompt = len(decode.prompt)
-        stop = min(len(request.tokens), request.position + self.max_rows)
-        if request.position < prompt:
-            stop = min(stop, prompt)  # prompt and answer never share a step: only the answer counts for penalties
-        tokens = np.array(request.tokens[request.position : stop], np.int32)
+        position = request.position
+        # Prompt and answer never share a step: only the answer counts for penalties.
+        left = (prompt if position < prompt else len(request.tokens)) - position
+        chunk = self._chunks.choose(position, left)
+        stop = position + chunk.rows
+        tokens = np.array(request.tokens[position:stop], np.int32)
         decided = stop == len(request.tokens)
         want = initial_want(request.params) if decided else 0
-        summary = self._do(Step(request.slot, request.position, want, tokens))
+        summary = self._do(Step(request.slot, position, want, chunk.halved, tokens))
         request.position = stop
+        self._chunks.took(chunk, position, time.perf_counter() - began)
         if not decided:
             if time.perf_counter() - request.spoken > SIGN_OF_LIFE_S:
                 self._say(decode.request_id)

@@ -164,16 +164,17 @@ class RankWorkerProcess:
             )
             self.emit(ready=ready)
             if rank == 0:
-                self._lead(loaded.executor, communicator, assignment.context, loaded.max_rows)
+                self._lead(loaded.executor, communicator, assignment, loaded.max_rows)
             else:
                 self._follow(loaded.executor, communicator)
 
-    def _lead(self, executor: Executor, communicator: Communicator, context: int, max_rows: int) -> None:
+    def _lead(self, executor: Executor, communicator: Communicator, assignment: pb.Assignment, max_rows: int) -> None:
         leader = Leader(
             executor,
             communicator,
-            context=context,
+            context=assignment.context,
             max_rows=max_rows,
+            halves=assignment.size > 1 and not assignment.model.exact,
             emit=self.emit,
             report=lambda: self._report(executor, list(leader.step_ms)),
         )

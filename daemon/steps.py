@@ -15,7 +15,7 @@ import numpy.typing as npt
 Tokens = npt.NDArray[np.int32]
 
 _OPEN = struct.Struct("<BII")
-_STEP = struct.Struct("<BIII")
+_STEP = struct.Struct("<BIIIB")
 _SLOT = struct.Struct("<BI")
 _MORE = struct.Struct("<BII")
 
@@ -38,15 +38,17 @@ class Open:
 
 @dataclass(frozen=True)
 class Step:
-    """Run `tokens` (i32[T]) at `position`; then, if `want` > 0, send the leader the best `want` candidates."""
+    """Run `tokens` (i32[T]) at `position`, as micro-chunks if `halved`; then, if `want` > 0, send the leader the best
+    `want` candidates."""
 
     slot: int
     position: int
     want: int
+    halved: bool
     tokens: Tokens
 
     def encode(self) -> bytes:
-        return _STEP.pack(2, self.slot, self.position, self.want) + self.tokens.tobytes()
+        return _STEP.pack(2, self.slot, self.position, self.want, self.halved) + self.tokens.tobytes()
 
 
 @dataclass(frozen=True)
@@ -96,8 +98,10 @@ def decode(data: bytes) -> Message:
                     raise StepError(f"an Open of {len(data)} bytes announces {length} bytes of sampling")
                 return Open(slot, data[_OPEN.size : end], np.frombuffer(data, np.int32, offset=end))
             case 2:
-                _, slot, position, want = _STEP.unpack_from(data)
-                return Step(slot, position, want, np.frombuffer(data, np.int32, offset=_STEP.size))
+                _, slot, position, want, halved = _STEP.unpack_from(data)
+                if halved > 1:
+                    raise StepError(f"a Step is halved or not, but not {halved}")
+                return Step(slot, position, want, bool(halved), np.frombuffer(data, np.int32, offset=_STEP.size))
             case 3:
                 return More(*_MORE.unpack(data)[1:])
             case 4:

@@ -70,7 +70,7 @@ class SessionRequest:
     model: str
     name: str = ""
     quantisation: str = "stored"
-    block: int = 32
+    block: int = 128
     nodes: tuple[str, ...] = ()
     shares: tuple[float, ...] = ()
     context: int = 0

@@ -24,7 +24,7 @@ import onnx
 import onnx.inliner
 from onnx import TensorProto, helper, numpy_helper
 
-from motley.plugins.engine import DOMAIN, F32, Collectives, EngineError, EngineOptions, RankGraph
+from motley.plugins.engine import DOMAIN, F32, Collectives, EngineError, EngineOptions, RankGraph, micro_chunks
 
 Array: TypeAlias = Any
 """An array of the array module, or a NumPy array on the host."""
@@ -59,6 +59,7 @@ class ReferenceEngine:
         self._graph = graph
         self._collectives = collectives
         self._max_rows = options.max_rows
+        self._micro_chunks: list[slice] = []
         self._slots: dict[int, _Slot] = {}
         self._rows: tuple[int, ...] = ()
         """(T, D) of this step."""
@@ -99,7 +100,7 @@ class ReferenceEngine:
             cache[:, :, state.written : position] = 0
         state.written = position
 
-    def step(self, slot: int, hidden: F32, position: int, rows: Sequence[int]) -> F32:
+    def step(self, slot: int, hidden: F32, position: int, rows: Sequence[int], halved: bool = False) -> F32:
         state = self._slot(slot)
         count, width = hidden.shape
         if not 1 <= count <= self._max_rows or width != self._graph.hidden:
@@ -112,6 +113,7 @@ class ReferenceEngine:
             raise EngineError(f"logits of rows {list(rows)} were asked for; the step has {count} rows")
         self._make_room(state, position + count)
         self._rows = hidden.shape
+        self._micro_chunks = micro_chunks(count, halved)
 
         values: dict[str, Any] = {
             **state.constants,
@@ -154,7 +156,8 @@ class ReferenceEngine:
 
     def _all_reduce(self, xp: ModuleType, x: Array) -> Array:
         buffer = np.array(x, np.float32)
-        self._collectives.all_reduce(buffer)
+        for chunk in self._micro_chunks:
+            self._collectives.all_reduce(buffer[chunk])
         return self._floats(buffer)
 
     def _all_gather(self, xp: ModuleType, *own: Array, counts: Sequence[int]) -> Array:

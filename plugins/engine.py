@@ -42,6 +42,27 @@ class EngineError(Exception):
     """An engine cannot do what was asked; the message names the engine, what, and what to do."""
 
 
+ROW_TILE = 16
+"""Kernels take rows by twos or fours, and may round a last odd one otherwise: if a chunk is cut at a multiple of this,
+every row meets the same kernel as in the whole chunk."""
+
+
+def micro_chunks(rows: int, halved: bool) -> list[slice]:
+    """The rows of a step that go through the graph together, the same on every rank: all of them, or two halves.
+
+    At each collective, every engine has one sum for each of them, in this order.
+    """
+    cut = rows // 2 // ROW_TILE * ROW_TILE if halved else 0
+    return [slice(0, cut), slice(cut, rows)] if cut else [slice(0, rows)]
+
+
+class Pending(Protocol):
+    """A collective that has been started."""
+
+    def finish(self) -> None:
+        """Wait until the result is there."""
+
+
 class Collectives(Protocol):
     """The part of the transport that a graph can meet."""
 
@@ -53,6 +74,10 @@ class Collectives(Protocol):
 
     def all_reduce(self, buffer: npt.NDArray[Any]) -> None:
         """Sum `buffer` over all ranks in place, in rank order, so that every rank holds the same bits."""
+
+    def all_reduce_start(self, buffer: npt.NDArray[Any]) -> Pending:
+        """Begin an `all_reduce`, to compute something else meanwhile; until it is finished `buffer` must be left alone,
+        and no other collective is possible."""
 
     def all_gather(self, local: npt.NDArray[Any], out: Sequence[npt.NDArray[Any]]) -> None:
         """Collect every rank's array, of unequal sizes if need be; `local` may be ``out[rank]`` itself."""
@@ -88,7 +113,7 @@ class RankGraph:
 class EngineOptions:
     threads: int = 1
     """Compute threads of this rank."""
-    max_rows: int = 128
+    max_rows: int = 256
     """The most rows T a step may have (a prefill chunk), the same on every rank."""
     exact: bool = False
     """Promise that a row's bits depend neither on the rows that share its step nor on where columns are cut. An engine
@@ -113,13 +138,15 @@ class Engine(Protocol):
             EngineError: the slot is not open, or the position is among its tokens or beyond the context.
         """
 
-    def step(self, slot: int, hidden: F32, position: int, rows: Sequence[int]) -> F32:
+    def step(self, slot: int, hidden: F32, position: int, rows: Sequence[int], halved: bool = False) -> F32:
         """Run T tokens of the sequence in `slot` through the graph.
 
         Args:
             hidden: f32[T, D], 1 <= T <= max_rows; may be overwritten.
             position: tokens already in the slot; at most those ever written, less is a rewind.
             rows: the rows whose logits are wanted; empty skips the head.
+            halved: take the tokens in two `micro_chunks`, so that the collectives of one can hide behind the
+                computing of the other. The result is the same.
 
         Returns:
             f32[R, V]{tp}: logits of this rank's vocabulary slice, valid until the next step.

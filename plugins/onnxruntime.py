@@ -7,6 +7,8 @@ nothing is copied or allocated per token. KV caches are updated in place: past a
 Weights are in memory once. The runtime packs matrices into a layout of its own when a session is made; of those it
 maps itself it keeps the scales resident beside that. So the share file is mapped here, and the pages that a session has
 been made of are let go.
+
+Two micro-chunks take turns: one computes a segment while the sum of the other is under way.
 """
 
 from __future__ import annotations
@@ -24,9 +26,18 @@ import onnx
 import onnxruntime as ort
 from onnx import TensorProto, helper
 
-from motley.plugins.engine import DOMAIN, F32, Collectives, EngineError, EngineOptions, RankGraph
+from motley.plugins.engine import DOMAIN, F32, Collectives, EngineError, EngineOptions, Pending, RankGraph, micro_chunks
 from motley.plugins.mapped_share import Array, MappedShare
-from motley.plugins.onnxruntime_lowering import EVEN_ROWS, MICROSOFT, ROW_COUNT, SEQLENS, TOTAL_LENGTH, lower
+from motley.plugins.onnxruntime_lowering import (
+    EVEN_ROWS,
+    GROUPED,
+    GROUPED_FROM,
+    MICROSOFT,
+    ROW_COUNT,
+    SEQLENS,
+    TOTAL_LENGTH,
+    lower,
+)
 from motley.plugins.segments import ROWS, Gathering, Reduction, Segment, cut_at_collectives
 
 FIRST_CAPACITY = 256
@@ -52,6 +63,38 @@ class _Bound:
     binding: Any
     partial: F32 | None
     parts: Sequence[F32]
+
+
+Exchange = Callable[[_Bound], None]
+"""What is done after a segment has run."""
+
+
+class _Place:
+    """Where the rows of a micro-chunk stand in their sequence: the graph's inputs, at fixed addresses.
+
+    In exact mode the attention kernel gets the last row twice where that makes their number even.
+    """
+
+    def __init__(self, position: int, tokens: int, exact: bool) -> None:
+        self._tokens = tokens
+        self._twin = tokens % 2 if exact else 0
+        self._may_group = tokens == 1 and not exact
+        self.inputs: dict[str, Array] = {
+            POSITION: np.empty(1, np.int64),
+            SEQLENS: np.empty(1, np.int32),
+            TOTAL_LENGTH: np.empty((), np.int32),
+            GROUPED: np.empty((), np.bool_),
+            EVEN_ROWS: np.arange(tokens + self._twin, dtype=np.int64).clip(max=tokens - 1)[None],
+            ROW_COUNT: np.full(1, tokens, np.int64),
+        }
+        self.move(position)
+
+    def move(self, position: int) -> None:
+        end = position + self._tokens + self._twin
+        self.inputs[POSITION][...] = position
+        self.inputs[SEQLENS][...] = end - 1
+        self.inputs[TOTAL_LENGTH][...] = end
+        self.inputs[GROUPED][...] = self._may_group and end >= GROUPED_FROM
 
 
 @dataclass
@@ -99,12 +142,7 @@ class OnnxRuntimeEngine:
         # What one segment gathers is read by the next, while that makes its own.
         self._gathers = [np.zeros(most * options.max_rows * graph.hidden, np.float32) for _ in range(2)]
 
-        self._position = np.zeros(1, np.int64)
-        self._seqlens = np.zeros(1, np.int32)
-        self._total_length = np.zeros((), np.int32)
-        self._row_count = np.zeros(1, np.int64)
-        self._even_rows: dict[int, Array] = {}
-        """By T; bindings hold addresses only."""
+        self._decoded = _Place(0, 1, options.exact)
         self._row = np.zeros(1, np.int64)
         self._logits = np.empty((1, graph.vocabulary), np.float32)
         if options.exact:
@@ -135,8 +173,8 @@ class OnnxRuntimeEngine:
             cached[:, :, state.length : position] = 0
         state.length = position
 
-    def step(self, slot: int, hidden: F32, position: int, rows: Sequence[int]) -> F32:
-        return self._step(slot, hidden, position, rows, self._exchange)
+    def step(self, slot: int, hidden: F32, position: int, rows: Sequence[int], halved: bool = False) -> F32:
+        return self._step(slot, hidden, position, rows, halved, self._exchange)
 
     def close(self) -> None:
         self._slots.clear()
@@ -146,7 +184,7 @@ class OnnxRuntimeEngine:
         self._gathers.clear()
 
     def _step(
-        self, slot: int, hidden: F32, position: int, rows: Sequence[int], exchange: Callable[[_Bound], None]
+        self, slot: int, hidden: F32, position: int, rows: Sequence[int], halved: bool, exchange: Exchange
     ) -> F32:
         """`step`, with `exchange` in the place of the collective after a segment."""
         state = self._slot(slot)
@@ -159,40 +197,73 @@ class OnnxRuntimeEngine:
                 f"positions {position} to {end} do not fit slot {slot}: it holds {state.length} tokens "
                 f"of at most {self._graph.context}"
             )
-        last = end + (tokens % 2 if self._exact else 0)
-        if last > state.capacity:
-            self._grow(state, last)
-        self._position[0] = position
-        self._row_count[0] = tokens
-        self._seqlens[0] = last - 1
-        self._total_length[...] = last
+        if halved and self._exact:
+            raise EngineError("engine 'onnxruntime' takes no step in halves with exact=true")
+        needed = end + (tokens % 2 if self._exact else 0)
+        if needed > state.capacity:
+            self._grow(state, needed)
         np.copyto(self._buffers["hidden"][:tokens], hidden)
-
         if tokens == 1 and len(rows) == 1:
-            self._row[0] = rows[0]
-            logits = self._logits
-            if state.decode is None:
-                state.decode = self._bind(state, 1, self._row, logits)
-            bound = state.decode
+            logits = self._decode(state, position, rows[0], exchange)
         else:
-            logits = np.empty((len(rows), self._graph.vocabulary), np.float32)
-            wanted = np.array(rows, np.int64)  # bindings hold addresses only: it must outlive the run
-            bound = self._bind(state, tokens, wanted, logits)
-        for segment in bound:
-            if segment.session is not None:
-                try:
-                    segment.session.run_with_iobinding(segment.binding)
-                except Exception as error:  # the runtime's own classes share no other base
-                    raise EngineError(f"engine 'onnxruntime' failed in a step: {error}") from error
-            exchange(segment)
+            logits = self._prefill(state, position, tokens, rows, halved, exchange)
         state.length = end
         return logits
 
-    def _exchange(self, segment: _Bound) -> None:
-        if segment.partial is not None:
-            self._collectives.all_reduce(segment.partial)
-        elif segment.parts:
-            self._collectives.all_gather(segment.parts[self._collectives.rank], segment.parts)
+    def _decode(self, state: _Slot, position: int, row: int, exchange: Exchange) -> F32:
+        """f32[1, V]{tp}: run one token and the head."""
+        self._decoded.move(position)
+        self._row[0] = row
+        if state.decode is None:
+            only = slice(0, 1)
+            layers, places = self._bind_layers(state, only, self._decoded)
+            state.decode = [*layers, *self._bind_head(places, only, self._row, self._logits)]
+        for bound in state.decode:
+            self._run(bound)
+            exchange(bound)
+        return self._logits
+
+    def _prefill(
+        self, state: _Slot, position: int, tokens: int, rows: Sequence[int], halved: bool, exchange: Exchange
+    ) -> F32:
+        """f32[R, V]{tp}: run a chunk, or its micro-chunks by turns, and the head where it is wanted."""
+        chunks = micro_chunks(tokens, halved)
+        # Bindings hold addresses only: what they point to must outlive the run.
+        standing = [_Place(position + chunk.start, chunk.stop - chunk.start, self._exact) for chunk in chunks]
+        wanted = np.array(rows, np.int64)
+        logits = np.empty((len(rows), self._graph.vocabulary), np.float32)
+        bindings = [self._bind_layers(state, chunk, place) for chunk, place in zip(chunks, standing, strict=True)]
+        pending: Pending | None = None
+        for turn in zip(*(layers for layers, _ in bindings), strict=True):
+            for bound in turn:
+                self._run(bound)
+                if pending is not None:
+                    pending.finish()
+                    pending = None
+                if len(turn) > 1 and bound.partial is not None:
+                    pending = self._collectives.all_reduce_start(bound.partial)
+                else:
+                    exchange(bound)
+        if pending is not None:
+            pending.finish()
+        if len(rows):
+            for bound in self._bind_head(bindings[0][1], slice(0, tokens), wanted, logits):
+                self._run(bound)
+        return logits
+
+    def _run(self, bound: _Bound) -> None:
+        if bound.session is None:
+            return
+        try:
+            bound.session.run_with_iobinding(bound.binding)
+        except Exception as error:  # the runtime's own classes share no other base
+            raise EngineError(f"engine 'onnxruntime' failed in a step: {error}") from error
+
+    def _exchange(self, bound: _Bound) -> None:
+        if bound.partial is not None:
+            self._collectives.all_reduce(bound.partial)
+        elif bound.parts:
+            self._collectives.all_gather(bound.parts[self._collectives.rank], bound.parts)
 
     def _test_rows(self, kinds: str) -> None:
         """Refuse kernels that give a row other bits when it is computed beside others; no peer is asked.
@@ -208,8 +279,8 @@ class OnnxRuntimeEngine:
             """What this rank contributes and its logits, of all rows, computed `chunk` rows at a time."""
             steps: list[list[F32]] = []
 
-            def keep(segment: _Bound) -> None:
-                for other, part in enumerate(segment.parts):
+            def keep(bound: _Bound) -> None:
+                for other, part in enumerate(bound.parts):
                     if other == rank:
                         steps[-1].append(part.copy())
                     else:
@@ -219,7 +290,7 @@ class OnnxRuntimeEngine:
             for start in range(0, count, chunk):
                 rows = hidden[start : start + chunk]
                 steps.append([])
-                logits = self._step(-1, rows, start, range(len(rows)), keep)
+                logits = self._step(-1, rows, start, range(len(rows)), False, keep)
                 steps[-1].append(logits[None].copy())
             self.close_slot(-1)
             return [np.concatenate(pieces, axis=1) for pieces in zip(*steps, strict=True)]
@@ -251,45 +322,32 @@ class OnnxRuntimeEngine:
                 state.caches[name] = larger
         state.decode = None
 
-    def _bind(self, state: _Slot, tokens: int, rows: Array, logits: F32) -> list[_Bound]:
-        """Bind the segments to a slot's caches and to the first `tokens` rows of the shared buffers."""
-        places: dict[str, Array] = {
-            **state.constants,
-            POSITION: self._position,
-            SEQLENS: self._seqlens,
-            TOTAL_LENGTH: self._total_length,
-            EVEN_ROWS: self._even_rows.setdefault(tokens, _even_rows(tokens)),
-            ROW_COUNT: self._row_count,
-            ROWS: rows,
-            "logits": logits,
-        }
-        for name, buffer in self._buffers.items():
-            places[name] = buffer[:tokens]
+    def _bind_layers(self, state: _Slot, chunk: slice, place: _Place) -> tuple[list[_Bound], Mapping[str, Array]]:
+        """Bind the layers to a slot's caches and to these rows of the shared buffers; also what stands where."""
+        places = {**state.constants, **place.inputs, **self._rows_of_buffers(chunk)}
         for name, cached in state.caches.items():
             places[name] = places[f"{name}.out"] = cached  # past and present are one buffer
-        bound = []
         gathers = cycle(self._gathers)
+        bound = []
         for segment, session in self._segments:
-            if segment.head and not len(rows):
+            if segment.head:
                 continue
             partial, parts = None, []
             match segment.collective:
                 case Reduction(summed):
                     partial = places[summed]
                 case Gathering():
-                    parts = self._place(segment.collective, next(gathers), tokens, places)
-            if session is None:
-                bound.append(_Bound(None, None, partial, parts))
-                continue
-            binding = session.io_binding()
-            for name in segment.inputs:
-                place = places[name]
-                binding.bind_input(name, "cpu", 0, place.dtype.type, place.shape, place.ctypes.data)
-            for name in segment.outputs:
-                place = places[name]
-                binding.bind_output(name, "cpu", 0, place.dtype.type, place.shape, place.ctypes.data)
-            bound.append(_Bound(session, binding, partial, parts))
-        return bound
+                    parts = self._place(segment.collective, next(gathers), chunk.stop - chunk.start, places)
+            bound.append(_bind(session, segment, places, partial, parts))
+        return bound, places
+
+    def _bind_head(self, places: Mapping[str, Array], chunk: slice, rows: Array, logits: F32) -> list[_Bound]:
+        """Bind the head, if this rank has a part of it, to where the last layer stands and these rows of buffers."""
+        places = {**places, **self._rows_of_buffers(chunk), ROWS: rows, "logits": logits}
+        return [_bind(session, segment, places) for segment, session in self._segments if segment.head]
+
+    def _rows_of_buffers(self, chunk: slice) -> dict[str, Array]:
+        return {name: buffer[chunk] for name, buffer in self._buffers.items()}
 
     def _place(self, gathering: Gathering, memory: F32, tokens: int, places: dict[str, Array]) -> list[F32]:
         """Give every gathered term its place, f32[T, D]; where each rank's terms are, f32[count, T, D], by rank."""
@@ -299,6 +357,25 @@ class OnnxRuntimeEngine:
         parts = np.split(terms, np.cumsum(gathering.counts)[:-1])
         places.update(zip(gathering.own, parts[self._collectives.rank], strict=True))
         return parts
+
+
+def _bind(
+    session: ort.InferenceSession | None,
+    segment: Segment,
+    places: Mapping[str, Array],
+    partial: F32 | None = None,
+    parts: Sequence[F32] = (),
+) -> _Bound:
+    if session is None:
+        return _Bound(None, None, partial, parts)
+    binding = session.io_binding()
+    for name in segment.inputs:
+        place = places[name]
+        binding.bind_input(name, "cpu", 0, place.dtype.type, place.shape, place.ctypes.data)
+    for name in segment.outputs:
+        place = places[name]
+        binding.bind_output(name, "cpu", 0, place.dtype.type, place.shape, place.ctypes.data)
+    return _Bound(session, binding, partial, parts)
 
 
 def _assign_buffers(segments: Sequence[Segment], max_rows: int, width: int) -> dict[str, F32]:
@@ -331,6 +408,7 @@ _ELEMENT_TYPES = {
     ROW_COUNT: TensorProto.INT64,
     ROWS: TensorProto.INT64,
     POSITION: TensorProto.INT64,
+    GROUPED: TensorProto.BOOL,
 }
 
 
@@ -399,11 +477,6 @@ def _open_session(
     for tensor in stored:
         weights.forget(tensor)
     return session
-
-
-def _even_rows(tokens: int) -> Array:
-    """``[[0, 1, 2, 2]]`` for 3: the rows 0 to T - 1, the last one twice where that makes them even."""
-    return np.arange(tokens + tokens % 2, dtype=np.int64).clip(max=tokens - 1)[None]
 
 
 def _kinds(nodes: Sequence[onnx.NodeProto]) -> str:

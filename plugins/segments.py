@@ -7,7 +7,7 @@ nodes must be in topological order. Values that a later segment reads are output
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 import onnx
@@ -52,6 +52,16 @@ class Segment:
     """Whether this segment only makes logits."""
 
 
+def reads(node: onnx.NodeProto) -> Iterator[str]:
+    """The values that a node needs: its inputs, and what its branches take from outside."""
+    yield from filter(None, node.input)
+    for attribute in node.attribute:
+        if attribute.type == onnx.AttributeProto.GRAPH:
+            inside = {name for own in attribute.g.node for name in own.output}
+            inside.update(tensor.name for tensor in attribute.g.initializer)
+            yield from (name for own in attribute.g.node for name in reads(own) if name not in inside)
+
+
 def is_collective(node: onnx.NodeProto) -> bool:
     return node.domain == DOMAIN and node.op_type == COLLECTIVE
 
@@ -88,7 +98,7 @@ def cut_at_collectives(
             case Gathering(own, gathered):
                 wanted = wanted - {*gathered} | {*own}
         made = {name for node in group for name in node.output if name}
-        read = dict.fromkeys(name for node in group for name in node.input if name)
+        read = dict.fromkeys(name for node in group for name in reads(node))
         inputs = tuple(name for name in read if name not in made and name not in initializers)
         outputs = tuple(name for node in group for name in node.output if name in wanted)
         segments.append(Segment(tuple(group), inputs, outputs, collective, head=has_head and not segments))

@@ -12,8 +12,9 @@ summed (see `motley.daemon.models.tree`). A leaf is a matmul of its own, so ther
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
+from math import gcd
 
 from motley.daemon.models.config import ConfigError, ModelConfig
 from motley.daemon.models.holding import (
@@ -31,10 +32,15 @@ from motley.daemon.weights.spec import Encoding
 
 FINE = 32
 """Units that a matrix should at least be cut in, so that shares can follow the ranks' speeds closely."""
+NARROW = 32
+"""Blocks are not made narrower than this only to have fine units."""
 WIDEST = 128
 """Columns or rows that a unit has at most, unless the quantisation block is wider."""
 LEAVES = 8
 """Leaves that the attention and the MLP of a layer have at most in exact mode: each costs a decode step some 8 us."""
+EXACT_BLOCK = 32
+"""Quantisation blocks are no wider in exact mode: kernels for wider ones take rows by twos and round an odd one
+otherwise. A checkpoint's own wider blocks are held as several of the same scale."""
 EXACT_ROWS = 16
 """Rows of the head that a unit has at least in exact mode: kernels compute tiles of columns, and the rest otherwise."""
 
@@ -90,9 +96,10 @@ def units(
     Args:
         quantisation: ``fp32``, ``int8``, ``int4``, or ``stored``: see `motley.daemon.models.holding`.
         block: elements along K per scale, one of `BLOCKS`, of what is quantised while loading; a matrix whose cuts do
-            not allow it gets the largest smaller one. Ignored in fp32.
+            not allow it gets the largest smaller one, and so does the down projection of a small model, to have `FINE`
+            units. Ignored in fp32.
         stored: how the checkpoint stores each matrix; None: as floats.
-        exact: cuts must fall on the leaves of the tree of sums.
+        exact: cuts must fall on the leaves of the tree of sums, and no block is wider than `EXACT_BLOCK`.
 
     Raises:
         ConfigError: no such encoding or block, or a width of the model is no multiple of the smallest block.
@@ -101,10 +108,12 @@ def units(
         raise ConfigError(f"quantisation {quantisation!r} is not supported; supported: {', '.join(QUANTISATIONS)}")
     if quantisation != Encoding.FP32 and block not in BLOCKS:
         raise ConfigError(f"quantisation block {block} is not supported; supported: {BLOCKS}")
-    fused = [
-        (inner, names, wanted_format([(stored or {}).get(name, FLOATS) for name in names], quantisation, block))
-        for inner, names in fused_matrices(config)
-    ]
+    fused = []
+    for inner, names in fused_matrices(config):
+        form = wanted_format([(stored or {}).get(name, FLOATS) for name in names], quantisation, block)
+        if exact and form.block:
+            form = replace(form, block=gcd(form.block, EXACT_BLOCK))
+        fused.append((inner, names, form))
     splits = [split for split in range(1, config.group + 1) if config.group % split == 0]
     if quantisation == Encoding.FP32:
         widths, least = [width for width in range(1, WIDEST + 1) if config.intermediate % width == 0], 1
@@ -114,7 +123,8 @@ def units(
         down = [form for inner, _, form in fused if inner is Inner.MLP]
         widest = max(WIDEST, *(form.block * together for form in down))
         widths = [size for size in BLOCKS if size <= widest and config.intermediate % size == 0][together - 1 :]
-        least = max((size for size in widths if size <= block), default=1)
+        fine_enough = max(NARROW, config.intermediate // FINE)
+        least = max((size for size in widths if size <= min(block, fine_enough)), default=1)
     fine = [width for width in widths if config.intermediate // width >= FINE]
     mlp_columns = max(least, fine[-1] if fine else widths[0] if widths else config.intermediate)
     cuts = {

@@ -143,7 +143,7 @@ async def _whole(form: _Form, envelope: dict[str, Any], deltas: AsyncIterator[De
         text.append(delta.text)
         rows.extend(delta.logprobs)
     choice = form.whole("".join(text), rows, delta.finish)
-    body = {**envelope, "object": form.object, "choices": [choice], "usage": _usage(delta)}
+    body = {**envelope, "object": form.object, "choices": [choice], "usage": _usage(delta), **_timings(delta)}
     return web.json_response(body)
 
 
@@ -164,9 +164,9 @@ async def _stream(
         data = event if isinstance(event, str) else json.dumps(event, ensure_ascii=False)
         await response.write(f"data: {data}\n\n".encode())
 
-    async def chunk(choices: list[dict[str, Any]], usage: dict[str, int] | None = None) -> None:
+    async def chunk(choices: list[dict[str, Any]], usage: dict[str, int] | None = None, **more: Any) -> None:
         tail = {"usage": usage} if parameters.include_usage else {}
-        await send({**envelope, "object": form.chunk_object, "choices": choices, **tail})
+        await send({**envelope, "object": form.chunk_object, "choices": choices, **tail, **more})
 
     try:
         try:
@@ -179,7 +179,7 @@ async def _stream(
                         await chunk(opening)
                 if delta.text or delta.logprobs:
                     await chunk([form.piece(delta.text, delta.logprobs, None)])
-            await chunk([form.piece("", [], delta.finish)])
+            await chunk([form.piece("", [], delta.finish)], **_timings(delta))
             if parameters.include_usage:
                 await chunk([], _usage(delta))
             await send("[DONE]")
@@ -202,6 +202,11 @@ def _usage(last: Delta) -> dict[str, int]:
         "completion_tokens": last.completion_tokens,
         "total_tokens": last.prompt_tokens + last.completion_tokens,
     }
+
+
+def _timings(last: Delta) -> dict[str, Any]:
+    """Not part of OpenAI's API: the time to the first token, without the way there and back."""
+    return {"timings": {"ttft_ms": round(1e3 * last.prefill_s, 3)}}
 
 
 def _chat_logprobs(rows: Sequence[LogprobRow]) -> dict[str, Any] | None:

@@ -129,7 +129,7 @@ def session_request(body: object) -> SessionRequest:
         model=model,
         name=fields.string("name") or "",
         quantisation=fields.string("quantisation", choices=("fp32", "int8", "int4", "stored")) or "stored",
-        block=fields.integer("block", 1, 65536) or 32,
+        block=fields.integer("block", 1, 65536) or SessionRequest.block,
         nodes=tuple(nodes or ()),
         shares=tuple(map(float, shares or ())),
         context=fields.integer("context", 1, 2**31) or 0,

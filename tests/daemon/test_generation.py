@@ -100,11 +100,12 @@ def test_a_request_without_input_is_refused() -> None:
 def test_text_streams_and_usage_comes_with_the_end() -> None:
     generation = Generation(request(), TOKENIZER, CONTEXT)
     first = on_tokens(generation, tokens("But, ", prefill_s=0.25))
-    assert (first.text, first.finish, first.prompt_tokens, first.prefill_s) == ("But, ", "", 0, 0.25)
+    assert (first.text, first.finish, first.prompt_tokens, first.prefill_s) == ("But, ", "", 0, 0.0)
     ids = [*TOKENIZER.encode("soft!"), EOS]
     last = on_tokens(generation, tokens(ids=ids, finish="stop"))
     assert (last.text, last.finish, list(last.ids)) == ("soft!", "stop", ids)
     assert last.prompt_tokens == len(TOKENIZER.encode("ROMEO:"))
+    assert last.prefill_s == 0.25
     assert last.completion_tokens == len(first.ids) + len(last.ids)
     assert generation.finished
     assert not generation.cancel_worker

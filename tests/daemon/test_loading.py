@@ -76,7 +76,7 @@ def summary(rank: LoadedRank) -> bytes:
     prompt = np.array(CASE.tokens[: CASE.prompt], np.int32)
     sampling = pb.Sampling(top_p=1.0, repetition_penalty=1.0).SerializeToString()
     rank.executor.execute(Open(0, sampling, prompt))
-    told = rank.executor.execute(Step(0, 0, 4, prompt))
+    told = rank.executor.execute(Step(0, 0, 4, False, prompt))
     assert told is not None
     return told
 

@@ -13,7 +13,7 @@ counts = st.integers(0, 2**32 - 1)
 tokens = st.lists(st.integers(0, 2**31 - 1), max_size=50).map(lambda ids: np.array(ids, np.int32))
 messages = st.one_of(
     st.builds(Open, counts, st.binary(max_size=60), tokens),
-    st.builds(Step, counts, counts, counts, tokens),
+    st.builds(Step, counts, counts, counts, st.booleans(), tokens),
     st.builds(More, counts, counts),
     st.builds(Close, counts),
     st.builds(Stop),

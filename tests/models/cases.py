@@ -94,7 +94,7 @@ class LocalSession:
     def __init__(
         self,
         model: Path,
-        factory: EngineFactory,
+        factory: EngineFactory | Sequence[EngineFactory],
         shares: Sequence[Share],
         folder: Path,
         quantisation: str = "fp32",
@@ -103,7 +103,8 @@ class LocalSession:
         context: int | None = None,
         exact: bool = False,
     ) -> None:
-        """`folder` is for the share files. `exact`: the graphs are, and the shares are in exact mode's units."""
+        """`folder` is for the share files; `factory` may be one for each rank. `exact`: the graphs are, and the shares
+        are in exact mode's units."""
         self._files = ExitStack()
         opened = self._files.enter_context(open_model(model))
         self._source, config = opened.source, opened.config
@@ -121,7 +122,8 @@ class LocalSession:
                 write_share(self._source, declared.weights, declared.share_bytes, share_file)
                 self.graphs.append(declared.bind(share_file))
                 member = self._group.member(rank)
-                build = self._threads[rank].submit(factory, self.graphs[rank], member, options or EngineOptions())
+                open_engine = factory[rank] if isinstance(factory, Sequence) else factory
+                build = self._threads[rank].submit(open_engine, self.graphs[rank], member, options or EngineOptions())
                 self.engines.append(build.result())
         except BaseException:
             self.close()
@@ -133,11 +135,18 @@ class LocalSession:
     def close_slot(self, slot: int = 0) -> None:
         self._everywhere(lambda engine: engine.close_slot(slot))
 
-    def step(self, tokens: Sequence[int], position: int, rows: Sequence[int] | None = None, slot: int = 0) -> F32:
+    def step(
+        self,
+        tokens: Sequence[int],
+        position: int,
+        rows: Sequence[int] | None = None,
+        slot: int = 0,
+        halved: bool = False,
+    ) -> F32:
         """f32[R, V]: the logits of `rows` (None: of every token), the ranks' slices side by side."""
         hidden = self._source.rows(EMBEDDING, tokens)
         wanted = range(len(tokens)) if rows is None else rows
-        slices = self._everywhere(lambda engine: engine.step(slot, hidden.copy(), position, wanted).copy())
+        slices = self._everywhere(lambda engine: engine.step(slot, hidden.copy(), position, wanted, halved).copy())
         return np.concatenate(slices, axis=1)
 
     def close(self) -> None:

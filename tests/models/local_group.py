@@ -48,9 +48,33 @@ class LocalMember:
         self._group = group
         self.rank = rank
         self.size = group.size
+        self._pending: LocalPending | None = None
 
     def all_reduce(self, buffer: npt.NDArray[Any]) -> None:
-        self._group.all_reduce(self.rank, buffer)
+        self.all_reduce_start(buffer).finish()
 
     def all_gather(self, local: npt.NDArray[Any], out: Sequence[npt.NDArray[Any]]) -> None:
         self._group.all_gather(self.rank, local, out)
+
+    def all_reduce_start(self, buffer: npt.NDArray[Any]) -> LocalPending:
+        assert self._pending is None, "one collective at a time"
+        self._pending = LocalPending(self, buffer)
+        return self._pending
+
+    def finish(self, pending: LocalPending) -> None:
+        assert self._pending is pending, "finished twice"
+        self._pending = None
+        self._group.all_reduce(self.rank, pending.buffer)
+
+
+class LocalPending:
+    """A sum that has been started: `motley.plugins.engine.Pending`."""
+
+    def __init__(self, member: LocalMember, buffer: npt.NDArray[Any]) -> None:
+        self._member = member
+        self.buffer = buffer
+        self._given = buffer.copy()
+
+    def finish(self) -> None:
+        assert np.array_equal(self.buffer, self._given), "the buffer was touched while its sum was under way"
+        self._member.finish(self)

@@ -175,7 +175,7 @@ def test_wrong_calls_are_named(tmp_path: Path) -> None:
         ranks.open_slot()
         with pytest.raises(EngineError, match="slot 0 is open already"):
             ranks.open_slot()
-        with pytest.raises(EngineError, match=r"f32\[1..128, 60\], not f32\[0, 60\]"):
+        with pytest.raises(EngineError, match=r"f32\[1..256, 60\], not f32\[0, 60\]"):
             ranks.step([], 0)
         with pytest.raises(EngineError, match="the step has 2 rows"):
             ranks.step(case.tokens[:2], 0, rows=[2])

@@ -83,6 +83,9 @@ def test_units_are_fine_enough_for_uneven_shares() -> None:
     assert units(TINYLLAMA, "int4", 32).mlp == 44
     assert units(TINYLLAMA, "int4", 128).mlp_columns == 128
     assert units(TINYLLAMA, "int4", 128).held[OUTPUT].block == 64
+    assert units(TINYLLAMA, "int4", 256).held[DOWN].block == 128
+    small = units(SHAKESPEARE, "int4", 128)
+    assert (small.mlp, small.held[DOWN].block) == (16, 32)
     assert (units(SHAKESPEARE, "fp32", 32).mlp, units(SHAKESPEARE, "fp32", 32).mlp_columns) == (32, 16)
     assert (units(SHAKESPEARE, "int4", 32).mlp, units(SHAKESPEARE, "int4", 32).mlp_columns) == (16, 32)
     assert units(SHAKESPEARE, "int4", 32).vocabulary == 32

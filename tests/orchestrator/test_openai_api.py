@@ -64,6 +64,7 @@ async def test_a_chat(mesh: Any, bard: Any) -> None:
     assert body["model"] == "bard"
     assert body["system_fingerprint"] == "fp_0123456789ab"
     assert body["usage"] == {"prompt_tokens": 5, "completion_tokens": 3, "total_tokens": 8}
+    assert body["timings"] == {"ttft_ms": 250.0}
     (choice,) = body["choices"]
     assert choice["message"] == {"role": "assistant", "content": "Hello, world", "refusal": None}
     assert choice["finish_reason"] == "stop"
@@ -86,6 +87,8 @@ async def test_a_chat_stream(mesh: Any, bard: Any) -> None:
     ]
     assert [chunk["choices"][0]["finish_reason"] for chunk in chunks] == [None] * 4 + ["stop"]
     assert all("usage" not in chunk for chunk in chunks)
+    assert [chunk["timings"] for chunk in chunks if "timings" in chunk] == [{"ttft_ms": 250.0}]
+    assert "timings" in chunks[-1]
 
 
 async def test_a_completion_and_its_stream_with_usage(mesh: Any, bard: Any) -> None:

@@ -128,8 +128,11 @@ def test_a_trained_model_beside_others_and_computed_again(quantisation: str, tmp
 
 @pytest.mark.parametrize("quantisation", ["int8", "int4"])
 @pytest.mark.parametrize("block", [16, 32, 64])
-def test_a_block_size_is_exact_or_refused(quantisation: str, block: int, tmp_path: Path) -> None:
-    """Which ones are depends on the processor."""
+def test_a_block_size_is_exact_or_refused(
+    quantisation: str, block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which ones are depends on the processor; sessions take no wide ones."""
+    monkeypatch.setattr("motley.daemon.models.units.EXACT_BLOCK", 64)
     cut = units(read_config(BUNDLED), quantisation, block, exact=True)
     tokens = np.random.default_rng(6).integers(0, 1024, 50).tolist()
     refused = ""

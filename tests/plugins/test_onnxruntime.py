@@ -12,12 +12,13 @@ import pytest
 from safetensors.numpy import save_file
 
 import motley.cli
-from motley.daemon.models.config import ConfigError, read_config
+from motley.daemon.models.config import ConfigError, ModelConfig, read_config
 from motley.daemon.models.tensors import expected_shapes
 from motley.daemon.models.units import units
 from motley.plugins.cupy import ReferenceEngine
 from motley.plugins.engine import F32, EngineError, EngineFactory, EngineOptions, load_engine
 from motley.plugins.onnxruntime import FIRST_CAPACITY, OnnxRuntimeEngine
+from motley.plugins.onnxruntime_lowering import GROUPED_FROM
 from tests.models.cases import Case, LocalSession, golden_cases, uneven_shares, whole_share
 
 FP32_TOLERANCE = 1e-4
@@ -122,6 +123,50 @@ def test_the_cache_grows_without_losing_anything(tmp_path: Path) -> None:
             assert error(row, whole[position : position + 1]) < FP32_TOLERANCE
 
 
+@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize(
+    ("family", "heads", "head_dim"), [("llama", 8, 16), ("qwen3", 8, 16), ("llama", 2, 16), ("llama", 4, 8)]
+)
+def test_tokens_of_long_sequences_attend_by_groups(
+    family: str, heads: int, head_dim: int, ranks: int, tmp_path: Path
+) -> None:
+    """Decoded tokens before, at and after the length from which the heads of a group are rows of one head."""
+    settings = {
+        "model_type": family,
+        "hidden_size": 64,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": heads,
+        "num_key_value_heads": 2,
+        "head_dim": head_dim,
+        "vocab_size": 64,
+        "max_position_embeddings": 512,
+    }
+    config = random_model(tmp_path, settings)
+    length, decoded = GROUPED_FROM + 4, 8
+    tokens = [index * 37 % 64 for index in range(length)]
+    whole = units(config, "fp32", 32)
+    float64 = EngineOptions(extra={"dtype": "float64"})
+    with LocalSession(tmp_path, ReferenceEngine, [whole_share(whole)], tmp_path / "64", options=float64) as reference:
+        reference.open_slot()
+        expected = reference.step(tokens, 0)[-decoded:]
+    with LocalSession(tmp_path, OnnxRuntimeEngine, uneven_shares(whole, ranks), tmp_path / "32") as session:
+        session.open_slot()
+        session.step(tokens[:-decoded], 0, rows=[])
+        for position, row in enumerate(expected, length - decoded):
+            assert error(session.step([tokens[position]], position)[0], row) < FP32_TOLERANCE
+
+
+def random_model(folder: Path, settings: dict[str, Any]) -> ModelConfig:
+    """Write a model folder with random weights."""
+    (folder / "config.json").write_text(json.dumps(settings), encoding="utf-8")
+    config = read_config(folder)
+    random = np.random.default_rng(0)
+    weights = {name: random.normal(0, 0.3, shape) for name, shape in expected_shapes(config).items()}
+    save_file({name: value.astype(np.float32) for name, value in weights.items()}, folder / "model.safetensors")
+    return config
+
+
 def test_a_window_and_a_stretched_rope_beyond_4096_positions(tmp_path: Path) -> None:
     """A prompt in chunks, its first tokens left behind by the first layer's window: float64's last rows."""
     settings: dict[str, Any] = {
@@ -143,12 +188,8 @@ def test_a_window_and_a_stretched_rope_beyond_4096_positions(tmp_path: Path) -> 
     def last_rows(window: int, factory: EngineFactory, **extra: str) -> F32:
         model = tmp_path / f"{factory.__name__} {window}"
         model.mkdir()
-        (model / "config.json").write_text(json.dumps(settings | {"sliding_window": window}), encoding="utf-8")
-        config = read_config(model)
-        random = np.random.default_rng(0)
-        weights = {name: random.normal(0, 0.3, shape) for name, shape in expected_shapes(config).items()}
-        save_file({name: value.astype(np.float32) for name, value in weights.items()}, model / "model.safetensors")
-        tokens = random.integers(0, 64, length).tolist()
+        config = random_model(model, settings | {"sliding_window": window})
+        tokens = np.random.default_rng(0).integers(0, 64, length).tolist()
         shares = [whole_share(units(config, "fp32", 32))]
         options = EngineOptions(max_rows=chunk, extra=extra)
         with LocalSession(model, factory, shares, model, options=options, context=length) as ranks:

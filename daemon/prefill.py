@@ -1,0 +1,67 @@
+"""How many rows of a prompt to compute at a time: every size is tried on prompts, then the fastest is kept.
+
+What is best depends on the engines, the links and the slowest rank, so it is measured and not predicted. Timed is the
+first chunk of a prompt, because later ones attend to more.
+
+Whatever the size, the text is the same, as every row meets the same kernels: chunks begin at even rows, because some
+kernels take rows by twos, and none but a prompt of one token is a single row, which is what decoding has kernels for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+SIZES = (64, 128, 256)
+TRIES = 2
+"""The first time that a size is met, memory is allocated and plans are made."""
+NEARLY = 0.95
+"""Of the highest rate, for which the smallest chunk is taken: the requests of others wait for it."""
+WORTH_HALVING = 32
+"""Rows; halves of fewer take the engine as long as the whole."""
+
+
+class Chunk(NamedTuple):
+    """Rows that one step computes, and whether as two micro-chunks (see `motley.plugins.engine.micro_chunks`)."""
+
+    rows: int
+    halved: bool
+
+
+class ChunkSizes:
+    """Chooses the chunks of a session's prompts and learns from how long they took. Pure."""
+
+    def __init__(self, max_rows: int, halves: bool) -> None:
+        """`halves`: whether there are collectives that could hide behind computing."""
+        sizes = [size for size in SIZES if size <= max_rows] or [max_rows]
+        self._chunks = [Chunk(size, halved) for size in sizes for halved in ((False, True) if halves else (False,))]
+        self._rates: dict[Chunk, list[float]] = {chunk: [] for chunk in self._chunks}
+        self._best = Chunk(sizes[-1], False)
+
+    def choose(self, position: int, left: int) -> Chunk:
+        """The next chunk of a sequence that stands at `position` with `left` tokens to compute."""
+        if position == 0:
+            untried = [chunk for chunk in self._chunks if len(self._rates[chunk]) < TRIES and _fits(chunk, left)]
+            if untried:
+                return min(untried, key=lambda chunk: len(self._rates[chunk]))
+        rows = min(self._best.rows, left)
+        if left - rows == 1 and rows > 2:
+            rows -= 2
+        return Chunk(rows, self._best.halved and rows >= WORTH_HALVING)
+
+    def took(self, chunk: Chunk, position: int, seconds: float) -> None:
+        """Learn how long a chunk took."""
+        rates = self._rates.get(chunk)
+        if position or rates is None or len(rates) == TRIES:
+            return
+        rates.append(chunk.rows / seconds)
+        self._best = _smallest_of_the_fastest(self._chunks, self._rates)
+
+
+def _fits(chunk: Chunk, left: int) -> bool:
+    return chunk.rows <= left and left - chunk.rows != 1
+
+
+def _smallest_of_the_fastest(chunks: Sequence[Chunk], rates: dict[Chunk, list[float]]) -> Chunk:
+    best = {chunk: max(rates[chunk]) for chunk in chunks if rates[chunk]}
+    return next(chunk for chunk, rate in best.items() if rate >= NEARLY * max(best.values()))
