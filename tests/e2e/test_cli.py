@@ -36,7 +36,7 @@ USAGE = [
     (("bench", "latency", "--model", str(BUNDLED), "--prompt-tokens", "64,x"), "--prompt-tokens wants whole numbers"),
     (("bench", "latency", "--model", str(BUNDLED), "--ranks", "2,17"), "--ranks wants numbers from 1 to 16"),
     (("bench", "latency", "--model", str(BUNDLED), "--ranks", "1,2", "--shares", "1"), "one number of --ranks"),
-    (("bench", "latency", "--model", str(BUNDLED), "--quant", "int3"), "--quant knows fp32, int8, int4"),
+    (("bench", "latency", "--model", str(BUNDLED), "--quant", "int3"), "--quant knows stored, fp32, int8, int4"),
     (("bench", "latency", "--model", str(BUNDLED), "--link", "1Gbit"), "write 0.1ms,1Gbit"),
     (("bench", "latency", "--model", str(BUNDLED), "--csv", "/nowhere/x.csv"), "--csv: there is no folder"),
     (("bench", "precision", "--model", str(BUNDLED), "--plot", "/nowhere/x.png"), "--plot: there is no folder"),
@@ -242,7 +242,7 @@ async def test_cache(tmp_path: Path) -> None:
     async with mesh(tmp_path, "a") as there:
         await there.session(quantisation="int8")
         (share,) = (await last_json("cache", "ls", *where))["shares"]
-        assert (share["model"], share["quantisation"], share["block"]) == (str(BUNDLED), "int8", 32)
+        assert (share["model"], share["quantisation"], share["block"]) == (str(BUNDLED), "int8", 128)
         assert share["fraction"] == pytest.approx(1)
         status, out, err = await motley("cache", "rm", share["key"][:8], *where)
         assert (status, out) == (1, "removed 0 of 1 shares, 0 bytes\n")
