@@ -5,9 +5,10 @@ memory copies, and small sizes cost system calls and the wake-up of the peer (9 
 8 KiB between two spinning processes, 31 us when they block). Where ranks outnumber cores the figures are those of
 the scheduler. With an emulated network (`motley.bench.emulator`) the wire rules, as it does in a home.
 
-Method: calls follow each other without a pause, as in a decode step; every rank times each of its own, and the slowest
-rank's percentiles count. Gloo, where torch is installed, gets processes of its own, and every row's two measurements
-follow each other at once, so that both meet the same machine.
+Method: calls follow each other without a pause, as in a decode step. A call lasts from when the last rank has done the
+one before until the last rank has done it: all processes of a machine read one clock, and a rank that was early in one
+call and waits in the next has not made it slower. Gloo, where torch is installed, gets processes of its own, and every
+row's two measurements follow each other at once, so that both meet the same machine.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from itertools import cycle, pairwise
+from itertools import cycle
 from pathlib import Path
 from time import perf_counter_ns
 from types import TracebackType
@@ -95,7 +96,10 @@ class Question(NamedTuple):
 
 
 class Answer(NamedTuple):
-    times_ns: list[int]
+    stamps_ns: list[int]
+    """When the first of so many calls began, and when each of them was done."""
+    batch: int
+    """Calls between two stamps."""
     algorithm: str = ""
     predicted_s: float = 0.0
 
@@ -140,14 +144,15 @@ def measure(setup: Setup, progress: Callable[[Row], None] = lambda row: None) ->
 
 def _time(group: RankProcesses, operation: Operation, elements: int, rounds: int) -> list[Answer]:
     trial = group.ask(Question(operation, elements, TRIAL_ROUNDS))
-    usual_s = max(float(np.median(answer.times_ns)) for answer in trial) / 1e9
+    usual_s = _percentile(trial, 50) / 1e6
     affordable = int(BUDGET_S / usual_s)
     return group.ask(Question(operation, elements, min(rounds, max(MIN_ROUNDS, affordable))))
 
 
 def _percentile(answers: Sequence[Answer], percent: float) -> float:
-    """Of the slowest rank, in us."""
-    return round(max(float(np.percentile(answer.times_ns, percent)) for answer in answers) / 1e3, 1)
+    """Of the time that a call takes, in us."""
+    done = np.max([answer.stamps_ns for answer in answers], axis=0)
+    return round(float(np.percentile(np.diff(done), percent)) / answers[0].batch / 1e3, 1)
 
 
 # -- processes ------------------------------------------------------------------------------------------------------
@@ -221,13 +226,13 @@ def _serve(pipe: Any, answer: Callable[[Question], Answer]) -> None:
 
 
 def _clock(call: Callable[[], object], rounds: int, batch: int = 1) -> list[int]:
-    """Nanoseconds of each call, or of the mean of so many calls."""
+    """`Answer.stamps_ns`."""
     stamps = [perf_counter_ns()]
     for _ in range(rounds):
         for _ in range(batch):
             call()
         stamps.append(perf_counter_ns())
-    return [(end - begin) // batch for begin, end in pairwise(stamps)]
+    return stamps
 
 
 # -- Motley ---------------------------------------------------------------------------------------------------------
@@ -276,7 +281,7 @@ def _time_motley(communicator: Communicator, question: Question) -> Answer:
             call, batch = _in_turn(ranks, lambda root: communicator.broadcast(whole, root)), ranks
         case Operation.ALL_TO_ALL:
             call = partial(communicator.all_to_all, parts, [parts[rank].copy() for _ in range(ranks)])
-    return Answer(_clock(call, rounds, batch), schedule.algorithm, seconds)
+    return Answer(_clock(call, rounds, batch), batch, schedule.algorithm, seconds)
 
 
 def _in_turn(ranks: int, call: Callable[[int], object]) -> Callable[[], object]:
@@ -320,4 +325,4 @@ def _time_gloo(rank: int, ranks: int, question: Question) -> Answer:
             call, batch = _in_turn(ranks, lambda root: distributed.broadcast(whole[:elements], root)), ranks
         case Operation.ALL_TO_ALL:
             call = partial(distributed.all_to_all_single, other, whole)
-    return Answer(_clock(call, rounds, batch))
+    return Answer(_clock(call, rounds, batch), batch)
