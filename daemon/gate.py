@@ -81,10 +81,10 @@ class Proctor:
         self.answers: dict[str, F64] = {}
         self._calls = [f"layer {layer} {part}" for layer in layers for part in ("attention", "mlp")]
         self._examined = {f"layer {layer} {part}" for layer in examined for part in ("attention", "mlp")}
-        self._question = ""
+        self._question = _Question(0, 0, 0)
         self._call = 0
 
-    def ask(self, question: str) -> None:
+    def ask(self, question: _Question) -> None:
         self._question, self._call = question, 0
 
     def all_reduce(self, buffer: F32) -> None:
@@ -98,14 +98,15 @@ class Proctor:
         self._exchange(local, out)
 
     def _exchange(self, local: F32, results: Sequence[F32]) -> None:
-        """Keep what the rank hands in, f32[..., T, D], and fill the results."""
-        what = self._calls[self._call]
+        """Keep what the rank hands in, f32[..., T, D], and fill the results; further rows than were asked do not count."""
+        what, tokens = self._calls[self._call], self._question.tokens
         self._call += 1
         if what in self._examined and local.size:
-            self.keep(what, local.reshape(-1, local.shape[-1]))
+            self.keep(what, local[..., :tokens, :].reshape(-1, local.shape[-1]))
         for number, result in enumerate(results):
-            seed = f"{what} {number} {self._question}"
-            result[...] = _noise(seed, result.shape) if what in self._examined else 0
+            asked = result[..., :tokens, :]
+            asked[...] = _noise(f"{what} {number} {self._question}", asked.shape) if what in self._examined else 0
+            result[..., tokens:, :] = asked[..., -1:, :]
 
     def keep(self, what: str, values: F32) -> None:
         """Take the fingerprint of f32[T, N]."""
@@ -208,7 +209,7 @@ def _ask_all(engine: Engine, proctor: Proctor, graph: RankGraph) -> None:
     for slot in lengths:
         engine.open_slot(slot)
     for question in questions:
-        proctor.ask(str(question))
+        proctor.ask(question)
         if question.position > lengths[question.slot]:
             engine.skip(question.slot, question.position)
         lengths[question.slot] = question.position + question.tokens

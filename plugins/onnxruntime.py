@@ -9,6 +9,9 @@ maps itself it keeps the scales resident beside that. So the share file is mappe
 been made of are let go.
 
 Two micro-chunks take turns: one computes a segment while the sum of the other is under way.
+
+In exact mode the last row of an odd number is run twice: kernels take rows by twos, and round a lone one otherwise. The
+twin stands at the next position, which no other row sees and which is written again when its turn comes.
 """
 
 from __future__ import annotations
@@ -28,16 +31,7 @@ from onnx import TensorProto, helper
 
 from motley.plugins.engine import DOMAIN, F32, Collectives, EngineError, EngineOptions, Pending, RankGraph, micro_chunks
 from motley.plugins.mapped_share import Array, MappedShare
-from motley.plugins.onnxruntime_lowering import (
-    EVEN_ROWS,
-    GROUPED,
-    GROUPED_FROM,
-    MICROSOFT,
-    ROW_COUNT,
-    SEQLENS,
-    TOTAL_LENGTH,
-    lower,
-)
+from motley.plugins.onnxruntime_lowering import GROUPED, GROUPED_FROM, MICROSOFT, SEQLENS, TOTAL_LENGTH, lower
 from motley.plugins.segments import ROWS, Gathering, Reduction, Segment, cut_at_collectives
 
 FIRST_CAPACITY = 256
@@ -70,31 +64,24 @@ Exchange = Callable[[_Bound], None]
 
 
 class _Place:
-    """Where the rows of a micro-chunk stand in their sequence: the graph's inputs, at fixed addresses.
+    """Where the rows of a micro-chunk stand in their sequence: the graph's inputs, at fixed addresses."""
 
-    In exact mode the attention kernel gets the last row twice where that makes their number even.
-    """
-
-    def __init__(self, position: int, tokens: int, exact: bool) -> None:
-        self._tokens = tokens
-        self._twin = tokens % 2 if exact else 0
-        self._may_group = tokens == 1 and not exact
+    def __init__(self, position: int, count: int) -> None:
+        self._count = count
         self.inputs: dict[str, Array] = {
             POSITION: np.empty(1, np.int64),
             SEQLENS: np.empty(1, np.int32),
             TOTAL_LENGTH: np.empty((), np.int32),
             GROUPED: np.empty((), np.bool_),
-            EVEN_ROWS: np.arange(tokens + self._twin, dtype=np.int64).clip(max=tokens - 1)[None],
-            ROW_COUNT: np.full(1, tokens, np.int64),
         }
         self.move(position)
 
     def move(self, position: int) -> None:
-        end = position + self._tokens + self._twin
+        end = position + self._count
         self.inputs[POSITION][...] = position
         self.inputs[SEQLENS][...] = end - 1
         self.inputs[TOTAL_LENGTH][...] = end
-        self.inputs[GROUPED][...] = self._may_group and end >= GROUPED_FROM
+        self.inputs[GROUPED][...] = self._count == 1 and end >= GROUPED_FROM
 
 
 @dataclass
@@ -135,16 +122,17 @@ class OnnxRuntimeEngine:
             for segment in segments
             if segment.outputs or segment.collective
         ]
-        self._buffers = _assign_buffers(segments, options.max_rows, graph.hidden)
+        most_rows = self._even(options.max_rows)
+        self._buffers = _assign_buffers(segments, most_rows, graph.hidden)
         most = max(
             (len(each.collective.gathered) for each in segments if isinstance(each.collective, Gathering)), default=0
         )
         # What one segment gathers is read by the next, while that makes its own.
-        self._gathers = [np.zeros(most * options.max_rows * graph.hidden, np.float32) for _ in range(2)]
+        self._gathers = [np.zeros(most * most_rows * graph.hidden, np.float32) for _ in range(2)]
 
-        self._decoded = _Place(0, 1, options.exact)
-        self._row = np.zeros(1, np.int64)
-        self._logits = np.empty((1, graph.vocabulary), np.float32)
+        self._decoded = _Place(0, self._even(1))
+        self._decoded_rows = np.zeros(self._even(1), np.int64)
+        self._logits = np.empty((self._even(1), graph.vocabulary), np.float32)
         if options.exact:
             self._test_rows(_kinds(lowered.nodes))
 
@@ -199,39 +187,45 @@ class OnnxRuntimeEngine:
             )
         if halved and self._exact:
             raise EngineError("engine 'onnxruntime' takes no step in halves with exact=true")
-        needed = end + (tokens % 2 if self._exact else 0)
-        if needed > state.capacity:
-            self._grow(state, needed)
-        np.copyto(self._buffers["hidden"][:tokens], hidden)
-        if tokens == 1 and len(rows) == 1:
-            logits = self._decode(state, position, rows[0], exchange)
+        count = self._even(tokens)
+        if position + count > state.capacity:
+            self._grow(state, position + count)
+        buffer = self._buffers["hidden"]
+        np.copyto(buffer[:tokens], hidden)
+        buffer[tokens:count] = hidden[-1]
+        if tokens == len(rows) == 1:
+            logits = self._decode(state, position, exchange)
         else:
-            logits = self._prefill(state, position, tokens, rows, halved, exchange)
+            logits = self._prefill(state, position, count, rows, halved, exchange)
         state.length = end
         return logits
 
-    def _decode(self, state: _Slot, position: int, row: int, exchange: Exchange) -> F32:
+    def _even(self, rows: int) -> int:
+        """How many rows are run for so many."""
+        return rows + rows % 2 if self._exact else rows
+
+    def _decode(self, state: _Slot, position: int, exchange: Exchange) -> F32:
         """f32[1, V]{tp}: run one token and the head."""
         self._decoded.move(position)
-        self._row[0] = row
         if state.decode is None:
-            only = slice(0, 1)
+            only = slice(0, len(self._decoded_rows))
             layers, places = self._bind_layers(state, only, self._decoded)
-            state.decode = [*layers, *self._bind_head(places, only, self._row, self._logits)]
+            state.decode = [*layers, *self._bind_head(places, only, self._decoded_rows, self._logits)]
         for bound in state.decode:
             self._run(bound)
             exchange(bound)
-        return self._logits
+        return self._logits[:1]
 
     def _prefill(
-        self, state: _Slot, position: int, tokens: int, rows: Sequence[int], halved: bool, exchange: Exchange
+        self, state: _Slot, position: int, count: int, rows: Sequence[int], halved: bool, exchange: Exchange
     ) -> F32:
         """f32[R, V]{tp}: run a chunk, or its micro-chunks by turns, and the head where it is wanted."""
-        chunks = micro_chunks(tokens, halved)
+        chunks = micro_chunks(count, halved)
         # Bindings hold addresses only: what they point to must outlive the run.
-        standing = [_Place(position + chunk.start, chunk.stop - chunk.start, self._exact) for chunk in chunks]
-        wanted = np.array(rows, np.int64)
-        logits = np.empty((len(rows), self._graph.vocabulary), np.float32)
+        standing = [_Place(position + chunk.start, chunk.stop - chunk.start) for chunk in chunks]
+        wanted = np.zeros(self._even(len(rows)), np.int64)
+        wanted[: len(rows)] = rows
+        logits = np.empty((len(wanted), self._graph.vocabulary), np.float32)
         bindings = [self._bind_layers(state, chunk, place) for chunk, place in zip(chunks, standing, strict=True)]
         pending: Pending | None = None
         for turn in zip(*(layers for layers, _ in bindings), strict=True):
@@ -247,9 +241,9 @@ class OnnxRuntimeEngine:
         if pending is not None:
             pending.finish()
         if len(rows):
-            for bound in self._bind_head(bindings[0][1], slice(0, tokens), wanted, logits):
+            for bound in self._bind_head(bindings[0][1], slice(0, count), wanted, logits):
                 self._run(bound)
-        return logits
+        return logits[: len(rows)]
 
     def _run(self, bound: _Bound) -> None:
         if bound.session is None:
@@ -282,13 +276,13 @@ class OnnxRuntimeEngine:
             def keep(bound: _Bound) -> None:
                 for other, part in enumerate(bound.parts):
                     if other == rank:
-                        steps[-1].append(part.copy())
+                        steps[-1].append(part[:, : len(rows)].copy())
                     else:
                         part.fill(0)
 
             self.open_slot(-1)
             for start in range(0, count, chunk):
-                rows = hidden[start : start + chunk]
+                rows = hidden[start : start + chunk]  # which `keep` reads too
                 steps.append([])
                 logits = self._step(-1, rows, start, range(len(rows)), False, keep)
                 steps[-1].append(logits[None].copy())
@@ -404,8 +398,6 @@ def _assign_buffers(segments: Sequence[Segment], max_rows: int, width: int) -> d
 _ELEMENT_TYPES = {
     SEQLENS: TensorProto.INT32,
     TOTAL_LENGTH: TensorProto.INT32,
-    EVEN_ROWS: TensorProto.INT64,
-    ROW_COUNT: TensorProto.INT64,
     ROWS: TensorProto.INT64,
     POSITION: TensorProto.INT64,
     GROUPED: TensorProto.BOOL,

@@ -11,9 +11,8 @@ in the graph                                    in the runtime (domain ``com.mic
 ``Swish``                                       ``QuickGelu(alpha=1)``
 ==============================================  ==============================================================
 
-In exact mode a row must not depend on the rows beside it. The attention kernel works on tiles of rows, and uses another
-matmul for a tile of a single row; so it is given an even number of rows there, the last one twice if need be. The
-twin stands at the next position, which no other row sees and which is written again when its turn comes.
+In exact mode a row must not depend on the rows beside it: only kernels are used that keep to that where the number of
+rows is even.
 """
 
 from __future__ import annotations
@@ -30,13 +29,9 @@ from motley.plugins.engine import DOMAIN, EngineError
 
 MICROSOFT = "com.microsoft"
 SEQLENS = "seqlens_k"
-"""Added graph input i32[1]: the last position, ``position + T - 1``; in exact mode the twin's if there is one."""
+"""Added graph input i32[1]: the last position, ``position + T - 1``."""
 TOTAL_LENGTH = "total_sequence_length"
 """Added graph input i32[]: ``seqlens_k + 1``."""
-EVEN_ROWS = "even_rows"
-"""Added graph input of exact mode, i64[1, T or T + 1]: the rows for the attention kernel."""
-ROW_COUNT = "row_count"
-"""Added graph input of exact mode, i64[1]: T."""
 
 GROUPED = "grouped"
 """Added graph input bool[]: T = 1 and the sequence has `GROUPED_FROM` tokens or more."""
@@ -171,10 +166,7 @@ class _Lowering:
         packed = split is not None and list(split.output) == [q, k, v]
         operands = [split.input[0]] if split is not None and packed else [q, k, v]
         for name in operands:
-            if self._exact:
-                yield helper.make_node("Gather", [name, EVEN_ROWS], [f"{y}.{name}"], axis=0)
-            else:
-                yield helper.make_node("Unsqueeze", [name, _LEADING_AXIS], [f"{y}.{name}"])
+            yield helper.make_node("Unsqueeze", [name, _LEADING_AXIS], [f"{y}.{name}"])
         heads = _Heads(
             operands=[f"{y}.{name}" for name in operands],
             caches=[key_cache, value_cache],
@@ -197,10 +189,7 @@ class _Lowering:
                 then_branch=heads.grouped(f"{y}.grouped", position),
                 else_branch=heads.apart(f"{y}.apart"),
             )
-        rows = f"{y}.even" if self._exact else y
-        yield helper.make_node("Squeeze", [f"{y}.batched", _LEADING_AXIS], [rows])
-        if self._exact:
-            yield helper.make_node("Slice", [rows, _LEADING_AXIS, ROW_COUNT], [y])
+        yield helper.make_node("Squeeze", [f"{y}.batched", _LEADING_AXIS], [y])
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,8 @@ summed (see `motley.daemon.models.tree`). A leaf is a matmul of its own, so ther
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
-from math import gcd
 
 from motley.daemon.models.config import ConfigError, ModelConfig
 from motley.daemon.models.holding import (
@@ -38,9 +37,6 @@ WIDEST = 128
 """Columns or rows that a unit has at most, unless the quantisation block is wider."""
 LEAVES = 8
 """Leaves that the attention and the MLP of a layer have at most in exact mode: each costs a decode step some 8 us."""
-EXACT_BLOCK = 32
-"""Quantisation blocks are no wider in exact mode: kernels for wider ones take rows by twos and round an odd one
-otherwise. A checkpoint's own wider blocks are held as several of the same scale."""
 EXACT_ROWS = 16
 """Rows of the head that a unit has at least in exact mode: kernels compute tiles of columns, and the rest otherwise."""
 
@@ -99,7 +95,7 @@ def units(
             not allow it gets the largest smaller one, and so does the down projection of a small model, to have `FINE`
             units. Ignored in fp32.
         stored: how the checkpoint stores each matrix; None: as floats.
-        exact: cuts must fall on the leaves of the tree of sums, and no block is wider than `EXACT_BLOCK`.
+        exact: cuts must fall on the leaves of the tree of sums.
 
     Raises:
         ConfigError: no such encoding or block, or a width of the model is no multiple of the smallest block.
@@ -108,12 +104,10 @@ def units(
         raise ConfigError(f"quantisation {quantisation!r} is not supported; supported: {', '.join(QUANTISATIONS)}")
     if quantisation != Encoding.FP32 and block not in BLOCKS:
         raise ConfigError(f"quantisation block {block} is not supported; supported: {BLOCKS}")
-    fused = []
-    for inner, names in fused_matrices(config):
-        form = wanted_format([(stored or {}).get(name, FLOATS) for name in names], quantisation, block)
-        if exact and form.block:
-            form = replace(form, block=gcd(form.block, EXACT_BLOCK))
-        fused.append((inner, names, form))
+    fused = [
+        (inner, names, wanted_format([(stored or {}).get(name, FLOATS) for name in names], quantisation, block))
+        for inner, names in fused_matrices(config)
+    ]
     splits = [split for split in range(1, config.group + 1) if config.group % split == 0]
     if quantisation == Encoding.FP32:
         widths, least = [width for width in range(1, WIDEST + 1) if config.intermediate % width == 0], 1

@@ -34,11 +34,11 @@ def share(model: Path, quantisation: str, ranks: int, rank: int, folder: Path, *
     return declared.bind(folder / SHARE_FILE)
 
 
-def examine(graph: RankGraph, rank: int, ranks: int, faulty: RankGraph | None = None) -> Gate:
+def examine(graph: RankGraph, rank: int, ranks: int, faulty: RankGraph | None = None, *, exact: bool = False) -> Gate:
     """Examine the CPU engine; on `faulty` if that is given, where the reference has `graph`."""
     expected = reference_answers(graph, rank, ranks, ReferenceEngine)
     gate = Gate(graph, LocalGroup(ranks).member(rank))  # of which no other member ever comes
-    with closing(OnnxRuntimeEngine(faulty or graph, gate, EngineOptions())) as engine:
+    with closing(OnnxRuntimeEngine(faulty or graph, gate, EngineOptions(exact=exact))) as engine:
         gate.open(engine, expected)
     return gate
 
@@ -53,7 +53,7 @@ def test_the_cpu_engine_passes_with_any_share(case: object, ranks: int, tmp_path
 @pytest.mark.parametrize("ranks", [1, 3, 8])
 def test_exact_sums_are_examined_too(ranks: int, tmp_path: Path) -> None:
     for rank in range(ranks):
-        examine(share(BUNDLED, "int4", ranks, rank, tmp_path / str(rank), exact=True), rank, ranks)
+        examine(share(BUNDLED, "int4", ranks, rank, tmp_path / str(rank), exact=True), rank, ranks, exact=True)
 
 
 @pytest.mark.parametrize("quantisation", ["int8", "int4"])

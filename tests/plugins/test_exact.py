@@ -16,7 +16,6 @@ from motley.daemon.models.units import units
 from motley.plugins.cupy import ReferenceEngine
 from motley.plugins.engine import F32, EngineError, EngineFactory, EngineOptions
 from motley.plugins.onnxruntime import OnnxRuntimeEngine
-from motley.plugins.onnxruntime_lowering import lower
 from tests.models.cases import Case, LocalSession, golden_cases, uneven_shares, whole_share
 
 BUNDLED = Path(motley.cli.__path__[0]) / "models" / "shakespeare-2.6m"
@@ -127,12 +126,9 @@ def test_a_trained_model_beside_others_and_computed_again(quantisation: str, tmp
 
 
 @pytest.mark.parametrize("quantisation", ["int8", "int4"])
-@pytest.mark.parametrize("block", [16, 32, 64])
-def test_a_block_size_is_exact_or_refused(
-    quantisation: str, block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Which ones are depends on the processor; sessions take no wide ones."""
-    monkeypatch.setattr("motley.daemon.models.units.EXACT_BLOCK", 64)
+@pytest.mark.parametrize("block", [16, 32, 64, 128])
+def test_a_block_size_is_exact_or_refused(quantisation: str, block: int, tmp_path: Path) -> None:
+    """Which ones are depends on the processor."""
     cut = units(read_config(BUNDLED), quantisation, block, exact=True)
     tokens = np.random.default_rng(6).integers(0, 1024, 50).tolist()
     refused = ""
@@ -148,9 +144,9 @@ def test_a_block_size_is_exact_or_refused(
 
 
 def test_kernels_that_mix_rows_are_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The attention kernel as it is, without an even number of rows."""
+    """They are, if odd numbers of rows are run as they come."""
     cut = units(read_config(BUNDLED), "fp32", 32, exact=True)
-    monkeypatch.setattr("motley.plugins.onnxruntime.lower", lambda model, exact: lower(model, False))
+    monkeypatch.setattr(OnnxRuntimeEngine, "_even", lambda self, rows: rows)
     with pytest.raises(EngineError, match="cannot keep exact=true with fp32 on this machine"):
         session(BUNDLED, tmp_path, [whole_share(cut)])
 
