@@ -98,7 +98,10 @@ class Proctor:
         self._exchange(local, out)
 
     def _exchange(self, local: F32, results: Sequence[F32]) -> None:
-        """Keep what the rank hands in, f32[..., T, D], and fill the results; further rows than were asked do not count."""
+        """Keep what the rank hands in, f32[..., T, D], and fill the results.
+
+        An engine may run more rows than it was asked for; these do not count.
+        """
         what, tokens = self._calls[self._call], self._question.tokens
         self._call += 1
         if what in self._examined and local.size:

@@ -259,9 +259,10 @@ def dequantize_linear(
     xp: ModuleType, x: Array, scale: Array, zero_point: Array, *, axis: int, block_size: int
 ) -> Array:
     assert axis == 1
-    codes = xp.asarray(x, scale.dtype).reshape(*scale.shape, block_size)
-    centres = xp.asarray(zero_point, scale.dtype)[..., None]
-    return ((codes - centres) * scale[..., None]).reshape(x.shape)
+    values = xp.asarray(x, scale.dtype).reshape(*scale.shape, block_size)  # a copy: codes are integers
+    values -= xp.asarray(zero_point, scale.dtype)[..., None]
+    values *= scale[..., None]
+    return values.reshape(x.shape)
 
 
 def rotary_embedding(xp: ModuleType, x: Array, cos_cache: Array, sin_cache: Array, position_ids: Array) -> Array:
