@@ -79,7 +79,7 @@ def load_rank(
         def write(file: Path) -> None:
             write_share(opened.source, declared.weights, declared.share_bytes, file, progress)
 
-        key = share_key(fingerprint, declared.weights, declared.share_bytes)
+        key = share_key(fingerprint, opened.source.stamp(), declared.weights, declared.share_bytes)
         label = Label(model.source, model.quantisation, model.block, _fraction(opened.config, declared))
         options = EngineOptions(threads=threads, exact=model.exact)
         with cache.hold(key, label, declared.share_bytes, write, progress) as share_file:

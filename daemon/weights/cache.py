@@ -90,9 +90,13 @@ class Entry:
     used: float
 
 
-def share_key(fingerprint: str, weights: Sequence[Placed], size: int) -> str:
-    """Name a share by what decides about its bytes: the model's files and the weights' declarations and places."""
-    return sha256(f"{FORMAT}\n{fingerprint}\n{size}\n{list(weights)!r}".encode()).hexdigest()
+def share_key(fingerprint: str, stamp: str, weights: Sequence[Placed], size: int) -> str:
+    """Name a share by what decides about its bytes: the model's files and the weights' declarations and places.
+
+    Args:
+        fingerprint, stamp: of the checkpoint. The one reads only samples of it, the other sees files that were edited.
+    """
+    return sha256(f"{FORMAT}\n{fingerprint}\n{stamp}\n{size}\n{list(weights)!r}".encode()).hexdigest()
 
 
 def default_folder() -> Path:

@@ -327,6 +327,18 @@ class Checkpoint:
             digest.update(sample)
         return digest.hexdigest()
 
+    def stamp(self) -> str:
+        """Changes whenever a file does, on this machine: sizes and times of modification.
+
+        Raises:
+            CheckpointError: a file is gone.
+        """
+        try:
+            stats = sorted((file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in self._sizes)
+        except OSError as error:
+            raise CheckpointError(f"{self.folder}: cannot be read: {error.strerror or error}") from error
+        return json.dumps(stats)
+
     def _buffer(self, size: int) -> memoryview:
         """The scratch buffer, at least as large as this, as much of it."""
         if len(self._scratch) < size:

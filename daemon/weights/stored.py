@@ -96,6 +96,9 @@ class Source(Protocol):
     def fingerprint(self) -> str:
         """Identify the model: equal on two machines whose files are equal."""
 
+    def stamp(self) -> str:
+        """Changes whenever a file does, on this machine."""
+
     def close(self) -> None:
         """Close the files."""
 

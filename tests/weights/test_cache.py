@@ -88,11 +88,15 @@ def test_keys_tell_apart_whatever_changes_a_share() -> None:
     declarations = [
         lay_out(list(weights)) for weights in ([weight], *([other] for other in others), [weight, others[2]])
     ]
-    keys = {share_key("model", *declared) for declared in declarations}
+    keys = {share_key("model", "then", *declared) for declared in declarations}
     (placed,), size = declarations[0]
-    keys |= {share_key("other", [placed], size), share_key("model", [replace(placed, scale_offset=0)], size)}
-    assert len(keys) == len(declarations) + 2
-    assert share_key("model", *lay_out([weight])) == share_key("model", [placed], size)
+    keys |= {share_key("model", "later", [placed], size)}
+    keys |= {
+        share_key("other", "then", [placed], size),
+        share_key("model", "then", [replace(placed, scale_offset=0)], size),
+    }
+    assert len(keys) == len(declarations) + 3
+    assert share_key("model", "then", *lay_out([weight])) == share_key("model", "then", [placed], size)
     assert all(re.fullmatch("[0-9a-f]{64}", key) for key in keys)
 
 
