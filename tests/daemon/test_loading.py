@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -114,6 +116,22 @@ def test_a_damaged_share_is_made_anew(alone: Communicator, tmp_path: Path) -> No
         file.write(bytes(4096))
     with loaded(cache, alone) as rank:
         assert summary(rank) == first
+
+
+def test_a_checkpoint_that_was_edited_is_read_again(alone: Communicator, tmp_path: Path) -> None:
+    """Also where its fingerprint, which reads samples, does not see it."""
+    folder = shutil.copytree(CASE.folder, tmp_path / "model")
+    cache = ShareCache(tmp_path / "shares")
+    order = assignment(CASE, "fp32")
+    order.model.source = str(folder)
+    for count in (1, 2):
+        with load_rank(order, 0, alone, models=None, cache=cache, threads=1, progress=lambda done, total: None):
+            pass
+        assert len(cache.entries()) == count
+        weights = folder / "model.safetensors"
+        with weights.open("r+b") as file:
+            file.seek(-1, os.SEEK_END)
+            file.write(b"\0")
 
 
 def test_other_files_than_were_planned_for_are_refused(alone: Communicator, tmp_path: Path) -> None:
