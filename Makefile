@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PACKAGES := bench cli daemon orchestrator plugins protocol transport
 
-.PHONY: demo test lint format protocol clean
+.PHONY: demo test lint format protocol nccl clean
 
 demo: $(VENV)/installed
 	$(BIN)/motley demo
@@ -30,6 +30,10 @@ protocol: $(VENV)/installed-dev
 	$(BIN)/python -m grpc_tools.protoc --proto_path=motley/protocol=protocol \
 		--python_out=build/protocol --pyi_out=build/protocol --grpc_python_out=build/protocol motley/protocol/mesh.proto
 	cp build/protocol/motley/protocol/mesh_pb2* protocol/
+
+# Builds the library that makes NCCL's users run over Motley, and prints where it is.
+nccl: $(VENV)/installed
+	$(BIN)/python -m motley.plugins.nccl
 
 $(VENV)/installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
