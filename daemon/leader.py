@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from motley.daemon.executor import STEP_HISTORY, Executor
-from motley.daemon.prefill import ChunkSizes
+from motley.daemon.prefill import Chunk, ChunkSizes
 from motley.daemon.sampling import Choice, LogitsError, SamplingError, SamplingParams, choose, initial_want
 from motley.daemon.steps import Close, Message, More, Open, Step, Stop
 from motley.protocol import mesh_pb2 as pb
@@ -152,9 +152,9 @@ class Leader:
         began = time.perf_counter()
         prompt = len(decode.prompt)
         position = request.position
-        # Prompt and answer never share a step: only the answer counts for penalties.
-        left = (prompt if position < prompt else len(request.tokens)) - position
-        chunk = self._chunks.choose(position, left)
+        # Prompt and answer never share a step: only the answer counts for penalties. A token of the answer is computed
+        # alone, also once more after a break: kernels for several tokens round otherwise, and its text must not change.
+        chunk = self._chunks.choose(position, prompt - position) if position < prompt else Chunk(1, False)
         stop = position + chunk.rows
         tokens = np.array(request.tokens[position:stop], np.int32)
         decided = stop == len(request.tokens)
