@@ -4,13 +4,18 @@ VENV := .venv
 BIN := $(VENV)/bin
 PACKAGES := bench cli daemon orchestrator plugins protocol transport
 
-.PHONY: demo test lint format protocol nccl clean
+.PHONY: demo test gpu lint format protocol nccl clean
 
 demo: $(VENV)/installed
 	$(BIN)/motley demo
 
 test: $(VENV)/installed-dev
 	$(BIN)/pytest -n auto
+
+# On a machine with an NVIDIA GPU: its tests and measurements, to bench/results.
+gpu: $(VENV)/installed-dev
+	$(BIN)/python -m pip install --quiet --editable ".[gpu]"
+	$(BIN)/python -m motley.bench.gpu
 
 # mypy follows no import hooks, so it gets a tree of links in which the packages lie as they are imported.
 lint: $(VENV)/installed-dev

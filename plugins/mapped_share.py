@@ -28,6 +28,11 @@ class MappedShare:
         dtype = helper.tensor_dtype_to_np_dtype(tensor.data_type)
         return self._bytes[offset : offset + length].view(dtype).reshape(tuple(tensor.dims))
 
+    def bytes_of(self, tensor: TensorProto) -> Array:
+        """The same as bytes (u8): also of types that have no shape of their own in memory, as uint4."""
+        offset, length = _place(tensor)
+        return self._bytes[offset : offset + length]
+
     def forget(self, tensor: TensorProto) -> None:
         """Take a weight's pages out of this process's memory; who reads them again gets them from the file again."""
         offset, length = _place(tensor)

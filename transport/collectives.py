@@ -18,7 +18,7 @@ import numpy.typing as npt
 from . import schedule
 from .errors import PeerLost, PeerTimeout, TransportError, UsageError
 from .exchange import Exchange
-from .formats import Codecs, WireFormat
+from .formats import Bytes, Codecs, WireFormat
 from .link import LAST_WORDS_S, Incoming, IncomingMessage, Link, part_in_peace, part_with_blame
 from .liveness import Pulse
 from .plan import Compiler, Element, Layout, Plan
@@ -187,6 +187,37 @@ class Communicator:
         else:
             taken[:] = own
         self._run(entered, plan, (given,), (taken,))
+
+    def exchange_terms(self, own: Bytes, others: Sequence[Bytes], dtype: npt.DTypeLike) -> None:
+        """A one-shot `all_reduce` without its sum, for a rank that sums elsewhere: on a GPU.
+
+        To the other ranks it is that call: they may sum here, or be in `exchange_terms` too.
+
+        Args:
+            own: this rank's term as it travels (`motley.transport.formats`), the same size on all ranks.
+            others: take the terms of the other ranks, in rank order.
+            dtype: of the elements that are summed.
+        """
+        entered = self.stats.enter()
+        self._check_open()
+        if len(others) != self._size - 1 or any(other.nbytes != own.nbytes for other in others):
+            room = [other.nbytes for other in others]
+            raise UsageError(
+                f"exchange_terms: {self._size - 1} x {own.nbytes} bytes will come, there is room for {room}"
+            )
+        self._check_summable(self._element(np.dtype(dtype)), "exchange_terms")
+        taken = [self._flat(array, writable=True)[0] for array in others]
+        given = self._flat(own)[0]
+        taken.insert(self._rank, given)
+        plan = None
+        if self._size > 1:
+            key = ("terms", own.nbytes, np.dtype(dtype))
+            plan = self._plans.get(key)
+            if plan is None:
+                element = Element(np.dtype(dtype), storage=np.dtype(np.uint8))
+                goal = schedule.all_gather([own.nbytes] * self._size)  # the same frames
+                plan = self._plan(key, Op.ALL_REDUCE, element, goal, Algorithm.ONE_SHOT)
+        self._run(entered, plan, (given,), taken)
 
     def all_gather(self, local: Array, out: Sequence[Array], algorithm: Algorithm | None = None) -> None:
         """Collect every rank's array on every rank.

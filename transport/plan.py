@@ -32,15 +32,16 @@ class Element:
 
     __slots__ = ("code", "name", "storage")
 
-    def __init__(self, dtype: np.dtype[Any]) -> None:
-        """
+    def __init__(self, dtype: np.dtype[Any], storage: np.dtype[Any] | None = None) -> None:
+        """`storage`: if they are stored in another way than NumPy's.
+
         Raises:
             KeyError: elements of this type cannot travel.
         """
         self.name = dtype.name if dtype.isnative else str(dtype)
         self.code = DTYPE_CODES[self.name]
         # NumPy's own types cover all but bfloat16, which is handled as bits so that no other package is needed.
-        self.storage: np.dtype[Any] = np.dtype(np.uint16) if self.name == "bfloat16" else dtype
+        self.storage: np.dtype[Any] = storage or (np.dtype(np.uint16) if self.name == "bfloat16" else dtype)
 
 
 @dataclass(frozen=True)

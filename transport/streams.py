@@ -14,8 +14,8 @@ event when it is done, is wrong however fast the worker is: by then the consumer
 and the consumer reads what was there before. Nothing fails; the text is fluent nonsense.
 
 `Stream` and `Event` are the contract. `HostStream` and `HostEvent` implement it for engines that compute on the host,
-and make the rule testable without a GPU; a CUDA stream stands behind the same contract, with pinned staging, a host
-function or stream memory operations for the host step, and the FP32 reduction kernel as the end of its copy back.
+and make the rule testable without a GPU. `motley.transport.cuda` has CUDA streams behind the same contract, with pinned
+staging, three forms of the host step, and an all-reduce that sums on the device.
 """
 
 from __future__ import annotations

@@ -1,0 +1,43 @@
+"""Kernels compiled for the host: the same C++, thread by thread, on host memory."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from threading import Lock
+from typing import Any
+
+import pytest
+
+_compiling = Lock()
+_ENTRY = re.compile(r'^(?:extern "C" __global__ void |[A-Z]+\()(\w+)[(,]', re.MULTILINE)
+
+
+@cache
+def _compile(sources: tuple[Path, ...]) -> ctypes.CDLL:
+    compiler = shutil.which("g++")
+    if compiler is None or sys.platform != "linux":
+        pytest.skip("compiling the kernels for the host needs g++ on Linux")
+    texts = [source.read_text() for source in sources if source.suffix == ".cu"]
+    entries = [f"KERNEL({name})" for text in texts for name in _ENTRY.findall(text)]
+    with TemporaryDirectory(prefix="motley-kernels-") as folder:
+        source, library = Path(folder, "kernels.cpp"), Path(folder, "kernels.so")
+        source.write_text("\n".join([Path(__file__).with_name("host.h").read_text(), *texts, *entries]))
+        options = ["-std=c++17", "-O2", "-ffp-contract=off", "-U_FORTIFY_SOURCE", "-shared", "-fPIC"]
+        subprocess.run([compiler, *options, str(source), "-o", str(library)], check=True, timeout=60)
+        return ctypes.CDLL(str(library))
+
+
+def launch(sources: tuple[Path, ...], name: str, blocks: int, threads: int, arguments: Sequence[Any]) -> None:
+    """Run a kernel as `cuLaunchKernel` does, on addresses of the host."""
+    with _compiling:
+        library = _compile(sources)
+    addresses = (ctypes.c_void_p * len(arguments))(*map(ctypes.addressof, arguments))
+    library[f"launch_{name}"](blocks, threads, addresses)

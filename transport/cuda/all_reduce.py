@@ -1,0 +1,122 @@
+"""One all-reduce of a buffer on the GPU: its terms travel by way of pinned memory, and are summed on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Any, Protocol, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from ..formats import Bytes, WireFormat
+from ..schedule import Algorithm, Choice, Operation
+from ..streams import ordered_collective
+from .reduction import SOURCES, THREADS, Reduction
+from .stream import CudaEvent, CudaStream, DeviceArray
+
+
+class Exchange(Protocol):
+    """The part of a `Communicator` that is needed here."""
+
+    wire_format: WireFormat
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def size(self) -> int: ...
+
+    def forecast(self, operation: Operation, elements: int, dtype: npt.DTypeLike) -> Choice: ...
+
+    def exchange_terms(self, own: Bytes, others: Sequence[Bytes], dtype: npt.DTypeLike) -> None: ...
+
+    def all_reduce(self, buffer: npt.NDArray[Any]) -> None: ...
+
+
+class AllReduce:
+    """Sums one buffer, in place and in rank order, as often as it is submitted. Owns the memory that this takes.
+
+    The mesh chooses one-shot for what a decode step sums. Payloads for which it chooses another algorithm are summed by
+    the ranks that own their parts in the middle of the exchange, where no kernel can be called: those this rank sums on
+    the host. The bits are the same.
+    """
+
+    def __init__(self, stream: CudaStream, communicator: Exchange, buffer: DeviceArray) -> None:
+        """`communicator` belongs to the host steps of `stream` from the first one on; no step may be under way yet.
+
+        Raises:
+            UsageError: elements that a GPU does not sum, or an address that is not aligned.
+            CudaError: no memory, or the kernels cannot be compiled.
+        """
+        self._stream = stream
+        self._communicator = communicator
+        self._buffer = buffer
+        self._memory = ExitStack()
+        if communicator.size == 1:
+            return
+        driver, others = stream.driver, communicator.size - 1
+        chosen = communicator.forecast(Operation.ALL_REDUCE, buffer.size, buffer.dtype).schedule.algorithm
+        self._one_shot = chosen is Algorithm.ONE_SHOT
+        if not self._one_shot:
+            staging = driver.allocate_pinned(buffer.nbytes)
+            self._memory.callback(driver.free_pinned, staging)
+            self._staging = staging.host.view(buffer.dtype).reshape(buffer.shape)
+            return
+        self._reduction = reduction = Reduction(
+            communicator.wire_format, buffer.dtype.name, buffer.size, communicator.rank, communicator.size
+        )
+        with ExitStack() as memory:
+
+            def on_device(terms: int) -> DeviceArray:
+                address = driver.allocate(reduction.stride * terms)
+                memory.callback(driver.free, address)
+                return DeviceArray(address, (reduction.stride * terms,), np.dtype(np.uint8))
+
+            def on_host(terms: int) -> Bytes:
+                pinned = driver.allocate_pinned(reduction.stride * terms)
+                memory.callback(driver.free_pinned, pinned)
+                return pinned.host
+
+            self._own_staging, self._others_staging = on_host(1), on_host(others)
+            self._others = on_device(others)
+            # The own term as it travels, if that is another than the buffer.
+            self._encoded = None if reduction.encode_kernel is None else on_device(1)
+            self._memory = memory.pop_all()
+        self._terms = [
+            self._others_staging[reduction.stride * index :][: reduction.term_bytes] for index in range(others)
+        ]
+
+    def submit(self, done: CudaEvent) -> None:
+        """Submit it to the stream; what follows there, or waits for `done`, sees the sum. Returns at once."""
+        stream, communicator = self._stream, self._communicator
+        if communicator.size == 1:
+            stream.record(done)
+            return
+        if not self._one_shot:
+            ordered_collective(stream, communicator.all_reduce, self._buffer, self._staging, done, "all_reduce")
+            return
+        reduction, buffer = self._reduction, self._buffer
+        own = DeviceArray(buffer.address, (reduction.term_bytes,), np.dtype(np.uint8))
+        if self._encoded is not None:
+            assert reduction.encode_kernel is not None
+            own = DeviceArray(self._encoded.address, own.shape, own.dtype)
+            arguments = reduction.encode_arguments(buffer.address, own.address)
+            stream.launch(SOURCES, reduction.encode_kernel, reduction.blocks, THREADS, arguments)
+        payload = self._own_staging[: reduction.term_bytes]
+        stream.copy_out(own, payload)
+        stream.submit(lambda: communicator.exchange_terms(payload, self._terms, buffer.dtype), "all_reduce")
+        stream.copy_back(self._others_staging, self._others)
+        arguments = reduction.sum_arguments(own.address, self._others.address, buffer.address)
+        stream.launch(SOURCES, reduction.sum_kernel, reduction.blocks, THREADS, arguments)
+        stream.record(done)
+
+    def close(self) -> None:
+        """Free the memory. The stream must have come to the end of the last sum."""
+        self._memory.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,75 @@
+"""CUDA C++ to machine code, by NVRTC: no driver, no GPU, no compiler of the host and no header is needed."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from .errors import CudaError
+
+OLDEST = (7, 5)
+"""Turing, the oldest architecture that NVRTC 13 compiles for."""
+
+
+class Capability(NamedTuple):
+    """A GPU's compute capability, as (8, 6) for sm_86."""
+
+    major: int
+    minor: int
+
+    def __str__(self) -> str:
+        return f"{self.major}.{self.minor}"
+
+
+@cache
+def compile_kernels(sources: tuple[Path, ...], capability: Capability) -> bytes:
+    """The cubin of some source files, one after the other; compiled once per process and capability, in about a second.
+
+    Numbers are rounded operation by operation: nothing is fused, flushed or approximated unless the source says so.
+
+    Raises:
+        CudaError: no NVRTC, an architecture that it does not know, or an error in the source.
+    """
+    if capability < OLDEST:
+        raise CudaError(
+            f"a GPU of compute capability {capability} is too old: {Capability(*OLDEST)} (Turing) or newer is needed; "
+            "use engine 'onnxruntime' on this machine"
+        )
+    nvrtc = _nvrtc()
+    name = "+".join(source.name for source in sources)
+    text = "\n".join(source.read_text("utf-8") for source in sources)
+    program = _checked(nvrtc, nvrtc.nvrtcCreateProgram(text.encode(), name.encode(), 0, None, None))
+    try:
+        options = [f"-arch=sm_{capability.major}{capability.minor}".encode(), b"-std=c++17", b"-fmad=false"]
+        (result,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
+        if result != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+            log = bytearray(_checked(nvrtc, nvrtc.nvrtcGetProgramLogSize(program)))
+            _checked(nvrtc, nvrtc.nvrtcGetProgramLog(program, log))
+            said = log.strip(b"\0 \n").decode(errors="replace")
+            raise CudaError(f"NVRTC cannot compile {name} for compute capability {capability}: {said}")
+        cubin = bytearray(_checked(nvrtc, nvrtc.nvrtcGetCUBINSize(program)))
+        _checked(nvrtc, nvrtc.nvrtcGetCUBIN(program, cubin))
+        return bytes(cubin)
+    finally:
+        nvrtc.nvrtcDestroyProgram(program)
+
+
+def _nvrtc() -> Any:
+    try:
+        from cuda.bindings import nvrtc
+
+        nvrtc.nvrtcVersion()
+    except Exception as error:  # the library is looked for at the first call, and its absence has a type of its own
+        raise CudaError(
+            f"kernels for a GPU are compiled by NVRTC, which is missing ({error}); install motley[gpu]"
+        ) from error
+    return nvrtc
+
+
+def _checked(nvrtc: Any, answer: tuple[Any, ...]) -> Any:
+    """What an NVRTC function returns beside its result, if that is success."""
+    result, *values = answer
+    if result != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+        raise CudaError(f"NVRTC failed: {result.name}")
+    return values[0] if values else None

@@ -1,0 +1,14 @@
+// What only the device has: conversions of half precision. Everything else in the kernels is plain C++, which the tests
+// also compile for the host, with a header of their own in the place of this one. No header of CUDA's is needed.
+
+__device__ inline float half_to_float(unsigned short bits) {
+    float value;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
+    return value;
+}
+
+__device__ inline unsigned short float_to_half(float value) {  // to nearest, ties to even
+    unsigned short bits;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+    return bits;
+}

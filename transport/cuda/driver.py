@@ -1,0 +1,270 @@
+"""CUDA's driver, as far as streams need it: all calls of CUDA are here.
+
+`Driver` is the contract, `CudaDriver` fulfils it by ``cuda-bindings``. Streams, events and functions are handles that
+only the driver looks into; addresses are integers, on the device or of pinned host memory.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from .compiler import Capability, compile_kernels
+from .errors import CudaError
+
+OLDEST_DRIVER = (13, 0)
+"""The version of CUDA that a driver must know: that of the packages in motley[gpu]."""
+SPINNING_SINCE = (13, 2)
+"""`cuLaunchHostFunc_v2`."""
+
+Handle = Any
+
+
+class Pinned(NamedTuple):
+    """Host memory that the device reads and writes where it lies, zeroed."""
+
+    host: npt.NDArray[np.uint8]
+    device: int
+    """Its address on the device; for copies, the address on the host will do."""
+
+
+class Driver(Protocol):
+    """One GPU. Every call raises `CudaError`; those that name a stream only submit to it, and do not wait."""
+
+    def create_stream(self) -> Handle: ...
+
+    def destroy_stream(self, stream: Handle) -> None: ...
+
+    def create_event(self) -> Handle: ...
+
+    def destroy_event(self, event: Handle) -> None: ...
+
+    def record(self, event: Handle, stream: Handle) -> None: ...
+
+    def wait(self, stream: Handle, event: Handle) -> None:
+        """Hold the stream back until the latest recording of `event` submitted before this call is reached."""
+        ...
+
+    def reached(self, event: Handle) -> bool:
+        """Whether the latest recording is reached. Also tells, by raising, of any failure on the device before it."""
+        ...
+
+    def allocate(self, nbytes: int) -> int:
+        """Memory on the device, aligned to 256 bytes."""
+        ...
+
+    def free(self, address: int) -> None: ...
+
+    def allocate_pinned(self, nbytes: int) -> Pinned: ...
+
+    def free_pinned(self, pinned: Pinned) -> None: ...
+
+    def copy(self, target: int, source: int, nbytes: int, stream: Handle) -> None:
+        """Between device memory and pinned host memory, or on the device."""
+        ...
+
+    def function(self, sources: tuple[Path, ...], name: str) -> Handle:
+        """A kernel of these source files, compiled and loaded on first use."""
+        ...
+
+    def launch(self, function: Handle, blocks: int, threads: int, arguments: Sequence[Any], stream: Handle) -> None:
+        """`arguments`: values of ctypes, of the kernel's types."""
+        ...
+
+    def launch_host(self, stream: Handle, function: int, data: int, *, spinning: bool) -> None:
+        """Have a thread of the driver call the C function at address `function` with the pointer `data`.
+
+        `spinning`: that thread spins until it is called, instead of being woken.
+        """
+        ...
+
+    def write_value(self, stream: Handle, address: int, value: int) -> None:
+        """Write a u32, behind everything that the stream wrote before; `address` is the device's."""
+        ...
+
+    def wait_value(self, stream: Handle, address: int, value: int) -> None:
+        """Hold the stream back until the u32 at `address` has come to `value`, around: i32(it - value) >= 0."""
+        ...
+
+
+class CudaDriver:
+    """`Driver` on one NVIDIA GPU, in its primary context, which CuPy uses too.
+
+    It belongs to the thread that makes it; another one calls `attach` first.
+    """
+
+    def __init__(self, device: int = 0) -> None:
+        """
+        Raises:
+            CudaError: no driver, one that is too old, no such GPU, or a GPU that is too old.
+        """
+        self._cuda = _load()
+        self._version = self._call("cuDriverGetVersion")
+        if self.version < OLDEST_DRIVER:
+            raise CudaError(
+                f"the NVIDIA driver knows CUDA {_dotted(self.version)}, Motley needs {_dotted(OLDEST_DRIVER)}: "
+                "install driver 580 or newer"
+            )
+        count = self._call("cuDeviceGetCount")
+        if not 0 <= device < count:
+            raise CudaError(f"there is no GPU {device}: the NVIDIA driver shows {count} (is CUDA_VISIBLE_DEVICES set?)")
+        self._device = self._call("cuDeviceGet", device)
+        kind = self._cuda.CUdevice_attribute
+        self.capability = Capability(
+            self._call("cuDeviceGetAttribute", kind.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, self._device),
+            self._call("cuDeviceGetAttribute", kind.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, self._device),
+        )
+        self._context = self._call("cuDevicePrimaryCtxRetain", self._device)
+        self._modules: dict[tuple[Path, ...], Any] = {}
+        self._functions: dict[tuple[tuple[Path, ...], str], Any] = {}
+        self.attach()
+
+    @property
+    def version(self) -> tuple[int, int]:
+        """Of CUDA, as the driver knows it."""
+        return self._version // 1000, self._version % 1000 // 10
+
+    @property
+    def name(self) -> str:
+        return str(self._call("cuDeviceGetName", 256, self._device).decode().rstrip("\0"))
+
+    def attach(self) -> None:
+        """Make this GPU the calling thread's."""
+        self._call("cuCtxSetCurrent", self._context)
+
+    def memory(self) -> tuple[int, int]:
+        """(free, all) bytes on the device."""
+        result, free, total = self._cuda.cuMemGetInfo()
+        self._check("cuMemGetInfo", result)
+        return int(free), int(total)
+
+    def close(self) -> None:
+        """Unload the kernels and release the context."""
+        for module in self._modules.values():
+            self._call("cuModuleUnload", module)
+        self._modules.clear()
+        self._functions.clear()
+        self._call("cuDevicePrimaryCtxRelease", self._device)
+
+    def create_stream(self) -> Handle:
+        return self._call("cuStreamCreate", self._cuda.CUstream_flags.CU_STREAM_NON_BLOCKING)
+
+    def destroy_stream(self, stream: Handle) -> None:
+        self._call("cuStreamDestroy", stream)
+
+    def create_event(self) -> Handle:
+        return self._call("cuEventCreate", self._cuda.CUevent_flags.CU_EVENT_DISABLE_TIMING)
+
+    def destroy_event(self, event: Handle) -> None:
+        self._call("cuEventDestroy", event)
+
+    def record(self, event: Handle, stream: Handle) -> None:
+        self._call("cuEventRecord", event, stream)
+
+    def wait(self, stream: Handle, event: Handle) -> None:
+        self._call("cuStreamWaitEvent", stream, event, 0)
+
+    def reached(self, event: Handle) -> bool:
+        (result,) = self._cuda.cuEventQuery(event)
+        if result == self._cuda.CUresult.CUDA_ERROR_NOT_READY:
+            return False
+        self._check("cuEventQuery", result)
+        return True
+
+    def allocate(self, nbytes: int) -> int:
+        result, address = self._cuda.cuMemAlloc(nbytes)
+        if result == self._cuda.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
+            free, total = self.memory()
+            raise CudaError(
+                f"{self.name} is out of memory: {nbytes} bytes are needed, {free} of {total} are free; give this node "
+                "a smaller share, or close what else uses the GPU"
+            )
+        self._check("cuMemAlloc", result)
+        return int(address)
+
+    def free(self, address: int) -> None:
+        self._call("cuMemFree", address)
+
+    def allocate_pinned(self, nbytes: int) -> Pinned:
+        flags = self._cuda.CU_MEMHOSTALLOC_PORTABLE | self._cuda.CU_MEMHOSTALLOC_DEVICEMAP
+        address = int(self._call("cuMemHostAlloc", nbytes, flags))
+        host = np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(address))
+        host[:] = 0
+        return Pinned(host, int(self._call("cuMemHostGetDevicePointer", address, 0)))
+
+    def free_pinned(self, pinned: Pinned) -> None:
+        self._call("cuMemFreeHost", pinned.host.ctypes.data)
+
+    def copy(self, target: int, source: int, nbytes: int, stream: Handle) -> None:
+        self._call("cuMemcpyAsync", target, source, nbytes, stream)
+
+    def function(self, sources: tuple[Path, ...], name: str) -> Handle:
+        function = self._functions.get((sources, name))
+        if function is None:
+            module = self._modules.get(sources)
+            if module is None:
+                module = self._modules[sources] = self._call(
+                    "cuModuleLoadData", compile_kernels(sources, self.capability)
+                )
+            function = self._functions[sources, name] = self._call("cuModuleGetFunction", module, name.encode())
+        return function
+
+    def launch(self, function: Handle, blocks: int, threads: int, arguments: Sequence[Any], stream: Handle) -> None:
+        addresses = (ctypes.c_void_p * len(arguments))(*map(ctypes.addressof, arguments))
+        self._call("cuLaunchKernel", function, blocks, 1, 1, threads, 1, 1, 0, stream, ctypes.addressof(addresses), 0)
+
+    def launch_host(self, stream: Handle, function: int, data: int, *, spinning: bool) -> None:
+        if not spinning:
+            self._call("cuLaunchHostFunc", stream, function, data)
+        elif self.version < SPINNING_SINCE or not hasattr(self._cuda, "cuLaunchHostFunc_v2"):
+            needed = _dotted(SPINNING_SINCE)
+            raise CudaError(f"spinning host functions need CUDA {needed}, the driver knows {_dotted(self.version)}")
+        else:
+            mode = self._cuda.CUhostTaskSyncMode.CU_HOST_TASK_SPINWAIT
+            self._call("cuLaunchHostFunc_v2", stream, function, data, int(mode))
+
+    def write_value(self, stream: Handle, address: int, value: int) -> None:
+        flags = self._cuda.CUstreamWriteValue_flags.CU_STREAM_WRITE_VALUE_DEFAULT
+        self._call("cuStreamWriteValue32", stream, address, value, int(flags))
+
+    def wait_value(self, stream: Handle, address: int, value: int) -> None:
+        flags = self._cuda.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_GEQ
+        self._call("cuStreamWaitValue32", stream, address, value, int(flags))
+
+    def _call(self, name: str, *arguments: Any) -> Any:
+        result, *values = getattr(self._cuda, name)(*arguments)
+        self._check(name, result)
+        return values[0] if values else None
+
+    def _check(self, name: str, result: Any) -> None:
+        if result != self._cuda.CUresult.CUDA_SUCCESS:
+            _, text = self._cuda.cuGetErrorString(result)
+            raise CudaError(f"{name} failed: {(text or result.name.encode()).decode()}")
+
+
+def _load() -> Any:
+    """The driver's functions, initialised."""
+    try:
+        from cuda.bindings import driver
+    except ImportError as error:
+        raise CudaError(f"GPUs need a package that is missing ({error}); install motley[gpu]") from error
+    try:
+        (result,) = driver.cuInit(0)
+    except Exception as error:  # the library is looked for at the first call, and its absence has a type of its own
+        raise CudaError(
+            "there is no NVIDIA driver on this machine: install one (580 or newer), or use engine 'onnxruntime'"
+        ) from error
+    if result == driver.CUresult.CUDA_ERROR_NO_DEVICE:
+        raise CudaError("the NVIDIA driver shows no GPU (is CUDA_VISIBLE_DEVICES set?); use engine 'onnxruntime'")
+    if result != driver.CUresult.CUDA_SUCCESS:
+        raise CudaError(f"the NVIDIA driver does not start ({result.name}): install it anew, or restart the machine")
+    return driver
+
+
+def _dotted(version: tuple[int, int]) -> str:
+    return ".".join(map(str, version))
