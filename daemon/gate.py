@@ -169,16 +169,17 @@ class Gate:
         self._graph = graph
         self._session = session
         self._proctor = Proctor(self.rank, self.size, layers, _examined(layers))
-        self._now: Collectives = self._proctor
+        self.now: Collectives = self._proctor
+        """See `motley.plugins.engine.transport`."""
 
     def all_reduce(self, buffer: F32) -> None:
-        self._now.all_reduce(buffer)
+        self.now.all_reduce(buffer)
 
     def all_reduce_start(self, buffer: F32) -> Pending:
-        return self._now.all_reduce_start(buffer)
+        return self.now.all_reduce_start(buffer)
 
     def all_gather(self, local: F32, out: Sequence[F32]) -> None:
-        self._now.all_gather(local, out)
+        self.now.all_gather(local, out)
 
     def open(self, engine: Engine, expected: Answers) -> None:
         """Examine the engine that was built with these collectives; let it through to the session.
@@ -194,7 +195,7 @@ class Gate:
                     f"this rank computes wrongly: {what} differs from the reference by {error:.3g} of its norm (at most"
                     f" {LIMIT:g} is rounding); another engine or driver may be right, or a memory is faulty"
                 )
-        self._now = self._session
+        self.now = self._session
 
 
 def _noise(seed: str, shape: tuple[int, ...]) -> F32:

@@ -22,15 +22,23 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from motley.plugins.engine import DOMAIN, F32, CacheSpec, Collectives, EngineError, EngineOptions, RankGraph
+from motley.plugins.engine import (
+    DOMAIN,
+    F32,
+    CacheSpec,
+    Collectives,
+    EngineError,
+    EngineOptions,
+    RankGraph,
+    micro_chunks,
+    transport,
+)
 from motley.plugins.mapped_share import MappedShare
-from motley.transport import Communicator
 from motley.transport.cuda.all_reduce import AllReduce
 from motley.transport.cuda.driver import CudaDriver, Driver
 from motley.transport.cuda.errors import CudaError
 from motley.transport.cuda.host_step import HostStep
 from motley.transport.cuda.stream import CudaEvent, CudaStream, DeviceArray, measure_host_steps
-from motley.transport.streams import ordered_collective
 
 SOURCES = (Path(__file__).with_name("cuda.cu"),)
 WARP = 32
@@ -97,7 +105,8 @@ class CudaEngine:
         self._collectives = collectives
         self._max_rows = options.max_rows
         self._slots: dict[int, _Slot] = {}
-        self._reductions: dict[tuple[int, int], Callable[[], None]] = {}
+        self._reductions: dict[tuple[int, int, Collectives], AllReduce] = {}
+        """By address, rows, and by what they are summed through."""
         self._values: dict[str, _View] = {}
         self._buffers: dict[str, _View] = {}
         self._memory = ExitStack()
@@ -177,7 +186,7 @@ class CudaEngine:
         self._finish()
         state.length = position
 
-    def step(self, slot: int, hidden: F32, position: int, rows: Sequence[int]) -> F32:
+    def step(self, slot: int, hidden: F32, position: int, rows: Sequence[int], halved: bool = False) -> F32:
         state, tokens = self._slot(slot), len(hidden)
         if not 1 <= tokens <= self._max_rows or hidden.shape[1] != self._graph.hidden:
             raise EngineError(f"a step takes f32[1..{self._max_rows}, {self._graph.hidden}], not {hidden.shape}")
@@ -190,7 +199,7 @@ class CudaEngine:
             raise EngineError(f"logits of rows {list(rows)} were asked for; the step has {tokens} rows")
         try:
             self._make_room(state, position + tokens)
-            step = _Step(self, state, tokens, position, list(rows))
+            step = _Step(self, state, tokens, position, list(rows), halved)
             np.copyto(self._hidden[: hidden.size].reshape(hidden.shape), hidden)
             into = self._buffer("hidden", self._graph.hidden)
             self._driver.copy(into.address, self._hidden.ctypes.data, hidden.nbytes, self._stream.handle)
@@ -340,8 +349,11 @@ def _integers(*values: int) -> tuple[ctypes.c_int, ...]:
 class _Step:
     """One step being submitted: how each node of the graph becomes kernels."""
 
-    def __init__(self, engine: CudaEngine, state: _Slot, tokens: int, position: int, rows: list[int]) -> None:
+    def __init__(
+        self, engine: CudaEngine, state: _Slot, tokens: int, position: int, rows: list[int], halved: bool
+    ) -> None:
         self._engine = engine
+        self._chunks = micro_chunks(tokens, halved)
         self._state = state
         self._tokens = tokens
         self._position = position
@@ -490,24 +502,15 @@ class _Step:
         engine = self._engine
         partial = engine._values[node.input[0]]
         engine._values[node.output[0]] = partial
-        if engine._collectives.size == 1:
-            return
-        key = partial.address, self._tokens
-        if key not in engine._reductions:
-            array = DeviceArray(partial.address, (self._tokens, partial.width), np.dtype(np.float32))
-            engine._reductions[key] = _reduction(engine, array)
-        engine._reductions[key]()
-
-
-def _reduction(engine: CudaEngine, array: DeviceArray) -> Callable[[], None]:
-    """What submits the all-reduce of this buffer."""
-    collectives, stream, done = engine._collectives, engine._stream, engine._done
-    if isinstance(collectives, Communicator):
-        summed = AllReduce(stream, collectives, array)
-        engine._memory.callback(summed.close)
-        return lambda: summed.submit(done)
-    staging = engine._pinned(array.size)[: array.size].reshape(array.shape)
-    return lambda: ordered_collective(stream, collectives.all_reduce, array, staging, done, "all_reduce")
+        summing = transport(engine._collectives)
+        for chunk in self._chunks:
+            address = partial.address + 4 * chunk.start * partial.width
+            key = address, chunk.stop - chunk.start, summing
+            if key not in engine._reductions:
+                array = DeviceArray(address, (key[1], partial.width), np.dtype(np.float32))
+                engine._reductions[key] = AllReduce(engine._stream, summing, array)
+                engine._memory.callback(engine._reductions[key].close)
+            engine._reductions[key].submit(engine._done)
 
 
 def _attributes(node: onnx.NodeProto) -> Mapping[str, Any]:

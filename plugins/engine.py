@@ -83,6 +83,12 @@ class Collectives(Protocol):
         """Collect every rank's array, of unequal sizes if need be; `local` may be ``out[rank]`` itself."""
 
 
+def transport(collectives: Collectives) -> Collectives:
+    """Where collectives go now: a rank that is being examined has a stand-in, and the session's transport later."""
+    now: Collectives = getattr(collectives, "now", collectives)
+    return now
+
+
 @dataclass(frozen=True)
 class CacheSpec:
     """The KV cache of one layer on this rank."""

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from motley.daemon.gate import Gate, reference_answers
 from motley.daemon.models.config import ConfigError
 from motley.daemon.models.units import units
 from motley.plugins.cuda import SOURCES, CudaEngine
 from motley.plugins.cupy import ReferenceEngine
-from motley.plugins.engine import F32, Collectives, EngineError, EngineOptions, RankGraph
+from motley.plugins.engine import F32, Collectives, EngineError, EngineOptions, RankGraph, transport
 from motley.transport.cuda.compiler import Capability, compile_kernels
 from motley.transport.cuda.driver import CudaDriver
 from motley.transport.cuda.errors import CudaError
 from tests.models.cases import Case, LocalSession, golden_cases, uneven_shares
+from tests.models.local_group import LocalGroup
 from tests.transport.cuda.host_driver import HostDriver
 from tests.transport.cuda.test_kernels import CAPABILITIES
 
@@ -127,3 +130,25 @@ def test_without_a_driver_it_says_what_to_do(tmp_path: Path) -> None:
         LocalSession(case.folder, CudaEngine, shares, tmp_path)
     assert said in str(caught.value)
     assert "use engine 'onnxruntime'" in said
+
+
+def test_halves_give_what_the_whole_gives(tmp_path: Path) -> None:
+    case = golden_cases()[0]
+    with session(case, tmp_path, 2) as group:
+        group.open_slot()
+        whole = group.step(case.tokens[:40], 0)
+        assert np.array_equal(group.step(case.tokens[:40], 0, halved=True), whole)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_gate_lets_it_through_to_the_transport(ranks: int, tmp_path: Path) -> None:
+    with session(golden_cases()[0], tmp_path, ranks) as group:
+        graph = group.graphs[0]
+    expected = reference_answers(graph, 0, ranks, ReferenceEngine)
+    gate = Gate(graph, LocalGroup(ranks).member(0))
+    with closing(on_host(graph, gate, EngineOptions(extra={"host_step": "function"}))) as engine:
+        gate.open(engine, expected)
+        assert transport(gate) is not gate
+        if ranks == 1:  # of two, the other would have to come
+            engine.open_slot(0)
+            assert engine.step(0, np.ones((1, graph.hidden), np.float32), 0, [0]).shape == (1, graph.vocabulary)

@@ -16,10 +16,8 @@ from .reduction import SOURCES, THREADS, Reduction
 from .stream import CudaEvent, CudaStream, DeviceArray
 
 
-class Exchange(Protocol):
-    """The part of a `Communicator` that is needed here."""
-
-    wire_format: WireFormat
+class Summing(Protocol):
+    """What can sum at all."""
 
     @property
     def rank(self) -> int: ...
@@ -27,11 +25,17 @@ class Exchange(Protocol):
     @property
     def size(self) -> int: ...
 
+    def all_reduce(self, buffer: npt.NDArray[Any]) -> None: ...
+
+
+class Exchange(Summing, Protocol):
+    """The part of a `Communicator` that is needed to sum on the device."""
+
+    wire_format: WireFormat
+
     def forecast(self, operation: Operation, elements: int, dtype: npt.DTypeLike) -> Choice: ...
 
     def exchange_terms(self, own: Bytes, others: Sequence[Bytes], dtype: npt.DTypeLike) -> None: ...
-
-    def all_reduce(self, buffer: npt.NDArray[Any]) -> None: ...
 
 
 class AllReduce:
@@ -42,8 +46,11 @@ class AllReduce:
     the host. The bits are the same.
     """
 
-    def __init__(self, stream: CudaStream, communicator: Exchange, buffer: DeviceArray) -> None:
-        """`communicator` belongs to the host steps of `stream` from the first one on; no step may be under way yet.
+    def __init__(self, stream: CudaStream, communicator: Exchange | Summing, buffer: DeviceArray) -> None:
+        """
+        Args:
+            communicator: belongs to the host steps of `stream` from the first one on; no step may be under way yet. One
+                that has no more than an `all_reduce` (a stand-in, say) is given the buffer in host memory.
 
         Raises:
             UsageError: elements that a GPU does not sum, or an address that is not aligned.
@@ -53,18 +60,23 @@ class AllReduce:
         self._communicator = communicator
         self._buffer = buffer
         self._memory = ExitStack()
-        if communicator.size == 1:
+        full: Exchange | None = communicator if hasattr(communicator, "exchange_terms") else None  # type: ignore[assignment]
+        self._alone = full is not None and full.size == 1
+        self._exchange: Exchange | None = None
+        """Set if the sum is taken on the device."""
+        if self._alone:
             return
         driver, others = stream.driver, communicator.size - 1
-        chosen = communicator.forecast(Operation.ALL_REDUCE, buffer.size, buffer.dtype).schedule.algorithm
-        self._one_shot = chosen is Algorithm.ONE_SHOT
-        if not self._one_shot:
+        if full is not None:
+            chosen = full.forecast(Operation.ALL_REDUCE, buffer.size, buffer.dtype).schedule.algorithm
+            self._exchange = full if chosen is Algorithm.ONE_SHOT else None
+        if self._exchange is None:
             staging = driver.allocate_pinned(buffer.nbytes)
             self._memory.callback(driver.free_pinned, staging)
             self._staging = staging.host.view(buffer.dtype).reshape(buffer.shape)
             return
         self._reduction = reduction = Reduction(
-            communicator.wire_format, buffer.dtype.name, buffer.size, communicator.rank, communicator.size
+            self._exchange.wire_format, buffer.dtype.name, buffer.size, communicator.rank, communicator.size
         )
         with ExitStack() as memory:
 
@@ -89,12 +101,12 @@ class AllReduce:
 
     def submit(self, done: CudaEvent) -> None:
         """Submit it to the stream; what follows there, or waits for `done`, sees the sum. Returns at once."""
-        stream, communicator = self._stream, self._communicator
-        if communicator.size == 1:
+        stream, exchange = self._stream, self._exchange
+        if self._alone:
             stream.record(done)
             return
-        if not self._one_shot:
-            ordered_collective(stream, communicator.all_reduce, self._buffer, self._staging, done, "all_reduce")
+        if exchange is None:
+            ordered_collective(stream, self._communicator.all_reduce, self._buffer, self._staging, done, "all_reduce")
             return
         reduction, buffer = self._reduction, self._buffer
         own = DeviceArray(buffer.address, (reduction.term_bytes,), np.dtype(np.uint8))
@@ -105,7 +117,7 @@ class AllReduce:
             stream.launch(SOURCES, reduction.encode_kernel, reduction.blocks, THREADS, arguments)
         payload = self._own_staging[: reduction.term_bytes]
         stream.copy_out(own, payload)
-        stream.submit(lambda: communicator.exchange_terms(payload, self._terms, buffer.dtype), "all_reduce")
+        stream.submit(lambda: exchange.exchange_terms(payload, self._terms, buffer.dtype), "all_reduce")
         stream.copy_back(self._others_staging, self._others)
         arguments = reduction.sum_arguments(own.address, self._others.address, buffer.address)
         stream.launch(SOURCES, reduction.sum_kernel, reduction.blocks, THREADS, arguments)

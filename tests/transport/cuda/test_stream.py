@@ -196,7 +196,7 @@ def test_a_payload_that_is_not_summed_in_one_shot(run_ranks: Run, form: HostStep
         with Memory(driver) as memory, CudaStream(driver, form) as stream:
             buffer, staging, done = memory.device(elements), memory.pinned(elements), memory.event()
             with AllReduce(stream, communicator, buffer) as summed:
-                assert not summed._one_shot
+                assert summed._exchange is None
                 load(stream, buffer, staging, own)
                 summed.submit(done)
                 stream.copy_out(buffer, staging)

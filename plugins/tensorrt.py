@@ -1,0 +1,361 @@
+"""The TensorRT engine: one TensorRT engine per segment of a rank's graph, all on one CUDA stream.
+
+Not yet run on a GPU. What is tested without one: the lowering, that TensorRT builds every part, and the kept plans.
+
+A step is submitted as a whole, and waited for once: copies of what the step reads, then segment after segment, and
+between two of them the collective at its place in the stream, with its sum on the GPU. Values that cross a segment, KV
+caches and TensorRT's scratch memory lie in device memory of this engine; nothing is allocated in a decode step. Caches
+are updated in place, and are as long as the context, since TensorRT has no caches that grow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from motley.plugins.engine import F32, Collectives, EngineError, EngineOptions, RankGraph, micro_chunks, transport
+from motley.plugins.mapped_share import Array, MappedShare
+from motley.plugins.segments import ROWS, Reduction, Segment
+from motley.plugins.tensorrt_builds import PlanFolder, messages, open_library
+from motley.plugins.tensorrt_lowering import Part, lower, segments
+from motley.transport.cuda.all_reduce import AllReduce
+from motley.transport.cuda.driver import CudaDriver
+from motley.transport.cuda.errors import CudaError
+from motley.transport.cuda.stream import CudaEvent, CudaStream, DeviceArray, measure_host_steps
+
+DECODE = 0
+"""The optimisation profile of one row; the last one is for chunks."""
+STEP_S = 600.0
+"""Longest wait for a step; each collective in it has a deadline of its own."""
+ZEROS = 1 << 20
+"""Bytes that are cleared by one copy."""
+
+
+@dataclass(frozen=True)
+class _Loaded:
+    """A part's engine on the device, with an execution context per optimisation profile."""
+
+    part: Part
+    engine: Any
+    contexts: Sequence[Any]
+
+    @property
+    def segment(self) -> Segment:
+        assert self.part.segment is not None
+        return self.part.segment
+
+
+@dataclass
+class _Slot:
+    """One sequence: where its rotary tables and caches are on the device, by graph input."""
+
+    memory: ExitStack
+    places: dict[str, DeviceArray]
+    length: int = 0
+
+
+class TensorRTEngine:
+    """See `motley.plugins.engine.Engine`. ``extra``: ``weights=fp16`` holds matrices that are not quantised as FP16."""
+
+    def __init__(self, graph: RankGraph, collectives: Collectives, options: EngineOptions) -> None:
+        """Build what is not kept from an earlier start, in seconds to minutes, and load it.
+
+        Raises:
+            EngineError: no library, no driver or no GPU that it is for; or too little memory on it.
+        """
+        if unknown := set(options.extra) - {"weights"}:
+            raise EngineError(f"engine 'tensorrt' has no settings called {sorted(unknown)}; it has: weights")
+        if options.extra.get("weights", "fp16") != "fp16":
+            raise EngineError(f"engine 'tensorrt': weights is fp16 or left out, not {options.extra['weights']!r}")
+        if options.exact:
+            raise EngineError("engine 'tensorrt' cannot keep exact=true; use engine 'onnxruntime'")
+        self._graph = graph
+        self._collectives = collectives
+        self._summing = transport(collectives)
+        self._max_rows = options.max_rows
+        self._slots: dict[int, _Slot] = {}
+        self._sums: dict[tuple[int, int], dict[int, list[AllReduce]]] = {}
+        """By T and the number of micro-chunks, and by the address of what is summed. Those of a decode step stay, of
+        other steps the last."""
+        self._bound: list[tuple[int, int, int] | None] = [None, None]
+        """(slot, rows, logits) that the contexts of a profile are bound to."""
+        self._rows = (1, options.max_rows) if options.max_rows > 1 else (1,)
+        self._library = open_library()
+        self._owned = ExitStack()
+        try:
+            self._driver = CudaDriver()
+            self._owned.callback(self._driver.close)
+            self._stream = CudaStream(self._driver, next(iter(measure_host_steps(self._driver))), name="tensorrt")
+            self._owned.callback(self._stream.close)
+            self._done = CudaEvent(self._driver)
+            self._owned.callback(self._done.close)
+            self._zeros = self._pinned(ZEROS, self._owned)
+            self._parts = self._load(segments(lower(graph, fp16="weights" in options.extra)))
+            self._owned.callback(self._parts.clear)
+            self._share_scratch()
+            self._places, self._staging = self._allocate_places()
+            self._owned.callback(self._close_sums)
+        except CudaError as error:
+            self._owned.close()
+            raise EngineError(f"engine 'tensorrt': {error}") from error
+        except BaseException:
+            self._owned.close()
+            raise
+
+    def open_slot(self, slot: int, prompt: int = 0) -> None:
+        if slot in self._slots:
+            raise EngineError(f"slot {slot} is open already")
+        with ExitStack() as memory:
+            places = {}
+            try:
+                for name, table in self._graph.constants(prompt).items():
+                    places[name] = self._allocate(table.shape, np.float32, memory)
+                    self._upload(table, places[name])
+                for spec in self._graph.caches:
+                    for kind in ("key_cache", "value_cache"):
+                        shape = (1, spec.heads, self._graph.context, spec.head_dim)
+                        cache = self._allocate(shape, np.float32, memory)
+                        self._clear(cache.address, cache.nbytes)
+                        places[f"{kind}.{spec.layer}"] = places[f"{kind}.{spec.layer}.out"] = cache
+                self._stream.synchronise(STEP_S)
+            except CudaError as error:
+                raise EngineError(f"engine 'tensorrt' cannot open slot {slot}: {error}") from error
+            self._slots[slot] = _Slot(memory.pop_all(), places)
+
+    def close_slot(self, slot: int) -> None:
+        self._slot(slot).memory.close()
+        del self._slots[slot]
+        self._bound = [None, None]
+
+    def skip(self, slot: int, position: int) -> None:
+        state = self._slot(slot)
+        if not state.length <= position <= self._graph.context:
+            raise EngineError(
+                f"slot {slot} holds {state.length} tokens of at most {self._graph.context}: "
+                f"it cannot go on at {position}"
+            )
+        for spec in self._graph.caches:
+            row = 4 * spec.head_dim
+            for kind in ("key_cache", "value_cache"):
+                start = state.places[f"{kind}.{spec.layer}"].address
+                for head in range(spec.heads):
+                    first = start + (head * self._graph.context + state.length) * row
+                    self._clear(first, (position - state.length) * row)
+        self._stream.synchronise(STEP_S)
+        state.length = position
+
+    def step(self, slot: int, hidden: F32, position: int, rows: Sequence[int], halved: bool = False) -> F32:
+        state = self._slot(slot)
+        tokens, end = len(hidden), position + len(hidden)
+        if not 1 <= tokens <= self._max_rows or len(rows) > self._max_rows:
+            raise EngineError(f"a step has 1 to {self._max_rows} rows and logits, not {tokens} and {len(rows)}")
+        if not 0 <= position <= state.length or end > self._graph.context:
+            raise EngineError(
+                f"positions {position} to {end} do not fit slot {slot}: it holds {state.length} tokens "
+                f"of at most {self._graph.context}"
+            )
+        try:
+            logits = self._run(slot, state, hidden, position, rows, micro_chunks(tokens, halved))
+        except CudaError as error:
+            raise EngineError(f"engine 'tensorrt' failed in a step: {error}") from error
+        except TimeoutError as error:
+            raise EngineError(f"engine 'tensorrt': the GPU has not finished a step: {error}") from error
+        state.length = end
+        return logits
+
+    def close(self) -> None:
+        for slot in list(self._slots):
+            self.close_slot(slot)
+        self._owned.close()
+
+    def _load(self, parts: Sequence[Part]) -> list[_Loaded]:
+        trt, log = self._library.module, messages()
+        built = [part for part in parts if part.proto.graph.output]
+        folder = PlanFolder(self._graph.share_file, self._library, built, self._rows, self._driver.capability)
+        runtime = trt.Runtime(log)
+        share = MappedShare(self._graph.share_file)
+        loaded = []
+        try:
+            for part in parts:
+                engine, contexts = None, []
+                if part in built:
+                    engine = runtime.deserialize_cuda_engine(folder.plan(part, share))
+                    if engine is None:  # kept and intact, but this driver or library does not take it
+                        log.take_errors()
+                        engine = runtime.deserialize_cuda_engine(folder.rebuilt(part, share))
+                    if engine is None:
+                        raise EngineError(f"{self._library} cannot load {part.name}: {log.take_errors()}")
+                    contexts = [self._context(engine, index) for index in range(len(self._rows))]
+                loaded.append(_Loaded(part, engine, contexts))
+        finally:
+            share.close()
+        return loaded
+
+    def _context(self, engine: Any, profile: int) -> Any:
+        strategy = self._library.module.ExecutionContextAllocationStrategy.USER_MANAGED
+        context = engine.create_execution_context(strategy)
+        if context is None or not context.set_optimization_profile_async(profile, int(self._stream.handle)):
+            raise EngineError(f"{self._library} cannot execute {engine.name}: {messages().take_errors()}")
+        return context
+
+    def _share_scratch(self) -> None:
+        """Give all contexts the same scratch memory: they run one after the other."""
+        sizes = [
+            loaded.engine.get_device_memory_size_for_profile_v2(profile)
+            for loaded in self._parts
+            for profile in range(len(loaded.contexts))
+        ]
+        nbytes = max(sizes, default=0)
+        if nbytes:
+            address = self._allocate((nbytes,), np.uint8, self._owned).address
+            for loaded in self._parts:
+                for context in loaded.contexts:
+                    context.set_device_memory(address, nbytes)
+
+    def _allocate_places(self) -> tuple[dict[str, DeviceArray], dict[str, Array]]:
+        """Device memory for what crosses a segment, and pinned memory for what the host writes and reads.
+
+        A segment never writes where it reads; the sum of all ranks stands where this rank's part of it stood.
+        """
+        graph = self._graph
+        shape = (self._max_rows, graph.hidden)
+        places = {
+            "hidden": self._allocate(shape, np.float32, self._owned),
+            "position": self._allocate((1,), np.int64, self._owned),
+            ROWS: self._allocate((self._max_rows,), np.int64, self._owned),
+            "logits": self._allocate((self._max_rows, max(graph.vocabulary, 1)), np.float32, self._owned),
+        }
+        last_read = {name: index for index, loaded in enumerate(self._parts) for name in loaded.segment.inputs}
+        free: list[DeviceArray] = []
+        for index, loaded in enumerate(self._parts):
+            segment = loaded.segment
+            for name in segment.outputs:
+                if name not in places and not name.endswith(".out"):
+                    places[name] = free.pop() if free else self._allocate(shape, np.float32, self._owned)
+            if isinstance(segment.collective, Reduction):
+                places[segment.collective.reduced] = places[segment.collective.partial]
+            read = [places[name] for name in segment.inputs if name in places and last_read[name] == index]
+            free += [place for place in read if place.shape == shape]
+        staging = {
+            name: self._pinned(places[name].nbytes, self._owned).view(places[name].dtype).reshape(places[name].shape)
+            for name in ("hidden", "position", ROWS, "logits")
+        }
+        return places, staging
+
+    def _run(
+        self, slot: int, state: _Slot, hidden: F32, position: int, rows: Sequence[int], chunks: Sequence[slice]
+    ) -> F32:
+        tokens, count = len(hidden), len(rows)
+        staging, places, stream = self._staging, self._places, self._stream
+        sums = self._sums_of(tokens, chunks)  # before anything is under way
+        staging["hidden"][:tokens] = hidden
+        staging["position"][0] = position
+        staging[ROWS][:count] = rows
+        for name, used in (("hidden", tokens), ("position", 1), (ROWS, count)):
+            if used:
+                stream.copy_back(staging[name][:used], _first(places[name], used))
+        profile = DECODE if tokens == 1 and count <= 1 else len(self._rows) - 1
+        if self._bound[profile] != (slot, tokens, count):
+            self._bind(profile, state, tokens, count)
+            self._bound[profile] = (slot, tokens, count)
+        for loaded in self._parts:
+            if loaded.segment.head and not count:
+                continue
+            if loaded.contexts and not loaded.contexts[profile].execute_async_v3(int(stream.handle)):
+                raise EngineError(f"{self._library} failed in {loaded.part.name}: {messages().take_errors()}")
+            if isinstance(loaded.segment.collective, Reduction):
+                for each in sums[places[loaded.segment.collective.partial].address]:
+                    each.submit(self._done)
+        if count and self._graph.vocabulary:
+            stream.copy_out(_first(places["logits"], count), staging["logits"][:count])
+        stream.record(self._done)
+        self._done.synchronise(STEP_S)
+        return staging["logits"][:count, : self._graph.vocabulary].copy()
+
+    def _bind(self, profile: int, state: _Slot, tokens: int, count: int) -> None:
+        """Point the contexts of a profile to a slot's caches, and tell them the shapes."""
+        for loaded in self._parts:
+            if not loaded.contexts or (loaded.segment.head and not count):
+                continue
+            context = loaded.contexts[profile]
+            for value in loaded.part.proto.graph.input:
+                sizes = value.type.tensor_type.shape.dim
+                known = {"T": tokens, "R": count}
+                shape = tuple(known[size.dim_param] if size.dim_param else size.dim_value for size in sizes)
+                context.set_input_shape(value.name, shape)
+            for name in (*loaded.segment.inputs, *loaded.segment.outputs):
+                place = state.places.get(name) or self._places[name]
+                context.set_tensor_address(name, place.address)
+
+    def _sums_of(self, tokens: int, chunks: Sequence[slice]) -> dict[int, list[AllReduce]]:
+        """The all-reduces of a step with so many rows, by the address of what is summed."""
+        if self._summing is not transport(self._collectives):
+            self._close_sums()
+            self._summing = transport(self._collectives)
+        key = tokens, len(chunks)
+        if key not in self._sums:
+            for other in [other for other in self._sums if other[0] != 1 and tokens != 1]:
+                _close(self._sums.pop(other))
+            collectives = [loaded.segment.collective for loaded in self._parts]
+            partials = [self._places[each.partial] for each in collectives if isinstance(each, Reduction)]
+            self._sums[key] = {
+                place.address: [AllReduce(self._stream, self._summing, _rows(place, chunk)) for chunk in chunks]
+                for place in dict.fromkeys(partials)
+            }
+        return self._sums[key]
+
+    def _close_sums(self) -> None:
+        while self._sums:
+            _close(self._sums.popitem()[1])
+
+    def _allocate(self, shape: tuple[int, ...], dtype: npt.DTypeLike, memory: ExitStack) -> DeviceArray:
+        """Device memory that is freed when `memory` is closed."""
+        place = DeviceArray(0, shape, np.dtype(dtype))
+        address = self._driver.allocate(place.nbytes)
+        memory.callback(self._driver.free, address)
+        return DeviceArray(address, shape, place.dtype)
+
+    def _pinned(self, nbytes: int, memory: ExitStack) -> npt.NDArray[np.uint8]:
+        pinned = self._driver.allocate_pinned(nbytes)
+        memory.callback(self._driver.free_pinned, pinned)
+        return pinned.host
+
+    def _upload(self, values: F32, place: DeviceArray) -> None:
+        with ExitStack() as passing:
+            staging = self._pinned(place.nbytes, passing).view(place.dtype).reshape(place.shape)
+            staging[...] = values
+            self._stream.copy_back(staging, place)
+            self._stream.synchronise(STEP_S)
+
+    def _clear(self, address: int, nbytes: int) -> None:
+        """Zero device memory, in the stream's order."""
+        for start in range(0, nbytes, ZEROS):
+            count = min(ZEROS, nbytes - start)
+            self._driver.copy(address + start, self._zeros.ctypes.data, count, self._stream.handle)
+
+    def _slot(self, slot: int) -> _Slot:
+        state = self._slots.get(slot)
+        if state is None:
+            raise EngineError(f"slot {slot} is not open")
+        return state
+
+
+def _first(place: DeviceArray, count: int) -> DeviceArray:
+    """The first rows of a place."""
+    return _rows(place, slice(0, count))
+
+
+def _rows(place: DeviceArray, chunk: slice) -> DeviceArray:
+    row = place.nbytes // place.shape[0]
+    return DeviceArray(place.address + chunk.start * row, (chunk.stop - chunk.start, *place.shape[1:]), place.dtype)
+
+
+def _close(sums: dict[int, list[AllReduce]]) -> None:
+    for chunks in sums.values():
+        for each in chunks:
+            each.close()
