@@ -35,7 +35,7 @@ from onnx import helper, numpy_helper
 
 from motley.bench.thread_mesh import OnEveryRank, thread_mesh
 from motley.daemon.loading import share_from_proto
-from motley.daemon.models.config import ModelConfig, read_config
+from motley.daemon.models.config import ConfigError, ModelConfig, read_config
 from motley.daemon.models.graph import Declared, build_rank_graph
 from motley.daemon.models.profile import profile
 from motley.daemon.models.share import Share
@@ -127,9 +127,12 @@ def measure_drift(folder: Path, ranks: int, progress: Callable[[int, int], None]
         progress: called with the layers done and all of them.
 
     Raises:
-        ConfigError, CheckpointError, ShareFileError, PlanError: the model cannot be run, or not so split.
+        ConfigError, CheckpointError, ShareFileError, PlanError: the model cannot be run, or not so split, or has
+            experts (which rounding can exchange: that is no drift).
     """
     config = read_config(folder)
+    if config.experts:
+        raise ConfigError(f"{folder}: drift is measured of models without experts only; this one is {config.family}")
     tokens = np.random.default_rng(0).integers(0, config.vocabulary, POSITIONS).tolist()
     one, split = _even_shares(config, 1), _even_shares(config, ranks)
     layers = []

@@ -102,6 +102,31 @@ def _qwen3(**values: Any) -> dict[str, Any]:
     )
 
 
+def _mixtral(**values: Any) -> dict[str, Any]:
+    return _config(
+        "mixtral",
+        "MixtralForCausalLM",
+        vocab_size=32000,
+        max_position_embeddings=32768,
+        rms_norm_eps=1e-5,
+        rope_theta=1000000.0,
+        sliding_window=None,
+        num_local_experts=8,
+        num_experts_per_tok=2,
+        bos_token_id=1,
+        eos_token_id=2,
+        **values,
+    )
+
+
+def _qwen3_moe(**values: Any) -> dict[str, Any]:
+    return _qwen3(decoder_sparse_step=1, mlp_only_layers=[], norm_topk_prob=True, num_experts_per_tok=8, **values) | {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+        "num_key_value_heads": 4,
+    }
+
+
 SHAPES: dict[str, dict[str, Any]] = {
     "tinyllama-1.1b": _llama(
         hidden_size=2048,
@@ -175,8 +200,47 @@ SHAPES: dict[str, dict[str, Any]] = {
         num_attention_heads=32,
         max_window_layers=36,
     ),
+    "mixtral-8x7b": _mixtral(
+        hidden_size=4096,
+        intermediate_size=14336,
+        num_hidden_layers=32,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+    ),
+    "mixtral-quarter": _mixtral(
+        hidden_size=1024,
+        intermediate_size=3584,
+        num_hidden_layers=16,
+        num_attention_heads=16,
+        num_key_value_heads=4,
+        head_dim=64,
+    ),
+    "qwen3-30b-a3b": _qwen3_moe(
+        hidden_size=2048,
+        intermediate_size=6144,
+        moe_intermediate_size=768,
+        num_experts=128,
+        num_hidden_layers=48,
+        num_attention_heads=32,
+        max_window_layers=48,
+    ),
+    "qwen3-moe-half": _qwen3_moe(
+        hidden_size=1024,
+        intermediate_size=3072,
+        moe_intermediate_size=384,
+        num_experts=64,
+        num_hidden_layers=12,
+        num_attention_heads=16,
+        max_window_layers=12,
+    ),
 }
-"""``config.json`` of well-known models, as published; the dtype is added by `synthesise`."""
+"""``config.json`` of well-known models, as published; the dtype is added by `synthesise`.
+
+Two are scaled down to fit small machines: ``mixtral-quarter`` is Mixtral 8x7B at a quarter of its widths and half of
+its layers, ``qwen3-moe-half`` Qwen3 30B-A3B at half of its widths and experts and a quarter of its layers.
+"""
+
+FAMILIES = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe")
 
 
 @dataclass(frozen=True)
@@ -199,7 +263,7 @@ def synthesise(
     """Write a model of this shape with random weights; the same arguments give the same files.
 
     Args:
-        config: as in ``config.json``, of family llama, mistral, qwen2 or qwen3.
+        config: as in ``config.json``, of one of `FAMILIES`.
         progress: is called with the bytes of weights written so far, and all of them.
         force: write into a folder that is not empty, replacing the model in it.
 
@@ -242,8 +306,8 @@ def _remove_model(folder: Path) -> None:
 def _tensors(config: dict[str, Any]) -> list[_Tensor]:
     """The weights of a Llama-like model, under their Hugging Face names."""
     family = config.get("model_type")
-    if family not in ("llama", "mistral", "qwen2", "qwen3"):
-        raise SynthError(f"model_type {family!r} is not one of llama, mistral, qwen2, qwen3")
+    if family not in FAMILIES:
+        raise SynthError(f"model_type {family!r} is not one of {', '.join(FAMILIES)}")
 
     def size(key: str) -> int:
         value = config.get(key)
@@ -258,6 +322,12 @@ def _tensors(config: dict[str, Any]) -> list[_Tensor]:
     head = size("head_dim") if config.get("head_dim") is not None else hidden // heads
     kv_heads = size("num_key_value_heads") if config.get("num_key_value_heads") is not None else heads
     bias = family == "qwen2" or bool(config.get("attention_bias"))
+    gate, up, down = ("w1", "w3", "w2") if family == "mixtral" else ("gate_proj", "up_proj", "down_proj")
+    experts = 0
+    if family == "mixtral":
+        experts = size("num_local_experts")
+    elif family == "qwen3_moe":  # all layers have experts
+        experts, inner = size("num_experts"), size("moe_intermediate_size")
     to_residual = _SIGMA / sqrt(2 * layers)
 
     def norm(name: str, width: int) -> _Tensor:
@@ -272,15 +342,20 @@ def _tensors(config: dict[str, Any]) -> list[_Tensor]:
             tensors.append(_Tensor(f"{attention}.{part}_proj.weight", (count * head, hidden)))
             if bias:
                 tensors.append(_Tensor(f"{attention}.{part}_proj.bias", (count * head,)))
-        if family == "qwen3":
+        if family in ("qwen3", "qwen3_moe"):
             tensors += [norm(f"{attention}.q_norm.weight", head), norm(f"{attention}.k_norm.weight", head)]
         tensors.append(_Tensor(f"{attention}.o_proj.weight", (hidden, heads * head), to_residual))
         if bias and family != "qwen2":
             tensors.append(_Tensor(f"{attention}.o_proj.bias", (hidden,), to_residual))
         tensors.append(norm(f"{prefix}.post_attention_layernorm.weight", hidden))
-        tensors.append(_Tensor(f"{mlp}.gate_proj.weight", (inner, hidden)))
-        tensors.append(_Tensor(f"{mlp}.up_proj.weight", (inner, hidden)))
-        tensors.append(_Tensor(f"{mlp}.down_proj.weight", (hidden, inner), to_residual))
+        if family == "mixtral":
+            mlp = f"{prefix}.block_sparse_moe"
+        if experts:
+            tensors.append(_Tensor(f"{mlp}.gate.weight", (experts, hidden)))
+        for module in [f"{mlp}.experts.{number}" for number in range(experts)] or [mlp]:
+            tensors.append(_Tensor(f"{module}.{gate}.weight", (inner, hidden)))
+            tensors.append(_Tensor(f"{module}.{up}.weight", (inner, hidden)))
+            tensors.append(_Tensor(f"{module}.{down}.weight", (hidden, inner), to_residual))
     tensors.append(norm("model.norm.weight", hidden))
     if not config.get("tie_word_embeddings"):
         tensors.append(_Tensor("lm_head.weight", (vocabulary, hidden)))

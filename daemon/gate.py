@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from hashlib import sha256
@@ -25,6 +25,7 @@ import numpy.typing as npt
 import onnx
 
 from motley.plugins.engine import F32, Collectives, Engine, EngineFactory, EngineOptions, Pending, RankGraph
+from motley.plugins.segments import is_collective, is_experts
 
 F64 = npt.NDArray[np.float64]
 Answers = Mapping[str, F64]
@@ -34,7 +35,8 @@ FORMAT = 1
 """Of kept answers; to be raised whenever other questions are asked, or answers taken otherwise."""
 
 EXAMINED = 3
-"""Layers that the reference computes, from the first to the last: all layers have the same shapes."""
+"""Layers that the reference computes, from the first to the last: those of a kind, with experts or without, have the
+same shapes. If a kind is not among them its first layer is one more."""
 PROJECTIONS = 8
 """Random directions that a row is measured along: a wrong row stays undetected only if it is wrong across all."""
 FAR = 4000
@@ -42,6 +44,7 @@ FAR = 4000
 LIMIT = 0.1
 """Of the fingerprint's norm. Activations quantised to int8 per block make 0.02, a misread weight by 1."""
 _LAYER = re.compile(r"layers\.(\d+)\.")
+_COLLECTIVE = re.compile(r"layers\.(?P<layer>\d+)\.(?P<part>attention|mlp)\.(?P<squares>squares)?")
 _CACHE = re.compile(r"(?:key|value)_cache\.(\d+)")
 
 
@@ -67,6 +70,23 @@ def _questions(context: int) -> list[_Question]:
     return [*near, _Question(1, 0, 2), _Question(1, far, 3), _Question(1, far + 3, 1)] if far > 2 else near
 
 
+@dataclass(frozen=True)
+class _Call:
+    """A collective of a layer; `squares`: of sums of squares, by which queries and keys are scaled."""
+
+    layer: int
+    part: str
+    squares: bool
+
+    def __str__(self) -> str:
+        return f"layer {self.layer} {self.part}{' squares' if self.squares else ''}"
+
+
+def _calls(graph: RankGraph) -> list[_Call]:
+    names = [_COLLECTIVE.match(node.name) for node in graph.proto.graph.node if is_collective(node)]
+    return [_Call(int(name["layer"]), name["part"], name["squares"] is not None) for name in names if name]
+
+
 class Proctor:
     """Collectives of a rank that is being examined; see `motley.plugins.engine.Collectives`.
 
@@ -74,18 +94,18 @@ class Proctor:
         answers: fingerprints f64[T, PROJECTIONS] of what was handed in at the examined layers, by what it was.
     """
 
-    def __init__(self, rank: int, size: int, layers: Sequence[int], examined: Sequence[int]) -> None:
-        """`layers` are those that the engine runs, in order; each hands in two partial sums."""
+    def __init__(self, rank: int, size: int, calls: Sequence[_Call], examined: Sequence[int]) -> None:
+        """`calls` are those that the engine will make in each step, in order; `examined` are layers."""
         self.rank = rank
         self.size = size
         self.answers: dict[str, F64] = {}
-        self._calls = [f"layer {layer} {part}" for layer in layers for part in ("attention", "mlp")]
-        self._examined = {f"layer {layer} {part}" for layer in examined for part in ("attention", "mlp")}
+        self._calls = calls
+        self._examined = set(examined)
         self._question = _Question(0, 0, 0)
-        self._call = 0
+        self._made = 0
 
     def ask(self, question: _Question) -> None:
-        self._question, self._call = question, 0
+        self._question, self._made = question, 0
 
     def all_reduce(self, buffer: F32) -> None:
         self._exchange(buffer, [buffer])
@@ -102,13 +122,20 @@ class Proctor:
 
         An engine may run more rows than it was asked for; these do not count.
         """
-        what, tokens = self._calls[self._call], self._question.tokens
-        self._call += 1
-        if what in self._examined and local.size:
-            self.keep(what, local[..., :tokens, :].reshape(-1, local.shape[-1]))
+        call, tokens = self._calls[self._made], self._question.tokens
+        self._made += 1
+        examined = call.layer in self._examined
+        if examined and local.size:
+            self.keep(str(call), local[..., :tokens, :].reshape(-1, local.shape[-1]))
+        if call.squares:
+            # They scale queries and keys, so their size must be right: as if all ranks had the like. Either of the two
+            # may be counted by another rank; their sum is not zero.
+            (result,) = results
+            result[...] = self.size * local.sum(axis=-1, keepdims=True)
+            return
         for number, result in enumerate(results):
             asked = result[..., :tokens, :]
-            asked[...] = _noise(f"{what} {number} {self._question}", asked.shape) if what in self._examined else 0
+            asked[...] = _noise(f"{call} {number} {self._question}", asked.shape) if examined else 0
             result[..., tokens:, :] = asked[..., -1:, :]
 
     def keep(self, what: str, values: F32) -> None:
@@ -148,10 +175,10 @@ def reference_answers(
 
 
 def _computed_answers(graph: RankGraph, rank: int, size: int, build: EngineFactory) -> Answers:
-    layers = _layers(graph)
-    examined = _examined(layers)
-    proctor = Proctor(rank, size, examined, examined)
-    engine = build(_only(graph, examined), proctor, EngineOptions())
+    examined = _examined(graph)
+    part = _only(graph, examined)
+    proctor = Proctor(rank, size, _calls(part), examined)
+    engine = build(part, proctor, EngineOptions())
     try:
         _ask_all(engine, proctor, graph)
     finally:
@@ -165,10 +192,9 @@ class Gate:
     def __init__(self, graph: RankGraph, session: Collectives) -> None:
         self.rank = session.rank
         self.size = session.size
-        layers = _layers(graph)
         self._graph = graph
         self._session = session
-        self._proctor = Proctor(self.rank, self.size, layers, _examined(layers))
+        self._proctor = Proctor(self.rank, self.size, _calls(graph), _examined(graph))
         self.now: Collectives = self._proctor
         """See `motley.plugins.engine.transport`."""
 
@@ -225,13 +251,18 @@ def _ask_all(engine: Engine, proctor: Proctor, graph: RankGraph) -> None:
         engine.close_slot(slot)
 
 
-def _layers(graph: RankGraph) -> list[int]:
-    return sorted({int(found[1]) for node in graph.proto.graph.node if (found := _LAYER.match(node.name))})
+def _layers(nodes: Iterable[onnx.NodeProto]) -> list[int]:
+    return sorted({int(found[1]) for node in nodes if (found := _LAYER.match(node.name))})
 
 
-def _examined(layers: Sequence[int]) -> list[int]:
-    """So many layers, evenly from the first to the last."""
-    return sorted({layers[round(at)] for at in np.linspace(0, len(layers) - 1, EXAMINED)})
+def _examined(graph: RankGraph) -> list[int]:
+    """So many layers, evenly from the first to the last, and some of each kind."""
+    nodes = graph.proto.graph.node
+    layers, with_experts = _layers(nodes), _layers(filter(is_experts, nodes))
+    without = [layer for layer in layers if layer not in with_experts]
+    spread = {layers[round(at)] for at in np.linspace(0, len(layers) - 1, EXAMINED)}
+    missing = {kind[0] for kind in (with_experts, without) if kind and spread.isdisjoint(kind)}
+    return sorted(spread | missing)
 
 
 def _only(graph: RankGraph, layers: Sequence[int]) -> RankGraph:
@@ -245,7 +276,7 @@ def _only(graph: RankGraph, layers: Sequence[int]) -> RankGraph:
 
     residual = {}
     latest = "hidden"
-    for layer in _layers(graph):
+    for layer in _layers(graph.proto.graph.node):
         ends = f"layers.{layer}.mlp.residual"
         latest = ends if layer in layers else latest
         residual[ends] = latest

@@ -331,7 +331,7 @@ class CudaEngine:
         """Whether another node does its work: what leads to a weight, to a shape, or to a product after swish."""
         if node.op_type == "ConstantOfShape":
             return node.input[0] in self._initializers
-        return node.op_type in ("DequantizeLinear", "Shape", "Swish")
+        return node.op_type in ("Concat", "DequantizeLinear", "Shape", "Swish")
 
 
 def _pointer(address: int) -> ctypes.c_void_p:

@@ -1,8 +1,9 @@
 """The reference engine: a rank's graph executed node by node, the readable definition of what engines compute.
 
 Functions of domain ``motley`` are inlined, so that only standard operators are left and each is a few lines of
-array code below; a ``DistCollective`` is handed to the transport. Weights stay in the share file and are read (and
-dequantised) where a node uses them, so memory holds one matrix at a time.
+array code below; a ``DistCollective`` is handed to the transport, and the graphs of an ``Experts`` node are executed
+for the rows that chose them. Weights stay in the share file and are read (and dequantised) where a node uses them, so
+memory holds one matrix at a time.
 
 Arithmetic is float32, or float64 with ``extra={"dtype": "float64"}``. Collectives always carry float32, as every
 engine's do, so the float64 yardstick is a single rank, where nothing is rounded in between.
@@ -13,7 +14,7 @@ integers and booleans, which are shapes, positions and masks, stay NumPy arrays 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from types import ModuleType
@@ -25,6 +26,7 @@ import onnx.inliner
 from onnx import TensorProto, helper, numpy_helper
 
 from motley.plugins.engine import DOMAIN, F32, Collectives, EngineError, EngineOptions, RankGraph, micro_chunks
+from motley.plugins.experts import Sent, add_mixture
 
 Array: TypeAlias = Any
 """An array of the array module, or a NumPy array on the host."""
@@ -122,11 +124,7 @@ class ReferenceEngine:
             "position": np.array([position], np.int64),
             "rows": np.array(rows, np.int64),
         }
-        for node in self._nodes:
-            results = node.operator(self._xp, *(self._value(values, name) for name in node.inputs), **node.attributes)
-            values.update(zip(node.outputs, results if len(node.outputs) > 1 else [results], strict=True))
-            for name in node.last_uses:
-                values.pop(name, None)
+        self._run(self._nodes, values)
 
         state.caches = {name: values[f"{name}.out"] for name in state.caches}
         state.written = position + count
@@ -137,6 +135,14 @@ class ReferenceEngine:
 
     def close(self) -> None:
         self._slots.clear()
+
+    def _run(self, nodes: Sequence[_Node], values: dict[str, Any]) -> None:
+        """Execute nodes: values that are read later are added, others are forgotten."""
+        for node in nodes:
+            results = node.operator(self._xp, *(self._value(values, name) for name in node.inputs), **node.attributes)
+            values.update(zip(node.outputs, results if len(node.outputs) > 1 else [results], strict=True))
+            for name in node.last_uses:
+                values.pop(name, None)
 
     def _prepared(self, node: onnx.NodeProto) -> _Node:
         attributes = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
@@ -150,9 +156,38 @@ class ReferenceEngine:
                 )
             counts = {"counts": attributes["counts"]} if kind == b"all_gather" else {}
             return _Node(collectives[kind], list(node.input), list(node.output), counts)
+        if (node.domain, node.op_type) == (DOMAIN, "Experts"):
+            experts = {"experts": [self._prepared_expert(graph) for graph in attributes["experts"]]}
+            return _Node(self._experts, list(node.input), list(node.output), experts)
         if node.domain or node.op_type not in OPERATORS:
             raise EngineError(f"the reference engine has no operator {node.domain}.{node.op_type} ({node.name})")
         return _Node(OPERATORS[node.op_type], list(node.input), list(node.output), attributes)
+
+    def _prepared_expert(self, graph: onnx.GraphProto) -> _Expert:
+        nodes = [self._prepared(node) for node in graph.node]
+        _mark_last_uses(nodes, keep={graph.output[0].name})
+        return _Expert(graph.input[0].name, graph.output[0].name, nodes)
+
+    def _experts(
+        self,
+        xp: ModuleType,
+        x: Array,
+        weights: Array,
+        chosen: Array,
+        base: Array | None = None,
+        *,
+        experts: Sequence[_Expert],
+    ) -> Array:
+        def compute(x: Array, sent: Sequence[Sent]) -> Iterator[Array]:
+            for own in sent:
+                expert = experts[own.expert]
+                values = {expert.x: x[own.rows]}
+                self._run(expert.nodes, values)
+                yield values[expert.y]
+
+        total = xp.zeros_like(x) if base is None else base.copy()
+        add_mixture(total, x, weights, chosen, compute)
+        return total
 
     def _all_reduce(self, xp: ModuleType, x: Array) -> Array:
         buffer = np.array(x, np.float32)
@@ -215,6 +250,15 @@ class _Node:
     """Values that no later node reads."""
 
 
+@dataclass
+class _Expert:
+    """The graph of one expert: names of what it takes and makes, and what it executes."""
+
+    x: str
+    y: str
+    nodes: list[_Node]
+
+
 def _mark_last_uses(nodes: list[_Node], keep: set[str]) -> None:
     seen = set(keep)
     for node in reversed(nodes):
@@ -249,10 +293,26 @@ def gemm(xp: ModuleType, a: Array, b: Array, c: Array | None = None, *, transB: 
     return product if c is None else product + c
 
 
-def swish(xp: ModuleType, x: Array) -> Array:
+def softmax(xp: ModuleType, x: Array, *, axis: int) -> Array:
+    powers = xp.exp(x - x.max(axis=axis, keepdims=True))
+    return powers / powers.sum(axis=axis, keepdims=True)
+
+
+def sigmoid(xp: ModuleType, x: Array) -> Array:
     # exp of a non-positive number only, so that nothing overflows.
     decay = xp.exp(-xp.abs(x))
-    return x * xp.where(x >= 0, 1, decay) / (1 + decay)
+    return xp.where(x >= 0, 1, decay) / (1 + decay)
+
+
+def top_k(xp: ModuleType, x: Array, k: Array, *, axis: int, largest: int, sorted: int) -> list[Array]:
+    """The largest values and where they are, descending; of equal ones the first."""
+    assert (axis, largest, sorted) == (-1, 1, 1)
+    places = xp.argsort(-x, axis=-1, kind="stable")[..., : int(k[0])]
+    return [xp.take_along_axis(x, places, axis=-1), np.asarray(places, np.int64)]
+
+
+def swish(xp: ModuleType, x: Array) -> Array:
+    return x * sigmoid(xp, x)
 
 
 def dequantize_linear(
@@ -316,10 +376,12 @@ OPERATORS: dict[str, Operator] = {
     "Add": lambda xp, a, b: a + b,
     "And": lambda xp, a, b: a & b,
     "Attention": attention,
+    "Clip": lambda xp, x, low, high: xp.clip(x, low, high),
     "Concat": lambda xp, *inputs, axis: np.concatenate(inputs, axis),
     "Constant": constant,
     "ConstantOfShape": constant_of_shape,
     "DequantizeLinear": dequantize_linear,
+    "Div": lambda xp, a, b: a / b,
     "Equal": lambda xp, a, b: a == b,
     "Expand": lambda xp, x, dims: xp.broadcast_to(x, dims.tolist()),
     "Gather": lambda xp, x, indices, axis: xp.take(x, indices, axis),
@@ -330,14 +392,19 @@ OPERATORS: dict[str, Operator] = {
     "Or": lambda xp, a, b: a | b,
     "RMSNormalization": rms_normalization,
     "Range": lambda xp, start, limit, delta: np.arange(start, limit, delta),
+    "ReduceSum": lambda xp, x, axes, keepdims: x.sum(axis=tuple(axes.tolist()), keepdims=bool(keepdims)),
     "Reshape": lambda xp, x, dims: x.reshape(dims.tolist()),
     "RotaryEmbedding": rotary_embedding,
     "Shape": shape,
+    "Sigmoid": sigmoid,
+    "Softmax": softmax,
     "Split": split,
+    "Sqrt": lambda xp, x: xp.sqrt(x),
     "Squeeze": lambda xp, x: np.squeeze(x),
     "Sub": lambda xp, a, b: a - b,
     "Swish": swish,
     "TensorScatter": tensor_scatter,
+    "TopK": top_k,
     "Transpose": lambda xp, x, perm: x.transpose(perm),
     "Unsqueeze": lambda xp, x, axes: np.expand_dims(x, tuple(axes.tolist())),
 }

@@ -2,8 +2,17 @@
 
 A rank's graph is one ONNX model (opset 24): standard operators, the functions of domain ``motley`` (whose bodies
 are standard operators, so that an engine that does not know one can inline it) and ``motley.DistCollective``
-nodes, all of values f32[T, D]: ``all_reduce`` gives the sum of every rank's operand, ``all_gather`` gives the operands
-of all ranks, by rank; rank r has ``counts[r]`` of them. Names at the graph's border:
+nodes, all of values f32[T, ...]: ``all_reduce`` gives the sum of every rank's operand, ``all_gather`` gives the
+operands of all ranks, by rank; rank r has ``counts[r]`` of them.
+
+A ``motley.Experts`` node has operands x: f32[T, D], weights: f32[T, K], chosen: i64[T, K] and, if need be, base:
+f32[T, D]. Its attribute ``experts`` are graphs f32[N, D] -> f32[N, D] of standard operators, which read weights from
+around them. Row t of its result is ``base[t] + sum of weights[t, k] * experts[chosen[t, k]](x[t])`` over k, added in
+the order of the experts' numbers. An engine computes only experts that were chosen, on their rows
+(`motley.plugins.experts`).
+
+Values that are read on the other side of a collective or of an Experts node are f32[T, D], or declared in the graph's
+``value_info``. Names at the graph's border:
 
 =====================  =======================  ==============================================================
 ``hidden``             f32[T, D]                embeddings of this step's T tokens, replicated

@@ -8,6 +8,8 @@ Weights are in memory once. The runtime packs matrices into a layout of its own 
 maps itself it keeps the scales resident beside that. So the share file is mapped here, and the pages that a session has
 been made of are let go.
 
+The experts of a layer are sessions too, one each, between two segments (`onnxruntime_experts.py`).
+
 Two micro-chunks take turns: one computes a segment while the sum of the other is under way.
 
 In exact mode the last row of an odd number is run twice: kernels take rows by twos, and round a lone one otherwise. The
@@ -31,8 +33,9 @@ from onnx import TensorProto, helper
 
 from motley.plugins.engine import DOMAIN, F32, Collectives, EngineError, EngineOptions, Pending, RankGraph, micro_chunks
 from motley.plugins.mapped_share import Array, MappedShare
+from motley.plugins.onnxruntime_experts import BoundMixture, LocalExperts
 from motley.plugins.onnxruntime_lowering import GROUPED, GROUPED_FROM, MICROSOFT, SEQLENS, TOTAL_LENGTH, lower
-from motley.plugins.segments import ROWS, Gathering, Reduction, Segment, cut_at_collectives
+from motley.plugins.segments import ROWS, Gathering, Mixture, Reduction, Segment, cut_into_segments
 
 FIRST_CAPACITY = 256
 """Tokens that a new slot has room for; it doubles when full."""
@@ -45,7 +48,7 @@ POSITION = "position"
 
 @dataclass(frozen=True)
 class _Bound:
-    """A segment bound to buffers, and what the transport then does with them in place.
+    """A segment bound to buffers, and what is then done with them in place: by experts or by the transport.
 
     Attributes:
         session: None if there is nothing to run.
@@ -55,8 +58,9 @@ class _Bound:
 
     session: ort.InferenceSession | None
     binding: Any
-    partial: F32 | None
-    parts: Sequence[F32]
+    partial: F32 | None = None
+    parts: Sequence[F32] = ()
+    mixture: BoundMixture | None = None
 
 
 Exchange = Callable[[_Bound], None]
@@ -108,25 +112,31 @@ class OnnxRuntimeEngine:
         self._slots: dict[int, _Slot] = {}
 
         lowered = lower(graph.proto, options.exact)
-        segments = cut_at_collectives(
+        segments = cut_into_segments(
             lowered.nodes, lowered.initializers, [output.name for output in graph.proto.graph.output]
         )
         self._weights = _Weights(graph.share_file)
+        crossing = {value.name: _Crossing.declared(value) for value in graph.proto.graph.value_info}
+
+        def open_session(segment: Segment) -> ort.InferenceSession:
+            return _open_session(segment, lowered.initializers, graph, self._weights, crossing, options.threads)
+
         self._segments = [
-            (
-                segment,
-                _open_session(segment, lowered.initializers, graph, self._weights, options.threads)
-                if segment.outputs
-                else None,
-            )
+            (segment, open_session(segment) if segment.outputs else None)
             for segment in segments
-            if segment.outputs or segment.collective
+            if segment.outputs or segment.then
         ]
         most_rows = self._even(options.max_rows)
-        self._buffers = _assign_buffers(segments, most_rows, graph.hidden)
-        most = max(
-            (len(each.collective.gathered) for each in segments if isinstance(each.collective, Gathering)), default=0
-        )
+        self._buffers = _assign_buffers(segments, most_rows, crossing, _Crossing(graph.hidden))
+        rows, results = (np.zeros((most_rows + 1, graph.hidden), np.float32) for _ in range(2))
+        self._experts = {
+            segment.then.total: LocalExperts(
+                [open_session(_whole(expert)) for expert in segment.then.experts], rows, results, self._run_session
+            )
+            for segment in segments
+            if isinstance(segment.then, Mixture)
+        }
+        most = max((len(each.then.gathered) for each in segments if isinstance(each.then, Gathering)), default=0)
         # What one segment gathers is read by the next, while that makes its own.
         self._gathers = [np.zeros(most * most_rows * graph.hidden, np.float32) for _ in range(2)]
 
@@ -167,6 +177,7 @@ class OnnxRuntimeEngine:
     def close(self) -> None:
         self._slots.clear()
         self._segments.clear()
+        self._experts.clear()
         self._weights.close()  # not before the sessions
         self._buffers.clear()
         self._gathers.clear()
@@ -246,10 +257,14 @@ class OnnxRuntimeEngine:
         return logits[: len(rows)]
 
     def _run(self, bound: _Bound) -> None:
-        if bound.session is None:
-            return
+        if bound.session is not None:
+            self._run_session(bound.session, bound.binding)
+        if bound.mixture is not None:
+            bound.mixture.add()
+
+    def _run_session(self, session: ort.InferenceSession, binding: Any) -> None:
         try:
-            bound.session.run_with_iobinding(bound.binding)
+            session.run_with_iobinding(binding)
         except Exception as error:  # the runtime's own classes share no other base
             raise EngineError(f"engine 'onnxruntime' failed in a step: {error}") from error
 
@@ -326,14 +341,27 @@ class OnnxRuntimeEngine:
         for segment, session in self._segments:
             if segment.head:
                 continue
-            partial, parts = None, []
-            match segment.collective:
+            match segment.then:
                 case Reduction(summed):
-                    partial = places[summed]
+                    bound.append(_bind(session, segment, places, partial=places[summed]))
                 case Gathering():
-                    parts = self._place(segment.collective, next(gathers), chunk.stop - chunk.start, places)
-            bound.append(_bind(session, segment, places, partial, parts))
+                    parts = self._place(segment.then, next(gathers), chunk.stop - chunk.start, places)
+                    bound.append(_bind(session, segment, places, parts=parts))
+                case Mixture():
+                    bound.append(_bind(session, segment, places, mixture=self._mixture(segment.then, places)))
+                case None:
+                    bound.append(_bind(session, segment, places))
         return bound, places
+
+    def _mixture(self, mixture: Mixture, places: Mapping[str, Array]) -> BoundMixture:
+        return BoundMixture(
+            x=places[mixture.x],
+            weights=places[mixture.weights],
+            chosen=places[mixture.chosen],
+            total=places[mixture.total],
+            on_base=mixture.base is not None,
+            compute=self._experts[mixture.total],
+        )
 
     def _bind_head(self, places: Mapping[str, Array], chunk: slice, rows: Array, logits: F32) -> list[_Bound]:
         """Bind the head, if this rank has a part of it, to where the last layer stands and these rows of buffers."""
@@ -357,11 +385,11 @@ def _bind(
     session: ort.InferenceSession | None,
     segment: Segment,
     places: Mapping[str, Array],
-    partial: F32 | None = None,
-    parts: Sequence[F32] = (),
+    **then: Any,
 ) -> _Bound:
+    """Bind a segment; `then` is what follows it, see `_Bound`."""
     if session is None:
-        return _Bound(None, None, partial, parts)
+        return _Bound(None, None, **then)
     binding = session.io_binding()
     for name in segment.inputs:
         place = places[name]
@@ -369,30 +397,72 @@ def _bind(
     for name in segment.outputs:
         place = places[name]
         binding.bind_output(name, "cpu", 0, place.dtype.type, place.shape, place.ctypes.data)
-    return _Bound(session, binding, partial, parts)
+    return _Bound(session, binding, **then)
 
 
-def _assign_buffers(segments: Sequence[Segment], max_rows: int, width: int) -> dict[str, F32]:
-    """Give every activation that crosses a segment a buffer f32[max_rows, D], reused when its value is dead.
+@dataclass(frozen=True)
+class _Crossing:
+    """A value [T, width] that crosses segments."""
 
-    A segment's outputs never share a buffer with its inputs; a collective's result stands where its operand stood.
+    width: int
+    kind: int = TensorProto.FLOAT
+
+    @classmethod
+    def declared(cls, value: onnx.ValueInfoProto) -> _Crossing:
+        tensor = value.type.tensor_type
+        return cls(tensor.shape.dim[1].dim_value, tensor.elem_type)
+
+    def buffer(self, rows: int) -> Array:
+        return np.zeros((rows, self.width), helper.tensor_dtype_to_np_dtype(self.kind))
+
+
+def _assign_buffers(
+    segments: Sequence[Segment], max_rows: int, crossing: Mapping[str, _Crossing], residual: _Crossing
+) -> dict[str, Array]:
+    """Give every activation that crosses a segment a buffer [max_rows, width], reused when its value is dead.
+
+    A segment's outputs never share a buffer with its inputs; a collective's result stands where its operand stood, and
+    that of experts where stood what they are added to.
+
+    Args:
+        residual: of values that are not in `crossing`.
     """
     last_read: dict[str, int] = {}
     for index, segment in enumerate(segments):
-        for name in segment.inputs:
-            last_read[name] = index
-    buffers: dict[str, F32] = {"hidden": np.zeros((max_rows, width), np.float32)}
-    free: list[F32] = []
+        operands = segment.then.operands if isinstance(segment.then, Mixture) else ()
+        last_read.update(dict.fromkeys([*segment.inputs, *operands], index))
+    buffers: dict[str, Array] = {"hidden": residual.buffer(max_rows)}
+    free: dict[_Crossing, list[Array]] = {}
+
+    def place(name: str) -> None:
+        kind = crossing.get(name, residual)
+        buffers[name] = free[kind].pop() if free.get(kind) else kind.buffer(max_rows)
+
     for index, segment in enumerate(segments):
-        gathered = segment.collective.own if isinstance(segment.collective, Gathering) else ()
+        gathered = segment.then.own if isinstance(segment.then, Gathering) else ()
         for name in segment.outputs:
-            if name == "logits" or name.endswith(".out") or name in gathered:
-                continue
-            buffers[name] = free.pop() if free else np.zeros((max_rows, width), np.float32)
-        free += [buffers[name] for name in segment.inputs if name in buffers and last_read[name] == index]
-        if isinstance(segment.collective, Reduction):
-            buffers[segment.collective.reduced] = buffers[segment.collective.partial]
+            if name != "logits" and not name.endswith(".out") and name not in gathered:
+                place(name)
+        dead = {name for name, last in last_read.items() if last == index and name in buffers}
+        match segment.then:
+            case Reduction(partial, reduced):
+                buffers[reduced] = buffers[partial]
+            case Mixture(total=total, base=None):
+                place(total)
+            case Mixture(total=total, base=base):
+                assert base is not None
+                buffers[total] = buffers[base]
+                dead.discard(base)
+        for name in sorted(dead):
+            free.setdefault(crossing.get(name, residual), []).append(buffers[name])
     return buffers
+
+
+def _whole(graph: onnx.GraphProto) -> Segment:
+    """A graph as one segment."""
+    return Segment(
+        tuple(graph.node), tuple(value.name for value in graph.input), tuple(value.name for value in graph.output)
+    )
 
 
 _ELEMENT_TYPES = {
@@ -427,14 +497,18 @@ class _Weights:
 
 
 def _open_session(
-    segment: Segment, initializers: Mapping[str, TensorProto], graph: RankGraph, weights: _Weights, threads: int
+    segment: Segment,
+    initializers: Mapping[str, TensorProto],
+    graph: RankGraph,
+    weights: _Weights,
+    crossing: Mapping[str, _Crossing],
+    threads: int,
 ) -> ort.InferenceSession:
     """Make a session of one segment."""
 
     def declare(names: Sequence[str]) -> list[onnx.ValueInfoProto]:
-        return [
-            helper.make_tensor_value_info(name, _ELEMENT_TYPES.get(name, TensorProto.FLOAT), None) for name in names
-        ]
+        kinds = {name: crossing[name].kind for name in names if name in crossing} | _ELEMENT_TYPES
+        return [helper.make_tensor_value_info(name, kinds.get(name, TensorProto.FLOAT), None) for name in names]
 
     read = dict.fromkeys(name for node in segment.nodes for name in node.input)
     constants = [initializers[name] for name in read if name in initializers]

@@ -17,7 +17,7 @@ rows is even.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +26,7 @@ import onnx
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from motley.plugins.engine import DOMAIN, EngineError
+from motley.plugins.segments import is_experts
 
 MICROSOFT = "com.microsoft"
 SEQLENS = "seqlens_k"
@@ -59,7 +60,7 @@ class Lowered:
 
 
 def lower(model: onnx.ModelProto, exact: bool) -> Lowered:
-    """Lower the whole graph; collectives stay as they are.
+    """Lower the whole graph; collectives stay as they are, and so do Experts nodes around their graphs.
 
     Args:
         exact: only to what gives a row the same bits whatever stands beside it.
@@ -67,28 +68,30 @@ def lower(model: onnx.ModelProto, exact: bool) -> Lowered:
     Raises:
         EngineError: that is not possible.
     """
-    return _Lowering(model.graph, exact).run()
+    initializers = {tensor.name: tensor for tensor in model.graph.initializer}
+    initializers[_LEADING_AXIS] = numpy_helper.from_array(np.zeros(1, np.int64), _LEADING_AXIS)
+    return Lowered(_Lowering(model.graph.node, initializers, exact).run(), initializers)
 
 
 class _Lowering:
-    def __init__(self, graph: onnx.GraphProto, exact: bool) -> None:
+    def __init__(self, nodes: Iterable[NodeProto], initializers: dict[str, TensorProto], exact: bool) -> None:
         self._exact = exact
-        self._nodes = list(graph.node)
-        self._initializers = {tensor.name: tensor for tensor in graph.initializer}
+        self._nodes = list(nodes)
+        self._initializers = initializers
         self._producer = {name: node for node in self._nodes for name in node.output if name}
         self._readers: dict[str, list[NodeProto]] = {}
         for node in self._nodes:
             for name in node.input:
                 self._readers.setdefault(name, []).append(node)
-        self._initializers[_LEADING_AXIS] = numpy_helper.from_array(np.zeros(1, np.int64), _LEADING_AXIS)
 
-    def run(self) -> Lowered:
-        lowered = [new for node in self._nodes for new in self._lower(node)]
-        return Lowered(_without_unused(lowered), self._initializers)
+    def run(self) -> list[NodeProto]:
+        return _without_unused([new for node in self._nodes for new in self._lower(node)])
 
     def _lower(self, node: NodeProto) -> Iterator[NodeProto]:
         if node.domain == DOMAIN and node.op_type.startswith("CachedAttention"):
             yield from self._attention(node)
+        elif is_experts(node):
+            yield self._experts(node)
         elif node.op_type == "Gemm" and (source := self._made_by(node.input[1], "DequantizeLinear")):
             yield self._quantised_matmul(node, source)
         elif node.op_type == "RMSNormalization" and (source := self._residual_add(node)):
@@ -107,6 +110,17 @@ class _Lowering:
             yield helper.make_node("QuickGelu", node.input, node.output, domain=MICROSOFT, alpha=1.0)
         else:
             yield node
+
+    def _experts(self, node: NodeProto) -> NodeProto:
+        """The node with its experts lowered."""
+        lowered = NodeProto()
+        lowered.CopyFrom(node)
+        for attribute in lowered.attribute:
+            for graph in attribute.graphs:
+                nodes = _Lowering(graph.node, self._initializers, self._exact).run()
+                del graph.node[:]
+                graph.node.extend(nodes)
+        return lowered
 
     def _made_by(self, value: str, op_type: str) -> NodeProto | None:
         node = self._producer.get(value)

@@ -237,8 +237,8 @@ class TensorRTEngine:
             for name in segment.outputs:
                 if name not in places and not name.endswith(".out"):
                     places[name] = free.pop() if free else self._allocate(shape, np.float32, self._owned)
-            if isinstance(segment.collective, Reduction):
-                places[segment.collective.reduced] = places[segment.collective.partial]
+            if isinstance(segment.then, Reduction):
+                places[segment.then.reduced] = places[segment.then.partial]
             read = [places[name] for name in segment.inputs if name in places and last_read[name] == index]
             free += [place for place in read if place.shape == shape]
         staging = {
@@ -268,8 +268,8 @@ class TensorRTEngine:
                 continue
             if loaded.contexts and not loaded.contexts[profile].execute_async_v3(int(stream.handle)):
                 raise EngineError(f"{self._library} failed in {loaded.part.name}: {messages().take_errors()}")
-            if isinstance(loaded.segment.collective, Reduction):
-                for each in sums[places[loaded.segment.collective.partial].address]:
+            if isinstance(loaded.segment.then, Reduction):
+                for each in sums[places[loaded.segment.then.partial].address]:
                     each.submit(self._done)
         if count and self._graph.vocabulary:
             stream.copy_out(_first(places["logits"], count), staging["logits"][:count])
@@ -301,7 +301,7 @@ class TensorRTEngine:
         if key not in self._sums:
             for other in [other for other in self._sums if other[0] != 1 and tokens != 1]:
                 _close(self._sums.pop(other))
-            collectives = [loaded.segment.collective for loaded in self._parts]
+            collectives = [loaded.segment.then for loaded in self._parts]
             partials = [self._places[each.partial] for each in collectives if isinstance(each, Reduction)]
             self._sums[key] = {
                 place.address: [AllReduce(self._stream, self._summing, _rows(place, chunk)) for chunk in chunks]

@@ -32,7 +32,7 @@ from onnx import NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 from motley.plugins.engine import EngineError, RankGraph
 from motley.plugins.mapped_share import Array, MappedShare
-from motley.plugins.segments import Segment, cut_at_collectives, is_collective
+from motley.plugins.segments import Segment, cut_into_segments, is_collective, is_experts
 
 CENTRE: Mapping[int, int] = {TensorProto.UINT4: 8, TensorProto.UINT8: 136}
 """The code that the signed forms stand for with 0: 8, and ``16 * 8 + 8`` for two planes."""
@@ -91,8 +91,10 @@ def lower(graph: RankGraph, fp16: bool = False) -> Lowered:
         fp16: hold float32 matrices as FP16.
 
     Raises:
-        EngineError: a collective that TensorRT cannot do.
+        EngineError: a collective that TensorRT cannot do, or a model with experts.
     """
+    if any(map(is_experts, graph.proto.graph.node)):
+        raise EngineError("engine 'tensorrt' cannot run models with experts; use engine 'onnxruntime'")
     return _Lowering(graph, fp16).run()
 
 
@@ -101,7 +103,7 @@ def segments(lowered: Lowered) -> list[Part]:
 
     A part without outputs has nothing to compute and is not to be built.
     """
-    cut = cut_at_collectives(lowered.nodes, lowered.constants, lowered.outputs)
+    cut = cut_into_segments(lowered.nodes, lowered.constants, lowered.outputs)
     return [
         _part(lowered, f"segment-{index:03}", segment.nodes, segment.inputs, segment.outputs, segment)
         for index, segment in enumerate(cut)

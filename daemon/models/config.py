@@ -30,13 +30,36 @@ class Family:
     mlp_bias: bool | str = False
     qk_norm: bool = False
     """RMS norm over each query and key head before the rotation."""
+    whole_qk_norm: bool = False
+    """That norm is over all query heads at once, and over all key heads."""
+    clips_qkv: bool = False
+    """Queries, keys and values may be clipped (``clip_qkv``)."""
     window: Literal["never", "every layer", "some layers"] = "never"
     head_dim: int | None = None
     """When the config is silent; None: hidden size / heads."""
+    kv_heads: Literal["heads"] | None = None
+    """When the config is silent: as many as query heads; None: it may not be."""
+    theta: float = 10000.0
+    """When the config is silent, as the next one."""
+    norm_epsilon: float = 1e-6
+    experts: ExpertKeys | None = None
+
+
+@dataclass(frozen=True)
+class ExpertKeys:
+    """How the config of a family with experts spells them, and how a router's weights are made."""
+
+    intermediate: str
+    normalised: bool | str
+    """Whether the weights of a row's experts add up to 1. A string names the config key that decides."""
+    some_layers: bool = False
+    """Layers may have a plain MLP (``mlp_only_layers``, ``decoder_sparse_step``)."""
+    shared: bool = False
+    """All rows go through a shared expert too (``shared_expert_intermediate_size``)."""
 
 
 FAMILIES: Mapping[str, Family] = {
-    "llama": Family(qkv_bias="attention_bias", output_bias="attention_bias", mlp_bias="mlp_bias"),
+    "llama": Family(qkv_bias="attention_bias", output_bias="attention_bias", mlp_bias="mlp_bias", kv_heads="heads"),
     "mistral": Family(window="every layer"),
     "qwen2": Family(qkv_bias=True, window="some layers"),
     "qwen3": Family(
@@ -46,7 +69,39 @@ FAMILIES: Mapping[str, Family] = {
         window="some layers",
         head_dim=128,
     ),
+    "mixtral": Family(
+        window="every layer",
+        theta=1e6,
+        norm_epsilon=1e-5,
+        experts=ExpertKeys("intermediate_size", normalised=True),
+    ),
+    "olmoe": Family(
+        qkv_bias="attention_bias",
+        output_bias="attention_bias",
+        qk_norm=True,
+        whole_qk_norm=True,
+        clips_qkv=True,
+        kv_heads="heads",
+        norm_epsilon=1e-5,
+        experts=ExpertKeys("intermediate_size", normalised="norm_topk_prob"),
+    ),
+    "qwen2_moe": Family(
+        qkv_bias="qkv_bias",
+        experts=ExpertKeys("moe_intermediate_size", normalised="norm_topk_prob", some_layers=True, shared=True),
+    ),
+    "qwen3_moe": Family(
+        qkv_bias="attention_bias",
+        output_bias="attention_bias",
+        qk_norm=True,
+        experts=ExpertKeys("moe_intermediate_size", normalised="norm_topk_prob", some_layers=True),
+    ),
 }
+
+ON_WHEN_SILENT = ("qkv_bias",)
+"""Keys that decide a trait; others are off where the config is silent."""
+
+EXPERT_COUNTS = ("num_experts", "num_local_experts")
+"""Both spellings are read in every family with experts, as transformers does."""
 
 DEFAULT_WINDOW = 4096
 """What transformers takes where a config with a window does not say how wide; null means none."""
@@ -65,18 +120,23 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "logit_scale": (1.0,),
     "logits_scaling": (1.0,),
     "no_rope_layers": ([],),
+    "n_group": (1,),
+    "n_shared_experts": (0,),
     "num_experts": (0,),
     "num_local_experts": (0,),
     "partial_rotary_factor": (1.0,),
     "qk_layernorm": (False,),
     "residual_multiplier": (1.0,),
     "rope_interleaved": (False,),
+    "routed_scaling_factor": (1.0,),
     "scale_depth": (1.0,),
     "scale_emb": (1.0,),
+    "scoring_func": ("softmax",),
+    "shared_expert_intermediate_size": (0,),
     "use_bidirectional_attention": (False,),
     "use_qk_norm": (False,),
 }
-"""Keys that change the maths in ways no family here has, with the values (besides null) that change nothing."""
+"""Keys that change the maths in ways few families have, with the values (besides null) that change nothing."""
 
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"
@@ -148,6 +208,28 @@ class Rope:
 
 
 @dataclass(frozen=True)
+class Experts:
+    """A mixture of experts in the place of an MLP: a router sends each row to a few of them, and to the shared one.
+
+    The router's logits become probabilities by a softmax over all experts, of which the largest are kept.
+
+    Attributes:
+        chosen: experts per row.
+        intermediate: columns of an expert.
+        shared: columns of the expert that all rows go through; 0: there is none.
+        normalised: what is kept of the probabilities is scaled to add up to 1.
+        layers: per layer, whether it has experts; else it has an MLP.
+    """
+
+    count: int
+    chosen: int
+    intermediate: int
+    shared: int
+    normalised: bool
+    layers: tuple[bool, ...]
+
+
+@dataclass(frozen=True)
 class ModelConfig:
     """What the maths of a model depends on. Sizes in elements, `context` in tokens."""
 
@@ -155,6 +237,7 @@ class ModelConfig:
     layers: int
     hidden: int
     intermediate: int
+    """Columns of an MLP; of an expert if no layer has an MLP."""
     heads: int
     kv_heads: int
     head_dim: int
@@ -172,11 +255,20 @@ class ModelConfig:
     context: int
     """The longest that the rotary embedding is for, see `_rope`."""
     eos: tuple[int, ...]
+    whole_qk_norm: bool = False
+    """The norm is over all query heads at once, and over all key heads."""
+    clip_qkv: float = 0.0
+    """The largest magnitude of queries, keys and values before the rotation; 0: any."""
+    experts: Experts | None = None
 
     @property
     def group(self) -> int:
         """Query heads per KV head."""
         return self.heads // self.kv_heads
+
+    def experts_of(self, layer: int) -> Experts | None:
+        """The experts of a layer; None: it has an MLP."""
+        return self.experts if self.experts is not None and self.experts.layers[layer] else None
 
 
 def read_config(folder: Path) -> ModelConfig:
@@ -191,14 +283,15 @@ def read_config(folder: Path) -> ModelConfig:
     family_name = config.one_of("model_type", FAMILIES)
     family = FAMILIES[family_name]
     config.one_of("hidden_act", ["silu"], default="silu")
+    own_keys = _own_keys(family)
     for key, neutral in NEUTRAL.items():
         value = config.values.get(key)
-        if value is not None and value not in neutral:
+        if key not in own_keys and value is not None and value not in neutral:
             raise config.refusal(key, f"only {json.dumps(neutral[0])}" if neutral else "only its absence")
 
     hidden = config.size("hidden_size")
     heads = config.size("num_attention_heads")
-    kv_heads = config.size("num_key_value_heads", heads if family_name == "llama" else None)
+    kv_heads = config.size("num_key_value_heads", heads if family.kv_heads == "heads" else None)
     if heads % kv_heads:
         raise config.refusal("num_key_value_heads", f"a divisor of num_attention_heads = {heads}")
     head_dim = config.size("head_dim", family.head_dim or hidden // heads)
@@ -206,7 +299,8 @@ def read_config(folder: Path) -> ModelConfig:
     if head_dim % 2 or (derived and hidden % heads):
         raise config.refusal("head_dim", "an even number, by default hidden_size / num_attention_heads")
     layers = config.size("num_hidden_layers")
-    rope, context = _rope(config)
+    rope, context = _rope(config, family.theta)
+    experts = _experts(config, family.experts, layers) if family.experts else None
     eos = list(config.tokens("eos_token_id"))
     if (folder / "generation_config.json").exists():
         eos = [*_Keys(folder / "generation_config.json").tokens("eos_token_id"), *eos]
@@ -214,12 +308,12 @@ def read_config(folder: Path) -> ModelConfig:
         family=family_name,
         layers=layers,
         hidden=hidden,
-        intermediate=config.size("intermediate_size"),
+        intermediate=experts.intermediate if experts and all(experts.layers) else config.size("intermediate_size"),
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
         vocabulary=config.size("vocab_size"),
-        norm_epsilon=config.number("rms_norm_eps", 1e-6),
+        norm_epsilon=config.number("rms_norm_eps", family.norm_epsilon),
         rope=rope,
         windows=_windows(config, family, layers),
         qkv_bias=config.trait("attention_bias", family.qkv_bias),
@@ -229,6 +323,48 @@ def read_config(folder: Path) -> ModelConfig:
         tied=config.flag("tie_word_embeddings", False),
         context=context,
         eos=tuple(dict.fromkeys(eos)),
+        whole_qk_norm=family.whole_qk_norm,
+        clip_qkv=config.number("clip_qkv") if family.clips_qkv and config.values.get("clip_qkv") is not None else 0.0,
+        experts=experts,
+    )
+
+
+def _own_keys(family: Family) -> set[str]:
+    """Those of `NEUTRAL` that a family reads."""
+    keys = {"clip_qkv"} if family.clips_qkv else set()
+    if family.experts:
+        keys |= {*EXPERT_COUNTS}
+        keys |= {"shared_expert_intermediate_size"} if family.experts.shared else set()
+    return keys
+
+
+def _experts(config: _Keys, keys: ExpertKeys, layers: int) -> Experts:
+    spelled = next((key for key in EXPERT_COUNTS if config.values.get(key) is not None), EXPERT_COUNTS[0])
+    count = config.size(spelled)
+    for key in EXPERT_COUNTS:
+        if config.size(key, count) != count:
+            raise config.refusal(key, f"only the same as {spelled} = {count}")
+    chosen = config.size("num_experts_per_tok")
+    if chosen > count:
+        raise config.refusal("num_experts_per_tok", f"at most {spelled} = {count}")
+    sparse = [True] * layers
+    if keys.some_layers:
+        plain = config.values.get("mlp_only_layers") or []
+        if not isinstance(plain, list) or not all(layer in range(layers) for layer in plain):
+            raise config.refusal("mlp_only_layers", f"a list of layers from 0 to {layers - 1}")
+        step = config.size("decoder_sparse_step", 1)
+        sparse = [layer not in plain and (layer + 1) % step == 0 for layer in range(layers)]
+        if not any(sparse):
+            raise config.refusal(
+                "decoder_sparse_step", f"at most num_hidden_layers = {layers}, or mlp_only_layers less"
+            )
+    return Experts(
+        count=count,
+        chosen=chosen,
+        intermediate=config.size(keys.intermediate),
+        shared=config.size("shared_expert_intermediate_size") if keys.shared else 0,
+        normalised=config.flag(keys.normalised, False) if isinstance(keys.normalised, str) else keys.normalised,
+        layers=tuple(sparse),
     )
 
 
@@ -306,7 +442,7 @@ _ROPE_KEYS: Mapping[str, frozenset[str]] = {
 """The keys of each rope type, besides those that all have."""
 
 
-def _rope(config: _Keys) -> tuple[Rope, int]:
+def _rope(config: _Keys, silent_theta: float) -> tuple[Rope, int]:
     """The rotary embedding, and the longest context that it is for, tokens.
 
     ``linear``, ``dynamic`` and ``yarn`` configs commonly keep the unstretched length as ``max_position_embeddings``:
@@ -326,7 +462,7 @@ def _rope(config: _Keys) -> tuple[Rope, int]:
     if rope.number("partial_rotary_factor", 1.0) != 1.0:
         raise rope.refusal("partial_rotary_factor", "only 1.0")
 
-    theta = rope.number("rope_theta", config.number("rope_theta", 10000.0))
+    theta = rope.number("rope_theta", config.number("rope_theta", silent_theta))
     context = config.size("max_position_embeddings")
     if kind == "default":
         return Rope(theta), context
@@ -373,7 +509,8 @@ def _yarn(rope: _Keys, factor: float, original: int) -> YarnScaling:
 
 def _windows(config: _Keys, family: Family, layers: int) -> tuple[int, ...]:
     on = family.window == "every layer" or config.flag("use_sliding_window", family.window == "never")
-    silent = 0 if "sliding_window" in config.values or family.window == "never" else DEFAULT_WINDOW
+    says = "sliding_window" in config.values or family.window == "never" or family.experts
+    silent = 0 if says else DEFAULT_WINDOW
     window = config.size("sliding_window", silent) if on else 0
     if window and family.window == "never":
         raise config.refusal("sliding_window", "only null in this family")
@@ -440,7 +577,7 @@ class _Keys:
     def trait(self, key: str, trait: bool | str) -> bool:
         """A family's trait: fixed, or decided by the key it names; a fixed "no" may not be contradicted."""
         if isinstance(trait, str):
-            return self.flag(trait, False)
+            return self.flag(trait, trait in ON_WHEN_SILENT)
         if not trait and self.flag(key, False):
             raise self.refusal(key, "only false in this family")
         return trait

@@ -5,7 +5,9 @@ Sharding, in the notation of the JAX scaling book (T rows, D residual, E heads *
 - QKV and gate/up are cut by rows of the weight: ``f32[T, D] -> f32[T, E]{tp}`` and ``f32[T, F]{tp}``;
 - output and down projections by columns, so each rank has an unreduced sum ``f32[T, D]{U_tp}``, which a
   ``DistCollective`` turns into the replicated ``f32[T, D]`` that is added to the residual;
-- the head by rows: ``f32[R, V]{tp}``.
+- the head by rows: ``f32[R, V]{tp}``;
+- experts as MLPs: a rank has a slice of each, and one sum over the ranks follows the weighted sum over a row's experts.
+  Which these are every rank finds out for itself, from the same residual.
 
 A rank without attention or MLP units contributes zeros. Collectives act on other ranks: an engine must meet them
 all, in order, also where nothing on this rank reads the result.
@@ -24,15 +26,16 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import onnx.parser
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
-from motley.daemon.models.config import ConfigError, DynamicScaling, ModelConfig
-from motley.daemon.models.holding import Formats
+from motley.daemon.models.config import ConfigError, DynamicScaling, Experts, ModelConfig
+from motley.daemon.models.holding import FLOATS, Formats
 from motley.daemon.models.rope import rotary_tables
 from motley.daemon.models.share import Share, kv_heads
-from motley.daemon.models.tensors import EMBEDDING, HEAD
+from motley.daemon.models.tensors import EMBEDDING, HEAD, ROUTER, SHARED_GATE
 from motley.daemon.models.tree import fold, subtrees
 from motley.daemon.models.units import Units, units, validate_shares
 from motley.daemon.weights.quantise import ZERO_POINT
@@ -198,14 +201,14 @@ class _Builder:
         self.rank = rank
         self.size = len(shares)
         self.nodes: list[onnx.NodeProto] = []
-        self.shapes: dict[str, onnx.TensorProto] = {}
-        self.reduced: list[str] = []
+        self.constants: dict[str, onnx.TensorProto] = {}
+        self.crossing: list[onnx.ValueInfoProto] = []
         self.weights: list[Weight] = []
 
         share = shares[rank]
         self.q_heads = cut.query_heads(share.attention, share.attention_split, config)
         self.kv_heads = [head for group, _ in kv_heads(share) for head in cut.kv_heads(range(group, group + 1), config)]
-        self.mlp = cut.columns(share.mlp, config)
+        self.mlp_units = share.mlp
         self.words = range(
             min(share.vocabulary.start * cut.vocabulary_rows, config.vocabulary),
             min(share.vocabulary.stop * cut.vocabulary_rows, config.vocabulary),
@@ -239,8 +242,8 @@ class _Builder:
                 *([_value("logits", "R", len(self.words))] if self.words else []),
                 *(value for spec in caches for value in _cache_values(spec, ".out")),
             ],
-            initializer=[*self.shapes.values(), *(tensor for place in placed for tensor in _stored(place))],
-            value_info=[_value(name, "T", self.config.hidden) for name in self.reduced],
+            initializer=[*self.constants.values(), *(tensor for place in placed for tensor in _stored(place))],
+            value_info=self.crossing,
         )
         proto = helper.make_model(
             graph,
@@ -276,6 +279,8 @@ class _Builder:
             lambda leaf: _scaled(self.cut.query_heads(range(leaf, leaf + 1), finest, config), width),
         )
         if not self.q_heads:
+            if config.whole_qk_norm:
+                self.all_reduce(self.zeros(f"{at}.squares", residual, 2), f"{at}.squares", 2)
             return self.add_product(at, residual, output, None)
 
         q_rows = _scaled(self.q_heads, width)
@@ -289,10 +294,17 @@ class _Builder:
             [Piece(f"{checkpoint}.{name}.bias", rows) for name, rows in projections] if config.qkv_bias else [],
         )
         kv_width = len(self.kv_heads) * width
+        rms = self.whole_rms(at, qkv) if config.whole_qk_norm else []
         q, k, v = self.split(qkv, {f"{at}.q": len(q_rows), f"{at}.k": kv_width, f"{at}.v": kv_width})
-        if config.qk_norm:
+        if config.whole_qk_norm:
+            q = self.scaled_by(f"{q}.norm", q, rms[0], [Piece(f"{checkpoint}.q_norm.weight", q_rows)])
+            k = self.scaled_by(f"{k}.norm", k, rms[1], [Piece(f"{checkpoint}.k_norm.weight", rows) for rows in kv_rows])
+        elif config.qk_norm:
             q = self.head_norm(f"{q}.norm", q, f"{checkpoint}.q_norm.weight", len(self.q_heads))
             k = self.head_norm(f"{k}.norm", k, f"{checkpoint}.k_norm.weight", len(self.kv_heads))
+        if config.clip_qkv:
+            bounds = [self.floats(-config.clip_qkv), self.floats(config.clip_qkv)]
+            q, k, v = (self.node("Clip", [x, *bounds], f"{x}.clipped") for x in (q, k, v))
         caches = [f"key_cache.{layer}", f"value_cache.{layer}"]
         attended = self.node(
             "CachedAttention",
@@ -309,31 +321,93 @@ class _Builder:
         return self.add_product(at, residual, output, attended)
 
     def mlp_block(self, layer: int, residual: str) -> str:
-        """f32[T, D] -> f32[T, D]: the residual with the gated MLP of a layer added."""
-        at, checkpoint = f"layers.{layer}.mlp", f"model.layers.{layer}.mlp"
+        """f32[T, D] -> f32[T, D]: the residual with the gated MLP of a layer, or with its experts, added."""
+        at, module = f"layers.{layer}.mlp", f"model.layers.{layer}.mlp"
         config = self.config
+        if experts := config.experts_of(layer):
+            partial = (
+                self.mixture(layer, residual, experts)
+                if self.mlp_units
+                else self.zeros(f"{at}.partial", residual, config.hidden)
+            )
+            return self.node("Add", [residual, self.all_reduce(partial, at, config.hidden)], f"{at}.residual")
+
+        columns = self.cut.columns(self.mlp_units, config.intermediate)
         down = _Projection(
             f"{at}.down",
-            f"{checkpoint}.down_proj",
+            f"{module}.down_proj",
             config.mlp_bias,
-            self.mlp,
+            columns,
             [share.mlp for share in self.shares],
-            lambda leaf: self.cut.columns(range(leaf, leaf + 1), config),
+            lambda leaf: self.cut.columns(range(leaf, leaf + 1), config.intermediate),
         )
-        if not self.mlp:
+        if not columns:
             return self.add_product(at, residual, down, None)
+        normed = self.mlp_norm(layer, residual)
+        return self.add_product(at, residual, down, self.gated(at, module, normed, columns))
 
+    def mlp_norm(self, layer: int, residual: str) -> str:
+        return self.norm(f"layers.{layer}.mlp.norm", residual, f"model.layers.{layer}.post_attention_layernorm.weight")
+
+    def gated(self, at: str, module: str, x: str, columns: range) -> str:
+        """f32[T, D] -> f32[T, F]{tp}: what the down projection of a gated MLP gets."""
         projections = ("gate_proj", "up_proj")
-        normed = self.norm(f"{at}.norm", residual, f"model.layers.{layer}.post_attention_layernorm.weight")
         gate_up = self.matmul(
             f"{at}.gate_up",
-            normed,
-            [Piece(f"{checkpoint}.{name}.weight", self.mlp, range(config.hidden)) for name in projections],
-            [Piece(f"{checkpoint}.{name}.bias", self.mlp) for name in projections] if config.mlp_bias else [],
+            x,
+            [Piece(f"{module}.{name}.weight", columns, range(self.config.hidden)) for name in projections],
+            [Piece(f"{module}.{name}.bias", columns) for name in projections] if self.config.mlp_bias else [],
         )
-        gate, up = self.split(gate_up, {f"{at}.gate": len(self.mlp), f"{at}.up": len(self.mlp)})
-        gated = self.node("Mul", [self.node("Swish", [gate], f"{gate}.swish"), up], f"{at}.gated")
-        return self.add_product(at, residual, down, gated)
+        gate, up = self.split(gate_up, {f"{at}.gate": len(columns), f"{at}.up": len(columns)})
+        return self.node("Mul", [self.node("Swish", [gate], f"{gate}.swish"), up], f"{at}.gated")
+
+    def mlp(self, at: str, module: str, x: str, columns: range) -> str:
+        """f32[T, D] -> f32[T, D]{U_tp}: some columns of a gated MLP without biases."""
+        down = Piece(f"{module}.down_proj.weight", range(self.config.hidden), columns)
+        return self.matmul(f"{at}.down", self.gated(at, module, x, columns), [down])
+
+    def mixture(self, layer: int, residual: str, experts: Experts) -> str:
+        """f32[T, D] -> f32[T, D]{U_tp}: this rank's columns of every row's experts, weighted and summed."""
+        at, module = f"layers.{layer}.mlp", f"model.layers.{layer}.mlp"
+        x = self.mlp_norm(layer, residual)
+        weights, chosen = self.route(f"{at}.router", f"model.layers.{layer}.{ROUTER}", x, experts)
+        operands = [x, weights, chosen]
+        if experts.shared:
+            columns = self.cut.columns(self.mlp_units, experts.shared)
+            shared = self.mlp(f"{at}.shared", f"{module}.shared_expert", x, columns)
+            share = self.router(f"{at}.shared.router", f"model.layers.{layer}.{SHARED_GATE}", x, 1)
+            share = self.node("Sigmoid", [share], f"{at}.shared.share")
+            operands.append(self.node("Mul", [shared, share], f"{at}.shared.scaled"))
+        columns = self.cut.columns(self.mlp_units, experts.intermediate)
+        bodies = [
+            self.expert(f"{at}.experts.{number}", f"{module}.experts.{number}", columns)
+            for number in range(experts.count)
+        ]
+        self.crosses(weights, experts.chosen)
+        self.crosses(chosen, experts.chosen, TensorProto.INT64)
+        return self.node("Experts", operands, f"{at}.mixture", domain=DOMAIN, experts=bodies)
+
+    def expert(self, at: str, module: str, columns: range) -> onnx.GraphProto:
+        """f32[N, D] -> f32[N, D]{U_tp}: this rank's columns of one expert, for the rows that are sent to it."""
+        around, self.nodes = self.nodes, []
+        y = self.mlp(at, module, f"{at}.x", columns)
+        nodes, self.nodes = self.nodes, around
+        hidden = self.config.hidden
+        return helper.make_graph(nodes, at, [_value(f"{at}.x", "N", hidden)], [_value(y, "N", hidden)])
+
+    def route(self, at: str, tensor: str, x: str, experts: Experts) -> list[str]:
+        """f32[T, D] -> f32[T, K] and i64[T, K]: the weights of every row's K experts, and which these are."""
+        odds = self.node("Softmax", [self.router(at, tensor, x, experts.count)], f"{at}.odds", axis=-1)
+        weights, chosen = f"{at}.weights", f"{at}.chosen"
+        self.node("TopK", [odds, self.integers([experts.chosen])], weights, chosen, axis=-1, largest=1, sorted=1)
+        if experts.normalised:
+            total = self.node("ReduceSum", [weights, self.integers([1])], f"{at}.total", keepdims=1)
+            weights = self.node("Div", [weights, total], f"{at}.normalised")
+        return [weights, chosen]
+
+    def router(self, name: str, tensor: str, x: str, rows: int) -> str:
+        """f32[T, D] -> f32[T, rows]: products with all rows of a matrix that every rank has."""
+        return self.matmul(name, x, [Piece(tensor, range(rows), range(self.config.hidden))])
 
     def head(self, residual: str) -> str:
         """f32[T, D] -> f32[R, V]{tp}: the logits of the rows asked for."""
@@ -351,11 +425,10 @@ class _Builder:
     def rank_sum(self, at: str, projection: _Projection, x: str | None, residual: str) -> str:
         """f32[T, K]{tp} -> f32[T, D]: one matmul per rank, summed in rank order."""
         if x is None:
-            shape = self.node("Shape", [residual], f"{at}.shape")
-            partial = self.node("ConstantOfShape", [shape], f"{at}.partial")
+            partial = self.zeros(f"{at}.partial", residual, self.config.hidden)
         else:
             partial = self.project(projection.at, projection, x, projection.columns)
-        return self.collective([partial], [f"{at}.reduced"], "all_reduce", reduce_op="sum")[0]
+        return self.all_reduce(partial, at, self.config.hidden)
 
     def tree_sum(self, at: str, projection: _Projection, x: str | None) -> str:
         """f32[T, K]{tp} -> f32[T, D]: one matmul per leaf, summed by the tree over all leaves."""
@@ -378,7 +451,9 @@ class _Builder:
         spans = [span for tree in trees for span in tree]
         gathered = [f"{at}.gathered.{span.start}.{span.stop}" for span in spans]
         counts = [len(tree) for tree in trees]
-        sums = dict(zip(spans, self.collective(own, gathered, "all_gather", counts=counts), strict=True))
+        sums = dict(
+            zip(spans, self.collective(own, gathered, self.config.hidden, "all_gather", counts=counts), strict=True)
+        )
         return fold(total, sums, add)
 
     def project(self, name: str, projection: _Projection, x: str, columns: range) -> str:
@@ -387,7 +462,13 @@ class _Builder:
         bias = [Piece(f"{projection.tensor}.bias", rows)] if projection.has_bias and columns.start == 0 else []
         return self.matmul(name, x, [Piece(f"{projection.tensor}.weight", rows, columns)], bias)
 
-    def collective(self, operands: list[str], results: list[str], operation: str, **attributes: Any) -> list[str]:
+    def all_reduce(self, partial: str, at: str, width: int) -> str:
+        """f32[T, width] -> f32[T, width]: the sum of all ranks' terms."""
+        return self.collective([partial], [f"{at}.reduced"], width, "all_reduce", reduce_op="sum")[0]
+
+    def collective(
+        self, operands: list[str], results: list[str], width: int, operation: str, **attributes: Any
+    ) -> list[str]:
         self.node(
             "DistCollective",
             operands,
@@ -399,12 +480,23 @@ class _Builder:
             nb_rank=self.size,
             **attributes,
         )
-        self.reduced += results
+        for value in (*operands, *results):
+            self.crosses(value, width)
         return results
+
+    def crosses(self, name: str, width: int, kind: int = TensorProto.FLOAT) -> None:
+        """Declare a value [T, width] that is read on the other side of a collective, or of a layer's experts."""
+        self.crossing.append(_value(name, "T", width, kind=kind))
+
+    def zeros(self, name: str, residual: str, width: int) -> str:
+        """f32[T, width]: what a rank without units adds to a sum."""
+        rows = self.node("Shape", [residual], f"{name}.rows", start=0, end=1)
+        shape = self.node("Concat", [rows, self.integers([width])], f"{name}.shape", axis=0)
+        return self.node("ConstantOfShape", [shape], name)
 
     def matmul(self, name: str, x: str, pieces: list[Piece], bias: list[Piece] | None = None, output: str = "") -> str:
         """f32[T, K] -> f32[T, N] with the weight f32[N, K] `name`, held as its pieces' tensors are."""
-        held = self.cut.held[pieces[0].tensor]
+        held = self.cut.held.get(pieces[0].tensor, FLOATS)
         weight = Weight(f"{name}.weight", tuple(pieces), held.encoding, held.block, held.zeros)
         matrix = self.weight(weight)
         if weight.scale_shape is not None:
@@ -440,6 +532,32 @@ class _Builder:
         normed = self.norm(name, apart, tensor, width)
         return self.node("Reshape", [normed, self.integers((-1, heads * width))], f"{name}.rows")
 
+    def whole_rms(self, at: str, qkv: str) -> list[str]:
+        """f32[T, E]{tp} -> f32[T, 1] twice: the root mean squares of every row's queries and of its keys, of all ranks.
+
+        A key head that several ranks have, or one has several times, is counted where its first unit is.
+        """
+        config, width, share = self.config, self.config.head_dim, self.shares[self.rank]
+        counted = [part.start == group * share.attention_split for group, part in kv_heads(share)]
+        queries, keys = len(self.q_heads) * width, len(counted) * width
+        picks = np.zeros((2, queries + 2 * keys), np.float32)
+        picks[0, :queries] = 1
+        picks[1, queries : queries + keys] = np.repeat(counted, width)
+        self.constants["attention.picks"] = numpy_helper.from_array(picks, "attention.picks")
+        squares = self.node("Mul", [qkv, qkv], f"{at}.qkv.squared")
+        partial = self.node("Gemm", [squares, "attention.picks"], f"{at}.squares", transB=1)
+        self.crosses(qkv, picks.shape[1])
+        total = self.all_reduce(partial, f"{at}.squares", 2)
+        shares = self.floats(1 / (config.heads * width), 1 / (config.kv_heads * width))
+        mean = self.node("Mul", [total, shares], f"{at}.squares.mean")
+        above = self.node("Add", [mean, self.floats(config.norm_epsilon)], f"{at}.squares.above")
+        return self.split(self.node("Sqrt", [above], f"{at}.rms"), {f"{at}.q.rms": 1, f"{at}.k.rms": 1})
+
+    def scaled_by(self, name: str, x: str, rms: str, pieces: list[Piece]) -> str:
+        """f32[T, E]{tp} / f32[T, 1] * f32[E]{tp}: a norm whose root mean square is known."""
+        vector = self.weight(Weight(f"{name}.weight", tuple(pieces)))
+        return self.node("Mul", [self.node("Div", [x, rms], f"{name}.unscaled"), vector], name)
+
     def split(self, x: str, widths: Mapping[str, int]) -> list[str]:
         self.node("Split", [x, self.integers(widths.values())], *widths, axis=1)
         return list(widths)
@@ -452,8 +570,16 @@ class _Builder:
         """A small constant i64 vector, shared by everyone who needs the same."""
         vector = list(values)
         name = "i64." + ".".join(map(str, vector))
-        if name not in self.shapes:
-            self.shapes[name] = helper.make_tensor(name, TensorProto.INT64, [len(vector)], vector)
+        if name not in self.constants:
+            self.constants[name] = helper.make_tensor(name, TensorProto.INT64, [len(vector)], vector)
+        return name
+
+    def floats(self, *values: float) -> str:
+        """A small constant: f32[] if it is one value, else a vector; shared likewise."""
+        name = "f32." + ".".join(map(str, values))
+        if name not in self.constants:
+            shape = [len(values)] if len(values) > 1 else []
+            self.constants[name] = helper.make_tensor(name, TensorProto.FLOAT, shape, values)
         return name
 
     def node(self, op: str, inputs: list[str], *outputs: str, domain: str = "", **attributes: Any) -> str:

@@ -5,13 +5,16 @@ alone. Cutting columns (output and down projections) must fall between blocks, s
 the finest unit: the quantised values are then the same however the model is cut. A checkpoint's own blocks are never in
 the way of a cut: a block is held as several of the same scale where need be.
 
+A model with experts has MLPs of several widths: the experts', all alike, the shared expert's, and that of layers
+without experts. They have the same number of units: a unit is some columns of each of them.
+
 In *exact* mode units are coarser: they fall on the leaves of the tree in which the output and down projections are
 summed (see `motley.daemon.models.tree`). A leaf is a matmul of its own, so there are few. Blocks are the same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -26,8 +29,9 @@ from motley.daemon.models.holding import (
     wanted_format,
 )
 from motley.daemon.models.share import Share, ShareError
-from motley.daemon.models.tensors import Inner, fused_matrices
+from motley.daemon.models.tensors import Inner, fused_matrices, mlps
 from motley.daemon.weights.spec import Encoding
+from motley.daemon.weights.stored import Format
 
 FINE = 32
 """Units that a matrix should at least be cut in, so that shares can follow the ranks' speeds closely."""
@@ -50,16 +54,17 @@ class Units:
             where there are more than `LEAVES`.
         attention_splits: into how many units a KV group may be cut, ascending, the first is 1. In exact mode the
             others divide the last, whose units are the leaves.
-        mlp: runs of blocks of `mlp_columns` MLP columns; of one block each, unless in exact mode.
+        mlp: runs of blocks of MLP columns; of one block each, unless in exact mode or where others are wider.
+        mlp_blocks: columns of a block, by the columns of an MLP.
         vocabulary: blocks of `vocabulary_rows` rows of the head; the last may be shorter.
         held: every matrix of the graph by its tensor's name. Blocks of output projections divide the columns of the
-            finest attention unit, those of down projections `mlp_columns`.
+            finest attention unit, those of down projections `mlp_blocks`. What is absent is float32.
     """
 
     kv_groups: int
     attention_splits: tuple[int, ...]
     mlp: int
-    mlp_columns: int
+    mlp_blocks: Mapping[int, int]
     vocabulary: int
     vocabulary_rows: int
     held: Formats
@@ -78,10 +83,11 @@ class Units:
 
         return range(first(attention.start), first(attention.stop))
 
-    def columns(self, mlp: range, config: ModelConfig) -> range:
-        """The MLP columns of some MLP units."""
-        blocks = config.intermediate // self.mlp_columns
-        return range(*(blocks * bound // self.mlp * self.mlp_columns for bound in (mlp.start, mlp.stop)))
+    def columns(self, mlp: range, width: int) -> range:
+        """The columns of some MLP units in an MLP of `width` columns."""
+        block = self.mlp_blocks[width]
+        blocks = width // block
+        return range(*(blocks * bound // self.mlp * block for bound in (mlp.start, mlp.stop)))
 
 
 def units(
@@ -98,36 +104,36 @@ def units(
         exact: cuts must fall on the leaves of the tree of sums.
 
     Raises:
-        ConfigError: no such encoding or block, or a width of the model is no multiple of the smallest block.
+        ConfigError: no such encoding or block, or a width of the model is no multiple of the smallest block; exact, and
+            the model has experts.
     """
     if quantisation not in QUANTISATIONS:
         raise ConfigError(f"quantisation {quantisation!r} is not supported; supported: {', '.join(QUANTISATIONS)}")
     if quantisation != Encoding.FP32 and block not in BLOCKS:
         raise ConfigError(f"quantisation block {block} is not supported; supported: {BLOCKS}")
+    if exact and config.experts:
+        raise ConfigError(f"exact=true is not supported for a model with experts ({config.family}); use exact=false")
     fused = [
         (inner, names, wanted_format([(stored or {}).get(name, FLOATS) for name in names], quantisation, block))
         for inner, names in fused_matrices(config)
     ]
     splits = [split for split in range(1, config.group + 1) if config.group % split == 0]
-    if quantisation == Encoding.FP32:
-        widths, least = [width for width in range(1, WIDEST + 1) if config.intermediate % width == 0], 1
-    else:
+    together = 1
+    if quantisation != Encoding.FP32:
         together = max(blocks_together(form) for _, _, form in fused)
         splits = [split for split in splits if _attention_columns(config, split) % (BLOCKS[0] * together) == 0]
-        down = [form for inner, _, form in fused if inner is Inner.MLP]
-        widest = max(WIDEST, *(form.block * together for form in down))
-        widths = [size for size in BLOCKS if size <= widest and config.intermediate % size == 0][together - 1 :]
-        fine_enough = max(NARROW, config.intermediate // FINE)
-        least = max((size for size in widths if size <= min(block, fine_enough)), default=1)
-    fine = [width for width in widths if config.intermediate // width >= FINE]
-    mlp_columns = max(least, fine[-1] if fine else widths[0] if widths else config.intermediate)
+    widths = _mlp_widths(config)
+    blocks = {}
+    for columns in widths.values():
+        down = [form for inner, _, form in fused if widths.get(inner) == columns]
+        blocks[columns] = _mlp_block(columns, down, quantisation, block, together)
     cuts = {
-        Inner.HIDDEN: (config.hidden, "hidden_size"),
-        Inner.HEADS: (_attention_columns(config, splits[-1] if splits else 1), "heads per KV head * head_dim"),
-        Inner.MLP: (mlp_columns, "intermediate_size"),
+        Inner.HIDDEN: config.hidden,
+        Inner.HEADS: _attention_columns(config, splits[-1] if splits else 1),
+        **{inner: blocks[columns] for inner, columns in widths.items()},
     }
     vocabulary_rows = min(WIDEST, _power_of_two_up_to(max(1, config.vocabulary // FINE)))
-    kv_groups, mlp = config.kv_heads, config.intermediate // mlp_columns
+    kv_groups, mlp = config.kv_heads, min(columns // block for columns, block in blocks.items())
     if exact:
         vocabulary_rows = max(vocabulary_rows, EXACT_ROWS)
         kv_groups, mlp = min(kv_groups, LEAVES), min(mlp, LEAVES)
@@ -137,12 +143,40 @@ def units(
         kv_groups=kv_groups,
         attention_splits=tuple(splits),
         mlp=mlp,
-        mlp_columns=mlp_columns,
+        mlp_blocks=blocks,
         vocabulary=-(-config.vocabulary // vocabulary_rows),
         vocabulary_rows=vocabulary_rows,
-        held={name: held for inner, names, form in fused for held in [narrowed(form, *cuts[inner])] for name in names},
+        held={
+            name: held
+            for inner, names, form in fused
+            for held in [narrowed(form, cuts[inner], inner.value)]
+            for name in names
+        },
         exact=exact,
     )
+
+
+def _mlp_widths(config: ModelConfig) -> dict[Inner, int]:
+    """The columns of each kind of MLP that the model has."""
+    return {mlp.inner: mlp.columns for layer in range(config.layers) for mlp in mlps(config, layer)}
+
+
+def _mlp_block(columns: int, down: Sequence[Format], quantisation: str, block: int, together: int) -> int:
+    """Columns of the blocks that an MLP of so many columns is cut in.
+
+    Args:
+        down: how its down projections should be held.
+        together: as many quantisation blocks may not be parted.
+    """
+    if quantisation == Encoding.FP32:
+        widths, least = [width for width in range(1, WIDEST + 1) if columns % width == 0], 1
+    else:
+        widest = max(WIDEST, *(form.block * together for form in down))
+        widths = [size for size in BLOCKS if size <= widest and columns % size == 0][together - 1 :]
+        fine_enough = max(NARROW, columns // FINE)
+        least = max((size for size in widths if size <= min(block, fine_enough)), default=1)
+    fine = [width for width in widths if columns // width >= FINE]
+    return max(least, fine[-1] if fine else widths[0] if widths else columns)
 
 
 def validate_shares(units: Units, shares: Sequence[Share]) -> None:

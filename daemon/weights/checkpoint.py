@@ -11,8 +11,8 @@ neighbours with them), and a file that shrinks under a mapping kills the process
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from io import FileIO
 from math import prod
@@ -24,6 +24,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+from motley.daemon.weights.expert_names import expert_name, split_experts
 from motley.daemon.weights.spec import Encoding, Piece
 from motley.daemon.weights.stored import Codes, Format
 
@@ -102,6 +103,14 @@ class Checkpoint:
             raise
 
     def _open(self) -> None:
+        self._open_files()
+        found, self._tensors = self._tensors, {}
+        for name, info in _by_expert(found):
+            if name in self._tensors:
+                raise CheckpointError(f"{info.file}: tensor {name!r} of an expert is there twice, under two names")
+            self._tensors[name] = info
+
+    def _open_files(self) -> None:
         if (self.folder / SINGLE).is_file():
             self._add(self.folder / SINGLE)
             return
@@ -369,6 +378,18 @@ class Checkpoint:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _by_expert(tensors: Mapping[str, TensorInfo]) -> Iterator[tuple[str, TensorInfo]]:
+    """The same tensors, those of experts apart and by their usual names."""
+    for own_name, info in tensors.items():
+        matrices = list(split_experts(own_name, info.shape))
+        if not matrices:
+            yield expert_name(own_name), info
+        for number, (name, shape) in enumerate(matrices):
+            # All of a tensor's matrices are of the same size.
+            size = info.size // len(matrices)
+            yield name, replace(info, shape=shape, offset=info.offset + number * size, size=size)
 
 
 def refuse_all(problems: Sequence[str]) -> None:

@@ -43,6 +43,10 @@ PARAMETERS = {  # as the models' authors count them, in millions
     "qwen2.5-7b": 7616,
     "qwen3-0.6b": 596,
     "qwen3-8b": 8191,
+    "mixtral-8x7b": 46703,
+    "mixtral-quarter": 1517,
+    "qwen3-30b-a3b": 30532,
+    "qwen3-moe-half": 1281,
 }
 
 
@@ -136,7 +140,7 @@ def test_an_occupied_folder_is_refused_unless_forced(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        ({"model_type": "gpt2"}, "model_type 'gpt2' is not one of llama, mistral, qwen2, qwen3"),
+        ({"model_type": "gpt2"}, "model_type 'gpt2' is not one of llama, mistral, mixtral, qwen2"),
         ({"hidden_size": None}, "hidden_size should be a positive integer, and is None"),
         ({"num_hidden_layers": 0}, "num_hidden_layers should be a positive integer, and is 0"),
         ({"vocab_size": 258}, "vocab_size 258 should hold 256 bytes and"),

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from motley.daemon.gate import LIMIT, Gate, GateError, reference_answers
 from motley.daemon.models.config import read_config
 from motley.daemon.models.graph import SHARE_FILE, build_rank_graph
+from motley.daemon.models.tensors import expected_shapes
 from motley.daemon.models.units import units
 from motley.daemon.weights.checkpoint import Checkpoint
 from motley.daemon.weights.share_file import write_share
@@ -54,6 +57,38 @@ def test_the_cpu_engine_passes_with_any_share(case: object, ranks: int, tmp_path
 def test_exact_sums_are_examined_too(ranks: int, tmp_path: Path) -> None:
     for rank in range(ranks):
         examine(share(BUNDLED, "int4", ranks, rank, tmp_path / str(rank), exact=True), rank, ranks, exact=True)
+
+
+@pytest.mark.parametrize("quantisation", ["int8", "int4"])
+@pytest.mark.parametrize("name", ["olmoe", "mixtral", "qwen2-moe", "qwen3-moe"])
+def test_quantised_experts_pass(name: str, quantisation: str, tmp_path: Path) -> None:
+    for ranks in (1, 3, 8):
+        for rank in range(ranks):
+            graph = share(GOLDEN / name, quantisation, ranks, rank, tmp_path / f"{rank} of {ranks}")
+            examine(graph, rank, ranks)
+
+
+def test_a_layer_with_experts_is_among_the_examined(tmp_path: Path) -> None:
+    """Of six layers only the fourth has any; one of them is wrong."""
+    source = GOLDEN / "qwen2-moe"
+    settings = json.loads((source / "config.json").read_text())
+    settings |= {"num_hidden_layers": 6, "mlp_only_layers": [0, 1, 2, 4, 5]}
+    settings["layer_types"] = ["full_attention"] * 6
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    random = np.random.default_rng(0)
+    shapes = expected_shapes(read_config(tmp_path))
+    weights = {name: random.normal(0, 0.3, shape).astype(np.float32) for name, shape in shapes.items()}
+    save_file(weights, tmp_path / "model.safetensors")
+    graph = share(tmp_path, "fp32", 2, 0, tmp_path / "right")
+    tensor = next(each for each in graph.proto.graph.initializer if "experts.2.down" in each.name)
+    assert tensor.name.startswith("layers.3.")
+    place = {entry.key: int(entry.value) for entry in tensor.external_data if entry.key != "location"}
+    (tmp_path / "wrong").mkdir()
+    content = np.fromfile(graph.share_file, np.uint8)
+    content[place["offset"] : place["offset"] + place["length"]].view(np.float32)[:] *= -1
+    content.tofile(tmp_path / "wrong" / SHARE_FILE)
+    with pytest.raises(GateError, match="computes wrongly: layer 3 mlp of"):
+        examine(graph, 0, 2, replace(graph, share_file=tmp_path / "wrong" / SHARE_FILE))
 
 
 @pytest.mark.parametrize("quantisation", ["int8", "int4"])

@@ -64,6 +64,11 @@ def golden_cases() -> list[Case]:
     return cases
 
 
+def dense_cases() -> list[Case]:
+    """Those without experts."""
+    return [case for case in golden_cases() if case.config.experts is None]
+
+
 def whole_share(units: Units) -> Share:
     """The share of a single rank."""
     return Share(1, range(units.kv_groups), range(units.mlp), range(units.vocabulary))

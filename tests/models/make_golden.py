@@ -1,6 +1,7 @@
 """Makes the golden files: tiny random models of every family with what transformers computes for them.
 
-Run with torch and transformers installed: ``python tests/models/make_golden.py``. A case is a model folder
+Run with torch and transformers installed: ``python tests/models/make_golden.py``, with names to make these cases
+only. A case is a model folder
 (config.json, model.safetensors) with ``expected.npz``: ``tokens`` i64[P + 16] (a prompt of P tokens and its greedy
 continuation), ``prompt`` (P) and ``logits`` f32[P + 15, V] of all rows but the last. A case of a long prompt has
 ``tokens`` i64[T], of which ``prompt`` are the prompt, ``rows`` i64[R] and the ``logits`` f32[R, V] of these.
@@ -10,6 +11,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +63,11 @@ _SMALL: dict[str, Any] = {
     "intermediate_size": 32,
     "num_attention_heads": 3,
     "num_key_value_heads": 3,
+}
+_EXPERTS: dict[str, Any] = {
+    "intermediate_size": 48,
+    "moe_intermediate_size": 32,
+    "num_key_value_heads": 2,
 }
 _WINDOW: dict[str, Any] = {"use_sliding_window": True, "sliding_window": 8}
 CASES: dict[str, dict[str, Any]] = {
@@ -139,6 +147,52 @@ CASES: dict[str, dict[str, Any]] = {
         "max_position_embeddings": 32,
         "rope_parameters": _YARN_ROPE,
         **_SMALL,
+    },
+    "mixtral": {"model_type": "mixtral", "num_local_experts": 6, "num_experts_per_tok": 2, **_EXPERTS},
+    "mixtral-fused-window": {
+        "model_type": "mixtral",
+        "num_local_experts": 3,
+        "num_experts_per_tok": 2,
+        "sliding_window": 8,
+        **_EXPERTS,
+    },
+    "olmoe": {"model_type": "olmoe", "num_experts": 6, "num_experts_per_tok": 2, "pad_token_id": None, **_EXPERTS},
+    "olmoe-clipped-normalised": {
+        "model_type": "olmoe",
+        "num_experts": 5,
+        "num_experts_per_tok": 3,
+        "pad_token_id": None,
+        "norm_topk_prob": True,
+        "clip_qkv": 0.75,
+        "attention_bias": True,
+        **_EXPERTS,
+        "num_attention_heads": 6,
+        "hidden_size": 96,
+    },
+    "qwen2-moe": {
+        "model_type": "qwen2_moe",
+        "num_hidden_layers": 3,
+        "num_experts": 6,
+        "num_experts_per_tok": 3,
+        "shared_expert_intermediate_size": 80,
+        "mlp_only_layers": [1],
+        **_EXPERTS,
+    },
+    "qwen3-moe": {
+        "model_type": "qwen3_moe",
+        "num_experts": 8,
+        "num_experts_per_tok": 3,
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 2,
+        **_EXPERTS,
+        "head_dim": 32,
+    },
+    "qwen3-moe-not-normalised": {
+        "model_type": "qwen3_moe",
+        "num_experts": 4,
+        "num_experts_per_tok": 4,
+        **_EXPERTS,
+        "head_dim": 32,
     },
 }
 
@@ -220,7 +274,9 @@ def _make_long(name: str, prompt: int, after: int, changes: dict[str, Any], seed
 
 def transformers_logits(folder: Path, tokens: list[int]) -> npt.NDArray[np.float32]:
     """f32[T, V]: what transformers computes for a model, in float64 wherever its code does not force float32."""
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64, attn_implementation="eager")
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float64, attn_implementation="eager", experts_implementation="eager"
+    )
     with torch.inference_mode():
         logits: npt.NDArray[np.float32] = model(torch.tensor([tokens])).logits[0].to(torch.float32).numpy()
     return logits
@@ -240,10 +296,29 @@ def _write_model(folder: Path, settings: dict[str, Any], seed: int) -> None:
         elif "embed_tokens" in name:
             drawn = noise if not config.tie_word_embeddings else 0.5 * noise
         else:
-            drawn = 1.5 * noise / value.shape[1] ** 0.5
+            drawn = 1.5 * noise / value.shape[-1] ** 0.5
         weights[name] = drawn.to((torch.float16, torch.bfloat16, torch.float32)[0 if index % 5 else index // 5 % 3])
     config.save_pretrained(folder)
+    if "fused" not in folder.name:
+        weights = dict(_published(settings["model_type"], weights))
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def _published(family: str, weights: dict[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Weights as published checkpoints have them: each expert's matrices apart."""
+    called = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
+    if family == "mixtral":
+        called = {"gate": "w1", "up": "w3", "down": "w2"}
+        weights = {name.replace(".mlp.", ".block_sparse_moe."): value for name, value in weights.items()}
+    for name, value in weights.items():
+        if value.ndim < 3:
+            yield name, value
+            continue
+        module, _, fused = name.rpartition(".")
+        parts = ("gate", "up") if fused == "gate_up_proj" else ("down",)
+        for number, expert in enumerate(value):
+            for part, matrix in zip(parts, expert.chunk(len(parts)), strict=True):
+                yield f"{module}.{number}.{called[part]}.weight", matrix.contiguous()
 
 
 def _continue(folder: Path, vocabulary: int, seed: int) -> tuple[list[int], npt.NDArray[np.float32]] | None:
@@ -259,12 +334,16 @@ def _continue(folder: Path, vocabulary: int, seed: int) -> tuple[list[int], npt.
 
 def main() -> None:
     torch.set_num_threads(1)
-    shutil.rmtree(GOLDEN, ignore_errors=True)
-    shutil.rmtree(LONG, ignore_errors=True)
+    wanted = sys.argv[1:] or [*LONG_CASES, *CASES]
     for number, (name, (prompt, after, changes)) in enumerate(LONG_CASES.items()):
-        _make_long(name, prompt, after, changes, seed=100 + number)
+        if name in wanted:
+            shutil.rmtree(LONG / name, ignore_errors=True)
+            _make_long(name, prompt, after, changes, seed=100 + number)
     for number, (name, changes) in enumerate(CASES.items()):
+        if name not in wanted:
+            continue
         folder = GOLDEN / name
+        shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         settings = {**_BASE, **changes}
         _write_model(folder, settings, seed=number)

@@ -11,6 +11,7 @@ import pytest
 from motley.daemon.models.config import (
     ConfigError,
     DynamicScaling,
+    Experts,
     LinearScaling,
     Llama3Scaling,
     ModelConfig,
@@ -36,6 +37,16 @@ LLAMA: dict[str, Any] = {
 MISTRAL = LLAMA | {"model_type": "mistral", "sliding_window": 16}
 QWEN2 = LLAMA | {"model_type": "qwen2", "sliding_window": 16, "use_sliding_window": False, "max_window_layers": 1}
 QWEN3 = QWEN2 | {"model_type": "qwen3", "head_dim": 32}
+EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+MIXTRAL = LLAMA | {"model_type": "mixtral", "num_local_experts": 6, "num_experts_per_tok": 2}
+QWEN2_MOE = (
+    LLAMA
+    | EXPERTS
+    | {"model_type": "qwen2_moe", "shared_expert_intermediate_size": 48, "sliding_window": 16}
+    | {"use_sliding_window": False, "max_window_layers": 1}
+)
+QWEN3_MOE = LLAMA | EXPERTS | {"model_type": "qwen3_moe", "use_sliding_window": False, "sliding_window": 16}
+OLMOE = LLAMA | EXPERTS | {"model_type": "olmoe"}
 LLAMA3 = {
     "factor": 8.0,
     "low_freq_factor": 1.0,
@@ -200,6 +211,46 @@ def test_windows(tmp_path: Path, config: dict[str, Any], windows: tuple[int, ...
     assert read(tmp_path, config).windows == windows
 
 
+ALL = (True, True, True)
+
+
+@pytest.mark.parametrize(
+    ("config", "experts"),
+    [
+        (MIXTRAL, Experts(6, 2, 96, 0, True, ALL)),
+        (MIXTRAL | {"norm_topk_prob": False}, Experts(6, 2, 96, 0, True, ALL)),  # which it has not
+        (OLMOE, Experts(6, 2, 96, 0, False, ALL)),
+        (OLMOE | {"norm_topk_prob": True, "num_experts_per_tok": 6}, Experts(6, 6, 96, 0, True, ALL)),
+        (QWEN2_MOE, Experts(6, 2, 32, 48, False, ALL)),
+        (QWEN2_MOE | {"mlp_only_layers": [1]}, Experts(6, 2, 32, 48, False, (True, False, True))),
+        (QWEN3_MOE | {"norm_topk_prob": True}, Experts(6, 2, 32, 0, True, ALL)),
+        (
+            QWEN3_MOE | {"decoder_sparse_step": 2, "mlp_only_layers": [0]},
+            Experts(6, 2, 32, 0, False, (False, True, False)),
+        ),
+        (without(QWEN3_MOE, "num_experts") | {"num_local_experts": 6}, Experts(6, 2, 32, 0, False, ALL)),
+        (LLAMA, None),
+    ],
+)
+def test_experts(tmp_path: Path, config: dict[str, Any], experts: Experts | None) -> None:
+    got = read(tmp_path, config)
+    assert got.experts == experts
+    layers = experts.layers if experts else (False,) * 3
+    assert [got.experts_of(layer) for layer in range(3)] == [experts if has else None for has in layers]
+    assert got.intermediate == (experts.intermediate if experts and all(layers) else 96)
+
+
+def test_defaults_of_families_with_experts(tmp_path: Path) -> None:
+    silent = without(without(MIXTRAL, "rms_norm_eps"), "num_key_value_heads") | {"num_key_value_heads": 2}
+    mixtral = read(tmp_path, silent)
+    assert (mixtral.rope.theta, mixtral.norm_epsilon, mixtral.windows) == (1e6, 1e-5, (0, 0, 0))
+    assert read(tmp_path, MIXTRAL | {"sliding_window": 16}).windows == (16, 16, 16)
+    olmoe = read(tmp_path, without(OLMOE, "num_key_value_heads") | {"clip_qkv": 8.0})
+    assert (olmoe.kv_heads, olmoe.qk_norm, olmoe.whole_qk_norm, olmoe.clip_qkv) == (4, True, True, 8.0)
+    assert read(tmp_path, QWEN2_MOE).qkv_bias
+    assert not read(tmp_path, QWEN2_MOE | {"qkv_bias": False}).qkv_bias
+
+
 def test_defaults(tmp_path: Path) -> None:
     assert read(tmp_path, without(LLAMA, "num_key_value_heads")).kv_heads == 4
     assert read(tmp_path, without(QWEN3, "head_dim")).head_dim == 128
@@ -269,6 +320,20 @@ def test_end_tokens_of_both_files(tmp_path: Path) -> None:
         (QWEN2 | {"use_sliding_window": True, "layer_types": ["full_attention"] * 2}, "layer_types"),
         (QWEN3 | {"use_sliding_window": True, "layer_types": ["chunked_attention"] * 3}, "layer_types"),
         (MISTRAL | {"layer_types": ["full_attention"] * 3}, "layer_types"),
+        (MIXTRAL | {"num_experts_per_tok": 7}, "num_experts_per_tok"),
+        (MIXTRAL | {"num_experts": 5}, "num_local_experts"),
+        (without(MIXTRAL, "num_local_experts"), "num_experts"),
+        (without(OLMOE, "num_experts_per_tok"), "num_experts_per_tok"),
+        (MIXTRAL | {"clip_qkv": 8.0}, "clip_qkv"),
+        (OLMOE | {"clip_qkv": -1}, "clip_qkv"),
+        (OLMOE | {"shared_expert_intermediate_size": 48}, "shared_expert_intermediate_size"),
+        (without(QWEN2_MOE, "shared_expert_intermediate_size"), "shared_expert_intermediate_size"),
+        (QWEN3_MOE | {"num_experts": 0}, "num_experts"),
+        (QWEN3_MOE | {"mlp_only_layers": [3]}, "mlp_only_layers"),
+        (QWEN3_MOE | {"decoder_sparse_step": 4}, "decoder_sparse_step"),
+        (QWEN3_MOE | {"use_sliding_window": True}, "sliding_window"),
+        (QWEN3_MOE | {"routed_scaling_factor": 2.5}, "routed_scaling_factor"),
+        (QWEN3_MOE | {"norm_topk_prob": 1}, "norm_topk_prob"),
     ],
 )
 def test_what_is_not_supported_is_named(tmp_path: Path, config: dict[str, Any], key: str) -> None:

@@ -81,7 +81,8 @@ def test_splits_include_empty_shares_and_repeated_kv_heads() -> None:
 def test_quantised_values_do_not_depend_on_the_split(case: Case, quantisation: str, tmp_path: Path) -> None:
     """Against the float64 forward pass of the same quantised weights; against unquantised ones, loosely.
 
-    Matrices as small and as random as these suffer far more from quantisation than a trained model's.
+    Matrices as small and as random as these suffer far more from quantisation than a trained model's, and rows meet
+    other experts.
     """
     with session(case, tmp_path / "one", 1, quantisation, FLOAT64) as one:
         one.open_slot()
@@ -91,7 +92,7 @@ def test_quantised_values_do_not_depend_on_the_split(case: Case, quantisation: s
             ranks.open_slot()
             assert error(ranks.step(case.tokens[:-1], 0), exact) < TOLERANCE
     distance = np.linalg.norm(exact - case.logits) / np.linalg.norm(case.logits)
-    assert distance < {"int8": 0.05, "int4": 0.7}[quantisation]
+    assert distance < ({"int8": 0.2, "int4": 1.0} if case.config.experts else {"int8": 0.05, "int4": 0.7})[quantisation]
 
 
 @pytest.mark.parametrize("chunks", [[1] * 30, [7, 1, 16, 6], [29, 1]])

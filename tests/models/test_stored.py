@@ -259,10 +259,11 @@ def test_no_cut_parts_a_block(one: Format, other: Format, heads: tuple[int, int]
     stored = {name: one if ".0." in name else other for _, names in fused_matrices(config) for name in names}
     stored["lm_head.weight"] = FLOATS
     cut = units(config, "stored", 32, stored)
-    assert cut.mlp * cut.mlp_columns == config.intermediate
+    block = cut.mlp_blocks[config.intermediate]
+    assert cut.mlp * block == config.intermediate
     for layer in range(2):
         at = f"model.layers.{layer}"
-        widths = {f"{at}.mlp.down_proj.weight": [cut.mlp_columns], f"{at}.mlp.up_proj.weight": [config.hidden]}
+        widths = {f"{at}.mlp.down_proj.weight": [block], f"{at}.mlp.up_proj.weight": [config.hidden]}
         widths[f"{at}.self_attn.o_proj.weight"] = [
             config.group // split * config.head_dim for split in cut.attention_splits
         ]

@@ -34,3 +34,14 @@ def test_absent_tensors_are_all_named() -> None:
     untied = dataclasses.replace(case.config, tied=False, layers=case.config.layers + 1)
     with Checkpoint(case.folder) as checkpoint, pytest.raises(CheckpointError, match=r"'lm_head.weight' is absent"):
         checkpoint.expect(expected_shapes(untied))
+
+
+@pytest.mark.parametrize("name", ["mixtral", "qwen2-moe"])
+def test_an_expert_that_is_missing_is_named(name: str) -> None:
+    case = next(case for case in golden_cases() if str(case) == name)
+    experts = case.config.experts
+    assert experts
+    more = dataclasses.replace(case.config, experts=dataclasses.replace(experts, count=experts.count + 1))
+    with Checkpoint(case.folder) as checkpoint, pytest.raises(CheckpointError) as caught:
+        checkpoint.expect(expected_shapes(more))
+    assert f"'model.layers.0.mlp.experts.{experts.count}.gate_proj.weight' is absent" in str(caught.value)

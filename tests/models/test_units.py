@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from motley.daemon.models.config import ConfigError, ModelConfig, Rope
+from motley.daemon.models.config import ConfigError, Experts, ModelConfig, Rope
 from motley.daemon.models.holding import BLOCKS
 from motley.daemon.models.share import Share, ShareError
 from motley.daemon.models.units import LEAVES, Units, units, validate_shares
@@ -66,7 +66,8 @@ def test_units_tile_the_model_and_blocks_fit_every_cut(config: ModelConfig, quan
             units(config, quantisation, block)
         return
     cut = units(config, quantisation, block)
-    assert cut.mlp * cut.mlp_columns == config.intermediate
+    columns = cut.mlp_blocks[config.intermediate]
+    assert cut.mlp * columns == config.intermediate
     assert (cut.vocabulary - 1) * cut.vocabulary_rows < config.vocabulary <= cut.vocabulary * cut.vocabulary_rows
     assert cut.attention_splits[0] == 1
     assert list(cut.attention_splits) == sorted(set(cut.attention_splits))
@@ -74,20 +75,20 @@ def test_units_tile_the_model_and_blocks_fit_every_cut(config: ModelConfig, quan
     if quantisation != "fp32":
         assert {form.block for form in cut.held.values()} <= {size for size in BLOCKS if size <= block}
         assert config.hidden % cut.held[QUERY].block == config.hidden % cut.held["lm_head.weight"].block == 0
-        assert cut.mlp_columns % cut.held[DOWN].block == 0
+        assert columns % cut.held[DOWN].block == 0
         for split in cut.attention_splits:
             assert config.group // split * config.head_dim % cut.held[OUTPUT].block == 0
 
 
 def test_units_are_fine_enough_for_uneven_shares() -> None:
     assert units(TINYLLAMA, "int4", 32).mlp == 44
-    assert units(TINYLLAMA, "int4", 128).mlp_columns == 128
+    assert units(TINYLLAMA, "int4", 128).mlp_blocks == {5632: 128}
     assert units(TINYLLAMA, "int4", 128).held[OUTPUT].block == 64
     assert units(TINYLLAMA, "int4", 256).held[DOWN].block == 128
     small = units(SHAKESPEARE, "int4", 128)
     assert (small.mlp, small.held[DOWN].block) == (16, 32)
-    assert (units(SHAKESPEARE, "fp32", 32).mlp, units(SHAKESPEARE, "fp32", 32).mlp_columns) == (32, 16)
-    assert (units(SHAKESPEARE, "int4", 32).mlp, units(SHAKESPEARE, "int4", 32).mlp_columns) == (16, 32)
+    assert (units(SHAKESPEARE, "fp32", 32).mlp, units(SHAKESPEARE, "fp32", 32).mlp_blocks) == (32, {512: 16})
+    assert (units(SHAKESPEARE, "int4", 32).mlp, units(SHAKESPEARE, "int4", 32).mlp_blocks) == (16, {512: 32})
     assert units(SHAKESPEARE, "int4", 32).vocabulary == 32
 
 
@@ -112,15 +113,36 @@ def test_exact_units_are_few_and_tile_heads_and_columns(config: ModelConfig, qua
             assert all(heads)
         kv = [units_.kv_heads(range(group, group + 1), config) for group in range(units_.kv_groups)]
         assert [head for own in kv for head in own] == list(range(config.kv_heads))
-        columns = [units_.columns(range(unit, unit + 1), config) for unit in range(units_.mlp)]
+        columns = [units_.columns(range(unit, unit + 1), config.intermediate) for unit in range(units_.mlp)]
         assert [column for own in columns for column in own] == list(range(config.intermediate))
-        assert all(len(own) and own.start % units_.mlp_columns == 0 for own in columns)
+        assert all(len(own) and own.start % units_.mlp_blocks[config.intermediate] == 0 for own in columns)
+
+
+@given(st.integers(1, 120), st.integers(1, 400), st.integers(1, 400), st.sampled_from(["fp32", "int8", "int4"]))
+def test_mlps_of_all_widths_have_the_same_units(expert: int, shared: int, mlp: int, quantisation: str) -> None:
+    """Every unit has some columns of each, in whole blocks."""
+    experts = Experts(3, 2, 16 * expert, 16 * shared, normalised=True, layers=(True, False))
+    config = replace(TINYLLAMA, layers=2, windows=(0, 0), intermediate=16 * mlp, experts=experts)
+    cut = units(config, quantisation, 128)
+    downs = {
+        16 * expert: "model.layers.0.mlp.experts.2.down_proj.weight",
+        16 * shared: "model.layers.0.mlp.shared_expert.down_proj.weight",
+        16 * mlp: "model.layers.1.mlp.down_proj.weight",
+    }
+    assert set(cut.mlp_blocks) == set(downs)
+    assert "model.layers.0.mlp.gate.weight" not in cut.held
+    for width, down in downs.items():
+        columns = [cut.columns(range(unit, unit + 1), width) for unit in range(cut.mlp)]
+        assert [column for own in columns for column in own] == list(range(width))
+        assert all(columns)
+        if quantisation != "fp32":
+            assert all(own.start % cut.held[down].block == 0 for own in columns)
 
 
 def test_leaves_of_a_known_model() -> None:
     cut = units(TINYLLAMA, "int4", 32, exact=True)
     assert (cut.kv_groups, cut.attention_splits, cut.mlp) == (4, (1, 2), 8)
-    assert cut.columns(range(4), TINYLLAMA) == range(2816)  # two even ranks
+    assert cut.columns(range(4), 5632) == range(2816)  # two even ranks
     many = replace(TINYLLAMA, heads=40, kv_heads=40)
     cut = units(many, "int4", 32, exact=True)
     assert (cut.kv_groups, cut.attention_splits) == (8, (1,))

@@ -78,11 +78,11 @@ class LoweredEngine:
                 names = [value.name for value in part.proto.graph.output]
                 read = [value.name for value in part.proto.graph.input]
                 values.update(zip(names, session.run(names, {name: values[name] for name in read}), strict=True))
-            if part.segment is not None and isinstance(part.segment.collective, Reduction):
-                summed = values[part.segment.collective.partial].copy()
+            if part.segment is not None and isinstance(part.segment.then, Reduction):
+                summed = values[part.segment.then.partial].copy()
                 for chunk in micro_chunks(len(hidden), halved):
                     self._collectives.all_reduce(summed[chunk])
-                values[part.segment.collective.reduced] = summed
+                values[part.segment.then.reduced] = summed
         self._kept = {name: values.get(f"{name}.out", kept) for name, kept in self._kept.items()}
         none: F32 = np.zeros((len(rows), 0), np.float32)
         return values.get("logits", none)

@@ -17,7 +17,7 @@ from motley.plugins.engine import F32, Collectives, EngineError, EngineOptions, 
 from motley.transport.cuda.compiler import Capability, compile_kernels
 from motley.transport.cuda.driver import CudaDriver
 from motley.transport.cuda.errors import CudaError
-from tests.models.cases import Case, LocalSession, golden_cases, uneven_shares
+from tests.models.cases import Case, LocalSession, dense_cases, uneven_shares
 from tests.models.local_group import LocalGroup
 from tests.transport.cuda.host_driver import HostDriver
 from tests.transport.cuda.test_kernels import CAPABILITIES
@@ -48,7 +48,7 @@ def test_every_architecture_is_compiled_for(capability: Capability) -> None:
     assert b".text.matmul_int4_wide_one\0" in cubin
 
 
-@pytest.mark.parametrize(("case", "ranks"), [(golden_cases()[0], 1), *((case, 3) for case in golden_cases())], ids=str)
+@pytest.mark.parametrize(("case", "ranks"), [(dense_cases()[0], 1), *((case, 3) for case in dense_cases())], ids=str)
 def test_transformers_logits_at_any_split(case: Case, ranks: int, tmp_path: Path) -> None:
     """A prompt in chunks and a token on its own; every allocation is given back."""
     with session(case, tmp_path, ranks) as group:
@@ -63,7 +63,7 @@ def test_transformers_logits_at_any_split(case: Case, ranks: int, tmp_path: Path
 
 
 @pytest.mark.parametrize("quantisation", ["int8", "int4"])
-@pytest.mark.parametrize("case", golden_cases()[1::4], ids=str)
+@pytest.mark.parametrize("case", dense_cases()[1::4], ids=str)
 def test_quantised_weights_against_float64(case: Case, quantisation: str, tmp_path: Path) -> None:
     try:
         shares = uneven_shares(units(case.config, quantisation, 32), 2)
@@ -83,7 +83,7 @@ def test_quantised_weights_against_float64(case: Case, quantisation: str, tmp_pa
 
 def test_the_cache_grows_and_skips_without_losing_anything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("motley.plugins.cuda.FIRST_CAPACITY", 4)
-    case = golden_cases()[0]
+    case = dense_cases()[0]
     with session(case, tmp_path, 1) as group:
         for slot in (0, 1):
             group.open_slot(slot)
@@ -95,7 +95,7 @@ def test_the_cache_grows_and_skips_without_losing_anything(tmp_path: Path, monke
 
 
 def test_what_it_cannot_do_is_refused(tmp_path: Path) -> None:
-    case = golden_cases()[0]
+    case = dense_cases()[0]
     shares = uneven_shares(units(case.config, "fp32", 32), 1)
     for index, (options, said) in enumerate(
         [
@@ -124,7 +124,7 @@ def test_without_a_driver_it_says_what_to_do(tmp_path: Path) -> None:
         said = str(error)
     else:
         pytest.skip("there is a GPU here")
-    case = golden_cases()[0]
+    case = dense_cases()[0]
     shares = uneven_shares(units(case.config, "fp32", 32), 1)
     with pytest.raises(EngineError, match="engine 'cuda': ") as caught:
         LocalSession(case.folder, CudaEngine, shares, tmp_path)
@@ -133,7 +133,7 @@ def test_without_a_driver_it_says_what_to_do(tmp_path: Path) -> None:
 
 
 def test_halves_give_what_the_whole_gives(tmp_path: Path) -> None:
-    case = golden_cases()[0]
+    case = dense_cases()[0]
     with session(case, tmp_path, 2) as group:
         group.open_slot()
         whole = group.step(case.tokens[:40], 0)
@@ -142,7 +142,7 @@ def test_halves_give_what_the_whole_gives(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_the_gate_lets_it_through_to_the_transport(ranks: int, tmp_path: Path) -> None:
-    with session(golden_cases()[0], tmp_path, ranks) as group:
+    with session(dense_cases()[0], tmp_path, ranks) as group:
         graph = group.graphs[0]
     expected = reference_answers(graph, 0, ranks, ReferenceEngine)
     gate = Gate(graph, LocalGroup(ranks).member(0))

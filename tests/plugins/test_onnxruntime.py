@@ -28,6 +28,8 @@ QUANTISED_TOLERANCE = 0.04
 
 Tiny random models have few blocks for rounding to average out over.
 """
+EXPERTS_TOLERANCE = 0.1
+"""The same where that rounding sends a few rows to other experts."""
 BUNDLED = Path(motley.cli.__path__[0]) / "models" / "shakespeare-2.6m"
 
 every_case = pytest.mark.parametrize("case", golden_cases(), ids=str)
@@ -85,12 +87,13 @@ def test_quantised_against_float64_at_any_split(case: Case, quantisation: str, t
     with session(case, tmp_path / "64", factory=ReferenceEngine, quantisation=quantisation, options=float64) as ranks:
         ranks.open_slot()
         expected = ranks.step(case.tokens[:-1], 0)
+    tolerance = EXPERTS_TOLERANCE if case.config.experts else QUANTISED_TOLERANCE
     alone: list[int] = []
     for count in (1, 2, 3, 8):
         with session(case, tmp_path / str(count), count, quantisation=quantisation) as ranks:
             ranks.open_slot()
             got = ranks.step(case.tokens[:-1], 0)
-            assert np.linalg.norm(got - expected) < QUANTISED_TOLERANCE * np.linalg.norm(expected)
+            assert np.linalg.norm(got - expected) < tolerance * np.linalg.norm(expected)
             ranks.close_slot()
             text = greedy(ranks, case.tokens[: case.prompt], 8)
             alone = alone or text
@@ -230,6 +233,57 @@ def test_heads_that_are_no_multiple_of_16(tmp_path: Path) -> None:
     assert error(*rows) < FP32_TOLERANCE
 
 
+def test_a_token_runs_only_the_experts_that_it_has_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = next(case for case in golden_cases() if str(case) == "qwen2-moe")
+    experts = case.config.experts
+    assert experts
+    ran: list[object] = []
+    run = OnnxRuntimeEngine._run_session
+
+    def note(engine: OnnxRuntimeEngine, session: Any, binding: Any) -> None:
+        ran.append(session)
+        run(engine, session, binding)
+
+    monkeypatch.setattr(OnnxRuntimeEngine, "_run_session", note)
+    with session(case, tmp_path) as ranks:
+        ranks.open_slot()
+        ranks.step(case.tokens[:1], 0)
+        segments = 2 * case.config.layers + 2  # up to each sum, after the last one, and the head
+        assert len(ran) == segments + experts.chosen * sum(experts.layers)
+        assert len(set(map(id, ran))) == len(ran)
+
+
+@pytest.mark.parametrize(("quantisation", "block"), [("fp32", 32), ("int8", 32), ("int4", 32), ("int4", 128)])
+def test_experts_give_the_same_bits_in_chunks_of_any_size(quantisation: str, block: int, tmp_path: Path) -> None:
+    """Rows that have an expert for themselves in one chunk, and others beside them in another."""
+    settings = {
+        "model_type": "qwen2_moe",
+        "hidden_size": 128,
+        "intermediate_size": 128,
+        "moe_intermediate_size": 128,
+        "shared_expert_intermediate_size": 256,
+        "num_experts": 12,
+        "num_experts_per_tok": 3,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": 64,
+        "max_position_embeddings": 64,
+    }
+    config = random_model(tmp_path, settings)
+    tokens = [index * 37 % 64 for index in range(55)]
+    shares = uneven_shares(units(config, quantisation, block), 2)
+    with LocalSession(tmp_path, OnnxRuntimeEngine, shares, tmp_path, quantisation, block) as ranks:
+        ranks.open_slot(0)
+        whole = ranks.step(tokens, 0)
+        ranks.open_slot(1)
+        np.testing.assert_array_equal(ranks.step(tokens, 0, slot=1, halved=True), whole)
+        ranks.open_slot(2)
+        for start, stop in ((0, 6), (6, 22), (22, 24), (24, 55)):
+            got = ranks.step(tokens[start:stop], start, slot=2)
+            np.testing.assert_array_equal(got, whole[start:stop])
+
+
 def test_slots_do_not_see_each_other_and_can_go_back(tmp_path: Path) -> None:
     case = golden_cases()[0]
     with session(case, tmp_path, 2) as ranks:
@@ -267,5 +321,5 @@ def test_unknown_settings_and_engines_are_refused(tmp_path: Path) -> None:
     case = golden_cases()[0]
     with pytest.raises(EngineError, match="no settings called"):
         session(case, tmp_path, options=EngineOptions(extra={"tpyo": "1"}))
-    with pytest.raises(EngineError, match="no engine is called 'abacus'; installed: onnxruntime, reference"):
+    with pytest.raises(EngineError, match="'abacus'; installed: cuda, onnxruntime, reference, tensorrt"):
         load_engine("abacus")

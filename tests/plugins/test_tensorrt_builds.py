@@ -28,14 +28,14 @@ from motley.plugins.engine import EngineError, RankGraph
 from motley.plugins.mapped_share import MappedShare
 from motley.plugins.tensorrt_builds import Capability, Library, PlanFolder, build, open_library
 from motley.plugins.tensorrt_lowering import Part, lower, segments, whole
-from tests.models.cases import Case, LocalSession, golden_cases, uneven_shares, whole_share
+from tests.models.cases import Case, LocalSession, dense_cases, uneven_shares, whole_share
 from tests.plugins.test_tensorrt_lowering import FORMS
 
 pytest.importorskip("tensorrt_rtx", reason="TensorRT for RTX is not installed: pip install motley[tensorrt]")
 
 ADA: Capability = (8, 9)
 ROWS = 8
-CASES = golden_cases()
+CASES = dense_cases()
 CODES = {"fp32": "Float", "fp16": "Half", "int8": "Int4", "int4": "Int4"}
 TYPES = {TensorProto.FLOAT: "Float", TensorProto.INT64: "Int64"}
 BYTES = {TensorProto.INT4: 0.5, TensorProto.FLOAT16: 2, TensorProto.FLOAT: 4, TensorProto.INT64: 8}

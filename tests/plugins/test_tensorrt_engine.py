@@ -24,7 +24,7 @@ from motley.plugins.mapped_share import MappedShare
 from motley.plugins.tensorrt_builds import Library
 from motley.plugins.tensorrt_lowering import Part
 from motley.transport.streams import HostStream
-from tests.models.cases import Case, LocalSession, golden_cases, uneven_shares, whole_share
+from tests.models.cases import Case, LocalSession, dense_cases, uneven_shares, whole_share
 from tests.models.local_group import LocalGroup, LocalMember
 from tests.plugins.lowered_engine import for_onnxruntime, with_data
 from tests.plugins.test_tensorrt_lowering import FORMS, FP16_TOLERANCE, FP32_TOLERANCE, error
@@ -33,7 +33,7 @@ tensorrt = pytest.importorskip("motley.plugins.tensorrt", reason="needs motley.t
 host_driver = pytest.importorskip("tests.transport.cuda.host_driver", reason="no device made of host streams")
 host_step = pytest.importorskip("motley.transport.cuda.host_step")
 
-CASES = [case for case in golden_cases() if case.folder.name in ("llama-mha", "qwen3-biases-some-windows")]
+CASES = [case for case in dense_cases() if case.folder.name in ("llama-mha", "qwen3-biases-some-windows")]
 
 
 class Device(host_driver.HostDriver):  # type: ignore[misc, name-defined]

@@ -14,7 +14,7 @@ from motley.daemon.models.units import units
 from motley.plugins.cupy import ReferenceEngine
 from motley.plugins.engine import F32, EngineError, EngineFactory, EngineOptions
 from motley.plugins.tensorrt_lowering import RESIDUAL, Constant, lower, segments, whole
-from tests.models.cases import Case, LocalSession, golden_cases, uneven_shares, whole_share
+from tests.models.cases import Case, LocalSession, dense_cases, golden_cases, uneven_shares, whole_share
 from tests.models.test_stored import KINDS, Kind, make
 from tests.plugins.lowered_engine import LoweredEngine
 
@@ -25,7 +25,7 @@ FP16_TOLERANCE = 0.01
 
 FORMS = {"fp32": ("fp32", {}), "fp16": ("fp32", {"weights": "fp16"}), "int8": ("int8", {}), "int4": ("int4", {})}
 
-every_case = pytest.mark.parametrize("case", golden_cases(), ids=str)
+every_case = pytest.mark.parametrize("case", dense_cases(), ids=str)
 every_form = pytest.mark.parametrize("form", FORMS)
 
 
@@ -84,7 +84,7 @@ def test_zero_points_of_blocks(kind: Kind, tmp_path: Path) -> None:
 @pytest.mark.parametrize(("form", "most"), [("fp32", 1.01), ("fp16", 0.51), ("int8", 1.41), ("int4", 1.02)])
 def test_constants_stay_narrow(form: str, most: float, tmp_path: Path) -> None:
     """Bytes, of those in the share: int8 has two more scales for each block (of 16 here) and FP16 half of FP32."""
-    case = golden_cases()[-1]
+    case = dense_cases()[-1]
     quantisation, extra = FORMS[form]
     shares = [whole_share(units(case.config, quantisation, 32))]
     with LocalSession(case.folder, ReferenceEngine, shares, tmp_path, quantisation) as session:
@@ -108,7 +108,7 @@ def _bytes(constant: Constant) -> float:
 
 def test_a_rank_without_vocabulary_keeps_its_last_collective(tmp_path: Path) -> None:
     """TensorRT removes what no output needs, and the other ranks would wait for it."""
-    case = golden_cases()[0]
+    case = dense_cases()[0]
     shares = uneven_shares(units(case.config, "fp32", 32), 2)
     with LocalSession(case.folder, ReferenceEngine, shares, tmp_path) as session:
         parts = [whole(lower(graph)) for graph in session.graphs]
@@ -123,10 +123,19 @@ def test_a_rank_without_vocabulary_keeps_its_last_collective(tmp_path: Path) -> 
 
 
 def test_refusals(tmp_path: Path) -> None:
-    case = golden_cases()[0]
+    case = dense_cases()[0]
     shares = [whole_share(units(case.config, "fp32", 32, None, exact=True))]
     with (
         LocalSession(case.folder, ReferenceEngine, shares, tmp_path, exact=True) as session,
         pytest.raises(EngineError, match=r"does all_reduce, not all_gather .*engine 'onnxruntime'"),
     ):
         lower(session.graphs[0])
+
+
+def test_experts_are_refused_by_name(tmp_path: Path) -> None:
+    case = next(case for case in golden_cases() if case.config.experts)
+    with (
+        LocalSession(case.folder, ReferenceEngine, [whole_share(units(case.config, "fp32", 32))], tmp_path) as ranks,
+        pytest.raises(EngineError, match="'tensorrt' cannot run models with experts"),
+    ):
+        lower(ranks.graphs[0])

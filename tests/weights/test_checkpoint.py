@@ -293,3 +293,41 @@ def test_fingerprint_tells_models_apart(
     (copy / "config.json").unlink()
     with pytest.raises(CheckpointError, match=r"config\.json: cannot be read"):
         fingerprint(copy)
+
+
+def test_experts_of_a_layer_in_two_tensors_are_matrices_of_each(tmp_path: Path) -> None:
+    at = "model.layers.3.mlp.experts"
+    random = np.random.default_rng(0)
+    gate_up = random.standard_normal((3, 8, 5)).astype(np.float32)
+    down = random.standard_normal((3, 5, 4)).astype(np.float16)
+    save(tmp_path / "model.safetensors", {f"{at}.gate_up_proj": gate_up, f"{at}.down_proj": down})
+    with Checkpoint(tmp_path) as checkpoint:
+        assert len(checkpoint.names()) == 9
+        for number in range(3):
+            parts = {"gate_proj": gate_up[number, :4], "up_proj": gate_up[number, 4:], "down_proj": down[number]}
+            for part, expected in parts.items():
+                name = f"{at}.{number}.{part}.weight"
+                assert checkpoint.tensor(name).shape == expected.shape
+                read = checkpoint.read(Piece(name, range(1, 4), range(2, 4)))
+                np.testing.assert_array_equal(read, expected[1:4, 2:4])
+
+
+def test_experts_of_mixtral_have_the_names_of_others(tmp_path: Path) -> None:
+    at = "model.layers.0.block_sparse_moe"
+    parts = ["gate.weight", *(f"experts.11.{part}" for part in ("w1.weight", "w2.qweight", "w3.scales", "w4.weight"))]
+    save(tmp_path / "model.safetensors", {f"{at}.{part}": np.zeros((1, 1), np.float32) for part in parts})
+    with Checkpoint(tmp_path) as checkpoint:
+        assert checkpoint.names() == [
+            "model.layers.0.mlp.gate.weight",
+            "model.layers.0.mlp.experts.11.gate_proj.weight",
+            "model.layers.0.mlp.experts.11.down_proj.qweight",
+            "model.layers.0.mlp.experts.11.up_proj.scales",
+            f"{at}.experts.11.w4.weight",
+        ]
+
+
+def test_an_expert_under_two_names_is_refused(tmp_path: Path) -> None:
+    names = ["model.layers.0.block_sparse_moe.gate.weight", "model.layers.0.mlp.gate.weight"]
+    save(tmp_path / "model.safetensors", {name: np.zeros((1, 1), np.float32) for name in names})
+    with pytest.raises(CheckpointError, match=r"'model.layers.0.mlp.gate.weight' of an expert is there twice"):
+        Checkpoint(tmp_path)
