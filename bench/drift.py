@@ -8,9 +8,9 @@ Three runs of the same tokens, each over the split model and over one process, m
   rank order, rounded when they are done. It is what compute in half precision would cost; Motley does not do that.
 - *float64*: the graph node by node on one process, the truth that both are held against.
 
-Weights are the checkpoint's, unquantised. A difference is divided by the largest magnitude of the float64 residual at
-its layer, so it reads as an error of activations of order one, whatever scale the model's weights give them. The
-residual's root mean square stands beside it: dividing by that instead gives an error several times larger.
+Weights are the checkpoint's, not quantised any further. A difference is divided by the largest magnitude of the float64
+residual at its layer, so it reads as an error of activations of order one, whatever scale the model's weights give
+them. The residual's root mean square stands beside it: dividing by that instead gives an error several times larger.
 
 Layers stream: each becomes a model of its own whose output is the residual, is run in every way, and is dropped.
 """
@@ -35,15 +35,16 @@ from onnx import helper, numpy_helper
 
 from motley.bench.thread_mesh import OnEveryRank, thread_mesh
 from motley.daemon.loading import share_from_proto
-from motley.daemon.models.config import ConfigError, ModelConfig, read_config
+from motley.daemon.model_files import open_model
+from motley.daemon.models.config import ConfigError, ModelConfig
 from motley.daemon.models.graph import Declared, build_rank_graph
 from motley.daemon.models.profile import profile
 from motley.daemon.models.share import Share
-from motley.daemon.models.tensors import EMBEDDING, expected_shapes
+from motley.daemon.models.tensors import EMBEDDING
 from motley.daemon.weights.cache import default_folder
-from motley.daemon.weights.checkpoint import Checkpoint
 from motley.daemon.weights.share_file import write_share
 from motley.daemon.weights.spec import SHARE_FILE, Encoding, Placed, Weight, lay_out
+from motley.daemon.weights.stored import Source
 from motley.orchestrator.planning.shares import Candidate, plan_shares
 from motley.plugins.cupy import OPERATORS
 from motley.plugins.engine import F32, EngineOptions, RankGraph, load_engine
@@ -120,8 +121,8 @@ FLOAT64 = Arithmetic(np.float64)
 FP16 = Arithmetic(np.float32, _half)
 
 
-def measure_drift(folder: Path, ranks: int, progress: Callable[[int, int], None] = lambda done, total: None) -> Drift:
-    """Run random tokens through the model in `folder`, split evenly over `ranks`.
+def measure_drift(model: Path, ranks: int, progress: Callable[[int, int], None] = lambda done, total: None) -> Drift:
+    """Run random tokens through a model (a folder, or a GGUF file), split evenly over `ranks`.
 
     Args:
         progress: called with the layers done and all of them.
@@ -130,20 +131,19 @@ def measure_drift(folder: Path, ranks: int, progress: Callable[[int, int], None]
         ConfigError, CheckpointError, ShareFileError, PlanError: the model cannot be run, or not so split, or has
             experts (which rounding can exchange: that is no drift).
     """
-    config = read_config(folder)
-    if config.experts:
-        raise ConfigError(f"{folder}: drift is measured of models without experts only; this one is {config.family}")
-    tokens = np.random.default_rng(0).integers(0, config.vocabulary, POSITIONS).tolist()
-    one, split = _even_shares(config, 1), _even_shares(config, ranks)
     layers = []
-    with Checkpoint(folder) as checkpoint, thread_mesh(1) as alone, thread_mesh(ranks) as together:
-        checkpoint.expect(expected_shapes(config))
-        fp32_one = fp32 = fp16_one = fp16 = exact = checkpoint.rows(EMBEDDING, tokens)
+    with open_model(model) as opened, thread_mesh(1) as alone, thread_mesh(ranks) as together:
+        config, source = opened.config, opened.source
+        if config.experts:
+            raise ConfigError(f"{model}: drift is measured of models without experts only; this one is {config.family}")
+        tokens = np.random.default_rng(0).integers(0, config.vocabulary, POSITIONS).tolist()
+        one, split = _even_shares(config, 1), _even_shares(config, ranks)
+        fp32_one = fp32 = fp16_one = fp16 = exact = source.rows(EMBEDDING, tokens)
         for layer in range(config.layers):
             progress(layer, config.layers)
             with (
-                on_disk(checkpoint, [layer_graph(config, one, 0, layer)]) as whole,
-                on_disk(checkpoint, [layer_graph(config, split, rank, layer) for rank in range(ranks)]) as parts,
+                on_disk(source, [layer_graph(config, one, 0, layer)]) as whole,
+                on_disk(source, [layer_graph(config, split, rank, layer) for rank in range(ranks)]) as parts,
             ):
                 fp32_one, fp32 = execute(whole, alone, fp32_one), execute(parts, together, fp32)
                 fp16_one, fp16 = interpret(whole, fp16_one, FP16), interpret(parts, fp16, FP16)
@@ -165,7 +165,7 @@ def measure_drift(folder: Path, ranks: int, progress: Callable[[int, int], None]
                 )
             )
         progress(config.layers, config.layers)
-    return Drift(folder.name, ranks, layers)
+    return Drift(model.name, ranks, layers)
 
 
 def _error(got: Array, expected: Array, scale: float) -> tuple[float, float]:
@@ -228,7 +228,7 @@ def _of_layer(place: Placed, layer: int) -> Weight:
 
 
 @contextmanager
-def on_disk(checkpoint: Checkpoint, ranks: Sequence[Declared]) -> Iterator[list[RankGraph]]:
+def on_disk(source: Source, ranks: Sequence[Declared]) -> Iterator[list[RankGraph]]:
     """Every rank's graph with its weights in a file, for as long as the context lasts."""
     default_folder().mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix="drift-", dir=default_folder()))
@@ -237,7 +237,7 @@ def on_disk(checkpoint: Checkpoint, ranks: Sequence[Declared]) -> Iterator[list[
         for rank, declared in enumerate(ranks):
             (folder / str(rank)).mkdir()
             share_file = folder / str(rank) / SHARE_FILE
-            write_share(checkpoint, declared.weights, declared.share_bytes, share_file)
+            write_share(source, declared.weights, declared.share_bytes, share_file)
             bound.append(declared.bind(share_file))
         yield bound
     finally:

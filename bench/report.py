@@ -1,6 +1,7 @@
 """The standard set of measurements, and README's performance section made of them.
 
-One run, one machine: latency at one and two ranks in int4 and int8, a short and a long context, collectives, precision.
+One run, one machine: latency at one and two ranks in int4 and int8, a short and a long context, what exact mode costs,
+collectives, precision. The model is called by its shape: where its files lie is nobody's business.
 """
 
 from __future__ import annotations
@@ -11,24 +12,39 @@ import platform
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import date
 from importlib.metadata import version
+from math import prod
 from pathlib import Path
+from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from motley.bench.collectives import Row, Setup, measure
 from motley.bench.drift import Drift, measure_drift
 from motley.bench.latency import LatencyReport, measure_latency
-from motley.bench.local_mesh import MeshSpec
+from motley.bench.local_mesh import MeshError, MeshSpec
 from motley.bench.synth import SHAPES, synthesise
 from motley.daemon.hardware import cpu_name, usable_cores
-from motley.daemon.models.config import read_config
+from motley.daemon.model_files import open_model
+from motley.daemon.models.config import ModelConfig
+from motley.daemon.models.tensors import expected_shapes
 from motley.daemon.weights.cache import default_folder
 
 SHAPE = "tinyllama-1.1b"
 """Synthesised where no model is given."""
+PUBLISHED = (
+    "TinyLlama-1.1B",
+    "Llama-3.2-1B",
+    "Llama-3.1-8B",
+    "Mistral-7B",
+    "Qwen2.5-0.5B",
+    "Qwen2.5-7B",
+    "Qwen3-0.6B",
+    "Qwen3-8B",
+)
+"""What the models are called whose shapes are `motley.bench.synth.SHAPES`."""
 BEGIN, END = "<!-- performance:begin -->", "<!-- performance:end -->"
 COLUMNS = (
     "weights",
@@ -40,6 +56,8 @@ COLUMNS = (
     "prompt tokens/s",
     "peak RSS per rank",
 )
+RSS_PER_SHARE, RSS_BESIDE_MB = 1.15, 250
+"""What a rank may take at its peak: so much of its share, and so much beside it."""
 PACKAGES = ("motley", "numpy", "onnxruntime")
 
 
@@ -55,6 +73,7 @@ class Standard:
         prompt: tokens of it in every setting.
         contexts: lengths of two more prompts for the first quantisation over the most ranks; the second as far as the
             model goes.
+        pairs: of runs without and with exact mode, in the quantisation and over the ranks of `contexts`.
         sizes: bytes, of all-reduces over the most ranks.
     """
 
@@ -63,6 +82,7 @@ class Standard:
     prompt: int = 64
     contexts: tuple[int, int] = (100, 1950)
     tokens: int = 64
+    pairs: int = 3
     sizes: Sequence[int] = (8192, 16384, 65536, 1 << 20)
 
 
@@ -77,13 +97,22 @@ class Machine:
 
 @dataclass(frozen=True)
 class Results:
-    """`latency` is by quantisation and ranks at the standard prompt, `contexts` one setting at two lengths."""
+    """What was measured.
+
+    Attributes:
+        model: its shape, as `shape_name` has it; so in all reports.
+        latency: by quantisation and ranks at the standard prompt.
+        contexts: one setting at two lengths.
+        exact: that setting at the standard prompt, without and with exact mode in turn, shares in the cache; the first
+            alone where exact mode is refused.
+    """
 
     day: str
     machine: Machine
     model: str
     latency: list[LatencyReport]
     contexts: list[LatencyReport]
+    exact: list[LatencyReport]
     collectives: list[Row]
     drift: Drift
 
@@ -92,6 +121,18 @@ class Results:
         """The one whose tokens are drawn: the first quantisation over the most ranks."""
         quantisation = self.latency[0].quant
         return [report for report in self.latency if report.quant == quantisation][-1]
+
+    @property
+    def exact_ratio(self) -> float | None:
+        """What a token takes with exact mode over what it takes without: the median of the pairs; None: refused."""
+        pairs = zip(self.exact[::2], self.exact[1::2], strict=False)
+        ratios = [exact.ms_per_token["p50"] / plain.ms_per_token["p50"] for plain, exact in pairs]
+        return median(ratios) if ratios else None
+
+    @property
+    def warm_start_s(self) -> float:
+        """From a rank's order to load until it is ready, its share being in the cache: the slowest rank."""
+        return max(self.exact[0].load_s)
 
     @property
     def name(self) -> str:
@@ -106,41 +147,76 @@ class Results:
             "model": self.model,
             "latency": [report.as_json() for report in self.latency],
             "contexts": [report.as_json() for report in self.contexts],
+            "exact": [report.as_json() for report in self.exact],
             "collectives": [asdict(row) for row in self.collectives],
             "precision": self.drift.as_json(),
         }
 
 
 async def measure_standard(model: Path, standard: Standard, say: Callable[[str], None]) -> Results:
-    """Take about four minutes to measure `standard`. `say` is told what comes next.
+    """Take about five minutes to measure `standard`. `say` is told what comes next.
 
     Raises:
-        what `measure_latency`, `measure` and `measure_drift` raise.
+        what `open_model`, `measure_latency`, `measure` and `measure_drift` raise.
     """
-    config = read_config(model)
+    with open_model(model) as opened:
+        config = opened.config
+    shape = shape_name(config)
     longest = min(standard.contexts[1], config.context - standard.tokens - 1)
     latency: list[LatencyReport] = []
     contexts: list[LatencyReport] = []
+
+    async def timed(spec: MeshSpec, lengths: Sequence[int]) -> list[LatencyReport]:
+        spec = replace(spec, context=max(lengths) + standard.tokens + 1)
+        reports = await measure_latency(spec, lengths, standard.tokens, config.vocabulary)
+        return [replace(report, model=shape) for report in reports]
+
     for quantisation in standard.quantisations:
         for ranks in standard.ranks:
             say(f"latency: {quantisation}, ranks: {ranks}")
             both = quantisation == standard.quantisations[0] and ranks == standard.ranks[-1]
             lengths = [standard.prompt, *((standard.contexts[0], longest) if both else ())]
-            spec = MeshSpec(
-                model=model,
-                weights=[1.0] * ranks,
-                quantisation=quantisation,
-                context=max(lengths) + standard.tokens + 1,
-                pin=True,
-            )
-            first, *others = await measure_latency(spec, lengths, standard.tokens, config.vocabulary)
+            spec = MeshSpec(model=model, weights=[1.0] * ranks, quantisation=quantisation, pin=True)
+            first, *others = await timed(spec, lengths)
             latency.append(first)
             contexts += others
+    exact: list[LatencyReport] = []
+    spec = MeshSpec(model=model, weights=[1.0] * standard.ranks[-1], quantisation=standard.quantisations[0], pin=True)
+    try:
+        for pair in range(standard.pairs):
+            say(f"exact mode: pair {pair + 1} of {standard.pairs}")
+            for mode in (False, True):
+                exact += await timed(replace(spec, exact=mode), [standard.prompt])
+    except MeshError as error:
+        if "exact=true" not in str(error):
+            raise
+        say(str(error))  # this machine cannot, or not this model: all else can be measured
     say("collectives")
     collectives = measure(Setup(ranks=standard.ranks[-1], sizes=standard.sizes))
     say("precision")
     drift = measure_drift(model, standard.ranks[-1])
-    return Results(date.today().isoformat(), this_machine(), model.name, latency, contexts, collectives, drift)
+    return Results(date.today().isoformat(), this_machine(), shape, latency, contexts, exact, collectives, drift)
+
+
+def shape_name(config: ModelConfig) -> str:
+    """What a model of this config is: ``TinyLlama-1.1B shape``, or ``6 layers x 192 (2.6 M parameters)``."""
+    sizes = {
+        "hidden_size": config.hidden,
+        "intermediate_size": config.intermediate,
+        "num_hidden_layers": config.layers,
+        "num_attention_heads": config.heads,
+        "num_key_value_heads": config.kv_heads,
+        "vocab_size": config.vocabulary,
+        "tie_word_embeddings": config.tied,
+    }
+    for name in PUBLISHED:
+        known = SHAPES[name.lower()]
+        head_dim = known.get("head_dim", config.hidden // config.heads)
+        if head_dim == config.head_dim and all(known[key] == value for key, value in sizes.items()):
+            return f"{name} shape"
+    parameters = sum(map(prod, expected_shapes(config).values()))
+    count = f"{parameters / 1e9:.1f} B" if parameters >= 1e9 else f"{parameters / 1e6:.1f} M"
+    return f"{config.layers} layers x {config.hidden} ({count} parameters)"
 
 
 def this_machine() -> Machine:
@@ -215,7 +291,7 @@ def section(results: Results, image: str) -> str:
     versions = ", ".join(f"{package} {number}" for package, number in machine.versions.items())
     return "\n".join(
         [
-            f"Measured on {results.day} by `motley bench report`: shape {results.model}, one thread per rank, on "
+            f"Measured on {results.day} by `motley bench report`: {results.model}, one thread per rank, on "
             f"{machine.cpu} with {machine.cores} cores, {machine.system}; Python {machine.python}, {versions}.",
             "",
             f"| {' | '.join(COLUMNS)} |",
@@ -225,13 +301,22 @@ def section(results: Results, image: str) -> str:
             "The bound is what reading a token's weights takes at the memory bandwidth that as many cores had in the "
             f"same minute ({_span([report.bandwidth_gb_s for report in results.latency])} GB/s).",
             "",
-            *_contexts(results.contexts),
-            f"- All-reduce: {', '.join(map(_collective, results.collectives))}.",
-            f"- Precision: {_precision(results.drift)}.",
+            *(f"- {finding}" for finding in findings(results)),
             "",
             f"![Where the milliseconds of a token go, and how far ranks drift from one process]({image})",
         ]
     )
+
+
+def findings(results: Results) -> list[str]:
+    """What was measured besides the settings, a sentence each."""
+    return [
+        *_contexts(results.contexts),
+        _start_and_memory(results),
+        _exact(results),
+        f"All-reduce: {', '.join(map(_collective, results.collectives))}.",
+        f"Precision: {_precision(results.drift)}.",
+    ]
 
 
 def _row(report: LatencyReport) -> str:
@@ -259,9 +344,30 @@ def _contexts(contexts: Sequence[LatencyReport]) -> list[str]:
     short, long = contexts
     ratio = long.ms_per_token["p50"] / short.ms_per_token["p50"]
     return [
-        f"- Context ({short.quant}, {short.ranks} ranks): {short.ms_per_token['p50']:.1f} ms per token after "
+        f"Context ({short.quant}, {short.ranks} ranks): {short.ms_per_token['p50']:.1f} ms per token after "
         f"{short.prompt_tokens} tokens, {long.ms_per_token['p50']:.1f} after {long.prompt_tokens} ({ratio:.2f} x)."
     ]
+
+
+def _start_and_memory(results: Results) -> str:
+    """The peak is of the rank that comes closest to the limit."""
+    peak, limit = max(
+        (
+            (peak, RSS_PER_SHARE * share + RSS_BESIDE_MB)
+            for report in results.latency
+            for peak, share in zip(report.peak_rss_mb, report.shard_mb, strict=True)
+        ),
+        key=lambda pair: pair[0] / pair[1],
+    )
+    return (
+        f"Warm start: {results.warm_start_s:.1f} s. Peak RSS: {peak:.0f} MB where {limit:.0f} are the limit "
+        f"({RSS_PER_SHARE} x share + {RSS_BESIDE_MB} MB)."
+    )
+
+
+def _exact(results: Results) -> str:
+    ratio = results.exact_ratio
+    return f"Exact sessions: {'refused here' if ratio is None else f'{100 * (ratio - 1):+.0f} % per token'}."
 
 
 def _collective(row: Row) -> str:

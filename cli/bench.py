@@ -199,7 +199,7 @@ def collectives(
 @bench.command(epilog="Example: motley bench precision --model ./tinyllama --ranks 2 --plot drift.png --json")
 def precision(
     model: Annotated[
-        Path | None, typer.Option(help="Model folder, to see how far ranks drift from one process.")
+        Path | None, typer.Option(help="Model folder or file, to see how far ranks drift from one process.")
     ] = None,
     ranks: Annotated[int, typer.Option(min=2, max=16, help="Ranks whose values are summed.")] = 2,
     plot: Annotated[Path | None, typer.Option(help="Draw the drift over layers to this PNG file.")] = None,
@@ -241,7 +241,8 @@ def precision(
 @bench.command(epilog="Example: motley bench report --readme README.md")
 def report(
     model: Annotated[
-        Path | None, typer.Option(help="Model folder. Default: TinyLlama-1.1B's shape, synthesised and removed again.")
+        Path | None,
+        typer.Option(help="Model folder or file. Default: TinyLlama-1.1B's shape, synthesised and removed again."),
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder for the numbers (JSON) and the picture (PNG).")] = Path(
         "bench/results"
@@ -251,11 +252,12 @@ def report(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
 ) -> None:
-    """The standard set of measurements: latency, contexts, collectives, precision. Takes about five minutes."""
+    """The standard measurements: latency, contexts, exact mode, collectives, precision. Takes about five minutes."""
     from motley.bench.plots import plot_report, require_plotting
     from motley.bench.report import (
         Standard,
         check_markers,
+        findings,
         measure_standard,
         rewrite_section,
         standard_model,
@@ -276,6 +278,8 @@ def report(
         print(json.dumps(results.as_json()))
     else:
         show_sweep([*results.latency, *results.contexts])
+        for finding in findings(results):
+            console.print(finding)
         console.print(f"wrote {numbers} and {picture}{f', rewrote {readme}' if readme else ''}")
 
 

@@ -84,11 +84,14 @@ def load_rank(
         options = EngineOptions(threads=threads, exact=model.exact)
         with cache.hold(key, label, declared.share_bytes, write, progress) as share_file:
             graph = declared.bind(share_file)
-            expected = reference_answers(graph, rank, assignment.size, load_engine("reference"), share_file.parent)
+            ask_reference = partial(
+                reference_answers, graph, rank, assignment.size, load_engine("reference"), share_file.parent
+            )
+            expected = ask_reference()  # before the engine takes its memory
             gate = Gate(graph, communicator)
             engine = load_engine(assignment.engine)(graph, gate, options)
             try:
-                gate.open(engine, expected)
+                gate.open(engine, expected, partial(ask_reference, anew=True))
                 held = sum(place.weight.all_bytes for place in declared.weights)
                 embed = partial(opened.source.rows, EMBEDDING)
                 executor = Executor(engine, embed, declared.words, declared.words_per_unit, communicator.stats)

@@ -2,8 +2,8 @@
 
 Functions of domain ``motley`` are inlined, so that only standard operators are left and each is a few lines of
 array code below; a ``DistCollective`` is handed to the transport, and the graphs of an ``Experts`` node are executed
-for the rows that chose them. Weights stay in the share file and are read (and dequantised) where a node uses them, so
-memory holds one matrix at a time.
+for the rows that chose them. Weights stay in the share file and are read where a node uses them, and dequantised some
+rows at a time.
 
 Arithmetic is float32, or float64 with ``extra={"dtype": "float64"}``. Collectives always carry float32, as every
 engine's do, so the float64 yardstick is a single rank, where nothing is rounded in between.
@@ -33,6 +33,8 @@ Array: TypeAlias = Any
 Operator = Callable[..., Any]
 """``operator(xp, *inputs, **attributes)`` gives one array, or a list of them if the node has several outputs."""
 
+ROWS_AT_ONCE = 4096
+"""Rows of a quantised matrix that are dequantised at a time: a large head would not fit beside an engine."""
 FIRST_CAPACITY = 64
 """Tokens that the cache of a new slot holds; it doubles when it is full."""
 
@@ -72,7 +74,7 @@ class ReferenceEngine:
         self._weights = np.empty(0, np.uint8) if empty else np.memmap(graph.share_file, np.uint8, "r")
         self._stored = {tensor.name: tensor for tensor in proto.initializer}
         self._outputs = [output.name for output in proto.output]
-        self._nodes = [self._prepared(node) for node in proto.node]
+        self._nodes = self._prepared_nodes(proto.node)
         _mark_last_uses(self._nodes, keep=set(self._outputs))
 
     def open_slot(self, slot: int, prompt: int = 0) -> None:
@@ -144,6 +146,38 @@ class ReferenceEngine:
             for name in node.last_uses:
                 values.pop(name, None)
 
+    def _prepared_nodes(self, nodes: Sequence[onnx.NodeProto]) -> list[_Node]:
+        """All nodes; matrices are dequantised where they are multiplied with, some rows at a time."""
+        made = {node.output[0]: node for node in nodes if node.op_type == "DequantizeLinear"}
+        return [
+            self._quantised_gemm(node, made[node.input[1]])
+            if node.op_type == "Gemm" and node.input[1] in made
+            else self._prepared(node)
+            for node in nodes
+            if node.op_type != "DequantizeLinear"
+        ]
+
+    def _quantised_gemm(self, node: onnx.NodeProto, made: onnx.NodeProto) -> _Node:
+        """``a @ dequantised.T + c``, where `made` dequantises."""
+        codes, scales = (self._stored[name] for name in made.input[:2])
+        zeros = self._stored.get(made.input[2])
+        block = next(each.i for each in made.attribute if each.name == "block_size")
+
+        def multiply(xp: ModuleType, a: Array, *others: Array) -> Array:
+            bias = others[1:] if zeros is None else others
+            product = xp.empty((len(a), codes.dims[0]), a.dtype)
+            for start in range(0, codes.dims[0], ROWS_AT_ONCE):
+                rows = slice(start, min(codes.dims[0], start + ROWS_AT_ONCE))
+                centres = _read(self._weights, zeros, rows) if zeros is not None else others[0][rows]
+                scale = self._floats(_read(self._weights, scales, rows))
+                stored = _read(self._weights, codes, rows)
+                weight = dequantize_linear(xp, stored, scale, centres, axis=1, block_size=block)
+                product[:, rows] = a @ weight.T
+            return product + bias[0] if bias else product
+
+        inputs = [node.input[0], *([made.input[2]] if zeros is None else []), *node.input[2:]]
+        return _Node(multiply, inputs, list(node.output), {})
+
     def _prepared(self, node: onnx.NodeProto) -> _Node:
         attributes = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
         if (node.domain, node.op_type) == (DOMAIN, "DistCollective"):
@@ -164,7 +198,7 @@ class ReferenceEngine:
         return _Node(OPERATORS[node.op_type], list(node.input), list(node.output), attributes)
 
     def _prepared_expert(self, graph: onnx.GraphProto) -> _Expert:
-        nodes = [self._prepared(node) for node in graph.node]
+        nodes = self._prepared_nodes(graph.node)
         _mark_last_uses(nodes, keep={graph.output[0].name})
         return _Expert(graph.input[0].name, graph.output[0].name, nodes)
 
@@ -267,17 +301,20 @@ def _mark_last_uses(nodes: list[_Node], keep: set[str]) -> None:
         seen |= names
 
 
-def _read(weights: Array, tensor: onnx.TensorProto) -> Array:
-    """An initializer: a view of the share file, or unpacked from it if it is uint4, as uint8."""
+def _read(weights: Array, tensor: onnx.TensorProto, rows: slice | None = None) -> Array:
+    """An initializer or some of its rows: a view of the share file, or unpacked from it if it is uint4, as uint8."""
     if tensor.data_location != TensorProto.EXTERNAL:
         return numpy_helper.to_array(tensor)
     offset = next(int(entry.value) for entry in tensor.external_data if entry.key == "offset")
+    packed = tensor.data_type == TensorProto.UINT4
+    dtype = np.dtype(np.uint8) if packed else helper.tensor_dtype_to_np_dtype(tensor.data_type)
     shape = tuple(tensor.dims)
-    if tensor.data_type == TensorProto.UINT4:
-        packed = weights[offset : offset + prod(shape) // 2]
-        return np.stack([packed & 0xF, packed >> 4], axis=-1).reshape(shape)
-    dtype = helper.tensor_dtype_to_np_dtype(tensor.data_type)
-    return weights[offset : offset + prod(shape) * dtype.itemsize].view(dtype).reshape(shape)
+    first, stop = (0, shape[0]) if rows is None else (rows.start, rows.stop)
+    row = prod(shape[1:]) * dtype.itemsize // (2 if packed else 1)
+    values = weights[offset + first * row : offset + stop * row]
+    if packed:
+        values = np.stack([values & 0xF, values >> 4], axis=-1)
+    return values.view(dtype).reshape(stop - first, *shape[1:])
 
 
 # ---------------------------------------------------------------- floats

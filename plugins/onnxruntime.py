@@ -149,10 +149,7 @@ class OnnxRuntimeEngine:
     def open_slot(self, slot: int, prompt: int = 0) -> None:
         if slot in self._slots:
             raise EngineError(f"slot {slot} is open already")
-        constants = self._graph.constants(prompt)
-        if self._exact:  # a row for the twin of the last row that a context holds
-            constants = {name: np.concatenate([table, table[-1:]]) for name, table in constants.items()}
-        self._slots[slot] = _Slot(constants)
+        self._slots[slot] = _Slot(self._graph.constants(prompt))
 
     def close_slot(self, slot: int) -> None:
         if self._slots.pop(slot, None) is None:

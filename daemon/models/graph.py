@@ -235,7 +235,7 @@ class _Builder:
                 _value("hidden", "T", self.config.hidden),
                 _value("position", 1, kind=TensorProto.INT64),
                 _value("rows", "R", kind=TensorProto.INT64),
-                *(_value(name, context, self.config.head_dim // 2) for name in ROTARY_TABLES),
+                *(_value(name, context + 1, self.config.head_dim // 2) for name in ROTARY_TABLES),
                 *(value for spec in caches for value in _cache_values(spec, "")),
             ],
             outputs=[
@@ -595,7 +595,7 @@ def _constants(config: ModelConfig, context: int) -> Callable[[int], Mapping[str
 
     @lru_cache(maxsize=2)
     def tables(prompt: int) -> Mapping[str, F32]:
-        both = rotary_tables(config.rope, config.head_dim, context, prompt)
+        both = rotary_tables(config.rope, config.head_dim, context + 1, prompt)  # an exact engine runs a row beyond
         return dict(zip(ROTARY_TABLES, both, strict=True))
 
     return lambda prompt: tables(prompt if prompt > alike else 0)

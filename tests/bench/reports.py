@@ -59,9 +59,13 @@ def results() -> Results:
     return Results(
         day="2026-11-20",
         machine=Machine("AMD EPYC (Zen 5) @ 4 GHz", 2, "Linux 6", "3.11.7", {"motley": "0.1.0", "onnxruntime": "1.31"}),
-        model="shape",
+        model="Known-1B shape",
         latency=[latency_report(quant, ranks) for quant in ("int4", "int8") for ranks in (1, 2)],
         contexts=[latency_report(), replace(latency_report(prompt_tokens=1950), ms_per_token={"p50": 15.0})],
+        exact=[
+            replace(latency_report(), load_s=[0.4, 0.6], exact=mode, ms_per_token={"p50": ms})
+            for mode, ms in ((False, 10.0), (True, 10.5), (False, 20.0), (True, 21.4), (False, 10.0), (True, 30.0))
+        ],
         collectives=[
             Row("all_reduce", 8192, 2, "one-shot", 13.2, 20.0, 14.0, 309.4),
             Row("all_reduce", 1 << 20, 2, "two-shot", 205.0, 300.0, 230.0, None),

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from gguf import GGMLQuantizationType as Type
 
 import motley.cli
 from motley.bench.drift import FLOAT64, FP16, Drift, LayerDrift, interpret, layer_graph, measure_drift, on_disk
@@ -17,6 +18,8 @@ from motley.daemon.weights.checkpoint import Checkpoint
 from motley.daemon.weights.spec import Piece
 from motley.plugins.engine import F32
 from tests.models.cases import GOLDEN, Case, golden_cases, uneven_shares
+from tests.models.test_stored import gptq_kind, make
+from tests.models.to_gguf import to_gguf
 
 BUNDLED = Path(motley.cli.__path__[0]) / "models" / "shakespeare-2.6m"
 LAYER = LayerDrift(
@@ -88,6 +91,22 @@ def test_drift_of_a_trained_model(ranks: int) -> None:
 def test_experts_are_refused() -> None:
     with pytest.raises(ConfigError, match="this one is mixtral"):
         measure_drift(GOLDEN / "mixtral", 2)
+
+
+def test_drift_of_a_gguf_file(tmp_path: Path) -> None:
+    """The same weights, in another file."""
+    file = to_gguf(BUNDLED, tmp_path / "m.gguf", lambda name: Type.F16)
+    for layer, same in zip(measure_drift(file, 2).layers, measure_drift(BUNDLED, 2).layers, strict=True):
+        assert layer.fp16_error == pytest.approx(same.fp16_error, rel=1e-6)
+        assert layer.max_activation == pytest.approx(same.max_activation, rel=1e-6)
+
+
+def test_drift_of_a_packed_model(tmp_path: Path) -> None:
+    """A GPTQ folder has the drift of the floats that its codes stand for."""
+    packed, twin = make(gptq_kind("gptq", 4, 32, 1), tmp_path)
+    for layer, same in zip(measure_drift(packed, 2).layers, measure_drift(twin, 2).layers, strict=True):
+        assert layer.fp32_error == pytest.approx(same.fp32_error, rel=1e-3)
+        assert layer.max_activation == pytest.approx(same.max_activation, rel=1e-6)
 
 
 def test_one_rank_does_not_drift() -> None:

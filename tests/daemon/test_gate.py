@@ -178,3 +178,33 @@ def test_answers_are_kept_with_the_share(tmp_path: Path) -> None:
     for damaged in (b"", b"PK not really", kept.read_bytes()[:200]):
         kept.write_bytes(damaged)
         assert reference_answers(graph, 1, 2, ReferenceEngine, tmp_path).keys() == first.keys()
+
+
+def test_kept_answers_that_are_wrong_are_no_accusation(tmp_path: Path) -> None:
+    """They may be another version's: the reference is asked again before a rank is refused."""
+    graph = share(BUNDLED, "int8", 1, 0, tmp_path / "share")
+    right = reference_answers(graph, 0, 1, ReferenceEngine)
+    for stale in ({what: -answer for what, answer in right.items()}, {"layer 9 of another question": np.ones(1)}):
+        gate = Gate(graph, LocalGroup(1).member(0))
+        with closing(OnnxRuntimeEngine(graph, gate, EngineOptions())) as engine:
+            with pytest.raises(GateError):
+                gate.open(engine, stale)
+            gate.open(engine, stale, lambda: right)
+
+
+@pytest.mark.parametrize("context", [1, 2, 5, 6, 7])
+def test_the_shortest_contexts(context: int, tmp_path: Path) -> None:
+    model = GOLDEN / "llama-mha"
+    declared = build_rank_graph(
+        read_config(model), uneven_shares(units(read_config(model), "fp32", 32), 1), 0, "fp32", 32, context
+    )
+    with Checkpoint(model) as checkpoint:
+        write_share(checkpoint, declared.weights, declared.share_bytes, tmp_path / SHARE_FILE)
+    examine(declared.bind(tmp_path / SHARE_FILE), 0, 1)
+
+
+def test_the_first_and_last_layer_of_each_kind_are_examined(tmp_path: Path) -> None:
+    """The second layer of two has a window."""
+    graph = share(GOLDEN / "qwen2-some-windows", "fp32", 1, 0, tmp_path / "share")
+    examined = {what.split()[1] for what in reference_answers(graph, 0, 1, ReferenceEngine) if what.startswith("layer")}
+    assert examined == {"0", "1", "2"}  # one without, two with

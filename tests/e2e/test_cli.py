@@ -197,7 +197,8 @@ async def test_bench_report(tmp_path: Path) -> None:
     ]
     text = readme.read_text("utf-8")
     assert f"(results/{picture.name})" in text
-    assert BUNDLED.name in text
+    assert "6 layers x 192" in text
+    assert BUNDLED.name not in text
     assert text.startswith("# Ours\n<!-- performance:begin -->\nMeasured on ")
     assert text.endswith("<!-- performance:end -->\nMore.\n")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 import motley.cli
+from motley.bench.synth import SHAPES, synthesise
 from motley.daemon.models.config import ConfigError, read_config
 from motley.daemon.models.share import Share
 from motley.daemon.models.units import units
@@ -126,22 +128,55 @@ def test_a_trained_model_beside_others_and_computed_again(quantisation: str, tmp
         assert position == context
 
 
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Random weights whose widths leave blocks of 128 whole."""
+    folder = tmp_path_factory.mktemp("wide")
+    sizes = {
+        "hidden_size": 256,
+        "intermediate_size": 4096,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "vocab_size": 512,
+        "max_position_embeddings": 64,
+    }
+    synthesise(SHAPES["tinyllama-1.1b"] | sizes, folder)
+    return folder
+
+
 @pytest.mark.parametrize("quantisation", ["int8", "int4"])
 @pytest.mark.parametrize("block", [16, 32, 64, 128])
-def test_a_block_size_is_exact_or_refused(quantisation: str, block: int, tmp_path: Path) -> None:
-    """Which ones are depends on the processor."""
-    cut = units(read_config(BUNDLED), quantisation, block, exact=True)
-    tokens = np.random.default_rng(6).integers(0, 1024, 50).tolist()
+@pytest.mark.parametrize("odd_rows", [False, True], ids=["even rows", "rows as they come"])
+def test_a_block_size_is_exact_or_refused(
+    quantisation: str, block: int, odd_rows: bool, wide: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which ones are depends on the processor; what is refused would not be exact. Odd rows provoke refusals."""
+    if odd_rows:
+        monkeypatch.setattr(OnnxRuntimeEngine, "_even", lambda self, rows: rows)
+    cut = units(read_config(wide), quantisation, block, exact=True)
+    assert {form.block for form in cut.held.values()} == {block}
+    tokens = np.random.default_rng(6).integers(0, 512, 50).tolist()
     refused = ""
     try:
-        with session(BUNDLED, tmp_path / "1", [whole_share(cut)], quantisation, block=block) as alone:
-            expected = run(alone, tokens, [50])
-        with session(BUNDLED, tmp_path / "2", uneven_shares(cut, 2), quantisation, block=block) as ranks:
-            for chunks in ([1], [5], [13, 1]):
-                assert same(run(ranks, tokens, chunks), expected)
+        alone = session(wide, tmp_path / "tested", [whole_share(cut)], quantisation, block=block)
     except EngineError as error:
         refused = str(error)
-    assert not refused or f"exact=true with {quantisation} in blocks of" in refused
+        monkeypatch.setattr(OnnxRuntimeEngine, "_test_rows", lambda self, kinds: None)
+        alone = session(wide, tmp_path / "untested", [whole_share(cut)], quantisation, block=block)
+    with alone:
+        expected = run(alone, tokens, [50])
+        alike = [same(run(alone, tokens, chunks), expected) for chunks in ([1], [3], [5], [13, 1])]
+    if refused:
+        assert f"exact=true with {quantisation} in blocks of {block} on this machine" in refused
+        assert not all(alike)
+    else:
+        assert all(alike)
+        with session(wide, tmp_path / "2", uneven_shares(cut, 2), quantisation, block=block) as ranks:
+            for chunks in ([1], [5], [13, 1]):
+                assert same(run(ranks, tokens, chunks), expected)
+    if not odd_rows and block in (32, 128) and platform.machine() in ("x86_64", "AMD64"):
+        assert not refused  # 128 is the default
 
 
 def test_kernels_that_mix_rows_are_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
