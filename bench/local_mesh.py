@@ -167,7 +167,7 @@ class LocalMesh:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(asyncio.shield(all_loaded), STALL_S)
             if not all_loaded.done() and not self._progressed:
-                raise MeshError(f"no rank has loaded anything for {STALL_S:.0f} s")
+                raise MeshError(f"no rank gave a sign of life in loading for {STALL_S:.0f} s")
         await all_loaded
 
     def _send(self, rank: int, **body: Any) -> None:

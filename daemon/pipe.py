@@ -22,7 +22,7 @@ class PipeClosed(Exception):
 
 
 class WorkerPipe:
-    """The worker's end: blocking, owned by the worker's one thread."""
+    """The worker's end: blocking, used by one thread at a time."""
 
     def __init__(self, port: int, token: bytes) -> None:
         self._socket = socket.create_connection(("127.0.0.1", port), timeout=10)

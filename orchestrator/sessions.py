@@ -44,7 +44,7 @@ from motley.protocol.mesh_pb2 import (
 LISTEN_S = 90.0
 """Every rank worker listens this soon after its assignment (its daemon gives a worker 60 s to start)."""
 PROGRESS_S = 120.0
-"""While ranks connect and load, some rank reports progress at least this often."""
+"""While ranks connect and load, some rank says how far it is at least this often; a rank that hangs does not."""
 RELEASE_S = 10.0
 """A rank that was told to stop and does not say so is taken for gone after this."""
 EPOCH = 1
@@ -120,7 +120,7 @@ class Session:
     ranks: list[Rank] = field(default_factory=list)
     failure: Failure | None = None
     deadline_from: float = 0.0
-    """The time of the last progress, or of the release."""
+    """The time of the last sign of life while it starts, or of the release."""
 
     @property
     def leader(self) -> Rank:
@@ -183,8 +183,7 @@ class Session:
                 rank.address = event.listening
                 return self._on_progress(now)
             case "loading" if self.alive:
-                if event.loading.done_bytes > rank.loading.done_bytes:
-                    self.deadline_from = now
+                self.deadline_from = now
                 rank.loading = event.loading
                 if self.state is State.CONNECTING:
                     self.state = State.LOADING
@@ -214,7 +213,7 @@ class Session:
         if self.state in (State.CONNECTING, State.LOADING) and waited > PROGRESS_S:
             unready = [rank for rank in self.ranks if rank.ready is None]
             unread = [r for r in unready if r.loading.done_bytes < r.loading.total_bytes]
-            return self._stuck(unread or unready, "made no progress in connecting and loading", waited, now)
+            return self._stuck(unread or unready, "gave no sign of life in connecting and loading", waited, now)
         if not self.alive and waited > RELEASE_S:
             for rank in self.ranks:
                 rank.gone = True

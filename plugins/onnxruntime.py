@@ -18,6 +18,7 @@ twin stands at the next position, which no other row sees and which is written a
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -471,6 +472,13 @@ _ELEMENT_TYPES = {
 }
 
 
+_NO_MEMORY = re.compile("bad_alloc|bad allocation|Failed to allocate memory")
+"""How the runtime says so, where it does not raise a `MemoryError`."""
+
+_pool: list[int] = []
+"""The threads of this process's pool, once there is one."""
+
+
 class _Weights:
     """The share file's weights as values that sessions use where they are."""
 
@@ -501,7 +509,12 @@ def _open_session(
     crossing: Mapping[str, _Crossing],
     threads: int,
 ) -> ort.InferenceSession:
-    """Make a session of one segment."""
+    """Make a session of one segment.
+
+    Raises:
+        EngineError: the runtime refuses it, or this process has another number of threads already.
+        MemoryError: there is no room for it.
+    """
 
     def declare(names: Sequence[str]) -> list[onnx.ValueInfoProto]:
         kinds = {name: crossing[name].kind for name in names if name in crossing} | _ELEMENT_TYPES
@@ -525,8 +538,8 @@ def _open_session(
     _share_arena()
     options = ort.SessionOptions()
     options.log_severity_level = 3
+    _share_threads(threads)
     if threads > 1:
-        _share_threads(threads)
         options.use_per_session_threads = False
     else:
         options.inter_op_num_threads = options.intra_op_num_threads = 1
@@ -536,7 +549,18 @@ def _open_session(
     )
     for tensor in stored:
         weights.lend(tensor, options)
-    session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    try:
+        session = ort.InferenceSession(
+            model.SerializeToString(), options, providers=["CPUExecutionProvider"], enable_fallback=0
+        )
+    except MemoryError:
+        raise
+    except Exception as error:  # the runtime's own classes share no other base
+        if _NO_MEMORY.search(str(error)):
+            raise MemoryError(str(error)) from error
+        raise EngineError(
+            f"engine 'onnxruntime' cannot prepare the part of the graph from {segment.nodes[0].name!r} on: {error}"
+        ) from error
     for tensor in stored:
         weights.forget(tensor)
     return session
@@ -559,7 +583,17 @@ def _share_arena() -> None:
     ort.create_and_register_allocator(where, None)
 
 
-@cache
 def _share_threads(threads: int) -> None:
-    """One pool for all segments: a pool for each made a token forty times slower."""
-    ort.set_global_thread_pool_sizes(threads, 1)
+    """One pool for all segments: a pool for each made a token forty times slower.
+
+    Raises:
+        EngineError: the process has a pool of another size, which the runtime can neither replace nor leave unused.
+    """
+    if threads > 1 and not _pool:
+        ort.set_global_thread_pool_sizes(threads, 1)
+        _pool.append(threads)
+    if _pool and _pool != [threads]:
+        raise EngineError(
+            f"engine 'onnxruntime' cannot have threads={threads} in a process where it has had threads={_pool[0]}; "
+            "give every engine of a process the same number"
+        )

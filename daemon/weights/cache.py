@@ -115,7 +115,7 @@ class ShareCache:
         """Make sure that the folder can be written to, and remove what workers that were killed have left in it.
 
         Raises:
-            CacheError: it cannot.
+            CacheError: it cannot, or an entry cannot be looked at.
         """
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -142,7 +142,7 @@ class ShareCache:
             key: as `share_key` gives it.
             size: of the file, in bytes.
             write: writes the file if it is not there, or not sound.
-            progress: is called with the bytes that have been checked, and all of them, now and then.
+            progress: is called with the bytes that have been checked, or read back, and all of them, now and then.
 
         Raises:
             ShareFileError: it cannot be kept in the folder.
@@ -151,8 +151,8 @@ class ShareCache:
         lease = self._lease(key, progress)
         for _ in range(_ATTEMPTS):
             if lease is None:
-                self._make(key, label, size, write)
-                lease = self._lease(key)
+                mine = self._make(key, label, size, write, progress)
+                lease = self._lease(key, progress, trusted=mine)
         if lease is None:
             raise ShareFileError(f"{self.folder}: share {key[:12]} was gone or damaged {_ATTEMPTS} times after writing")
         with lease:
@@ -162,16 +162,20 @@ class ShareCache:
                 _touch(self.folder / key)
 
     def entries(self) -> list[Entry]:
-        """What is there, used least recently first."""
+        """What is there, used least recently first; errors as `sweep`."""
         found = [_read(folder) for folder in self._folders(_KEY.fullmatch)]
         return sorted((entry for entry in found if entry is not None), key=lambda entry: entry.used)
 
     def remove(self, key: str) -> bool:
-        """Remove an entry, if nobody uses it."""
+        """Remove an entry, if nobody uses it; errors as `sweep`."""
         return _discard(self.folder / key)
 
     def sweep(self) -> None:
-        """Remove what workers that were killed have left behind."""
+        """Remove what workers that were killed have left behind.
+
+        Raises:
+            CacheError: an entry cannot be looked at, so nobody knows whether it is sound.
+        """
         for folder in self._folders(lambda name: name.startswith(_PARTIAL)):
             if (folder / LABEL).exists() or _age_s(folder) > _UNLABELLED_S:
                 _discard(folder)
@@ -196,30 +200,52 @@ class ShareCache:
             if self.remove(entry.key):
                 held -= entry.size
 
-    def _lease(self, key: str, progress: Callable[[int, int], None] | None = None) -> IO[bytes] | None:
-        """The locked label of an entry, or None if there is none that is sound; one that is not is removed."""
+    def _lease(
+        self, key: str, progress: Callable[[int, int], None] | None, *, trusted: bool = False
+    ) -> IO[bytes] | None:
+        """The locked label of an entry, or None if there is none that is sound; one that is not is removed.
+
+        Other processes put entries there and take them away meanwhile, so only what has been examined is removed.
+
+        Args:
+            trusted: this process has just computed the CRC-32, so it is not checked.
+        """
         folder = self.folder / key
-        with contextlib.ExitStack() as stack:
-            try:
-                label = stack.enter_context((folder / LABEL).open("rb"))
+        try:
+            with contextlib.ExitStack() as stack:
+                label = _open_label(folder)
+                if label is None:
+                    if folder.exists() and not (folder / LABEL).exists() and _discard(folder):
+                        logger.warning("%s: this cached share was damaged; it is made anew", folder)
+                    return None
+                stack.enter_context(label)
                 if not _lock(label, exclusive=False):
                     return None  # another is removing it
-                entry = _read(folder)
-                if entry is not None and _is_sound(entry, folder / SHARE_FILE, progress):
+                entry = _told(folder, label)
+                sound = entry is not None and _is_sound(entry, folder / SHARE_FILE, progress, trusted)
+                if not _is_in(label, folder):
+                    return None  # another has removed it
+                if sound:
                     _touch(folder)
                     stack.pop_all()
                     return label
-            except FileNotFoundError:
-                pass
-            except OSError as error:
-                raise ShareFileError(f"{folder}: cannot be read: {error.strerror or error}") from error
-        if folder.exists():
-            logger.warning("%s: this cached share is damaged; it is made anew", folder)
-            _discard(folder, even_if_used=True)
+        except CacheError as error:
+            raise ShareFileError(str(error)) from error
+        except OSError as error:
+            raise ShareFileError(f"{folder}: cannot be read: {error.strerror or error}") from error
+        logger.warning("%s: this cached share is damaged; it is made anew", folder)
+        _discard(folder, even_if_used=True)
         return None
 
-    def _make(self, key: str, label: Label, size: int, write: Callable[[Path], None]) -> None:
-        """Write an entry and give it its name, unless another process has been faster."""
+    def _make(
+        self,
+        key: str,
+        label: Label,
+        size: int,
+        write: Callable[[Path], None],
+        progress: Callable[[int, int], None] | None,
+    ) -> bool:
+        """Write an entry and give it its name; False if another process has been faster, or has swept it away."""
         partial = self.folder / f"{_PARTIAL}{secrets.token_hex(8)}"
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -227,11 +253,18 @@ class ShareCache:
             partial.mkdir()
             with (partial / LABEL).open("xb") as made:
                 if not _lock(made, exclusive=True) or not partial.exists():
-                    return  # another has swept it away before it was locked
+                    return False  # another has swept it away before it was locked
                 write(partial / SHARE_FILE)
-                about = {"key": key, "label": asdict(label), "size": size, "crc32": _crc32(partial / SHARE_FILE)}
-                made.write(json.dumps(about).encode())
-            _rename(partial, self.folder / key)
+                crc = _crc32(partial / SHARE_FILE, progress)
+                made.write(json.dumps({"key": key, "label": asdict(label), "size": size, "crc32": crc}).encode())
+                made.flush()
+                if sys.platform != "win32":  # while it is locked, or it could be swept away
+                    mine = _rename(partial, self.folder / key)
+            if sys.platform == "win32":  # where this waits until no file in it is open
+                mine = _rename(partial, self.folder / key)
+            return mine
+        except CacheError as error:
+            raise ShareFileError(str(error)) from error
         except OSError as error:
             raise ShareFileError(
                 f"{self.folder}: cannot keep this rank's weights ({size / 1e9:.3f} GB): {error.strerror or error}"
@@ -242,17 +275,51 @@ class ShareCache:
 
 def _read(folder: Path) -> Entry | None:
     """An entry as its label tells it; None if there is no label, or not this entry's."""
+    label = _open_label(folder)
+    if label is None:
+        return None
+    with label:
+        return _told(folder, label)
+
+
+def _open_label(folder: Path) -> IO[bytes] | None:
+    """The label of an entry, or None if there is none.
+
+    Raises:
+        CacheError: it cannot be opened.
+    """
     try:
-        told = json.loads((folder / LABEL).read_bytes())
-        used = (folder / LABEL).stat().st_mtime
+        return (folder / LABEL).open("rb")
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise CacheError(f"{folder}: cannot be looked at: {error.strerror or error}") from error
+
+
+def _told(folder: Path, label: IO[bytes]) -> Entry | None:
+    """What an open label tells of the entry in `folder`; None if it is not this entry's."""
+    try:
+        told = json.loads(label.read())
+        used = os.fstat(label.fileno()).st_mtime
         entry = Entry(told["key"], Label(**told["label"]), int(told["size"]), int(told["crc32"]), used)
-    except (OSError, ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError):
         return None
     return entry if entry.key == folder.name else None
 
 
-def _is_sound(entry: Entry, file: Path, progress: Callable[[int, int], None] | None) -> bool:
-    return file.stat().st_size == entry.size and _crc32(file, progress) == entry.crc32
+def _is_sound(entry: Entry, file: Path, progress: Callable[[int, int], None] | None, trusted: bool) -> bool:
+    try:
+        return file.stat().st_size == entry.size and (trusted or _crc32(file, progress) == entry.crc32)
+    except FileNotFoundError:
+        return False
+
+
+def _is_in(label: IO[bytes], folder: Path) -> bool:
+    """Whether an open label is still the one of the entry in `folder`."""
+    try:
+        return os.path.samestat(os.fstat(label.fileno()), (folder / LABEL).stat())
+    except FileNotFoundError:
+        return False
 
 
 def _crc32(file: Path, progress: Callable[[int, int], None] | None = None) -> int:
@@ -286,10 +353,9 @@ def _discard(folder: Path, *, even_if_used: bool = False) -> bool:
     """Remove an entry, or what was to become one, unless somebody uses it; whether it was removed."""
     with contextlib.ExitStack() as stack:
         if sys.platform != "win32" and not even_if_used:
-            with contextlib.suppress(FileNotFoundError):
-                label = stack.enter_context((folder / LABEL).open("rb"))
-                if not _lock(label, exclusive=True):
-                    return False
+            label = _open_label(folder)
+            if label is not None and not _lock(stack.enter_context(label), exclusive=True):
+                return False
         trash = folder.with_name(f"{_PARTIAL}{secrets.token_hex(8)}")
         try:
             folder.rename(trash)  # so that nobody finds half of it
@@ -299,12 +365,15 @@ def _discard(folder: Path, *, even_if_used: bool = False) -> bool:
     return True
 
 
-def _rename(made: Path, entry: Path) -> None:
+def _rename(made: Path, entry: Path) -> bool:
+    """Give an entry its name; False if there is one of that name, or this one is gone."""
     try:
         made.rename(entry)
     except OSError:
         if made.exists() and not entry.exists():
             raise
+        return False
+    return True
 
 
 def _lock(file: IO[bytes], *, exclusive: bool) -> bool:

@@ -11,6 +11,7 @@ neighbours with them), and a file that shrinks under a mapping kills the process
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
@@ -337,16 +338,16 @@ class Checkpoint:
         return digest.hexdigest()
 
     def stamp(self) -> str:
-        """Changes whenever a file does, on this machine: sizes and times of modification.
+        """Changes whenever a file that is read here does: sizes and times of modification.
 
         Raises:
-            CheckpointError: a file is gone.
+            CheckpointError: a file cannot be looked at (any more).
         """
         try:
-            stats = sorted((file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in self._sizes)
+            stats = [(path.name, os.fstat(file.fileno())) for path, file in self._files.items()]
         except OSError as error:
             raise CheckpointError(f"{self.folder}: cannot be read: {error.strerror or error}") from error
-        return json.dumps(stats)
+        return json.dumps(sorted((name, stat.st_size, stat.st_mtime_ns) for name, stat in stats))
 
     def _buffer(self, size: int) -> memoryview:
         """The scratch buffer, at least as large as this, as much of it."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
+import threading
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,8 +17,11 @@ from motley.daemon.loading import LoadedRank, LoadError, load_rank
 from motley.daemon.models.units import units
 from motley.daemon.steps import Open, Step
 from motley.daemon.weights.cache import ShareCache
-from motley.daemon.weights.checkpoint import Checkpoint
+from motley.daemon.weights.checkpoint import Checkpoint, CheckpointError
+from motley.daemon.weights.share_file import write_share
 from motley.daemon.weights.spec import SHARE_FILE
+from motley.plugins.engine import Engine, load_engine
+from motley.plugins.onnxruntime import OnnxRuntimeEngine
 from motley.protocol import mesh_pb2 as pb
 from motley.transport import Communicator, Listener, Membership, Plain, connect_mesh
 from tests.models.cases import Case, golden_cases, whole_share
@@ -132,6 +137,112 @@ def test_a_checkpoint_that_was_edited_is_read_again(alone: Communicator, tmp_pat
         with weights.open("r+b") as file:
             file.seek(-1, os.SEEK_END)
             file.write(b"\0")
+
+
+def test_a_checkpoint_that_changes_while_it_is_read_makes_no_entry(
+    alone: Communicator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = shutil.copytree(CASE.folder, tmp_path / "model")
+    cache = ShareCache(tmp_path / "shares")
+    order = assignment(CASE, "fp32")
+    order.model.source = str(folder)
+
+    def write_and_edit(*arguments: Any) -> None:
+        write_share(*arguments)
+        os.utime(folder / "model.safetensors", (1e9, 1e9))
+
+    monkeypatch.setattr("motley.daemon.loading.write_share", write_and_edit)
+    with (
+        pytest.raises(CheckpointError, match="changed while it was read; start again"),
+        load_rank(order, 0, alone, models=None, cache=cache, threads=1, progress=lambda done, total: None),
+    ):
+        pass
+    assert cache.entries() == []
+
+
+class Patient:
+    """Makes an engine when a sign of life has been seen."""
+
+    def __init__(self, seen: threading.Event) -> None:
+        self._seen = seen
+        self.closed = False
+
+    def __call__(self, *arguments: Any) -> Engine:
+        assert self._seen.wait(30)
+        engine = OnnxRuntimeEngine(*arguments)
+        close = engine.close
+
+        def note() -> None:
+            self.closed = True
+            close()
+
+        engine.close = note  # type: ignore[method-assign]
+        return engine
+
+
+@pytest.mark.parametrize("released", [False, True])
+def test_signs_of_life_are_given_while_an_engine_is_made(
+    released: bool, alone: Communicator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And what hears them may end the loading by raising."""
+    alive = threading.Event()
+    main = threading.current_thread()
+    patient = Patient(alive)
+    monkeypatch.setattr("motley.daemon.loading.PROGRESS_S", 0.01)
+    monkeypatch.setattr(
+        "motley.daemon.loading.load_engine", lambda name: patient if name == "onnxruntime" else load_engine(name)
+    )
+
+    def progress(done: int, total: int) -> None:
+        if threading.current_thread() is main:
+            return
+        assert done == total
+        alive.set()
+        if released:
+            raise InterruptedError("released")
+
+    loading = load_rank(
+        assignment(CASE, "fp32"),
+        0,
+        alone,
+        models=None,
+        cache=ShareCache(tmp_path / "shares"),
+        threads=1,
+        progress=progress,
+    )
+    with pytest.raises(InterruptedError, match="released") if released else nullcontext(), loading as rank:
+        assert summary(rank)
+    assert patient.closed
+
+
+def test_a_download_that_hangs_ends(alone: Communicator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    over = threading.Event()
+
+    def hang(source: str, models: Path | None) -> Path:
+        over.wait(30)
+        return CASE.folder
+
+    monkeypatch.setattr("motley.daemon.loading.resolve", hang)
+    monkeypatch.setattr("motley.daemon.loading.fetched_bytes", lambda source: 7)
+    monkeypatch.setattr("motley.daemon.loading.PROGRESS_S", 0.01)
+    monkeypatch.setattr("motley.daemon.loading.DOWNLOAD_S", 0.1)
+    cache = ShareCache(tmp_path / "shares")
+    seen: list[int] = []
+    loading = load_rank(
+        assignment(CASE, "fp32"),
+        0,
+        alone,
+        models=None,
+        cache=cache,
+        threads=1,
+        progress=lambda done, total: seen.append(done),
+    )
+    try:
+        with pytest.raises(LoadError, match=r"nothing of .* has come for 0 s"), loading:
+            pass
+    finally:
+        over.set()
+    assert set(seen) == {7}
 
 
 def test_other_files_than_were_planned_for_are_refused(alone: Communicator, tmp_path: Path) -> None:

@@ -323,3 +323,32 @@ def test_unknown_settings_and_engines_are_refused(tmp_path: Path) -> None:
         session(case, tmp_path, options=EngineOptions(extra={"tpyo": "1"}))
     with pytest.raises(EngineError, match="'abacus'; installed: cuda, onnxruntime, reference, tensorrt"):
         load_engine("abacus")
+
+
+def test_another_number_of_threads_in_the_same_process_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("motley.plugins.onnxruntime._pool", [3])
+    for threads in (1, 2):
+        with pytest.raises(EngineError, match=f"cannot have threads={threads} in a process where .* threads=3"):
+            session(golden_cases()[0], tmp_path / str(threads), options=EngineOptions(threads=threads))
+
+
+@pytest.mark.parametrize(
+    ("said", "error", "words"),
+    [
+        (RuntimeError("6 : RUNTIME_EXCEPTION : std::bad_alloc"), MemoryError, "bad_alloc"),
+        (RuntimeError("BFCArena: Failed to allocate memory for requested buffer"), MemoryError, "Failed to allocate"),
+        (MemoryError("std::bad_alloc"), MemoryError, "bad_alloc"),
+        (RuntimeError("no such kernel"), EngineError, "the part of the graph from 'layers.0.*' on: no such kernel"),
+    ],
+)
+def test_a_session_that_cannot_be_made_is_named(
+    said: Exception, error: type[Exception], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise said
+
+    monkeypatch.setattr("onnxruntime.InferenceSession", refuse)
+    with pytest.raises(error, match=words):
+        session(golden_cases()[0], tmp_path)

@@ -14,10 +14,11 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import IO, Any
 
 import pytest
 
+from motley.daemon.weights import cache as module
 from motley.daemon.weights.cache import LABEL, CacheError, ShareCache, share_key
 from motley.daemon.weights.share_file import ShareFileError
 from motley.daemon.weights.spec import SHARE_FILE, Encoding, Piece, Weight, lay_out
@@ -72,6 +73,13 @@ def test_progress_of_the_check_counts_up_to_all_bytes(cache: ShareCache, monkeyp
     seen: list[tuple[int, int]] = []
     with cache.hold(KEYS[0], LABELLED, SIZE, never, lambda done, total: seen.append((done, total))):
         assert seen == [(done << 20, SIZE) for done in (1, 2, 3)]
+
+
+def test_what_has_just_been_written_is_read_back_once(cache: ShareCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("motley.daemon.weights.cache._REPORT", 1)
+    seen: list[int] = []
+    with cache.hold(KEYS[0], LABELLED, SIZE, Writer(KEYS[0], SIZE), lambda done, total: seen.append(done)):
+        assert seen == [done << 20 for done in (1, 2, 3)]
 
 
 def test_keys_tell_apart_whatever_changes_a_share() -> None:
@@ -177,6 +185,86 @@ def test_what_is_not_the_cache_s_is_left_alone(cache: ShareCache) -> None:
     keep(cache, KEYS[1], SIZE)
     cache.prepare()
     assert {file.name for file in cache.folder.iterdir()} == {"notes.txt", "model", KEYS[1]}
+
+
+def test_an_entry_that_comes_while_it_is_looked_for_stays(cache: ShareCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process makes it after its label was looked for, and uses it."""
+    look = module._open_label
+    with ExitStack() as other:
+
+        def look_too_early(folder: Path) -> IO[bytes] | None:
+            monkeypatch.setattr(module, "_open_label", look)
+            found = look(folder)
+            if found is None:
+                other.enter_context(ShareCache(cache.folder).hold(KEYS[1], LABELLED, SIZE, Writer(KEYS[1], SIZE)))
+            return found
+
+        monkeypatch.setattr(module, "_open_label", look_too_early)
+        with cache.hold(KEYS[1], LABELLED, SIZE, Writer(KEYS[1], SIZE)) as file:
+            assert file.exists()
+        label = (cache.folder / KEYS[1] / LABEL).stat()
+    assert (cache.folder / KEYS[1] / LABEL).stat().st_ino == label.st_ino
+    assert len(list(cache.folder.iterdir())) == 1
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there, a folder in use cannot be renamed")
+@pytest.mark.parametrize("sound", [False, True])
+def test_an_entry_that_was_replaced_while_it_was_checked_stays(
+    sound: bool, cache: ShareCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep(cache, KEYS[1], SIZE)
+    check = module._is_sound
+    labels: list[os.stat_result] = []
+    with ExitStack() as other:
+
+        def check_too_late(*arguments: Any) -> bool:
+            monkeypatch.setattr(module, "_is_sound", check)
+            shutil.rmtree(cache.folder / KEYS[1])
+            other.enter_context(ShareCache(cache.folder).hold(KEYS[1], LABELLED, SIZE, Writer(KEYS[1], SIZE)))
+            labels.append((cache.folder / KEYS[1] / LABEL).stat())
+            return sound
+
+        monkeypatch.setattr(module, "_is_sound", check_too_late)
+        with cache.hold(KEYS[1], LABELLED, SIZE, Writer(KEYS[1], SIZE)):
+            other.close()
+            assert os.path.samestat(labels[0], (cache.folder / KEYS[1] / LABEL).stat())
+            assert not cache.remove(KEYS[1])  # the lease is of the entry that is there
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there, files are opened without descriptors running out")
+def test_an_entry_that_cannot_be_opened_is_not_damaged(cache: ShareCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    keep(cache, KEYS[1], SIZE)
+    opened = Path.open
+
+    def run_out(file: Path, mode: str = "r", *rest: Any) -> Any:
+        if file.name == LABEL and mode == "rb":
+            raise OSError(errno.EMFILE, "too many open files")
+        return opened(file, mode, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "open", run_out)
+        with pytest.raises(CacheError, match="cannot be looked at: too many open files"):
+            cache.sweep()
+        for key in KEYS[1:3]:
+            with pytest.raises(ShareFileError, match="cannot be looked at: too many open files"):
+                keep(cache, key, SIZE)
+    keep(cache, KEYS[1], SIZE, write=never)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there, nothing is locked")
+def test_a_finished_entry_cannot_be_swept_before_it_has_its_name(
+    cache: ShareCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rename = module._rename
+
+    def sweep_first(made: Path, entry: Path) -> bool:
+        cache.sweep()
+        return rename(made, entry)
+
+    monkeypatch.setattr(module, "_rename", sweep_first)
+    write = Writer(KEYS[1], SIZE)
+    keep(cache, KEYS[1], SIZE, write=write)
+    assert write.written == 1
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), ShareFileError("full"), OSError(errno.ENOSPC, "no space")])

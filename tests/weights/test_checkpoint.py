@@ -1,6 +1,8 @@
 """Reading checkpoints: right values, right byte ranges, and every kind of damage named."""
 
+import contextlib
 import json
+import os
 import shutil
 from io import FileIO
 from pathlib import Path
@@ -50,6 +52,21 @@ def folder(tmp_path: Path, tensors: dict[str, np.ndarray[Any, Any]]) -> Path:
     save(tmp_path / "model.safetensors", tensors)
     (tmp_path / "config.json").write_text("{}")
     return tmp_path
+
+
+def test_a_stamp_is_of_the_files_that_are_read(
+    folder: Path, tmp_path: Path, tensors: dict[str, np.ndarray[Any, Any]]
+) -> None:
+    file = folder / "model.safetensors"
+    with Checkpoint(folder) as checkpoint:
+        stamp = checkpoint.stamp()
+        os.utime(file, (1e9, 1e9))
+        edited = checkpoint.stamp()
+        assert edited != stamp
+        with contextlib.suppress(PermissionError):  # Windows: it cannot be replaced at all
+            save(tmp_path / "other", {"a": tensors["a"]})
+            (tmp_path / "other").replace(file)
+        assert checkpoint.stamp() == edited
 
 
 def shard(folder: Path, shards: dict[str, dict[str, np.ndarray[Any, Any]]]) -> None:
