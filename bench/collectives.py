@@ -1,13 +1,14 @@
-"""How long collectives take between rank processes of this machine, against the cost model, and against gloo.
+"""How fast collectives follow each other between rank processes of this machine, against the cost model and gloo.
 
 Physics: with N ranks an all-reduce of S bytes moves at least 2 S (N-1)/N bytes through every rank; on loopback that is
 memory copies, and small sizes cost system calls and the wake-up of the peer (9 us were seen for a bare exchange of
 8 KiB between two spinning processes, 31 us when they block). Where ranks outnumber cores the figures are those of
 the scheduler. With an emulated network (`motley.bench.emulator`) the wire rules, as it does in a home.
 
-Method: calls follow each other without a pause, as in a decode step. A call lasts from when the last rank has done the
-one before until the last rank has done it: all processes of a machine read one clock, and a rank that was early in one
-call and waits in the next has not made it slower. Gloo, where torch is installed, gets processes of its own, and every
+Method: calls follow each other without a pause, and what is told is the time per call of such a row, its throughput; a
+lone call after a pause takes longer. A call lasts from when the last rank has done the one before until the last rank
+has done it: all processes of a machine read one clock, and a rank that was early in one call and waits in the next has
+not made it slower. Gloo, where torch is installed, gets processes of its own, and every
 row's two measurements follow each other at once, so that both meet the same machine.
 """
 
@@ -32,7 +33,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 
-from motley.bench.emulator import LinkSpec, Nic
+from motley.bench.emulator import LinkSpec, Nic, sleep_exactly
 from motley.orchestrator.certificates import issue_credentials
 from motley.protocol.mesh_pb2 import Credentials
 from motley.transport import Communicator, Listener, Membership, Plain, Tls, WireFormat, connect_mesh
@@ -72,8 +73,9 @@ class Setup:
 
 @dataclass(frozen=True)
 class Row:
-    """Microseconds per call; `predicted_us` is the cost model's, from the matrices measured when the mesh was built.
+    """Microseconds per call of calls in a row, from the last rank's end of one to the last rank's end of the next.
 
+    `predicted_us` is the cost model's, from the matrices measured when the mesh was built.
     `gloo_p50_us` is None where torch is missing, and on an emulated network, which gloo cannot use.
     """
 
@@ -247,6 +249,8 @@ def _motley_ranks(setup: Setup) -> list[Callable[[Any], None]]:
 
 
 def _motley_rank(setup: Setup, member: Membership, papers: Credentials | None, pipe: Any) -> None:
+    if setup.link is not None:
+        sleep_exactly()
     listener = Listener("127.0.0.1")
     pipe.send(listener.port)
     communicator = connect_mesh(

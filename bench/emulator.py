@@ -15,7 +15,7 @@ A `Nic` is one rank's network interface, shared by all its sockets, on a switch 
     due    = comes + jitter + retransmission, but never before the chunk ahead on the connection
 
 A rank that waits for bytes sleeps until they are due. Linux may let it sleep 50 us longer, to save power: half the
-latency of a home. A `Nic` asks it not to, for the thread that makes it and those that this one starts.
+latency of a home. A process that does nothing but emulate calls `sleep_exactly` first.
 
 TCP repairs loss, so a lost packet is a chunk that comes a retransmission timeout later. Bandwidth is the payload's.
 """
@@ -94,13 +94,17 @@ class LinkSpec:
         return LinkSpec(found["latency"], found["bandwidth"], found.get("jitter", 0.0), found.get("loss", 0.0))
 
 
+def sleep_exactly() -> None:
+    """From now on this thread, and those that it starts, sleep as long as they ask for, where that is not usual."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1)
+
+
 class Nic:
     """One rank's network interface. ``connect_mesh(..., wrap=nic.wrap)`` puts all its connections behind it."""
 
     def __init__(self, spec: LinkSpec, seed: int = 0, clock: Callable[[], int] = perf_counter_ns) -> None:
         """`seed`: of jitter and loss. `clock`: nanoseconds, the same for all processes of the machine."""
-        if sys.platform == "linux":
-            ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1)
         self.spec = spec
         self.clock = clock
         self._random = random.Random(seed)

@@ -10,7 +10,7 @@ from .formats import WireFormat
 from .mesh import Listener, connect_mesh
 from .schedule import Algorithm
 from .security import Plain, Tls
-from .wire import MAX_MESSAGE, Membership
+from .wire import MAX_MESSAGE, Membership, Op
 
 __all__ = [
     "MAX_MESSAGE",
@@ -18,6 +18,7 @@ __all__ = [
     "Communicator",
     "Listener",
     "Membership",
+    "Op",
     "PeerLost",
     "PeerTimeout",
     "Pending",

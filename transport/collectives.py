@@ -20,7 +20,7 @@ from .errors import PeerLost, PeerTimeout, TransportError, UsageError
 from .exchange import Exchange
 from .formats import Bytes, Codecs, WireFormat
 from .link import LAST_WORDS_S, Incoming, IncomingMessage, Link, part_in_peace, part_with_blame
-from .liveness import Pulse
+from .liveness import BEAT_S, Pulse
 from .plan import Compiler, Element, Layout, Plan
 from .schedule import Algorithm, Choice, Goal, Operation, choose, even_parts
 from .stats import Record as Record
@@ -41,28 +41,12 @@ _BARRIER = np.empty(0, np.float32)
 class Pending:
     """A collective that has been started: what could leave has left, what comes is awaited."""
 
-    __slots__ = ("_anew", "_communicator", "_plan", "_receives")
+    __slots__ = ("_communicator", "_plan", "_receives")
 
     def __init__(self, communicator: Communicator, plan: Plan | None, receives: list[Incoming]) -> None:
         self._communicator = communicator
         self._plan = plan
         self._receives = receives
-        self._anew = True
-
-    def poll(self) -> bool:
-        """Go on as far as that needs no waiting: take what has come, sum what is complete, send what the system takes.
-
-        Call it now and then while computing, so that what follows the first frames (the second phase of two-shot) is on
-        its way before `finish`. It costs about 1 us per peer if nothing has come.
-
-        Returns:
-            Whether all is done; `finish` must be called nevertheless, and then only returns.
-
-        Raises:
-            TransportError: as the collective itself.
-        """
-        anew, self._anew = self._anew, False
-        return self._communicator._poll(self, self._plan, self._receives, anew=anew)
 
     def finish(self) -> None:
         """Wait until the result is there and everything is sent; the time since the start counts as computing.
@@ -70,7 +54,7 @@ class Pending:
         Raises:
             TransportError: as the collective itself.
         """
-        self._communicator._finish(self, self._plan, self._receives, anew=self._anew)
+        self._communicator._finish(self, self._plan, self._receives)
 
 
 class Communicator:
@@ -145,7 +129,7 @@ class Communicator:
         """Begin to sum `buffer` over all ranks, to compute something else before ``.finish()``.
 
         Until then `buffer` must be left alone, and no other call is possible. What the system takes of the own terms
-        leaves now, what the peers send arrives meanwhile; ``.poll()`` takes it and goes on.
+        leaves now, what the peers send arrives meanwhile.
         """
         entered = self.stats.enter()
         plan, arrays = self._plan_all_reduce(buffer, algorithm)
@@ -442,41 +426,28 @@ class Communicator:
         except BaseException as error:
             self._give_up(error)
 
-    def _complete(self, entered: int, plan: Plan | None, receives: list[Incoming], *, anew: bool = True) -> None:
+    def _complete(self, entered: int, plan: Plan | None, receives: list[Incoming]) -> None:
         if plan is None:
             self.stats.leave(entered)
             return
         exchange = self._exchange
         try:
-            exchange.run(receives, plan.follow, plan.senders, self.deadline_s, plan.what, anew=anew)
+            exchange.run(receives, plan.follow, plan.senders, self.deadline_s, plan.what)
+        except PeerTimeout as error:
+            self._give_up(self._hindmost(error))
         except BaseException as error:
             self._give_up(error)
         plan.end()
         self.stats.leave(entered, exchange.heard_ns, prompt=exchange.prompt, op=plan.op, sequence=plan.sequence)
 
-    def _poll(self, pending: Pending, plan: Plan | None, receives: list[Incoming], *, anew: bool) -> bool:
+    def _finish(self, pending: Pending, plan: Plan | None, receives: list[Incoming]) -> None:
         entered = self.stats.enter()
-        self._check_pending(pending)
-        done = True
-        if plan is not None:
-            try:
-                done = self._exchange.run(receives, plan.follow, plan.senders, None, plan.what, anew=anew, waits=False)
-            except BaseException as error:
-                self._give_up(error)
-        self.stats.pause(entered)
-        return done
-
-    def _finish(self, pending: Pending, plan: Plan | None, receives: list[Incoming], *, anew: bool) -> None:
-        entered = self.stats.enter()
-        self._check_pending(pending)
-        self._pending = None
-        self._complete(entered, plan, receives, anew=anew)
-
-    def _check_pending(self, pending: Pending) -> None:
         if self._broken is not None:
             raise self._broken
         if self._pending is not pending:
             raise UsageError("this collective is finished already")
+        self._pending = None
+        self._complete(entered, plan, receives)
 
     def _plan_all_reduce(self, buffer: Array, algorithm: Algorithm | None) -> tuple[Plan | None, tuple[Array]]:
         self._check_open()
@@ -590,22 +561,24 @@ class Communicator:
         raise error
 
     def _truth(self, error: BaseException) -> BaseException:
-        """Name the rank that is to blame.
-
-        A connection that ended may be that of a survivor, who gave up: it is the rank that was lost first. A rank that
-        was waited for in vain may wait itself, as in a ring: it is the one whose beats tell of the earliest call.
-        """
-        if self._pulse is None:
-            return error
-        if isinstance(error, PeerLost):
+        """Name the rank that is to blame: a connection that ended may be that of a survivor, who gave up."""
+        if self._pulse is not None and isinstance(error, PeerLost):
             loss = self._pulse.first_loss(LAST_WORDS_S)
             if loss is not None and loss[0] != error.rank:
                 return PeerLost(*loss)
-        if isinstance(error, PeerTimeout):
-            last = self._pulse.last(error.rank)
-            if last != error.rank:
-                return PeerTimeout(last, error.seconds, f"it is behind in its calls; {error.what} of rank {error.rank}")
         return error
+
+    def _hindmost(self, error: PeerTimeout) -> PeerTimeout:
+        """Name the rank that has not come to a collective: the one waited for may wait for it itself, as in a ring.
+
+        Beats older than the wait would tell of the calls before: a deadline must leave time for new ones.
+        """
+        if self._pulse is None or error.seconds < 2 * BEAT_S:
+            return error
+        last = self._pulse.last(error.rank)
+        if last == error.rank:
+            return error
+        return PeerTimeout(last, error.seconds, f"it is behind in its calls; {error.what} of rank {error.rank}")
 
     def _break(self, error: BaseException) -> None:
         """Close the communicator for good and tell the peers whom to blame."""
@@ -613,7 +586,9 @@ class Communicator:
             self._broken = error
         else:
             self._broken = UsageError(f"the communicator was closed by {error!r}")
-        blamed = self._rank if self._broken.rank is None else self._broken.rank
+        blamed = self._broken.rank
+        if blamed is None or (self._pulse is not None and self._pulse.accused):  # or peers would be told two names
+            blamed = self._rank
         try:
             if self._pulse is not None:  # first: its connections are never full
                 self._pulse.close(pack_abort(blamed, str(self._broken)))

@@ -14,7 +14,10 @@ class UsageError(TransportError):
 
 
 class PeerLost(TransportError):
-    """A rank is gone or cannot be reached: the mesh must be rebuilt without it or with its successor."""
+    """A rank is gone or cannot be reached: the mesh must be rebuilt without it or with its successor.
+
+    It is the own rank where no data comes from several peers that live: the fault is here.
+    """
 
     def __init__(self, rank: int, why: str) -> None:
         super().__init__(rank, why)  # all arguments, so that the error can be pickled

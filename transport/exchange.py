@@ -41,11 +41,13 @@ class Patience:
     __slots__ = ("_core", "_fixed_ns", "_outnumbered", "_typical_ns", "budget_ns", "crowded")
 
     def __init__(self, *, outnumbered: bool, spin_s: float | None = None) -> None:
-        """`outnumbered`: there are more ranks than cores. `spin_s`: spin for so long, whatever happens."""
+        """`outnumbered`: there are more ranks than cores. `spin_s`: spin for so long, whatever happens, but at most
+        `PARK_S`: only a rank that parks looks at its deadline, and for data that got lost.
+        """
         self.crowded = self._outnumbered = outnumbered
         self._core = 1.0  # the part of its core that this rank gets
         self._typical_ns = 0.0
-        self._fixed_ns = None if spin_s is None else int(spin_s * 1e9)
+        self._fixed_ns = None if spin_s is None else int(min(spin_s, PARK_S) * 1e9)
         self._decide()
 
     def waited(self, nanoseconds: int) -> None:
@@ -106,10 +108,7 @@ class Exchange:
         senders: Sequence[Link],
         deadline_s: float | None,
         what: str,
-        *,
-        anew: bool = True,
-        waits: bool = True,
-    ) -> bool:
+    ) -> None:
         """Receive these frames and what follows them, and send what the links have, interleaved so that no size can
         deadlock.
 
@@ -119,26 +118,18 @@ class Exchange:
             senders: the links that must have sent all when this ends.
             deadline_s: longest time without a byte from or to any link, in seconds; None waits forever.
             what: the doing, for error messages.
-            anew: no earlier run has begun with this.
-            waits: until all is done; otherwise it ends as soon as nothing can go on.
-
-        Returns:
-            Whether all is done.
 
         Raises:
             PeerTimeout, PeerLost, ProtocolError
         """
         links, patience, pulse = self._links, self._patience, self._pulse
         heard = self.heard_ns
-        if anew:
-            heard[:] = self._nobody
-            unheard = len(waiting)
-        else:
-            unheard = sum(not heard[incoming.link.rank] for incoming in waiting)
+        heard[:] = self._nobody
+        unheard = len(waiting)
         self.prompt = False
         first = True
         idle_since = longest = probed_ns = probed_processor_ns = 0
-        quiet: set[Link] = set()  # links that have nothing to do here and are known to live
+        quiet: set[Link] = set()  # links that have nothing to do here, and something to read for later
         while True:
             moved = False
             for incoming in tuple(waiting):
@@ -168,12 +159,9 @@ class Exchange:
                 if not waiting and not (unsent and any(link.unsent for link in senders)):
                     break
                 idle_since = 0 if moved else now
-                if moved or waits:
-                    continue
+                continue
             if pulse is not None and pulse.lost:
                 pulse.raise_if_lost()
-            if not waits:
-                return False
             now = perf_counter_ns()
             idle = now - idle_since
             if idle >= patience.budget_ns:
@@ -186,19 +174,19 @@ class Exchange:
                     if remaining <= 0:
                         late = waiting[0].link if waiting else next(link for link in senders if link.unsent)
                         raise PeerTimeout(late.rank, deadline_s, f"{what} ({late.address})")
-                if pulse is not None:  # in the end nobody is awaited: what waits is removed as it comes
-                    pulse.awaited = lambda: [incoming.link for incoming in tuple(waiting)]
+                if pulse is not None:
+                    pulse.awaited = lambda: [link for link in links if link not in quiet]
                 self._park([incoming.link for incoming in waiting], unsent, quiet, remaining)
             else:
                 if idle > PROBE_NS and not probed_ns and self._probes:
                     probed_ns, probed_processor_ns = now, thread_time_ns()
                 if patience.crowded:
                     give_way()
-        if waits:
-            patience.waited(longest)
+        if pulse is not None:
+            pulse.awaited = tuple
+        patience.waited(longest)
         if probed_ns:
             self._probe(probed_ns, probed_processor_ns)
-        return True
 
     def wait(self, link: Link, seconds: float) -> bool:
         """Wait up to so long until `link` has something to receive; any other peer may be heard meanwhile.

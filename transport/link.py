@@ -159,6 +159,12 @@ class Link:
         """Seconds until bytes can be read that the stream holds back, unseen by poll; None if it has none."""
         return _ready_in(self.socket)
 
+    @property
+    def progress(self) -> int:
+        """A count that rises with every byte that comes: the stream's own, if it reads what it cannot pass on yet."""
+        progress: int = getattr(self.socket, "progress", self.received)
+        return progress
+
     def push(self, view: memoryview) -> None:
         """Send `view` after what is still unsent, as far as the system takes it; the rest refers to its memory.
 

@@ -7,8 +7,9 @@ the interpreter lock now and then.
 
 A beat also says how many bytes its sender has put on the pair's connection for data. If some of them do not come for
 `SILENCE_S`, while this rank does nothing but wait for them and the beats do come, that connection is dead (a router
-has forgotten it), and its peer is lost as well. Slow is not dead: bytes that come, however few, prove it, and so a
-peer that has sent nothing, or a rank that does not read because it computes, is never taken for a dead connection.
+has forgotten it), and its peer is lost as well; if that is so of several peers, the fault is at this end, and the rank
+that is lost is this one. Slow is not dead: bytes that come, however few, prove it, and so a peer that has sent nothing,
+or a rank that does not read because it computes, is never taken for a dead connection.
 """
 
 from __future__ import annotations
@@ -38,12 +39,14 @@ class Watch:
         self.lost: dict[int, str] = {}
         """The ranks that are lost and why, in the order in which it was found."""
         self.own_rank = own_rank
+        self.accused = False
+        """A peer has given up because of this rank."""
         self._addresses: dict[int, str] = {}
         self._decoders: dict[int, Decoder] = {}
         self._heard: dict[int, float] = {}  # a peer that still builds its mesh has never been heard
         self._sequences: dict[int, int] = {}
         self._sent: dict[int, int] = {}
-        self._overdue: dict[int, tuple[int, float]] = {}  # how many bytes had come when the next ones were missed, when
+        self._overdue: dict[int, tuple[int, float]] = {}  # what the count was when the next bytes were missed, when
         self._looked = float("-inf")
 
     @property
@@ -64,39 +67,49 @@ class Watch:
         if self.lost:
             raise PeerLost(*next(iter(tuple(self.lost.items()))))
 
-    def look(self, now: float, awaited: Mapping[int, int]) -> float:
+    def look(self, now: float, awaited: Mapping[int, tuple[int, int]]) -> float:
         """Judge the silence of all peers; returns when to look again at the latest.
 
         Args:
-            awaited: the peers whose data this rank waits for, having read all that is here, and how many bytes of it
-                have come so far.
+            awaited: the peers whose data this rank waits for, having read all that is here; how many bytes of it have
+                come so far, and a count that rises with every byte, also of a record that is not whole.
         """
         if now - self._looked > SUSPENDED_S:
             self._heard = dict.fromkeys(self._heard, now)
             self._overdue.clear()
         self._looked = now
         overdue = {}
-        for rank, came in awaited.items():
+        for rank, (came, progress) in awaited.items():
             if came < self._sent.get(rank, 0):
                 known = self._overdue.get(rank)
-                overdue[rank] = known if known is not None and known[0] == came else (came, now)
+                overdue[rank] = known if known is not None and known[0] == progress else (progress, now)
         self._overdue = overdue
         for rank, heard in tuple(self._heard.items()):
             if now - heard >= SILENCE_S:
                 self._lose(rank, rank, f"no sign of life for {SILENCE_S:g} s")
-        for rank, (came, since) in tuple(self._overdue.items()):
-            if now - since >= SILENCE_S:
-                late = self._sent[rank] - came
-                self._lose(
-                    rank, rank, f"its beats come, but no data for {SILENCE_S:g} s: {late} bytes are on their way"
-                )
+        # Beats tell at different times what was sent: who is overdue for half as long is so for the same reason.
+        late = [rank for rank, (_, since) in self._overdue.items() if now - since >= SILENCE_S / 2]
+        for rank in late:
+            if now - self._overdue[rank][1] >= SILENCE_S:
+                if len(late) > 1:
+                    whose = " and ".join(map(str, late))
+                    why = f"the beats of ranks {whose} come here, but no data for {SILENCE_S:g} s"
+                    self._lose(rank, self.own_rank, why)
+                    break
+                missing = self._sent[rank] - awaited[rank][0]
+                why = f"its beats come, but no data for {SILENCE_S:g} s: {missing} bytes are on their way"
+                self._lose(rank, rank, why)
         waits = [*self._heard.values(), *(since for _, since in self._overdue.values())]
         return min(waits, default=now) + SILENCE_S
 
-    def last(self, suspect: int) -> int:
-        """The peer that was in the earliest collective when it beat last; `suspect` if that is true of several."""
+    def last(self, suspect: int, sequence: int) -> int:
+        """The peer that was in the earliest collective when it beat last, if that is earlier than those of `suspect`
+        and of this rank, which is in number `sequence`; otherwise `suspect`.
+        """
         sequences = self._sequences.copy()
-        return min(sequences, key=lambda rank: (sequences[rank], rank != suspect), default=suspect)
+        limit = min(sequences.get(suspect, 0), sequence)
+        behind = [rank for rank in sequences if sequences[rank] < limit]
+        return min(behind, key=sequences.__getitem__, default=suspect)
 
     def receive(self, rank: int, data: bytes, now: float) -> None:
         """Take what peer `rank` has sent; no bytes are the end of its connection."""
@@ -115,6 +128,7 @@ class Watch:
                         return
                     case Op.ABORT:
                         blamed, why = unpack_abort(frame.payload)
+                        self.accused |= blamed == self.own_rank
                         if blamed in (rank, self.own_rank):
                             self._lose(rank, rank, f"it gave up: {why}")
                         else:
@@ -186,9 +200,14 @@ class Pulse:
         """See `Watch`."""
         self._watch.raise_if_lost()
 
+    @property
+    def accused(self) -> bool:
+        """See `Watch`."""
+        return self._watch.accused
+
     def last(self, suspect: int) -> int:
         """See `Watch`."""
-        return self._watch.last(suspect)
+        return self._watch.last(suspect, self.sequence)
 
     def first_loss(self, seconds: float) -> tuple[int, str] | None:
         """The rank that was lost first and why, waiting so long for the news; None if there is no loss."""
@@ -224,7 +243,7 @@ class Pulse:
             if now >= next_beat:
                 self._beat()
                 next_beat = now + BEAT_S
-            awaited = {link.rank: link.received for link in self.awaited()}
+            awaited = {link.rank: (link.received, link.progress) for link in self.awaited()}
             look_again = watch.look(now, awaited)
             if len(watch.lost) > known:
                 known = len(watch.lost)

@@ -13,6 +13,7 @@ import selectors
 import socket
 import ssl
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
@@ -59,6 +60,13 @@ PINGING_S = 12e-3
 PINGS = range(4, 64)
 """The best of so many pings is near the truth also on a busy machine."""
 BURST_TRIALS = range(3, 6)
+WIDE_S = 10e-3
+"""A network with longer round trips is wide: what frames cost the processor drowns in its jitter, and..."""
+WIDE_TRIALS = range(2, 3)
+"""...so few pings must do there, and so few bursts of one size: ranks of a crowd wait for the pairs before them."""
+WIDE_BURST = 128 << 10
+GRACE_S = 5.0
+"""A rank that still misses another gives up when its time is over: the others wait a little longer, to hear whom."""
 ROW = 16
 """Pings in a row show what a frame costs the processor..."""
 ROW_TRIP_S = 2e-3
@@ -155,8 +163,7 @@ def connect_mesh(
         communicator = undo.enter_context(
             Communicator(membership.rank, links, pulse, wire_format=wire_format, spin_s=spin_s)
         )
-        # A rank that still misses another gives up when its time is over: wait a little longer, to hear whom it misses.
-        remaining = max(0.0, deadline - time.monotonic()) + 2.0
+        remaining = max(0.0, deadline - time.monotonic()) + GRACE_S
         if links:
             usual, communicator.deadline_s = communicator.deadline_s, remaining
             _measure(communicator, Exchange(list(links.values()), pulse, spin_s, outnumbered=True), links)
@@ -441,49 +448,47 @@ def _measure(communicator: Communicator, exchange: Exchange, links: Mapping[int,
         waiting.share_cores(outnumbered=any(rank in crowd.ranks for crowd in crowds))
     rows = np.zeros((size, 3, size))  # of each pair, by the higher rank: round trip, bandwidth, cost of a frame
 
-    def measure(low: int, high: int, seconds: float) -> None:
-        if rank == high:
-            with_frames = not crowds or low == high - 1  # a rehearsal is to follow: the cost of a frame may be rough
-            rows[rank, :, low] = _Gauge(exchange, links[low], timeout).measure(seconds, with_frames=with_frames)
-        elif rank == low:
-            _Gauge(exchange, links[high], timeout).help()
-
-    if crowds:  # pairs that measure at the same time would measure each other's haste: it is one after the other
-        for high in range(1, size):
-            if rank == high > 1:
-                communicator.recv(high - 1, timeout)
-            for low in range(high):
-                measure(low, high, MEASURE_S / (size * (size - 1) / 2))
-            if rank == high < size - 1:
-                communicator.send(b"your turn", high + 1)
-    else:
-        turns = _turns(size)
-        for pairs in turns:
-            for low, high in pairs:
-                measure(low, high, MEASURE_S / len(turns))
-            communicator.barrier()
+    turns = _turns(size, crowds)
+    seconds = MEASURE_S / sum(max(Counter(high for _, high in pairs).values()) for pairs in turns)
+    for pairs in turns:
+        for low, high in pairs:
+            if rank == high:
+                with_frames = not crowds or low == high - 1  # a rehearsal is to follow: what a frame costs may be rough
+                rows[rank, :, low] = _Gauge(exchange, links[low], timeout).measure(seconds, with_frames=with_frames)
+            elif rank == low:
+                _Gauge(exchange, links[high], timeout).help()
+        communicator.barrier()
     communicator.all_gather(rows[rank].copy(), list(rows))
     trip, bandwidth, frame_s = rows.transpose(1, 0, 2)
     usual_s = float(np.median(frame_s[frame_s > 0])) if (frame_s > 0).any() else FRAME_S
     latency = np.maximum(trip / 2 - 2 * np.where(frame_s > 0, frame_s, usual_s), trip / 20)
     network = Network((latency + latency.T).tolist(), (bandwidth + bandwidth.T).tolist(), usual_s, crowds=crowds)
-    communicator.network = _rehearse(communicator, network) if crowds else network
+    communicator.network = _rehearse(communicator, network) if crowds and trip.max() <= WIDE_S else network
     communicator.stats.reset()
 
 
 def _crowds(communicator: Communicator, local: Sequence[int]) -> list[Crowd]:
-    """The ranks that share too few cores; `local` are this rank's peers on its machine."""
+    """The ranks that share too few cores; `local` are this rank's peers on its machine.
+
+    Ranks that are bound to some cores are a crowd if they outnumber those; where one crowd has ranks of another, the
+    denser one counts.
+    """
     rank, size = communicator.rank, communicator.size
     rows = np.zeros((size, size + MAX_CORES), np.uint8)  # of each rank: who is on its machine, where it may run
     rows[rank, [rank, *local]] = 1
     rows[rank, [size + core for core in _usable_cores() if core < MAX_CORES]] = 1
     communicator.all_gather(rows[rank].copy(), list(rows))
-    crowds = {}
-    for row in rows[:, :size]:
-        ranks, cores = np.flatnonzero(row), rows[row > 0, size:].any(0).sum()
-        if len(ranks) > cores:
-            crowds[int(ranks[0])] = Crowd(ranks.tolist(), int(cores))
-    return list(crowds.values())
+    together, cores = rows[:, :size] > 0, rows[:, size:] > 0
+    found = []
+    for machine, usable in zip(together, cores, strict=True):
+        ranks = np.flatnonzero(machine & ~(cores & ~usable).any(1))
+        if 0 < usable.sum() < len(ranks):
+            found.append(Crowd(ranks.tolist(), int(usable.sum())))
+    crowds: list[Crowd] = []
+    for crowd in sorted(found, key=lambda crowd: (-len(crowd.ranks) / crowd.cores, -crowd.cores, crowd.ranks)):
+        if not any(set(crowd.ranks) & set(known.ranks) for known in crowds):
+            crowds.append(crowd)
+    return crowds
 
 
 def _usable_cores() -> Collection[int]:
@@ -507,7 +512,7 @@ def _rehearse(communicator: Communicator, network: Network) -> Network:
         communicator.all_gather(np.array([(time.perf_counter() - began) / rounds]), seconds)
         return float(np.median(seconds))
 
-    def usual_s(call: Callable[[], object]) -> float:
+    def fastest_s(call: Callable[[], object]) -> float:
         call()  # plans are made
         rounds = int(np.clip(REHEARSAL_S / CHAINS / rehearse(call, 1), *REHEARSALS))
         return min(rehearse(call, rounds) for _ in range(CHAINS))  # others may use the machine too
@@ -517,8 +522,8 @@ def _rehearse(communicator: Communicator, network: Network) -> Network:
         return choose(goal, 4, network, algorithm=Algorithm.ONE_SHOT).seconds
 
     values, costs = np.zeros(REHEARSED, np.float32), np.zeros(2)
-    empty_s = usual_s(communicator.barrier)
-    full_s = usual_s(lambda: communicator.all_reduce(values, Algorithm.ONE_SHOT))
+    empty_s = fastest_s(communicator.barrier)
+    full_s = fastest_s(lambda: communicator.all_reduce(values, Algorithm.ONE_SHOT))
     if communicator.rank == 0:  # the others have no core to do the same
         costs[0] = _solve(
             lambda each: forecast(replace(network, frame_s=each), 0), empty_s, network.frame_s, FRAME_MAX_S
@@ -538,10 +543,22 @@ def _solve(rising: Callable[[float], float], value: float, low: float, high: flo
     return low
 
 
-def _turns(size: int) -> list[list[tuple[int, int]]]:
-    """All pairs of ranks, in turns: those of a turn have no rank in common and measure at the same time."""
-    partners = range(1, 1 << (size - 1).bit_length())
-    return [[(rank, rank ^ other) for rank in range(size) if rank < rank ^ other < size] for other in partners]
+def _turns(size: int, crowds: Sequence[Crowd]) -> list[list[tuple[int, int]]]:
+    """All pairs of ranks, in turns: those of a turn measure at the same time, as far as they have no rank in common.
+
+    Pairs of a crowd would measure each other's haste: in a turn they have one rank in common, which takes one after the
+    other. A turn for each pair would be slow where ranks share cores, and one for all a long silence of some.
+    """
+    longest = max((len(crowd.ranks) for crowd in crowds), default=0)
+    turns = [
+        [(low, crowd.ranks[n]) for crowd in crowds for low in crowd.ranks[:n] if n < len(crowd.ranks)]
+        for n in range(1, longest)
+    ]
+    crowded = {pair for pairs in turns for pair in pairs}
+    for other in range(1, 1 << (size - 1).bit_length()):
+        pairs = [(rank, rank ^ other) for rank in range(size) if rank < rank ^ other < size]
+        turns.append([pair for pair in pairs if pair not in crowded])
+    return [pairs for pairs in turns if pairs]
 
 
 class _Gauge:
@@ -564,18 +581,22 @@ class _Gauge:
         The peer must `help`.
         """
         share = min(seconds / 4, PINGING_S)
-        trip = self._best(0, 1, PINGS, share)
+        trip = self._best(0, 1, WIDE_TRIALS, share)
+        wide = trip > max(seconds, WIDE_S)
+        if not wide:
+            trip = min(trip, self._best(0, 1, PINGS, share))
         frame_s = 0.0
         if with_frames and trip < ROW_TRIP_S:
             longer = self._best(0, ROW, PINGS, share) - trip
             frame_s = float(np.clip(longer / (2 * (ROW - 1)), *FRAME_BOUNDS_S))
-        for size in BURSTS:
-            burst = self._best(size, 1, BURST_TRIALS, share)
+        bursts, trials = ((WIDE_BURST,), WIDE_TRIALS) if wide else (BURSTS, BURST_TRIALS)
+        for size in bursts:
+            burst = self._best(size, 1, trials, share)
             trip = min(trip, burst)
             if burst - trip > trip + seconds / 16:
                 break
         self._ask(-1)
-        return trip, size / max(burst - trip, burst / 2), frame_s
+        return trip, size / max(burst - trip, burst / (16 if wide else 2)), frame_s
 
     def help(self) -> None:
         """Do what the peer asks for until it has measured all."""

@@ -124,9 +124,22 @@ class TlsStream:
     An end of the connection is an end of the stream, close_notify or not: the frames inside say whether it was meant.
     """
 
-    __slots__ = ("_arriving", "_connection", "_leaving", "_owed", "_peeked", "_read", "_received", "_tls", "_unsent")
+    __slots__ = (
+        "_arriving",
+        "_connection",
+        "_leaving",
+        "_owed",
+        "_peeked",
+        "_read",
+        "_received",
+        "_tls",
+        "_unsent",
+        "progress",
+    )
 
     def __init__(self, connection: Stream, context: ssl.SSLContext, *, dials: bool) -> None:
+        self.progress = 0
+        """Encrypted bytes that have come."""
         self._connection = connection
         self._arriving, self._leaving = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._arriving, self._leaving, server_side=not dials)
@@ -236,6 +249,7 @@ class TlsStream:
         """Read from the connection once; False at its end."""
         count = self._connection.recv_into(self._received)
         self._arriving.write(self._received[:count])
+        self.progress += count
         return bool(count)
 
     def _flush(self) -> None:

@@ -116,9 +116,10 @@ class Stats:
         return self._last_ns.index(most) if most else None
 
     def enter(self) -> int:
-        """The rank stops computing."""
+        """The rank stops computing; should the call be refused, it computes on from here."""
         now = perf_counter_ns()
         self._compute_ns += now - self._left_ns
+        self._left_ns = now
         return now
 
     def pause(self, entered: int) -> None:

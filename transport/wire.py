@@ -65,6 +65,8 @@ HEADER_SIZE = _HEADER.size
 
 
 class Op(IntEnum):
+    """What a frame is part of."""
+
     HELLO = 1
     PROOF = 2
     REFUSE = 3

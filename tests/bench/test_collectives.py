@@ -1,13 +1,16 @@
 from __future__ import annotations
 
 import importlib.util
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
 
+import numpy as np
 import pytest
 
 from motley.bench.collectives import Row, Setup, measure
-from motley.bench.emulator import LinkSpec
-from motley.transport import WireFormat
-from motley.transport.schedule import ALGORITHMS, Operation
+from motley.bench.emulator import LinkSpec, Nic
+from motley.transport import Listener, Membership, Plain, WireFormat, connect_mesh, mesh
+from motley.transport.schedule import ALGORITHMS, Crowd, Network, Operation
 
 
 def check(rows: list[Row], setup: Setup) -> None:
@@ -38,6 +41,30 @@ def test_an_emulated_network_costs_what_the_model_says() -> None:
     check(rows, setup)
     assert 12_000 < row.p50_us < 26_000
     assert 10_000 < row.predicted_us < 26_000
+
+
+def test_a_crowd_on_a_wide_network_is_up_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its pairs measure one after the other, which takes longer than the ranks wait for one that is silent."""
+    monkeypatch.setattr(mesh, "_usable_cores", lambda: {0})
+    link = LinkSpec.parse("50ms,100Mbit")
+    with ExitStack() as stack:
+        listeners = [stack.enter_context(closing(Listener("127.0.0.1"))) for _ in range(5)]
+        addresses = [f"127.0.0.1:{listener.port}" for listener in listeners]
+
+        def connect(rank: int) -> Network:
+            member = Membership("test", 1, rank, 5, bytes(32), bytes(32))
+            wrap = Nic(link, seed=rank).wrap
+            with connect_mesh(listeners[rank], member, addresses, 1.0, security=Plain(), wrap=wrap) as communicator:
+                return communicator.network
+
+        pool = stack.enter_context(ThreadPoolExecutor(5))
+        networks = list(pool.map(connect, range(5)))
+    assert networks == [networks[0]] * 5
+    assert networks[0].crowds == [Crowd([0, 1, 2, 3, 4], 1)]
+    assert networks[0].byte_s == 0.0  # no rehearsal: processors do not count here
+    apart = ~np.eye(5, dtype=bool)
+    assert 49e-3 < np.median(np.array(networks[0].latency)[apart]) < 60e-3
+    assert 4e6 < np.median(np.array(networks[0].bandwidth)[apart]) < 20e6
 
 
 def test_a_narrow_wire_format_saves_what_it_should() -> None:

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import ctypes
 import select
 import socket
+import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from itertools import count, islice
 from statistics import median
@@ -14,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from motley.bench.emulator import CHUNK_BYTES, EmulatedSocket, LinkSpec, Nic, occupy
+from motley.bench.emulator import CHUNK_BYTES, EmulatedSocket, LinkSpec, Nic, occupy, sleep_exactly
 
 MS = 1_000_000
 HOME = LinkSpec(latency_s=1e-3, bandwidth=1e6)  # a byte per microsecond: easy to reckon with
@@ -298,6 +301,19 @@ def test_a_cut_is_silence(pair: tuple[EmulatedSocket, EmulatedSocket], clock: Cl
         with pytest.raises(BlockingIOError):
             read()
     assert other.ready_in() is None
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets threads oversleep so much that it matters")
+def test_only_a_thread_that_asks_for_it_sleeps_exactly() -> None:
+    def slack_ns() -> int:
+        return int(ctypes.CDLL(None).prctl(30))  # PR_GET_TIMERSLACK
+
+    with ThreadPoolExecutor(1) as pool:
+        usual = pool.submit(slack_ns).result()
+        pool.submit(Nic, HOME).result()
+        assert pool.submit(slack_ns).result() == usual > 1
+        pool.submit(sleep_exactly).result()
+        assert pool.submit(slack_ns).result() == 1
 
 
 def test_pulling_the_plug_cuts_every_connection(clock: Clock) -> None:

@@ -35,11 +35,11 @@ from motley.transport import (
 )
 from motley.transport import collectives as collectives_module
 from motley.transport import schedule as schedule_module
-from motley.transport.exchange import CROWDED_SPIN_S, FUTILE_SPIN_S, SPIN_S, Patience
+from motley.transport.exchange import CROWDED_SPIN_S, FUTILE_SPIN_S, PARK_S, SPIN_S, Patience
 from motley.transport.link import wait_ready
 from motley.transport.schedule import Operation, Schedule, build
 from motley.transport.stats import RECORDS
-from motley.transport.wire import Op
+from motley.transport.wire import Op, pack_abort
 
 Run = Callable[..., list[Any]]
 Array = npt.NDArray[Any]
@@ -313,52 +313,6 @@ def test_a_split_call_lets_the_rank_compute_between(run_ranks: Run) -> None:
         assert snapshot.compute_s >= 0.05  # what happens between start and finish is no wait
 
 
-def test_a_started_call_goes_on_when_it_is_polled(run_ranks: Run) -> None:
-    """Both phases of two-shot are over before it is finished, and the wait was no wait of the rank."""
-    elements = (1 << 20) // 4
-
-    def work(communicator: Communicator) -> StatsSnapshot:
-        buffer = values(communicator.rank, elements)
-        communicator.barrier()
-        communicator.stats.reset()
-        pending = communicator.all_reduce_start(buffer, Algorithm.TWO_SHOT)
-        deadline = perf_counter() + 20
-        while not pending.poll() and perf_counter() < deadline:
-            sleep(1e-3)  # it computes
-        assert pending.poll()
-        with pytest.raises(UsageError, match="must be finished before the next call"):
-            communicator.barrier()
-        communicator.deadline_s = 0.0  # no wait would end well
-        pending.finish()
-        communicator.deadline_s = 20.0
-        assert buffer.tobytes() == wanted
-        with pytest.raises(UsageError, match="finished already"):
-            pending.poll()
-        snapshot = communicator.stats.snapshot()
-        communicator.all_reduce(buffer)
-        return snapshot
-
-    wanted = rank_order_sum(3, elements).tobytes()
-    for snapshot in run_ranks(3, work):
-        assert isinstance(snapshot, StatsSnapshot), snapshot
-        assert (snapshot.collectives, snapshot.wait_s) == (1, 0.0)
-        assert snapshot.compute_s > 0
-        assert snapshot.wire_s > 0
-
-
-def test_polling_a_call_that_fails_is_as_the_call_itself(run_ranks: Run) -> None:
-    def work(communicator: Communicator) -> None:
-        if communicator.rank == 1:
-            return
-        pending = communicator.all_reduce_start(np.ones(4, np.float32))
-        while True:
-            pending.poll()
-
-    error = run_ranks(2, work)[0]
-    assert isinstance(error, PeerLost)
-    assert error.rank == 1
-
-
 def test_forecasts_are_the_same_on_all_ranks(run_ranks: Run) -> None:
     def work(communicator: Communicator) -> list[Any]:
         choices = [communicator.forecast(operation, 3000) for operation in Operation]
@@ -610,6 +564,92 @@ def test_a_timeout_in_a_ring_names_the_rank_that_has_not_come(run_ranks: Run) ->
         assert error.rank == 1
 
 
+def test_a_timeout_of_a_message_names_its_sender(run_ranks: Run) -> None:
+    """Rank 2 is behind, alive and of no concern: rank 1 has the collective and never sends what rank 0 waits for."""
+    noticed = threading.Event()
+
+    def work(communicator: Communicator) -> None:
+        buffer = np.zeros(4, np.float32)
+        communicator.barrier()
+        if communicator.rank == 0:
+            try:
+                communicator.broadcast(buffer, 0, Algorithm.ONE_SHOT)
+                communicator.recv(1, 1.2)
+            finally:
+                noticed.set()
+        if communicator.rank == 1:
+            communicator.broadcast(buffer, 0, Algorithm.ONE_SHOT)
+        noticed.wait(20.0)
+
+    error = run_ranks(3, work)[0]
+    assert isinstance(error, PeerTimeout)
+    assert error.rank == 1
+
+
+def test_a_timeout_sooner_than_beats_can_tell_names_the_rank_that_was_waited_for(
+    run_ranks: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noticed = threading.Event()
+
+    def work(communicator: Communicator) -> None:
+        monkeypatch.setattr(communicator._pulse, "last", lambda suspect: 1)
+        communicator.deadline_s = 0.3 if communicator.rank == 0 else 20.0
+        if communicator.rank == 2:
+            noticed.wait(20.0)
+            return
+        try:
+            communicator.all_reduce(np.zeros(4, np.float32), Algorithm.ONE_SHOT)
+        finally:
+            noticed.set()
+
+    error = run_ranks(3, work)[0]
+    assert isinstance(error, PeerTimeout)
+    assert error.rank == 2
+
+
+def test_a_long_spin_does_not_hide_a_deadline(run_ranks: Run) -> None:
+    noticed = threading.Event()
+
+    def work(communicator: Communicator) -> float:
+        if communicator.rank == 1:
+            noticed.wait(20.0)
+            return 0.0
+        began = perf_counter()
+        communicator.deadline_s = 0.1
+        try:
+            with pytest.raises(PeerTimeout):
+                communicator.barrier()
+        finally:
+            noticed.set()
+        return perf_counter() - began
+
+    assert 0.1 <= run_ranks(2, work, spin_s=5.0)[0] < 4.0
+
+
+def test_an_accused_rank_accuses_nobody_else(run_ranks: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0 misses rank 1, which learns it and must not tell rank 2 another name."""
+    told: list[int] = []
+
+    def tell(blamed: int, why: str) -> bytes:
+        told.append(blamed)
+        return pack_abort(blamed, why)
+
+    monkeypatch.setattr(collectives_module, "pack_abort", tell)
+
+    def work(communicator: Communicator) -> None:
+        if communicator.rank == 0:
+            communicator.recv(1, 0.1)
+        communicator.recv(0, 20.0)
+
+    errors = run_ranks(3, work)
+    assert isinstance(errors[0], PeerTimeout)
+    assert isinstance(errors[1], PeerLost)
+    assert isinstance(errors[2], PeerLost)
+    assert (errors[0].rank, errors[2].rank) == (1, 1)
+    assert errors[1].rank in (0, 2)  # whoever is faster to tell it
+    assert told == [1, 1, 1]
+
+
 def test_a_parked_rank_notices_the_end_of_a_peer_that_it_expects_nothing_of(run_ranks: Run) -> None:
     def work(communicator: Communicator) -> None:
         if communicator.rank == 2:
@@ -743,6 +783,27 @@ def test_every_collective_is_recorded(run_ranks: Run) -> None:
             assert (record.waited_for == 1 and record.wait_s > 0.01) if rank == 0 else record.compute_s >= 0.03
 
 
+def test_a_refused_call_is_no_end_of_computing(run_ranks: Run) -> None:
+    """The time before it would count twice."""
+
+    def work(communicator: Communicator) -> tuple[float, float]:
+        buffer = np.zeros(8, np.float32)
+        communicator.all_reduce(buffer)
+        communicator.stats.reset()
+        began = perf_counter()
+        pending = communicator.all_reduce_start(buffer)
+        pending.finish()
+        sleep(0.05)
+        for wrong in (pending.finish, lambda: communicator.all_reduce(np.zeros(8, np.int32))):
+            with pytest.raises(UsageError):
+                wrong()
+        communicator.all_reduce(buffer)
+        return communicator.stats.snapshot().compute_s, perf_counter() - began
+
+    for computed, elapsed in run_ranks(2, work):
+        assert 0.05 <= computed <= elapsed
+
+
 def test_the_last_records_are_kept() -> None:
     stats = Stats(rank=0, size=2)
     for sequence in range(RECORDS + 10):
@@ -808,6 +869,7 @@ def test_a_given_spin_is_kept() -> None:
     patience.waited(10**9)
     patience.spun(100, 0)
     assert patience.budget_ns == 10_000_000
+    assert Patience(outnumbered=True, spin_s=60.0).budget_ns == PARK_S * 1e9
 
 
 COLLECTIVES = int(os.environ.get("MOTLEY_TEST_COLLECTIVES", "20000"))

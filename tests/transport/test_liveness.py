@@ -74,7 +74,7 @@ def test_looking_late_but_in_time_hides_no_silence() -> None:
     assert now <= 5 + SILENCE_S + SUSPENDED_S
 
 
-def look(watch: Watch, sent: int, awaited: dict[int, int], start: float, end: float) -> float:
+def look(watch: Watch, sent: int, awaited: dict[int, tuple[int, int]], start: float, end: float) -> float:
     """Rank 1 beats that it has sent so many bytes while this rank waits for those; rank 2 only beats."""
     now = start
     while now < end:
@@ -87,12 +87,12 @@ def look(watch: Watch, sent: int, awaited: dict[int, int], start: float, end: fl
 
 def test_bytes_that_were_sent_and_do_not_come_are_the_end_of_a_connection() -> None:
     watching = watch()
-    now = look(watching, 1000, {1: 1000, 2: 0}, 0, 60)  # nothing is on its way: slow is not dead
+    now = look(watching, 1000, {1: (1000, 0), 2: (0, 0)}, 0, 60)  # nothing is on its way: slow is not dead
     now = look(watching, 1024, {}, now, 120)  # this rank computes and does not read
-    look(watching, 1024, {1: 1000}, now, now + SILENCE_S)
+    look(watching, 1024, {1: (1000, 0)}, now, now + SILENCE_S)
     assert not watching.lost
-    assert watching.look(now + SILENCE_S - 0.01, {1: 1000}) == pytest.approx(now + SILENCE_S)
-    watching.look(now + SILENCE_S, {1: 1000})
+    assert watching.look(now + SILENCE_S - 0.01, {1: (1000, 0)}) == pytest.approx(now + SILENCE_S)
+    watching.look(now + SILENCE_S, {1: (1000, 0)})
     assert watching.lost == {1: "its beats come, but no data for 4 s: 24 bytes are on their way (host-1:1)"}
     assert watching.watched == (2,)
 
@@ -101,26 +101,51 @@ def test_bytes_that_come_slowly_are_life() -> None:
     watching = watch()
     now = 0.0
     for came in range(1000, 1020):
-        now = look(watching, 9000, {1: came}, now, now + SILENCE_S - BEAT_S)
+        now = look(watching, 9000, {1: (came, came)}, now, now + SILENCE_S - BEAT_S)
     now = look(watching, 9000, {}, now, now + BEAT_S)  # the wait is interrupted
-    look(watching, 9000, {1: 1019}, now, now + SILENCE_S)
+    look(watching, 9000, {1: (1019, 1019)}, now, now + SILENCE_S)
     assert not watching.lost
+
+
+def test_bytes_of_a_record_that_is_not_whole_are_life() -> None:
+    watching = watch()
+    now = 0.0
+    for progress in range(5):
+        now = look(watching, 9000, {1: (1000, progress)}, now, now + SILENCE_S - BEAT_S)
+    assert not watching.lost
+
+
+def test_a_rank_that_gets_no_data_of_several_peers_is_lost_itself() -> None:
+    """Their beats tell at different times what they have sent."""
+    watching, now = watch(4), 0.0
+    while not watching.lost and now < 10:
+        for rank in (1, 2, 3):
+            if now >= 0.3 * rank:
+                watching.receive(rank, pack_beat(7, 100 if rank < 3 else 50), now)
+        watching.look(now, dict.fromkeys((1, 2, 3), (50, 50)))
+        now += 0.1
+    assert watching.lost == {0: "the beats of ranks 1 and 2 come here, but no data for 4 s (host-1:1)"}
 
 
 def test_bytes_that_did_not_come_while_this_rank_was_suspended_are_missed_from_then_on() -> None:
     watching = watch()
-    now = look(watching, 1000, {1: 0}, 0, 2)
-    watching.look(now + 1000, {1: 0})
-    look(watching, 1000, {1: 0}, now + 1000, now + 1000 + SILENCE_S)
+    now = look(watching, 1000, {1: (0, 0)}, 0, 2)
+    watching.look(now + 1000, {1: (0, 0)})
+    look(watching, 1000, {1: (0, 0)}, now + 1000, now + 1000 + SILENCE_S)
     assert not watching.lost
 
 
 def test_the_last_rank_is_the_one_in_the_earliest_call() -> None:
     watching = watch(4)
-    assert watching.last(1) == 1
-    for rank, sequence in ((1, 8), (2, 7), (3, 7)):
+    assert watching.last(1, 8) == 1
+    for rank, sequence in ((2, 7), (3, 6)):
         watching.receive(rank, pack_beat(sequence, 0), 1.0)
-    assert [watching.last(suspect) for suspect in (1, 2, 3)] == [2, 2, 3]
+    assert watching.last(1, 8) == 1  # where it is is not known
+    watching.receive(1, pack_beat(8, 0), 1.0)
+    assert [watching.last(suspect, 8) for suspect in (1, 2, 3)] == [3, 3, 3]
+    assert watching.last(1, 6) == 1  # this rank is no further itself
+    watching.receive(1, pack_frame(Op.BYE), 1.0)
+    assert watching.last(1, 8) == 1
 
 
 def test_the_first_loss_comes_first() -> None:
@@ -157,6 +182,7 @@ def test_last_words_however_they_arrive(last: bytes, lost: dict[int, str], chunk
             watching.receive(1, words[start : start + chunk], 1.0)
     assert watching.lost == lost
     assert watching.watched == (2,)
+    assert watching.accused == (last == pack_abort(0, "you"))
 
 
 def test_what_follows_the_last_words_is_not_looked_at() -> None:

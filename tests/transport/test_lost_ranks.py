@@ -168,13 +168,14 @@ def test_what_vanishes_is_lost(start: Start) -> None:
     assert ranks[2].read()["error"] == "PeerLost"
 
 
-def test_a_connection_for_data_that_dies_alone_is_missed(start: Start) -> None:
+@pytest.mark.parametrize("size", [3, 4])
+def test_a_connection_for_data_that_dies_alone_is_missed(start: Start, size: int) -> None:
     """No FIN, no reset, and the beats of all ranks come and go."""
-    ranks = start({}, {}, {"cut data": [0, 1]})
-    texts = expect_loss(ranks[:2], {2, 0, 1}, 0.5 + LIMIT_S)
-    assert any("its beats come, but no data for 4 s" in text for text in texts)
-    expect_new_mesh(ranks[:2])
-    assert ranks[2].read()["error"] == "PeerLost"
+    *survivors, victim = start(*[{}] * (size - 1), {"cut data": list(range(size - 1))})
+    texts = expect_loss(survivors, {size - 1}, 0.5 + LIMIT_S)
+    assert any("beats" in text and "but no data for 4 s" in text for text in texts)
+    expect_new_mesh(survivors)
+    assert victim.read()["error"] == "PeerLost"
 
 
 def test_a_reset_is_the_end_of_a_rank(start: Start) -> None:

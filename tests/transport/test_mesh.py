@@ -81,22 +81,44 @@ def test_all_ranks_hold_the_same_measurements(run_ranks: Run) -> None:
 
 @pytest.mark.parametrize("size", range(2, 17))
 def test_every_pair_measures_once_and_no_rank_twice_at_a_time(size: int) -> None:
-    turns = mesh_module._turns(size)
+    turns = mesh_module._turns(size, [])
     assert sorted(pair for pairs in turns for pair in pairs) == list(combinations(range(size), 2))
     for pairs in turns:
         ranks = [rank for pair in pairs for rank in pair]
         assert len(ranks) == len(set(ranks))
 
 
-@pytest.mark.parametrize("cores", [[{0}, {0}, {0, 1}], [{0}, {1}, {2}], [{0, 1, 2, 3}] * 3, [{70}, {5}, {5}]])
+@pytest.mark.parametrize("crowds", [[[0, 1, 2, 3, 4, 5, 6]], [[0, 2, 5], [1, 3, 4, 6]], [[5, 6]]])
+def test_pairs_of_a_crowd_measure_one_after_the_other(crowds: list[list[int]]) -> None:
+    turns = mesh_module._turns(7, [Crowd(ranks, 1) for ranks in crowds])
+    assert sorted(pair for pairs in turns for pair in pairs) == list(combinations(range(7), 2))
+    for pairs in turns:
+        inside = [[pair for pair in pairs if set(pair) <= set(ranks)] for ranks in crowds]
+        assert all(len({high for _, high in own}) <= 1 for own in inside)
+        between = [rank for pair in pairs if not any(pair in own for own in inside) for rank in pair]
+        assert len(between) == len(set(between))
+        assert not between or not any(inside)
+
+
+@pytest.mark.parametrize(
+    ("cores", "crowds"),
+    [
+        ([{0}, {0}, {0, 1}], [(2, 1)]),  # the third will run on the other core
+        ([{0, 1}, {0, 1}, {0, 1}], [(3, 2)]),
+        ([{0}, {0, 1}, {1}], [(3, 2)]),
+        ([{0}, {1}, {2}], []),
+        ([{0, 1, 2, 3}] * 3, []),
+        ([{70}, {5}, {5}], [(2, 1)]),
+        ([{0}, {0}, {1, 2, 3}], [(2, 1)]),
+    ],
+)
 def test_ranks_are_a_crowd_where_they_share_cores(
-    run_ranks: Run, monkeypatch: pytest.MonkeyPatch, cores: list[set[int]]
+    run_ranks: Run, monkeypatch: pytest.MonkeyPatch, cores: list[set[int]], crowds: list[tuple[int, int]]
 ) -> None:
-    given = iter(cores)
+    given = iter(cores)  # which rank gets which is left to chance
     monkeypatch.setattr(mesh_module, "_usable_cores", lambda: next(given))
     networks = run_ranks(3, lambda communicator: communicator.network)
-    together = len(set().union(*cores))
-    assert networks[0].crowds == ([Crowd([0, 1, 2], together)] if together < 3 else [])
+    assert [(len(crowd.ranks), crowd.cores) for crowd in networks[0].crowds] == crowds
     assert networks[1] == networks[2] == networks[0]
 
 

@@ -110,6 +110,23 @@ def test_what_is_sent_arrives_however_little_the_connection_takes(length: int, s
         assert send_all(second, data, first, size) == data
 
 
+def test_a_record_that_is_not_whole_is_progress() -> None:
+    with Pair() as (first, second):
+        link = Link(1, 0, "there:1", second, is_local=True)
+        before = link.progress
+        first._tls.write(b"few words")
+        record = first._leaving.read()
+        first._connection.send(record[:-1])
+        assert wait_ready([link], (), 5.0)
+        with pytest.raises(BlockingIOError):
+            second.recv_into(memoryview(bytearray(9)))
+        assert link.progress == before + len(record) - 1
+        first._connection.send(record[-1:])
+        assert wait_ready([link], (), 5.0)
+        assert second.recv(9) == b"few words"
+        assert link.progress == before + len(record)
+
+
 def test_a_byte_at_a_time() -> None:
     with Pair(1) as (first, second):
         assert send_all(first, b"every byte", second, 1) == b"every byte"
