@@ -89,15 +89,15 @@ def show_wire_formats(rows: Sequence[FormatError], ranks: int) -> None:
 
 
 def show_drift(drift: Drift) -> None:
-    columns = ["layer", "fp32", "max", "to float64", "fp16", "max", "to float64", "largest activation", "RMS"]
+    columns = ["layer", "fp32", "to float64", "fp16", "to float64", "largest", "RMS"]
     cells = [
         [
             str(layer.layer),
             *(
                 f"{error:.1e}"
                 for error in (
-                    *(layer.fp32_error, layer.fp32_max_error, layer.fp32_float64_error),
-                    *(layer.fp16_error, layer.fp16_max_error, layer.fp16_float64_error),
+                    *(layer.fp32_error, layer.fp32_float64_error),
+                    *(layer.fp16_error, layer.fp16_float64_error),
                 )
             ),
             f"{layer.max_activation:.3g}",
@@ -106,7 +106,7 @@ def show_drift(drift: Drift) -> None:
         for layer in drift.layers
     ]
     title = (
-        f"{drift.model}: {drift.ranks} ranks against one process, {drift.positions} tokens, errors relative to the "
-        f"largest activation; fp32 by {drift.engine}, fp16 simulated"
+        f"{drift.model}: {drift.ranks} ranks against one process, {drift.positions} tokens, mean errors relative to "
+        f"the largest activation; fp32 by {drift.engine}, fp16 simulated"
     )
     console.print(table(columns, cells, title=title))

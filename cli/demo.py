@@ -18,7 +18,7 @@ from motley.cli.client import Client
 from motley.cli.errors import CliError
 from motley.cli.interrupt import run
 from motley.cli.run import wait_for_nodes
-from motley.cli.show import console, human_size, loading_bars, session_table
+from motley.cli.show import console, counted, human_size, loading_bars, session_table
 
 MODEL = Path(__file__).parent / "models" / "shakespeare-2.6m"
 STOP_S = 10.0
@@ -54,20 +54,22 @@ async def _demo(ranks: int, prompt: str, tokens: int, seed: int, quiet: bool) ->
         "ignore_eos": True,
     }
     async with mesh_of_processes(memory_limits(ranks)) as client:
-        console.print(f"[bold]{ranks}[/] daemons have joined; loading [bold]{MODEL.name}[/] in uneven shares")
+        console.print(f"[bold]{counted(ranks, 'daemon')}[/] joined; loading [bold]{MODEL.name}[/] in uneven shares")
         wanted = {"model": str(MODEL), "quantisation": "fp32", "nodes": node_names(ranks)}
         with loading_bars() as bars:
             session = await client.wait_ready(await client.call("POST", "/api/sessions", wanted), bars.advance_to)
         if not quiet:
             print(prompt, end="", flush=True)
         pieces = []
-        async for event in client.stream("/v1/completions", body):
-            for choice in event["choices"]:
-                pieces.append(choice["text"])
-                if not quiet:
-                    print(choice["text"], end="", flush=True)
-        if not quiet:
-            print("\n", flush=True)
+        try:
+            async for event in client.stream("/v1/completions", body):
+                for choice in event["choices"]:
+                    pieces.append(choice["text"])
+                    if not quiet:
+                        print(choice["text"], end="", flush=True)
+        finally:
+            if not quiet:
+                print("\n", flush=True)  # whatever follows, an error too, begins a line
         session = await _with_timing(client, session["id"])
     console.print(session_table(session))
     text = "".join(pieces)

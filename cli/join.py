@@ -22,7 +22,7 @@ def join(
     token: Annotated[
         str, typer.Option(envvar="MOTLEY_TOKEN", help="The join token that `motley up` printed.", show_default=False)
     ],
-    name: Name = "",
+    name: Name = None,
     memory: Memory = "",
     threads: Threads = 0,
     models: Models = None,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from rich.markup import escape
 
-from motley.cli.show import console, human_size, loading_bars
+from motley.cli.show import console, counted, human_size, loading_bars
 from motley.daemon.app import Observer
 from motley.daemon.control import NodeSettings
 from motley.protocol import mesh_pb2 as pb
@@ -28,7 +28,8 @@ class Narrator(Observer):
         gpus = ", ".join(gpu.name for gpu in it.gpus) or "no GPU"
         console.print(
             f"[green]joined[/] as [bold]{escape(settings.name)}[/] ({settings.address}): {escape(it.cpu)}, "
-            f"{it.cores} cores, {human_size(it.memory_bytes)} for ranks, {it.memory_bandwidth / 1e9:.1f} GB/s, {gpus}"
+            f"{counted(it.cores, 'core')}, {human_size(it.memory_bytes)} for ranks, "
+            f"{it.memory_bandwidth / 1e9:.1f} GB/s, {gpus}"
         )
 
     def lost(self, why: str, retry_s: float) -> None:

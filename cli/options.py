@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from motley.cli.errors import CliError
+from motley.cli.show import console, human_size
 
 if TYPE_CHECKING:
     from motley.daemon.app import DaemonConfig
@@ -24,14 +25,17 @@ class Quantisation(StrEnum):
 
 
 Exact = Annotated[bool, typer.Option("--exact", help="The same bits on any number of ranks, beside any other request.")]
-Name = Annotated[str, typer.Option(help="This node's name in the mesh. Default: the host's name.")]
+Name = Annotated[str | None, typer.Option(help="This node's name in the mesh. Default: the host's name.")]
 Memory = Annotated[str, typer.Option(help="Memory that ranks may use here, such as 6GB. Default: what is available.")]
 Threads = Annotated[int, typer.Option(min=0, help="Compute threads per rank. 0: every usable core.")]
 Models = Annotated[
     Path | None, typer.Option(help="Folder in which model names are looked up.", file_okay=False, exists=True)
 ]
 Cache = Annotated[
-    Path | None, typer.Option(help="Folder for quantised shares. Default: in the user's cache folder.", file_okay=False)
+    Path | None,
+    typer.Option(
+        help="Folder for quantised shares. Default: $MOTLEY_CACHE, or in the user's cache folder.", file_okay=False
+    ),
 ]
 CacheLimit = Annotated[str, typer.Option(help="Space for them; those used least recently make way.")]
 Advertise = Annotated[str, typer.Option(help="Address under which other nodes reach this one.")]
@@ -39,7 +43,7 @@ Advertise = Annotated[str, typer.Option(help="Address under which other nodes re
 
 def daemon_config(
     *,
-    name: str,
+    name: str | None,
     memory: str,
     threads: int,
     models: Path | None,
@@ -52,17 +56,23 @@ def daemon_config(
     """A daemon's configuration from what was typed.
 
     Raises:
-        CliError: `memory` or `cache_limit` is no size.
+        CliError: `name` is blank, or `memory` or `cache_limit` is no size.
     """
     from motley.daemon.app import DaemonConfig
+    from motley.daemon.hardware import available_memory
     from motley.daemon.weights.cache import ShareCache
 
+    if name is not None and not name.strip():
+        raise CliError("--name is blank; leave it out to take the host's name")
+    limit = _size("--memory", memory) if memory else None
+    if limit is not None and limit > (available := available_memory()):
+        console.print(f"[yellow]--memory {memory}[/] is cut to the {human_size(available)} that are available here")
     return DaemonConfig(
         orchestrator=orchestrator,
         token=token,
-        name=name,
+        name=name or "",
         advertise=advertise,
-        memory_limit=_size("--memory", memory) if memory else None,
+        memory_limit=limit,
         threads=threads,
         models=models,
         cache=ShareCache(cache, _size("--cache-limit", cache_limit)),

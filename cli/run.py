@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shlex
 import sys
 import tempfile
 import time
@@ -18,7 +19,7 @@ from motley.cli.client import DEFAULT_URL, ApiKey, Client, Refused, Unreachable,
 from motley.cli.errors import CliError
 from motley.cli.interrupt import run as run_interruptibly
 from motley.cli.options import Exact, Quantisation
-from motley.cli.show import console, loading_bars
+from motley.cli.show import console, counted, loading_bars
 
 JOIN_S = 60.0
 """The local node of a mesh of one has this long to measure itself and join."""
@@ -122,11 +123,16 @@ async def _load(client: Client, model: str, quant: Quantisation | None, exact: b
                 raise
     if quant not in (None, session["quantisation"]):
         raise CliError(
-            f"{model!r} is loaded as {session['quantisation']}; leave out --quant, or `motley stop` it first"
+            f"{model!r} is loaded as {session['quantisation']}; leave out --quant, or `{_stop(session)}` first"
         )
     if exact and not session["exact"]:
-        raise CliError(f"{model!r} is not loaded for exact sums; leave out --exact, or `motley stop` it first")
+        raise CliError(f"{model!r} is not loaded for exact sums; leave out --exact, or `{_stop(session)}` first")
     return session
+
+
+def _stop(session: dict[str, Any]) -> str:
+    """The command that closes a session, for a shell; one still in planning has no name."""
+    return f"motley stop {shlex.quote(session['name'] or session['id'])}"
 
 
 async def _answer(
@@ -140,15 +146,19 @@ async def _answer(
     said: list[str] = []
     finish = ""
     usage: dict[str, int] = {}
-    async for event in client.stream(path, {**body, "model": session["name"]}):
-        usage = event.get("usage") or usage
-        for choice in event["choices"]:
-            piece = choice["text"] if "prompt" in body else choice["delta"].get("content") or ""
-            first = first or time.perf_counter()
-            finish = choice["finish_reason"] or finish
-            said.append(piece)
-            if not as_json:
-                print(piece, end="", flush=True)
+    try:
+        async for event in client.stream(path, {**body, "model": session["name"]}):
+            usage = event.get("usage") or usage
+            for choice in event["choices"]:
+                piece = choice["text"] if "prompt" in body else choice["delta"].get("content") or ""
+                first = first or time.perf_counter()
+                finish = choice["finish_reason"] or finish
+                said.append(piece)
+                if not as_json:
+                    print(piece, end="", flush=True)
+    finally:
+        if any(said) and not as_json:
+            print(flush=True)  # whatever follows, an error too, begins a line
     ended = time.perf_counter()
     tokens = usage.get("completion_tokens", 0)
     ms = 1e3 * (ended - (first or ended)) / max(1, tokens - 1)
@@ -157,10 +167,9 @@ async def _answer(
         answer = {"model": session["name"], "text": "".join(said), "finish_reason": finish, "usage": usage}
         print(json.dumps({**answer, "ttft_ms": ttft_ms, "ms_per_token": ms}))
     else:
-        print()
         console.print(
-            f"[dim]{tokens} tokens, the first after {ttft_ms:.0f} ms, then {ms:.1f} ms each, on "
-            f"{len(session['ranks'])} rank(s); ended by {finish}[/]"
+            f"[dim]{counted(tokens, 'token')}, the first after {ttft_ms:.0f} ms, then {ms:.1f} ms each, on "
+            f"{counted(len(session['ranks']), 'rank')}; ended by {finish}[/]"
         )
 
 
@@ -203,5 +212,5 @@ async def wait_for_nodes(client: Client, count: int, *parts: asyncio.Future[Any]
             if part.done():
                 raise CliError(f"a node ended before all had joined: {part.exception() or part.result()}")
         if time.monotonic() > deadline:
-            raise CliError(f"{count} nodes wanted, {len(nodes)} have joined within {JOIN_S:.0f} s")
+            raise CliError(f"{counted(count, 'node')} wanted, {len(nodes)} joined within {JOIN_S:.0f} s")
         await asyncio.sleep(0.05)

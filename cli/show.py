@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TextIO
 
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-console = Console(stderr=True)
+UNWRAPPED = 10_000
+"""Columns of what is no terminal: whoever reads it wraps its lines, or searches them."""
+
+
+def _width(stream: TextIO) -> int | None:
+    """None: the terminal's, or what ``COLUMNS`` says."""
+    return None if stream.isatty() or os.environ.get("COLUMNS") else UNWRAPPED
+
+
+console = Console(stderr=True, width=_width(sys.stderr))
+results = Console(width=_width(sys.stdout))
 
 
 class LoadingBars:
@@ -46,6 +58,11 @@ def human_size(count: float) -> str:
     return f"{count:.0f} bytes"
 
 
+def counted(count: int, thing: str) -> str:
+    """``1 rank``, ``2 ranks``."""
+    return f"{count} {thing}" if count == 1 else f"{count} {thing}s"
+
+
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]], title: str | None = None) -> Table:
     """A plain table; columns after the first are numbers or short words and stand to the right."""
     made = Table(title=title and escape(title), header_style="bold")
@@ -73,7 +90,8 @@ def session_table(session: dict[str, Any]) -> Table:
             ]
         )
     columns = ["rank", "state", "share", "units", "weights", "compute", "wire", "wait ms"]
-    title = f"{session['name']}: {_held(session)}, context {session['context']}, {session['state']}"
+    exact = ", exact" if session["exact"] else ""
+    title = f"{session['name']}: {_held(session)}{exact}, context {session['context']}, {session['state']}"
     return table(columns, rows, title=title)
 
 

@@ -6,13 +6,12 @@ import json
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 
 from motley.cli.client import DEFAULT_URL, ApiKey, Client, Url
 from motley.cli.errors import CliError
 from motley.cli.interrupt import run
-from motley.cli.show import human_size, session_table, table
+from motley.cli.show import human_size, results, session_table, table
 
 
 def register(app: typer.Typer) -> None:
@@ -30,8 +29,7 @@ def status(
     if as_json:
         print(json.dumps({"nodes": nodes, "sessions": sessions}))
         return
-    out = Console()
-    out.print(
+    results.print(
         table(
             ["node", "state", "machine", "cores", "memory", "bandwidth", "ranks"],
             [
@@ -50,9 +48,9 @@ def status(
         )
     )
     for session in sessions:
-        out.print(session_table(session))
+        results.print(session_table(session))
         if session["failure"]:
-            out.print(f"[red]{escape(session['failure']['message'])}[/]", soft_wrap=True)
+            results.print(f"[red]{escape(session['failure']['message'])}[/]", soft_wrap=True)
 
 
 def stop(

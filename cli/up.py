@@ -33,7 +33,7 @@ def up(
     api_key: Annotated[str, typer.Option(envvar="MOTLEY_API_KEY", help="Key that clients must show.")] = "",
     state: Annotated[Path | None, typer.Option(help="Folder for the mesh's identity.", file_okay=False)] = None,
     node: Annotated[bool, typer.Option(help="Whether this machine is a node too.")] = True,
-    name: Name = "",
+    name: Name = None,
     memory: Memory = "",
     threads: Threads = 0,
     models: Models = None,

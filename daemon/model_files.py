@@ -41,13 +41,19 @@ def open_weights(path: Path) -> Source:
     if path.is_file():
         return GgufCheckpoint(path)
     packing = config_json.read_packing(path)
-    if packing is not None:
-        return PackedCheckpoint(path, packing)
-    plain = Checkpoint(path)
-    if packed := [name for name in plain.names() if name.endswith(".qweight")]:
-        plain.close()
-        raise CheckpointError(f"{path}: {packed[0]!r} is packed, but config.json has no quantization_config for it")
-    return plain
+    checkpoint = Checkpoint(path) if packing is None else PackedCheckpoint(path, packing)
+    packed = next((name for name in checkpoint.names() if name.endswith(".qweight")), None)
+    if packing is None and packed is not None:
+        problem = f"{packed!r} is packed, but config.json has no quantization_config for it"
+    elif packing is not None and packed is None:
+        problem = (
+            f"config.json's quantization_config says {packing.called}, but no tensor is packed (X.qweight): take the "
+            "files that belong to it, or remove it if the weights are meant to be floats"
+        )
+    else:
+        return checkpoint
+    checkpoint.close()
+    raise CheckpointError(f"{path}: {problem}")
 
 
 def read_config(path: Path) -> ModelConfig:

@@ -98,14 +98,15 @@ class Serving:
         Raises:
             ServingError: the name is taken, a node or engine is unknown, or the model cannot be served or fitted.
         """
+        describer = self._choose_nodes(request)[0]
         try:
             session = self.sessions.open(request, time.time())
             try:
-                profile = await self._describe(session, self._choose_nodes(request)[0])
+                profile = await self._describe(session, describer)
                 if session.state is not State.PLANNING:
                     raise ServingError(_closed(session))
-                self.sessions.rename(session, request.name or profile.name)
                 context = _context(request, profile)
+                self.sessions.rename(session, request.name or profile.name)
                 ranks = self._plan(request, profile, context)
             except BaseException:
                 self.sessions.remove(session)
@@ -161,7 +162,7 @@ class Serving:
         if request.shares and len(request.shares) != len(chosen):
             raise _error(
                 "invalid_request",
-                f"{len(request.shares)} shares were given for {len(chosen)} ranks"
+                f"{_counted(len(request.shares), 'share')} given for {_counted(len(chosen), 'rank')}"
                 f" ({', '.join(node.name for node in chosen)}); give one for each",
             )
         for node in chosen:
@@ -362,6 +363,10 @@ def _unready(session: Session) -> Failure:
         return Failure(code=session.failure.code, message=message, lost_rank=session.failure.lost_rank)
     message = f"{session.name!r} is not ready (its session is {session.state}); try again soon"
     return Failure(code="session_not_ready", message=message)
+
+
+def _counted(count: int, thing: str) -> str:
+    return f"{count} {thing}" if count == 1 else f"{count} {thing}s"
 
 
 def _closed(session: Session) -> Failure:

@@ -6,6 +6,8 @@
 VERSION = 1
 MAX_RANKS = 64
 """Of one session; far above what tensor parallelism over a network can use."""
+BLOCKS = (16, 32, 64, 128, 256)
+"""Weights along K that may share a scale, where they are quantised while loading."""
 
 MESSAGE_BYTES = 64 << 20
 """Longest message of the control plane: an answer may carry its whole prompt back."""

@@ -17,4 +17,5 @@ def _cache_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
     """Shares that tests load are not kept in the cache of whoever runs them."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("MOTLEY_CACHE", str(tmp_path_factory.mktemp("shares")))
         yield

@@ -16,10 +16,10 @@ from math import gcd
 from motley.daemon.models.config import ConfigError
 from motley.daemon.weights.spec import Encoding
 from motley.daemon.weights.stored import Format
+from motley.protocol import BLOCKS
 
 STORED = "stored"
 QUANTISATIONS = (*Encoding, STORED)
-BLOCKS = (16, 32, 64, 128, 256)
 
 FLOATS = Format(Encoding.FP32, called="floats")
 

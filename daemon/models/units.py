@@ -20,7 +20,6 @@ from itertools import pairwise
 
 from motley.daemon.models.config import ConfigError, ModelConfig
 from motley.daemon.models.holding import (
-    BLOCKS,
     FLOATS,
     QUANTISATIONS,
     Formats,
@@ -32,6 +31,7 @@ from motley.daemon.models.share import Share, ShareError
 from motley.daemon.models.tensors import Inner, fused_matrices, mlps
 from motley.daemon.weights.spec import Encoding
 from motley.daemon.weights.stored import Format
+from motley.protocol import BLOCKS
 
 FINE = 32
 """Units that a matrix should at least be cut in, so that shares can follow the ranks' speeds closely."""
@@ -110,7 +110,7 @@ def units(
     if quantisation not in QUANTISATIONS:
         raise ConfigError(f"quantisation {quantisation!r} is not supported; supported: {', '.join(QUANTISATIONS)}")
     if quantisation != Encoding.FP32 and block not in BLOCKS:
-        raise ConfigError(f"quantisation block {block} is not supported; supported: {BLOCKS}")
+        raise ConfigError(f"quantisation block {block} is not supported; supported: {', '.join(map(str, BLOCKS))}")
     if exact and config.experts:
         raise ConfigError(f"exact=true is not supported for a model with experts ({config.family}); use exact=false")
     fused = [

@@ -34,7 +34,7 @@ from typing import IO
 
 import platformdirs
 
-from motley.daemon.weights.share_file import ShareFileError
+from motley.daemon.weights.share_file import ShareFileError, sized
 from motley.daemon.weights.spec import SHARE_FILE, Placed
 
 logger = logging.getLogger(__name__)
@@ -100,7 +100,9 @@ def share_key(fingerprint: str, stamp: str, weights: Sequence[Placed], size: int
 
 
 def default_folder() -> Path:
-    """The user's cache folder, which is on a real disk."""
+    """What the variable ``MOTLEY_CACHE`` names, or the user's cache folder, which is on a real disk."""
+    if chosen := os.environ.get("MOTLEY_CACHE"):
+        return Path(chosen)
     return Path(platformdirs.user_cache_dir("motley", appauthor=False)) / "shares"
 
 
@@ -123,7 +125,8 @@ class ShareCache:
                 pass
         except OSError as error:
             raise CacheError(
-                f"cannot write to {self.folder}, where shares are kept ({error.strerror}); choose another with --cache"
+                f"cannot write to {self.folder}, where shares are kept ({error.strerror}); choose another folder "
+                "(--cache, or MOTLEY_CACHE)"
             ) from error
         self.sweep()
 
@@ -166,8 +169,17 @@ class ShareCache:
         found = [_read(folder) for folder in self._folders(_KEY.fullmatch)]
         return sorted((entry for entry in found if entry is not None), key=lambda entry: entry.used)
 
+    def damaged(self) -> dict[str, int]:
+        """Bytes of what is there under the key of an entry but without its label; `sweep` removes it."""
+        found = {}
+        for folder in self._folders(_KEY.fullmatch):
+            if _read(folder) is None:
+                with contextlib.suppress(FileNotFoundError):  # another has removed it meanwhile
+                    found[folder.name] = sum(file.stat().st_size for file in folder.iterdir())
+        return found
+
     def remove(self, key: str) -> bool:
-        """Remove an entry, if nobody uses it; errors as `sweep`."""
+        """Remove an entry, damaged or not, if nobody uses it; errors as `sweep`."""
         return _discard(self.folder / key)
 
     def sweep(self) -> None:
@@ -267,7 +279,7 @@ class ShareCache:
             raise ShareFileError(str(error)) from error
         except OSError as error:
             raise ShareFileError(
-                f"{self.folder}: cannot keep this rank's weights ({size / 1e9:.3f} GB): {error.strerror or error}"
+                f"{self.folder}: cannot keep this rank's weights ({sized(size)}): {error.strerror or error}"
             ) from error
         finally:
             shutil.rmtree(partial, ignore_errors=True)

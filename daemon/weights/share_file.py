@@ -65,7 +65,7 @@ def write_share(
             raise
     except OSError as error:
         raise ShareFileError(
-            f"{path}: cannot write this rank's weights ({_gb(total)}): {error.strerror or error}"
+            f"{path}: cannot write this rank's weights ({sized(total)}): {error.strerror or error}"
         ) from error
 
 
@@ -85,13 +85,17 @@ def _check_space(folder: Path, total: int) -> None:
     free = shutil.disk_usage(folder).free
     if free < total:
         raise ShareFileError(
-            f"{folder}: this rank's weights need {_gb(total)} and {_gb(free)} are free; "
-            f"make room for {_gb(total - free)} or choose another folder (--cache)"
+            f"{folder}: this rank's weights need {sized(total)} of disk, of which {sized(free)} is free; "
+            f"make room for {sized(total - free)} or choose another folder (--cache, or MOTLEY_CACHE)"
         )
 
 
-def _gb(size: int) -> str:
-    return f"{size / 1e9:.3f} GB"
+def sized(size: int) -> str:
+    """``1.50 GB``: for messages; decimal units, three digits."""
+    for unit, least in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if size >= least:
+            return f"{size / least:#.3g} {unit}"
+    return f"{size} bytes"
 
 
 def _write_weights(

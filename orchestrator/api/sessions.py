@@ -11,11 +11,13 @@ from motley.orchestrator.api.errors import ApiError
 from motley.orchestrator.nodes import Node
 from motley.orchestrator.serving import Serving, ServingError
 from motley.orchestrator.sessions import Rank, Session, SessionRequest
-from motley.protocol import MAX_RANKS
+from motley.protocol import BLOCKS, MAX_RANKS
 from motley.protocol.mesh_pb2 import Timing
 
 UNSERVABLE = 422
 """A model that a node cannot describe."""
+INEXACT = ("cuda", "reference", "tensorrt")
+"""Engines that cannot keep exact=true. One of somebody else's says so itself, when its ranks start."""
 
 
 class SessionsApi:
@@ -125,11 +127,20 @@ def session_request(body: object) -> SessionRequest:
         _is_list(shares) and all(is_number(share) and 0 <= share <= 1e9 for share in shares) and any(shares)
     ):
         fields.refuse("shares", "must be a list of weights from 0 to 1e9, one per rank, not all 0")
+    name = fields.string("name")
+    if name is not None and (not name.strip() or "/" in name):
+        fields.refuse("name", f"must not be blank or have a / in it, as {name!r} is; leave it out for the model's own")
+    quantisation = fields.string("quantisation", choices=("fp32", "int8", "int4", "stored")) or "stored"
+    block = fields.integer("block", BLOCKS[0], BLOCKS[-1])
+    if block is not None and block not in BLOCKS:
+        fields.refuse("block", f"must be one of {', '.join(map(str, BLOCKS))}, not {block}")
+    if block is not None and quantisation == "fp32":
+        fields.refuse("block", "is for quantised weights: quantisation 'fp32' has no blocks; leave it out")
     request = SessionRequest(
         model=model,
-        name=fields.string("name") or "",
-        quantisation=fields.string("quantisation", choices=("fp32", "int8", "int4", "stored")) or "stored",
-        block=fields.integer("block", 1, 65536) or SessionRequest.block,
+        name=name or "",
+        quantisation=quantisation,
+        block=block or SessionRequest.block,
         nodes=tuple(nodes or ()),
         shares=tuple(map(float, shares or ())),
         context=fields.integer("context", 1, 2**31) or 0,
@@ -140,6 +151,8 @@ def session_request(body: object) -> SessionRequest:
     )
     if request.exact and request.wire != "fp32":
         fields.refuse("wire", f"{request.wire!r} rounds sums by rank, which exact=true forbids: leave it out")
+    if request.exact and request.engine in INEXACT:
+        fields.refuse("engine", f"{request.engine!r} cannot keep exact=true; use engine 'onnxruntime'")
     fields.finish()
     return request
 

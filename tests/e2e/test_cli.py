@@ -6,6 +6,7 @@ import asyncio
 import importlib
 import json
 import os
+import re
 import signal
 import sys
 from pathlib import Path
@@ -23,6 +24,10 @@ USAGE = [
     (("cache", "rm", "abc", "--all"), "or say --all"),
     (("cache", "rm", "xyz"), "no share has a key that begins with 'xyz'"),
     (("join", "127.0.0.1:9", "--token", "x", "--cache-limit", "lots"), "--cache-limit: "),
+    (("join", "127.0.0.1:9", "--token", "x", "--memory", "6"), "--memory: '6' is 6 bytes: write a number and a unit"),
+    (("join", "127.0.0.1:9", "--token", "x", "--name", " "), "--name is blank"),
+    (("join", "127.0.0.1:9", "--token", "x", "--memory", "900TB"), "--memory 900TB is cut to the "),
+    (("up", "--name", ""), "--name is blank"),
     (("status", "--url", "http://127.0.0.1:9"), "no orchestrator answers at http://127.0.0.1:9"),
     (("status", "--url", "gopher:/x"), "'gopher:/x' is not an address"),
     (("run", "x", "y", "--url", "http://127.0.0.1:9"), "no orchestrator answers"),
@@ -228,8 +233,11 @@ async def test_run_and_status_against_a_mesh(tmp_path: Path) -> None:
         status = await last_json("status", MOTLEY_URL=there.url)
         assert {node["name"] for node in status["nodes"]} == {"a", "b"}
         assert [session["state"] for session in status["sessions"]] == ["ready"]
-        _, out, _ = await motley("status", MOTLEY_URL=there.url)
-        assert BUNDLED.name in out
+        _, out, _ = await motley("status", MOTLEY_URL=there.url, COLUMNS="")
+        assert f"{BUNDLED.name}: fp32, context 1024, ready" in out
+        returned, _, err = await motley(*run[:4], "--quant", "int4", MOTLEY_URL=there.url)
+        assert returned == 1
+        assert f"is loaded as fp32; leave out --quant, or `motley stop {BUNDLED.name}` first" in err
 
         assert (await motley("stop", BUNDLED.name, MOTLEY_URL=there.url))[0] == 0
         gone = await motley("stop", BUNDLED.name, MOTLEY_URL=there.url)
@@ -237,25 +245,60 @@ async def test_run_and_status_against_a_mesh(tmp_path: Path) -> None:
         assert "there is no session" in gone[2]
 
 
+async def test_an_answer_that_breaks_off_ends_its_line(tmp_path: Path) -> None:
+    async with mesh(tmp_path, "a") as there:
+        await there.session(exact=True)
+        _, out, _ = await motley("status", MOTLEY_URL=there.url)
+        assert f"{BUNDLED.name}: fp32, exact, context" in out
+        run = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "motley.cli.main", "run", BUNDLED.name, "ROMEO:", "--raw", "--max-tokens", "1000"),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env={**os.environ, "MOTLEY_URL": there.url},
+        )
+        assert run.stdout is not None
+        text = await run.stdout.read(1)
+        await there.nodes["a"].kill()
+        async with asyncio.timeout(COMMAND_S):
+            rest, err = await run.communicate()
+        assert run.returncode == 1
+        assert err.decode().startswith("motley: node 'a' with rank 0 is lost")
+        assert (text + rest).decode().endswith("\n")
+
+
 async def test_cache(tmp_path: Path) -> None:
     where = ("--cache", str(tmp_path / "cache"))
-    assert await last_json("cache", "ls", *where) == {"folder": where[1], "bytes": 0, "shares": []}
+    assert await last_json("cache", "ls", *where) == {"folder": where[1], "bytes": 0, "shares": [], "damaged": []}
     async with mesh(tmp_path, "a") as there:
         await there.session(quantisation="int8")
         (share,) = (await last_json("cache", "ls", *where))["shares"]
         assert (share["model"], share["quantisation"], share["block"]) == (str(BUNDLED), "int8", 128)
         assert share["fraction"] == pytest.approx(1)
         status, out, err = await motley("cache", "rm", share["key"][:8], *where)
-        assert (status, out) == (1, "removed 0 of 1 shares, 0 bytes\n")
-        assert f"in use by a rank: {share['key'][:12]}" in err
+        assert (status, out) == (1, "removed 0 of 1 share, 0 bytes\n")
+        assert f"in use by a rank: {share['key'][:8]}" in err
     listed = await last_json("cache", "ls", *where)
     assert listed["bytes"] == share["bytes"] > 2e6
     assert [entry["key"] for entry in listed["shares"]] == [share["key"]]
     _, out, _ = await motley("cache", "ls", *where)
-    assert share["key"][:12] in out
+    assert share["key"][:8] in out
     assert "100 %" in out
+    _, out, _ = await motley("cache", "ls", *where, COLUMNS="80")
+    assert "…/shakespeare-2.6m │" in out
+    assert max(map(len, out.splitlines())) <= 80
+    _, out, _ = await motley("cache", "ls", *where, COLUMNS="")
+    assert str(BUNDLED) in out
+    damaged = Path(where[1]) / ("ab" * 32)
+    damaged.mkdir()
+    (damaged / "share.bin").write_bytes(bytes(3_000_000))
+    assert (await last_json("cache", "ls", *where))["damaged"] == [{"key": damaged.name, "bytes": 3_000_000}]
+    _, out, _ = await motley("cache", "ls", *where)
+    assert re.search(r"abababab +│ +damaged .* 3 MB", out)
+    assert (await motley("cache", "rm", "abab", *where))[1] == "removed 1 of 1 share, 3 MB\n"
+    assert not damaged.exists()
     status, out, _ = await motley("cache", "rm", "--all", *where)
-    assert (status, out) == (0, f"removed 1 of 1 shares, {share['bytes'] / 1e6:.3g} MB\n")
+    assert (status, out) == (0, f"removed 1 of 1 share, {share['bytes'] / 1e6:.3g} MB\n")
     assert (await last_json("cache", "ls", *where))["shares"] == []
 
 
@@ -279,7 +322,7 @@ def test_every_expected_error_exists() -> None:
 
 async def test_an_impatient_interrupt_still_ends_the_daemons(tmp_path: Path) -> None:
     demo = await MotleyProcess.start("demo", "--tokens", "900")
-    await demo.line("have joined")
+    await demo.line("daemons joined")
     family = demo.family()
     assert len(family) == 4
     for _ in range(3):
@@ -291,7 +334,7 @@ async def test_an_impatient_interrupt_still_ends_the_daemons(tmp_path: Path) -> 
 
 async def test_a_killed_demo_takes_its_daemons_along(tmp_path: Path) -> None:
     demo = await MotleyProcess.start("demo", "--tokens", "900", TMPDIR=str(tmp_path))
-    await demo.line("have joined")
+    await demo.line("daemons joined")
     family = demo.family()
     demo.process.kill()
     _, left = await asyncio.to_thread(psutil.wait_procs, family, 15)

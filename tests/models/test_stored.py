@@ -274,6 +274,14 @@ def test_no_cut_parts_a_block(one: Format, other: Format, heads: tuple[int, int]
             assert all(width % (held.block * together) == 0 for width in columns)
 
 
+def test_a_config_that_packs_what_is_not_packed(models: Any, tmp_path: Path) -> None:
+    packed, twin = models(KINDS[0])
+    shutil.copy(twin / "model.safetensors", tmp_path)
+    shutil.copy(packed / "config.json", tmp_path)
+    with pytest.raises(CheckpointError, match="says GPTQ int4, but no tensor is packed"), open_model(tmp_path):
+        pass
+
+
 def test_packed_tensors_that_the_config_does_not_know(models: Any, tmp_path: Path) -> None:
     packed, twin = models(KINDS[0])
     shutil.copy(packed / "model.safetensors", tmp_path)

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from motley.daemon.models.config import ConfigError, Experts, ModelConfig, Rope
-from motley.daemon.models.holding import BLOCKS
 from motley.daemon.models.share import Share, ShareError
 from motley.daemon.models.units import LEAVES, Units, units, validate_shares
+from motley.protocol import BLOCKS
 from tests.models.cutting import apportion, cut
 
 TINYLLAMA = ModelConfig(

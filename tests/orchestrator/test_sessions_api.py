@@ -189,6 +189,9 @@ async def test_names_are_unique(mesh: Any, bard: Any) -> None:
         status, answer = await mesh.call("POST", "/api/sessions", body)
         assert (status, answer["error"]["code"]) == (409, "name_in_use")
     assert (await mesh.serve(name="second"))["name"] == "second"
+    for body, code in (({"nodes": ["moon"], "name": "bard"}, "unknown_node"), ({"context": 4096}, "invalid_request")):
+        status, answer = await mesh.call("POST", "/api/sessions", {**MODEL, **body})
+        assert (status, answer["error"]["code"]) == (400, code)  # what cannot be, whatever it is called
 
 
 async def test_without_nodes_there_is_advice(mesh: Any) -> None:
@@ -202,7 +205,7 @@ async def test_without_nodes_there_is_advice(mesh: Any) -> None:
     [
         ({"nodes": ["moon"]}, "unknown_node", "no live node is named 'moon'; live nodes: pc"),
         ({"engine": "warp"}, "unknown_engine", "node 'pc' has no engine 'warp'; it has: onnxruntime"),
-        ({"shares": [1, 2]}, "invalid_request", "2 shares were given for 1 ranks"),
+        ({"shares": [1, 2]}, "invalid_request", "2 shares given for 1 rank (pc)"),
         ({"context": 4096}, "invalid_request", "bard allows 2048"),
         ({"nodes": []}, "invalid_value", "nodes must be a list"),
         ({"nodes": "pc"}, "invalid_value", "nodes must be a list"),
@@ -211,7 +214,12 @@ async def test_without_nodes_there_is_advice(mesh: Any) -> None:
         ({"shares": [-1]}, "invalid_value", "shares must be"),
         ({"shares": ["1"]}, "invalid_value", "shares must be"),
         ({"quantisation": "int3"}, "invalid_value", "must be one of fp32, int8, int4, stored, not 'int3'"),
-        ({"block": 0}, "invalid_value", "block must be an integer from 1"),
+        ({"block": 0}, "invalid_value", "block must be an integer from 16 to 256"),
+        ({"block": 48}, "invalid_value", "block must be one of 16, 32, 64, 128, 256, not 48"),
+        ({"block": 32, "quantisation": "fp32"}, "invalid_value", "block is for quantised weights"),
+        ({"name": "a/b"}, "invalid_value", "name must not be blank or have a / in it"),
+        ({"name": " "}, "invalid_value", "name must not be blank"),
+        ({"exact": True, "engine": "reference"}, "invalid_value", "engine 'reference' cannot keep exact=true"),
         ({"context": 0}, "invalid_value", "context must be"),
         ({"threads": 1.5}, "invalid_value", "threads must be"),
         ({"exact": 1}, "invalid_value", "exact must be true or false"),
@@ -225,6 +233,7 @@ async def test_bad_requests(mesh: Any, new_node: Any, fields: Any, code: str, ma
     status, body = await mesh.call("POST", "/api/sessions", {**MODEL, **fields})
     assert (status, body["error"]["code"]) == (400, code)
     assert match in body["error"]["message"]
+    assert code != "invalid_value" or body["error"]["param"] in fields
     assert await mesh.call("GET", "/api/sessions") == (200, {"sessions": []})
 
 

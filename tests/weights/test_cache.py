@@ -176,6 +176,21 @@ def test_damage_is_noticed_and_mended(cache: ShareCache, how: int, caplog: pytes
     assert len(list(cache.folder.iterdir())) == 1
 
 
+def test_the_default_folder_can_be_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MOTLEY_CACHE", str(tmp_path / "elsewhere"))
+    assert ShareCache().folder == tmp_path / "elsewhere"
+
+
+def test_what_is_damaged_is_told_and_removed(cache: ShareCache) -> None:
+    keep(cache, KEYS[0], SIZE)
+    keep(cache, KEYS[1], SIZE)
+    (cache.folder / KEYS[0] / LABEL).write_bytes(b"[]")
+    assert cache.damaged() == {KEYS[0]: SIZE + 2}
+    assert kept(cache) == ["1"]
+    assert cache.remove(KEYS[0])
+    assert cache.damaged() == {}
+
+
 def test_what_is_not_the_cache_s_is_left_alone(cache: ShareCache) -> None:
     cache.folder.mkdir()
     (cache.folder / "notes.txt").write_text("mine")
@@ -276,7 +291,7 @@ def test_a_failure_leaves_nothing(cache: ShareCache, error: BaseException) -> No
     with pytest.raises((KeyboardInterrupt, ShareFileError)) as caught, cache.hold(KEYS[0], LABELLED, SIZE, fail):
         pass
     if isinstance(error, OSError):
-        assert "cannot keep this rank's weights (0.003 GB): no space" in str(caught.value)
+        assert "cannot keep this rank's weights (3.15 MB): no space" in str(caught.value)
     else:
         assert caught.value is error
     assert list(cache.folder.iterdir()) == []
