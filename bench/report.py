@@ -44,7 +44,7 @@ PUBLISHED = (
     "Qwen3-0.6B",
     "Qwen3-8B",
 )
-"""What the models are called whose shapes are `motley.bench.synth.SHAPES`."""
+"""What the models without experts are called whose shapes are `motley.bench.synth.SHAPES`."""
 BEGIN, END = "<!-- performance:begin -->", "<!-- performance:end -->"
 COLUMNS = (
     "weights",
@@ -209,7 +209,7 @@ def shape_name(config: ModelConfig) -> str:
         "vocab_size": config.vocabulary,
         "tie_word_embeddings": config.tied,
     }
-    for name in PUBLISHED:
+    for name in PUBLISHED if config.experts is None else ():
         known = SHAPES[name.lower()]
         head_dim = known.get("head_dim", config.hidden // config.heads)
         if head_dim == config.head_dim and all(known[key] == value for key, value in sizes.items()):
