@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from typing import Any
 
 import ml_dtypes
@@ -16,9 +15,10 @@ from motley.transport.cuda.all_reduce import AllReduce
 from motley.transport.cuda.driver import CudaDriver
 from motley.transport.cuda.errors import CudaError
 from motley.transport.cuda.host_step import HostStep
-from motley.transport.cuda.stream import CudaEvent, CudaStream, DeviceArray, measure_host_steps
+from motley.transport.cuda.stream import CudaStream, measure_host_steps
 from motley.transport.schedule import Network
 from tests.transport.conftest import run_ranks as run_ranks
+from tests.transport.cuda.memory import Memory
 
 Array = np.ndarray[Any, Any]
 Run = Callable[..., list[Any]]
@@ -35,30 +35,6 @@ def form(gpu: CudaDriver, request: pytest.FixtureRequest) -> HostStep:
     except CudaError as error:
         pytest.skip(str(error))
     return HostStep(request.param)
-
-
-class Memory(ExitStack):
-    """Device arrays and staging of a test, freed with it."""
-
-    def __init__(self, driver: CudaDriver) -> None:
-        super().__init__()
-        self._driver = driver
-
-    def device(self, elements: int, dtype: Any = np.float32) -> DeviceArray:
-        kind = np.dtype(dtype)
-        address = self._driver.allocate(elements * kind.itemsize)
-        self.callback(self._driver.free, address)
-        return DeviceArray(address, (elements,), kind)
-
-    def pinned(self, elements: int, dtype: Any = np.float32) -> Array:
-        pinned = self._driver.allocate_pinned(elements * np.dtype(dtype).itemsize)
-        self.callback(self._driver.free_pinned, pinned)
-        return pinned.host.view(dtype)
-
-    def event(self) -> CudaEvent:
-        event = CudaEvent(self._driver)
-        self.callback(event.close)
-        return event
 
 
 @pytest.fixture

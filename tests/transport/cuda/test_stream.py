@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -20,6 +19,7 @@ from motley.transport.cuda.host_step import HostStep
 from motley.transport.cuda.stream import CudaEvent, CudaStream, DeviceArray, measure_host_steps
 from motley.transport.streams import Event, Stream, ordered_collective
 from tests.transport.cuda.host_driver import HostDriver
+from tests.transport.cuda.memory import Memory
 
 Run = Callable[..., list[Any]]
 Array = np.ndarray[Any, Any]
@@ -51,30 +51,6 @@ def driver() -> Iterator[HostDriver]:
 def stream(driver: HostDriver, form: HostStep) -> Iterator[CudaStream]:
     with CudaStream(driver, form, name="compute") as stream:
         yield stream
-
-
-class Memory(ExitStack):
-    """Device arrays and staging of a test, freed with it."""
-
-    def __init__(self, driver: HostDriver) -> None:
-        super().__init__()
-        self._driver = driver
-
-    def device(self, elements: int, dtype: Any = np.float32) -> DeviceArray:
-        kind = np.dtype(dtype)
-        address = self._driver.allocate(elements * kind.itemsize)
-        self.callback(self._driver.free, address)
-        return DeviceArray(address, (elements,), kind)
-
-    def pinned(self, elements: int, dtype: Any = np.float32) -> Array:
-        pinned = self._driver.allocate_pinned(elements * np.dtype(dtype).itemsize)
-        self.callback(self._driver.free_pinned, pinned)
-        return pinned.host.view(dtype)
-
-    def event(self) -> CudaEvent:
-        event = CudaEvent(self._driver)
-        self.callback(event.close)
-        return event
 
 
 @pytest.fixture
