@@ -30,6 +30,8 @@ from motley.plugins.engine import (
     EngineError,
     EngineOptions,
     RankGraph,
+    check_skip,
+    check_step,
     micro_chunks,
     transport,
 )
@@ -173,11 +175,7 @@ class CudaEngine:
 
     def skip(self, slot: int, position: int) -> None:
         state = self._slot(slot)
-        if not state.length <= position <= self._graph.context:
-            raise EngineError(
-                f"slot {slot} holds {state.length} tokens of at most {self._graph.context}: "
-                f"it cannot go on at {position}"
-            )
+        check_skip(slot, state.length, position, self._graph.context)
         self._make_room(state, position)
         for spec, address in self._caches(state):
             for head in range(spec.heads):
@@ -190,11 +188,7 @@ class CudaEngine:
         state, tokens = self._slot(slot), len(hidden)
         if not 1 <= tokens <= self._max_rows or hidden.shape[1] != self._graph.hidden:
             raise EngineError(f"a step takes f32[1..{self._max_rows}, {self._graph.hidden}], not {hidden.shape}")
-        if not 0 <= position <= state.length or position + tokens > self._graph.context:
-            raise EngineError(
-                f"positions {position} to {position + tokens} do not fit slot {slot}: it holds {state.length} tokens "
-                f"of at most {self._graph.context}"
-            )
+        check_step(slot, state.length, position, tokens, self._graph.context)
         if not all(0 <= row < tokens for row in rows) or len(rows) > self._max_rows:
             raise EngineError(f"logits of rows {list(rows)} were asked for; the step has {tokens} rows")
         try:

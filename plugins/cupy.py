@@ -25,7 +25,16 @@ import onnx
 import onnx.inliner
 from onnx import TensorProto, helper, numpy_helper
 
-from motley.plugins.engine import DOMAIN, F32, Collectives, EngineError, EngineOptions, RankGraph, micro_chunks
+from motley.plugins.engine import (
+    DOMAIN,
+    F32,
+    Collectives,
+    EngineError,
+    EngineOptions,
+    RankGraph,
+    check_skip,
+    micro_chunks,
+)
 from motley.plugins.experts import Sent, add_mixture
 
 Array: TypeAlias = Any
@@ -94,11 +103,7 @@ class ReferenceEngine:
 
     def skip(self, slot: int, position: int) -> None:
         state = self._slot(slot)
-        if not state.written <= position <= self._graph.context:
-            raise EngineError(
-                f"slot {slot} has {state.written} tokens of at most {self._graph.context}: "
-                f"it cannot go on at {position}"
-            )
+        check_skip(slot, state.written, position, self._graph.context)
         self._make_room(state, position)
         for cache in state.caches.values():
             cache[:, :, state.written : position] = 0

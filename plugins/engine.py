@@ -175,6 +175,29 @@ class Engine(Protocol):
         """Free everything; the engine cannot be used again."""
 
 
+def check_skip(slot: int, held: int, position: int, context: int) -> None:
+    """Make sure that a sequence of `held` tokens can go on at `position`, see `Engine.skip`.
+
+    Raises:
+        EngineError: it cannot.
+    """
+    if not held <= position <= context:
+        raise EngineError(f"slot {slot} holds {held} tokens of at most {context}: it cannot go on at {position}")
+
+
+def check_step(slot: int, held: int, position: int, tokens: int, context: int) -> None:
+    """Make sure that a step of so many tokens fits a sequence of `held` ones, see `Engine.step`.
+
+    Raises:
+        EngineError: it does not.
+    """
+    end = position + tokens
+    if not 0 <= position <= held or end > context:
+        raise EngineError(
+            f"positions {position} to {end} do not fit slot {slot}: it holds {held} tokens of at most {context}"
+        )
+
+
 EngineFactory = Callable[[RankGraph, Collectives, EngineOptions], Engine]
 
 

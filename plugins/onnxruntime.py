@@ -32,7 +32,18 @@ import onnx
 import onnxruntime as ort
 from onnx import TensorProto, helper
 
-from motley.plugins.engine import DOMAIN, F32, Collectives, EngineError, EngineOptions, Pending, RankGraph, micro_chunks
+from motley.plugins.engine import (
+    DOMAIN,
+    F32,
+    Collectives,
+    EngineError,
+    EngineOptions,
+    Pending,
+    RankGraph,
+    check_skip,
+    check_step,
+    micro_chunks,
+)
 from motley.plugins.mapped_share import Array, MappedShare
 from motley.plugins.onnxruntime_experts import BoundMixture, LocalExperts
 from motley.plugins.onnxruntime_lowering import GROUPED, GROUPED_FROM, MICROSOFT, SEQLENS, TOTAL_LENGTH, lower
@@ -158,11 +169,7 @@ class OnnxRuntimeEngine:
 
     def skip(self, slot: int, position: int) -> None:
         state = self._slot(slot)
-        if not state.length <= position <= self._graph.context:
-            raise EngineError(
-                f"slot {slot} holds {state.length} tokens of at most {self._graph.context}: "
-                f"it cannot go on at {position}"
-            )
+        check_skip(slot, state.length, position, self._graph.context)
         if position > state.capacity:
             self._grow(state, position)
         for cached in state.caches.values():
@@ -189,11 +196,7 @@ class OnnxRuntimeEngine:
         end = position + tokens
         if not 1 <= tokens <= self._max_rows:
             raise EngineError(f"a step has 1 to {self._max_rows} rows, not {tokens}")
-        if not 0 <= position <= state.length or end > self._graph.context:
-            raise EngineError(
-                f"positions {position} to {end} do not fit slot {slot}: it holds {state.length} tokens "
-                f"of at most {self._graph.context}"
-            )
+        check_step(slot, state.length, position, tokens, self._graph.context)
         if halved and self._exact:
             raise EngineError("engine 'onnxruntime' takes no step in halves with exact=true")
         count = self._even(tokens)

@@ -18,7 +18,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from motley.plugins.engine import F32, Collectives, EngineError, EngineOptions, RankGraph, micro_chunks, transport
+from motley.plugins.engine import (
+    F32,
+    Collectives,
+    EngineError,
+    EngineOptions,
+    RankGraph,
+    check_skip,
+    check_step,
+    micro_chunks,
+    transport,
+)
 from motley.plugins.mapped_share import Array, MappedShare
 from motley.plugins.segments import ROWS, Reduction, Segment
 from motley.plugins.tensorrt_builds import PlanFolder, messages, open_library
@@ -134,11 +144,7 @@ class TensorRTEngine:
 
     def skip(self, slot: int, position: int) -> None:
         state = self._slot(slot)
-        if not state.length <= position <= self._graph.context:
-            raise EngineError(
-                f"slot {slot} holds {state.length} tokens of at most {self._graph.context}: "
-                f"it cannot go on at {position}"
-            )
+        check_skip(slot, state.length, position, self._graph.context)
         for spec in self._graph.caches:
             row = 4 * spec.head_dim
             for kind in ("key_cache", "value_cache"):
@@ -154,11 +160,7 @@ class TensorRTEngine:
         tokens, end = len(hidden), position + len(hidden)
         if not 1 <= tokens <= self._max_rows or len(rows) > self._max_rows:
             raise EngineError(f"a step has 1 to {self._max_rows} rows and logits, not {tokens} and {len(rows)}")
-        if not 0 <= position <= state.length or end > self._graph.context:
-            raise EngineError(
-                f"positions {position} to {end} do not fit slot {slot}: it holds {state.length} tokens "
-                f"of at most {self._graph.context}"
-            )
+        check_step(slot, state.length, position, tokens, self._graph.context)
         try:
             logits = self._run(slot, state, hidden, position, rows, micro_chunks(tokens, halved))
         except CudaError as error:
