@@ -5,9 +5,11 @@ that protect the links (`Tls`, or `Plain` where nothing needs to), and use the `
 """
 
 from .collectives import Communicator, Pending, Record, Stats, StatsSnapshot
+from .connecting import Listener
 from .errors import PeerLost, PeerTimeout, ProtocolError, TransportError, UsageError
 from .formats import WireFormat
-from .mesh import Listener, connect_mesh
+from .mesh import connect_mesh
+from .messages import Connected, Lost, Message, Messenger
 from .schedule import Algorithm
 from .security import Plain, Tls
 from .wire import MAX_MESSAGE, Membership, Op
@@ -16,8 +18,12 @@ __all__ = [
     "MAX_MESSAGE",
     "Algorithm",
     "Communicator",
+    "Connected",
     "Listener",
+    "Lost",
     "Membership",
+    "Message",
+    "Messenger",
     "Op",
     "PeerLost",
     "PeerTimeout",

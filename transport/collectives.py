@@ -338,6 +338,18 @@ class Communicator:
             self._give_up(error)
         self.stats.restart()
 
+    def flush(self) -> None:
+        """Wait until the messages that were sent have left: they need not wait then for this rank's next call."""
+        self.stats.enter()
+        self._check_open()
+        links = list(self._links.values())
+        if any(link.unsent for link in links):
+            try:
+                self._exchange.run([], None, links, self.deadline_s, "sending a message")
+            except BaseException as error:
+                self._give_up(error)
+        self.stats.restart()
+
     def recv(self, source: int, deadline_s: float | None) -> bytes:
         """Receive the next message of one rank; `deadline_s` is how long it may be silent, None for ever."""
         self.stats.enter()
@@ -512,7 +524,7 @@ class Communicator:
             self._give_up(error)
         link.messages_in += 1
         self.stats.restart()
-        return incoming.payload
+        return bytes(incoming.payload)
 
     # -- what a call is checked for ---------------------------------------------------------------------------------
 

@@ -58,8 +58,8 @@ if sys.platform == "win32":
         if not readers and not writers:  # an error there
             time.sleep(seconds)
             return set()
-        ready = select.select(readers, writers, (), seconds)
-        return {*ready[0], *ready[1]}
+        ready = select.select(readers, writers, writers, seconds)  # a connection that fails is an exception there
+        return {*ready[0], *ready[1], *ready[2]}
 
 else:
 
@@ -373,8 +373,9 @@ class IncomingMessage(Incoming):
         self.expect(Header(Op.MESSAGE, sequence=link.messages_in).pack())
 
     @property
-    def payload(self) -> bytes:
-        return bytes(self._views[1]) if len(self._views) > 1 else b""
+    def payload(self) -> memoryview:
+        """What has come of it, in memory of its own."""
+        return self._views[1] if len(self._views) > 1 else memoryview(b"")
 
     def _check_header(self) -> None:
         expected = unpack_header(self._expected)

@@ -1,47 +1,42 @@
 """Bootstrap: everyone connects to everyone, measures, agrees.
 
 Rank i dials every lower rank, for data and then for beats, and is dialled by every higher one. All connections are
-driven by one selector loop, so a stranger that talks nonsense, or nothing, delays nobody: it is refused, logged, and
-the loop goes on.
+driven by one loop (`motley.transport.connecting`), so a stranger delays nobody.
 """
 
 from __future__ import annotations
 
-import logging
 import os
-import selectors
-import socket
-import ssl
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
-from itertools import cycle
-from typing import Any
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
 
 import numpy as np
 
 from .collectives import Communicator
+from .connecting import (
+    MAX_STRANGERS,
+    STRANGER_S,
+    Arrival,
+    Connector,
+    Failure,
+    Listener,
+    check_membership,
+    split_address,
+)
 from .errors import PeerTimeout, ProtocolError, TransportError, UsageError
 from .exchange import Exchange
 from .formats import WireFormat
-from .link import Incoming, Link, close_gently, part_with_blame, tune
+from .link import Incoming, Link, part_with_blame, wait_ready
 from .liveness import Pulse, Watch, listen
 from .schedule import FRAME_S, Algorithm, Crowd, Network, all_reduce, choose
-from .security import Plain, Stream, Tls, explain
-from .wire import HEADER_SIZE, Handshake, Membership, Op, Purpose, Refusal, pack_frame, pack_header
+from .security import Plain, Stream, Tls
+from .wire import HEADER_SIZE, Membership, Op, Purpose, pack_frame, pack_header
 
-log = logging.getLogger(__name__)
-
-MAX_RANKS = 64
-MAX_SESSION = 256
-REDIAL_S = 0.1
-"""Pause before a dial that was refused is tried again: the peer may still be starting."""
-STRANGER_S = 5.0
-"""How long an accepted connection may take for its handshake."""
-MAX_STRANGERS = 64
-"""Accepted connections in their handshake at one time; a further one takes the place of the oldest."""
+PURPOSES = Purpose.DATA, Purpose.BEATS
+"""What each pair of ranks has a link for."""
 REHEARSAL_S = 0.05
 """How long calls are timed where ranks share cores, to see what a frame costs there, and again what a byte costs."""
 REHEARSALS = 3, 15
@@ -77,40 +72,6 @@ REQUEST_SIZE = 8
 BURSTS = (16 << 10, 128 << 10, 1 << 20)
 """Bytes that measure bandwidth, one size after the other, until one takes longer than two round trips and a 16th of the
 time for a pair: the next would take half of that time, and this one is long enough, also for TCP to have sped up."""
-
-
-class Listener:
-    """The socket where higher ranks reach this one. It outlives meshes: the next epoch uses it again."""
-
-    def __init__(self, host: str = "0.0.0.0", port: int = 0) -> None:
-        """`port` 0 lets the system choose. An IPv6 `host` such as "::" is possible; "::" takes IPv4 too.
-
-        Raises:
-            UsageError: the port is taken, or the host is none of this machine's.
-        """
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self.socket = socket.socket(family, socket.SOCK_STREAM)
-        try:
-            if hasattr(socket, "SO_EXCLUSIVEADDRUSE"):  # on Windows SO_REUSEADDR would let others take the port
-                self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_EXCLUSIVEADDRUSE, 1)
-            else:
-                self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if family == socket.AF_INET6:
-                self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-            self.socket.bind((host, port))
-            self.socket.listen(128)
-        except (OSError, OverflowError) as error:
-            self.socket.close()
-            raise UsageError(f"cannot listen on {host} port {port}: {error}; choose another port or host") from error
-        self.socket.setblocking(False)
-
-    @property
-    def port(self) -> int:
-        port: int = self.socket.getsockname()[1]
-        return port
-
-    def close(self) -> None:
-        self.socket.close()
 
 
 def connect_mesh(
@@ -173,43 +134,11 @@ def connect_mesh(
 
 
 def _check(membership: Membership, addresses: Sequence[str]) -> None:
-    if not 0 <= membership.rank < membership.size <= MAX_RANKS:
-        raise UsageError(f"rank {membership.rank} of {membership.size}: ranks are 0 to size - 1, at most {MAX_RANKS}")
+    check_membership(membership)
     if len(addresses) != membership.size:
         raise UsageError(f"{len(addresses)} addresses for {membership.size} ranks")
-    if not 0 <= membership.epoch < 1 << 32:
-        raise UsageError(f"epoch {membership.epoch} is not a 32-bit number")
-    if len(membership.agreement) != 32:
-        raise UsageError(f"the agreement is a SHA-256 digest of 32 bytes, not {len(membership.agreement)}")
-    if len(membership.secret) < 16:
-        raise UsageError(f"a secret of {len(membership.secret)} bytes can be guessed; use at least 16 random ones")
-    if len(membership.session.encode()) > MAX_SESSION:
-        raise UsageError(f"the session id is longer than {MAX_SESSION} bytes")
     for address in addresses[: membership.rank]:
-        _split(address)
-
-
-def _split(address: str) -> tuple[str, int]:
-    host, colon, port = address.rpartition(":")
-    if not colon or not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
-        raise UsageError(f"{address!r} is no address: write host:port or [IPv6 host]:port")
-    return host.removeprefix("[").removesuffix("]"), int(port)
-
-
-@dataclass(eq=False)
-class _Attempt:
-    """A connection on its way to become a link."""
-
-    socket: socket.socket
-    stream: Stream
-    """What the handshake is spoken through: the socket, or what encrypts it."""
-    address: str
-    handshake: Handshake
-    dialled: int | None
-    """The rank at the other end if this rank dialled; the peer has yet to say who it is otherwise."""
-    expires: float
-    connecting: bool
-    authenticated: bool = False
+        split_address(address)
 
 
 class _Bootstrap:
@@ -224,21 +153,18 @@ class _Bootstrap:
         wrap: Callable[[int, Stream], Stream] | None,
     ) -> None:
         rank = membership.rank
-        self.links: dict[Purpose, dict[int, Link]] = {purpose: {} for purpose in Purpose}
+        self.links: dict[Purpose, dict[int, Link]] = {purpose: {} for purpose in PURPOSES}
         self.watch = Watch(rank)
         self._membership = membership
         self._addresses = addresses
-        self._listener = listener
-        self._security = security
-        self._wrap = wrap
-        self._missing = {(peer, purpose) for peer in range(membership.size) if peer != rank for purpose in Purpose}
+        self._missing = {(peer, purpose) for peer in range(membership.size) if peer != rank for purpose in PURPOSES}
         self._above = {(peer, purpose) for peer, purpose in self._missing if peer > rank}  # those that dial us
-        self._trouble: dict[int, str] = {}
-        self._redials = {(peer, Purpose.DATA): 0.0 for peer in range(rank)}
-        self._targets: dict[tuple[int, Purpose], Iterator[tuple[Any, ...]]] = {}
-        self._attempts: set[_Attempt] = set()
-        self._selector = selectors.DefaultSelector()
-        self._listening = False
+        self._heard: set[Link] = set()  # those that are done and measure already
+        self._connector = Connector(
+            membership, security, listener, self._above, wrap, stranger_s=STRANGER_S, max_strangers=MAX_STRANGERS
+        )
+        for peer in range(rank):
+            self._connector.dial(peer, Purpose.DATA, addresses[peer])
 
     def run(self, timeout: float) -> None:
         """Build all links or raise."""
@@ -247,161 +173,40 @@ class _Bootstrap:
             now = time.monotonic()
             if now >= deadline:
                 raise PeerTimeout(min(self._missing)[0], timeout, self._missing_text())
-            for rank, purpose in [dial for dial, due in self._redials.items() if due <= now]:
-                del self._redials[rank, purpose]
-                self._dial(rank, purpose, deadline)
-            for attempt in [attempt for attempt in self._attempts if attempt.expires <= now]:
-                self._refuse(attempt, attempt.handshake.refusal(f"no handshake within {STRANGER_S:g} s", retry=True))
-            self._listen_if_wanted()
-            events = [deadline, *self._redials.values(), *(attempt.expires for attempt in self._attempts)]
-            pause = max(0.0, min(events) - time.monotonic())
-            if not self._selector.get_map():  # Windows cannot select among no sockets
-                time.sleep(pause)
-                continue
-            for key, _ in self._selector.select(pause):
-                match key.data:
-                    case _Attempt():
-                        self._advance(key.data)
-                    case Link():
-                        self._hear(key.data)
-                    case _:
-                        self._accept()
+            quiet = [link for links in self.links.values() for link in links.values() if link not in self._heard]
+            connector, pause = self._connector, max(0.0, min(deadline, self._connector.due) - now)
+            ready = wait_ready([*connector.readers, *quiet], connector.writers, pause)
+            for link in quiet:
+                if link in ready:
+                    self._hear(link)
+            for outcome in connector.step(ready):
+                match outcome:
+                    case Arrival(purpose, link):
+                        self._welcome(purpose, link)
+                    case Failure(rank, reason):
+                        raise ProtocolError(rank, reason)
 
     def close(self) -> None:
         """Close all connections that are no links."""
-        for attempt in tuple(self._attempts):
-            self._drop(attempt)
-        self._selector.close()
+        self._connector.close()
 
     def _missing_text(self) -> str:
         described = []
         for rank in sorted({rank for rank, _ in self._missing}):
             unheard = "no answer" if rank < self._membership.rank else "it has not connected to us"
-            described.append(f"rank {rank} at {self._addresses[rank]} ({self._trouble.get(rank, unheard)})")
+            trouble = self._connector.trouble.get(rank, unheard)
+            described.append(f"rank {rank} at {self._addresses[rank]} ({trouble})")
         return f"the mesh is incomplete, missing {', '.join(described)}"
 
-    # -- dialling and accepting -------------------------------------------------------------------------------------
-
-    def _dial(self, rank: int, purpose: Purpose, deadline: float) -> None:
-        try:
-            if (rank, purpose) not in self._targets:
-                host, port = _split(self._addresses[rank])
-                self._targets[rank, purpose] = cycle(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
-            family, kind, protocol, _, target = next(self._targets[rank, purpose])
-            connection = socket.socket(family, kind, protocol)
-        except OSError as error:  # the name may resolve later
-            self._redial(rank, purpose, str(error))
-            return
-        tune(connection)
-        stream = self._security.protect(connection, dials=True)
-        handshake = Handshake(self._membership, {(rank, purpose)}, dials_for=purpose)
-        attempt = _Attempt(connection, stream, self._addresses[rank], handshake, rank, deadline, connecting=True)
-        self._attempts.add(attempt)
-        try:
-            connection.connect(target)
-        except BlockingIOError:
-            pass
-        except OSError as error:
-            self._drop(attempt)
-            self._redial(rank, purpose, str(error))
-            return
-        self._selector.register(connection, selectors.EVENT_WRITE, attempt)
-
-    def _redial(self, rank: int, purpose: Purpose | None, why: str) -> None:
-        assert purpose is not None  # it is known from the beginning to a rank that dials
-        self._trouble[rank] = why
-        self._redials[rank, purpose] = time.monotonic() + REDIAL_S
-
-    def _listen_if_wanted(self) -> None:
-        wanted = bool(self._above)
-        if wanted and not self._listening:
-            self._selector.register(self._listener.socket, selectors.EVENT_READ)
-        elif self._listening and not wanted:
-            self._selector.unregister(self._listener.socket)
-        self._listening = wanted
-
-    def _accept(self) -> None:
-        try:
-            connection, _ = self._listener.socket.accept()
-            address = _peer_address(connection)
-        except OSError:  # it has gone already
-            return
-        strangers = [attempt for attempt in self._attempts if attempt.dialled is None]
-        if len(strangers) >= MAX_STRANGERS:  # whoever has waited longest is least likely to be a rank
-            oldest = min(strangers, key=lambda attempt: attempt.expires)
-            self._refuse(oldest, oldest.handshake.refusal("too many connections at a time", retry=True))
-        tune(connection)
-        stream = self._security.protect(connection, dials=False)
-        handshake = Handshake(self._membership, self._above)
-        expires = time.monotonic() + STRANGER_S
-        attempt = _Attempt(connection, stream, address, handshake, None, expires, connecting=False)
-        self._attempts.add(attempt)
-        self._selector.register(connection, selectors.EVENT_READ, attempt)
-
-    # -- the life of one attempt ------------------------------------------------------------------------------------
-
-    def _advance(self, attempt: _Attempt) -> None:
-        """Its socket is ready: go on with the handshake as far as the bytes there reach."""
-        try:
-            if attempt.connecting:
-                self._connected(attempt)
-            if not attempt.authenticated:
-                attempt.handshake.certified = self._security.authenticate(attempt.stream)
-                attempt.authenticated = True
-                self._say(attempt, attempt.handshake.start())
-            while attempt.handshake.peer is None:
-                data = attempt.stream.recv(attempt.handshake.missing)
-                if not data:
-                    raise ConnectionResetError("it closed the connection during the handshake")
-                self._say(attempt, attempt.handshake.receive(data))
-            self._complete(attempt, attempt.handshake.peer)
-        except BlockingIOError:
-            return
-        except ssl.SSLError as error:
-            attempt.stream = attempt.socket  # TLS has sent its alert; a peer that knows nothing of TLS is told as well
-            self._refuse(attempt, attempt.handshake.refusal(explain(error)))
-        except OSError as error:
-            self._drop(attempt)
-            if attempt.dialled is not None:
-                self._redial(attempt.dialled, attempt.handshake.purpose, str(error))
-        except Refusal as refusal:
-            self._refuse(attempt, refusal)
-
-    def _say(self, attempt: _Attempt, words: bytes) -> None:
-        """Send all of these few words, for which a connection always has room."""
-        try:
-            sent = attempt.stream.send(memoryview(words)) if words else 0
-        except BlockingIOError:
-            sent = 0
-        if sent < len(words):
-            raise ConnectionAbortedError("it does not take even a handshake")
-
-    def _connected(self, attempt: _Attempt) -> None:
-        error = attempt.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-        if error:
-            raise OSError(error, os.strerror(error))
-        if attempt.socket.getsockname() == attempt.socket.getpeername():
-            raise ConnectionRefusedError("nobody listens there")  # TCP met itself: a simultaneous open
-        attempt.connecting = False
-        self._selector.modify(attempt.socket, selectors.EVENT_READ, attempt)
-
-    def _complete(self, attempt: _Attempt, rank: int) -> None:
-        purpose = attempt.handshake.purpose
-        assert purpose is not None
-        if (rank, purpose) not in self._missing:  # two claimed the rank at once and both hold the secret
-            raise attempt.handshake.refusal(f"rank {rank} is connected already")
-        is_local = attempt.socket.getpeername()[0] == attempt.socket.getsockname()[0]
-        stream = attempt.stream if self._wrap is None else self._wrap(rank, attempt.stream)
-        link = Link(self._membership.rank, rank, attempt.address, stream, is_local=is_local)
+    def _welcome(self, purpose: Purpose, link: Link) -> None:
+        rank = link.rank
         self.links[purpose][rank] = link
         if purpose is Purpose.BEATS:
-            self.watch.add(rank, attempt.address)
-        self._attempts.remove(attempt)
+            self.watch.add(rank, link.address)
+        elif rank < self._membership.rank:
+            self._connector.dial(rank, Purpose.BEATS, self._addresses[rank])
         self._missing.discard((rank, purpose))
         self._above.discard((rank, purpose))
-        if attempt.dialled is not None and purpose is Purpose.DATA:
-            self._redials[rank, Purpose.BEATS] = 0.0
-        self._selector.modify(link, selectors.EVENT_READ, link)  # to notice if it goes while others are missing
 
     def _hear(self, link: Link) -> None:
         """A peer that is a link already has said something, or is gone: the mesh cannot be built without it."""
@@ -409,35 +214,7 @@ class _Bootstrap:
             listen(self.watch, link)
             self.watch.raise_if_lost()
         elif link.has_words():  # it is done and measures already; its beats tell if it goes after that
-            self._selector.unregister(link)
-
-    def _refuse(self, attempt: _Attempt, refusal: Refusal) -> None:
-        """Tell the peer why, log it, and go on - unless the peer is one that this rank needs and cannot have."""
-        if attempt.authenticated or attempt.stream is attempt.socket:
-            with suppress(OSError):
-                self._say(attempt, refusal.reply)
-        self._drop(attempt)
-        if attempt.dialled is None:
-            claimed = attempt.handshake.claimed
-            if claimed is not None:
-                self._trouble[claimed] = f"refused: {refusal}"
-            log.warning("%s refused the connection from %s: %s", self._membership, attempt.address, refusal)
-        elif refusal.retry:
-            self._redial(attempt.dialled, attempt.handshake.purpose, str(refusal))
-        else:
-            log.error("%s cannot use rank %d at %s: %s", self._membership, attempt.dialled, attempt.address, refusal)
-            raise ProtocolError(attempt.dialled, f"{refusal} ({attempt.address})")
-
-    def _drop(self, attempt: _Attempt) -> None:
-        if attempt.socket in self._selector.get_map():
-            self._selector.unregister(attempt.socket)
-        self._attempts.discard(attempt)
-        close_gently(attempt.stream)
-
-
-def _peer_address(connection: socket.socket) -> str:
-    host, port, *_ = connection.getpeername()
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+            self._heard.add(link)
 
 
 def _measure(communicator: Communicator, exchange: Exchange, links: Mapping[int, Link]) -> None:

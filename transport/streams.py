@@ -102,7 +102,7 @@ def ordered_collective(
     exchange: Callable[[Array], object],
     buffer: B,
     staging: Array,
-    done: E,
+    done: E | None,
     what: str = "a collective",
 ) -> None:
     """Submit a collective on `buffer` so that what follows in the stream, or waits for `done`, sees its result.
@@ -113,12 +113,13 @@ def ordered_collective(
         exchange: the collective, in place: `Communicator.all_reduce`, or any call of it with its arguments bound.
         buffer: of the stream's kind, f32 of any shape.
         staging: host memory of the same shape, registered once and kept until `done`; pinned for a GPU.
-        done: recorded behind the result. Wait for it *after* this call.
+        done: recorded behind the result. Wait for it *after* this call. None: nobody waits but this stream.
     """
     stream.copy_out(buffer, staging)
     stream.submit(lambda: exchange(staging), what)
     stream.copy_back(staging, buffer)
-    stream.record(done)
+    if done is not None:
+        stream.record(done)
 
 
 @dataclass(eq=False, slots=True)

@@ -28,7 +28,8 @@ A link starts with a handshake. The dialling rank speaks first; both sides send 
     any         other    -           raise `Refusal` with ours, and the REFUSE frame to send
 
 Under TLS (`motley.transport.security`) the same happens inside of it, and a HELLO's rank must be one that the peer's
-certificate names. A HELLO also says what the link is for: each pair of ranks has one for data and one for beats.
+certificate names. A HELLO also says what the link is for: each pair of ranks of a mesh has one for data and one for
+beats, and any two ranks may have one for messages alone (`motley.transport.messages`).
 
 PROOF is HMAC-SHA256, keyed with the session's secret, over the role of the sender and both HELLO payloads. The nonces
 in them make it fresh, the role keeps it from being reflected, the payloads bind every field, and the secret itself
@@ -87,6 +88,7 @@ class Purpose(IntEnum):
 
     DATA = 0
     BEATS = 1
+    MESSAGES = 2
 
 
 DTYPE_CODES = {

@@ -401,6 +401,19 @@ def test_huge_messages_both_ways_do_not_deadlock(run_ranks: Run) -> None:
     assert run_ranks(2, work) == [(3 << 20) + 2] * 2
 
 
+def test_what_is_flushed_needs_no_later_call(run_ranks: Run) -> None:
+    def work(communicator: Communicator) -> list[Any]:
+        shrink_buffers(communicator)
+        if communicator.rank == 1:
+            return [len(communicator.recv(0, 10.0))]
+        communicator.send(bytes(3 << 20), 1)
+        before = bool(communicator._links[1].unsent)
+        communicator.flush()
+        return [before, bool(communicator._links[1].unsent)]
+
+    assert run_ranks(2, work) == [[True, False], [3 << 20]]
+
+
 def test_a_last_message_arrives_before_the_farewell(run_ranks: Run) -> None:
     def work(communicator: Communicator) -> bytes:
         if communicator.rank:

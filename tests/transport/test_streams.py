@@ -1,7 +1,10 @@
+"""The contract of `motley.transport.streams`: streams of the host, and CUDA's on a driver made of host streams."""
+
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -11,9 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from motley.transport import Communicator, PeerLost, UsageError
+from motley.transport.cuda.host_step import HostStep
+from motley.transport.cuda.stream import CudaStream
 from motley.transport.streams import Event, HostEvent, HostStream, Stream, ordered_collective
+from tests.transport.cuda.host_driver import HostDriver
+from tests.transport.cuda.memory import Memory
 
 Run = Callable[..., list[Any]]
+Array = np.ndarray[Any, Any]
 DEADLINE_S = 20.0
 
 
@@ -24,21 +32,65 @@ class Gate(threading.Event):
         assert self.wait(DEADLINE_S), "the gate was never opened"
 
 
+class Streams(ExitStack):
+    """Streams of one kind, with their events and memory; when it ends, nothing of them may be left."""
+
+    def __init__(self, form: HostStep | None) -> None:
+        """`form`: of CUDA's host steps; None: streams of the host."""
+        super().__init__()
+        self._form = form
+        self._driver = HostDriver()
+        self._memory = self.enter_context(Memory(self._driver))
+
+    def stream(self, name: str = "compute") -> Any:
+        """Closed by the caller."""
+        return HostStream(name) if self._form is None else CudaStream(self._driver, self._form, name=name)
+
+    def event(self) -> Any:
+        return HostEvent() if self._form is None else self._memory.event()
+
+    def buffer(self, elements: int) -> Any:
+        return np.zeros(elements, np.float32) if self._form is None else self._memory.device(elements)
+
+    def staging(self, elements: int) -> Array:
+        return np.zeros(elements, np.float32) if self._form is None else self._memory.pinned(elements)
+
+    def __exit__(self, *error: Any) -> Any:
+        result = super().__exit__(*error)
+        assert self._driver.live == 0
+        return result
+
+
+@pytest.fixture(params=[None, *HostStep], ids=lambda form: form or "host")
+def form(request: pytest.FixtureRequest) -> HostStep | None:
+    kind: HostStep | None = request.param
+    return kind
+
+
 @pytest.fixture
-def stream() -> Iterator[HostStream]:
-    with HostStream("compute") as stream:
+def streams(form: HostStep | None) -> Iterator[Streams]:
+    before = set(threading.enumerate())
+    with Streams(form) as streams:
+        yield streams
+    assert set(threading.enumerate()) == before
+
+
+@pytest.fixture
+def stream(streams: Streams) -> Iterator[Any]:
+    with streams.stream() as stream:
         yield stream
 
 
-def test_the_host_stream_fulfils_the_contract(stream: HostStream) -> None:
-    contract: Stream[np.ndarray[Any, Any], HostEvent] = stream
-    event: Event = HostEvent()
-    assert contract is stream
-    assert event.done()
+def test_the_host_stream_fulfils_the_contract() -> None:
+    with HostStream("compute") as stream:
+        contract: Stream[np.ndarray[Any, Any], HostEvent] = stream
+        event: Event = HostEvent()
+        assert contract is stream
+        assert event.done()
 
 
-def test_work_runs_in_submission_order_beside_the_caller(stream: HostStream) -> None:
-    gate, seen, event = Gate(), list[int](), HostEvent()
+def test_work_runs_in_submission_order_beside_the_caller(streams: Streams, stream: Any) -> None:
+    gate, seen, event = Gate(), list[int](), streams.event()
     stream.submit(gate.pass_through, "a gate")
     for number in range(100):
         stream.submit(partial(seen.append, number), "a note")
@@ -51,16 +103,16 @@ def test_work_runs_in_submission_order_beside_the_caller(stream: HostStream) -> 
     assert seen == list(range(100))
 
 
-def test_a_wait_for_an_event_that_was_never_recorded_is_no_wait(stream: HostStream) -> None:
-    event = HostEvent()
+def test_a_wait_for_an_event_that_was_never_recorded_is_no_wait(streams: Streams, stream: Any) -> None:
+    event = streams.event()
     stream.wait(event)
     event.synchronise(0)
     stream.synchronise(DEADLINE_S)
 
 
-def test_a_wait_captures_the_recording_that_was_there_at_submission(stream: HostStream) -> None:
-    first, second, seen, event = Gate(), Gate(), list[str](), HostEvent()
-    with HostStream("other") as other:
+def test_a_wait_captures_the_recording_that_was_there_at_submission(streams: Streams, stream: Any) -> None:
+    first, second, seen, event = Gate(), Gate(), list[str](), streams.event()
+    with streams.stream("other") as other:
         other.submit(first.pass_through, "the first gate")
         other.record(event)
         stream.wait(event)
@@ -113,86 +165,97 @@ def test_any_program_runs_and_respects_every_captured_recording(program: list[tu
 # -- a collective in a stream ---------------------------------------------------------------------------------------
 
 
-def compute(rank: int) -> np.ndarray[Any, Any]:
+def values(rank: int) -> Array:
     return np.arange(1000, dtype=np.float32) + 1000 * rank
 
 
-def test_an_event_that_a_worker_records_later_gives_wrong_sums(run_ranks: Run) -> None:
+def load(stream: Any, buffer: Any, staging: Array, numbers: Array) -> None:
+    """The layer before, in order."""
+    stream.submit(lambda: np.copyto(staging, numbers), "the layer before")
+    stream.copy_back(staging, buffer)
+
+
+def test_an_event_that_a_worker_records_later_gives_wrong_sums(run_ranks: Run, form: HostStep | None) -> None:
     """The classic mistake, slowed down by gates: every rank consumes its own values where the sum should be."""
 
-    def work(communicator: Communicator) -> np.ndarray[Any, Any]:
-        buffer, result = np.zeros(1000, np.float32), np.zeros(1000, np.float32)
-        computed, summed, consumed = HostEvent(), HostEvent(), Gate()
-
-        with HostStream("compute") as stream, HostStream("side") as side:
+    def work(communicator: Communicator) -> bytes:
+        with Streams(form) as streams, streams.stream() as stream, streams.stream("side") as side:
+            buffer, (before, staging, after) = streams.buffer(1000), (streams.staging(1000) for _ in range(3))
+            computed, summed, consumed = streams.event(), streams.event(), Gate()
 
             def exchange_then_record() -> None:
                 computed.synchronise(DEADLINE_S)
-                total = buffer.copy()
-                communicator.all_reduce(total)
+                side.copy_out(buffer, staging)
+                side.synchronise(DEADLINE_S)
+                communicator.all_reduce(staging)
                 consumed.pass_through()  # however fast the worker is, the wait was submitted before this record
-                side.copy_back(total, buffer)
+                side.copy_back(staging, buffer)
                 side.record(summed)
 
-            stream.submit(lambda: np.copyto(buffer, compute(communicator.rank)), "the layer before")
+            load(stream, buffer, before, values(communicator.rank))
             stream.record(computed)
             worker = threading.Thread(target=exchange_then_record)
             worker.start()
             stream.wait(summed)  # not recorded yet: a no-op
-            stream.submit(lambda: np.copyto(result, buffer), "the layer after")
+            stream.copy_out(buffer, after)
             stream.submit(consumed.set, "a gate")
             worker.join(DEADLINE_S)
             side.synchronise(DEADLINE_S)
-        assert buffer.tobytes() == (compute(0) + compute(1)).tobytes()  # the exchange itself was right
-        return result
+            assert staging.tobytes() == (values(0) + values(1)).tobytes()  # the exchange itself was right
+            return after.tobytes()
 
-    results = run_ranks(2, work)
-    for rank in range(2):
-        assert results[rank].tobytes() == compute(rank).tobytes()  # no sum: each has only its own
+    assert run_ranks(2, work) == [values(rank).tobytes() for rank in range(2)]  # no sum: each has only its own
 
 
 @pytest.mark.parametrize("same_stream", [True, False])
-def test_an_ordered_collective_gives_right_sums(run_ranks: Run, same_stream: bool) -> None:
+def test_an_ordered_collective_gives_right_sums(run_ranks: Run, form: HostStep | None, same_stream: bool) -> None:
     """The same layers, as slow as above: the exchange begins only when everything has been submitted."""
 
-    def work(communicator: Communicator) -> np.ndarray[Any, Any]:
-        buffer, staging, result = (np.zeros(1000, np.float32) for _ in range(3))
-        summed, submitted = HostEvent(), Gate()
+    def work(communicator: Communicator) -> bytes:
+        with Streams(form) as streams, streams.stream() as stream, streams.stream("side") as side:
+            buffer, (before, staging, after) = streams.buffer(1000), (streams.staging(1000) for _ in range(3))
+            summed, submitted = streams.event(), Gate()
 
-        def exchange(values: np.ndarray[Any, Any]) -> None:
-            submitted.pass_through()
-            communicator.all_reduce(values)
+            def exchange(numbers: Array) -> None:
+                submitted.pass_through()
+                communicator.all_reduce(numbers)
 
-        with HostStream("compute") as stream, HostStream("side") as side:
-            stream.submit(lambda: np.copyto(buffer, compute(communicator.rank)), "the layer before")
+            load(stream, buffer, before, values(communicator.rank))
             ordered_collective(stream, exchange, buffer, staging, summed)
             consumer = stream if same_stream else side
             consumer.wait(summed)
-            consumer.submit(lambda: np.copyto(result, buffer), "the layer after")
+            consumer.copy_out(buffer, after)
             assert not summed.done()
             submitted.set()
-        return result
+            consumer.synchronise(DEADLINE_S)
+            return after.tobytes()
 
-    results = run_ranks(2, work)
-    assert [result.tobytes() for result in results] == [(compute(0) + compute(1)).tobytes()] * 2
+    assert run_ranks(2, work) == [(values(0) + values(1)).tobytes()] * 2
 
 
-def test_many_collectives_reuse_one_buffer(run_ranks: Run) -> None:
-    def work(communicator: Communicator) -> list[float]:
-        buffer, staging, done = np.zeros(10, np.float32), np.zeros(10, np.float32), HostEvent()
-        seen: list[float] = []
-        with HostStream() as stream:
+def test_many_collectives_reuse_one_buffer(run_ranks: Run, form: HostStep | None) -> None:
+    def work(communicator: Communicator) -> Sequence[float]:
+        seen = list[float]()
+        with Streams(form) as streams, streams.stream() as stream:
+            buffer, (before, staging, after) = streams.buffer(10), (streams.staging(10) for _ in range(3))
+            done = streams.event()
             for _ in range(50):
-                stream.submit(lambda: buffer.fill(len(seen) + communicator.rank), "the layer before")
+                stream.submit(lambda: before.fill(len(seen) + communicator.rank), "the layer before")
+                stream.copy_back(before, buffer)
                 ordered_collective(stream, communicator.all_reduce, buffer, staging, done)
-                stream.submit(lambda: seen.append(float(buffer[0])), "the layer after")
+                stream.copy_out(buffer, after)
+                stream.submit(lambda: seen.append(float(after[0])), "the layer after")
             done.synchronise(DEADLINE_S)
+            stream.synchronise(DEADLINE_S)
         return seen
 
     assert run_ranks(3, work) == [[3.0 * index + 3 for index in range(50)]] * 3
 
 
-def test_the_error_of_a_host_step_comes_out_where_the_caller_waits(run_ranks: Run) -> None:
+# -- errors, deadlines and the end -----------------------------------------------------------------------------------
+
+
+def test_the_error_of_a_host_step_comes_out_where_the_caller_waits(run_ranks: Run, form: HostStep | None) -> None:
     gone = threading.Event()
 
     def work(communicator: Communicator) -> Any:
@@ -201,79 +264,82 @@ def test_the_error_of_a_host_step_comes_out_where_the_caller_waits(run_ranks: Ru
             gone.set()
             return None
         assert gone.wait(DEADLINE_S)
-        buffer, staging, done, after = np.ones(10, np.float32), np.zeros(10, np.float32), HostEvent(), list[int]()
-        stream, other = HostStream("compute"), HostStream("other")
-        ordered_collective(stream, communicator.all_reduce, buffer, staging, done)
-        stream.submit(lambda: after.append(1), "the layer after")
-        other.wait(done)
-        other.submit(lambda: after.append(2), "the layer after")
-        errors = []
-        for wait in (done.synchronise, stream.synchronise, stream.synchronise, other.synchronise):
-            with pytest.raises(PeerLost) as caught:
-                wait(DEADLINE_S)
-            errors.append(caught.value.rank)
-        stream.close()
-        other.close()
-        return errors, after, buffer.tolist()
+        ran, blamed = list[int](), list[int]()
+        with Streams(form) as streams:
+            stream, other, early, done = streams.stream(), streams.stream("other"), streams.event(), streams.event()
+            stream.submit(lambda: ran.append(0), "the layer before")
+            stream.record(early)
+            ordered_collective(stream, communicator.all_reduce, streams.buffer(10), streams.staging(10), done)
+            stream.submit(lambda: ran.append(1), "the layer after")
+            other.wait(done)
+            other.submit(lambda: ran.append(2), "the layer after")
+            for wait in (done.synchronise, stream.synchronise, stream.synchronise, other.synchronise):
+                with pytest.raises(PeerLost) as caught:
+                    wait(DEADLINE_S)
+                blamed.append(caught.value.rank)
+            early.synchronise(0)  # what was before it is right
+            stream.close()
+            other.close()
+        return blamed, ran
 
-    assert run_ranks(2, work)[0] == ([1, 1, 1, 1], [], [1.0] * 10)
-
-
-# -- deadlines and the end ------------------------------------------------------------------------------------------
-
-
-def test_a_deadline_names_the_stream_and_what_it_is_at() -> None:
-    gate, event = Gate(), HostEvent()
-    running = Gate()
-    with HostStream("compute") as stream:
-        stream.submit(running.set, "a gate")
-        stream.submit(gate.pass_through, "the slow layer")
-        stream.record(event)
-        running.pass_through()
-        try:
-            for wait in (event.synchronise, stream.synchronise):
-                with pytest.raises(TimeoutError, match=r"'compute' at .* within 0\.01 s"):
-                    wait(0.01)
-        finally:
-            gate.set()
+    assert run_ranks(2, work)[0] == ([1, 1, 1, 1], [0])
 
 
-def test_closing_drops_what_has_not_begun_and_leaves_no_thread() -> None:
-    before = set(threading.enumerate())
-    stream, gate, running, seen, event = HostStream("compute"), Gate(), Gate(), list[int](), HostEvent()
+def test_a_deadline_names_the_stream_and_what_it_is_at(streams: Streams, stream: Any) -> None:
+    gate, running, event = Gate(), Gate(), streams.event()
     stream.submit(running.set, "a gate")
     stream.submit(gate.pass_through, "the slow layer")
-    stream.submit(lambda: seen.append(1), "never begun")
     stream.record(event)
     running.pass_through()
+    try:
+        for wait in (event.synchronise, stream.synchronise):
+            with pytest.raises(TimeoutError, match=r"'compute' at .* within 0\.01 s"):
+                wait(0.01)
+    finally:
+        gate.set()
+
+
+def test_closing_drops_what_has_not_begun(streams: Streams) -> None:
+    stream, gate, seen = streams.stream(), Gate(), list[int]()
+    early, event = streams.event(), streams.event()
+    stream.submit(gate.pass_through, "the slow layer")
+    stream.record(early)
+    stream.submit(lambda: seen.append(1), "never begun")
+    stream.record(event)
+    while stream._doing != "the slow layer":
+        pass
     closing = threading.Thread(target=stream.close)
     closing.start()
-    while not stream._closed:
+    while not (stream._error if isinstance(stream, HostStream) else stream._failure):
         pass
     gate.set()
     closing.join(DEADLINE_S)
-    assert set(threading.enumerate()) == before
     assert not seen
+    if isinstance(stream, CudaStream):
+        early.synchronise(DEADLINE_S)
     with pytest.raises(UsageError, match="closed before"):
         event.synchronise(DEADLINE_S)
-    with pytest.raises(UsageError, match="'compute' is closed"):
-        stream.submit(lambda: None, "too late")
+    for call in (
+        lambda: stream.submit(lambda: None, "too late"),
+        lambda: stream.record(event),
+        lambda: stream.wait(event),
+        lambda: stream.synchronise(0),
+    ):
+        with pytest.raises(UsageError, match="'compute' is closed"):
+            call()
     stream.close()
 
 
-def test_a_stream_ends_with_its_context_even_in_an_error() -> None:
-    before = set(threading.enumerate())
-
+def test_a_stream_ends_with_its_context_even_in_an_error(streams: Streams) -> None:
     def fail() -> None:
         raise ValueError("a broken layer")
 
-    with pytest.raises(ValueError, match="a broken layer"), HostStream() as stream:
+    with pytest.raises(ValueError, match="a broken layer"), streams.stream() as stream:
         stream.submit(fail, "a layer")
-    with pytest.raises(KeyError), HostStream():
+    with pytest.raises(KeyError), streams.stream():
         raise KeyError
-    assert set(threading.enumerate()) == before
 
 
-def test_buffers_that_do_not_fit_are_refused_at_submission(stream: HostStream) -> None:
+def test_buffers_that_do_not_fit_are_refused_at_submission(streams: Streams, stream: Any) -> None:
     with pytest.raises(UsageError, match=r"copy out: float32\[3\] does not fit float32\[4\]"):
-        ordered_collective(stream, lambda _: None, np.zeros(3, np.float32), np.zeros(4, np.float32), HostEvent())
+        ordered_collective(stream, lambda _: None, streams.buffer(3), streams.staging(4), streams.event())

@@ -244,7 +244,7 @@ def test_nothing_may_follow_what_was_awaited(pair: Callable[..., tuple[Handshake
 @pytest.mark.parametrize("purpose", Purpose)
 def test_the_listener_learns_what_the_link_is_for(membership: Callable[..., Membership], purpose: Purpose) -> None:
     dialler = Handshake(membership(1, 2), {(0, purpose)}, dials_for=purpose)
-    listener = Handshake(membership(0, 2), {(1, Purpose.DATA), (1, Purpose.BEATS)})
+    listener = Handshake(membership(0, 2), {(1, expected) for expected in Purpose})
     meet(dialler, listener)
     assert listener.purpose is purpose
 

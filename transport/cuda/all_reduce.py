@@ -99,14 +99,18 @@ class AllReduce:
             self._others_staging[reduction.stride * index :][: reduction.term_bytes] for index in range(others)
         ]
 
-    def submit(self, done: CudaEvent) -> None:
+    def submit(self, done: CudaEvent | None = None) -> None:
         """Submit it to the stream; what follows there, or waits for `done`, sees the sum. Returns at once."""
+        if not self._alone:
+            self._submit_sum()
+        if done is not None:
+            self._stream.record(done)
+
+    def _submit_sum(self) -> None:
         stream, exchange = self._stream, self._exchange
-        if self._alone:
-            stream.record(done)
-            return
         if exchange is None:
-            ordered_collective(stream, self._communicator.all_reduce, self._buffer, self._staging, done, "all_reduce")
+            whole = self._communicator.all_reduce
+            ordered_collective(stream, whole, self._buffer, self._staging, None, "all_reduce")
             return
         reduction, buffer = self._reduction, self._buffer
         own = DeviceArray(buffer.address, (reduction.term_bytes,), np.dtype(np.uint8))
@@ -121,7 +125,6 @@ class AllReduce:
         stream.copy_back(self._others_staging, self._others)
         arguments = reduction.sum_arguments(own.address, self._others.address, buffer.address)
         stream.launch(SOURCES, reduction.sum_kernel, reduction.blocks, THREADS, arguments)
-        stream.record(done)
 
     def close(self) -> None:
         """Free the memory. The stream must have come to the end of the last sum."""

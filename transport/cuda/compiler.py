@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 
 from .errors import CudaError
 
+DEVICE = Path(__file__).with_name("device.cuh")
+"""What kernels need of the device that is not plain C++: the first of their source files."""
 OLDEST = (7, 5)
 """Turing, the oldest architecture that NVRTC 13 compiles for."""
 
@@ -22,14 +24,11 @@ class Capability(NamedTuple):
         return f"{self.major}.{self.minor}"
 
 
-@cache
-def compile_kernels(sources: tuple[Path, ...], capability: Capability) -> bytes:
-    """The cubin of some source files, one after the other; compiled once per process and capability, in about a second.
-
-    Numbers are rounded operation by operation: nothing is fused, flushed or approximated unless the source says so.
+def check_capability(capability: Capability) -> int:
+    """The architecture that code for such a GPU is compiled for, as 86: its own or the next older one of its kind.
 
     Raises:
-        CudaError: no NVRTC, an architecture that it does not know, or an error in the source.
+        CudaError: no NVRTC, or a GPU that it does not know.
     """
     if capability < OLDEST:
         raise CudaError(
@@ -37,11 +36,33 @@ def compile_kernels(sources: tuple[Path, ...], capability: Capability) -> bytes:
             "use engine 'onnxruntime' on this machine"
         )
     nvrtc = _nvrtc()
+    own = 10 * capability.major + capability.minor
+    known: list[int] = _checked(nvrtc, nvrtc.nvrtcGetSupportedArchs())
+    fitting = [each for each in known if each // 10 == capability.major and each <= own]
+    if not fitting:
+        raise CudaError(
+            f"NVRTC does not know GPUs of compute capability {capability}: install a newer one (pip install --upgrade "
+            "nvidia-cuda-nvrtc), or use engine 'onnxruntime' on this machine"
+        )
+    return max(fitting)
+
+
+@cache
+def compile_kernels(sources: tuple[Path, ...], capability: Capability) -> bytes:
+    """The cubin of some source files, one after the other; compiled once per process and capability, in a few seconds.
+
+    Numbers are rounded operation by operation: nothing is fused, flushed or approximated unless the source says so.
+
+    Raises:
+        CudaError: no NVRTC, an architecture that it does not know, or an error in the source.
+    """
+    architecture = check_capability(capability)
+    nvrtc = _nvrtc()
     name = "+".join(source.name for source in sources)
     text = "\n".join(source.read_text("utf-8") for source in sources)
     program = _checked(nvrtc, nvrtc.nvrtcCreateProgram(text.encode(), name.encode(), 0, None, None))
     try:
-        options = [f"-arch=sm_{capability.major}{capability.minor}".encode(), b"-std=c++17", b"-fmad=false"]
+        options = [f"-arch=sm_{architecture}".encode(), b"-std=c++17", b"-fmad=false"]
         (result,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
         if result != nvrtc.nvrtcResult.NVRTC_SUCCESS:
             log = bytearray(_checked(nvrtc, nvrtc.nvrtcGetProgramLogSize(program)))

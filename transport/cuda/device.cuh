@@ -1,5 +1,6 @@
-// What only the device has: conversions of half precision. Everything else in the kernels is plain C++, which the tests
-// also compile for the host, with a header of their own in the place of this one. No header of CUDA's is needed.
+// What only the device has: conversions of half precision, and addresses that kernels read from memory. Everything else
+// in the kernels is plain C++, which the tests also compile for the host, with a header of their own in the place of this
+// one. No header of CUDA's is needed.
 
 __device__ inline float half_to_float(unsigned short bits) {
     float value;
@@ -12,3 +13,5 @@ __device__ inline unsigned short float_to_half(float value) {  // to nearest, ti
     asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
     return bits;
 }
+
+__device__ inline float* floats_at(unsigned long long address) { return reinterpret_cast<float*>(address); }

@@ -7,20 +7,42 @@ only the driver looks into; addresses are integers, on the device or of pinned h
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from .compiler import Capability, compile_kernels
-from .errors import CudaError
+from .compiler import Capability, check_capability, compile_kernels
+from .errors import CudaError, DeviceLost, OutOfDeviceMemory
 
 OLDEST_DRIVER = (13, 0)
 """The version of CUDA that a driver must know: that of the packages in motley[gpu]."""
 SPINNING_SINCE = (13, 2)
 """`cuLaunchHostFunc_v2`."""
+START_ANEW = "start the session anew; if that fails too, restart the machine, or use engine 'onnxruntime' on it"
+LOST: Mapping[str, str] = {
+    "CONTAINED": START_ANEW,
+    "CONTEXT_IS_DESTROYED": START_ANEW,
+    "DEINITIALIZED": START_ANEW,
+    "DEVICE_UNAVAILABLE": "see what else has the GPU for itself, or restart the machine",
+    "ECC_UNCORRECTABLE": "its memory has failed: restart the machine; if that happens again, the card is broken",
+    "EXTERNAL_DEVICE": START_ANEW,
+    "HARDWARE_STACK_ERROR": START_ANEW,
+    "ILLEGAL_ADDRESS": START_ANEW,
+    "ILLEGAL_INSTRUCTION": START_ANEW,
+    "INVALID_ADDRESS_SPACE": START_ANEW,
+    "INVALID_PC": START_ANEW,
+    "LAUNCH_FAILED": START_ANEW,
+    "LAUNCH_TIMEOUT": "a display was kept waiting: raise that limit (on Windows TdrDelay), or use another GPU",
+    "MISALIGNED_ADDRESS": START_ANEW,
+    "NVLINK_UNCORRECTABLE": START_ANEW,
+    "UNKNOWN": START_ANEW,
+}
+"""The errors after which a GPU does nothing more for this process, and what to do."""
+OTHER_CODE = ("INVALID_IMAGE", "NO_BINARY_FOR_GPU", "UNSUPPORTED_PTX_VERSION")
+"""The driver does not take what the compiler made."""
 
 Handle = Any
 
@@ -35,6 +57,15 @@ class Pinned(NamedTuple):
 
 class Driver(Protocol):
     """One GPU. Every call raises `CudaError`; those that name a stream only submit to it, and do not wait."""
+
+    @property
+    def number(self) -> int:
+        """Of the GPU, as CUDA counts them."""
+        ...
+
+    def attach(self) -> None:
+        """Make this GPU the calling thread's."""
+        ...
 
     def create_stream(self) -> Handle: ...
 
@@ -91,6 +122,24 @@ class Driver(Protocol):
         """Hold the stream back until the u32 at `address` has come to `value`, around: i32(it - value) >= 0."""
         ...
 
+    def begin_capture(self, stream: Handle) -> None:
+        """From here on record what is submitted to `stream`, and do not run it."""
+        ...
+
+    def end_capture(self, stream: Handle) -> Handle:
+        """What was recorded, as a graph that can be launched; the stream runs again, also if this fails."""
+        ...
+
+    def is_capturing(self, stream: Handle) -> bool:
+        """Whether anybody is recording this stream."""
+        ...
+
+    def launch_graph(self, graph: Handle, stream: Handle) -> None:
+        """Run all of a graph at this place in the stream."""
+        ...
+
+    def destroy_graph(self, graph: Handle) -> None: ...
+
 
 class CudaDriver:
     """`Driver` on one NVIDIA GPU, in its primary context, which CuPy uses too.
@@ -101,24 +150,12 @@ class CudaDriver:
     def __init__(self, device: int = 0) -> None:
         """
         Raises:
-            CudaError: no driver, one that is too old, no such GPU, or a GPU that is too old.
+            CudaError: no driver, one that is too old, no such GPU, or one that kernels cannot be compiled for.
         """
         self._cuda = _load()
-        self._version = self._call("cuDriverGetVersion")
-        if self.version < OLDEST_DRIVER:
-            raise CudaError(
-                f"the NVIDIA driver knows CUDA {_dotted(self.version)}, Motley needs {_dotted(OLDEST_DRIVER)}: "
-                "install driver 580 or newer"
-            )
-        count = self._call("cuDeviceGetCount")
-        if not 0 <= device < count:
-            raise CudaError(f"there is no GPU {device}: the NVIDIA driver shows {count} (is CUDA_VISIBLE_DEVICES set?)")
-        self._device = self._call("cuDeviceGet", device)
-        kind = self._cuda.CUdevice_attribute
-        self.capability = Capability(
-            self._call("cuDeviceGetAttribute", kind.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, self._device),
-            self._call("cuDeviceGetAttribute", kind.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, self._device),
-        )
+        self._version, self._device, self.capability = _find(self._cuda, device)
+        self.number = device
+        check_capability(self.capability)
         self._context = self._call("cuDevicePrimaryCtxRetain", self._device)
         self._modules: dict[tuple[Path, ...], Any] = {}
         self._functions: dict[tuple[tuple[Path, ...], str], Any] = {}
@@ -127,14 +164,13 @@ class CudaDriver:
     @property
     def version(self) -> tuple[int, int]:
         """Of CUDA, as the driver knows it."""
-        return self._version // 1000, self._version % 1000 // 10
+        return self._version
 
     @property
     def name(self) -> str:
         return str(self._call("cuDeviceGetName", 256, self._device).decode().rstrip("\0"))
 
     def attach(self) -> None:
-        """Make this GPU the calling thread's."""
         self._call("cuCtxSetCurrent", self._context)
 
     def memory(self) -> tuple[int, int]:
@@ -180,7 +216,7 @@ class CudaDriver:
         result, address = self._cuda.cuMemAlloc(nbytes)
         if result == self._cuda.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
             free, total = self.memory()
-            raise CudaError(
+            raise OutOfDeviceMemory(
                 f"{self.name} is out of memory: {nbytes} bytes are needed, {free} of {total} are free; give this node "
                 "a smaller share, or close what else uses the GPU"
             )
@@ -192,7 +228,13 @@ class CudaDriver:
 
     def allocate_pinned(self, nbytes: int) -> Pinned:
         flags = self._cuda.CU_MEMHOSTALLOC_PORTABLE | self._cuda.CU_MEMHOSTALLOC_DEVICEMAP
-        address = int(self._call("cuMemHostAlloc", nbytes, flags))
+        result, pinned = self._cuda.cuMemHostAlloc(nbytes, flags)
+        if result == self._cuda.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
+            raise OutOfDeviceMemory(
+                f"this machine has no {nbytes} bytes of memory that {self.name} can reach; close what else uses memory"
+            )
+        self._check("cuMemHostAlloc", result)
+        address = int(pinned)
         host = np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(address))
         host[:] = 0
         return Pinned(host, int(self._call("cuMemHostGetDevicePointer", address, 0)))
@@ -236,15 +278,106 @@ class CudaDriver:
         flags = self._cuda.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_GEQ
         self._call("cuStreamWaitValue32", stream, address, value, int(flags))
 
+    def begin_capture(self, stream: Handle) -> None:
+        # Relaxed: what is captured may be loaded, and memory allocated, meanwhile.
+        self._call("cuStreamBeginCapture", stream, self._cuda.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED)
+
+    def end_capture(self, stream: Handle) -> Handle:
+        recorded = self._call("cuStreamEndCapture", stream)
+        try:
+            return self._call("cuGraphInstantiate", recorded, 0)
+        finally:
+            self._call("cuGraphDestroy", recorded)
+
+    def is_capturing(self, stream: Handle) -> bool:
+        status = self._call("cuStreamIsCapturing", stream)
+        return bool(status != self._cuda.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE)
+
+    def launch_graph(self, graph: Handle, stream: Handle) -> None:
+        self._call("cuGraphLaunch", graph, stream)
+
+    def destroy_graph(self, graph: Handle) -> None:
+        self._call("cuGraphExecDestroy", graph)
+
     def _call(self, name: str, *arguments: Any) -> Any:
-        result, *values = getattr(self._cuda, name)(*arguments)
-        self._check(name, result)
-        return values[0] if values else None
+        return _call(self._cuda, name, *arguments)
 
     def _check(self, name: str, result: Any) -> None:
-        if result != self._cuda.CUresult.CUDA_SUCCESS:
-            _, text = self._cuda.cuGetErrorString(result)
-            raise CudaError(f"{name} failed: {(text or result.name.encode()).decode()}")
+        _check(self._cuda, name, result)
+
+
+class Place(NamedTuple):
+    """A GPU among those that CUDA shows."""
+
+    number: int
+    """As CUDA counts them: engines take number 0."""
+    multiprocessors: int
+
+
+def place_of(pci_address: str) -> Place:
+    """The GPU at a place on the PCI bus (``0000:01:00.0``); makes no context there.
+
+    Raises:
+        CudaError: no driver, or one that does not show this GPU.
+    """
+    cuda = _load()
+    device = _call(cuda, "cuDeviceGetByPCIBusId", pci_address.encode())
+    kind = cuda.CUdevice_attribute
+    count = _call(cuda, "cuDeviceGetAttribute", kind.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, device)
+    return Place(int(device), int(count))
+
+
+def check_gpu() -> None:
+    """Make sure that `CudaDriver` would find a GPU, and that kernels can be compiled for it; makes no context there.
+
+    Raises:
+        CudaError: as `CudaDriver` and `compile_kernels`.
+    """
+    _, _, capability = _find(_load(), 0)
+    check_capability(capability)
+
+
+def _find(cuda: Any, device: int) -> tuple[tuple[int, int], Any, Capability]:
+    """The driver's version of CUDA, and a GPU: its handle and its compute capability."""
+    known = _call(cuda, "cuDriverGetVersion")
+    version = known // 1000, known % 1000 // 10
+    if version < OLDEST_DRIVER:
+        raise CudaError(
+            f"the NVIDIA driver knows CUDA {_dotted(version)}, Motley needs {_dotted(OLDEST_DRIVER)}: "
+            "install driver 580 or newer"
+        )
+    count = _call(cuda, "cuDeviceGetCount")
+    if not 0 <= device < count:
+        raise CudaError(f"there is no GPU {device}: the NVIDIA driver shows {count} (is CUDA_VISIBLE_DEVICES set?)")
+    handle = _call(cuda, "cuDeviceGet", device)
+    kind = cuda.CUdevice_attribute
+    capability = Capability(
+        _call(cuda, "cuDeviceGetAttribute", kind.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, handle),
+        _call(cuda, "cuDeviceGetAttribute", kind.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, handle),
+    )
+    return version, handle, capability
+
+
+def _call(cuda: Any, name: str, *arguments: Any) -> Any:
+    """What a function of the driver returns beside its result, if that is success."""
+    try:
+        result, *values = getattr(cuda, name)(*arguments)
+    except RuntimeError as error:  # a function that this driver lacks
+        raise CudaError(f"the NVIDIA driver cannot do {name} ({error}): install driver 580 or newer") from error
+    _check(cuda, name, result)
+    return values[0] if values else None
+
+
+def _check(cuda: Any, name: str, result: Any) -> None:
+    if result == cuda.CUresult.CUDA_SUCCESS:
+        return
+    _, text = cuda.cuGetErrorString(result)
+    said, code = (text or result.name.encode()).decode(), result.name.removeprefix("CUDA_ERROR_")
+    if code in LOST:
+        raise DeviceLost(f"the GPU is lost ({name}: {said}): {LOST[code]}")
+    if code in OTHER_CODE:
+        raise CudaError(f"{name} failed: {said}; install the newest NVIDIA driver, and motley[gpu] anew")
+    raise CudaError(f"{name} failed: {said}")
 
 
 def _load() -> Any:

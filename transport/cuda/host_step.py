@@ -19,11 +19,13 @@ import threading
 import time
 from collections.abc import Callable
 from enum import StrEnum
+from functools import partial
 from queue import SimpleQueue
 from typing import Protocol
 
 from ..link import give_way
 from .driver import Driver, Handle
+from .errors import CudaError
 
 SPIN_S = 2e-3
 """How long a wait spins before it sleeps..."""
@@ -46,6 +48,17 @@ class HostSteps(Protocol):
 
     def submit(self, work: Work) -> None:
         """Have `work` called at this place in the stream, which goes on when it returns. It raises nothing."""
+        ...
+
+    def capture(self, work: Work) -> Callable[[], object]:
+        """Have `work` called at this place of the graph that the stream is capturing, whenever that runs.
+
+        Returns:
+            What lets go of `work`, to be called when the graph is gone.
+
+        Raises:
+            CudaError: steps of this form cannot be captured.
+        """
         ...
 
     def close(self) -> None:
@@ -73,6 +86,25 @@ class HostFunctions:
         self._address = ctypes.cast(self._function, ctypes.c_void_p).value or 0
 
     def submit(self, work: Work) -> None:
+        ticket = self._ticket + 1
+
+        def once() -> None:
+            try:
+                work()
+            finally:
+                del self._works[ticket]  # after it: what is here has not returned
+
+        self._launch(once)
+
+    def capture(self, work: Work) -> Callable[[], object]:
+        return partial(self._works.pop, self._launch(work))
+
+    def close(self) -> None:
+        # Nothing to end. Steps of a stream that is stuck keep their function alive: they may still be called.
+        if self._works:
+            _called_for_ever.append(self)
+
+    def _launch(self, work: Work) -> int:
         self._ticket += 1
         self._works[self._ticket] = work
         try:
@@ -80,18 +112,10 @@ class HostFunctions:
         except BaseException:
             del self._works[self._ticket]
             raise
-
-    def close(self) -> None:
-        # Nothing to end. Steps of a stream that is stuck keep their function alive: they may still be called.
-        if self._works:
-            _called_for_ever.append(self)
+        return self._ticket
 
     def _run(self, ticket: int) -> None:
-        work = self._works[ticket]
-        try:
-            work()
-        finally:
-            del self._works[ticket]  # after it: what is here has not returned
+        self._works[ticket]()
 
 
 _called_for_ever: list[HostFunctions] = []
@@ -122,6 +146,9 @@ class StreamMemory:
         self._driver.wait_value(self._stream, answer, ticket)
         self._ticket = ticket
         self._due.put((ticket, work))
+
+    def capture(self, work: Work) -> Callable[[], object]:
+        raise CudaError("a host step by stream memory operations cannot be captured: its tickets are never the same")
 
     def close(self) -> None:
         self._closing = True

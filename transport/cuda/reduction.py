@@ -8,8 +8,9 @@ from typing import Any
 
 from ..errors import UsageError
 from ..formats import Brain, Codec, Codecs, Exact, Half, Int8Blocks, WireFormat
+from .compiler import DEVICE
 
-SOURCES = (Path(__file__).with_name("device.cuh"), Path(__file__).with_name("reduction.cu"))
+SOURCES = (DEVICE, Path(__file__).with_name("reduction.cu"))
 THREADS = 64
 """Threads per block: few, so that the sum of one token's terms has blocks for many multiprocessors."""
 RUN = 8

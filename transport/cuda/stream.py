@@ -12,7 +12,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
 from types import TracebackType
@@ -85,6 +85,23 @@ class CudaEvent:
         self._finalizer()
 
 
+@dataclass(eq=False)
+class CudaGraph:
+    """Work that a `CudaStream` has recorded and can run again and again; see `CudaStream.capture`.
+
+    Attributes:
+        host_steps: how many are in it.
+    """
+
+    handle: Handle = None
+    host_steps: int = 0
+    parts: ExitStack = field(default_factory=ExitStack)
+
+    def close(self) -> None:
+        """Destroy it. The stream must have come to the end of its last run."""
+        self.parts.close()
+
+
 class CudaStream:
     """`motley.transport.streams.Stream` of `DeviceArray`s. One thread submits; use it as a context, as a `HostStream`.
 
@@ -106,6 +123,8 @@ class CudaStream:
         self._failure: tuple[int, BaseException] | None = None  # the place of the step, and its error
         self._waited_for: dict[CudaStream, tuple[int, int]] = {}  # since which place of ours, up to which of theirs
         self._end = CudaEvent(driver)
+        self._capturing: CudaGraph | None = None
+        self._graphs: set[CudaGraph] = set()
         self._closed = False
 
     def __repr__(self) -> str:
@@ -113,9 +132,9 @@ class CudaStream:
 
     def submit(self, work: Callable[[], object], what: str) -> None:
         self._check_open()
-        place = self._next_place()
 
         def run() -> None:
+            place = self._pending[0]  # host steps begin in the order of their places
             dropped = self._error_before(place + 1) is not None
             self._pending.popleft()
             if dropped:
@@ -127,11 +146,15 @@ class CudaStream:
                 self._failure = place, error
             self._doing = "nothing"
 
-        self._pending.append(place)
+        if self._capturing is not None:
+            self._capturing.parts.callback(self._host_steps.capture(run))
+            self._capturing.host_steps += 1
+            return
+        self._pending.append(self._next_place())
         try:
             self._host_steps.submit(run)
         except BaseException:
-            self._pending.remove(place)
+            self._pending.pop()
             raise
 
     def copy_out(self, buffer: DeviceArray, staging: Array) -> None:
@@ -149,12 +172,49 @@ class CudaStream:
         self._check_open()
         self.driver.launch(self.driver.function(sources, kernel), blocks, threads, arguments, self.handle)
 
+    def capture(self, submit: Callable[[], object]) -> CudaGraph:
+        """Record what `submit` submits here, without running it: copies, kernels and host steps, and no events.
+
+        Raises:
+            CudaError: the driver, or this form of the host step, cannot do that. The stream goes on as before.
+        """
+        self._check_open()
+        self.driver.begin_capture(self.handle)
+        graph = self._capturing = CudaGraph()
+        try:
+            try:
+                submit()
+            finally:
+                self._capturing = None
+                graph.handle = self.driver.end_capture(self.handle)
+                graph.parts.callback(self.driver.destroy_graph, graph.handle)
+        except BaseException:
+            graph.close()
+            raise
+        self._graphs.add(graph)
+        graph.parts.callback(self._graphs.remove, graph)
+        return graph
+
+    def replay(self, graph: CudaGraph) -> None:
+        """Run, in order, what this stream has captured."""
+        self._check_open()
+        places = [self._next_place() for _ in range(graph.host_steps)]
+        self._pending.extend(places)
+        try:
+            self.driver.launch_graph(graph.handle, self.handle)
+        except BaseException:
+            for _ in places:
+                self._pending.pop()
+            raise
+
     def record(self, event: CudaEvent) -> None:
         self._check_open()
+        self._check_not_capturing()
         self._record(event)
 
     def wait(self, event: CudaEvent) -> None:
         self._check_open()
+        self._check_not_capturing()
         if event._recorded is not None:
             self.driver.wait(self.handle, event._handle)
             stream, theirs = event._recorded
@@ -164,6 +224,7 @@ class CudaStream:
 
     def synchronise(self, deadline_s: float) -> None:
         self._check_open()
+        self._check_not_capturing()
         self._record(self._end)
         self._end.synchronise(deadline_s)
 
@@ -179,6 +240,8 @@ class CudaStream:
                 parts.callback(self.driver.destroy_stream, self.handle)
             parts.callback(self._end.close)
             parts.callback(self._host_steps.close)
+            for graph in tuple(self._graphs):
+                parts.callback(graph.close)
             self._record(self._end)
             self._end._wait(CLOSE_S, "end")
 
@@ -217,6 +280,10 @@ class CudaStream:
     def _check_open(self) -> None:
         if self._closed:
             raise UsageError(f"stream {self.name!r} is closed")
+
+    def _check_not_capturing(self) -> None:
+        if self._capturing is not None:
+            raise UsageError(f"stream {self.name!r} is capturing: no event can be recorded or waited for")
 
     def _check_copy(self, buffer: DeviceArray, staging: Array, misfit: str) -> None:
         self._check_open()

@@ -7,13 +7,14 @@ from __future__ import annotations
 import ctypes
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from motley.transport.cuda.driver import Pinned
-from motley.transport.cuda.errors import CudaError
+from motley.transport.cuda.errors import CudaError, DeviceLost, OutOfDeviceMemory
 from motley.transport.streams import HostEvent, HostStream
 from tests.transport.cuda.host_kernels import launch
 
@@ -24,13 +25,29 @@ STUCK_S = 20.0
 Kernel = tuple[tuple[Path, ...], str]
 
 
-class HostDriver:
-    """`motley.transport.cuda.driver.Driver`. `lost`: every question for an event fails, as on a device that is gone."""
+@dataclass(eq=False)
+class Graph:
+    """What a stream has recorded."""
 
-    def __init__(self, *, spins: bool = True) -> None:
-        """`spins`: it knows host functions that spin."""
+    nodes: list[tuple[Callable[[], object], str]]
+
+
+class HostDriver:
+    """`motley.transport.cuda.driver.Driver`.
+
+    Attributes:
+        lost: the device is gone: every call fails, though what is given back is.
+        memory: bytes that the device has.
+    """
+
+    def __init__(self, *, spins: bool = True, captures: bool = True, memory: int = DEVICE) -> None:
+        """`spins`: it knows host functions that spin; `captures`: it records graphs."""
         self.lost = False
+        self.memory = memory
+        self._captures = captures
+        self.number = 0
         self._spins = spins
+        self._recorded: dict[HostStream, list[tuple[Callable[[], object], str]]] = {}
         self._memory: dict[int, Any] = {}
         self._pinned: dict[int, Any] = {}
         self._handles: set[Any] = set()
@@ -40,7 +57,11 @@ class HostDriver:
         """Allocations, streams and events that have not been given back."""
         return len(self._memory) + len(self._pinned) + len(self._handles)
 
+    def attach(self) -> None:
+        pass
+
     def create_stream(self) -> HostStream:
+        self._check()
         stream = HostStream("device")
         self._handles.add(stream)
         return stream
@@ -48,49 +69,67 @@ class HostDriver:
     def destroy_stream(self, stream: HostStream) -> None:
         self._handles.remove(stream)
         stream.close()
+        self._check()
 
     def create_event(self) -> HostEvent:
+        self._check()
         event = HostEvent()
         self._handles.add(event)
         return event
 
     def destroy_event(self, event: HostEvent) -> None:
         self._handles.remove(event)
+        self._check()
 
     def record(self, event: HostEvent, stream: HostStream) -> None:
+        self._check()
+        assert stream not in self._recorded, "an event in a graph marks no place in a stream"
         stream.record(event)
 
     def wait(self, stream: HostStream, event: HostEvent) -> None:
+        assert stream not in self._recorded
         stream.wait(event)
 
     def reached(self, event: HostEvent) -> bool:
-        if self.lost:
-            raise CudaError("cuEventQuery failed: the device is lost")
+        self._check()
         if not event.done():
             return False
         event.synchronise(0)  # raises what went wrong in the device's stream
         return True
 
     def allocate(self, nbytes: int) -> int:
+        self._check()
+        free = self.memory - sum(map(len, self._memory.values()))
+        if nbytes > free:
+            raise OutOfDeviceMemory(f"out of memory: {nbytes} bytes are needed, {free} of {self.memory} are free")
         address = self._allocate(self._memory, nbytes).ctypes.data + DEVICE
         return int(address)
 
     def free(self, address: int) -> None:
         del self._memory[address - DEVICE]
+        self._check()
 
     def allocate_pinned(self, nbytes: int) -> Pinned:
+        self._check()
         host = self._allocate(self._pinned, nbytes)
         return Pinned(host, host.ctypes.data + DEVICE)
 
     def free_pinned(self, pinned: Pinned) -> None:
         del self._pinned[pinned.host.ctypes.data]
+        self._check()
+
+    def floats(self, address: int, elements: int) -> np.ndarray[Any, np.dtype[np.float32]]:
+        """Memory of the device, for what computes there."""
+        held = address - DEVICE
+        assert any(start <= held and held + 4 * elements <= start + len(kept) for start, kept in self._memory.items())
+        return np.ctypeslib.as_array((ctypes.c_float * elements).from_address(held))
 
     def copy(self, target: int, source: int, nbytes: int, stream: HostStream) -> None:
         to, from_ = (address - DEVICE if address >= DEVICE else address for address in (target, source))
         for address, held in ((target, to), (source, from_)):
             kept = self._memory if address >= DEVICE else self._pinned
             assert any(start <= held and held + nbytes <= start + len(kept[start]) for start in kept)
-        stream.submit(lambda: ctypes.memmove(to, from_, nbytes), "copy")
+        self.submit(stream, lambda: ctypes.memmove(to, from_, nbytes), "copy")
 
     def function(self, sources: tuple[Path, ...], name: str) -> Kernel:
         return sources, name
@@ -103,13 +142,13 @@ class HostDriver:
                 assert not address or address >= DEVICE
                 argument = ctypes.c_void_p(address - DEVICE if address else 0)
             real.append(argument)
-        stream.submit(lambda: launch(*function, blocks, threads, real), function[1])
+        self.submit(stream, lambda: launch(*function, blocks, threads, real), function[1])
 
     def launch_host(self, stream: HostStream, function: int, data: int, *, spinning: bool) -> None:
         if spinning and not self._spins:
             raise CudaError("spinning host functions need CUDA 13.2, the driver knows 13.0")
         call: Callable[[int], None] = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(function)
-        stream.submit(lambda: call(data), "host function")
+        self.submit(stream, lambda: call(data), "host function")
 
     def write_value(self, stream: HostStream, address: int, value: int) -> None:
         word = self._word(address)
@@ -117,7 +156,7 @@ class HostDriver:
         def write() -> None:
             word.value = value
 
-        stream.submit(write, "write value")
+        self.submit(stream, write, "write value")
 
     def wait_value(self, stream: HostStream, address: int, value: int) -> None:
         word = self._word(address)
@@ -128,7 +167,44 @@ class HostDriver:
                 assert time.monotonic() < stuck_at, "the answer never came"
                 time.sleep(0)
 
-        stream.submit(wait, "wait value")
+        self.submit(stream, wait, "wait value")
+
+    def begin_capture(self, stream: HostStream) -> None:
+        self._check()
+        if not self._captures:
+            raise CudaError("cuStreamBeginCapture failed: operation not supported")
+        assert stream not in self._recorded
+        self._recorded[stream] = []
+
+    def end_capture(self, stream: HostStream) -> Graph:
+        graph = Graph(self._recorded.pop(stream))
+        self._handles.add(graph)
+        return graph
+
+    def is_capturing(self, stream: HostStream) -> bool:
+        return stream in self._recorded
+
+    def launch_graph(self, graph: Graph, stream: HostStream) -> None:
+        assert graph in self._handles
+        for work, what in graph.nodes:
+            self.submit(stream, work, what)
+
+    def destroy_graph(self, graph: Graph) -> None:
+        self._handles.remove(graph)
+        self._check()
+
+    def submit(self, stream: HostStream, work: Callable[[], object], what: str) -> None:
+        """Have the device do `work`, in order."""
+        self._check()
+        recorded = self._recorded.get(stream)
+        if recorded is None:
+            stream.submit(work, what)
+        else:
+            recorded.append((work, what))
+
+    def _check(self) -> None:
+        if self.lost:
+            raise DeviceLost("the device is lost")
 
     def _word(self, address: int) -> ctypes.c_uint32:
         assert address >= DEVICE
