@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+NATIVE := setup.py $(wildcard plugins/native/*.[ch])
 PACKAGES := bench cli daemon orchestrator plugins protocol transport
 
 .PHONY: demo test gpu lint format protocol nccl clean
@@ -40,15 +41,15 @@ protocol: $(VENV)/installed-dev
 nccl: $(VENV)/installed
 	$(BIN)/python -m motley.plugins.nccl
 
-$(VENV)/installed: pyproject.toml
+$(VENV)/installed: pyproject.toml $(NATIVE)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --editable .
 	touch $@
 
-$(VENV)/installed-dev: pyproject.toml
+$(VENV)/installed-dev: pyproject.toml $(NATIVE)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --editable ".[dev]"
 	touch $@ $(VENV)/installed
 
 clean:
-	rm -rf $(VENV) build *.egg-info
+	rm -rf $(VENV) build *.egg-info plugins/native/_kernels.*

@@ -3,13 +3,14 @@
 A rank's graph is one ONNX model (opset 24): standard operators, the functions of domain ``motley`` (whose bodies
 are standard operators, so that an engine that does not know one can inline it) and ``motley.DistCollective``
 nodes, all of values f32[T, ...]: ``all_reduce`` gives the sum of every rank's operand, ``all_gather`` gives the
-operands of all ranks, by rank; rank r has ``counts[r]`` of them.
+operands of all ranks, by rank; rank r has ``counts[r]`` of them, all of one width.
 
 A ``motley.Experts`` node has operands x: f32[T, D], weights: f32[T, K], chosen: i64[T, K] and, if need be, base:
 f32[T, D]. Its attribute ``experts`` are graphs f32[N, D] -> f32[N, D] of standard operators, which read weights from
 around them. Row t of its result is ``base[t] + sum of weights[t, k] * experts[chosen[t, k]](x[t])`` over k, added in
 the order of the experts' numbers. An engine computes only experts that were chosen, on their rows
-(`motley.plugins.experts`).
+(`motley.plugins.experts`). Its graphs may have several outputs; it has as many results then, and as many bases or none.
+Without graphs it has the attribute ``layer``, and `Collectives.experts` computes them: they are elsewhere.
 
 Values that are read on the other side of a collective or of an Experts node are f32[T, D], or declared in the graph's
 ``value_info``. Names at the graph's border:
@@ -27,7 +28,8 @@ Values that are read on the other side of a collective or of an Experts node are
 
 Weights are initializers stored as ONNX external data in the *share file*, so that an engine can map it.
 Quantised ones are ``DequantizeLinear`` (uint4 or uint8, blocks along K; the zero point is one constant, or an
-initializer of one per block, whole bytes per row) feeding ``Gemm(transB=1)``.
+initializer of one per block, whole bytes per row) feeding ``Gemm(transB=1)``. Those in FP16 have a ``Cast`` in its
+place, and are only in graphs for engines that keep them so (`keeps_fp16`).
 """
 
 from __future__ import annotations
@@ -42,6 +44,8 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 
+from motley.plugins.experts import Compute
+
 F32 = npt.NDArray[np.float32]
 
 DOMAIN = "motley"
@@ -49,6 +53,10 @@ DOMAIN = "motley"
 
 class EngineError(Exception):
     """An engine cannot do what was asked; the message names the engine, what, and what to do."""
+
+
+class EngineMemoryError(EngineError):
+    """Its device has too little memory."""
 
 
 ROW_TILE = 16
@@ -91,11 +99,15 @@ class Collectives(Protocol):
     def all_gather(self, local: npt.NDArray[Any], out: Sequence[npt.NDArray[Any]]) -> None:
         """Collect every rank's array, of unequal sizes if need be; `local` may be ``out[rank]`` itself."""
 
+    def experts(self, layer: int) -> Compute:
+        """What computes the experts of a layer that the graph does not hold. All ranks call it for the same rows, a
+        `micro_chunks` chunk at a time, and in the same order; results are valid until the next call."""
+
 
 def transport(collectives: Collectives) -> Collectives:
     """Where collectives go now: a rank that is being examined has a stand-in, and the session's transport later."""
-    now: Collectives = getattr(collectives, "now", collectives)
-    return now
+    now: Collectives | None = getattr(collectives, "now", None)
+    return collectives if now is None else transport(now)
 
 
 @dataclass(frozen=True)
@@ -133,6 +145,8 @@ class EngineOptions:
     exact: bool = False
     """Promise that a row's bits depend neither on the rows that share its step nor on where columns are cut. An engine
     that cannot refuses."""
+    floats: bool = True
+    """Whether matrices are held as floats, be it routers only; if exact, the same on every rank."""
     extra: Mapping[str, str] = field(default_factory=dict)
     """Engine-specific settings; an engine refuses names it does not know."""
 
@@ -158,7 +172,8 @@ class Engine(Protocol):
 
         Args:
             hidden: f32[T, D], 1 <= T <= max_rows; may be overwritten.
-            position: tokens already in the slot; at most those ever written, less is a rewind.
+            position: of the first token; at most as many as the slot holds, which are ``position + T`` afterwards. Less
+                is a rewind.
             rows: the rows whose logits are wanted; empty skips the head.
             halved: take the tokens in two `micro_chunks`, so that the collectives of one can hide behind the
                 computing of the other. The result is the same.
@@ -171,8 +186,38 @@ class Engine(Protocol):
             motley.transport.TransportError: a collective failed.
         """
 
+    @property
+    def most_sequences(self) -> int:
+        """How many sequences one `decode` may have."""
+
+    def decode(self, slots: Sequence[int], hidden: F32, positions: Sequence[int]) -> F32:
+        """Run one token of each of some sequences through the graph, as the rows of one step.
+
+        Weights are read once for all of them, and there is one collective where a step of one token has one.
+
+        Args:
+            slots: B different ones, at most `most_sequences`.
+            hidden: f32[B, D]; may be overwritten.
+            positions: as in `step`.
+
+        Returns:
+            f32[B, V]{tp}: logits of this rank's vocabulary slice, valid until the next step.
+
+        Raises: as `step`.
+        """
+
     def close(self) -> None:
         """Free everything; the engine cannot be used again."""
+
+
+class OneByOne:
+    """`Engine.decode` of an engine that takes one sequence at a time."""
+
+    most_sequences = 1
+
+    def decode(self: Engine, slots: Sequence[int], hidden: F32, positions: Sequence[int]) -> F32:
+        (slot,), (position,) = slots, positions
+        return self.step(slot, hidden, position, [0])
 
 
 def check_skip(slot: int, held: int, position: int, context: int) -> None:
@@ -198,12 +243,20 @@ def check_step(slot: int, held: int, position: int, tokens: int, context: int) -
         )
 
 
+def grown_capacity(capacity: int, tokens: int, first: int, context: int) -> int:
+    """What a cache's capacity becomes when it is too small for so many tokens: doubled, as often as need be."""
+    capacity = max(first, capacity)
+    while capacity < tokens:
+        capacity *= 2
+    return min(capacity, context)
+
+
 EngineFactory = Callable[[RankGraph, Collectives, EngineOptions], Engine]
 
 
 def engine_names() -> list[str]:
     """The installed engines (entry-point group ``motley.engines``)."""
-    return sorted(point.name for point in entry_points(group="motley.engines"))
+    return installed("motley.engines")
 
 
 def load_engine(name: str) -> EngineFactory:
@@ -212,10 +265,59 @@ def load_engine(name: str) -> EngineFactory:
     Raises:
         EngineError: no such engine, or it lacks a package it needs.
     """
-    for point in entry_points(group="motley.engines", name=name):
+    factory: EngineFactory | None = load_installed("motley.engines", name)
+    if factory is None:
+        raise EngineError(f"no engine is called {name!r}; installed: {', '.join(engine_names())}")
+    return factory
+
+
+def installed(group: str) -> list[str]:
+    """The names in an entry-point group."""
+    return sorted(point.name for point in entry_points(group=group))
+
+
+def load_installed(group: str, name: str) -> Any:
+    """What is installed under a name in an entry-point group of engines; None: nothing is.
+
+    Raises:
+        EngineError: it lacks a package it needs.
+    """
+    for point in entry_points(group=group, name=name):
         try:
-            factory: EngineFactory = point.load()
+            return point.load()
         except ImportError as error:
             raise EngineError(f"engine {name!r} needs a package that is missing: {error}") from error
-        return factory
-    raise EngineError(f"no engine is called {name!r}; installed: {', '.join(engine_names())}")
+    return None
+
+
+def keeps_fp16(name: str) -> bool:
+    """Whether an engine holds FP16 matrices as they are. Those that do say so: ``keeps_fp16 = True`` in their class.
+
+    Raises:
+        EngineError: as `load_engine`.
+    """
+    return getattr(load_engine(name), "keeps_fp16", False)
+
+
+def on_gpu(name: str) -> bool:
+    """Whether an engine computes on a GPU, in its memory. Those that do say so: ``on_gpu = True`` in their class.
+
+    Raises:
+        EngineError: as `load_engine`.
+    """
+    return getattr(load_engine(name), "on_gpu", False)
+
+
+def lacking(name: str) -> str:
+    """Why an engine cannot run on this machine; empty: nothing is known to be in its way.
+
+    Engines that need more than their packages find out in a function ``check_machine`` of their class, which raises
+    `EngineError`.
+    """
+    try:
+        check: Callable[[], None] | None = getattr(load_engine(name), "check_machine", None)
+        if check is not None:
+            check()
+    except EngineError as error:
+        return str(error)
+    return ""

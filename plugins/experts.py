@@ -35,6 +35,14 @@ Compute: TypeAlias = Callable[[Array, Sequence[Sent]], Iterable[Array]]
 """What the experts make of their rows of x: for f32[T, D], an f32[N, D] for each that was sent, in order. It knows all
 of them before the first result is wanted, so that experts elsewhere can be at work while those here are computed."""
 
+Terms: TypeAlias = Callable[[Array, Sequence[Sent]], Iterable[Sequence[Array]]]
+"""The same of experts that make several results of a row, which are summed apart: for each, S times f32[N, D]."""
+
+
+def as_terms(compute: Compute) -> Terms:
+    """Experts of a single result each."""
+    return lambda x, sent: ((result,) for result in compute(x, sent))
+
 
 def deal(chosen: I64) -> list[Sent]:
     """Every expert's rows, for the experts i64[T, K] that the rows have chosen, K different ones each."""
@@ -48,8 +56,10 @@ def deal(chosen: I64) -> list[Sent]:
     ]
 
 
-def add_mixture(total: Array, x: Array, weights: Array, chosen: I64, compute: Compute) -> None:
-    """Add to `total` f32[T, D] what the chosen experts make of the rows of x f32[T, D], weighted by f32[T, K]."""
+def add_mixture(totals: Sequence[Array], x: Array, weights: Array, chosen: I64, compute: Terms) -> None:
+    """Add to S totals f32[T, D] what the chosen experts make of the rows of x f32[T, D], weighted by f32[T, K]."""
     sent = deal(chosen)
-    for own, result in zip(sent, compute(x, sent), strict=True):
-        total[own.rows] += weights[own.rows, own.places][:, None] * result
+    for own, results in zip(sent, compute(x, sent), strict=True):
+        weight = weights[own.rows, own.places][:, None]
+        for total, result in zip(totals, results, strict=True):
+            total[own.rows] += weight * result

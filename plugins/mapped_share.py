@@ -1,9 +1,11 @@
-"""A share file in memory: mapped once, weights seen in place, pages let go when nobody reads them any more."""
+"""A share file in memory: mapped once, weights seen in place or moved to huge pages, no weight there twice."""
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,9 @@ import numpy as np
 from onnx import TensorProto, helper
 
 Array = np.ndarray[Any, Any]
+
+HUGE_PAGE = 2 << 20
+CACHE_LINE = 64
 
 
 class MappedShare:
@@ -21,6 +26,7 @@ class MappedShare:
             empty = file.stat().st_size == 0  # which cannot be mapped
             self._pages = None if empty else mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
         self._bytes = np.frombuffer(self._pages or b"", np.uint8)
+        self._room = np.empty(0, np.uint8)
 
     def view(self, tensor: TensorProto) -> Array:
         """The weight that an initializer with external data refers to, in its shape; nothing is copied."""
@@ -32,6 +38,24 @@ class MappedShare:
         """The same as bytes (u8): also of types that have no shape of their own in memory, as uint4."""
         offset, length = _place(tensor)
         return self._bytes[offset : offset + length]
+
+    def make_room(self, tensors: Iterable[TensorProto]) -> None:
+        """Have memory for these to be moved to, all of them side by side."""
+        self._room = _huge_pages(sum(_aligned(_place(tensor)[1]) for tensor in tensors))
+
+    def move(self, tensor: TensorProto) -> Array:
+        """The same as `view`, in memory of its own and not in the file's pages.
+
+        That has huge pages where the system gives them: a core then reads a third more in a second than through the
+        small ones of a file (28 and 37 GB/s were seen).
+        """
+        view = self.view(tensor)
+        length = _place(tensor)[1]
+        assert length <= len(self._room), tensor.name
+        place, self._room = self._room[:length], self._room[_aligned(length) :]
+        place[:] = self.bytes_of(tensor)
+        self.forget(tensor)
+        return place.view(view.dtype).reshape(view.shape)
 
     def forget(self, tensor: TensorProto) -> None:
         """Take a weight's pages out of this process's memory; who reads them again gets them from the file again."""
@@ -50,6 +74,23 @@ class MappedShare:
     def close(self) -> None:
         self._pages = None
         self._bytes = np.empty(0, np.uint8)
+
+
+def _huge_pages(size: int) -> Array:
+    """Memory, of which as much as fills huge pages is in such where there are some. It is taken as it is written."""
+    if sys.platform == "linux" and size >= HUGE_PAGE:
+        pages = mmap.mmap(-1, size + HUGE_PAGE)
+        start = -np.frombuffer(pages, np.uint8).ctypes.data % HUGE_PAGE
+        whole = size // HUGE_PAGE * HUGE_PAGE
+        with contextlib.suppress(OSError):  # a system without them
+            pages.madvise(mmap.MADV_HUGEPAGE, start, whole)
+            pages.madvise(mmap.MADV_NOHUGEPAGE, start + whole)  # or the rest would be one, too
+        return np.frombuffer(pages, np.uint8)[start : start + size]
+    return np.empty(size, np.uint8)
+
+
+def _aligned(size: int) -> int:
+    return -(-size // CACHE_LINE) * CACHE_LINE
 
 
 def _place(tensor: TensorProto) -> tuple[int, int]:

@@ -1,39 +1,31 @@
-"""The CPU engine: ONNX Runtime, one session per segment, the transport between segments.
+"""The CPU engine: quantised products by our own kernels, all else by ONNX Runtime, the transport in between.
 
-A step is a chain of ``run_with_iobinding`` calls (about 3 us each) on buffers whose addresses are bound once.
-Every value that crosses a segment lives in a buffer of this engine, so the collectives work on it in place and
-nothing is copied or allocated per token. KV caches are updated in place: past and present are one buffer.
+A step is a chain of actions (a session's ``run_with_iobinding``, about 3 us; a product, about 1) on buffers whose
+addresses are bound once. Every value that crosses a segment lives in a buffer of this engine, so the collectives work
+on it in place and nothing is copied or allocated per token. KV caches are updated in place: past and present are one
+buffer.
 
-Weights are in memory once. The runtime packs matrices into a layout of its own when a session is made; of those it
-maps itself it keeps the scales resident beside that. So the share file is mapped here, and the pages that a session has
-been made of are let go.
+Decoded tokens of several sequences are rows of one step. Only attention runs once for each of them; weights are read,
+and sums exchanged, once for all.
 
-The experts of a layer are sessions too, one each, between two segments (`onnxruntime_experts.py`).
+Two micro-chunks of a prompt take turns: one computes a segment while the sum of the other is under way.
 
-Two micro-chunks take turns: one computes a segment while the sum of the other is under way.
-
-In exact mode the last row of an odd number is run twice: kernels take rows by twos, and round a lone one otherwise. The
-twin stands at the next position, which no other row sees and which is written again when its turn comes.
+In exact mode the last row of an odd number is run twice where the runtime computes it: its kernels take rows by twos,
+and round a lone one otherwise. The twin stands at the next position, which no other row sees and which is written again
+when its turn comes.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cache
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import cycle
 from math import prod
-from pathlib import Path
-from typing import Any
 
 import numpy as np
-import onnx
-import onnxruntime as ort
-from onnx import TensorProto, helper
 
 from motley.plugins.engine import (
-    DOMAIN,
     F32,
     Collectives,
     EngineError,
@@ -44,32 +36,40 @@ from motley.plugins.engine import (
     check_step,
     micro_chunks,
 )
-from motley.plugins.mapped_share import Array, MappedShare
+from motley.plugins.experts import Sent, as_terms
+from motley.plugins.mapped_share import Array
+from motley.plugins.native.rows import Action
 from motley.plugins.onnxruntime_experts import BoundMixture, LocalExperts
-from motley.plugins.onnxruntime_lowering import GROUPED, GROUPED_FROM, MICROSOFT, SEQLENS, TOTAL_LENGTH, lower
-from motley.plugins.segments import ROWS, Gathering, Mixture, Reduction, Segment, cut_into_segments
+from motley.plugins.onnxruntime_lowering import SEQLENS, TOTAL_LENGTH, lower
+from motley.plugins.onnxruntime_sessions import (
+    EXACT_PROBE,
+    POSITION,
+    ROWS_DIFFER,
+    Part,
+    Store,
+    Threads,
+    Workshop,
+    compute,
+)
+from motley.plugins.segments import ROWS, Gathering, Kernel, Mixture, Reduction, cut_into_segments
 
 FIRST_CAPACITY = 256
 """Tokens that a new slot has room for; it doubles when full."""
 
-EXACT_PROBE = 7
-"""Tokens with which an exact engine tests its kernels: odd, as last rows are what some compute differently."""
-
-POSITION = "position"
+WAVES_KEPT = 64
+"""Groups of sequences whose decode steps stay put together."""
 
 
 @dataclass(frozen=True)
 class _Bound:
-    """A segment bound to buffers, and what is then done with them in place: by experts or by the transport.
+    """Segments bound to buffers, and what is then done with them in place: by experts or by the transport.
 
     Attributes:
-        session: None if there is nothing to run.
         partial: what is summed over all ranks.
         parts: what is gathered, by rank.
     """
 
-    session: ort.InferenceSession | None
-    binding: Any
+    actions: Sequence[Action] = ()
     partial: F32 | None = None
     parts: Sequence[F32] = ()
     mixture: BoundMixture | None = None
@@ -80,7 +80,7 @@ Exchange = Callable[[_Bound], None]
 
 
 class _Place:
-    """Where the rows of a micro-chunk stand in their sequence: the graph's inputs, at fixed addresses."""
+    """Where rows stand in their sequence: the graph's inputs, at fixed addresses."""
 
     def __init__(self, position: int, count: int) -> None:
         self._count = count
@@ -88,7 +88,6 @@ class _Place:
             POSITION: np.empty(1, np.int64),
             SEQLENS: np.empty(1, np.int32),
             TOTAL_LENGTH: np.empty((), np.int32),
-            GROUPED: np.empty((), np.bool_),
         }
         self.move(position)
 
@@ -97,18 +96,58 @@ class _Place:
         self.inputs[POSITION][...] = position
         self.inputs[SEQLENS][...] = end - 1
         self.inputs[TOTAL_LENGTH][...] = end
-        self.inputs[GROUPED][...] = self._count == 1 and end >= GROUPED_FROM
 
 
 @dataclass
 class _Slot:
-    """One sequence: what it reads and keeps, by graph input, and its bound decode step (void once the caches move)."""
+    """One sequence: what it reads and keeps, by graph input, and where its next decoded token stands."""
 
     constants: Mapping[str, F32]
+    next: _Place
     caches: dict[str, F32] = field(default_factory=dict)
     capacity: int = 0
     length: int = 0
-    decode: list[_Bound] | None = None
+    attentions: dict[int, Mapping[Part, Action]] = field(default_factory=dict)
+    """Of that token, by the row that it is in; void once the caches move."""
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """The layers bound to rows of the buffers, but for attention, which is bound to sequences.
+
+    Attributes:
+        steps: actions, with attentions in their places, and what is done after them.
+        places: of the values.
+    """
+
+    steps: Sequence[tuple[Sequence[Action | Part], _Bound]]
+    places: Mapping[str, Array]
+
+    def attending(self, attentions: Sequence[Mapping[Part, Action]]) -> list[_Bound]:
+        """The layers, with the attention of each sequence that has some of the rows."""
+        bound = []
+        for actions, then in self.steps:
+            own: list[Action] = []
+            for action in actions:
+                if isinstance(action, Part):
+                    own += [attention[action] for attention in attentions]
+                else:
+                    own.append(action)
+            bound.append(replace(then, actions=own))
+        return bound
+
+
+@dataclass(frozen=True)
+class _Decoder:
+    """A token of each of so many sequences.
+
+    Attributes:
+        wanted: the rows that get logits: all. Bindings hold addresses only.
+    """
+
+    rows: _Rows
+    head: Sequence[_Bound]
+    wanted: Array
 
 
 class OnnxRuntimeEngine:
@@ -121,57 +160,62 @@ class OnnxRuntimeEngine:
         self._collectives = collectives
         self._max_rows = options.max_rows
         self._exact = options.exact
+        self._each = 2 if options.exact and options.floats else 1
+        """Rows that a decoded token is run as."""
         self._slots: dict[int, _Slot] = {}
+        self._decoders: dict[int, _Decoder] = {}
+        """By the number of sequences."""
+        self._waves: dict[tuple[int, ...], list[_Bound]] = {}
+        """Whole decode steps, by their slots; void once a cache moves."""
+        self._logits = np.empty((0, graph.vocabulary), np.float32)
+        """Of the latest decode step."""
 
         lowered = lower(graph.proto, options.exact)
-        segments = cut_into_segments(
-            lowered.nodes, lowered.initializers, [output.name for output in graph.proto.graph.output]
-        )
-        self._weights = _Weights(graph.share_file)
-        crossing = {value.name: _Crossing.declared(value) for value in graph.proto.graph.value_info}
-
-        def open_session(segment: Segment) -> ort.InferenceSession:
-            return _open_session(segment, lowered.initializers, graph, self._weights, crossing, options.threads)
-
-        self._segments = [
-            (segment, open_session(segment) if segment.outputs else None)
-            for segment in segments
-            if segment.outputs or segment.then
-        ]
-        most_rows = self._even(options.max_rows)
-        self._buffers = _assign_buffers(segments, most_rows, crossing, _Crossing(graph.hidden))
-        rows, results = (np.zeros((most_rows + 1, graph.hidden), np.float32) for _ in range(2))
+        outputs = [output.name for output in graph.proto.graph.output]
+        segments = cut_into_segments(lowered.nodes, lowered.initializers, outputs)
+        most_rows = options.max_rows + options.max_rows % 2
+        self._threads = Threads(options.threads)
+        self._workshop = Workshop(graph, lowered.initializers, self._threads)
+        parts = self._workshop.make(segments)
+        self._layers = [part for part in parts if not part.segment.head]
+        self._head = [part for part in parts if part.segment.head]
+        self._attentions = [part for part in self._layers if part.attend]
+        self._buffers = self._workshop.buffers(segments, Store(most_rows))
+        rows, between = np.zeros((most_rows, graph.hidden), np.float32), Store(most_rows)
         self._experts = {
-            segment.then.total: LocalExperts(
-                [open_session(_whole(expert)) for expert in segment.then.experts], rows, results, self._run_session
-            )
+            segment.then.totals: LocalExperts(segment.then.experts, self._workshop, lowered.initializers, rows, between)
             for segment in segments
-            if isinstance(segment.then, Mixture)
+            if isinstance(segment.then, Mixture) and segment.then.experts
         }
-        most = max((len(each.then.gathered) for each in segments if isinstance(each.then, Gathering)), default=0)
+        gatherings = (each.then for each in segments if isinstance(each.then, Gathering))
+        most = max((len(each.gathered) * self._workshop.width(each.gathered[0]) for each in gatherings), default=0)
         # What one segment gathers is read by the next, while that makes its own.
-        self._gathers = [np.zeros(most * most_rows * graph.hidden, np.float32) for _ in range(2)]
-
-        self._decoded = _Place(0, self._even(1))
-        self._decoded_rows = np.zeros(self._even(1), np.int64)
-        self._logits = np.empty((self._even(1), graph.vocabulary), np.float32)
+        self._gathers = [np.zeros(most * most_rows, np.float32) for _ in range(2)]
+        self._alone = options.exact
+        """Nobody else is to be asked."""
         if options.exact:
-            self._test_rows(_kinds(lowered.nodes))
+            self._test_rows()
+            self._alone = False
+
+    @property
+    def most_sequences(self) -> int:
+        return self._max_rows // self._each
 
     def open_slot(self, slot: int, prompt: int = 0) -> None:
         if slot in self._slots:
             raise EngineError(f"slot {slot} is open already")
-        self._slots[slot] = _Slot(self._graph.constants(prompt))
+        self._slots[slot] = _Slot(self._graph.constants(prompt), _Place(0, self._each))
 
     def close_slot(self, slot: int) -> None:
         if self._slots.pop(slot, None) is None:
             raise EngineError(f"slot {slot} is not open")
+        self._waves.clear()
 
     def skip(self, slot: int, position: int) -> None:
         state = self._slot(slot)
         check_skip(slot, state.length, position, self._graph.context)
         if position > state.capacity:
-            self._grow(state, position)
+            self._grow(slot, position)
         for cached in state.caches.values():
             cached[:, :, state.length : position] = 0
         state.length = position
@@ -179,11 +223,33 @@ class OnnxRuntimeEngine:
     def step(self, slot: int, hidden: F32, position: int, rows: Sequence[int], halved: bool = False) -> F32:
         return self._step(slot, hidden, position, rows, halved, self._exchange)
 
+    def decode(self, slots: Sequence[int], hidden: F32, positions: Sequence[int]) -> F32:
+        if not 1 <= len(slots) == len(set(slots)) <= self.most_sequences:
+            raise EngineError(f"a step decodes 1 to {self.most_sequences} sequences, each once, not slots {[*slots]}")
+        for slot, position in zip(slots, positions, strict=True):
+            check_step(slot, self._slot(slot).length, position, 1, self._graph.context)
+        for slot, position in zip(slots, positions, strict=True):
+            self._reserve(slot, position, 1).next.move(position)
+        each, count = self._each, len(slots)
+        for row in range(each):
+            np.copyto(self._buffers["hidden"][row : count * each : each], hidden)
+        for bound in self._waves.get(tuple(slots)) or self._bind_wave(tuple(slots)):
+            self._run(bound)
+            self._exchange(bound)
+        for slot, position in zip(slots, positions, strict=True):
+            self._slots[slot].length = position + 1
+        return self._logits[: count * each : each]
+
     def close(self) -> None:
         self._slots.clear()
-        self._segments.clear()
+        self._waves.clear()
+        self._decoders.clear()
+        self._attentions.clear()
+        self._layers.clear()
+        self._head.clear()
         self._experts.clear()
-        self._weights.close()  # not before the sessions
+        self._workshop.close()  # not before the sessions
+        self._threads.close()
         self._buffers.clear()
         self._gathers.clear()
 
@@ -191,56 +257,96 @@ class OnnxRuntimeEngine:
         self, slot: int, hidden: F32, position: int, rows: Sequence[int], halved: bool, exchange: Exchange
     ) -> F32:
         """`step`, with `exchange` in the place of the collective after a segment."""
-        state = self._slot(slot)
         tokens = len(hidden)
-        end = position + tokens
-        if not 1 <= tokens <= self._max_rows:
-            raise EngineError(f"a step has 1 to {self._max_rows} rows, not {tokens}")
-        check_step(slot, state.length, position, tokens, self._graph.context)
         if halved and self._exact:
             raise EngineError("engine 'onnxruntime' takes no step in halves with exact=true")
+        state = self._reserve(slot, position, tokens)
         count = self._even(tokens)
-        if position + count > state.capacity:
-            self._grow(state, position + count)
         buffer = self._buffers["hidden"]
         np.copyto(buffer[:tokens], hidden)
         buffer[tokens:count] = hidden[-1]
-        if tokens == len(rows) == 1:
-            logits = self._decode(state, position, exchange)
-        else:
-            logits = self._prefill(state, position, count, rows, halved, exchange)
-        state.length = end
+        logits = self._prefill(state, position, count, rows, halved, exchange)
+        state.length = position + tokens
         return logits
+
+    def _reserve(self, slot: int, position: int, tokens: int) -> _Slot:
+        """The slot, with room for a step of so many tokens."""
+        state = self._slot(slot)
+        if not 1 <= tokens <= self._max_rows:
+            raise EngineError(f"a step has 1 to {self._max_rows} rows, not {tokens}")
+        check_step(slot, state.length, position, tokens, self._graph.context)
+        needed = position + self._even(tokens)
+        if needed > state.capacity:
+            self._grow(slot, needed)
+        return state
 
     def _even(self, rows: int) -> int:
         """How many rows are run for so many."""
         return rows + rows % 2 if self._exact else rows
 
-    def _decode(self, state: _Slot, position: int, exchange: Exchange) -> F32:
-        """f32[1, V]{tp}: run one token and the head."""
-        self._decoded.move(position)
-        if state.decode is None:
-            only = slice(0, len(self._decoded_rows))
-            layers, places = self._bind_layers(state, only, self._decoded)
-            state.decode = [*layers, *self._bind_head(places, only, self._decoded_rows, self._logits)]
-        for bound in state.decode:
-            self._run(bound)
-            exchange(bound)
-        return self._logits[:1]
+    def _bind_wave(self, slots: tuple[int, ...]) -> list[_Bound]:
+        """A decode step. What is bound to rows, and to sequences, is bound once: they come together anew cheaply."""
+        if len(self._waves) >= WAVES_KEPT:
+            self._waves.clear()
+        decoder = self._decoder(len(slots))
+        attentions = [self._next_attention(self._slots[slot], number) for number, slot in enumerate(slots)]
+        wave = self._waves[slots] = [*decoder.rows.attending(attentions), *decoder.head]
+        return wave
+
+    def _decoder(self, sequences: int) -> _Decoder:
+        count = sequences * self._each
+        if count > len(self._logits):
+            self._logits = np.empty((count, self._graph.vocabulary), np.float32)
+            self._decoders.clear()
+            self._waves.clear()
+        if sequences not in self._decoders:
+            rows, wanted = self._bind_rows(slice(0, count)), np.arange(count)
+            head = self._bind_head(rows.places, wanted, self._logits[:count])
+            self._decoders[sequences] = _Decoder(rows, head, wanted)
+        return self._decoders[sequences]
+
+    def _next_attention(self, state: _Slot, number: int) -> Mapping[Part, Action]:
+        """Of a sequence's decoded token, if that is in the rows of this number."""
+        if number not in state.attentions:
+            each = self._each
+            rows = slice(number * each, (number + 1) * each)
+            state.attentions[number] = self._attention(state, state.next, rows, once=each == 1)
+        return state.attentions[number]
+
+    def _attention(self, state: _Slot, place: _Place, rows: slice, once: bool) -> Mapping[Part, Action]:
+        """Bind all attentions to consecutive tokens of a sequence.
+
+        Args:
+            once: it is one token, which is decoded. Our kernel for that rounds otherwise than the runtime's; a prompt's
+                last token must not depend on whether it came alone.
+        """
+        places = {
+            **state.constants,
+            **place.inputs,
+            **state.caches,
+            **{f"{name}.out": cached for name, cached in state.caches.items()},  # past and present are one
+            **self._rows_of_buffers(rows),
+        }
+        binds = {part: part.then if once else part.attend for part in self._attentions}
+        return {part: bind(places) for part, bind in binds.items() if bind}
 
     def _prefill(
         self, state: _Slot, position: int, count: int, rows: Sequence[int], halved: bool, exchange: Exchange
     ) -> F32:
         """f32[R, V]{tp}: run a chunk, or its micro-chunks by turns, and the head where it is wanted."""
-        chunks = micro_chunks(count, halved)
-        # Bindings hold addresses only: what they point to must outlive the run.
-        standing = [_Place(position + chunk.start, chunk.stop - chunk.start) for chunk in chunks]
         wanted = np.zeros(self._even(len(rows)), np.int64)
         wanted[: len(rows)] = rows
         logits = np.empty((len(wanted), self._graph.vocabulary), np.float32)
-        bindings = [self._bind_layers(state, chunk, place) for chunk, place in zip(chunks, standing, strict=True)]
+        chunks = micro_chunks(count, halved)
+        # Bindings hold addresses only: what they point to must outlive the run.
+        standing = [_Place(position + chunk.start, chunk.stop - chunk.start) for chunk in chunks]
+        bindings = [self._bind_rows(chunk) for chunk in chunks]
+        layers = [
+            rows.attending([self._attention(state, place, chunk, once=False)])
+            for rows, chunk, place in zip(bindings, chunks, standing, strict=True)
+        ]
         pending: Pending | None = None
-        for turn in zip(*(layers for layers, _ in bindings), strict=True):
+        for turn in zip(*layers, strict=True):
             for bound in turn:
                 self._run(bound)
                 if pending is not None:
@@ -253,21 +359,15 @@ class OnnxRuntimeEngine:
         if pending is not None:
             pending.finish()
         if len(rows):
-            for bound in self._bind_head(bindings[0][1], slice(0, count), wanted, logits):
+            places = {**bindings[0].places, **self._rows_of_buffers(slice(0, count))}
+            for bound in self._bind_head(places, wanted, logits):
                 self._run(bound)
         return logits[: len(rows)]
 
     def _run(self, bound: _Bound) -> None:
-        if bound.session is not None:
-            self._run_session(bound.session, bound.binding)
+        compute(bound.actions)
         if bound.mixture is not None:
             bound.mixture.add()
-
-    def _run_session(self, session: ort.InferenceSession, binding: Any) -> None:
-        try:
-            session.run_with_iobinding(binding)
-        except Exception as error:  # the runtime's own classes share no other base
-            raise EngineError(f"engine 'onnxruntime' failed in a step: {error}") from error
 
     def _exchange(self, bound: _Bound) -> None:
         if bound.partial is not None:
@@ -275,12 +375,8 @@ class OnnxRuntimeEngine:
         elif bound.parts:
             self._collectives.all_gather(bound.parts[self._collectives.rank], bound.parts)
 
-    def _test_rows(self, kinds: str) -> None:
-        """Refuse kernels that give a row other bits when it is computed beside others; no peer is asked.
-
-        Args:
-            kinds: the kernels, for people.
-        """
+    def _test_rows(self) -> None:
+        """Refuse kernels that give a row other bits when it is computed beside others; no peer is asked."""
         rank = self._collectives.rank
         count = min(EXACT_PROBE, self._max_rows, self._graph.context)
         hidden = np.random.default_rng(0).normal(size=(count, self._graph.hidden)).astype(np.float32)
@@ -308,10 +404,7 @@ class OnnxRuntimeEngine:
         together = outcome(count)
         for chunk in (3, 1):
             if not all(map(np.array_equal, outcome(chunk), together)):
-                raise EngineError(
-                    f"engine 'onnxruntime' cannot keep exact=true with {kinds} on this machine: its kernels give a row "
-                    "other bits beside other rows; take smaller quantisation blocks, or another quantisation"
-                )
+                raise EngineError(ROWS_DIFFER)
 
     def _slot(self, slot: int) -> _Slot:
         state = self._slots.get(slot)
@@ -319,284 +412,93 @@ class OnnxRuntimeEngine:
             raise EngineError(f"slot {slot} is not open")
         return state
 
-    def _grow(self, state: _Slot, needed: int) -> None:
-        """Move the caches to buffers of at least twice the size."""
+    def _grow(self, slot: int, needed: int) -> None:
+        """Move a sequence's caches to buffers of at least twice the size."""
+        state = self._slots[slot]
         context = self._graph.context + self._exact
-        state.capacity = min(context, max(FIRST_CAPACITY, needed, 2 * state.capacity))
+        capacity = min(context, max(FIRST_CAPACITY, needed, 2 * state.capacity))
         for spec in self._graph.caches:
             for kind in ("key_cache", "value_cache"):
                 name = f"{kind}.{spec.layer}"
-                larger = np.zeros((1, spec.heads, state.capacity, spec.head_dim), np.float32)
+                larger = np.zeros((1, spec.heads, capacity, spec.head_dim), np.float32)
                 if state.length:
                     larger[:, :, : state.length] = state.caches[name][:, :, : state.length]
                 state.caches[name] = larger
-        state.decode = None
+        state.capacity = capacity
+        state.attentions.clear()
+        self._waves.clear()
 
-    def _bind_layers(self, state: _Slot, chunk: slice, place: _Place) -> tuple[list[_Bound], Mapping[str, Array]]:
-        """Bind the layers to a slot's caches and to these rows of the shared buffers; also what stands where."""
-        places = {**state.constants, **place.inputs, **self._rows_of_buffers(chunk)}
-        for name, cached in state.caches.items():
-            places[name] = places[f"{name}.out"] = cached  # past and present are one buffer
+    def _bind_rows(self, rows: slice) -> _Rows:
+        """Bind the layers to these rows of the shared buffers."""
+        places = self._rows_of_buffers(rows)
         gathers = cycle(self._gathers)
-        bound = []
-        for segment, session in self._segments:
-            if segment.head:
-                continue
-            match segment.then:
+        gathered = {  # before anything is bound: terms of one gathering are made by several parts
+            part: self._lay_out(part.segment.then, next(gathers), rows.stop - rows.start, places)
+            for part in self._layers
+            if isinstance(part.segment.then, Gathering)
+        }
+        steps: list[tuple[Sequence[Action | Part], _Bound]] = []
+        actions: list[Action | Part] = []
+        for part in self._layers:
+            if part.run:
+                actions.append(part.run(places))
+            if part.attend:
+                actions.append(part)
+            elif part.then:
+                actions.append(part.then(places))
+            match part.segment.then:
                 case Reduction(summed):
-                    bound.append(_bind(session, segment, places, partial=places[summed]))
+                    then = _Bound(partial=places[summed])
                 case Gathering():
-                    parts = self._place(segment.then, next(gathers), chunk.stop - chunk.start, places)
-                    bound.append(_bind(session, segment, places, parts=parts))
-                case Mixture():
-                    bound.append(_bind(session, segment, places, mixture=self._mixture(segment.then, places)))
-                case None:
-                    bound.append(_bind(session, segment, places))
-        return bound, places
+                    then = _Bound(parts=gathered[part])
+                case Mixture() as mixture:
+                    then = _Bound(mixture=self._mixture(mixture, places))
+                case _:
+                    continue
+            steps.append((actions, then))
+            actions = []
+        steps.append((actions, _Bound()))
+        return _Rows(steps, places)
 
     def _mixture(self, mixture: Mixture, places: Mapping[str, Array]) -> BoundMixture:
+        totals = [places[name] for name in mixture.totals]
+        bases: list[F32 | float] = [places[name] for name in mixture.bases] or [0.0] * len(totals)
         return BoundMixture(
             x=places[mixture.x],
             weights=places[mixture.weights],
             chosen=places[mixture.chosen],
-            total=places[mixture.total],
-            on_base=mixture.base is not None,
-            compute=self._experts[mixture.total],
+            totals=totals,
+            begin=[(total, base) for total, base in zip(totals, bases, strict=True) if not _same_place(total, base)],
+            compute=self._experts.get(mixture.totals) or as_terms(partial(self._elsewhere, mixture.layer)),
         )
 
-    def _bind_head(self, places: Mapping[str, Array], chunk: slice, rows: Array, logits: F32) -> list[_Bound]:
-        """Bind the head, if this rank has a part of it, to where the last layer stands and these rows of buffers."""
-        places = {**places, **self._rows_of_buffers(chunk), ROWS: rows, "logits": logits}
-        return [_bind(session, segment, places) for segment, session in self._segments if segment.head]
+    def _elsewhere(self, layer: int, x: F32, sent: Sequence[Sent]) -> Iterable[F32]:
+        if self._alone:
+            return [np.zeros((len(own.rows), x.shape[1]), np.float32) for own in sent]
+        results: Iterable[F32] = self._collectives.experts(layer)(x, sent)
+        return results
 
-    def _rows_of_buffers(self, chunk: slice) -> dict[str, Array]:
-        return {name: buffer[chunk] for name, buffer in self._buffers.items()}
+    def _bind_head(self, places: Mapping[str, Array], rows: Array, logits: F32) -> list[_Bound]:
+        """Bind the head, if this rank has a part of it, for these of the rows whose values are in `places`."""
+        thens = [part.segment.then for part in self._head if isinstance(part.segment.then, Kernel)]
+        made = {name for part in self._head for name in part.segment.outputs}
+        made.update(name for then in thens for name in then.results)
+        own = {name: self._buffers[name][: len(rows)] for name in made if name in self._buffers}
+        places = {**places, **own, ROWS: rows, "logits": logits}
+        return [_Bound([bind(places) for part in self._head for bind in (part.run, part.then) if bind])]
 
-    def _place(self, gathering: Gathering, memory: F32, tokens: int, places: dict[str, Array]) -> list[F32]:
+    def _rows_of_buffers(self, rows: slice) -> dict[str, Array]:
+        return {name: buffer[rows] for name, buffer in self._buffers.items()}
+
+    def _lay_out(self, gathering: Gathering, memory: F32, tokens: int, places: dict[str, Array]) -> list[F32]:
         """Give every gathered term its place, f32[T, D]; where each rank's terms are, f32[count, T, D], by rank."""
-        shape = (len(gathering.gathered), tokens, self._graph.hidden)
+        shape = (len(gathering.gathered), tokens, self._workshop.width(gathering.gathered[0]))
         terms = memory[: prod(shape)].reshape(shape)
-        places.update(zip(gathering.gathered, terms, strict=True))
         parts = np.split(terms, np.cumsum(gathering.counts)[:-1])
+        places.update(zip(gathering.gathered, terms, strict=True))
         places.update(zip(gathering.own, parts[self._collectives.rank], strict=True))
         return parts
 
 
-def _bind(
-    session: ort.InferenceSession | None,
-    segment: Segment,
-    places: Mapping[str, Array],
-    **then: Any,
-) -> _Bound:
-    """Bind a segment; `then` is what follows it, see `_Bound`."""
-    if session is None:
-        return _Bound(None, None, **then)
-    binding = session.io_binding()
-    for name in segment.inputs:
-        place = places[name]
-        binding.bind_input(name, "cpu", 0, place.dtype.type, place.shape, place.ctypes.data)
-    for name in segment.outputs:
-        place = places[name]
-        binding.bind_output(name, "cpu", 0, place.dtype.type, place.shape, place.ctypes.data)
-    return _Bound(session, binding, **then)
-
-
-@dataclass(frozen=True)
-class _Crossing:
-    """A value [T, width] that crosses segments."""
-
-    width: int
-    kind: int = TensorProto.FLOAT
-
-    @classmethod
-    def declared(cls, value: onnx.ValueInfoProto) -> _Crossing:
-        tensor = value.type.tensor_type
-        return cls(tensor.shape.dim[1].dim_value, tensor.elem_type)
-
-    def buffer(self, rows: int) -> Array:
-        return np.zeros((rows, self.width), helper.tensor_dtype_to_np_dtype(self.kind))
-
-
-def _assign_buffers(
-    segments: Sequence[Segment], max_rows: int, crossing: Mapping[str, _Crossing], residual: _Crossing
-) -> dict[str, Array]:
-    """Give every activation that crosses a segment a buffer [max_rows, width], reused when its value is dead.
-
-    A segment's outputs never share a buffer with its inputs; a collective's result stands where its operand stood, and
-    that of experts where stood what they are added to.
-
-    Args:
-        residual: of values that are not in `crossing`.
-    """
-    last_read: dict[str, int] = {}
-    for index, segment in enumerate(segments):
-        operands = segment.then.operands if isinstance(segment.then, Mixture) else ()
-        last_read.update(dict.fromkeys([*segment.inputs, *operands], index))
-    buffers: dict[str, Array] = {"hidden": residual.buffer(max_rows)}
-    free: dict[_Crossing, list[Array]] = {}
-
-    def place(name: str) -> None:
-        kind = crossing.get(name, residual)
-        buffers[name] = free[kind].pop() if free.get(kind) else kind.buffer(max_rows)
-
-    for index, segment in enumerate(segments):
-        gathered = segment.then.own if isinstance(segment.then, Gathering) else ()
-        for name in segment.outputs:
-            if name != "logits" and not name.endswith(".out") and name not in gathered:
-                place(name)
-        dead = {name for name, last in last_read.items() if last == index and name in buffers}
-        match segment.then:
-            case Reduction(partial, reduced):
-                buffers[reduced] = buffers[partial]
-            case Mixture(total=total, base=None):
-                place(total)
-            case Mixture(total=total, base=base):
-                assert base is not None
-                buffers[total] = buffers[base]
-                dead.discard(base)
-        for name in sorted(dead):
-            free.setdefault(crossing.get(name, residual), []).append(buffers[name])
-    return buffers
-
-
-def _whole(graph: onnx.GraphProto) -> Segment:
-    """A graph as one segment."""
-    return Segment(
-        tuple(graph.node), tuple(value.name for value in graph.input), tuple(value.name for value in graph.output)
-    )
-
-
-_ELEMENT_TYPES = {
-    SEQLENS: TensorProto.INT32,
-    TOTAL_LENGTH: TensorProto.INT32,
-    ROWS: TensorProto.INT64,
-    POSITION: TensorProto.INT64,
-    GROUPED: TensorProto.BOOL,
-}
-
-
-_NO_MEMORY = re.compile("bad_alloc|bad allocation|Failed to allocate memory")
-"""How the runtime says so, where it does not raise a `MemoryError`."""
-
-_pool: list[int] = []
-"""The threads of this process's pool, once there is one."""
-
-
-class _Weights:
-    """The share file's weights as values that sessions use where they are."""
-
-    def __init__(self, share_file: Path) -> None:
-        self._share = MappedShare(share_file)
-        self._values: list[ort.OrtValue] = []
-
-    def lend(self, tensor: TensorProto, options: ort.SessionOptions) -> None:
-        """Let the session that will be made with `options` have an initializer; the value must outlive it."""
-        value = ort.OrtValue.ortvalue_from_numpy(self._share.view(tensor))
-        options.add_initializer(tensor.name, value)
-        self._values.append(value)
-
-    def forget(self, tensor: TensorProto) -> None:
-        """Let go of the pages of an initializer whose session is made: what has not been packed comes back with use."""
-        self._share.forget(tensor)
-
-    def close(self) -> None:
-        self._values.clear()
-        self._share.close()
-
-
-def _open_session(
-    segment: Segment,
-    initializers: Mapping[str, TensorProto],
-    graph: RankGraph,
-    weights: _Weights,
-    crossing: Mapping[str, _Crossing],
-    threads: int,
-) -> ort.InferenceSession:
-    """Make a session of one segment.
-
-    Raises:
-        EngineError: the runtime refuses it, or this process has another number of threads already.
-        MemoryError: there is no room for it.
-    """
-
-    def declare(names: Sequence[str]) -> list[onnx.ValueInfoProto]:
-        kinds = {name: crossing[name].kind for name in names if name in crossing} | _ELEMENT_TYPES
-        return [helper.make_tensor_value_info(name, kinds.get(name, TensorProto.FLOAT), None) for name in names]
-
-    read = dict.fromkeys(name for node in segment.nodes for name in node.input)
-    constants = [initializers[name] for name in read if name in initializers]
-    stored = [tensor for tensor in constants if tensor.data_location == TensorProto.EXTERNAL]
-    model = helper.make_model(
-        helper.make_graph(
-            segment.nodes,
-            "segment",
-            declare(segment.inputs),
-            declare(segment.outputs),
-            constants,
-        ),
-        functions=graph.proto.functions if any(node.domain == DOMAIN for node in segment.nodes) else (),
-        opset_imports=[*graph.proto.opset_import, helper.make_opsetid(MICROSOFT, 1)],
-        ir_version=graph.proto.ir_version,
-    )
-    _share_arena()
-    options = ort.SessionOptions()
-    options.log_severity_level = 3
-    _share_threads(threads)
-    if threads > 1:
-        options.use_per_session_threads = False
-    else:
-        options.inter_op_num_threads = options.intra_op_num_threads = 1
-    options.add_session_config_entry("session.use_env_allocators", "1")
-    options.add_session_config_entry(
-        "session.model_external_initializers_file_folder_path", str(graph.share_file.parent)
-    )
-    for tensor in stored:
-        weights.lend(tensor, options)
-    try:
-        session = ort.InferenceSession(
-            model.SerializeToString(), options, providers=["CPUExecutionProvider"], enable_fallback=0
-        )
-    except MemoryError:
-        raise
-    except Exception as error:  # the runtime's own classes share no other base
-        if _NO_MEMORY.search(str(error)):
-            raise MemoryError(str(error)) from error
-        raise EngineError(
-            f"engine 'onnxruntime' cannot prepare the part of the graph from {segment.nodes[0].name!r} on: {error}"
-        ) from error
-    for tensor in stored:
-        weights.forget(tensor)
-    return session
-
-
-def _kinds(nodes: Sequence[onnx.NodeProto]) -> str:
-    """The matmuls of a graph in words: ``int4 in blocks of 32``."""
-    kinds = set()
-    for node in nodes:
-        if node.op_type == "MatMulNBits":
-            attributes = {attribute.name: attribute.i for attribute in node.attribute}
-            kinds.add(f"int{attributes['bits']} in blocks of {attributes['block_size']}")
-    return " and ".join(sorted(kinds)) or "fp32"
-
-
-@cache
-def _share_arena() -> None:
-    """One arena for the temporaries of all segments: each session's own would keep a prefill's worth."""
-    where = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
-    ort.create_and_register_allocator(where, None)
-
-
-def _share_threads(threads: int) -> None:
-    """One pool for all segments: a pool for each made a token forty times slower.
-
-    Raises:
-        EngineError: the process has a pool of another size, which the runtime can neither replace nor leave unused.
-    """
-    if threads > 1 and not _pool:
-        ort.set_global_thread_pool_sizes(threads, 1)
-        _pool.append(threads)
-    if _pool and _pool != [threads]:
-        raise EngineError(
-            f"engine 'onnxruntime' cannot have threads={threads} in a process where it has had threads={_pool[0]}; "
-            "give every engine of a process the same number"
-        )
+def _same_place(one: F32, other: F32 | float) -> bool:
+    return isinstance(other, np.ndarray) and one.ctypes.data == other.ctypes.data

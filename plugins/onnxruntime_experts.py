@@ -1,81 +1,125 @@
-"""The experts of a layer in ONNX Runtime: a session each, of which a step runs those that its rows have chosen.
+"""The experts of a layer on this machine, of which a step runs those that its rows have chosen.
 
-A decoded token runs K small sessions per layer, bound once to the same two buffers; beside reading their weights that
-costs some 10 us each. An expert that is not chosen costs nothing but memory.
+Experts are bound once to the same buffers for each small number of rows, as decoded tokens come in. One that is not
+chosen costs nothing but memory.
 
-In a prompt, how many rows an expert gets depends on where the chunk was cut. Kernels take rows by twos and may round a
-last odd one otherwise, so an expert is given an even number there, the last one twice if need be: the text does not
-depend on the size of chunks.
+How many rows an expert gets depends on where a prompt's chunk was cut, and on who else is being answered. The runtime's
+kernels take rows by twos and may round a last odd one otherwise; so an expert that is computed by those is given an
+even number, the last one twice if need be, but for a token alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import onnxruntime as ort
+import onnx
 
 from motley.plugins.engine import F32
-from motley.plugins.experts import I64, Compute, Sent, add_mixture
+from motley.plugins.experts import I64, Sent, Terms, add_mixture
+from motley.plugins.native.rows import Action
+from motley.plugins.onnxruntime_sessions import Store, Workshop, compute
+from motley.plugins.segments import cut_into_segments
 
-Run = Callable[[ort.InferenceSession, Any], None]
-"""Runs a session on a binding."""
+MOST_BOUND = 16
+"""Rows of an expert that stay bound: as many as there are sequences in a step."""
 
 
 @dataclass(frozen=True)
 class BoundMixture:
-    """The weighted sum of a step's experts, on buffers.
+    """The weighted sums of a step's experts, on buffers.
 
     Attributes:
-        total: f32[T, D]; it holds what the sum is added to if `on_base`.
+        totals: f32[T, D] each.
+        begin: those of them that must be given something to begin with, and what: zero, or what the sum is added to.
     """
 
     x: F32
     weights: F32
     chosen: I64
-    total: F32
-    on_base: bool
-    compute: Compute
+    totals: Sequence[F32]
+    begin: Sequence[tuple[F32, F32 | float]]
+    compute: Terms
 
     def add(self) -> None:
-        if not self.on_base:
-            self.total.fill(0)
-        add_mixture(self.total, self.x, self.weights, self.chosen, self.compute)
+        for total, value in self.begin:
+            np.copyto(total, value)
+        add_mixture(self.totals, self.x, self.weights, self.chosen, self.compute)
 
 
 class LocalExperts:
-    """All experts of a layer, on this machine: `motley.plugins.experts.Compute`."""
+    """All experts of a layer, on this machine: `motley.plugins.experts.Terms`."""
 
-    def __init__(self, sessions: Sequence[ort.InferenceSession], rows: F32, results: F32, run: Run) -> None:
-        """`rows` and `results`: f32[max_rows + 1, D] that experts take and leave their rows in, one after another."""
-        self._sessions = sessions
+    def __init__(
+        self,
+        experts: Sequence[onnx.GraphProto],
+        workshop: Workshop,
+        weights: Collection[str],
+        rows: F32,
+        store: Store,
+    ) -> None:
+        """
+        Args:
+            weights: the names of what is no activation.
+            rows: f32[max_rows, D] that experts find their rows in, one after another, ...
+            store: ... and leave their results.
+        """
         self._rows = rows
-        self._results = results
-        self._run = run
-        self._single: list[Any] = [None] * len(sessions)
+        self._experts = [_LocalExpert(expert, workshop, weights, store) for expert in experts]
 
-    def __call__(self, x: F32, sent: Sequence[Sent]) -> Iterator[F32]:
+    def __call__(self, x: F32, sent: Sequence[Sent]) -> Iterator[list[F32]]:
         for own in sent:
-            count = len(own.rows)
+            expert, count = self._experts[own.expert], len(own.rows)
             np.take(x, own.rows, axis=0, out=self._rows[:count])
-            even = count if len(x) == 1 else count + count % 2
-            self._rows[count:even] = self._rows[count - 1]
-            self._run(self._sessions[own.expert], self._bound(own.expert, even))
-            yield self._results[:count]
+            run = count if len(x) == 1 else expert.run_for(count)
+            self._rows[count:run] = self._rows[count - 1]
+            yield [result[:count] for result in expert(self._rows[:run])]
 
-    def _bound(self, expert: int, count: int) -> Any:
-        if count > 1:
-            return self._bind(expert, count)
-        if self._single[expert] is None:
-            self._single[expert] = self._bind(expert, 1)
-        return self._single[expert]
 
-    def _bind(self, expert: int, count: int) -> Any:
-        session = self._sessions[expert]
-        binding = session.io_binding()
-        x, y = self._rows[:count], self._results[:count]
-        binding.bind_input(session.get_inputs()[0].name, "cpu", 0, np.float32, x.shape, x.ctypes.data)
-        binding.bind_output(session.get_outputs()[0].name, "cpu", 0, np.float32, y.shape, y.ctypes.data)
-        return binding
+class _LocalExpert:
+    """One expert: f32[N, D] -> f32[N, D], or several of these."""
+
+    def __init__(self, graph: onnx.GraphProto, workshop: Workshop, weights: Collection[str], store: Store) -> None:
+        self._chain = Chain(graph, graph.node, workshop, weights)
+        self._store = store
+        self._bound: dict[int, tuple[list[Action], list[F32]]] = {}
+        """By the number of rows."""
+
+    def run_for(self, count: int) -> int:
+        """How many rows are run for so many."""
+        return self._chain.run_for(count)
+
+    def __call__(self, x: F32) -> list[F32]:
+        """Always from the same memory; valid until another expert computes."""
+        bound = self._bound.get(len(x)) or self._chain.bind(x, self._store)
+        if len(x) <= MOST_BOUND:
+            self._bound[len(x)] = bound
+        actions, results = bound
+        compute(actions)
+        return results
+
+
+class Chain:
+    """An expert's segments, made ready."""
+
+    def __init__(
+        self, graph: onnx.GraphProto, nodes: Iterable[onnx.NodeProto], workshop: Workshop, weights: Collection[str]
+    ) -> None:
+        """`nodes`: the graph's, lowered; `weights`: the names of what is no activation."""
+        self._x, self._results = graph.input[0].name, [output.name for output in graph.output]
+        self._workshop = workshop
+        self._segments = cut_into_segments(nodes, weights, self._results)
+        self._parts = workshop.make(self._segments)
+
+    def run_for(self, count: int) -> int:
+        """How many rows are run for so many: the runtime's kernels want even numbers."""
+        return count + count % 2 if any(part.run for part in self._parts) else count
+
+    def bind(self, x: F32, store: Store) -> tuple[list[Action], list[F32]]:
+        """What computes the results, f32[N, D] each, from x f32[N, D]; where they are. `store` has N rows or more."""
+        buffers = self._workshop.buffers(self._segments, store)
+        places = {name: buffer[: len(x)] for name, buffer in buffers.items()} | {self._x: x}
+        binds = [bind for part in self._parts for bind in (part.run, part.then) if bind]
+        actions = [bind(places) for bind in binds]
+        return actions, [places[name] for name in self._results]

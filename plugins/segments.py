@@ -1,15 +1,17 @@
-"""Cutting a graph at its collectives and experts into segments that run one after another.
+"""Cutting a graph into segments that run one after another: at its collectives, its experts, and more if asked for.
 
-A segment is what an engine runs without leaving its runtime. One cut is after every operand of a collective or of a
-layer's experts; one more is where the head begins (the first reader of ``rows``), so that a prefill chunk can leave
-the head out. The nodes must be in topological order. Values that a later segment reads are outputs of the one that
-makes them.
+A segment is what an engine runs without leaving its runtime. One cut is after every operand of a collective, of a
+layer's experts, or of what an engine's lowering makes a `Kernel` of, because it computes it itself; one
+more is where the head begins (the first reader of ``rows``), so that a prefill chunk can leave the head out. The nodes
+must be in topological order. Values that a later segment reads are outputs of the one that makes them, and stand in
+buffers that are used again when their values are dead.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import count, zip_longest
 
 import onnx
 
@@ -18,6 +20,22 @@ from motley.plugins.engine import DOMAIN, EngineError
 COLLECTIVE = "DistCollective"
 EXPERTS = "Experts"
 ROWS = "rows"
+
+# Operators of domain ``motley`` that lowered graphs have, of what an engine computes outside its runtime:
+#
+# ================  ======================================================  ==========================================
+# `PRODUCT`         x f32[T, K], codes, scales, zero points, bias of W      x @ W.T + bias; attributes: bits, block
+# `ATTENTION`       q, k and v side by side f32[T, E], and what else        y and the caches
+#                   ``motley.CachedAttention`` has
+# `NORM`            x f32[T, D], skip f32[T, D], gain f32[D]                RMS norm of x + skip; x + skip
+# `GATED`           gate and up side by side f32[T, 2 F]                    silu(gate) * up; attribute: columns, F
+# ================  ======================================================  ==========================================
+#
+# Zero points, bias and skip may be absent.
+PRODUCT = "QuantisedProduct"
+ATTENTION = "AttentionOfSlots"
+NORM = "Norm"
+GATED = "Gated"
 
 
 @dataclass(frozen=True)
@@ -47,20 +65,40 @@ class Mixture:
     """The experts after a segment, see `motley.plugins.engine`.
 
     Attributes:
-        base: what their sum is added to; None: nothing.
-        experts: their graphs.
+        bases: what their sums are added to; none: nothing.
+        totals: their sums, as many as each expert has results.
+        experts: their graphs; none if they are elsewhere.
+        layer: whose experts they are, if they are elsewhere.
     """
 
     x: str
     weights: str
     chosen: str
-    base: str | None
-    total: str
+    bases: tuple[str, ...]
+    totals: tuple[str, ...]
     experts: Sequence[onnx.GraphProto]
+    layer: int
 
     @property
     def operands(self) -> list[str]:
-        return [name for name in (self.x, self.weights, self.chosen, self.base) if name]
+        return [self.x, self.weights, self.chosen, *self.bases]
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """What the engine computes itself after a segment: one of the operators above.
+
+    Attributes:
+        operands: those that are rows.
+        results: those that are rows.
+    """
+
+    node: onnx.NodeProto
+    operands: tuple[str, ...]
+    results: tuple[str, ...]
+
+
+Then = Reduction | Gathering | Mixture | Kernel
 
 
 @dataclass(frozen=True)
@@ -70,10 +108,10 @@ class Segment:
     """Values made outside: graph inputs and results of earlier segments (never initializers)."""
     outputs: tuple[str, ...]
     """Values read by later segments, exchanged, or graph outputs; a segment without any need not run."""
-    then: Reduction | Gathering | Mixture | None = None
+    then: Then | None = None
     """What is done with the outputs, outside the runtime."""
     head: bool = False
-    """Whether this segment only makes logits."""
+    """Whether this segment is only needed for logits."""
 
 
 def reads(node: onnx.NodeProto) -> Iterator[str]:
@@ -97,50 +135,114 @@ def is_experts(node: onnx.NodeProto) -> bool:
 def cut_into_segments(
     nodes: Iterable[onnx.NodeProto], initializers: Collection[str], graph_outputs: Collection[str]
 ) -> list[Segment]:
-    """Cut `nodes`; a graph with C collectives or layers of experts and a head gives C + 2 segments.
+    """Cut `nodes`; a graph with C cuts and a head gives C + 2 segments.
 
     Raises:
         EngineError: an unknown collective.
     """
     groups: list[list[onnx.NodeProto]] = [[]]
-    thens: list[Reduction | Gathering | Mixture | None] = []
-    has_head = False
+    thens: list[Then | None] = []
+    head: int | None = None
     for node in nodes:
-        if is_collective(node) or is_experts(node):
-            thens.append(_collective(node) if is_collective(node) else _mixture(node))
+        if then := _then(node, initializers):
+            thens.append(then)
             groups.append([])
             continue
-        if ROWS in node.input and not has_head:
-            has_head = True
+        if ROWS in node.input and head is None:
             thens.append(None)
             groups.append([])
+            head = len(thens)
         groups[-1].append(node)
     thens.append(None)
 
     wanted = set(graph_outputs)
     segments: list[Segment] = []
-    for group, then in zip(reversed(groups), reversed(thens), strict=True):
+    for index, group, then in zip(reversed(range(len(groups))), reversed(groups), reversed(thens), strict=True):
         match then:
             case Reduction(partial, reduced):
                 wanted = wanted - {reduced} | {partial}
             case Gathering(own, gathered):
                 wanted = wanted - {*gathered} | {*own}
             case Mixture():
-                wanted = wanted - {then.total} | {*then.operands}
+                wanted = wanted - {*then.totals} | {*then.operands}
+            case Kernel(_, operands, results):
+                wanted = wanted - {*results} | {*operands}
         made = {name for node in group for name in node.output if name}
         read = dict.fromkeys(name for node in group for name in reads(node))
         inputs = tuple(name for name in read if name not in made and name not in initializers)
         outputs = tuple(name for node in group for name in node.output if name in wanted)
-        segments.append(Segment(tuple(group), inputs, outputs, then, head=has_head and not segments))
+        segments.append(Segment(tuple(group), inputs, outputs, then, head=head is not None and index >= head))
         wanted = (wanted - made) | (set(inputs) if outputs else set())
     segments.reverse()
     return segments
 
 
+def buffer_numbers(segments: Sequence[Segment], kind: Callable[[str], Hashable]) -> dict[str, int]:
+    """Which buffer each activation that crosses a segment stands in, ``hidden`` in buffer 0.
+
+    A segment's outputs never share a buffer with its inputs. A collective's result stands where its operand stood, and
+    that of experts where stood what they are added to, if that has a number: nobody reads those later. Logits, caches
+    and the terms of a gathering have places of their own, and no number.
+
+    Args:
+        kind: of a value, by name; only values of equal kinds share a buffer.
+    """
+    last_read: dict[str, int] = {}
+    for index, segment in enumerate(segments):
+        operands = segment.then.operands if isinstance(segment.then, Mixture | Kernel) else ()
+        last_read.update(dict.fromkeys([*segment.inputs, *operands], index))
+    numbers = {"hidden": 0}
+    free: dict[Hashable, list[int]] = {}
+    fresh = count(1)
+
+    def place(name: str) -> None:
+        unused = free.get(kind(name))
+        numbers[name] = unused.pop() if unused else next(fresh)
+
+    for index, segment in enumerate(segments):
+        gathered = segment.then.own if isinstance(segment.then, Gathering) else ()
+        for name in segment.outputs:
+            if name != "logits" and not name.endswith(".out") and name not in gathered:
+                place(name)
+        dead = {name for name, last in last_read.items() if last == index and name in numbers}
+        match segment.then:
+            case Reduction(partial, reduced):
+                numbers[reduced] = numbers[partial]
+            case Mixture(bases=bases, totals=totals):
+                for base, total in zip_longest(bases, totals, fillvalue=""):
+                    if base in numbers:
+                        numbers[total] = numbers[base]
+                        dead.discard(base)
+                    else:
+                        place(total)
+            case Kernel():
+                for name in segment.then.results:
+                    if name != "logits":
+                        place(name)
+        for name in sorted(dead):
+            free.setdefault(kind(name), []).append(numbers[name])
+    return numbers
+
+
+def _then(node: onnx.NodeProto, initializers: Collection[str]) -> Then | None:
+    if is_collective(node):
+        return _collective(node)
+    if is_experts(node):
+        return _mixture(node)
+    if node.domain == DOMAIN and node.op_type == ATTENTION:
+        return Kernel(node, (node.input[0],), (node.output[0],))
+    if node.domain == DOMAIN and node.op_type in (PRODUCT, NORM, GATED):
+        rows = tuple(name for name in node.input if name and name not in initializers)
+        return Kernel(node, rows, tuple(filter(None, node.output)))
+    return None
+
+
 def _mixture(node: onnx.NodeProto) -> Mixture:
-    x, weights, chosen, *base = node.input
-    (experts,) = (attribute.graphs for attribute in node.attribute if attribute.name == "experts")
-    return Mixture(x, weights, chosen, base[0] if base else None, node.output[0], experts)
+    x, weights, chosen, *bases = node.input
+    attributes = {attribute.name: attribute for attribute in node.attribute}
+    experts = attributes["experts"].graphs if "experts" in attributes else ()
+    layer = attributes["layer"].i if "layer" in attributes else -1
+    return Mixture(x, weights, chosen, tuple(bases), tuple(node.output), experts, layer)
 
 
 def _collective(node: onnx.NodeProto) -> Reduction | Gathering:

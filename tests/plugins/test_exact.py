@@ -2,28 +2,40 @@
 
 from __future__ import annotations
 
-import platform
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 import motley.cli
 from motley.bench.synth import SHAPES, synthesise
 from motley.daemon.models.config import ConfigError, read_config
+from motley.daemon.models.graph import Declared, build_rank_graph
 from motley.daemon.models.share import Share
+from motley.daemon.models.tensors import expected_shapes
 from motley.daemon.models.units import units
-from motley.plugins.cupy import ReferenceEngine
-from motley.plugins.engine import F32, EngineError, EngineFactory, EngineOptions
+from motley.plugins.cupy import ReferenceEngine, ReferenceExperts
+from motley.plugins.engine import F32, EngineError, EngineFactory, EngineOptions, RankGraph
+from motley.plugins.expert_engine import Expert
+from motley.plugins.experts import Compute, Sent
+from motley.plugins.native.rows import Action
 from motley.plugins.onnxruntime import OnnxRuntimeEngine
-from tests.models.cases import Case, LocalSession, golden_cases, uneven_shares, whole_share
+from motley.plugins.onnxruntime_experts import Chain
+from motley.plugins.onnxruntime_hosted import OnnxRuntimeExpert, OnnxRuntimeExperts
+from motley.plugins.onnxruntime_sessions import Store
+from tests.models.cases import GOLDEN, Case, LocalSession, expert_cases, golden_cases, uneven_shares, whole_share
+from tests.models.local_group import LocalMember
+from tests.models.test_whole_experts import all_experts, joined, share
 
 BUNDLED = Path(motley.cli.__path__[0]) / "models" / "shakespeare-2.6m"
 EXACT = EngineOptions(exact=True)
-DENSE = [case for case in golden_cases() if not case.config.experts]
-CASES = [case for case in DENSE if case.config.head_dim % 16 == 0]
+CASES = [case for case in golden_cases() if case.config.head_dim % 16 == 0]
 
 
 def session(
@@ -36,8 +48,11 @@ def session(
     factory: EngineFactory = OnnxRuntimeEngine,
     options: EngineOptions = EXACT,
     context: int | None = None,
+    declare: Callable[..., Declared] = build_rank_graph,
 ) -> LocalSession:
-    return LocalSession(model, factory, shares, folder, quantisation, block, options, context, exact=True)
+    return LocalSession(
+        model, factory, shares, folder, quantisation, block, options, context, exact=True, declare=declare
+    )
 
 
 def run(ranks: LocalSession, tokens: list[int], chunks: Sequence[int], slot: int = 0) -> F32:
@@ -51,6 +66,21 @@ def run(ranks: LocalSession, tokens: list[int], chunks: Sequence[int], slot: int
         position += len(chunk)
     ranks.close_slot(slot)
     return np.concatenate(rows)
+
+
+def decoded(ranks: LocalSession, sequences: Sequence[list[int]]) -> list[F32]:
+    """The logits of every token of some sequences, which are decoded beside each other."""
+    rows: list[list[F32]] = [[] for _ in sequences]
+    for slot in range(len(sequences)):
+        ranks.open_slot(slot)
+    for position in range(max(map(len, sequences))):
+        slots = [slot for slot, tokens in enumerate(sequences) if position < len(tokens)]
+        got = ranks.decode(slots, [sequences[slot][position] for slot in slots], [position] * len(slots))
+        for slot, row in zip(slots, got, strict=True):
+            rows[slot].append(row)
+    for slot in range(len(sequences)):
+        ranks.close_slot(slot)
+    return [np.stack(own) for own in rows]
 
 
 def same(got: F32, expected: F32) -> bool:
@@ -147,47 +177,28 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("quantisation", ["int8", "int4"])
 @pytest.mark.parametrize("block", [16, 32, 64, 128])
-@pytest.mark.parametrize("odd_rows", [False, True], ids=["even rows", "rows as they come"])
-def test_a_block_size_is_exact_or_refused(
-    quantisation: str, block: int, odd_rows: bool, wide: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Which ones are depends on the processor; what is refused would not be exact. Odd rows provoke refusals."""
-    if odd_rows:
-        monkeypatch.setattr(OnnxRuntimeEngine, "_even", lambda self, rows: rows)
+def test_every_block_size_is_exact(quantisation: str, block: int, wide: Path, tmp_path: Path) -> None:
     cut = units(read_config(wide), quantisation, block, exact=True)
     assert {form.block for form in cut.held.values()} == {block}
     tokens = np.random.default_rng(6).integers(0, 512, 50).tolist()
-    refused = ""
-    try:
-        alone = session(wide, tmp_path / "tested", [whole_share(cut)], quantisation, block=block)
-    except EngineError as error:
-        refused = str(error)
-        monkeypatch.setattr(OnnxRuntimeEngine, "_test_rows", lambda self, kinds: None)
-        alone = session(wide, tmp_path / "untested", [whole_share(cut)], quantisation, block=block)
-    with alone:
+    with session(wide, tmp_path / "1", [whole_share(cut)], quantisation, block=block) as alone:
         expected = run(alone, tokens, [50])
-        alike = [same(run(alone, tokens, chunks), expected) for chunks in ([1], [3], [5], [13, 1])]
-    if refused:
-        assert f"exact=true with {quantisation} in blocks of {block} on this machine" in refused
-        assert not all(alike)
-    else:
-        assert all(alike)
-        with session(wide, tmp_path / "2", uneven_shares(cut, 2), quantisation, block=block) as ranks:
-            for chunks in ([1], [5], [13, 1]):
-                assert same(run(ranks, tokens, chunks), expected)
-    if not odd_rows and block in (32, 128) and platform.machine() in ("x86_64", "AMD64"):
-        assert not refused  # 128 is the default
+        for chunks in ([1], [3], [5], [13, 1]):
+            assert same(run(alone, tokens, chunks), expected)
+    with session(wide, tmp_path / "2", uneven_shares(cut, 2), quantisation, block=block) as ranks:
+        for chunks in ([1], [5], [13, 1]):
+            assert same(run(ranks, tokens, chunks), expected)
 
 
 def test_kernels_that_mix_rows_are_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are, if odd numbers of rows are run as they come."""
     cut = units(read_config(BUNDLED), "fp32", 32, exact=True)
     monkeypatch.setattr(OnnxRuntimeEngine, "_even", lambda self, rows: rows)
-    with pytest.raises(EngineError, match="cannot keep exact=true with fp32 on this machine"):
+    with pytest.raises(EngineError, match="cannot keep exact=true on this machine"):
         session(BUNDLED, tmp_path, [whole_share(cut)])
 
 
-@pytest.mark.parametrize("case", [case for case in DENSE if case not in CASES], ids=str)
+@pytest.mark.parametrize("case", [case for case in golden_cases() if case not in CASES], ids=str)
 def test_heads_that_the_kernel_does_not_take_are_refused(case: Case, tmp_path: Path) -> None:
     cut = units(case.config, "fp32", 32, exact=True)
     with pytest.raises(EngineError, match=f"exact=true with attention heads of {case.config.head_dim}: a multiple"):
@@ -209,7 +220,7 @@ def test_the_reference_engine_refuses_but_computes_the_same_graph(tmp_path: Path
 
 
 def test_exact_units_do_not_change_what_can_be_encoded() -> None:
-    for case in DENSE:
+    for case in golden_cases():
         for quantisation in ("int8", "int4"):
             try:
                 plain = units(case.config, quantisation, 32)
@@ -217,3 +228,188 @@ def test_exact_units_do_not_change_what_can_be_encoded() -> None:
                 continue
             exact = units(case.config, quantisation, 32, exact=True)
             assert plain.held == exact.held
+
+
+# ---------------------------------------------------------------- experts
+
+EXPERT_CASES = expert_cases()
+every_expert_case = pytest.mark.parametrize("case", EXPERT_CASES, ids=str)
+every_quantisation = pytest.mark.parametrize("quantisation", ["fp32", "int8", "int4"])
+
+
+class AskingHosts(LocalMember):
+    """A rank of a local group that has whole experts elsewhere."""
+
+    def __init__(self, member: LocalMember, hosted: dict[tuple[int, int], Expert]) -> None:
+        super().__init__(member._group, member.rank)
+        self._hosted = hosted
+
+    def experts(self, layer: int) -> Compute:
+        def compute(x: F32, sent: Sequence[Sent]) -> list[F32]:
+            return [self._hosted[layer, own.expert](x[own.rows]).copy() for own in sent]
+
+        return compute
+
+
+@contextmanager
+def trunk(case: Case, folder: Path, quantisation: str, ranks: int) -> Iterator[LocalSession]:
+    """A session whose experts are whole on hosts; every rank has hosts of its own, which makes no difference."""
+    experts = OnnxRuntimeExperts(EXACT)
+    opened: list[Expert] = []
+
+    def factory(graph: RankGraph, member: LocalMember, options: EngineOptions) -> OnnxRuntimeEngine:
+        hosted: dict[tuple[int, int], Expert] = {}
+        for layer, index in all_experts(case.config):
+            at = folder / f"experts of {member.rank}" / f"{layer}.{index}"
+            at.mkdir(parents=True)
+            hosted[layer, index] = experts.open(share(case, quantisation, at, layer, index))
+            opened.append(hosted[layer, index])
+        return OnnxRuntimeEngine(graph, AskingHosts(member, hosted), options)
+
+    cut = units(case.config, quantisation, 32, exact=True)
+    with session(
+        case.folder,
+        folder,
+        uneven_shares(cut, ranks),
+        quantisation,
+        factory=factory,  # type: ignore[arg-type] # a group's members are what it is given
+        declare=partial(build_rank_graph, experts_elsewhere=True),
+    ) as opened_session:
+        yield opened_session
+    for expert in opened:
+        expert.close()
+    experts.close()
+
+
+@every_quantisation
+@every_expert_case
+def test_whole_experts_give_the_same_bits_to_any_trunk(case: Case, quantisation: str, tmp_path: Path) -> None:
+    cut = units(case.config, quantisation, 32, exact=True)
+    tokens = case.tokens[:-1]
+    with session(case.folder, tmp_path / "0", [whole_share(cut)], quantisation, declare=joined) as alone:
+        expected = run(alone, tokens, [128])
+    if quantisation == "fp32":
+        assert np.abs(expected - case.logits).max() < 1e-4 * np.abs(case.logits).max()
+    for count in (1, 2, 3):
+        with trunk(case, tmp_path / str(count), quantisation, count) as ranks:
+            for chunks in ([128], [17, 1, 1, 20], [3]):
+                assert same(run(ranks, tokens, chunks), expected)
+
+
+@every_quantisation
+@every_expert_case
+@pytest.mark.parametrize("layout", ["sliced", "whole"])
+def test_decoded_company_does_not_show(layout: str, case: Case, quantisation: str, tmp_path: Path) -> None:
+    """Sequences that begin and end together with others, and alone; the same as in a prompt of all tokens."""
+    cut = units(case.config, quantisation, 32, exact=True)
+    random = np.random.default_rng(3)
+    sequences = [random.integers(0, case.config.vocabulary, length).tolist() for length in (9, 14, 5, 11, 9)]
+    sliced = session(case.folder, tmp_path, uneven_shares(cut, 3), quantisation) if layout == "sliced" else None
+    with sliced or trunk(case, tmp_path, quantisation, 2) as ranks:
+        together = decoded(ranks, sequences)
+        alone = [decoded(ranks, [tokens])[0] for tokens in sequences]
+        prompts = [run(ranks, tokens, [64]) for tokens in sequences]
+    assert all(map(same, together, alone))
+    assert all(map(same, together, prompts))
+
+
+def test_layouts_differ_by_rounding_only(tmp_path: Path) -> None:
+    """Leaves of all experts are summed before leaves are; of whole experts it is the other way round."""
+    case = next(case for case in EXPERT_CASES if str(case) == "mixtral")
+    cut = units(case.config, "fp32", 32, exact=True)
+    with session(case.folder, tmp_path / "sliced", [whole_share(cut)]) as sliced:
+        one = run(sliced, case.tokens[:-1], [128])
+    with session(case.folder, tmp_path / "whole", [whole_share(cut)], declare=joined) as whole:
+        other = run(whole, case.tokens[:-1], [128])
+    assert not same(one, other)
+    assert np.abs(one - other).max() < 1e-5 * np.abs(one).max()
+
+
+WIDER = {
+    "hidden_size": 256,
+    "head_dim": 64,
+    "num_attention_heads": 4,
+    "intermediate_size": 640,
+    "moe_intermediate_size": 640,
+    "shared_expert_intermediate_size": 512,
+}
+
+
+def widened(name: str, folder: Path) -> Case:
+    """A golden model's shape with sizes that fill kernels, and random weights."""
+    settings = json.loads((GOLDEN / name / "config.json").read_text())
+    settings |= {key: size for key, size in WIDER.items() if key in settings}
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(settings))
+    config = read_config(folder)
+    random = np.random.default_rng(0)
+    weights = {
+        name: random.normal(len(shape) == 1, shape[-1] ** -0.5, shape).astype(np.float32)
+        for name, shape in expected_shapes(config).items()
+    }
+    save_file(weights, folder / "model.safetensors")
+    tokens = random.integers(0, config.vocabulary, 42).tolist()
+    return Case(folder, config, tokens, 10, np.empty((0, config.vocabulary), np.float32))
+
+
+@pytest.mark.parametrize("quantisation", ["fp32", "int4"])
+@pytest.mark.parametrize("name", ["olmoe", "qwen2-moe"])
+def test_wide_experts_are_exact_in_both_layouts(name: str, quantisation: str, tmp_path: Path) -> None:
+    case = widened(name, tmp_path / "model")
+    cut = units(case.config, quantisation, 32, exact=True)
+    assert cut.mlp == 5
+    tokens = case.tokens
+    with session(case.folder, tmp_path / "1", [whole_share(cut)], quantisation) as alone:
+        expected = run(alone, tokens, [128])
+    with session(case.folder, tmp_path / "3", uneven_shares(cut, 3), quantisation) as ranks:
+        for chunks in ([1], [7, 1, 16, 33]):
+            assert same(run(ranks, tokens, chunks), expected)
+        assert same(decoded(ranks, [tokens[::-1], tokens])[1], expected)
+    with session(case.folder, tmp_path / "0", [whole_share(cut)], quantisation, declare=joined) as whole:
+        expected = run(whole, tokens, [128])
+    with trunk(case, tmp_path / "2", quantisation, 2) as ranks:
+        for chunks in ([1], [7, 1, 16, 33]):
+            assert same(run(ranks, tokens, chunks), expected)
+        assert same(decoded(ranks, [tokens[::-1], tokens])[1], expected)
+
+
+@pytest.mark.parametrize("layout", ["sliced", "whole"])
+def test_the_runtime_is_given_even_numbers_of_rows(
+    layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever it makes of odd ones on another processor."""
+    case = next(case for case in EXPERT_CASES if str(case) == "mixtral")
+    given: set[int] = set()
+    bind = Chain.bind
+
+    def spy(self: Chain, x: F32, store: Store) -> tuple[list[Action], list[F32]]:
+        given.add(len(x))
+        return bind(self, x, store)
+
+    monkeypatch.setattr(Chain, "bind", spy)
+    cut = units(case.config, "fp32", 32, exact=True)
+    sliced = session(case.folder, tmp_path, uneven_shares(cut, 2)) if layout == "sliced" else None
+    with sliced or trunk(case, tmp_path, "fp32", 2) as ranks:
+        run(ranks, case.tokens, [19, 1, 5])
+        decoded(ranks, [case.tokens[:7], case.tokens[7:12]])
+    assert len(given) > 3
+    assert all(count % 2 == 0 for count in given)
+
+
+def test_hosted_experts_that_mix_rows_are_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = next(case for case in EXPERT_CASES if str(case) == "mixtral")
+    computed = OnnxRuntimeExpert.__call__
+
+    def mixing(self: OnnxRuntimeExpert, x: F32) -> F32:
+        return computed(self, x) * np.float32(1 + 1e-6 * (len(x) == 1))
+
+    monkeypatch.setattr(OnnxRuntimeExpert, "__call__", mixing)
+    graph = share(case, "fp32", tmp_path, 0, 0)
+    with pytest.raises(EngineError, match="cannot keep exact=true on this machine"):
+        OnnxRuntimeExperts(EXACT).open(graph)
+    OnnxRuntimeExperts(EngineOptions()).open(graph).close()
+
+
+def test_the_reference_has_no_exact_experts() -> None:
+    with pytest.raises(EngineError, match="the reference engine cannot keep exact=true"):
+        ReferenceExperts(EXACT)

@@ -68,6 +68,24 @@ def test_an_empty_file(tmp_path: Path) -> None:
     share.close()
 
 
+def test_what_is_moved_is_where_the_file_s_pages_are_not(file: Path) -> None:
+    share = MappedShare(file)
+    codes = initializer(TensorProto.UINT8, PAGES, 2, PAGES, size=2 * PAGES)
+    scales = initializer(TensorProto.FLOAT, 3 * PAGES, 3, 5, size=60)
+    nothing = initializer(TensorProto.FLOAT, 0, 0, 8, size=0)
+    share.make_room([codes, scales, nothing])
+    moved = share.move(codes)
+    assert moved.tobytes() == file.read_bytes()[PAGES : 3 * PAGES]
+    if sys.platform == "linux":
+        assert resident(file) <= PAGES  # a neighbour of what was read
+    scale = share.move(scales)
+    assert scale.tobytes() == file.read_bytes()[3 * PAGES : 3 * PAGES + 60]
+    assert moved.tobytes() == file.read_bytes()[PAGES : 3 * PAGES]
+    assert share.move(nothing).shape == (0, 8)
+    share.close()
+    assert moved.tobytes() == file.read_bytes()[PAGES : 3 * PAGES]  # a view keeps the memory
+
+
 def test_what_is_forgotten_comes_back_from_the_file(file: Path) -> None:
     share = MappedShare(file)
     whole = initializer(TensorProto.UINT8, 0, 4 * PAGES, size=4 * PAGES)
@@ -81,6 +99,29 @@ def test_what_is_forgotten_comes_back_from_the_file(file: Path) -> None:
     assert view.tobytes() == file.read_bytes()
 
 
+def anonymous() -> int:
+    """Bytes of this process that are no file's."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon:"))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_what_is_moved_takes_no_more_than_its_size(tmp_path: Path) -> None:
+    """An expert of 2.85 MB is no two huge pages."""
+    size, count = 2_850_816, 12
+    file = tmp_path / "share.bin"
+    file.write_bytes(bytes(size))
+    codes = initializer(TensorProto.UINT8, 0, size, size=size)
+    shares = [MappedShare(file) for _ in range(count)]
+    before = anonymous()
+    for share in shares:
+        share.make_room([codes])
+        share.move(codes)
+    assert anonymous() - before < count * (size + PAGES)
+    for share in shares:
+        share.close()
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("quantisation", ["fp32", "int8", "int4"])
 def test_an_engine_holds_its_weights_once(quantisation: str, tmp_path: Path) -> None:
@@ -88,8 +129,8 @@ def test_an_engine_holds_its_weights_once(quantisation: str, tmp_path: Path) -> 
     settings = {
         "model_type": "llama",
         "hidden_size": 512,
-        "intermediate_size": 2048,
-        "num_hidden_layers": 1,
+        "intermediate_size": 8192,
+        "num_hidden_layers": 2,
         "num_attention_heads": 8,
         "vocab_size": 512,
         "max_position_embeddings": 64,
@@ -99,13 +140,20 @@ def test_an_engine_holds_its_weights_once(quantisation: str, tmp_path: Path) -> 
     random = np.random.default_rng(0)
     weights = {name: random.random(shape, np.float32) for name, shape in expected_shapes(config).items()}
     save_file(weights, tmp_path / "model.safetensors")
+    del weights
     share = whole_share(units(config, quantisation, 32))
-    with LocalSession(tmp_path, OnnxRuntimeEngine, [share], tmp_path, quantisation) as one:
-        one.open_slot()
-        one.step([1, 2, 3], 0)
-        one.step([4], 3)
-        (graph,) = one.graphs
-        stored = [tensor for tensor in graph.proto.graph.initializer if tensor.external_data]
-        vectors = [tensor for tensor in stored if len(tensor.dims) == 1]
-        # Around a page that is read, the system maps up to 64 KiB of neighbours.
-        assert resident(graph.share_file) <= len(vectors) * 2 * PAGES < graph.share_file.stat().st_size / 5
+    with LocalSession(tmp_path, OnnxRuntimeEngine, [share], tmp_path / "first", quantisation) as first:
+        first.open_slot()
+        first.step([1, 2, 3], 0)
+        before = anonymous()
+        with LocalSession(tmp_path, OnnxRuntimeEngine, [share], tmp_path / "second", quantisation) as second:
+            second.open_slot()
+            second.step([1, 2, 3], 0)
+            second.step([4], 3)
+            (graph,) = second.graphs
+            size = graph.share_file.stat().st_size
+            stored = [tensor for tensor in graph.proto.graph.initializer if tensor.external_data]
+            vectors = [tensor for tensor in stored if len(tensor.dims) == 1]
+            # Around a page that is read, the system maps up to 64 KiB of neighbours.
+            assert resident(graph.share_file) <= len(vectors) * 2 * PAGES < size / 5
+            assert anonymous() - before < 1.7 * size  # and what the runtime takes

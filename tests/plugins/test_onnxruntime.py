@@ -18,7 +18,7 @@ from motley.daemon.models.units import units
 from motley.plugins.cupy import ReferenceEngine
 from motley.plugins.engine import F32, EngineError, EngineFactory, EngineOptions, load_engine
 from motley.plugins.onnxruntime import FIRST_CAPACITY, OnnxRuntimeEngine
-from motley.plugins.onnxruntime_lowering import GROUPED_FROM
+from motley.plugins.onnxruntime_experts import _LocalExpert
 from tests.models.cases import Case, LocalSession, golden_cases, uneven_shares, whole_share
 
 FP32_TOLERANCE = 1e-4
@@ -57,11 +57,11 @@ def greedy(ranks: LocalSession, prompt: list[int], count: int) -> list[int]:
     """The prompt and `count` tokens after it, decoded one by one."""
     tokens = list(prompt)
     ranks.open_slot()
-    position = 0
-    for _ in range(count):
-        logits = ranks.step(tokens[position:], position, rows=[len(tokens) - position - 1])
-        position = len(tokens)
+    logits = ranks.step(tokens, 0, rows=[len(tokens) - 1])
+    for _ in range(count - 1):
         tokens.append(int(logits[0].argmax()))
+        logits = ranks.decode([0], tokens[-1:], [len(tokens) - 1])
+    tokens.append(int(logits[0].argmax()))
     ranks.close_slot()
     return tokens
 
@@ -111,6 +111,72 @@ def test_chunks_give_what_the_whole_prompt_gives(case: Case, tmp_path: Path) -> 
             assert error(got, whole[start:stop]) < FP32_TOLERANCE
 
 
+@pytest.mark.parametrize(
+    ("quantisation", "exact", "count"),
+    [("fp32", False, 1), ("fp32", True, 3), ("int4", True, 2), ("int8", False, 2), ("int4", False, 3)],
+)
+@every_case
+def test_sequences_decoded_together_get_what_each_gets_alone(
+    case: Case, quantisation: str, exact: bool, count: int, tmp_path: Path
+) -> None:
+    """Of different lengths, in changing company: the same bits where rows do not depend on each other."""
+    try:
+        cut = units(case.config, quantisation, 32, exact=exact)
+    except ConfigError:
+        pytest.skip("this case's widths cannot be quantised")
+    if exact and case.config.head_dim % 16:
+        pytest.skip("refused, see below")
+    lengths = (3, 9, 5)
+    company = [(0, 1, 2), (2, 0), (1,), (0, 1, 2), (2, 1)]
+    options = EngineOptions(exact=exact)
+    shares = uneven_shares(cut, count)
+    with LocalSession(
+        case.folder, OnnxRuntimeEngine, shares, tmp_path, quantisation, options=options, exact=exact
+    ) as ranks:
+        assert all(engine.most_sequences >= 16 for engine in ranks.engines)
+        for slot, length in enumerate(lengths):
+            for own in (slot, slot + 10):
+                ranks.open_slot(own)
+                ranks.step(case.tokens[:length], 0, rows=[], slot=own)
+        at = list(lengths)
+        for slots in company:
+            tokens = [case.tokens[at[slot]] for slot in slots]
+            positions = [at[slot] for slot in slots]
+            together = ranks.decode(slots, tokens, positions)
+            for row, slot, token, position in zip(together, slots, tokens, positions, strict=True):
+                alone = ranks.decode([slot + 10], [token], [position])[0]
+                if exact or quantisation != "fp32":
+                    np.testing.assert_array_equal(row, alone)
+                else:
+                    assert error(row, alone) < FP32_TOLERANCE
+                at[slot] += 1
+
+
+def test_sequences_decoded_together_grow_on_their_own(tmp_path: Path) -> None:
+    lengths = (FIRST_CAPACITY - 2, 4)
+    tokens = [index * 37 % 1024 for index in range(FIRST_CAPACITY + 8)]
+    shares = [whole_share(units(read_config(BUNDLED), "int8", 32))]
+    options = EngineOptions(max_rows=256)
+    with LocalSession(BUNDLED, OnnxRuntimeEngine, shares, tmp_path, "int8", options=options, context=512) as ranks:
+        for slot, length in enumerate(lengths):
+            for own in (slot, slot + 10):
+                ranks.open_slot(own)
+                ranks.step(tokens[:length], 0, rows=[], slot=own)
+        for step in range(6):
+            positions = [length + step for length in lengths]
+            fed = [tokens[position] for position in positions]
+            together = ranks.decode((0, 1), fed, positions)
+            for slot in (0, 1):
+                alone = ranks.decode([slot + 10], [fed[slot]], [positions[slot]])
+                np.testing.assert_array_equal(together[slot], alone[0])
+        ranks.close_slot(1)
+        ranks.open_slot(1)
+        with pytest.raises(EngineError, match="slot 1: it holds 0 tokens"):
+            ranks.decode((0, 1), [1, 1], [FIRST_CAPACITY + 4, 10])
+        with pytest.raises(EngineError, match="each once"):
+            ranks.decode((0, 0), [1, 1], [FIRST_CAPACITY + 4] * 2)
+
+
 def test_the_cache_grows_without_losing_anything(tmp_path: Path) -> None:
     context = FIRST_CAPACITY + 2
     tokens = [index * 37 % 1024 for index in range(context)]
@@ -130,10 +196,10 @@ def test_the_cache_grows_without_losing_anything(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("family", "heads", "head_dim"), [("llama", 8, 16), ("qwen3", 8, 16), ("llama", 2, 16), ("llama", 4, 8)]
 )
-def test_tokens_of_long_sequences_attend_by_groups(
+def test_decoded_tokens_of_every_kind_of_head(
     family: str, heads: int, head_dim: int, ranks: int, tmp_path: Path
 ) -> None:
-    """Decoded tokens before, at and after the length from which the heads of a group are rows of one head."""
+    """Heads in groups, alone, with normalised queries, and of a width that the runtime has no kernel for."""
     settings = {
         "model_type": family,
         "hidden_size": 64,
@@ -146,7 +212,7 @@ def test_tokens_of_long_sequences_attend_by_groups(
         "max_position_embeddings": 512,
     }
     config = random_model(tmp_path, settings)
-    length, decoded = GROUPED_FROM + 4, 8
+    length, decoded = 132, 8
     tokens = [index * 37 % 64 for index in range(length)]
     whole = units(config, "fp32", 32)
     float64 = EngineOptions(extra={"dtype": "float64"})
@@ -157,7 +223,7 @@ def test_tokens_of_long_sequences_attend_by_groups(
         session.open_slot()
         session.step(tokens[:-decoded], 0, rows=[])
         for position, row in enumerate(expected, length - decoded):
-            assert error(session.step([tokens[position]], position)[0], row) < FP32_TOLERANCE
+            assert error(session.decode([0], [tokens[position]], [position])[0], row) < FP32_TOLERANCE
 
 
 def random_model(folder: Path, settings: dict[str, Any]) -> ModelConfig:
@@ -238,18 +304,17 @@ def test_a_token_runs_only_the_experts_that_it_has_chosen(tmp_path: Path, monkey
     experts = case.config.experts
     assert experts
     ran: list[object] = []
-    run = OnnxRuntimeEngine._run_session
+    run = _LocalExpert.__call__
 
-    def note(engine: OnnxRuntimeEngine, session: Any, binding: Any) -> None:
-        ran.append(session)
-        run(engine, session, binding)
+    def note(expert: _LocalExpert, x: F32) -> F32:
+        ran.append(expert)
+        return run(expert, x)
 
-    monkeypatch.setattr(OnnxRuntimeEngine, "_run_session", note)
+    monkeypatch.setattr(_LocalExpert, "__call__", note)
     with session(case, tmp_path) as ranks:
         ranks.open_slot()
-        ranks.step(case.tokens[:1], 0)
-        segments = 2 * case.config.layers + 2  # up to each sum, after the last one, and the head
-        assert len(ran) == segments + experts.chosen * sum(experts.layers)
+        ranks.decode([0], case.tokens[:1], [0])
+        assert len(ran) == experts.chosen * sum(experts.layers)
         assert len(set(map(id, ran))) == len(ran)
 
 
@@ -328,7 +393,7 @@ def test_unknown_settings_and_engines_are_refused(tmp_path: Path) -> None:
 def test_another_number_of_threads_in_the_same_process_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("motley.plugins.onnxruntime._pool", [3])
+    monkeypatch.setattr("motley.plugins.onnxruntime_sessions._pool", [3])
     for threads in (1, 2):
         with pytest.raises(EngineError, match=f"cannot have threads={threads} in a process where .* threads=3"):
             session(golden_cases()[0], tmp_path / str(threads), options=EngineOptions(threads=threads))

@@ -1,0 +1,1 @@
+"""CPU operators of our own: C kernels, built by installation (`setup.py`), called through `matmul` and `rows`."""

@@ -1,0 +1,172 @@
+/* The kernels of attention.c, of one level. Tiles: TILE_ROWS heads by TILE_TOKENS positions, or vectors of values. */
+#define HEADS_AT_ONCE 8
+#define LEAST (-0x1.fffffep127f) /* where largest scores start: not infinite, as differences from them are taken */
+
+/* Turn a head by its token's angles, and multiply it by `scale`. */
+ALWAYS void turn(const struct attending *now, const float *from, float *to, float scale) {
+    const int64_t turned = now->a.turned;
+    const float *cos = now->a.cos + now->position * turned, *sin = now->a.sin + now->position * turned;
+    for (int64_t i = 0; i < turned; i += LANES) {
+        const int64_t left = turned - i;
+        const floats c = load_floats(cos + i, left), s = load_floats(sin + i, left);
+        const floats a = load_floats(from + i, left), b = load_floats(from + turned + i, left);
+        store_floats(to + i, fused(-b, s, a * c) * scale, left);
+        store_floats(to + turned + i, fused(b, c, a * s) * scale, left);
+    }
+    for (int64_t i = 2 * turned; i < now->a.size; i += LANES)
+        store_floats(to + i, load_floats(from + i, now->a.size - i) * scale, now->a.size - i);
+}
+
+/* The token's queries, turned; its key and value go to the caches. */
+static void take_token(const struct attending *now) {
+    const struct attention *a = &now->a;
+    const float *keys = a->qkv + a->heads * a->size, *values = keys + a->kv_heads * a->size;
+    for (int64_t h = 0; h < a->heads; h++) {
+        float *q = now->q + h * now->wide;
+        turn(now, a->qkv + h * a->size, q, a->scale);
+        for (int64_t i = a->size; i < now->wide; i++) q[i] = 0;
+    }
+    for (int64_t h = 0; h < a->kv_heads; h++) {
+        const int64_t place = (h * a->capacity + now->position) * a->size;
+        turn(now, keys + h * a->size, a->keys + place, 1);
+        memcpy(a->values + place, values + h * a->size, (size_t)a->size * 4);
+    }
+}
+
+/* Add to sums the products of `left` dimensions, or as many as there are lanes. */
+ALWAYS void score_lanes(const struct attending *now, const float *q, const float *keys, int64_t left, floats sums[],
+                        const int prefetch, const int heads, const int positions) {
+    floats k[TILE_TOKENS];
+    UNROLL for (int t = 0; t < positions; t++) {
+        const float *from = keys + t * now->a.size;
+        k[t] = load_floats(from, left);
+        if (prefetch) __builtin_prefetch((const char *)from + 2 * FAR);
+    }
+    UNROLL for (int h = 0; h < heads; h++) {
+        const floats lanes = load_floats(q + h * now->wide, LANES);
+        UNROLL for (int t = 0; t < positions; t++)
+            sums[h * positions + t] = fused(lanes, k[t], sums[h * positions + t]);
+    }
+}
+
+/* scores[heads, SIGHT] of some heads at some positions. */
+ALWAYS void score(const struct attending *now, const float *q, const float *keys, float *scores, const int heads,
+                  const int positions) {
+    const int64_t size = now->a.size;
+    floats all[PARTS][TILE];
+    float totals[TILE];
+    UNROLL for (int p = 0; p < PARTS; p++) {
+        floats sums[TILE] = {0};
+        int64_t i = p * LANES;
+        for (; i + LANES <= size; i += LANES_IN_ALL)
+            score_lanes(now, q + i, keys + i, LANES, sums, !p, heads, positions);
+        if (i < size) score_lanes(now, q + i, keys + i, size - i, sums, 0, heads, positions);
+        memcpy(all[p], sums, sizeof sums);
+    }
+    add_lanes(all, heads * positions, totals);
+    for (int h = 0; h < heads; h++) memcpy(scores + h * SIGHT, totals + h * positions, (size_t)positions * 4);
+}
+
+/* Scores to exponentials, in place; their sum and the largest score. */
+ALWAYS void exponentiate(float *scores, int64_t count, float *largest, float *sum) {
+    floats most = all_lanes(LEAST), lanes[PARTS][TILE];
+    for (int64_t i = count; i % LANES_IN_ALL; i++) scores[i] = -__builtin_inff();
+    for (int64_t i = 0; i < count; i += LANES) {
+        const floats here = load_floats(scores + i, LANES);
+        most = choose(here > most, here, most);
+    }
+    *largest = LEAST;
+    UNROLL for (int lane = 0; lane < LANES; lane++) *largest = most[lane] > *largest ? most[lane] : *largest;
+    UNROLL for (int p = 0; p < PARTS; p++) lanes[p][0] = (floats){0};
+    for (int64_t i = 0; i < count; i += LANES_IN_ALL)
+        UNROLL for (int p = 0; p < PARTS; p++) {
+            const floats e = exponential(load_floats(scores + i + p * LANES, LANES) - *largest);
+            store_floats(scores + i + p * LANES, e, LANES);
+            lanes[p][0] += e;
+        }
+    add_lanes(lanes, 1, sum);
+}
+
+/* Values of `positions` from dimension i on, weighed: `vectors` of them, the last of `left` floats. */
+ALWAYS void weigh(const struct attending *now, const float *weights, const float *values, int64_t positions,
+                  int64_t left, float *sight, const int heads, const int vectors) {
+    floats sums[TILE] = {0};
+    for (int64_t t = 0; t < positions; t++) {
+        floats v[TILE_TOKENS];
+        UNROLL for (int j = 0; j < vectors; j++) {
+            const float *from = values + t * now->a.size + j * LANES;
+            v[j] = load_floats(from, left);
+            if (j * LANES % LANES_IN_ALL == 0) __builtin_prefetch((const char *)from + 2 * FAR);
+        }
+        UNROLL for (int h = 0; h < heads; h++)
+            UNROLL for (int j = 0; j < vectors; j++)
+                sums[h * vectors + j] = fused(all_lanes(weights[h * SIGHT + t]), v[j], sums[h * vectors + j]);
+    }
+    UNROLL for (int h = 0; h < heads; h++)
+        UNROLL for (int j = 0; j < vectors; j++)
+            store_floats(sight + h * now->wide + j * LANES, sums[h * vectors + j], LANES);
+}
+
+/* Do `work` with `count` heads, constant numbers of them at a time: work(n) is for those from h on. */
+#define FOR_HEADS(count, h, work)                                             \
+    for (int64_t h = 0, n; h < (count); h += n) {                             \
+        n = (count) - h >= TILE_ROWS ? TILE_ROWS : (count) - h >= 2 ? 2 : 1;  \
+        if (n == TILE_ROWS) work(TILE_ROWS);                                  \
+        else if (n == 2) work(2);                                             \
+        else work(1);                                                         \
+    }
+
+/* Some heads of a group at the positions of a stretch. */
+static void attend_heads(const struct attending *now, int64_t stretch, int64_t kv_head, int64_t head, int64_t heads) {
+    const struct attention *a = &now->a;
+    const int64_t begin = now->first + stretch * SIGHT, left = now->position + 1 - begin;
+    const int64_t positions = left < SIGHT ? left : SIGHT, size = a->size;
+    const float *keys = a->keys + (kv_head * a->capacity + begin) * size, *q = now->q + head * now->wide;
+    const float *values = a->values + (kv_head * a->capacity + begin) * size;
+    const int64_t summary = stretch * a->heads + head;
+    float scores[HEADS_AT_ONCE][SIGHT], *sight = now->sights + summary * now->wide;
+    int64_t t = 0, i = 0;
+#define SCORE_TILE(n) score(now, q + h * now->wide, keys + t * size, scores[h] + t, n, TILE_TOKENS)
+#define SCORE_ONE(n) score(now, q + h * now->wide, keys + t * size, scores[h] + t, n, 1)
+    for (; t + TILE_TOKENS <= positions; t += TILE_TOKENS) FOR_HEADS(heads, h, SCORE_TILE)
+    for (; t < positions; t++) FOR_HEADS(heads, h, SCORE_ONE)
+    for (int64_t h = 0; h < heads; h++)
+        exponentiate(scores[h], positions, now->largest + summary + h, now->sums + summary + h);
+#define WEIGH_TILE(n) weigh(now, scores[h], values + i, positions, LANES, sight + h * now->wide + i, n, TILE_TOKENS)
+#define WEIGH_ONE(n) weigh(now, scores[h], values + i, positions, size - i, sight + h * now->wide + i, n, 1)
+    for (; i + TILE_TOKENS * LANES <= size; i += TILE_TOKENS * LANES) FOR_HEADS(heads, h, WEIGH_TILE)
+    for (; i < size; i += LANES) FOR_HEADS(heads, h, WEIGH_ONE)
+}
+
+static void attend(const struct attending *now, int64_t stretch, int64_t kv_head) {
+    const int64_t begin = kv_head * now->group, end = begin + now->group;
+    for (int64_t head = begin; head < end; head += HEADS_AT_ONCE)
+        attend_heads(now, stretch, kv_head, head, end - head < HEADS_AT_ONCE ? end - head : HEADS_AT_ONCE);
+}
+
+static void combine(const struct attending *now) {
+    const int64_t heads = now->a.heads, size = now->a.size;
+    for (int64_t h = 0; h < heads; h += LANES) {
+        const int64_t left = heads - h;
+        floats most = all_lanes(LEAST), sum = {0};
+        for (int64_t s = 0; s < now->stretches; s++) {
+            const floats here = load_floats(now->largest + s * heads + h, left);
+            most = choose(here > most, here, most);
+        }
+        for (int64_t s = 0; s < now->stretches; s++) {
+            const floats weight = exponential(load_floats(now->largest + s * heads + h, left) - most);
+            store_floats(now->largest + s * heads + h, weight, left);
+            sum = fused(weight, load_floats(now->sums + s * heads + h, left), sum);
+        }
+        store_floats(now->sums + h, 1 / sum, left);
+    }
+    for (int64_t h = 0; h < heads; h++)
+        for (int64_t i = 0; i < size; i += LANES) {
+            floats sum = {0};
+            for (int64_t s = 0; s < now->stretches; s++) {
+                const int64_t at = s * heads + h;
+                sum = fused(all_lanes(now->largest[at]), load_floats(now->sights + at * now->wide + i, LANES), sum);
+            }
+            store_floats(now->a.y + h * size + i, sum * now->sums[h], size - i);
+        }
+}

@@ -1,0 +1,18 @@
+/* What the 256-bit levels share. */
+ALWAYS floats fused(floats a, floats b, floats c) { return (floats)_mm256_fmadd_ps(a, b, c); }
+
+ALWAYS floats spread(const float *from, const int count, ints which) {
+    floats few = {0};
+    memcpy(&few, from, (size_t)count * 4);
+    return (floats)_mm256_permutevar8x32_ps(few, (__m256i)which);
+}
+
+ALWAYS __m256i first_lanes(int count) {
+    return _mm256_cmpgt_epi32(_mm256_set1_epi32(count), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+}
+
+ALWAYS floats load_first(const float *from, int count) { return (floats)_mm256_maskload_ps(from, first_lanes(count)); }
+
+ALWAYS void store_first(float *to, floats value, int count) {
+    _mm256_maskstore_ps(to, first_lanes(count), (__m256)value);
+}

@@ -1,0 +1,43 @@
+/* Level: AVX-512 with VNNI (Ice Lake and later servers, Zen 4 and later). */
+#ifdef __x86_64__
+#include <immintrin.h>
+#include <string.h>
+
+#include "library.h"
+#define LANES 16
+#define HALVES HALVES_16
+#define TILE_ROWS 4
+#define TILE_TOKENS 4
+#pragma STDC FP_CONTRACT OFF
+#pragma clang attribute push(__attribute__((target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni"))), \
+                             apply_to = function)
+#include "lanes.h"
+
+ALWAYS ints dots(const int bits, const int count, ints sum, const bytes *codes, const uint8_t *values) {
+    (void)bits;
+    UNROLL for (int i = 0; i < count; i++)
+        sum = (ints)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)codes[i], (__m512i)load_bytes(values + i * STRETCH));
+    return sum;
+}
+
+ALWAYS floats fused(floats a, floats b, floats c) { return (floats)_mm512_fmadd_ps(a, b, c); }
+
+ALWAYS floats spread(const float *from, const int count, ints which) {
+    floats few = {0};
+    memcpy(&few, from, (size_t)count * 4);
+    return (floats)_mm512_permutexvar_ps((__m512i)which, few);
+}
+
+ALWAYS floats load_first(const float *from, int count) {
+    return (floats)_mm512_maskz_loadu_ps((__mmask16)((1 << count) - 1), from);
+}
+
+ALWAYS void store_first(float *to, floats value, int count) {
+    _mm512_mask_storeu_ps(to, (__mmask16)((1 << count) - 1), (__m512)value);
+}
+
+#include "kernels.h"
+#pragma clang attribute pop
+
+const struct kernels avx512_vnni = KERNELS;
+#endif

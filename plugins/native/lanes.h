@@ -1,0 +1,18 @@
+/* Vectors of LANES lanes of four bytes. */
+#include <stdint.h>
+#include <string.h>
+
+#define UNROLL _Pragma("clang loop unroll(full)")
+#define ALWAYS static inline __attribute__((always_inline))
+
+typedef float floats __attribute__((vector_size(4 * LANES)));
+typedef int32_t ints __attribute__((vector_size(4 * LANES)));
+typedef uint32_t unsigneds __attribute__((vector_size(4 * LANES)));
+typedef uint8_t bytes __attribute__((vector_size(4 * LANES)));
+typedef int8_t chars __attribute__((vector_size(4 * LANES)));
+
+ALWAYS bytes load_bytes(const void *from) {
+    bytes value;
+    memcpy(&value, from, sizeof value);
+    return value;
+}

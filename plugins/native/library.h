@@ -1,0 +1,31 @@
+/* What the library is made of: one table of functions for each level (kind of processor). */
+#ifndef MOTLEY_LIBRARY_H
+#define MOTLEY_LIBRARY_H
+#include "attention.h"
+#include "matmul.h"
+#include "rows.h"
+
+#ifdef _WIN32
+#define EXPORT __declspec(dllexport)
+#else
+#define EXPORT __attribute__((visibility("default")))
+#endif
+
+struct kernels {
+    int32_t tile_rows, tile_tokens;
+    void (*quantise)(const struct plan *plan, int64_t token);
+    void (*multiply)(const struct plan *plan, int64_t row, int64_t end);
+    void (*normalise)(const struct norm *norm);
+    void (*gate)(const struct gated *gated);
+    void (*take_token)(const struct attending *now);
+    void (*attend)(const struct attending *now, int64_t stretch, int64_t kv_head);
+    void (*combine)(const struct attending *now);
+};
+
+extern const struct kernels portable;
+#ifdef __x86_64__
+extern const struct kernels avx2, avx_vnni, avx512_vnni;
+#endif
+
+extern const struct kernels *kernels; /* of the level in use */
+#endif

@@ -1,0 +1,179 @@
+"""The compiled kernels (`library.c` and the operators beside it) as ctypes functions."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from ctypes import POINTER, c_float, c_int32, c_int64, c_void_p
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+F32 = npt.NDArray[np.float32]
+U8 = npt.NDArray[np.uint8]
+
+LEVELS = ("portable", "avx2", "avx_vnni", "avx512_vnni")
+"""Kinds of processors, worst first; the numbers that library.c calls them by are their places."""
+
+PATH = Path(__file__).with_name("_kernels.dll" if sys.platform == "win32" else "_kernels.so")
+
+
+class Matmul(ctypes.Structure):
+    """``struct matmul`` of matmul.h."""
+
+    _fields_ = (
+        ("pool", c_void_p),
+        ("codes", c_void_p),
+        ("scales", c_void_p),
+        ("zeros", c_void_p),
+        ("bias", c_void_p),
+        ("x", c_void_p),
+        ("y", c_void_p),
+        ("rows", c_int64),
+        ("columns", c_int64),
+        ("tokens", c_int64),
+        ("bits", c_int32),
+        ("block", c_int32),
+    )
+
+
+class Norm(ctypes.Structure):
+    """``struct norm`` of rows.h."""
+
+    _fields_ = (
+        ("x", c_void_p),
+        ("skip", c_void_p),
+        ("weight", c_void_p),
+        ("y", c_void_p),
+        ("total", c_void_p),
+        ("rows", c_int64),
+        ("columns", c_int64),
+        ("epsilon", c_float),
+    )
+
+
+class Gated(ctypes.Structure):
+    """``struct gated`` of rows.h."""
+
+    _fields_ = (("gate_up", c_void_p), ("y", c_void_p), ("rows", c_int64), ("columns", c_int64))
+
+
+class Attention(ctypes.Structure):
+    """``struct attention`` of attention.h."""
+
+    _fields_ = (
+        ("pool", c_void_p),
+        ("qkv", c_void_p),
+        ("keys", c_void_p),
+        ("values", c_void_p),
+        ("cos", c_void_p),
+        ("sin", c_void_p),
+        ("position", c_void_p),
+        ("y", c_void_p),
+        ("heads", c_int64),
+        ("kv_heads", c_int64),
+        ("size", c_int64),
+        ("capacity", c_int64),
+        ("places", c_int64),
+        ("turned", c_int64),
+        ("window", c_int64),
+        ("scale", c_float),
+    )
+
+
+INTERFACE = (1, *map(ctypes.sizeof, (Matmul, Norm, Gated, Attention)))
+"""``motley_interface`` of library.c: a number that both count up when they no longer understand each other, and what
+each struct takes. It tells a library that was built before an update."""
+
+FUNCTIONS = (
+    ("supports", [c_int32], c_int32),
+    ("set_level", [c_int32], None),
+    ("pool_open", [c_int32], c_void_p),
+    ("pool_stop", [c_void_p], None),
+    ("pool_free", [c_void_p], None),
+    ("prepare", [POINTER(Matmul)], c_int32),
+    ("matmul", [POINTER(Matmul)], None),
+    ("norm", [POINTER(Norm)], None),
+    ("gated", [POINTER(Gated)], None),
+    ("prepare_attention", [POINTER(Attention)], c_int32),
+    ("attention", [POINTER(Attention)], c_int32),
+)
+
+
+@cache
+def library() -> ctypes.CDLL:
+    """The library, set to the best level that this processor supports.
+
+    Raises:
+        ImportError: it is missing, cannot be loaded, or was built from other sources than these.
+    """
+    try:
+        lib = ctypes.CDLL(str(PATH))
+        _declare(lib)
+    except (OSError, AttributeError, ValueError) as error:
+        raise ImportError(
+            f"Motley's compiled kernels cannot be loaded ({error}); they are built by installation: "
+            "run `pip install .` (or `pip install -e .`) in Motley's folder again",
+            path=str(PATH),
+        ) from error
+    lib.motley_set_level(LEVELS.index(supported_levels(lib)[-1]))
+    return lib
+
+
+def _declare(lib: ctypes.CDLL) -> None:
+    """Give functions their types.
+
+    Raises:
+        AttributeError: one is missing.
+        ValueError: the library is not of these sources.
+    """
+    interface = tuple((c_int32 * len(INTERFACE)).in_dll(lib, "motley_interface"))
+    if interface != INTERFACE:
+        raise ValueError(f"built from other sources: its interface is {interface}, not {INTERFACE}")
+    for name, arguments, result in FUNCTIONS:
+        function = lib[f"motley_{name}"]
+        function.argtypes, function.restype = arguments, result
+        setattr(lib, f"motley_{name}", function)
+    lib.motley_attention.errcheck = _check_position
+
+
+def supported_levels(lib: ctypes.CDLL) -> list[str]:
+    """What this processor can do, worst first."""
+    return [level for number, level in enumerate(LEVELS) if lib.motley_supports(number)]
+
+
+def address(name: str, array: npt.NDArray[Any], dtype: npt.DTypeLike, *shape: int) -> int:
+    """Where an array's elements lie.
+
+    Raises:
+        ValueError: it has another shape or type, or is not contiguous or aligned.
+    """
+    if array.shape != shape or array.dtype != dtype:
+        raise ValueError(f"{name} must be {np.dtype(dtype)}{list(shape)}, not {array.dtype}{list(array.shape)}")
+    if not (array.flags.c_contiguous and array.flags.aligned):
+        raise ValueError(f"{name} must be contiguous and aligned")
+    return array.ctypes.data
+
+
+def place(name: str, array: npt.NDArray[Any], dtype: npt.DTypeLike, *shape: int) -> int:
+    """The `address` of an array that is written to.
+
+    Raises:
+        ValueError: it is read-only besides.
+    """
+    if not array.flags.writeable:
+        raise ValueError(f"{name} must be writeable")
+    return address(name, array, dtype, *shape)
+
+
+def _check_position(found: Any, _function: Any, arguments: tuple[Any, ...]) -> Any:
+    if not found:
+        attention = arguments[0]._obj
+        at = c_int64.from_address(attention.position).value
+        raise IndexError(
+            f"position {at} is outside of the caches' {attention.capacity} or the {attention.places} with angles"
+        )
+    return found

@@ -1,0 +1,63 @@
+/* Matmuls of float32 activations by 4- and 8-bit weights, which are read once, where they are.
+ *
+ * The arithmetic. It is the same to the bit for every level (kind of processor), pool and number of tokens (rows of x):
+ *
+ * - A row of weights is the sequence of its codes' bytes; 4-bit elements 2i and 2i+1 are the low and the high nibble of
+ *   byte i. It is cut in stretches of 64 bytes, the last of which may be incomplete, and in blocks of elements. A unit
+ *   is a stretch, or as many as make a block where blocks are longer. Lane i of 16 has bytes 4i to 4i+3 of every
+ *   stretch; they lie in one block.
+ * - Activations are quantised by token and block: with M the largest magnitude, the scale is M / 127 and an element is
+ *   x * (127 / M), rounded to the nearest integer, half to even. If M is below 2^-100 all are zero; if any is not
+ *   finite the scale is NaN, and so are the token's results.
+ * - In each unit, a lane's sum of (code - zero point) * activation is an exact integer n (|n| < 2^24), and
+ *   lane = fma(float(n), scale of the weights * scale of the activations, lane), starting from 0, unit by unit.
+ * - Lanes are added as a tree: i and i + 8, then i and i + 4, i and i + 2, i and i + 1; then comes the bias.
+ */
+#include "library.h"
+#include "pool.h"
+#include "rounding.h"
+
+#define PANEL_BYTES (256 << 10) /* of weight codes: a part of a level-2 cache */
+
+static struct plan make_plan(const struct matmul *m) {
+    struct plan plan = {.m = *m};
+    const int32_t subs = 8 / m->bits, block_bytes = m->block / subs;
+    const int32_t unit_bytes = block_bytes > STRETCH ? block_bytes : STRETCH;
+    plan.blocks = m->columns / m->block;
+    plan.row_bytes = plan.blocks * block_bytes;
+    plan.zero_bytes = divide_up(plan.blocks, subs);
+    plan.units = divide_up(plan.row_bytes, unit_bytes);
+    plan.whole_units = plan.row_bytes / unit_bytes;
+    plan.stretches = unit_bytes / STRETCH;
+    plan.unit_blocks = unit_bytes / block_bytes;
+    plan.last_bytes = (int32_t)(plan.row_bytes % unit_bytes);
+    plan.token_unit = TOKEN_UNIT(subs, plan.stretches);
+    for (int32_t lane = 0; lane < LANES_IN_ALL; lane++) plan.lane_block[lane] = lane * 4 / block_bytes;
+    return plan;
+}
+
+/* Make room for a matmul's activations; 0 if there is no memory. */
+EXPORT int32_t motley_prepare(const struct matmul *m) {
+    struct plan plan = make_plan(m);
+    return pool_reserve(m->pool, (size_t)(m->tokens * plan.units * plan.token_unit));
+}
+
+static void quantise_token(const void *job, int64_t chunk) { kernels->quantise(job, chunk); }
+
+static void multiply_panel(const void *job, int64_t chunk) {
+    const struct plan *plan = job;
+    int64_t row = chunk * plan->panel, end = row + plan->panel;
+    kernels->multiply(plan, row, end < plan->m.rows ? end : plan->m.rows);
+}
+
+/* Compute a matmul for which motley_prepare has made room. */
+EXPORT void motley_matmul(const struct matmul *m) {
+    struct plan plan = make_plan(m);
+    plan.activations = pool_enter(m->pool);
+    int64_t panel = PANEL_BYTES / plan.row_bytes, fair = divide_up(m->rows, 4 * pool_threads(m->pool));
+    if (pool_threads(m->pool) > 1 && panel > fair) panel = fair;
+    plan.panel = up_to_multiple(panel ? panel : 1, kernels->tile_rows);
+    pool_run(m->pool, quantise_token, &plan, m->tokens);
+    pool_run(m->pool, multiply_panel, &plan, divide_up(m->rows, plan.panel));
+    pool_leave(m->pool);
+}

@@ -1,0 +1,121 @@
+"""Matmuls of float32 activations by quantised weights that are used where they are: ``y = x @ W.T + bias``.
+
+The arithmetic is stated in matmul.c. Results are the same to the bit on every CPU and for any number of threads, and a
+row's do not depend on which other rows are computed with it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+
+from .library import F32, U8, Matmul, address, library, place
+
+BLOCKS = (16, 32, 64, 128, 256)
+
+
+class Pool:
+    """Compute threads that matmuls and attention share, the calling one among them.
+
+    Calls from several threads take turns. Idle threads sleep.
+
+    Args:
+        threads: how many compute at once; of one, no thread is made.
+
+    Raises:
+        ImportError: the compiled kernels are missing.
+        MemoryError: the system has no memory or threads left.
+        ValueError: `threads` is not positive.
+    """
+
+    def __init__(self, threads: int) -> None:
+        if threads < 1:
+            raise ValueError(f"threads must be at least 1, not {threads}")
+        self._library = library()
+        self.handle = self._library.motley_pool_open(threads)
+        if not self.handle:
+            raise MemoryError(f"the system refuses a pool of {threads} threads")
+        self._stop = weakref.finalize(self, _end, self._library, self.handle)
+
+    def close(self) -> None:
+        """End the threads; what they shared still works, on the calling thread alone."""
+        self._library.motley_pool_stop(self.handle)
+
+
+def _end(library: ctypes.CDLL, handle: int) -> None:
+    library.motley_pool_stop(handle)
+    library.motley_pool_free(handle)
+
+
+class QuantisedMatrix:
+    """f32[N, K] as (code - zero) * scale, in blocks along K; the arrays are used where they are and must outlive this.
+
+    Args:
+        codes: u8[N, K/block, block*bits/8]; of int4, elements 2i and 2i+1 are the low and the high nibble of byte i.
+            May be read-only and lie anywhere.
+        scales: f32[N, K/block]; may be negative.
+        zeros: u8[N, K/block], of int4 packed like codes: u8[N, ceil(K/block/2)]; None: 8 for int4, 128 for int8.
+        bias: f32[N].
+        bits: 4 or 8.
+        block: one of `BLOCKS`.
+        pool: computes.
+
+    Raises:
+        ValueError: what does not fit together; the message names the argument.
+    """
+
+    rows: int
+    """N."""
+    columns: int
+    """K."""
+
+    def __init__(
+        self, codes: U8, scales: F32, zeros: U8 | None, bias: F32 | None, bits: int, block: int, pool: Pool
+    ) -> None:
+        if bits not in (4, 8):
+            raise ValueError(f"bits must be 4 or 8, not {bits}")
+        if block not in BLOCKS:
+            raise ValueError(f"block must be one of {BLOCKS}, not {block}")
+        if codes.ndim != 3:
+            raise ValueError(f"codes must be u8[N, K/block, {block * bits // 8}], not of shape {codes.shape}")
+        self.rows, blocks, _ = codes.shape
+        if not blocks:
+            raise ValueError("codes must have blocks")
+        self.columns = blocks * block
+        self._matmul = Matmul(
+            pool=pool.handle,
+            codes=address("codes", codes, np.uint8, self.rows, blocks, block * bits // 8),
+            scales=address("scales", scales, np.float32, self.rows, blocks),
+            zeros=None if zeros is None else address("zeros", zeros, np.uint8, self.rows, -(-blocks * bits // 8)),
+            bias=None if bias is None else address("bias", bias, np.float32, self.rows),
+            rows=self.rows,
+            columns=self.columns,
+            bits=bits,
+            block=block,
+        )
+        self._kept = (codes, scales, zeros, bias, pool)
+
+    def bind(self, x: F32, y: F32) -> Callable[[], None]:
+        """Fix the operands of a matmul; each call of the result then computes ``y = x @ W.T + bias``.
+
+        Args:
+            x: f32[M, K].
+            y: f32[M, N], overwritten.
+
+        Raises:
+            MemoryError: there is no memory for quantised activations.
+            ValueError: an operand has another shape or type, is not contiguous or aligned, or `y` is read-only.
+        """
+        tokens = len(x) if x.ndim else 0
+        matmul = Matmul.from_buffer_copy(self._matmul)
+        matmul.x = address("x", x, np.float32, tokens, self.columns)
+        matmul.y = place("y", y, np.float32, tokens, self.rows)
+        matmul.tokens = tokens
+        if not library().motley_prepare(matmul):
+            raise MemoryError(f"no memory for the activations of {tokens} rows of {self.columns} columns")
+        matmul.kept = (self._kept, x, y)
+        return partial(library().motley_matmul, ctypes.byref(matmul))

@@ -1,0 +1,42 @@
+/* The kernels of rows.c, of one level. */
+static void normalise(const struct norm *norm) {
+    const int64_t columns = norm->columns;
+    for (int64_t row = 0; row < norm->rows; row++) {
+        const float *x = norm->x + row * columns, *skip = norm->skip ? norm->skip + row * columns : NULL;
+        float *y = norm->y + row * columns, *total = norm->total ? norm->total + row * columns : NULL, sum;
+        floats squares[PARTS][TILE];
+        UNROLL for (int p = 0; p < PARTS; p++) squares[p][0] = (floats){0};
+        for (int64_t i = 0; i < columns; i += LANES_IN_ALL)
+            UNROLL for (int p = 0; p < PARTS; p++) {
+                const int64_t at = i + p * LANES, left = columns - at;
+                if (left <= 0) continue;
+                floats value = load_floats(x + at, left);
+                if (skip) value += load_floats(skip + at, left);
+                if (total) store_floats(total + at, value, left);
+                store_floats(y + at, value, left);
+                squares[p][0] = fused(value, value, squares[p][0]);
+            }
+        add_lanes(squares, 1, &sum);
+        const floats scale = 1 / __builtin_elementwise_sqrt(all_lanes(sum / (float)columns + norm->epsilon));
+        for (int64_t i = 0; i < columns; i += LANES)
+            store_floats(y + i, load_floats(y + i, columns - i) * scale * load_floats(norm->weight + i, columns - i),
+                         columns - i);
+    }
+}
+
+ALWAYS floats silu(floats gate) {
+    const floats e = exponential((floats)((ints)gate | INT32_MIN)); /* of minus its magnitude */
+    const floats bounded = choose(gate < -120.f, all_lanes(-120), gate);
+    return choose(gate < 0.f, bounded * e, gate) / (1 + e);
+}
+
+static void gate(const struct gated *gated) {
+    const int64_t columns = gated->columns;
+    for (int64_t row = 0; row < gated->rows; row++) {
+        const float *gates = gated->gate_up + row * 2 * columns, *ups = gates + columns;
+        float *y = gated->y + row * columns;
+        for (int64_t i = 0; i < columns; i += LANES)
+            store_floats(y + i, silu(load_floats(gates + i, columns - i)) * load_floats(ups + i, columns - i),
+                         columns - i);
+    }
+}

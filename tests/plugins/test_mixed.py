@@ -1,0 +1,106 @@
+"""Ranks of one model with engines and quantisations of their own: what they compute together, at splits of 2 and 3."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from motley.daemon.models.config import ConfigError
+from motley.daemon.models.share import Share
+from motley.daemon.models.units import Units, units
+from motley.plugins.cuda import CudaEngine
+from motley.plugins.cupy import ReferenceEngine
+from motley.plugins.engine import F32, Collectives, EngineFactory, EngineOptions, RankGraph
+from motley.plugins.onnxruntime import OnnxRuntimeEngine
+from tests.models.cases import Case, LocalSession, golden_cases, uneven_shares
+from tests.transport.cuda.host_driver import HostDriver
+
+SAME_WEIGHTS = 0.04
+"""Relative RMS, between ranks that quantise activations to int8 per block, and float64 with the very same weights."""
+EXPERTS = 0.2
+"""The same where that rounding sends a few rows to other experts."""
+INT8 = 0.05
+"""Relative RMS, between ranks of which some hold int8, others floats, and transformers in float64: what rounding the
+weights of tiny random models costs. With int4 it is less than what it costs where all hold that."""
+
+
+def on_host(graph: RankGraph, collectives: Collectives, options: EngineOptions) -> CudaEngine:
+    """The GPU's engine with its kernels compiled for the host."""
+    return CudaEngine(graph, collectives, EngineOptions(extra={"host_step": "function"}), HostDriver())
+
+
+def in_float64(graph: RankGraph, collectives: Collectives, options: EngineOptions) -> ReferenceEngine:
+    return ReferenceEngine(graph, collectives, EngineOptions(extra={"dtype": "float64"}))
+
+
+MIXES: dict[str, list[tuple[EngineFactory, str]]] = {
+    "reference fp32, cpu int8": [(ReferenceEngine, "fp32"), (OnnxRuntimeEngine, "int8")],
+    "gpu fp16, cpu int8": [(on_host, "fp16"), (OnnxRuntimeEngine, "int8")],
+    "cpu int4, gpu int8, reference fp32": [(OnnxRuntimeEngine, "int4"), (on_host, "int8"), (ReferenceEngine, "fp32")],
+    "reference fp32, cpu int8, cpu int4": [
+        (ReferenceEngine, "fp32"),
+        (OnnxRuntimeEngine, "int8"),
+        (OnnxRuntimeEngine, "int4"),
+    ],
+}
+
+
+def quantisable(case: Case) -> bool:
+    try:
+        units(case.config, "int8", 32)
+    except ConfigError:
+        return False
+    return True
+
+
+CASES = [case for case in golden_cases() if quantisable(case)]
+
+
+def cut_for(case: Case, quantisations: Sequence[str]) -> Units:
+    return units(case.config, quantisations[0], 32, beside=quantisations)
+
+
+def whole_prompt(
+    case: Case, engines: Sequence[EngineFactory], shares: Sequence[Share], folder: Path, quantisations: Sequence[str]
+) -> F32:
+    with LocalSession(case.folder, engines, shares, folder, quantisations) as ranks:
+        ranks.open_slot()
+        return ranks.step(case.tokens[:-1], 0)
+
+
+def distance(got: F32, expected: F32) -> float:
+    return float(np.linalg.norm(got - expected) / np.linalg.norm(expected))
+
+
+@pytest.mark.parametrize("mix", MIXES)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_ranks_of_different_kinds_agree_with_float64(case: Case, mix: str, tmp_path: Path) -> None:
+    """A prompt, its halves, and single tokens; against the same weights, and against transformers'."""
+    engines, quantisations = zip(*MIXES[mix], strict=True)
+    if on_host in engines and case.config.experts:
+        pytest.skip("this engine has no experts")
+    cut = cut_for(case, quantisations)
+    shares = uneven_shares(cut, len(engines))
+    expected = whole_prompt(case, [in_float64] * len(engines), shares, tmp_path / "64", quantisations)
+    with LocalSession(case.folder, engines, shares, tmp_path / "mixed", quantisations) as mixed:
+        for slot in (0, 1):
+            mixed.open_slot(slot)
+        whole = mixed.step(case.tokens[:-1], 0)
+        one_by_one = [mixed.step(case.tokens[:5], 0, slot=1)]
+        for position in range(5, len(case.tokens) - 1):
+            one_by_one.append(mixed.decode([1], case.tokens[position : position + 1], [position]))
+        halved = mixed.step(case.tokens[:-1], 0, slot=1, halved=True)
+    tolerance = EXPERTS if case.config.experts else SAME_WEIGHTS
+    for got in (whole, np.concatenate(one_by_one), halved):
+        assert distance(got, expected) < tolerance
+        assert np.median([distance(*rows) for rows in zip(got, expected, strict=True)]) < SAME_WEIGHTS
+    if case.config.experts:
+        return
+    rounding = INT8
+    if "int4" in quantisations:
+        alone = uneven_shares(units(case.config, "int4", 32), 1)
+        rounding = distance(whole_prompt(case, [in_float64], alone, tmp_path / "int4", ["int4"]), case.logits)
+    assert distance(whole, case.logits) < rounding
