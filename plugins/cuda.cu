@@ -2,8 +2,10 @@
 // shuffles; the order of a sum depends on nothing but its length. Values are f32[rows, width] with a stride between rows.
 
 typedef unsigned char u8;
+typedef unsigned short u16;
 typedef unsigned int u32;
 typedef long long i64;
+typedef unsigned long long u64;
 
 constexpr int WARP = 32;
 constexpr float LOWEST = -3.402823466e+38f;
@@ -17,88 +19,133 @@ __device__ inline i64 warp_number() { return (i64(blockIdx.x) * blockDim.x + thr
 
 // -- matmul: y[tokens, rows] = x[tokens, columns] weights[rows, columns]^T + bias ----------------------------------------
 //
-// Memory-bound for few tokens: a lane reads 16 bytes of a weight's row at a time and uses them for all tokens of its
-// group; a warp makes ROWS outputs, which share what was read of x. Codes lie in blocks along the columns:
-// (code - zero) * scale, with the default zero where `zeros` is null.
+// Memory-bound for few tokens: neighbouring lanes read neighbouring words of a weight's row, several words ahead, and use
+// each for all tokens of the group. What a lane adds up, and in which order, depends neither on ROWS nor on TOKENS: a
+// token has the same bits in any company. Codes lie in blocks along the columns: (code - zero) * scale, with the default
+// zero where `zeros` is null.
 
-template <int LENGTH>
+constexpr int AHEAD = 4;  // words of a row that a lane has under way
+
+struct Matrix {
+    const u8* weights;
+    const float* scales;
+    const u8* zeros;
+    int columns, shift;  // a block has 2^shift columns
+    __device__ i64 block_of(i64 row, int column) const { return row * (columns >> shift) + (column >> shift); }
+};
+
+// A code as a float, less its zero: 2^23 + code is a float whose last bits are the code, and the difference is exact.
+__device__ inline float centred(u32 code, float zero) {
+    return __uint_as_float(0x4B000000u | code) - (8388608.f + zero);
+}
+
+// A run is as many neighbouring weights as a word holds.
 struct Fp32Run {
-    static constexpr int RUN = LENGTH;  // weights per lane and read
-    __device__ static float load(const u8* weights, const u8* zeros, const float* scales, i64 row, int columns, int block,
-                                 int first, float* values) {
-        const float* from = reinterpret_cast<const float*>(weights) + row * columns + first;
-        if (RUN == 4) {
-            const float4 four = *reinterpret_cast<const float4*>(from);
-            values[0] = four.x, values[1 % RUN] = four.y, values[2 % RUN] = four.z, values[3 % RUN] = four.w;
-        } else {
-            for (int i = 0; i < RUN; ++i) values[i] = from[i];
-        }
+    static constexpr int RUN = 1;
+    __device__ static u32 read(const Matrix& m, i64 row, int first) {
+        return reinterpret_cast<const u32*>(m.weights)[row * m.columns + first];
+    }
+    __device__ static float decode(const Matrix& m, i64 row, int first, u32 word, float* values) {
+        values[0] = __uint_as_float(word);
         return 1;  // the scale
     }
 };
 
-template <int LENGTH>
-struct Int8Run {
-    static constexpr int RUN = LENGTH;
-    __device__ static float load(const u8* weights, const u8* zeros, const float* scales, i64 row, int columns, int block,
-                                 int first, float* values) {
-        const i64 at = row * (columns / block) + first / block;
-        const float zero = zeros ? zeros[at] : 128;
-        const u8* from = weights + row * columns + first;
-        if (RUN == 16) {
-            const uint4 codes = *reinterpret_cast<const uint4*>(from);
-            const u32 words[4] = {codes.x, codes.y, codes.z, codes.w};
-            for (int i = 0; i < RUN; ++i) values[i] = float(words[i / 4 % 4] >> 8 * (i % 4) & 0xFF) - zero;
-        } else {
-            for (int i = 0; i < RUN; ++i) values[i] = float(from[i]) - zero;
-        }
-        return scales[at];
+struct Fp16Run {
+    static constexpr int RUN = 2;
+    __device__ static u32 read(const Matrix& m, i64 row, int first) {
+        return reinterpret_cast<const u32*>(m.weights)[(row * m.columns + first) / 2];
+    }
+    __device__ static float decode(const Matrix& m, i64 row, int first, u32 word, float* values) {
+        values[0] = half_to_float(u16(word)), values[1] = half_to_float(u16(word >> 16));
+        return 1;
     }
 };
 
-template <int LENGTH>
-struct Int4Run {  // the first of two codes is in the lower half of a byte
-    static constexpr int RUN = LENGTH;
-    __device__ static float load(const u8* weights, const u8* zeros, const float* scales, i64 row, int columns, int block,
-                                 int first, float* values) {
-        const i64 at = row * (columns / block) + first / block;
-        const float zero = zeros ? zeros[at / 2] >> 4 * (at % 2) & 0xF : 8;
-        const u8* from = weights + (row * columns + first) / 2;
-        if (RUN == 32) {
-            const uint4 codes = *reinterpret_cast<const uint4*>(from);
-            const u32 words[4] = {codes.x, codes.y, codes.z, codes.w};
-            for (int i = 0; i < RUN; ++i) values[i] = float(words[i / 8 % 4] >> 4 * (i % 8) & 0xF) - zero;
-        } else {
-            for (int i = 0; i < RUN; ++i) values[i] = float(from[i / 2] >> 4 * (i % 2) & 0xF) - zero;
-        }
-        return scales[at];
+struct OddFp16Run {  // where rows are no whole words
+    static constexpr int RUN = 1;
+    __device__ static u32 read(const Matrix& m, i64 row, int first) {
+        return reinterpret_cast<const u16*>(m.weights)[row * m.columns + first];
+    }
+    __device__ static float decode(const Matrix& m, i64 row, int first, u32 word, float* values) {
+        values[0] = half_to_float(u16(word));
+        return 1;
     }
 };
+
+struct Int8Run {
+    static constexpr int RUN = 4;
+    __device__ static u32 read(const Matrix& m, i64 row, int first) {
+        return reinterpret_cast<const u32*>(m.weights)[(row * m.columns + first) / 4];
+    }
+    __device__ static float decode(const Matrix& m, i64 row, int first, u32 word, float* values) {
+        const i64 at = m.block_of(row, first);
+        const float zero = m.zeros ? m.zeros[at] : 128;
+        for (int i = 0; i < RUN; ++i) values[i] = centred(word >> 8 * i & 0xFF, zero);
+        return m.scales[at];
+    }
+};
+
+struct Int4Run {  // the first of two codes is in the lower half of a byte
+    static constexpr int RUN = 8;
+    __device__ static u32 read(const Matrix& m, i64 row, int first) {
+        return reinterpret_cast<const u32*>(m.weights)[(row * m.columns + first) / 8];
+    }
+    __device__ static float decode(const Matrix& m, i64 row, int first, u32 word, float* values) {
+        const i64 at = m.block_of(row, first);
+        const float zero = m.zeros ? m.zeros[at / 2] >> 4 * (at % 2) & 0xF : 8;
+        for (int i = 0; i < RUN; ++i) values[i] = centred(word >> 4 * i & 0xF, zero);
+        return m.scales[at];
+    }
+};
+
+// So many neighbouring floats, read as widely as they are aligned.
+template <int RUN>
+__device__ inline void read_run(const float* from, float* values) {
+    if constexpr (RUN % 4 == 0) {
+        for (int i = 0; i < RUN; i += 4) {
+            const float4 four = *reinterpret_cast<const float4*>(from + i);
+            values[i] = four.x, values[i + 1] = four.y, values[i + 2] = four.z, values[i + 3] = four.w;
+        }
+    } else {
+        for (int i = 0; i < RUN; ++i) values[i] = from[i];
+    }
+}
 
 template <class Weights, int ROWS, int TOKENS>
-__device__ void matmul(const float* x, int x_stride, const u8* weights, const float* scales, const u8* zeros,
-                       const float* bias, float* y, int y_stride, int tokens, int rows, int columns, int block) {
-    constexpr int RUN = Weights::RUN;
-    const i64 groups = (rows + ROWS - 1) / ROWS;
-    const i64 first_row = warp_number() % groups * ROWS;
-    const i64 first_token = warp_number() / groups * TOKENS;
-    if (first_token >= tokens) return;
+__device__ void matmul(const float* x, int x_stride, const Matrix& m, const float* bias, float* y, int y_stride,
+                       int tokens, int rows) {
+    constexpr int RUN = Weights::RUN, STEP = WARP * RUN;
+    const i64 groups = (tokens + TOKENS - 1) / TOKENS;  // those of one row are neighbours: they read the same weights
+    const i64 first_token = warp_number() % groups * TOKENS;
+    const i64 first_row = warp_number() / groups * ROWS;
+    if (first_row >= rows) return;
     const int lane = threadIdx.x % WARP;
     float totals[ROWS][TOKENS] = {};
-    for (int first = lane * RUN; first < columns; first += WARP * RUN) {
-        float values[ROWS][RUN], scale[ROWS];
-        for (int r = 0; r < ROWS; ++r) {
-            const i64 row = first_row + r < rows ? first_row + r : rows - 1;
-            scale[r] = Weights::load(weights, zeros, scales, row, columns, block, first, values[r]);
-        }
-        for (int t = 0; t < TOKENS; ++t) {
-            const float* from = x + (first_token + t < tokens ? first_token + t : tokens - 1) * x_stride + first;
-            float sums[ROWS] = {};
-            for (int i = 0; i < RUN; ++i) {
-                const float factor = from[i];
-                for (int r = 0; r < ROWS; ++r) sums[r] = fmaf(values[r][i], factor, sums[r]);
+    for (int tile = lane * RUN; tile < m.columns; tile += AHEAD * STEP) {
+        u32 words[AHEAD][ROWS];
+        for (int a = 0; a < AHEAD; ++a)
+            for (int r = 0; r < ROWS; ++r) {
+                const i64 row = first_row + r < rows ? first_row + r : rows - 1;
+                words[a][r] = tile + a * STEP < m.columns ? Weights::read(m, row, tile + a * STEP) : 0;
             }
-            for (int r = 0; r < ROWS; ++r) totals[r][t] = fmaf(scale[r], sums[r], totals[r][t]);
+#pragma unroll  // or the words would not be in registers
+        for (int a = 0; a < AHEAD; ++a) {
+            const int first = tile + a * STEP;
+            if (first >= m.columns) break;
+            float values[ROWS][RUN], scale[ROWS];
+            for (int r = 0; r < ROWS; ++r) {
+                const i64 row = first_row + r < rows ? first_row + r : rows - 1;
+                scale[r] = Weights::decode(m, row, first, words[a][r], values[r]);
+            }
+            for (int t = 0; t < TOKENS; ++t) {
+                float factors[RUN], sums[ROWS] = {};
+                const i64 token = first_token + t < tokens ? first_token + t : tokens - 1;
+                read_run<RUN>(x + token * x_stride + first, factors);
+                for (int i = 0; i < RUN; ++i)
+                    for (int r = 0; r < ROWS; ++r) sums[r] = fmaf(values[r][i], factors[i], sums[r]);
+                for (int r = 0; r < ROWS; ++r) totals[r][t] = fmaf(scale[r], sums[r], totals[r][t]);
+            }
         }
     }
     for (int r = 0; r < ROWS; ++r)
@@ -113,24 +160,64 @@ __device__ void matmul(const float* x, int x_stride, const u8* weights, const fl
 #define MATMUL(name, Weights, ROWS, TOKENS)                                                                            \
     extern "C" __global__ void name(const float* x, int x_stride, const u8* weights, const float* scales,              \
                                     const u8* zeros, const float* bias, float* y, int y_stride, int tokens, int rows,  \
-                                    int columns, int block) {                                                          \
-        matmul<Weights, ROWS, TOKENS>(x, x_stride, weights, scales, zeros, bias, y, y_stride, tokens, rows, columns,   \
-                                      block);                                                                          \
+                                    int columns, int shift) {                                                          \
+        matmul<Weights, ROWS, TOKENS>(x, x_stride, {weights, scales, zeros, columns, shift}, bias, y, y_stride,        \
+                                      tokens, rows);                                                                   \
     }
 
-// By weights, whether rows and blocks are whole runs of 16 bytes, and for one token or several.
-MATMUL(matmul_fp32_wide_one, Fp32Run<4>, 2, 1)
-MATMUL(matmul_fp32_wide_many, Fp32Run<4>, 2, 4)
-MATMUL(matmul_fp32_any_one, Fp32Run<1>, 2, 1)
-MATMUL(matmul_fp32_any_many, Fp32Run<1>, 2, 4)
-MATMUL(matmul_int8_wide_one, Int8Run<16>, 2, 1)
-MATMUL(matmul_int8_wide_many, Int8Run<16>, 2, 4)
-MATMUL(matmul_int8_any_one, Int8Run<1>, 2, 1)
-MATMUL(matmul_int8_any_many, Int8Run<1>, 2, 4)
-MATMUL(matmul_int4_wide_one, Int4Run<32>, 2, 1)
-MATMUL(matmul_int4_wide_many, Int4Run<32>, 2, 4)
-MATMUL(matmul_int4_any_one, Int4Run<2>, 2, 1)
-MATMUL(matmul_int4_any_many, Int4Run<2>, 2, 4)
+// By weights, and by the tokens that a warp computes together.
+MATMUL(matmul_fp32_1, Fp32Run, 2, 1)
+MATMUL(matmul_fp32_2, Fp32Run, 2, 2)
+MATMUL(matmul_fp32_4, Fp32Run, 2, 4)
+MATMUL(matmul_fp32_8, Fp32Run, 2, 8)
+MATMUL(matmul_fp16_1, Fp16Run, 2, 1)
+MATMUL(matmul_fp16_2, Fp16Run, 2, 2)
+MATMUL(matmul_fp16_4, Fp16Run, 2, 4)
+MATMUL(matmul_fp16_8, Fp16Run, 2, 8)
+MATMUL(matmul_odd_fp16_1, OddFp16Run, 2, 1)
+MATMUL(matmul_odd_fp16_2, OddFp16Run, 2, 2)
+MATMUL(matmul_odd_fp16_4, OddFp16Run, 2, 4)
+MATMUL(matmul_odd_fp16_8, OddFp16Run, 2, 8)
+MATMUL(matmul_int8_1, Int8Run, 2, 1)
+MATMUL(matmul_int8_2, Int8Run, 2, 2)
+MATMUL(matmul_int8_4, Int8Run, 2, 4)
+MATMUL(matmul_int8_8, Int8Run, 2, 8)
+MATMUL(matmul_int4_1, Int4Run, 2, 1)
+MATMUL(matmul_int4_2, Int4Run, 2, 2)
+MATMUL(matmul_int4_4, Int4Run, 2, 4)
+MATMUL(matmul_int4_8, Int4Run, 2, 8)
+
+// to: f32[rows, columns], the rows of a matrix from `first_row` on; a thread per run.
+template <class Weights>
+__device__ void widen(const Matrix& m, float* to, int first_row, int rows) {
+    constexpr int RUN = Weights::RUN;
+    const i64 thread = i64(blockIdx.x) * blockDim.x + threadIdx.x, runs = m.columns / RUN;
+    const i64 row = first_row + thread / runs;
+    if (row >= first_row + rows) return;
+    const int first = int(thread % runs) * RUN;
+    float values[RUN];
+    const float scale = Weights::decode(m, row, first, Weights::read(m, row, first), values);
+    float* out = to + thread * RUN;
+    if constexpr (RUN % 4 == 0) {
+        for (int i = 0; i < RUN; i += 4) {
+            *reinterpret_cast<float4*>(out + i) = {values[i] * scale, values[i + 1] * scale, values[i + 2] * scale,
+                                                   values[i + 3] * scale};
+        }
+    } else {
+        for (int i = 0; i < RUN; ++i) out[i] = values[i] * scale;
+    }
+}
+
+#define WIDEN(name, Weights)                                                                                           \
+    extern "C" __global__ void name(const u8* weights, const float* scales, const u8* zeros, float* to, int first_row, \
+                                    int rows, int columns, int shift) {                                                \
+        widen<Weights>({weights, scales, zeros, columns, shift}, to, first_row, rows);                                 \
+    }
+
+WIDEN(widen_fp16, Fp16Run)
+WIDEN(widen_odd_fp16, OddFp16Run)
+WIDEN(widen_int8, Int8Run)
+WIDEN(widen_int4, Int4Run)
 
 // -- the small nodes ---------------------------------------------------------------------------------------------------
 
@@ -142,9 +229,11 @@ extern "C" __global__ void rms_norm(const float* x, int x_stride, const float* s
     if (row >= rows) return;
     const float* from = x + row * x_stride + group * width;
     float squares = 0;
+#pragma unroll 8  // as many reads under way
     for (int i = lane; i < width; i += WARP) squares = fmaf(from[i], from[i], squares);
     const float root = sqrtf(warp_sum(squares) / width + epsilon);
     float* to = y + row * y_stride + group * width;
+#pragma unroll 8
     for (int i = lane; i < width; i += WARP) to[i] = from[i] / root * scale[i];
 }
 
@@ -169,58 +258,92 @@ extern "C" __global__ void fill(float* y, float value, i64 count) {
 }
 
 // -- attention ---------------------------------------------------------------------------------------------------------
-// q: f32[T, heads * width], k and v: f32[T, kv_heads * width], caches: f32[kv_heads, capacity, width]
+// q: f32[rows, heads * width], k and v: f32[rows, kv_heads * width]. Rows are tokens of one sequence or of several.
+// Where they stand is read from memory, so that a step that was captured once as a graph can be run for any sequences.
+
+// Of a row: its sequence's cache and rotary tables, and its position.
+struct Place {
+    u64 cache;  // the layers' keys and values one after the other, each f32[kv_heads, capacity, width]
+    u64 cosines, sines;
+    i64 position, capacity;
+    // Keys or values of a layer, before which a token has so many elements in the cache.
+    __device__ float* cached(int before, int kv_head, int width) const {
+        return floats_at(cache) + capacity * (before + i64(kv_head) * width);
+    }
+};
 
 // Rotates the first half of each head against its second; q stays where it is, k and v go to the caches. A thread per
 // pair of every head of q, k and v.
 extern "C" __global__ void rotate(float* q, int q_stride, const float* k, int k_stride, const float* v, int v_stride,
-                                  float* key_cache, float* value_cache, const float* cosines, const float* sines,
-                                  int tokens, int position, int heads, int kv_heads, int width, int capacity) {
+                                  const Place* places, int keys, int values, int rows, int heads, int kv_heads,
+                                  int width) {
     const int half = width / 2, all = heads + 2 * kv_heads;
     const int i = int(thread_number() % half), head = int(thread_number() / half % all);
-    const i64 token = thread_number() / half / all, at = position + token;
-    if (token >= tokens) return;
+    const i64 row = thread_number() / half / all;
+    if (row >= rows) return;
+    const Place place = places[row];
+    const i64 at = place.position;
     if (head >= heads + kv_heads) {
         const int kv = head - heads - kv_heads;
-        const float* from = v + token * v_stride + kv * width;
-        float* to = value_cache + (i64(kv) * capacity + at) * width;
+        const float* from = v + row * v_stride + kv * width;
+        float* to = place.cached(values, kv, width) + at * width;
         to[i] = from[i], to[i + half] = from[i + half];
         return;
     }
     const int kv = head - heads;
-    const float* from = kv < 0 ? q + token * q_stride + head * width : k + token * k_stride + kv * width;
-    float* to = kv < 0 ? q + token * q_stride + head * width : key_cache + (i64(kv) * capacity + at) * width;
-    const float cosine = cosines[at * half + i], sine = sines[at * half + i];
+    const float* from = kv < 0 ? q + row * q_stride + head * width : k + row * k_stride + kv * width;
+    float* to = kv < 0 ? q + row * q_stride + head * width : place.cached(keys, kv, width) + at * width;
+    const float cosine = floats_at(place.cosines)[at * half + i], sine = floats_at(place.sines)[at * half + i];
     const float first = from[i], second = from[i + half];
     to[i] = first * cosine - second * sine;
     to[i + half] = second * cosine + first * sine;
 }
 
-constexpr int SLICES = 8;  // of WARP values: the widest head is 256
+constexpr int PART = 128;  // positions that one warp attends to, at least, before a row's are given to several
+
+// The positions that a row sees...
+struct Seen {
+    i64 start, stop;
+    __device__ Seen(i64 position, int window) {
+        stop = position + 1;
+        start = window && stop > window ? stop - window : 0;
+    }
+    // ...and in how many parts.
+    __device__ int parts(int most) const {
+        const i64 parts = (stop - start + PART - 1) / PART;
+        return parts < most ? int(parts) : most;
+    }
+};
 
 // One part of the positions that a row sees, a warp per row, head and part: f32[2 + width] of `partials`, which are the
-// largest score, the sum of the exponentials and the sum of the values by them (flash decoding).
-extern "C" __global__ void attend(const float* q, int q_stride, const float* key_cache, const float* value_cache,
-                                  float* partials, int tokens, int position, int heads, int kv_heads, int width,
-                                  int capacity, float scale, int window, int parts) {
+// largest score, the sum of the exponentials and the sum of the values by them (flash decoding). A head is no wider than
+// so many slices of WARP values.
+template <int SLICES>
+__device__ void attend(const float* q, int q_stride, const Place* places, int keys, int values, float* partials, int rows,
+                       int heads, int kv_heads, int width, float scale, int window, int most_parts) {
     const i64 number = warp_number();
-    const int part = int(number % parts), head = int(number / parts % heads), lane = threadIdx.x % WARP;
-    const i64 token = number / parts / heads;
-    if (token >= tokens) return;
-    const i64 stop = position + token + 1, start = window && stop > window ? stop - window : 0;
-    const i64 length = (stop - start + parts - 1) / parts;
-    const i64 from = start + part * length, to = from + length < stop ? from + length : stop;
-    const i64 cache = i64(head / (heads / kv_heads)) * capacity;
+    const int part = int(number % most_parts), head = int(number / most_parts % heads), lane = threadIdx.x % WARP;
+    const i64 row = number / most_parts / heads;
+    if (row >= rows) return;
+    const Place place = places[row];
+    const Seen seen(place.position, window);
+    const int parts = seen.parts(most_parts);
+    if (part >= parts) return;
+    const i64 length = (seen.stop - seen.start + parts - 1) / parts;
+    const i64 from = seen.start + part * length, to = from + length < seen.stop ? from + length : seen.stop;
+    const float* key = place.cached(keys, head / (heads / kv_heads), width);
+    const float* value = place.cached(values, head / (heads / kv_heads), width);
     float query[SLICES], sums[SLICES] = {}, largest = LOWEST, total = 0;
     for (int s = 0; s < SLICES; ++s) {
         const int i = s * WARP + lane;
-        query[s] = i < width ? q[token * q_stride + head * width + i] * scale : 0;
+        query[s] = i < width ? q[row * q_stride + head * width + i] * scale : 0;
     }
+#pragma unroll 4  // as many keys and values under way
     for (i64 at = from; at < to; ++at) {
         float score = 0;
         for (int s = 0; s < SLICES; ++s) {
             const int i = s * WARP + lane;
-            if (i < width) score = fmaf(query[s], key_cache[(cache + at) * width + i], score);
+            if (i < width) score = fmaf(query[s], key[at * width + i], score);
         }
         score = warp_sum(score);
         const float higher = fmaxf(largest, score);
@@ -229,7 +352,7 @@ extern "C" __global__ void attend(const float* q, int q_stride, const float* key
         total = fmaf(total, shrink, weight);
         for (int s = 0; s < SLICES; ++s) {
             const int i = s * WARP + lane;
-            if (i < width) sums[s] = fmaf(sums[s], shrink, weight * value_cache[(cache + at) * width + i]);
+            if (i < width) sums[s] = fmaf(sums[s], shrink, weight * value[at * width + i]);
         }
     }
     float* out = partials + number * (2 + width);
@@ -238,13 +361,27 @@ extern "C" __global__ void attend(const float* q, int q_stride, const float* key
         if (s * WARP + lane < width) out[2 + s * WARP + lane] = sums[s];
 }
 
-// y: f32[T, heads * width] of all parts; a thread per value.
-extern "C" __global__ void combine(const float* partials, float* y, int y_stride, int tokens, int heads, int width,
-                                   int parts) {
+#define ATTEND(name, SLICES)                                                                                           \
+    extern "C" __global__ void name(const float* q, int q_stride, const Place* places, int keys, int values,           \
+                                    float* partials, int rows, int heads, int kv_heads, int width, float scale,        \
+                                    int window, int most_parts) {                                                      \
+        attend<SLICES>(q, q_stride, places, keys, values, partials, rows, heads, kv_heads, width, scale, window,       \
+                       most_parts);                                                                                    \
+    }
+
+// By the widest head.
+ATTEND(attend_64, 2)
+ATTEND(attend_128, 4)
+ATTEND(attend_256, 8)
+
+// y: f32[rows, heads * width] of all parts; a thread per value.
+extern "C" __global__ void combine(const float* partials, float* y, int y_stride, const Place* places, int rows,
+                                   int heads, int width, int window, int most_parts) {
     const int i = int(thread_number() % width);
-    const i64 row = thread_number() / width;  // token * heads + head
-    if (row >= i64(tokens) * heads) return;
-    const float* from = partials + row * parts * (2 + width);
+    const i64 number = thread_number() / width, row = number / heads;
+    if (row >= rows) return;
+    const int parts = Seen(places[row].position, window).parts(most_parts);
+    const float* from = partials + number * most_parts * (2 + width);
     float largest = LOWEST, total = 0, sum = 0;
     for (int part = 0; part < parts; ++part) largest = fmaxf(largest, from[part * (2 + width)]);
     for (int part = 0; part < parts; ++part) {
@@ -253,5 +390,5 @@ extern "C" __global__ void combine(const float* partials, float* y, int y_stride
         total = fmaf(each[1], weight, total);
         sum = fmaf(each[2 + i], weight, sum);
     }
-    y[row / heads * y_stride + row % heads * width + i] = sum / total;
+    y[row * y_stride + number % heads * width + i] = sum / total;
 }

@@ -4,17 +4,23 @@ Not yet run on a GPU. Its kernels compile for every architecture, and compiled f
 reference does; speed and driver are untried.
 
 A step is submitted as a whole, node by node, and waited for once: the kernels of `cuda.cu`, and between them the
-collectives as `motley.transport.cuda` orders them. Weights stay on the device as they lie in the share file (float32,
-int8 or int4 blocks) and are widened in registers; activations, caches and sums are float32.
+collectives as `motley.transport.cuda` orders them. Rows find their sequence through a table on the device, which says
+where each stands, so sequences that are decoded together are rows of one step; steps of as many rows are captured as
+one CUDA graph, host steps included, and run from it for whichever sequences, where the driver and the form of the host
+step allow that. Weights stay on the device as they lie in the share file (float32, float16, int8 or int4 blocks) and
+are widened in registers; for the many rows of a prompt they are widened to scratch memory, a part of a matrix at a
+time, and multiplied by cuBLAS where that is installed. Activations, caches and sums are float32.
 """
 
 from __future__ import annotations
 
 import ctypes
+import logging
 import re
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,42 +28,57 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from motley.plugins.cublas import Gemm, open_cublas
 from motley.plugins.engine import (
     DOMAIN,
     F32,
-    CacheSpec,
     Collectives,
     EngineError,
+    EngineMemoryError,
     EngineOptions,
     RankGraph,
     check_skip,
     check_step,
+    grown_capacity,
     micro_chunks,
     transport,
 )
 from motley.plugins.mapped_share import MappedShare
 from motley.transport.cuda.all_reduce import AllReduce
-from motley.transport.cuda.driver import CudaDriver, Driver
-from motley.transport.cuda.errors import CudaError
+from motley.transport.cuda.compiler import DEVICE
+from motley.transport.cuda.driver import CudaDriver, Driver, check_gpu
+from motley.transport.cuda.errors import CudaError, DeviceLost, OutOfDeviceMemory
 from motley.transport.cuda.host_step import HostStep
-from motley.transport.cuda.stream import CudaEvent, CudaStream, DeviceArray, measure_host_steps
+from motley.transport.cuda.stream import CudaGraph, CudaStream, DeviceArray, measure_host_steps
 
-SOURCES = (Path(__file__).with_name("cuda.cu"),)
+log = logging.getLogger(__name__)
+
+SOURCES = (DEVICE, Path(__file__).with_name("cuda.cu"))
 WARP = 32
 THREADS = 128
 ROWS = 2
 """Outputs per warp of a matmul, as in the source..."""
-TOKENS = 4
-"""...and tokens, where there are several."""
-RUNS: dict[int, tuple[str, int]] = {
-    TensorProto.FLOAT: ("fp32", 4),
-    TensorProto.UINT8: ("int8", 16),
-    TensorProto.UINT4: ("int4", 32),
+TOKENS = (1, 2, 4, 8)
+"""...and the tokens that a warp can compute together."""
+MOST_SEQUENCES = 16
+"""Rows that are never multiplied by cuBLAS, which may round a row otherwise in other company."""
+KINDS: dict[int, tuple[str, int]] = {
+    TensorProto.FLOAT: ("fp32", 1),
+    TensorProto.FLOAT16: ("fp16", 2),
+    TensorProto.UINT8: ("int8", 4),
+    TensorProto.UINT4: ("int4", 8),
 }
-"""How matmuls call a type of weights, and how many of them are 16 bytes."""
-WIDEST_HEAD = 256
+"""How kernels call a type of weights, and how many of them are a word."""
+SCRATCH_BYTES = 64 << 20
+"""Of the widened part of a matrix that cuBLAS multiplies by, at most."""
+PLACE = np.dtype([("cache", "u8"), ("cosines", "u8"), ("sines", "u8"), ("position", "i8"), ("capacity", "i8")])
+"""`Place` in the source."""
+GRAPHS_KEPT = 32
+"""Captured steps; all are forgotten when there are more."""
+HEADS = (64, 128, 256)
+"""Widths up to which there is a kernel for heads."""
 PART = 128
-"""Positions that one warp attends to, at least, before a row's are given to several."""
+"""Positions that one warp attends to, at least, before a row's are given to several, as in the source."""
 MOST_PARTS = 64
 
 FIRST_CAPACITY = 256
@@ -78,26 +99,75 @@ class _View:
     """Elements from one row to the next."""
 
 
+@dataclass(frozen=True)
+class _Matrix:
+    """Weights of a product, on the device: kind, shape [outputs, columns], and 2^shift columns per scale."""
+
+    kind: str
+    run: int
+    outputs: int
+    columns: int
+    shift: int
+    weights: int
+    scales: int
+    zeros: int
+
+
 @dataclass
 class _Slot:
     tables: dict[str, int]
     """Addresses of the rotary tables..."""
-    caches: dict[str, int] = field(default_factory=dict)
-    """...and of the caches, by graph input."""
+    cache: int = 0
+    """...and of the cache of all layers, see `Place` in the source; 0: there is none yet."""
     capacity: int = 0
     length: int = 0
+
+    def place(self, position: int) -> tuple[int, int, int, int, int]:
+        """Of its token at `position`, a `PLACE`."""
+        return self.cache, self.tables["cos_cache"], self.tables["sin_cache"], position, self.capacity
+
+
+@contextmanager
+def _told(where: str = "") -> Iterator[None]:
+    """What goes wrong with the GPU is an error of the engine."""
+    try:
+        yield
+    except OutOfDeviceMemory as error:
+        raise EngineMemoryError(f"engine 'cuda'{where}: {error}") from error
+    except CudaError as error:
+        raise EngineError(f"engine 'cuda'{where}: {error}") from error
+    except TimeoutError as error:
+        raise EngineError(f"engine 'cuda'{where}: the GPU hangs ({error}): restart the machine") from error
 
 
 class CudaEngine:
     """See `motley.plugins.engine.Engine`. ``extra``: ``host_step`` = function, spinning or memory; else the quickest.
 
     Raises:
-        EngineError: no GPU, too little memory, an unknown option, or a graph that this engine has no kernels for.
+        EngineMemoryError: too little memory.
+        EngineError: no GPU, an unknown option, or a graph that this engine has no kernels for.
     """
 
+    keeps_fp16 = True
+    on_gpu = True
+
+    @staticmethod
+    def check_machine() -> None:
+        """See `motley.plugins.engine.lacking`."""
+        try:
+            check_gpu()
+        except CudaError as error:
+            raise EngineError(f"engine 'cuda': {error}") from error
+
     def __init__(
-        self, graph: RankGraph, collectives: Collectives, options: EngineOptions, driver: Driver | None = None
+        self,
+        graph: RankGraph,
+        collectives: Collectives,
+        options: EngineOptions,
+        driver: Driver | None = None,
+        open_gemm: Callable[[CudaStream], Gemm] | None = open_cublas,
     ) -> None:
+        """`driver`: None is the first GPU's. `open_gemm`: what multiplies prompts; None: our own kernels."""
         unknown = set(options.extra) - {"host_step"}
         if unknown:
             raise EngineError(f"engine 'cuda' has no option {', '.join(sorted(unknown))}; it has: host_step")
@@ -109,19 +179,27 @@ class CudaEngine:
         self._slots: dict[int, _Slot] = {}
         self._reductions: dict[tuple[int, int, Collectives], AllReduce] = {}
         """By address, rows, and by what they are summed through."""
+        self._captures = True
+        """Whether to try: the driver and the host steps have not refused."""
+        self._graphs: dict[tuple[Collectives, int, int], CudaGraph] = {}
+        """Decode steps, by what they are summed through, rows, and parts of the attention."""
+        self._stepped: set[tuple[Collectives, int]] = set()
+        """What steps of so many rows have been summed through: the memory for it is there, and kernels are loaded."""
         self._values: dict[str, _View] = {}
-        self._buffers: dict[str, _View] = {}
+        self._buffers: dict[tuple[str, int], _View] = {}
+        """By name, and how many rows they have."""
         self._memory = ExitStack()
         try:
-            self._open(options, driver)
-        except CudaError as error:
-            self._memory.close()
-            raise EngineError(f"engine 'cuda': {error}") from error
+            with _told():
+                self._open(options, driver, open_gemm)
         except BaseException:
-            self._memory.close()
+            with suppress(DeviceLost):
+                self._memory.close()
             raise
 
-    def _open(self, options: EngineOptions, driver: Driver | None) -> None:
+    def _open(
+        self, options: EngineOptions, driver: Driver | None, open_gemm: Callable[[CudaStream], Gemm] | None
+    ) -> None:
         if driver is None:
             own = CudaDriver()
             self._memory.callback(own.close)
@@ -140,48 +218,71 @@ class CudaEngine:
         for node in self._nodes:
             if (node.domain, node.op_type) not in _SUBMITTERS:
                 raise EngineError(f"engine 'cuda' has no kernel for {node.domain}.{node.op_type} ({node.name})")
-        if any(spec.head_dim > WIDEST_HEAD or spec.head_dim % 2 for spec in graph.caches):
-            raise EngineError(f"engine 'cuda' has attention for heads of an even width up to {WIDEST_HEAD}")
+        if any(spec.head_dim > HEADS[-1] or spec.head_dim % 2 for spec in graph.caches):
+            raise EngineError(f"engine 'cuda' has attention for heads of an even width up to {HEADS[-1]}")
+        driver.function(SOURCES, "add")  # whether this GPU is compiled for shows before anything is read
         self._weights = self._allocate(max(1, graph.share_file.stat().st_size))
+        self._matrices = {node.input[1]: self._matrix(node) for node in self._nodes if node.op_type == "Gemm"}
+        self._before: dict[str, int] = {}
+        """What of a token lies before a layer's keys or values in a cache: elements."""
+        self._per_token = 0
+        for spec in graph.caches:
+            for kind in ("key", "value"):
+                self._before[f"{kind}_cache.{spec.layer}"] = self._per_token
+                self._per_token += spec.heads * spec.head_dim
         self._stream = CudaStream(driver, HostStep(form), name="compute")
         self._memory.callback(self._stream.close)
-        self._done = CudaEvent(driver)
-        self._memory.callback(self._done.close)
-        self._hidden = self._pinned(rows * graph.hidden)
-        self._logits = self._pinned(rows * graph.vocabulary)
+        self._places = self._allocate(PLACE.itemsize * rows)
+        self._places_staging = self._pinned(PLACE.itemsize * rows).view(PLACE)
+        self._hidden = self._pinned(4 * rows * graph.hidden).view(np.float32)
+        self._open_head(self.most_sequences)
+        self._gemm = self._open_gemm(open_gemm) if open_gemm is not None and rows > MOST_SEQUENCES else None
         self._upload()
 
+    def _open_gemm(self, open_gemm: Callable[[CudaStream], Gemm]) -> Gemm | None:
+        try:
+            gemm = open_gemm(self._stream)
+        except CudaError as error:
+            log.warning("prompts are computed by Motley's own kernels, which are slower than cuBLAS: %s", error)
+            return None
+        self._memory.callback(gemm.close)
+        widest = [4 * each.outputs * each.columns for each in self._matrices.values() if each.kind != "fp32"]
+        self._scratch_bytes = min(SCRATCH_BYTES, max(widest, default=0))
+        if self._scratch_bytes:
+            self._scratch = self._allocate(self._scratch_bytes)
+        return gemm
+
     # -- the engine's calls ------------------------------------------------------------------------------------------
+
+    @property
+    def most_sequences(self) -> int:
+        return min(MOST_SEQUENCES, self._max_rows)
 
     def open_slot(self, slot: int, prompt: int = 0) -> None:
         if slot in self._slots:
             raise EngineError(f"slot {slot} is open already")
-        tables: dict[str, int] = {}
-        try:
+        with _told(), ExitStack() as tables:
+            state = _Slot({})
             for name, table in self._graph.constants(prompt).items():
-                tables[name] = self._driver.allocate(max(1, table.nbytes))
-                self._send(tables[name], np.ascontiguousarray(table, np.float32).reshape(-1).view(np.uint8))
-        except CudaError as error:
-            for address in tables.values():
-                self._driver.free(address)
-            raise EngineError(f"engine 'cuda': {error}") from error
-        self._slots[slot] = _Slot(tables)
+                address = state.tables[name] = self._driver.allocate(max(1, table.nbytes))
+                tables.callback(self._driver.free, address)
+                self._send(address, np.ascontiguousarray(table, np.float32).reshape(-1).view(np.uint8))
+            tables.pop_all()
+        self._slots[slot] = state
 
     def close_slot(self, slot: int) -> None:
-        state = self._slot(slot)
-        del self._slots[slot]
-        for address in (*state.tables.values(), *state.caches.values()):
-            self._driver.free(address)
+        self._slot(slot)
+        with _told():
+            self._release(self._slots.pop(slot))
 
     def skip(self, slot: int, position: int) -> None:
         state = self._slot(slot)
         check_skip(slot, state.length, position, self._graph.context)
-        self._make_room(state, position)
-        for spec, address in self._caches(state):
-            for head in range(spec.heads):
-                start = address + 4 * spec.head_dim * (head * state.capacity + state.length)
-                self._fill(start, (position - state.length) * spec.head_dim)
-        self._finish()
+        with _told():
+            self._make_room(state, position)
+            for start, row in self._heads(state):
+                self._fill(start + state.length * row, (position - state.length) * row // 4)
+            self._finish()
         state.length = position
 
     def step(self, slot: int, hidden: F32, position: int, rows: Sequence[int], halved: bool = False) -> F32:
@@ -191,31 +292,47 @@ class CudaEngine:
         check_step(slot, state.length, position, tokens, self._graph.context)
         if not all(0 <= row < tokens for row in rows) or len(rows) > self._max_rows:
             raise EngineError(f"logits of rows {list(rows)} were asked for; the step has {tokens} rows")
-        try:
+        with _told(" failed in a step"):
+            if len(rows) > self._head_rows:
+                self._open_head(self._max_rows)
             self._make_room(state, position + tokens)
-            step = _Step(self, state, tokens, position, list(rows), halved)
-            np.copyto(self._hidden[: hidden.size].reshape(hidden.shape), hidden)
-            into = self._buffer("hidden", self._graph.hidden)
-            self._driver.copy(into.address, self._hidden.ctypes.data, hidden.nbytes, self._stream.handle)
-            for node in self._nodes:
-                _SUBMITTERS[node.domain, node.op_type](step, node)
-            wanted = len(rows) * self._graph.vocabulary
-            if wanted:
-                logits = self._values["logits"].address
-                self._driver.copy(self._logits.ctypes.data, logits, 4 * wanted, self._stream.handle)
-            self._finish()
-        except CudaError as error:
-            raise EngineError(f"engine 'cuda' failed in a step: {error}") from error
+            places = self._places_staging[:tokens]
+            places[:] = state.place(position)
+            places["position"] += np.arange(tokens)
+            if tokens == len(rows) == 1:
+                self._run(hidden, partial(self._decode, 1, self._parts(state.capacity)))
+            else:
+                parts = self._parts(state.capacity) if tokens == 1 else 1
+                self._run(hidden, partial(self._submit, tokens, list(rows), halved, parts))
         state.length = position + tokens
-        return self._logits[:wanted].reshape(len(rows), self._graph.vocabulary)
+        return self._answer(len(rows))
+
+    def decode(self, slots: Sequence[int], hidden: F32, positions: Sequence[int]) -> F32:
+        if not 1 <= len(slots) == len(set(slots)) <= self.most_sequences:
+            raise EngineError(f"a step decodes 1 to {self.most_sequences} sequences, each once, not slots {[*slots]}")
+        states = [self._slot(slot) for slot in slots]
+        if hidden.shape != (len(slots), self._graph.hidden):
+            raise EngineError(
+                f"{len(slots)} sequences take f32[{len(slots)}, {self._graph.hidden}], not {hidden.shape}"
+            )
+        for slot, state, position in zip(slots, states, positions, strict=True):
+            check_step(slot, state.length, position, 1, self._graph.context)
+        with _told(" failed in a step"):
+            for row, (state, position) in enumerate(zip(states, positions, strict=True)):
+                self._make_room(state, position + 1)
+                self._places_staging[row] = state.place(position)
+            widest = max(state.capacity for state in states)
+            self._run(hidden, partial(self._decode, len(slots), self._parts(widest)))
+        for state, position in zip(states, positions, strict=True):
+            state.length = position + 1
+        return self._answer(len(slots))
 
     def close(self) -> None:
-        try:
-            self._stream.close()  # nothing is freed that is still read
-        finally:
-            for slot in list(self._slots):
-                self.close_slot(slot)
-            self._memory.close()
+        with suppress(DeviceLost), ExitStack() as parts:  # of a device that is lost nothing is left to free
+            parts.callback(self._memory.close)
+            while self._slots:
+                parts.callback(self._release, self._slots.popitem()[1])
+            parts.callback(self._stream.close)  # first: nothing is freed that is still read
 
     # -- memory ------------------------------------------------------------------------------------------------------
 
@@ -230,18 +347,29 @@ class CudaEngine:
         self._memory.callback(self._driver.free, address)
         return address
 
-    def _pinned(self, elements: int) -> F32:
-        pinned = self._driver.allocate_pinned(4 * max(1, elements))
+    def _pinned(self, nbytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        pinned = self._driver.allocate_pinned(max(4, nbytes))
         self._memory.callback(self._driver.free_pinned, pinned)
-        return pinned.host.view(np.float32)
+        return pinned.host[:nbytes]
 
-    def _buffer(self, name: str, width: int) -> _View:
-        """Where the value of this name lies, f32[max_rows, width]. Layers share their buffers: a layer reads nothing of
+    def _release(self, state: _Slot) -> None:
+        with ExitStack() as parts:
+            for address in filter(None, (*state.tables.values(), state.cache)):
+                parts.callback(self._driver.free, address)
+
+    def _open_head(self, rows: int) -> None:
+        """Have room for the logits of so many rows. They are wide; who serves wants those of decoded tokens only."""
+        self._forget_graphs()
+        self._head_rows = rows
+        self._logits = self._pinned(4 * rows * self._graph.vocabulary).view(np.float32)
+
+    def _buffer(self, name: str, width: int, rows: int) -> _View:
+        """Where the value of this name lies, f32[rows, width]. Layers share their buffers: a layer reads nothing of
         another but the residual, which the one before left in the buffer that its own last node will write."""
-        key = _LAYER.sub("", name)
+        key = _LAYER.sub("", name), rows
         view = self._buffers.get(key)
         if view is None:
-            view = _View(self._allocate(4 * self._max_rows * max(1, width)), width, width)
+            view = _View(self._allocate(4 * rows * max(1, width)), width, width)
             self._buffers[key] = view
         self._values[name] = view
         return view
@@ -273,42 +401,107 @@ class CudaEngine:
         entries = {entry.key: entry.value for entry in self._initializers[name].external_data}
         return self._weights + int(entries["offset"])
 
-    def _caches(self, state: _Slot) -> list[tuple[CacheSpec, int]]:
-        return [
-            (spec, state.caches[f"{kind}_cache.{spec.layer}"])
-            for spec in self._graph.caches
-            for kind in ("key", "value")
-            if f"{kind}_cache.{spec.layer}" in state.caches
-        ]
+    def _matrix(self, node: onnx.NodeProto) -> _Matrix:
+        """What a product multiplies by."""
+        name = node.input[1]
+        made = self._made_by.get(name)
+        tensor = self._initializers[name if made is None else made.input[0]]
+        outputs, columns = tensor.dims
+        kind, run = KINDS[tensor.data_type]
+        block, scales, zeros = 1, 0, 0
+        if made is not None and made.op_type == "DequantizeLinear":
+            block = _attributes(made)["block_size"]
+            _, scale, zero = made.input
+            scales = self._address(scale)
+            zeros = self._address(zero) if zero in self._initializers else 0
+            if block % run or block & block - 1:
+                raise EngineError(f"engine 'cuda' has no kernel for blocks of {block} columns ({node.name})")
+        elif columns % run:
+            kind, run = f"odd_{kind}", 1
+        return _Matrix(kind, run, outputs, columns, block.bit_length() - 1, self._address(tensor.name), scales, zeros)
+
+    def _heads(self, state: _Slot) -> Iterator[tuple[int, int]]:
+        """Where the keys and the values of each KV head begin, and the bytes from one token to the next."""
+        for spec in self._graph.caches:
+            for kind in ("key", "value"):
+                for head in range(spec.heads):
+                    before = self._before[f"{kind}_cache.{spec.layer}"] + head * spec.head_dim
+                    yield state.cache + 4 * before * state.capacity, 4 * spec.head_dim
 
     def _make_room(self, state: _Slot, tokens: int) -> None:
         if tokens <= state.capacity:
             return
-        capacity = max(FIRST_CAPACITY, state.capacity)
-        while capacity < tokens:
-            capacity *= 2
-        capacity = min(capacity, self._graph.context)
-        grown: dict[str, int] = {}
-        try:
-            for spec in self._graph.caches:
-                row = 4 * spec.head_dim
-                for kind in ("key", "value"):
-                    name = f"{kind}_cache.{spec.layer}"
-                    grown[name] = self._driver.allocate(spec.heads * capacity * row)
-                    for head in range(spec.heads if state.length else 0):
-                        target = grown[name] + head * capacity * row
-                        source = state.caches[name] + head * state.capacity * row
-                        self._driver.copy(target, source, state.length * row, self._stream.handle)
-            self._finish()
-        except CudaError as error:
-            for address in grown.values():
-                self._driver.free(address)
-            raise EngineError(f"engine 'cuda': {error}") from error
-        for address in state.caches.values():
-            self._driver.free(address)
-        state.caches, state.capacity = grown, capacity
+        capacity = grown_capacity(state.capacity, tokens, FIRST_CAPACITY, self._graph.context)
+        grown = _Slot(state.tables, self._driver.allocate(max(1, 4 * self._per_token * capacity)), capacity)
+        with ExitStack() as unused:
+            unused.callback(self._driver.free, grown.cache)
+            if state.length:
+                for (source, row), (target, _) in zip(self._heads(state), self._heads(grown), strict=True):
+                    self._driver.copy(target, source, state.length * row, self._stream.handle)
+                self._finish()
+            unused.pop_all()
+        old, state.cache, state.capacity = state.cache, grown.cache, capacity
+        if old:
+            self._driver.free(old)
 
     # -- work --------------------------------------------------------------------------------------------------------
+
+    def _parts(self, capacity: int) -> int:
+        """In how many parts a row attends, at most; how many it is follows from what the row sees."""
+        return min(MOST_PARTS, -(-capacity // PART))
+
+    def _run(self, hidden: F32, submit: Callable[[], None]) -> None:
+        """A step of rows whose places are in the staging."""
+        np.copyto(self._hidden[: hidden.size].reshape(hidden.shape), hidden)
+        submit()
+        self._finish()
+
+    def _answer(self, rows: int) -> F32:
+        return self._logits[: rows * self._graph.vocabulary].reshape(rows, self._graph.vocabulary)
+
+    def _submit(self, count: int, rows: list[int], halved: bool, parts: int) -> None:
+        """A step, of what lies in the staging, into the staging for logits."""
+        step = _Step(self, count, rows, halved, parts)
+        into = self._buffer("hidden", self._graph.hidden, self._max_rows)
+        places = self._places_staging.ctypes.data
+        self._driver.copy(into.address, self._hidden.ctypes.data, 4 * count * into.width, self._stream.handle)
+        self._driver.copy(self._places, places, PLACE.itemsize * count, self._stream.handle)
+        for node in self._nodes:
+            _SUBMITTERS[node.domain, node.op_type](step, node)
+        if wanted := len(rows) * self._graph.vocabulary:
+            logits = self._values["logits"].address
+            self._driver.copy(self._logits.ctypes.data, logits, 4 * wanted, self._stream.handle)
+
+    def _decode(self, count: int, parts: int) -> None:
+        """A step of so many rows: captured when one has been submitted node by node, and run from that ever after."""
+        submit = partial(self._submit, count, list(range(count)), False, parts)
+        summing = transport(self._collectives)
+        graph = self._graphs.get((summing, count, parts))
+        if graph is None and self._captures and (summing, count) in self._stepped:
+            graph = self._capture(submit)
+            if graph is not None:
+                self._graphs[summing, count, parts] = graph
+        if graph is not None:
+            self._stream.replay(graph)
+        else:
+            submit()
+            self._stepped.add((summing, count))
+
+    def _capture(self, submit: Callable[[], None]) -> CudaGraph | None:
+        if len(self._graphs) >= GRAPHS_KEPT:
+            self._forget_graphs()
+        try:
+            return self._stream.capture(submit)
+        except (DeviceLost, OutOfDeviceMemory):
+            raise
+        except CudaError as error:
+            log.info("steps are submitted node by node, as they cannot be captured: %s", error)
+            self._captures = False
+            return None
+
+    def _forget_graphs(self) -> None:
+        while self._graphs:
+            self._graphs.popitem()[1].close()
 
     def _launch(self, kernel: str, threads: int, *arguments: Any) -> None:
         """A kernel of so many threads in all. Integers are i32, floats f32, views and pointers addresses."""
@@ -325,7 +518,7 @@ class CudaEngine:
         """Whether another node does its work: what leads to a weight, to a shape, or to a product after swish."""
         if node.op_type == "ConstantOfShape":
             return node.input[0] in self._initializers
-        return node.op_type in ("Concat", "DequantizeLinear", "Shape", "Swish")
+        return node.op_type in ("Cast", "Concat", "DequantizeLinear", "Shape", "Swish")
 
 
 def _pointer(address: int) -> ctypes.c_void_p:
@@ -343,15 +536,12 @@ def _integers(*values: int) -> tuple[ctypes.c_int, ...]:
 class _Step:
     """One step being submitted: how each node of the graph becomes kernels."""
 
-    def __init__(
-        self, engine: CudaEngine, state: _Slot, tokens: int, position: int, rows: list[int], halved: bool
-    ) -> None:
+    def __init__(self, engine: CudaEngine, tokens: int, rows: list[int], halved: bool, parts: int) -> None:
         self._engine = engine
         self._chunks = micro_chunks(tokens, halved)
-        self._state = state
         self._tokens = tokens
-        self._position = position
         self._rows = rows
+        self._parts = parts
         self._in_head = False
 
     @property
@@ -359,40 +549,56 @@ class _Step:
         """Rows of what is computed: the step's, or in the head those asked for."""
         return len(self._rows) if self._in_head else self._tokens
 
+    def _result(self, node: onnx.NodeProto, width: int) -> _View:
+        engine = self._engine
+        return engine._buffer(node.output[0], width, engine._head_rows if self._in_head else engine._max_rows)
+
     def gemm(self, node: onnx.NodeProto) -> None:
         engine, x = self._engine, self._engine._values[node.input[0]]
-        matrix = node.input[1]
-        dequantised = engine._made_by.get(matrix)
-        scales = zeros = 0
-        name = matrix
-        if dequantised is not None:
-            name, scale, zero = dequantised.input
-            scales = engine._address(scale)
-            zeros = engine._address(zero) if zero in engine._initializers else 0
-        tensor = engine._initializers[name]
-        outputs, columns = tensor.dims
-        block = _attributes(dequantised)["block_size"] if dequantised is not None else columns
-        kind, run = RUNS[tensor.data_type]
-        if not self._count:
+        matrix, count = engine._matrices[node.input[1]], self._count
+        assert x.stride % matrix.run == 0 == x.address % (4 * matrix.run)  # read as widely as weights are
+        if not count:
             return
-        y = engine._buffer(node.output[0], outputs)
-        width = "wide" if block % run == 0 else "any"
-        many = self._count > 1
-        warps = -(-outputs // ROWS) * -(-self._count // (TOKENS if many else 1))
+        y = self._result(node, matrix.outputs)
         bias = engine._address(node.input[2]) if len(node.input) > 2 else 0
+        if engine._gemm is not None and count > MOST_SEQUENCES:
+            self._multiply_many(engine._gemm, x, matrix, y)
+            if bias:
+                size = _integers(count, matrix.outputs)
+                engine._launch("add", count * matrix.outputs, *_rows(y), *_rows(_View(bias, 0, 0)), *_rows(y), *size)
+            return
+        tokens = next((each for each in TOKENS if each >= count), TOKENS[-1])
+        warps = -(-matrix.outputs // ROWS) * -(-count // tokens)
         engine._launch(
-            f"matmul_{kind}_{width}_{'many' if many else 'one'}",
+            f"matmul_{matrix.kind}_{tokens}",
             warps * WARP,
             *_rows(x),
-            *map(_pointer, (engine._address(name), scales, zeros, bias)),
+            *map(_pointer, (matrix.weights, matrix.scales, matrix.zeros, bias)),
             *_rows(y),
-            *_integers(self._count, outputs, columns, block),
+            *_integers(count, matrix.outputs, matrix.columns, matrix.shift),
         )
+
+    def _multiply_many(self, gemm: Gemm, x: _View, matrix: _Matrix, y: _View) -> None:
+        """As many of the matrix's rows at a time as there is scratch memory for; all, if they are float32 already."""
+        engine, columns, widened = self._engine, matrix.columns, matrix.kind != "fp32"
+        most = max(1, engine._scratch_bytes // (4 * columns)) if widened else matrix.outputs
+        for start in range(0, matrix.outputs, most):
+            outputs = min(most, matrix.outputs - start)
+            weights = matrix.weights + 4 * start * columns
+            if widened:
+                weights = engine._scratch
+                engine._launch(
+                    f"widen_{matrix.kind}",
+                    outputs * (columns // matrix.run),
+                    *map(_pointer, (matrix.weights, matrix.scales, matrix.zeros, weights)),
+                    *_integers(start, outputs, columns, matrix.shift),
+                )
+            gemm.multiply(x.address, x.stride, weights, y.address + 4 * start, y.stride, self._count, outputs, columns)
 
     def norm(self, node: onnx.NodeProto) -> None:
         engine, x = self._engine, self._engine._values[node.input[0]]
         (width,) = engine._initializers[node.input[1]].dims
-        y, groups = engine._buffer(node.output[0], x.width), x.width // width
+        y, groups = self._result(node, x.width), x.width // width
         if self._count:
             engine._launch(
                 "rms_norm",
@@ -418,48 +624,37 @@ class _Step:
             start += width
 
     def attention(self, node: onnx.NodeProto) -> None:
-        engine, state, attributes = self._engine, self._state, _attributes(node)
+        engine, attributes, rows = self._engine, _attributes(node), self._tokens
         q, k, v = (engine._values[name] for name in node.input[:3])
-        keys, values = (_pointer(state.caches[name]) for name in node.input[3:5])
-        cosines, sines = (_pointer(state.tables[name]) for name in node.input[6:8])
+        caches = _integers(*(engine._before[name] for name in node.input[3:5]))
         heads, kv_heads, width = (attributes[name] for name in ("q_heads", "kv_heads", "head_dim"))
-        tokens, place = self._tokens, _integers(self._tokens, self._position, heads, kv_heads, width, state.capacity)
-        engine._launch(
-            "rotate",
-            tokens * (heads + 2 * kv_heads) * (width // 2),
-            *_rows(q),
-            *_rows(k),
-            *_rows(v),
-            keys,
-            values,
-            cosines,
-            sines,
-            *place,
-        )
+        places, shape = _pointer(engine._places), _integers(rows, heads, kv_heads, width)
+        threads = rows * (heads + 2 * kv_heads) * (width // 2)
+        engine._launch("rotate", threads, *_rows(q), *_rows(k), *_rows(v), places, *caches, *shape)
         window = attributes["window"]
-        seen = min(self._position + tokens, window or self._position + tokens)
-        parts = min(MOST_PARTS, -(-seen // PART)) if tokens == 1 else 1
-        # Room for a row in parts, or for all rows in one.
-        room = max(1, -(-MOST_PARTS // engine._max_rows))
-        partials = engine._buffer(f"partials of {heads} heads", heads * (2 + width) * room)
-        y = engine._buffer(node.output[0], heads * width)
+        most = min(self._parts, -(-window // PART)) if window else self._parts
+        # Room for all rows in one part, or for those of several sequences in many.
+        room = -(-max(engine._max_rows, engine.most_sequences * MOST_PARTS) // engine._max_rows)
+        partials = engine._buffer(f"partials of {heads} heads", heads * (2 + width) * room, engine._max_rows)
+        y = self._result(node, heads * width)
         engine._launch(
-            "attend",
-            tokens * heads * parts * WARP,
+            f"attend_{next(each for each in HEADS if width <= each)}",
+            rows * heads * most * WARP,
             *_rows(q),
-            keys,
-            values,
+            places,
+            *caches,
             _pointer(partials.address),
-            *place,
+            *shape,
             ctypes.c_float(attributes["scale"]),
-            *_integers(window, parts),
+            *_integers(window, most),
         )
         engine._launch(
             "combine",
-            tokens * heads * width,
+            rows * heads * width,
             _pointer(partials.address),
             *_rows(y),
-            *_integers(tokens, heads, width, parts),
+            places,
+            *_integers(rows, heads, width, window, most),
         )
 
     def multiply(self, node: onnx.NodeProto) -> None:
@@ -467,29 +662,32 @@ class _Step:
         engine = self._engine
         swish = engine._made_by[node.input[0]]
         gate, up = engine._values[swish.input[0]], engine._values[node.input[1]]
-        y = engine._buffer(node.output[0], up.width)
+        y = self._result(node, up.width)
         size = _integers(self._tokens, up.width)
         engine._launch("swish_mul", self._tokens * up.width, *_rows(gate), *_rows(up), *_rows(y), *size)
 
     def add(self, node: onnx.NodeProto) -> None:
         engine = self._engine
         a, b = (engine._values[name] for name in node.input)
-        y = engine._buffer(node.output[0], a.width)
+        y = self._result(node, a.width)
         size = _integers(self._tokens, a.width)
         engine._launch("add", self._tokens * a.width, *_rows(a), *_rows(b), *_rows(y), *size)
 
     def zeros(self, node: onnx.NodeProto) -> None:
         """The partial sum of a rank without units."""
         engine = self._engine
-        engine._fill(engine._buffer(node.output[0], engine._graph.hidden).address, self._tokens * engine._graph.hidden)
+        engine._fill(self._result(node, engine._graph.hidden).address, self._tokens * engine._graph.hidden)
 
     def choose_rows(self, node: onnx.NodeProto) -> None:
         engine, x = self._engine, self._engine._values[node.input[0]]
-        y = engine._buffer(node.output[0], x.width)
-        for index, row in enumerate(self._rows):
-            source, target = x.address + 4 * row * x.stride, y.address + 4 * index * y.stride
-            engine._driver.copy(target, source, 4 * x.width, engine._stream.handle)
         self._in_head = True
+        if self._rows == list(range(self._tokens)):
+            engine._values[node.output[0]] = x
+        else:
+            y = self._result(node, x.width)
+            for index, row in enumerate(self._rows):
+                source, target = x.address + 4 * row * x.stride, y.address + 4 * index * y.stride
+                engine._driver.copy(target, source, 4 * x.width, engine._stream.handle)
 
     def all_reduce(self, node: onnx.NodeProto) -> None:
         """In place: the partial sum is nobody's but this node's."""
@@ -504,7 +702,7 @@ class _Step:
                 array = DeviceArray(address, (key[1], partial.width), np.dtype(np.float32))
                 engine._reductions[key] = AllReduce(engine._stream, summing, array)
                 engine._memory.callback(engine._reductions[key].close)
-            engine._reductions[key].submit(engine._done)
+            engine._reductions[key].submit()
 
 
 def _attributes(node: onnx.NodeProto) -> Mapping[str, Any]:

@@ -2,8 +2,8 @@
 
 Functions of domain ``motley`` are inlined, so that only standard operators are left and each is a few lines of
 array code below; a ``DistCollective`` is handed to the transport, and the graphs of an ``Experts`` node are executed
-for the rows that chose them. Weights stay in the share file and are read where a node uses them, and dequantised some
-rows at a time.
+for the rows that chose them (without graphs, they are elsewhere). Weights stay in the share file and are read where a
+node uses them, and dequantised some rows at a time.
 
 Arithmetic is float32, or float64 with ``extra={"dtype": "float64"}``. Collectives always carry float32, as every
 engine's do, so the float64 yardstick is a single rank, where nothing is rounded in between.
@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
+from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeAlias
 
@@ -31,11 +32,14 @@ from motley.plugins.engine import (
     Collectives,
     EngineError,
     EngineOptions,
+    OneByOne,
     RankGraph,
     check_skip,
+    grown_capacity,
     micro_chunks,
 )
-from motley.plugins.experts import Sent, add_mixture
+from motley.plugins.expert_engine import ExpertGraph
+from motley.plugins.experts import Sent, Terms, add_mixture, as_terms
 
 Array: TypeAlias = Any
 """An array of the array module, or a NumPy array on the host."""
@@ -43,48 +47,133 @@ Operator = Callable[..., Any]
 """``operator(xp, *inputs, **attributes)`` gives one array, or a list of them if the node has several outputs."""
 
 ROWS_AT_ONCE = 4096
-"""Rows of a quantised matrix that are dequantised at a time: a large head would not fit beside an engine."""
+"""Rows of a narrow matrix that are widened at a time: a large head would not fit beside an engine."""
+INEXACT = (
+    "the reference engine cannot keep exact=true: NumPy's matmuls depend on the number of rows; "
+    "use engine 'onnxruntime'"
+)
+_WIDENING = ("Cast", "DequantizeLinear")
 FIRST_CAPACITY = 64
 """Tokens that the cache of a new slot holds; it doubles when it is full."""
 
 
-class ReferenceEngine:
+class _Interpreter:
+    """Executes the nodes of a graph, whose weights are in a share file.
+
+    Raises:
+        EngineError: the graph has an operator that is not known.
+    """
+
+    def __init__(self, graph: onnx.GraphProto, share_file: Path, dtype: np.dtype[Any]) -> None:
+        self._xp: ModuleType = np
+        self._dtype = dtype
+        # Mapped once: the file may be unlinked while it is in use.
+        empty = share_file.stat().st_size == 0
+        self._weights = np.empty(0, np.uint8) if empty else np.memmap(share_file, np.uint8, "r")
+        self._stored = {tensor.name: tensor for tensor in graph.initializer}
+        self._nodes = self._prepared_nodes(graph.node)
+        _mark_last_uses(self._nodes, keep={output.name for output in graph.output})
+
+    def _run(self, nodes: Sequence[_Node], values: dict[str, Any]) -> None:
+        """Execute nodes: values that are read later are added, others are forgotten."""
+        for node in nodes:
+            results = node.operator(self._xp, *(self._value(values, name) for name in node.inputs), **node.attributes)
+            values.update(zip(node.outputs, results if len(node.outputs) > 1 else [results], strict=True))
+            for name in node.last_uses:
+                values.pop(name, None)
+
+    def _prepared_nodes(self, nodes: Sequence[onnx.NodeProto]) -> list[_Node]:
+        """All nodes; narrow matrices are widened where they are multiplied with, some rows at a time."""
+        made = {node.output[0]: node for node in nodes if node.op_type in _WIDENING}
+        return [
+            self._narrow_gemm(node, made[node.input[1]])
+            if node.op_type == "Gemm" and node.input[1] in made
+            else self._prepared(node)
+            for node in nodes
+            if node.op_type not in _WIDENING
+        ]
+
+    def _narrow_gemm(self, node: onnx.NodeProto, made: onnx.NodeProto) -> _Node:
+        """``a @ weight.T + c``, where `made` widens the weight."""
+        matrix = self._stored[made.input[0]]
+        weight = self._cast(matrix) if made.op_type == "Cast" else self._dequantised(made)
+        computed = [name for name in made.input if name not in self._stored]
+
+        def multiply(xp: ModuleType, a: Array, *others: Array) -> Array:
+            bias = others[len(computed) :]
+            product = xp.empty((len(a), matrix.dims[0]), a.dtype)
+            for start in range(0, matrix.dims[0], ROWS_AT_ONCE):
+                rows = slice(start, min(matrix.dims[0], start + ROWS_AT_ONCE))
+                product[:, rows] = a @ weight(xp, rows, *others[: len(computed)]).T
+            return product + bias[0] if bias else product
+
+        return _Node(multiply, [node.input[0], *computed, *node.input[2:]], list(node.output), {})
+
+    def _cast(self, matrix: onnx.TensorProto) -> Callable[..., Array]:
+        """Makes rows of an FP16 matrix."""
+        return lambda xp, rows: self._floats(_read(self._weights, matrix, rows))
+
+    def _dequantised(self, made: onnx.NodeProto) -> Callable[..., Array]:
+        """Makes rows of a matrix in blocks of codes, given the zero points if they are computed."""
+        codes, scales = (self._stored[name] for name in made.input[:2])
+        zeros = self._stored.get(made.input[2])
+        block = next(each.i for each in made.attribute if each.name == "block_size")
+
+        def weight(xp: ModuleType, rows: slice, *computed: Array) -> Array:
+            centres = _read(self._weights, zeros, rows) if zeros is not None else computed[0][rows]
+            scale = self._floats(_read(self._weights, scales, rows))
+            stored = _read(self._weights, codes, rows)
+            return dequantize_linear(xp, stored, scale, centres, axis=1, block_size=block)
+
+        return weight
+
+    def _prepared(self, node: onnx.NodeProto) -> _Node:
+        if node.domain or node.op_type not in OPERATORS:
+            raise EngineError(f"the reference engine has no operator {node.domain}.{node.op_type} ({node.name})")
+        attributes = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
+        return _Node(OPERATORS[node.op_type], list(node.input), list(node.output), attributes)
+
+    def _value(self, values: dict[str, Any], name: str) -> Any:
+        if name in values:
+            return values[name]
+        value = _read(self._weights, self._stored[name])
+        return self._floats(value) if value.dtype == np.float32 else value
+
+    def _floats(self, array: Array) -> Array:
+        return self._xp.asarray(array, self._dtype)
+
+
+class ReferenceEngine(_Interpreter, OneByOne):
     """Engine (see `motley.plugins.engine.Engine`) by interpretation. ``extra``: ``dtype`` = float32 or float64.
 
     Raises:
         EngineError: an unknown option, or the graph has an operator or collective this engine does not know.
     """
 
+    keeps_fp16 = True
+
     def __init__(self, graph: RankGraph, collectives: Collectives, options: EngineOptions) -> None:
         unknown = set(options.extra) - {"dtype"}
         if unknown:
             raise EngineError(f"the reference engine has no option {', '.join(sorted(unknown))}; it has: dtype")
         if options.exact:
-            raise EngineError(
-                "the reference engine cannot keep exact=true: NumPy's matmuls depend on the number of rows; "
-                "use engine 'onnxruntime'"
-            )
+            raise EngineError(INEXACT)
         dtype = options.extra.get("dtype", "float32")
         if dtype not in ("float32", "float64"):
             raise EngineError(f"the reference engine computes in float32 or float64, not in {dtype!r}")
-        self._xp: ModuleType = np
-        self._dtype = np.dtype(dtype)
         self._graph = graph
         self._collectives = collectives
         self._max_rows = options.max_rows
         self._micro_chunks: list[slice] = []
         self._slots: dict[int, _Slot] = {}
-        self._rows: tuple[int, ...] = ()
+        self._rows = (0, graph.hidden)
         """(T, D) of this step."""
+        self._widths = {
+            value.name: value.type.tensor_type.shape.dim[1].dim_value for value in graph.proto.graph.value_info
+        }
+        """Of values that cross collectives."""
 
-        proto = onnx.inliner.inline_local_functions(graph.proto).graph
-        # Mapped once: the file may be unlinked while it is in use.
-        empty = graph.share_file.stat().st_size == 0
-        self._weights = np.empty(0, np.uint8) if empty else np.memmap(graph.share_file, np.uint8, "r")
-        self._stored = {tensor.name: tensor for tensor in proto.initializer}
-        self._outputs = [output.name for output in proto.output]
-        self._nodes = self._prepared_nodes(proto.node)
-        _mark_last_uses(self._nodes, keep=set(self._outputs))
+        super().__init__(onnx.inliner.inline_local_functions(graph.proto).graph, graph.share_file, np.dtype(dtype))
 
     def open_slot(self, slot: int, prompt: int = 0) -> None:
         if slot in self._slots:
@@ -121,7 +210,7 @@ class ReferenceEngine:
         if not all(0 <= row < count for row in rows):
             raise EngineError(f"logits of rows {list(rows)} were asked for; the step has {count} rows")
         self._make_room(state, position + count)
-        self._rows = hidden.shape
+        self._rows = count, width
         self._micro_chunks = micro_chunks(count, halved)
 
         values: dict[str, Any] = {
@@ -143,46 +232,6 @@ class ReferenceEngine:
     def close(self) -> None:
         self._slots.clear()
 
-    def _run(self, nodes: Sequence[_Node], values: dict[str, Any]) -> None:
-        """Execute nodes: values that are read later are added, others are forgotten."""
-        for node in nodes:
-            results = node.operator(self._xp, *(self._value(values, name) for name in node.inputs), **node.attributes)
-            values.update(zip(node.outputs, results if len(node.outputs) > 1 else [results], strict=True))
-            for name in node.last_uses:
-                values.pop(name, None)
-
-    def _prepared_nodes(self, nodes: Sequence[onnx.NodeProto]) -> list[_Node]:
-        """All nodes; matrices are dequantised where they are multiplied with, some rows at a time."""
-        made = {node.output[0]: node for node in nodes if node.op_type == "DequantizeLinear"}
-        return [
-            self._quantised_gemm(node, made[node.input[1]])
-            if node.op_type == "Gemm" and node.input[1] in made
-            else self._prepared(node)
-            for node in nodes
-            if node.op_type != "DequantizeLinear"
-        ]
-
-    def _quantised_gemm(self, node: onnx.NodeProto, made: onnx.NodeProto) -> _Node:
-        """``a @ dequantised.T + c``, where `made` dequantises."""
-        codes, scales = (self._stored[name] for name in made.input[:2])
-        zeros = self._stored.get(made.input[2])
-        block = next(each.i for each in made.attribute if each.name == "block_size")
-
-        def multiply(xp: ModuleType, a: Array, *others: Array) -> Array:
-            bias = others[1:] if zeros is None else others
-            product = xp.empty((len(a), codes.dims[0]), a.dtype)
-            for start in range(0, codes.dims[0], ROWS_AT_ONCE):
-                rows = slice(start, min(codes.dims[0], start + ROWS_AT_ONCE))
-                centres = _read(self._weights, zeros, rows) if zeros is not None else others[0][rows]
-                scale = self._floats(_read(self._weights, scales, rows))
-                stored = _read(self._weights, codes, rows)
-                weight = dequantize_linear(xp, stored, scale, centres, axis=1, block_size=block)
-                product[:, rows] = a @ weight.T
-            return product + bias[0] if bias else product
-
-        inputs = [node.input[0], *([made.input[2]] if zeros is None else []), *node.input[2:]]
-        return _Node(multiply, inputs, list(node.output), {})
-
     def _prepared(self, node: onnx.NodeProto) -> _Node:
         attributes = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
         if (node.domain, node.op_type) == (DOMAIN, "DistCollective"):
@@ -193,40 +242,45 @@ class ReferenceEngine:
                     f"the reference engine cannot do collective {node.name!r}, {kind.decode()} among {ranks} ranks; "
                     f"it does all_reduce and all_gather among {self._collectives.size} ranks"
                 )
-            counts = {"counts": attributes["counts"]} if kind == b"all_gather" else {}
-            return _Node(collectives[kind], list(node.input), list(node.output), counts)
+            gathers = kind == b"all_gather"
+            more = {"counts": attributes["counts"], "width": self._widths.get(node.output[0])} if gathers else {}
+            return _Node(collectives[kind], list(node.input), list(node.output), more)
         if (node.domain, node.op_type) == (DOMAIN, "Experts"):
-            experts = {"experts": [self._prepared_expert(graph) for graph in attributes["experts"]]}
-            return _Node(self._experts, list(node.input), list(node.output), experts)
-        if node.domain or node.op_type not in OPERATORS:
-            raise EngineError(f"the reference engine has no operator {node.domain}.{node.op_type} ({node.name})")
-        return _Node(OPERATORS[node.op_type], list(node.input), list(node.output), attributes)
+            compute = (
+                self._computed_here(attributes["experts"])
+                if "experts" in attributes
+                else as_terms(self._collectives.experts(attributes["layer"]))
+            )
+            more = {"results": len(node.output), "compute": compute}
+            return _Node(self._experts, list(node.input), list(node.output), more)
+        return super()._prepared(node)
 
     def _prepared_expert(self, graph: onnx.GraphProto) -> _Expert:
         nodes = self._prepared_nodes(graph.node)
-        _mark_last_uses(nodes, keep={graph.output[0].name})
-        return _Expert(graph.input[0].name, graph.output[0].name, nodes)
+        results = [output.name for output in graph.output]
+        _mark_last_uses(nodes, keep={*results})
+        return _Expert(graph.input[0].name, results, nodes)
 
-    def _experts(
-        self,
-        xp: ModuleType,
-        x: Array,
-        weights: Array,
-        chosen: Array,
-        base: Array | None = None,
-        *,
-        experts: Sequence[_Expert],
-    ) -> Array:
-        def compute(x: Array, sent: Sequence[Sent]) -> Iterator[Array]:
+    def _computed_here(self, graphs: Sequence[onnx.GraphProto]) -> Terms:
+        experts = [self._prepared_expert(graph) for graph in graphs]
+
+        def compute(x: Array, sent: Sequence[Sent]) -> Iterator[list[Array]]:
             for own in sent:
                 expert = experts[own.expert]
                 values = {expert.x: x[own.rows]}
                 self._run(expert.nodes, values)
-                yield values[expert.y]
+                yield [values[name] for name in expert.results]
 
-        total = xp.zeros_like(x) if base is None else base.copy()
-        add_mixture(total, x, weights, chosen, compute)
-        return total
+        return compute
+
+    def _experts(
+        self, xp: ModuleType, x: Array, weights: Array, chosen: Array, *bases: Array, results: int, compute: Terms
+    ) -> Array:
+        """The weighted sums: an array, or a list where there are several."""
+        totals = [base.copy() for base in bases] or [xp.zeros_like(x) for _ in range(results)]
+        for chunk in self._micro_chunks:
+            add_mixture([total[chunk] for total in totals], x[chunk], weights[chunk], chosen[chunk], compute)
+        return totals if results > 1 else totals[0]
 
     def _all_reduce(self, xp: ModuleType, x: Array) -> Array:
         buffer = np.array(x, np.float32)
@@ -234,23 +288,15 @@ class ReferenceEngine:
             self._collectives.all_reduce(buffer[chunk])
         return self._floats(buffer)
 
-    def _all_gather(self, xp: ModuleType, *own: Array, counts: Sequence[int]) -> Array:
+    def _all_gather(self, xp: ModuleType, *own: Array, counts: Sequence[int], width: int | None) -> Array:
         """The operands of all ranks, by rank: an array, or a list where there are several."""
-        parts = [np.empty((count, *self._rows), np.float32) for count in counts]
+        rows, hidden = self._rows
+        parts = [np.empty((count, rows, width or hidden), np.float32) for count in counts]
         for place, operand in zip(parts[self._collectives.rank], own, strict=True):
             place[...] = operand
         self._collectives.all_gather(parts[self._collectives.rank], parts)
         gathered = [self._floats(term) for part in parts for term in part]
         return gathered if len(gathered) > 1 else gathered[0]
-
-    def _value(self, values: dict[str, Any], name: str) -> Any:
-        if name in values:
-            return values[name]
-        value = _read(self._weights, self._stored[name])
-        return self._floats(value) if value.dtype == np.float32 else value
-
-    def _floats(self, array: Array) -> Array:
-        return self._xp.asarray(array, self._dtype)
 
     def _slot(self, slot: int) -> _Slot:
         if slot not in self._slots:
@@ -260,15 +306,50 @@ class ReferenceEngine:
     def _make_room(self, state: _Slot, tokens: int) -> None:
         if tokens <= state.capacity:
             return
-        capacity = max(FIRST_CAPACITY, state.capacity)
-        while capacity < tokens:
-            capacity *= 2
-        capacity = min(capacity, self._graph.context)
+        capacity = grown_capacity(state.capacity, tokens, FIRST_CAPACITY, self._graph.context)
         for name, cache in state.caches.items():
             grown = self._xp.zeros((*cache.shape[:2], capacity, cache.shape[3]), self._dtype)
             grown[:, :, : state.capacity] = cache
             state.caches[name] = grown
         state.capacity = capacity
+
+
+class ReferenceExperts:
+    """Expert engine (see `motley.plugins.expert_engine.ExpertEngine`) by interpretation, in float32.
+
+    Raises:
+        EngineError: an option; it has none, nor an exact mode.
+    """
+
+    def __init__(self, options: EngineOptions) -> None:
+        if options.extra:
+            raise EngineError(f"the reference engine has no option {', '.join(sorted(options.extra))} for experts")
+        if options.exact:
+            raise EngineError(INEXACT)
+
+    def open(self, graph: ExpertGraph) -> ReferenceExpert:
+        return ReferenceExpert(graph)
+
+    def close(self) -> None:
+        pass
+
+
+class ReferenceExpert(_Interpreter):
+    """See `motley.plugins.expert_engine.Expert`."""
+
+    def __init__(self, graph: ExpertGraph) -> None:
+        whole = graph.proto.graph
+        super().__init__(whole, graph.share_file, np.dtype(np.float32))
+        self._x, self._y = whole.input[0].name, whole.output[0].name
+
+    def __call__(self, x: F32) -> F32:
+        values = {self._x: x}
+        self._run(self._nodes, values)
+        return values[self._y]
+
+    def close(self) -> None:
+        self._nodes.clear()
+        self._weights = np.empty(0, np.uint8)
 
 
 @dataclass
@@ -294,7 +375,7 @@ class _Expert:
     """The graph of one expert: names of what it takes and makes, and what it executes."""
 
     x: str
-    y: str
+    results: list[str]
     nodes: list[_Node]
 
 

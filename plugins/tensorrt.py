@@ -1,45 +1,52 @@
-"""The TensorRT engine: one TensorRT engine per segment of a rank's graph, all on one CUDA stream.
+"""The TensorRT engines: a rank's graph in TensorRT engines on one CUDA stream, one per segment or a single one.
 
-Not yet run on a GPU. What is tested without one: the lowering, that TensorRT builds every part, and the kept plans.
+Not yet run on a GPU. What is tested without one: the lowering, that TensorRT builds every part, the kept plans, and
+what is submitted in which order.
 
-A step is submitted as a whole, and waited for once: copies of what the step reads, then segment after segment, and
-between two of them the collective at its place in the stream, with its sum on the GPU. Values that cross a segment, KV
-caches and TensorRT's scratch memory lie in device memory of this engine; nothing is allocated in a decode step. Caches
-are updated in place, and are as long as the context, since TensorRT has no caches that grow.
+A step is submitted as a whole, and waited for once: copies of what the step reads, then engine after engine, with the
+sums over all ranks between them or inside (`motley.plugins.tensorrt_sums`). Values that cross a segment, KV caches and
+TensorRT's scratch memory lie in device memory of this engine; nothing is allocated in a decode step. Caches are updated
+in place, and are as long as the context, since TensorRT has no caches that grow.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
+from motley.plugins import nccl
 from motley.plugins.engine import (
     F32,
     Collectives,
     EngineError,
     EngineOptions,
+    OneByOne,
     RankGraph,
     check_skip,
     check_step,
     micro_chunks,
-    transport,
 )
 from motley.plugins.mapped_share import Array, MappedShare
-from motley.plugins.segments import ROWS, Reduction, Segment
+from motley.plugins.segments import ROWS, Reduction, Segment, buffer_numbers
 from motley.plugins.tensorrt_builds import PlanFolder, messages, open_library
-from motley.plugins.tensorrt_lowering import Part, lower, segments
-from motley.transport.cuda.all_reduce import AllReduce
-from motley.transport.cuda.driver import CudaDriver
+from motley.plugins.tensorrt_lowering import Part, lower, segments, whole
+from motley.plugins.tensorrt_sums import BetweenEngines, InsideEngine, rows_of
+from motley.transport.cuda.driver import CudaDriver, check_gpu
 from motley.transport.cuda.errors import CudaError
 from motley.transport.cuda.stream import CudaEvent, CudaStream, DeviceArray, measure_host_steps
 
+logger = logging.getLogger(__name__)
+
 DECODE = 0
 """The optimisation profile of one row; the last one is for chunks."""
+SUMS_SINCE = (8, 0)
+"""The oldest GPUs that TensorRT's documentation gives collectives inside an engine."""
 STEP_S = 600.0
 """Longest wait for a step; each collective in it has a deadline of its own."""
 ZEROS = 1 << 20
@@ -52,11 +59,10 @@ class _Loaded:
 
     part: Part
     engine: Any
-    contexts: Sequence[Any]
+    contexts: list[Any]
 
     @property
     def segment(self) -> Segment:
-        assert self.part.segment is not None
         return self.part.segment
 
 
@@ -69,8 +75,23 @@ class _Slot:
     length: int = 0
 
 
-class TensorRTEngine:
-    """See `motley.plugins.engine.Engine`. ``extra``: ``weights=fp16`` holds matrices that are not quantised as FP16."""
+class TensorRTEngine(OneByOne):
+    """See `motley.plugins.engine.Engine`. A TensorRT engine per segment, and sums between them. ``extra``: nothing."""
+
+    keeps_fp16 = True
+    name: ClassVar[str] = "tensorrt"
+    is_whole: ClassVar[bool] = False
+    """One TensorRT engine, and sums inside it."""
+    on_gpu: ClassVar[bool] = True
+
+    @classmethod
+    def check_machine(cls) -> None:
+        """See `motley.plugins.engine.lacking`."""
+        open_library()
+        try:
+            check_gpu()
+        except CudaError as error:
+            raise EngineError(f"engine {cls.name!r}: {error}") from error
 
     def __init__(self, graph: RankGraph, collectives: Collectives, options: EngineOptions) -> None:
         """Build what is not kept from an earlier start, in seconds to minutes, and load it.
@@ -78,20 +99,13 @@ class TensorRTEngine:
         Raises:
             EngineError: no library, no driver or no GPU that it is for; or too little memory on it.
         """
-        if unknown := set(options.extra) - {"weights"}:
-            raise EngineError(f"engine 'tensorrt' has no settings called {sorted(unknown)}; it has: weights")
-        if options.extra.get("weights", "fp16") != "fp16":
-            raise EngineError(f"engine 'tensorrt': weights is fp16 or left out, not {options.extra['weights']!r}")
+        if options.extra:
+            raise EngineError(f"engine {self.name!r} has no settings, and these were given: {', '.join(options.extra)}")
         if options.exact:
-            raise EngineError("engine 'tensorrt' cannot keep exact=true; use engine 'onnxruntime'")
+            raise EngineError(f"engine {self.name!r} cannot keep exact=true; use engine 'onnxruntime'")
         self._graph = graph
-        self._collectives = collectives
-        self._summing = transport(collectives)
         self._max_rows = options.max_rows
         self._slots: dict[int, _Slot] = {}
-        self._sums: dict[tuple[int, int], dict[int, list[AllReduce]]] = {}
-        """By T and the number of micro-chunks, and by the address of what is summed. Those of a decode step stay, of
-        other steps the last."""
         self._bound: list[tuple[int, int, int] | None] = [None, None]
         """(slot, rows, logits) that the contexts of a profile are bound to."""
         self._rows = (1, options.max_rows) if options.max_rows > 1 else (1,)
@@ -100,19 +114,30 @@ class TensorRTEngine:
         try:
             self._driver = CudaDriver()
             self._owned.callback(self._driver.close)
-            self._stream = CudaStream(self._driver, next(iter(measure_host_steps(self._driver))), name="tensorrt")
+            form = next(iter(measure_host_steps(self._driver)))
+            self._stream = CudaStream(self._driver, form, name=self.name)
             self._owned.callback(self._stream.close)
             self._done = CudaEvent(self._driver)
             self._owned.callback(self._done.close)
             self._zeros = self._pinned(ZEROS, self._owned)
-            self._parts = self._load(segments(lower(graph, fp16="weights" in options.extra)))
-            self._owned.callback(self._parts.clear)
+            lowered = lower(graph)
+            is_whole = self.is_whole and self._sums_inside(collectives.size)
+            parts = [whole(lowered)] if is_whole else segments(lowered)
+            self._places, self._staging = self._allocate_places([part.segment for part in parts])
+            self._sums: BetweenEngines | InsideEngine
+            if is_whole:
+                self._sums = InsideEngine(self._driver, form, collectives, graph.hidden)
+            else:
+                thens = [part.segment.then for part in parts]
+                operands = [self._places[each.partial] for each in thens if isinstance(each, Reduction)]
+                self._sums = BetweenEngines(self._stream, collectives, operands)
+            self._owned.callback(self._sums.close)
+            self._parts = self._load(parts)
+            self._owned.callback(self._unload)
             self._share_scratch()
-            self._places, self._staging = self._allocate_places()
-            self._owned.callback(self._close_sums)
-        except CudaError as error:
+        except (CudaError, nccl.BuildError, nccl.NcclError) as error:
             self._owned.close()
-            raise EngineError(f"engine 'tensorrt': {error}") from error
+            raise EngineError(f"engine {self.name!r}: {error}") from error
         except BaseException:
             self._owned.close()
             raise
@@ -134,7 +159,7 @@ class TensorRTEngine:
                         places[f"{kind}.{spec.layer}"] = places[f"{kind}.{spec.layer}.out"] = cache
                 self._stream.synchronise(STEP_S)
             except CudaError as error:
-                raise EngineError(f"engine 'tensorrt' cannot open slot {slot}: {error}") from error
+                raise EngineError(f"engine {self.name!r} cannot open slot {slot}: {error}") from error
             self._slots[slot] = _Slot(memory.pop_all(), places)
 
     def close_slot(self, slot: int) -> None:
@@ -164,9 +189,9 @@ class TensorRTEngine:
         try:
             logits = self._run(slot, state, hidden, position, rows, micro_chunks(tokens, halved))
         except CudaError as error:
-            raise EngineError(f"engine 'tensorrt' failed in a step: {error}") from error
+            raise EngineError(f"engine {self.name!r} failed in a step: {error}") from error
         except TimeoutError as error:
-            raise EngineError(f"engine 'tensorrt': the GPU has not finished a step: {error}") from error
+            raise EngineError(f"engine {self.name!r}: the GPU has not finished a step: {error}") from error
         state.length = end
         return logits
 
@@ -174,6 +199,13 @@ class TensorRTEngine:
         for slot in list(self._slots):
             self.close_slot(slot)
         self._owned.close()
+
+    def _sums_inside(self, ranks: int) -> bool:
+        can = ranks > 1 and self._driver.capability >= SUMS_SINCE
+        if not can:
+            why = "TensorRT sums inside an engine for several ranks, on GPUs of compute capability 8.0 or newer"
+            logger.warning("engine %r runs as 'tensorrt' does, with an engine per segment: %s", self.name, why)
+        return can
 
     def _load(self, parts: Sequence[Part]) -> list[_Loaded]:
         trt, log = self._library.module, messages()
@@ -198,11 +230,22 @@ class TensorRTEngine:
             share.close()
         return loaded
 
+    def _unload(self) -> None:
+        """Let go of the contexts, also where an error that is still around holds the frames of its step."""
+        for loaded in self._parts:
+            loaded.contexts.clear()
+        self._parts.clear()
+
     def _context(self, engine: Any, profile: int) -> Any:
         strategy = self._library.module.ExecutionContextAllocationStrategy.USER_MANAGED
         context = engine.create_execution_context(strategy)
         if context is None or not context.set_optimization_profile_async(profile, int(self._stream.handle)):
             raise EngineError(f"{self._library} cannot execute {engine.name}: {messages().take_errors()}")
+        if isinstance(self._sums, InsideEngine) and not self._sums.attach(context):
+            raise EngineError(
+                f"{self._library} does not sum through Motley's NCCL ({messages().take_errors()}); use engine "
+                "'tensorrt', which sums by itself"
+            )
         return context
 
     def _share_scratch(self) -> None:
@@ -219,30 +262,17 @@ class TensorRTEngine:
                 for context in loaded.contexts:
                     context.set_device_memory(address, nbytes)
 
-    def _allocate_places(self) -> tuple[dict[str, DeviceArray], dict[str, Array]]:
-        """Device memory for what crosses a segment, and pinned memory for what the host writes and reads.
-
-        A segment never writes where it reads; the sum of all ranks stands where this rank's part of it stood.
-        """
+    def _allocate_places(self, cut: Sequence[Segment]) -> tuple[dict[str, DeviceArray], dict[str, Array]]:
+        """Device memory for what crosses a segment, and pinned memory for what the host writes and reads."""
         graph = self._graph
         shape = (self._max_rows, graph.hidden)
-        places = {
-            "hidden": self._allocate(shape, np.float32, self._owned),
+        numbers = buffer_numbers(cut, kind=lambda name: shape)
+        buffers = [self._allocate(shape, np.float32, self._owned) for _ in range(1 + max(numbers.values()))]
+        places = {name: buffers[number] for name, number in numbers.items()} | {
             "position": self._allocate((1,), np.int64, self._owned),
             ROWS: self._allocate((self._max_rows,), np.int64, self._owned),
             "logits": self._allocate((self._max_rows, max(graph.vocabulary, 1)), np.float32, self._owned),
         }
-        last_read = {name: index for index, loaded in enumerate(self._parts) for name in loaded.segment.inputs}
-        free: list[DeviceArray] = []
-        for index, loaded in enumerate(self._parts):
-            segment = loaded.segment
-            for name in segment.outputs:
-                if name not in places and not name.endswith(".out"):
-                    places[name] = free.pop() if free else self._allocate(shape, np.float32, self._owned)
-            if isinstance(segment.then, Reduction):
-                places[segment.then.reduced] = places[segment.then.partial]
-            read = [places[name] for name in segment.inputs if name in places and last_read[name] == index]
-            free += [place for place in read if place.shape == shape]
         staging = {
             name: self._pinned(places[name].nbytes, self._owned).view(places[name].dtype).reshape(places[name].shape)
             for name in ("hidden", "position", ROWS, "logits")
@@ -252,9 +282,12 @@ class TensorRTEngine:
     def _run(
         self, slot: int, state: _Slot, hidden: F32, position: int, rows: Sequence[int], chunks: Sequence[slice]
     ) -> F32:
+        wanted = len(rows)
+        if isinstance(self._sums, InsideEngine):
+            rows = rows or [0]  # one engine has no head that could be left out, nor takes less than a row
         tokens, count = len(hidden), len(rows)
         staging, places, stream = self._staging, self._places, self._stream
-        sums = self._sums_of(tokens, chunks)  # before anything is under way
+        self._sums.begin(tokens, chunks)  # before anything is under way
         staging["hidden"][:tokens] = hidden
         staging["position"][0] = position
         staging[ROWS][:count] = rows
@@ -271,13 +304,14 @@ class TensorRTEngine:
             if loaded.contexts and not loaded.contexts[profile].execute_async_v3(int(stream.handle)):
                 raise EngineError(f"{self._library} failed in {loaded.part.name}: {messages().take_errors()}")
             if isinstance(loaded.segment.then, Reduction):
-                for each in sums[places[loaded.segment.then.partial].address]:
-                    each.submit(self._done)
-        if count and self._graph.vocabulary:
-            stream.copy_out(_first(places["logits"], count), staging["logits"][:count])
+                assert isinstance(self._sums, BetweenEngines)
+                self._sums.submit(places[loaded.segment.then.partial])
+        if wanted and self._graph.vocabulary:
+            stream.copy_out(_first(places["logits"], wanted), staging["logits"][:wanted])
         stream.record(self._done)
         self._done.synchronise(STEP_S)
-        return staging["logits"][:count, : self._graph.vocabulary].copy()
+        self._sums.check()
+        return staging["logits"][:wanted, : self._graph.vocabulary].copy()
 
     def _bind(self, profile: int, state: _Slot, tokens: int, count: int) -> None:
         """Point the contexts of a profile to a slot's caches, and tell them the shapes."""
@@ -293,27 +327,6 @@ class TensorRTEngine:
             for name in (*loaded.segment.inputs, *loaded.segment.outputs):
                 place = state.places.get(name) or self._places[name]
                 context.set_tensor_address(name, place.address)
-
-    def _sums_of(self, tokens: int, chunks: Sequence[slice]) -> dict[int, list[AllReduce]]:
-        """The all-reduces of a step with so many rows, by the address of what is summed."""
-        if self._summing is not transport(self._collectives):
-            self._close_sums()
-            self._summing = transport(self._collectives)
-        key = tokens, len(chunks)
-        if key not in self._sums:
-            for other in [other for other in self._sums if other[0] != 1 and tokens != 1]:
-                _close(self._sums.pop(other))
-            collectives = [loaded.segment.then for loaded in self._parts]
-            partials = [self._places[each.partial] for each in collectives if isinstance(each, Reduction)]
-            self._sums[key] = {
-                place.address: [AllReduce(self._stream, self._summing, _rows(place, chunk)) for chunk in chunks]
-                for place in dict.fromkeys(partials)
-            }
-        return self._sums[key]
-
-    def _close_sums(self) -> None:
-        while self._sums:
-            _close(self._sums.popitem()[1])
 
     def _allocate(self, shape: tuple[int, ...], dtype: npt.DTypeLike, memory: ExitStack) -> DeviceArray:
         """Device memory that is freed when `memory` is closed."""
@@ -348,16 +361,14 @@ class TensorRTEngine:
 
 
 def _first(place: DeviceArray, count: int) -> DeviceArray:
-    """The first rows of a place."""
-    return _rows(place, slice(0, count))
+    return rows_of(place, slice(0, count))
 
 
-def _rows(place: DeviceArray, chunk: slice) -> DeviceArray:
-    row = place.nbytes // place.shape[0]
-    return DeviceArray(place.address + chunk.start * row, (chunk.stop - chunk.start, *place.shape[1:]), place.dtype)
+class WholeTensorRTEngine(TensorRTEngine):
+    """See `motley.plugins.engine.Engine`. One TensorRT engine, which calls Motley's NCCL for its sums.
 
+    For a rank that is alone, and on old GPUs, it is a `TensorRTEngine`.
+    """
 
-def _close(sums: dict[int, list[AllReduce]]) -> None:
-    for chunks in sums.values():
-        for each in chunks:
-            each.close()
+    name = "tensorrt-whole"
+    is_whole = True

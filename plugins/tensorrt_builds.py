@@ -13,6 +13,7 @@ import os
 import secrets
 import zlib
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
@@ -186,7 +187,8 @@ def check_target(library: Library, part: Part, target: Capability) -> None:
 class PlanFolder:
     """Plans of a graph's parts on disk, beside the share that they are built from, so that they go when it goes.
 
-    A file has one line that says what it was built with, and the plan. Anything wrong with it means building again.
+    A file has one line that says what it was built with, and the plan. Anything wrong with it means building again; a
+    plan that cannot be kept is built again at the next start.
     """
 
     def __init__(
@@ -205,7 +207,7 @@ class PlanFolder:
         """The plan of one of the parts: the kept one, or a new one, which is kept from now on.
 
         Raises:
-            EngineError: see `build`; or it cannot be kept.
+            EngineError: see `build`.
         """
         kept = self._kept(part)
         return self.rebuilt(part, share) if kept is None else kept
@@ -220,8 +222,10 @@ class PlanFolder:
             partial.write_bytes(json.dumps(self._line(plan)).encode() + b"\n" + plan)
             os.replace(partial, file)
         except OSError as error:
-            partial.unlink(missing_ok=True)
-            raise EngineError(f"engine 'tensorrt' cannot keep {file}: {error}; make room or free the file") from error
+            with suppress(OSError):
+                partial.unlink(missing_ok=True)
+            told = f"{file} cannot be kept, and takes as long to build at the next start: {error}"
+            logger.warning("%s; make room on the disk, or let go of the file", told)
         return plan
 
     def _kept(self, part: Part) -> bytes | None:

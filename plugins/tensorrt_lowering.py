@@ -9,7 +9,7 @@ uint8 ``DequantizeLinear``           two int4 planes side by side along K, ``16 
                                      would be unpacked to FP32 in memory at every call
 zero points                          a term of their own, ``(sum of x over a block) * (centre - zero) * scale``:
                                      only zero points of 0 are parsed
-float32 matrices, narrowed to FP16   ``x`` as two FP16 numbers in two rows, the products cast to FP32 at once:
+``Cast`` of an FP16 matrix           ``x`` as two FP16 numbers in two rows, the products cast to FP32 at once:
                                      a cast of the constant would be folded, and doubled
 ``CachedAttention``                  its body, with a cache of fixed capacity (nothing else is parsed) and an
                                      ``Attention`` that may be decomposed (in FP32 it is refused otherwise)
@@ -38,7 +38,6 @@ CENTRE: Mapping[int, int] = {TensorProto.UINT4: 8, TensorProto.UINT8: 136}
 """The code that the signed forms stand for with 0: 8, and ``16 * 8 + 8`` for two planes."""
 LOW_SCALE = 2048.0
 """2^11: what FP16 has rounded off, times this, is as large as what it has kept."""
-FP16_MAX = 65504.0
 RESIDUAL = "residual"
 """Added output f32[T, D] of a rank without a vocabulary, whose last collective would be removed as unused."""
 
@@ -64,13 +63,13 @@ class Part:
     Attributes:
         proto: its initializers have no data.
         constants: the data, by initializer.
-        segment: what the part is of a graph that was cut; None: it is the whole.
+        segment: what the part is of the graph, which can be all of it.
     """
 
     name: str
     proto: onnx.ModelProto
     constants: Mapping[str, Constant]
-    segment: Segment | None = None
+    segment: Segment
 
 
 @dataclass(frozen=True)
@@ -84,18 +83,15 @@ class Lowered:
     hidden: int
 
 
-def lower(graph: RankGraph, fp16: bool = False) -> Lowered:
+def lower(graph: RankGraph) -> Lowered:
     """Lower all but the collectives, which stay as they are.
-
-    Args:
-        fp16: hold float32 matrices as FP16.
 
     Raises:
         EngineError: a collective that TensorRT cannot do, or a model with experts.
     """
     if any(map(is_experts, graph.proto.graph.node)):
         raise EngineError("engine 'tensorrt' cannot run models with experts; use engine 'onnxruntime'")
-    return _Lowering(graph, fp16).run()
+    return _Lowering(graph).run()
 
 
 def segments(lowered: Lowered) -> list[Part]:
@@ -104,10 +100,7 @@ def segments(lowered: Lowered) -> list[Part]:
     A part without outputs has nothing to compute and is not to be built.
     """
     cut = cut_into_segments(lowered.nodes, lowered.constants, lowered.outputs)
-    return [
-        _part(lowered, f"segment-{index:03}", segment.nodes, segment.inputs, segment.outputs, segment)
-        for index, segment in enumerate(cut)
-    ]
+    return [_part(lowered, f"segment-{index:03}", segment) for index, segment in enumerate(cut)]
 
 
 def whole(lowered: Lowered) -> Part:
@@ -124,17 +117,11 @@ def whole(lowered: Lowered) -> Part:
         nodes.append(helper.make_node("Identity", [lowered.nodes[-1].output[0]], [RESIDUAL]))
         outputs.append(RESIDUAL)
     read = {name for node in nodes for name in node.input}
-    return _part(lowered, "whole", nodes, [name for name in lowered.inputs if name in read], outputs)
+    inputs = tuple(name for name in lowered.inputs if name in read)
+    return _part(lowered, "whole", Segment(tuple(nodes), inputs, tuple(outputs)))
 
 
-def _part(
-    lowered: Lowered,
-    name: str,
-    nodes: Sequence[NodeProto],
-    inputs: Sequence[str],
-    outputs: Sequence[str],
-    segment: Segment | None = None,
-) -> Part:
+def _part(lowered: Lowered, name: str, segment: Segment) -> Part:
     """Values that are not of the graph's border are f32[T, D]: operands and results of collectives, and residuals."""
 
     def declared(names: Sequence[str], border: Mapping[str, ValueInfoProto]) -> list[ValueInfoProto]:
@@ -143,14 +130,14 @@ def _part(
             for name in names
         ]
 
-    read = dict.fromkeys(name for node in nodes for name in node.input)
+    read = dict.fromkeys(name for node in segment.nodes for name in node.input)
     constants = {name: lowered.constants[name] for name in read if name in lowered.constants}
     proto = helper.make_model(
         helper.make_graph(
-            nodes,
+            segment.nodes,
             name,
-            declared(inputs, lowered.inputs),
-            declared(outputs, lowered.outputs),
+            declared(segment.inputs, lowered.inputs),
+            declared(segment.outputs, lowered.outputs),
             [TensorProto(name=name, data_type=each.kind, dims=each.shape) for name, each in constants.items()],
         ),
         opset_imports=[helper.make_opsetid("", lowered.opset)],
@@ -160,11 +147,10 @@ def _part(
 
 
 class _Lowering:
-    def __init__(self, graph: RankGraph, fp16: bool) -> None:
+    def __init__(self, graph: RankGraph) -> None:
         model = onnx.inliner.inline_local_functions(graph.proto)
         self._graph = graph
         self._model = model
-        self._fp16 = fp16
         self._stored = {tensor.name: tensor for tensor in model.graph.initializer}
         self._producer = {name: node for node in model.graph.node for name in node.output if name}
         self._constants: dict[str, Constant] = {}
@@ -197,7 +183,7 @@ class _Lowering:
             yield node
         elif node.op_type == "Gemm":
             yield from self._matmul(node)
-        elif node.op_type == "DequantizeLinear" or self._is_zero_point(node):
+        elif node.op_type in ("Cast", "DequantizeLinear") or self._is_zero_point(node):
             return  # made again by the matmul that reads it
         elif node.op_type == "Attention":
             decomposable = NodeProto()
@@ -219,8 +205,8 @@ class _Lowering:
         source = self._producer.get(matrix)
         if source is not None and source.op_type == "DequantizeLinear":
             yield from self._quantised(gemm, source)
-        elif self._fp16:
-            yield from self._halves(gemm, self._stored[matrix])
+        elif source is not None:
+            yield from self._halves(gemm, source.input[0])
         else:
             yield gemm
 
@@ -274,21 +260,9 @@ class _Lowering:
         yield helper.make_node("Gemm", [f"{y}.x.sums", offset], [f"{y}.offset"], transB=1)
         yield helper.make_node("Add", [f"{y}.centred", f"{y}.offset"], [y])
 
-    def _halves(self, gemm: NodeProto, stored: TensorProto) -> Iterator[NodeProto]:
+    def _halves(self, gemm: NodeProto, matrix: str) -> Iterator[NodeProto]:
         """f32[T, K] -> f32[T, N] with the matrix in FP16: ``x = high + low``, 22 bits, in 2 T rows of one matmul."""
         x, y = gemm.input[0], gemm.output[0]
-        matrix = f"{stored.name}.fp16"
-
-        def narrowed(share: MappedShare) -> Array:
-            values = share.view(stored)
-            if values.size and np.abs(values).max() > FP16_MAX:
-                raise EngineError(
-                    f"engine 'tensorrt' cannot hold {stored.name} as FP16: it has values beyond {FP16_MAX:.0f}; "
-                    "leave out weights=fp16, or quantise to int8"
-                )
-            return values.astype(np.float16)
-
-        self._constants[matrix] = Constant(TensorProto.FLOAT16, tuple(stored.dims), narrowed)
         self._constants["motley.up"] = _literal(np.float32(LOW_SCALE))
         self._constants["motley.down"] = _literal(np.float32(1 / LOW_SCALE))
         half, single = TensorProto.FLOAT16, TensorProto.FLOAT

@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from motley.transport import Communicator, UsageError
 
@@ -20,7 +20,7 @@ from . import memory, rendezvous
 from .build import NAME, library
 from .codes import DATA_TYPES, NcclError, Reduction, Result, result_of
 from .memory import Array, Device, Region, Step, host_view
-from .operations import Call, Kind, Messages, collective
+from .operations import Call, Kind, Messages, Ranks, Sums, collective
 
 log = logging.getLogger(__name__)
 
@@ -87,21 +87,30 @@ class _Bound:
 
     shared: _Comm
     """The C library's memory."""
-    ranks: Communicator
+    ranks: Communicator | Sums
     host: str | None
     """The address that the other ranks reach this one at, as far as known."""
+    device: Device | None
+    """What runs its calls on CUDA streams."""
     is_owned: bool
     """It was made here, so it is closed here."""
     is_plain: bool = False
     """Its links are not encrypted, nor are those of what is split from it."""
-    messages: Messages = field(init=False)
     lock: threading.Lock = field(default_factory=threading.Lock)
     """A stream's host steps run beside the caller's thread."""
     streams: set[int] = field(default_factory=set)
     """Those that steps were submitted to."""
 
-    def __post_init__(self) -> None:
-        self.messages = Messages(self.ranks)
+    @property
+    def mesh(self) -> Communicator:
+        """The ranks, where more is wanted of them than a sum."""
+        if not isinstance(self.ranks, Communicator):
+            raise NcclError(Result.INVALID_USAGE, "all that this communicator has is ncclAllReduce, ncclSum of float32")
+        return self.ranks
+
+    @cached_property
+    def messages(self) -> Messages:
+        return Messages(self.mesh)
 
     def note(self, error: BaseException) -> None:
         """Keep an error for ``ncclCommGetAsyncError``; the first one is the cause of the others."""
@@ -120,12 +129,13 @@ class Process:
         self._new = new
         self._comms: dict[int, _Bound] = {}
 
-    def bind(self, ranks: Communicator, host: str | None) -> int:
+    def bind(self, ranks: Communicator | Sums, host: str | None, device: Device | None = None) -> int:
         """See `bind`."""
-        handle = self._new(ranks.rank, ranks.size, self._current_device())
+        device = device or self.settings.device
+        handle = self._new(ranks.rank, ranks.size, _number(device))
         if not handle:
             raise MemoryError("no memory for a communicator")
-        self._comms[handle] = _Bound(_Comm.from_address(handle), ranks, host, is_owned=False)
+        self._comms[handle] = _Bound(_Comm.from_address(handle), ranks, host, device, is_owned=False)
         return handle
 
     def unique_id(self) -> bytes:
@@ -154,12 +164,12 @@ class Process:
     def end(self, handle: int, *, aborts: bool) -> None:
         """``ncclCommDestroy``: after what its streams still hold; ``ncclCommAbort``: before."""
         comm = self._comms.pop(handle)
-        if self.settings.device is not None and not aborts:
+        if comm.device is not None and not aborts:
             for stream in comm.streams:
-                self.settings.device.synchronise(stream)
+                comm.device.synchronise(stream)
         with comm.lock:
             if comm.is_owned:
-                comm.ranks.close()
+                comm.mesh.close()
 
     def close(self) -> None:
         """Leave all communicators that were made here."""
@@ -178,7 +188,9 @@ class Process:
                     pass
                 case _:
                     comm = self._comm(call.comm)
-                    reads, writes, step = collective(call, comm.ranks)
+                    sums = call.kind is Kind.ALL_REDUCE and call.op is Reduction.SUM and call.dtype.name == "float32"
+                    # Whoever can do no more than sum is asked for no more.
+                    reads, writes, step = collective(call, cast(Ranks, comm.ranks) if sums else comm.mesh)
                     self._execute(comm, call.stream, reads, writes, step)
         messages = [call for call in calls if call.kind in (Kind.SEND, Kind.RECV)]
         if messages:
@@ -189,30 +201,36 @@ class Process:
         unique = rendezvous.UniqueId.unpack(bytes(shared.id))
         ranks, host = rendezvous.join(unique, shared.rank, shared.size)
         if shared.device == _UNKNOWN_DEVICE:
-            shared.device = self._current_device()
-        self._comms[handle] = _Bound(shared, ranks, host, is_owned=True, is_plain=unique.plain)
+            shared.device = _number(self.settings.device)
+        self._comms[handle] = _Bound(shared, ranks, host, self.settings.device, is_owned=True, is_plain=unique.plain)
 
     def _split(self, call: Call) -> None:
         parent = self._comm(call.comm)
+        ranks = (
+            self._mesh_of_color(parent, call) if isinstance(parent.ranks, Communicator) else _same(parent.ranks, call)
+        )
+        if ranks is not None:
+            shared, is_owned = _Comm.from_address(call.child), ranks is not parent.ranks
+            shared.rank, shared.size = ranks.rank, ranks.size
+            self._comms[call.child] = _Bound(shared, ranks, parent.host, parent.device, is_owned, parent.is_plain)
+
+    def _mesh_of_color(self, parent: _Bound, call: Call) -> Communicator | None:
         if parent.host is None:
             why = "this communicator was bound without the address at which the others reach this rank"
             raise NcclError(Result.INVALID_USAGE, f"{why}; use bind(ranks, host=...)")
         color = call.peer if call.child else None
         with parent.lock:
-            ranks = rendezvous.split(parent.ranks, parent.host, color, call.key, plain=parent.is_plain)
-        if ranks is not None:
-            shared = _Comm.from_address(call.child)
-            shared.rank, shared.size = ranks.rank, ranks.size
-            self._comms[call.child] = _Bound(shared, ranks, parent.host, is_owned=True, is_plain=parent.is_plain)
+            return rendezvous.split(parent.mesh, parent.host, color, call.key, plain=parent.is_plain)
 
     def _exchange(self, comm: _Bound, calls: Sequence[Call]) -> None:
         if len({call.stream for call in calls}) > 1:
             raise NcclError(Result.INVALID_USAGE, "the sends and receives of a group must be on one stream")
         sends = [call for call in calls if call.kind is Kind.SEND]
         receives = [call for call in calls if call.kind is Kind.RECV]
+        messages = comm.messages
 
         def step(given: Sequence[Array], taken: Sequence[Array]) -> None:
-            comm.messages.exchange(
+            messages.exchange(
                 [(call.peer, data) for call, data in zip(sends, given, strict=True)],
                 [(call.peer, out) for call, out in zip(receives, taken, strict=True)],
             )
@@ -225,14 +243,14 @@ class Process:
         self, comm: _Bound, stream: int, reads: Sequence[Region], writes: Sequence[Region], step: Step
     ) -> None:
         """Run a step where its buffers are: at once on host memory, in the stream's order on a GPU's."""
-        device = self.settings.device
+        device = comm.device
 
         def guarded(given: Sequence[Array], taken: Sequence[Array]) -> None:
             try:
                 with comm.lock:
                     step(given, taken)
             except NcclError:  # the ranks do not agree: none can go on
-                comm.ranks.close()
+                comm.mesh.close()
                 raise
 
         def in_stream(given: Sequence[Array], taken: Sequence[Array]) -> None:
@@ -262,8 +280,21 @@ class Process:
             raise NcclError(Result.INVALID_USAGE, "this communicator is gone, or its group has not ended yet")
         return comm
 
-    def _current_device(self) -> int:
-        return 0 if self.settings.device is None else self.settings.device.current()
+
+def _same(sums: Sums, call: Call) -> Sums:
+    """The part of all ranks in their order, which takes no talking; the others may be nobody that calls NCCL.
+
+    TensorRT asks each communicator that it is given for it.
+    """
+    if not call.child or (call.peer, call.key) != (0, sums.rank):
+        why = f"it sums over all ranks, so its part has color 0, and key {sums.rank} for this rank"
+        raise NcclError(Result.INVALID_USAGE, f"this communicator cannot be split with color {call.peer}: {why}")
+    return sums
+
+
+def _number(device: Device | None) -> int:
+    """Of the GPU, as CUDA counts them."""
+    return 0 if device is None else device.current()
 
 
 @dataclass(frozen=True)
@@ -307,19 +338,24 @@ def install(*, host: str | None = None, plain: bool = False, device: Device | No
         return _installed.path
 
 
-def bind(ranks: Communicator, *, host: str | None = None) -> int:
-    """The ``ncclComm_t`` of a mesh that is there already, for a program in this process (`install` comes first).
+def bind(ranks: Communicator | Sums, *, host: str | None = None, device: Device | None = None) -> int:
+    """The ``ncclComm_t`` of a mesh that is there already, for a program in this process; calls `install` if need be.
 
     Its calls and those of the mesh's owner share one order; no two may be made at the same time. ``ncclCommDestroy``
     (or `release`) gives the handle back and leaves the mesh to its owner.
 
     Args:
+        ranks: the mesh; or somebody who can sum over its ranks, and then all other calls are errors.
         host: the address that the other ranks reach this one at, without which it cannot be split.
+        device: what runs its calls on CUDA streams; by default that of `install`.
 
     Raises:
-        NcclError: nothing is installed.
+        BuildError: as `install`.
+        NcclError: as `install`.
     """
-    return _current().process.bind(ranks, host)
+    if _installed is None:
+        install()
+    return _current().process.bind(ranks, host, device)
 
 
 def release(handle: int) -> None:

@@ -8,6 +8,7 @@ import ml_dtypes
 import numpy as np
 
 from motley.transport import PeerLost, PeerTimeout, ProtocolError, UsageError
+from motley.transport.cuda.errors import CudaError
 
 DATA_TYPES = tuple(
     np.dtype(each)
@@ -72,6 +73,8 @@ def result_of(error: BaseException) -> tuple[Result, str]:
             return Result.REMOTE_ERROR, str(error)
         case UsageError():
             return Result.INVALID_USAGE, str(error)
+        case CudaError():
+            return Result.UNHANDLED_CUDA_ERROR, str(error)
         case OSError() | MemoryError():
             return Result.SYSTEM_ERROR, f"{type(error).__name__}: {error}"
         case _:

@@ -38,7 +38,7 @@ class Device(Protocol):
 
         Returns without waiting. Regions may overlap each other and may be host memory too (copy as
         ``cudaMemcpyDefault`` does). `step` gets staging of its own, all of `writes` is written by it; it never raises
-        and calls nothing of CUDA. It may be run again, when the stream's work has been captured in a graph.
+        and calls nothing of CUDA. It is run once: a stream that is being captured in a graph is refused.
 
         Args:
             stream: a ``cudaStream_t``, 0 for the default one.

@@ -67,14 +67,19 @@ class Call:
         return self.count * self.dtype.itemsize
 
 
-class Ranks(Protocol):
-    """What operations need of a `motley.transport.Communicator`."""
+class Sums(Protocol):
+    """What sums of float32 need."""
 
     @property
     def rank(self) -> int: ...
     @property
     def size(self) -> int: ...
     def all_reduce(self, buffer: Array) -> None: ...
+
+
+class Ranks(Sums, Protocol):
+    """What all operations need of a `motley.transport.Communicator`."""
+
     def reduce_scatter(self, data: Array, out: Array, lengths: Sequence[int] | None = None) -> None: ...
     def all_gather(self, local: Array, out: Sequence[Array]) -> None: ...
     def broadcast(self, buffer: Array, root: int) -> None: ...

@@ -123,7 +123,7 @@ def join(unique: UniqueId, rank: int, size: int) -> tuple[Communicator, str]:
             address = _address(host, listener.port)
             try:
                 connection.sendall(_seal({"rank": rank, "size": size, "address": address}, unique.secret))
-                connection.settimeout(RENDEZVOUS_S)
+                connection.settimeout(RENDEZVOUS_S + STRANGER_S)  # it says itself who did not come
                 answer = _unseal(_read_line(connection), unique.secret)
             except (OSError, ValueError) as error:
                 raise NcclError(Result.REMOTE_ERROR, f"{where} gave no answer: {error}") from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import ml_dtypes
@@ -18,6 +19,7 @@ from motley.transport.cuda.host_step import HostStep
 from motley.transport.cuda.stream import CudaStream, measure_host_steps
 from motley.transport.schedule import Network
 from tests.transport.conftest import run_ranks as run_ranks
+from tests.transport.cuda.captured import captured_sums, expected_sums
 from tests.transport.cuda.memory import Memory
 
 Array = np.ndarray[Any, Any]
@@ -71,7 +73,7 @@ def test_the_device_sums_the_host_s_bits(
                 staging[:] = values(communicator.rank, elements, dtype)
                 stream.copy_back(staging, buffer)
                 with AllReduce(stream, communicator, buffer) as summed:
-                    assert summed._one_shot
+                    assert summed._exchange is not None
                     summed.submit(memory.event())
                     stream.copy_out(buffer, staging)
                     stream.synchronise(DEADLINE_S)
@@ -102,6 +104,13 @@ def test_many_sums_of_one_buffer_stay_in_order(gpu: CudaDriver, run_ranks: Run, 
         return seen
 
     assert run_ranks(2, work) == [[2.0 * index + 1 for index in range(1000)]] * 2
+
+
+def test_captured_sums_are_taken_anew_at_every_run(gpu: CudaDriver, run_ranks: Run, form: HostStep) -> None:
+    if form is HostStep.MEMORY:
+        pytest.skip("its host steps cannot be captured")
+    work = partial(captured_sums, driver=gpu, form=form, layers=50, runs=20)
+    assert run_ranks(2, work) == [expected_sums(layers=50, runs=20)] * 2
 
 
 def test_an_event_that_a_worker_records_later_gives_wrong_sums(gpu: CudaDriver, memory: Memory, form: HostStep) -> None:

@@ -1,25 +1,155 @@
-"""The GPU engine on a real device."""
+"""The GPU engines on a real device."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+import motley.cli
+from motley.daemon.models.config import ConfigError
 from motley.daemon.models.units import units
+from motley.plugins.cublas import load_cublas
 from motley.plugins.cuda import CudaEngine
+from motley.plugins.cupy import ReferenceEngine
+from motley.plugins.engine import F32, EngineError, EngineFactory, EngineOptions
+from motley.plugins.tensorrt import TensorRTEngine, WholeTensorRTEngine
 from motley.transport.cuda.driver import CudaDriver
-from tests.models.cases import Case, LocalSession, golden_cases, uneven_shares
+from motley.transport.cuda.errors import CudaError
+from motley.transport.cuda.stream import measure_host_steps
+from tests.models.cases import Case, LocalSession, dense_cases, uneven_shares
+from tests.models.long_text import regret, write_texts
+from tests.transport.conftest import run_ranks as run_ranks
+
+BUNDLED = Path(motley.cli.__path__[0]) / "models" / "shakespeare-2.6m"
+
+NOT_HERE = re.compile(
+    r"needs TensorRT for RTX|does not load|builds for GPUs of compute capability|has no int4 for GPUs"
+)
+"""What the TensorRT engine says where its library is not installed, or not for this device."""
+
+narrow = pytest.mark.parametrize("quantisation", ["fp16", "int8", "int4"])
+some_cases = pytest.mark.parametrize("case", dense_cases()[1::4], ids=str)
+
+
+def error(got: F32, expected: F32) -> float:
+    return float(np.abs(got - expected).max() / np.abs(expected).max())
+
+
+def logits(
+    case: Case, folder: Path, factory: EngineFactory, ranks: int, quantisation: str, options: EngineOptions
+) -> F32:
+    """Of a prompt, of tokens one by one (from the second on they can be a captured graph), and of a last chunk."""
+    try:
+        shares = uneven_shares(units(case.config, quantisation, 32), ranks)
+    except ConfigError:
+        pytest.skip("this case's widths cannot be quantised")
+    with LocalSession(case.folder, factory, shares, folder, quantisation, options=options) as group:
+        group.open_slot()
+        steps = [(0, 5), *((at, at + 1) for at in range(5, 11)), (11, len(case.tokens) - 1)]
+        return np.concatenate([group.step(case.tokens[start:stop], start) for start, stop in steps])
 
 
 @pytest.mark.parametrize("ranks", [1, 3])
-@pytest.mark.parametrize("case", golden_cases(), ids=str)
-def test_transformers_logits_at_any_split(gpu: CudaDriver, case: Case, ranks: int, tmp_path: Path) -> None:
-    shares = uneven_shares(units(case.config, "fp32", 32), ranks)
-    with LocalSession(case.folder, CudaEngine, shares, tmp_path) as group:
+@pytest.mark.parametrize("form", ["function", "memory"])
+@pytest.mark.parametrize("case", dense_cases(), ids=str)
+def test_transformers_logits_at_any_split(gpu: CudaDriver, case: Case, form: str, ranks: int, tmp_path: Path) -> None:
+    got = logits(case, tmp_path, CudaEngine, ranks, "fp32", EngineOptions(extra={"host_step": form}))
+    assert error(got, case.logits[: len(got)]) < 1e-4
+
+
+@narrow
+@some_cases
+def test_narrow_weights(gpu: CudaDriver, case: Case, quantisation: str, tmp_path: Path) -> None:
+    float64 = EngineOptions(extra={"dtype": "float64"})
+    expected = logits(case, tmp_path / "64", ReferenceEngine, 1, quantisation, float64)
+    assert error(logits(case, tmp_path / "gpu", CudaEngine, 2, quantisation, EngineOptions()), expected) < 1e-4
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("quantisation", ["fp32", "fp16", "int8", "int4"])
+def test_waves_are_captured_and_company_does_not_show(
+    gpu: CudaDriver, quantisation: str, ranks: int, tmp_path: Path
+) -> None:
+    case = next(each for each in dense_cases() if each.folder.name == "mistral-window")
+    shares = uneven_shares(units(case.config, quantisation, 32), ranks)
+    options = EngineOptions(extra={"host_step": "function"})
+    with LocalSession(case.folder, CudaEngine, shares, tmp_path, quantisation, options=options) as group:
+        group.open_slot(99)
+        alone = [group.decode([99], [case.tokens[at]], [at]) for at in range(8)]
+        for slot in range(16):
+            group.open_slot(slot)
+        lengths = [0] * 16
+        for wave in ([0], range(16), range(2, 10), [3, 0], range(16), range(2, 10), [1, 2, 3, 4], [3, 0], [1, 2, 3, 4]):
+            positions = [lengths[slot] for slot in wave]
+            got = group.decode(list(wave), [case.tokens[at] for at in positions], positions)
+            assert np.array_equal(got, np.concatenate([alone[at] for at in positions]))
+            for slot in wave:
+                lengths[slot] += 1
+        for engine in group.engines:
+            assert isinstance(engine, CudaEngine)
+            assert {count for _, count, _ in engine._graphs} == {1, 2, 4, 8, 16}
+
+
+@pytest.mark.parametrize("quantisation", ["fp32", "fp16", "int8", "int4"])
+@some_cases
+def test_prompts_by_cublas(gpu: CudaDriver, case: Case, quantisation: str, tmp_path: Path) -> None:
+    try:
+        shares = uneven_shares(units(case.config, quantisation, 32), 2)
+        load_cublas()
+    except (ConfigError, CudaError) as missing:
+        pytest.skip(str(missing))
+    length = min(40, len(case.tokens))
+    alone = uneven_shares(units(case.config, quantisation, 32), 1)
+    float64 = EngineOptions(extra={"dtype": "float64"})
+    with LocalSession(case.folder, ReferenceEngine, alone, tmp_path / "64", quantisation, options=float64) as group:
         group.open_slot()
-        for start, stop in ((0, 5), (5, 6), (6, len(case.tokens) - 1)):
-            got = group.step(case.tokens[start:stop], start)
-            expected = case.logits[start:stop]
-            assert np.abs(got - expected).max() < 1e-4 * np.abs(expected).max()
+        expected = group.step(case.tokens[:length], 0)
+    with LocalSession(case.folder, CudaEngine, shares, tmp_path / "gpu", quantisation) as group:
+        assert all(isinstance(engine, CudaEngine) and engine._gemm is not None for engine in group.engines)
+        group.open_slot()
+        assert error(group.step(case.tokens[:length], 0), expected) < 1e-4
+
+
+@pytest.mark.timeout(200)
+def test_10_000_tokens_are_the_same_whatever_the_host_step(
+    gpu: CudaDriver, run_ranks: Callable[..., list[Any]], tmp_path: Path
+) -> None:
+    """An order that is wrong now and then fails nowhere: it makes another text, or not the reference's."""
+    texts = {}
+    for form in measure_host_steps(gpu):
+        write = partial(
+            write_texts,
+            model=BUNDLED,
+            folder=tmp_path / form,
+            factory=CudaEngine,
+            options=EngineOptions(extra={"host_step": form}),
+            sequences=10,
+            tokens=1001,
+        )
+        first, second = run_ranks(2, write)
+        assert np.array_equal(first, second), form
+        texts[form] = first
+    first = next(iter(texts.values()))
+    assert all(np.array_equal(text, first) for text in texts.values()), list(texts)
+    assert regret(BUNDLED, tmp_path / "reference", first) < 1e-4
+
+
+@pytest.mark.parametrize("factory", [TensorRTEngine, WholeTensorRTEngine])
+@pytest.mark.parametrize("quantisation", ["fp32", "fp16", "int8", "int4"])
+@some_cases
+def test_tensorrt(gpu: CudaDriver, case: Case, quantisation: str, factory: EngineFactory, tmp_path: Path) -> None:
+    float64 = EngineOptions(extra={"dtype": "float64"})
+    expected = logits(case, tmp_path / "64", ReferenceEngine, 1, quantisation, float64)
+    try:
+        got = logits(case, tmp_path / "gpu", factory, 2, quantisation, EngineOptions(max_rows=8))
+    except EngineError as refusal:
+        if NOT_HERE.search(str(refusal)):
+            pytest.skip(str(refusal))
+        raise
+    assert error(got, expected) < (0.01 if quantisation == "fp16" else 1e-4)

@@ -9,10 +9,10 @@ import onnx
 import onnxruntime as ort
 from onnx import NodeProto
 
-from motley.plugins.engine import F32, Collectives, EngineOptions, RankGraph, micro_chunks
+from motley.plugins.engine import DOMAIN, F32, Collectives, EngineOptions, RankGraph, micro_chunks
 from motley.plugins.mapped_share import MappedShare
-from motley.plugins.segments import Reduction
-from motley.plugins.tensorrt_lowering import Part, lower, segments, whole
+from motley.plugins.segments import COLLECTIVE, Reduction
+from motley.plugins.tensorrt_lowering import Lowered, Part, lower, segments, whole
 
 
 def with_data(part: Part, share: MappedShare) -> onnx.ModelProto:
@@ -35,12 +35,30 @@ def for_onnxruntime(model: onnx.ModelProto) -> onnx.ModelProto:
     return model
 
 
+def cut_at_sums(part: Part, hidden: int) -> list[Part]:
+    """A whole graph's part as parts between its collectives, which ONNX Runtime has not."""
+    nodes = []
+    for node in part.proto.graph.node:
+        own = NodeProto()
+        own.CopyFrom(node)
+        own.domain = DOMAIN if node.op_type == COLLECTIVE else node.domain
+        nodes.append(own)
+    graph, (opset,) = part.proto.graph, part.proto.opset_import
+    border = ({value.name: value for value in values} for values in (graph.input, graph.output))
+    return segments(Lowered(nodes, part.constants, *border, opset.version, part.proto.ir_version, hidden))
+
+
 class LoweredEngine:
-    """`motley.plugins.engine.Engine` of one slot at a time. ``extra``: ``weights=fp16``, ``cut=whole``."""
+    """`motley.plugins.engine.Engine` of one slot at a time. ``extra``: ``cut=whole``, for what gets one engine."""
 
     def __init__(self, graph: RankGraph, collectives: Collectives, options: EngineOptions) -> None:
-        lowered = lower(graph, fp16=options.extra.get("weights") == "fp16")
-        self.parts = [whole(lowered)] if options.extra.get("cut") == "whole" else segments(lowered)
+        lowered = lower(graph)
+        if options.extra.get("cut") != "whole":
+            self.parts = segments(lowered)
+        elif collectives.size == 1:
+            self.parts = [whole(lowered)]
+        else:
+            self.parts = cut_at_sums(whole(lowered), graph.hidden)
         self._graph = graph
         self._collectives = collectives
         share = MappedShare(graph.share_file)
@@ -78,7 +96,7 @@ class LoweredEngine:
                 names = [value.name for value in part.proto.graph.output]
                 read = [value.name for value in part.proto.graph.input]
                 values.update(zip(names, session.run(names, {name: values[name] for name in read}), strict=True))
-            if part.segment is not None and isinstance(part.segment.then, Reduction):
+            if isinstance(part.segment.then, Reduction):
                 summed = values[part.segment.then.partial].copy()
                 for chunk in micro_chunks(len(hidden), halved):
                     self._collectives.all_reduce(summed[chunk])

@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from motley.plugins.experts import Sent, add_mixture, deal
+from motley.plugins.experts import Sent, add_mixture, as_terms, deal
 
 
 @st.composite
@@ -41,10 +41,16 @@ def test_the_sum_is_over_experts_in_order_wherever_a_row_stands(chosen: Any, see
         finished = {own.expert: x[own.rows] * factors[own.expert] for own in reversed(sent)}  # in any order
         return iter([finished[own.expert] for own in sent])
 
-    total = base.copy()
-    add_mixture(total, x, weights, chosen, compute)
+    def twice(x: Any, sent: Sequence[Sent]) -> Iterator[Any]:
+        return ([result, -result] for result in compute(x, sent))
+
+    total, first, second = base.copy(), base.copy(), -base
+    add_mixture([total], x, weights, chosen, as_terms(compute))
+    add_mixture([first, second], x, weights, chosen, twice)
     for row, picks in enumerate(chosen):
         alone = base[row].copy()
         for place in np.argsort(picks):
             alone += weights[row, place] * (x[row] * factors[picks[place]])
         np.testing.assert_array_equal(total[row], alone)
+    np.testing.assert_array_equal(first, total)
+    np.testing.assert_array_equal(second, -total)

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing
 from ctypes import byref, c_int, c_size_t, c_void_p
 from importlib.util import find_spec
@@ -22,11 +22,12 @@ import pytest
 from motley.plugins import nccl
 from motley.plugins.nccl import build, rendezvous
 from motley.plugins.nccl.binding import Process, Settings, _Comm
-from motley.plugins.nccl.codes import DATA_TYPES, Reduction
-from motley.plugins.nccl.memory import Region, Step, host_view
+from motley.plugins.nccl.codes import DATA_TYPES, Reduction, result_of
 from motley.plugins.nccl.operations import Call, Kind
 from motley.transport import Communicator, Listener, Membership, Plain, connect_mesh
-from motley.transport.streams import HostStream
+from motley.transport.cuda.errors import CudaError
+from motley.transport.cuda.host_step import HostStep
+from tests.transport.cuda.host_driver import HostDriver
 
 SCRIPT = Path(__file__).with_name("nccl_rank.py")
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -332,8 +333,8 @@ def test_ranks_that_do_not_fit_together_are_told(monkeypatch: pytest.MonkeyPatch
     assert all("two processes say that they are rank 0" in each for each in told)
     told = join_all((0, 2), (1, 3))
     assert all("ranks, another one" in each for each in told)
-    monkeypatch.setattr(rendezvous, "RENDEZVOUS_S", 0.3)
-    assert join_all((1, 3)) == ["rank 1 of 3 cannot join: rank 0, 2 did not come within 0.3 s"]
+    monkeypatch.setattr(rendezvous, "RENDEZVOUS_S", 1.0)
+    assert join_all((1, 3)) == ["rank 1 of 3 cannot join: rank 0, 2 did not come within 1 s"]
 
 
 def test_strangers_do_not_disturb_a_rendezvous() -> None:
@@ -416,62 +417,82 @@ def test_a_mesh_that_is_there_gets_a_handle_and_outlives_it(lib: ctypes.CDLL, me
     assert all("open" in repr(ranks) for ranks in meshes)
 
 
-class HostDevice:
-    """A device whose streams are Motley's host streams: they have CUDA's order, and run beside their submitter."""
+def test_whoever_can_sum_gets_a_handle_for_sums_alone(lib: ctypes.CDLL) -> None:
+    class Doubled:
+        rank, size = 1, 2
 
-    def __init__(self) -> None:
-        self.streams = {number: HostStream(str(number)) for number in (11, 12)}
+        def all_reduce(self, buffer: Array) -> None:
+            buffer *= 2
 
-    def current(self) -> int:
-        return 7
+    handle = c_void_p(nccl.bind(Doubled()))
+    buffer, half = np.arange(3, dtype=np.float32), np.zeros(3, np.float16)
+    assert lib.ncclAllReduce(at(buffer), at(buffer), c_size_t(3), 7, 0, handle, None) == SUCCESS
+    assert buffer.tolist() == [0, 2, 4]
+    for result in (
+        lib.ncclAllReduce(at(buffer), at(buffer), c_size_t(3), 7, 2, handle, None),  # the largest
+        lib.ncclAllReduce(at(half), at(half), c_size_t(3), 6, 0, handle, None),
+        lib.ncclBroadcast(at(buffer), at(buffer), c_size_t(3), 7, 0, handle, None),
+        lib.ncclSend(at(buffer), c_size_t(3), 7, 0, handle, None),
+    ):
+        assert result == INVALID_USAGE
+        assert (
+            "all that this communicator has is ncclAllReduce, ncclSum of float32" in lib.ncclGetLastError(None).decode()
+        )
+    # Its only split is that of all ranks in their order, which nobody else has to take part in.
+    child, rank, size = c_void_p(), c_int(), c_int()
+    for color, key in ((1, 1), (0, 0), (-1, 1)):
+        assert lib.ncclCommSplit(handle, color, key, byref(child), None) == INVALID_USAGE
+        assert "color 0, and key 1 for this rank" in lib.ncclGetLastError(None).decode()
+    assert lib.ncclCommSplit(handle, 0, 1, byref(child), None) == SUCCESS
+    assert lib.ncclCommUserRank(child, byref(rank)) == lib.ncclCommCount(child, byref(size)) == SUCCESS
+    assert (rank.value, size.value) == (1, 2)
+    nccl.release(handle.value or 0)
+    assert lib.ncclAllReduce(at(buffer), at(buffer), c_size_t(3), 7, 0, child, None) == SUCCESS
+    assert buffer.tolist() == [0, 4, 8]
+    assert lib.ncclCommDestroy(child) == SUCCESS
 
-    def submit(self, stream: int, reads: Sequence[Region], writes: Sequence[Region], step: Step) -> None:
-        def work() -> None:
-            given = [host_view(each).copy() for each in reads]
-            taken = [np.empty(each.nbytes, np.uint8) for each in writes]
-            step(given, taken)
-            for region, staged in zip(writes, taken, strict=True):
-                np.copyto(host_view(region), staged)
 
-        self.streams[stream].submit(work, "a call of NCCL")
-
-    def synchronise(self, stream: int) -> None:
-        self.streams[stream].synchronise(10.0)
-
-
-def test_calls_on_a_devices_stream_take_its_order(meshes: list[Communicator]) -> None:
+@pytest.mark.parametrize("form", HostStep)
+def test_calls_on_a_devices_streams_take_their_order(meshes: list[Communicator], form: HostStep) -> None:
     """What a kernel before the call writes is what is summed, and the caller does not wait for it."""
-    device = HostDevice()
+    driver = HostDriver()
+    device = nccl.CudaDevice(form=form, driver=driver)
     memory = [_Comm(1, rank, 2) for rank in range(2)]
     process = Process(Settings(None, False, device), lambda rank, _size, _device: ctypes.addressof(memory[rank]))
     handles = [process.bind(ranks, None) for ranks in meshes]
-    buffers = [np.zeros(3, np.float32) for _ in range(2)]
+    streams = [driver.create_stream() for _ in range(2)]
+    buffers = [driver.allocate(400) for _ in range(2)]
+    pinned = [driver.allocate_pinned(400) for _ in range(2)]
     gate = threading.Event()
 
     def call(rank: int, count: int) -> Call:
-        pointer = buffers[rank].ctypes.data
         return Call(
             kind=Kind.ALL_REDUCE,
             dtype=np.dtype(np.float32),
             op=Reduction.SUM,
             peer=0,
             count=count,
-            send=pointer,
-            recv=pointer,
-            stream=11 + rank,
+            send=buffers[rank],
+            recv=buffers[rank],
+            stream=streams[rank],  # type: ignore[arg-type]  # this driver's handles are no numbers
             comm=handles[rank],
             child=0,
             key=0,
         )
 
-    for rank in range(2):
-        device.streams[11 + rank].submit(lambda rank=rank: gate.wait(10) and buffers[rank].fill(rank + 1), "a kernel")
-        process.run([call(rank, 3)])
-    assert not any(buffer.any() for buffer in buffers)  # both calls have returned, nothing has run
+    for rank, stream in enumerate(streams):
+        values = pinned[rank].host.view(np.float32)
+        stream.submit(lambda rank=rank, values=values: gate.wait(10) and values.fill(rank + 1), "a kernel")
+        driver.copy(buffers[rank], values.ctypes.data, 400, stream)
+        for count in (3, 100):  # staging grows under way
+            process.run([call(rank, count)])
+        driver.copy(values.ctypes.data, buffers[rank], 400, stream)
+    assert not any(each.host.any() for each in pinned)  # all calls have returned, nothing has run
     gate.set()
-    for stream in (11, 12):
+    for stream in streams:
         device.synchronise(stream)
-    assert [buffer.tolist() for buffer in buffers] == [[3, 3, 3]] * 2
+    assert [np.unique(each.host.view(np.float32)[:3]).tolist() for each in pinned] == [[6]] * 2
+    assert [np.unique(each.host.view(np.float32)[3:]).tolist() for each in pinned] == [[3]] * 2
     # Calls that do not fit together fail in their streams: told later, and nothing is raised into the stream.
     for rank in range(2):
         process.run([call(rank, 3 - rank)])
@@ -479,8 +500,27 @@ def test_calls_on_a_devices_stream_take_its_order(meshes: list[Communicator]) ->
         process.end(handle, aborts=False)
     assert [shared.async_error for shared in memory] == [REMOTE_ERROR] * 2
     assert all(b"rank" in shared.async_message for shared in memory)
-    for stream in device.streams.values():
-        stream.close()
+    device.close()
+    for rank in range(2):
+        driver.destroy_stream(streams[rank])
+        driver.free(buffers[rank])
+        driver.free_pinned(pinned[rank])
+    assert driver.live == 0
+
+
+def test_a_stream_that_is_captured_is_refused() -> None:
+    driver = HostDriver()
+    device = nccl.CudaDevice(driver=driver)
+    assert device.current() == 0
+    stream = driver.create_stream()
+    driver.begin_capture(stream)
+    with pytest.raises(CudaError, match="cannot be captured in a CUDA graph") as refused:
+        device.submit(stream, [], [], lambda given, taken: None)
+    assert result_of(refused.value)[0] == nccl.Result.UNHANDLED_CUDA_ERROR
+    driver.destroy_graph(driver.end_capture(stream))
+    device.close()
+    driver.destroy_stream(stream)
+    assert driver.live == 0
 
 
 # -- building ---------------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import re
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
@@ -45,7 +46,7 @@ REST = 30_000
 if os.environ.get("MOTLEY_ALL_BUILDS"):
     BUILDS = [(case, form, ranks) for case in CASES for form in FORMS for ranks in (1, 2, 3)]
 else:
-    BUILDS = [(case, list(FORMS)[index % 4], 1 + index % 3) for index, case in enumerate(CASES)]
+    BUILDS = [(case, FORMS[index % 4], 1 + index % 3) for index, case in enumerate(CASES)]
     BUILDS += [(CASES[-2], form, 3) for form in FORMS]
 
 
@@ -95,11 +96,11 @@ def said() -> Iterator[list[str]]:
 
 def graphs(case: Case, form: str, ranks: int, folder: Path) -> list[RankGraph]:
     try:
-        cut = units(case.config, FORMS[form][0], 32)
+        cut = units(case.config, form, 32)
     except ConfigError:
         pytest.skip("this case's widths cannot be quantised")
     shares = uneven_shares(cut, ranks)
-    with LocalSession(case.folder, ReferenceEngine, shares, folder, FORMS[form][0]) as session:
+    with LocalSession(case.folder, ReferenceEngine, shares, folder, form) as session:
         return session.graphs
 
 
@@ -147,7 +148,7 @@ def test_the_whole_graph_builds(
     case: Case, form: str, ranks: int, library: Library, said: list[str], tmp_path: Path
 ) -> None:
     for graph in graphs(case, form, ranks, tmp_path):
-        part = whole(lower(graph, fp16=form == "fp16"))
+        part = whole(lower(graph))
         got = built(library, part, graph, said)
         assert got.bindings == declared(part)
         for profile in (0, 1):
@@ -161,7 +162,7 @@ def test_the_whole_graph_builds(
 @pytest.mark.parametrize("form", FORMS)
 def test_segments_build(form: str, library: Library, said: list[str], tmp_path: Path) -> None:
     for graph in graphs(CASES[-2], form, 2, tmp_path):
-        parts = segments(lower(graph, fp16=form == "fp16"))
+        parts = segments(lower(graph))
         assert len(parts) == 2 * CASES[-2].config.layers + 1 + (graph.vocabulary > 0)
         for part in parts:
             if part.proto.graph.output:
@@ -197,11 +198,10 @@ def test_weights_stay_narrow_up_to_the_multiplication(
     form: str, wide: Path, library: Library, said: list[str], tmp_path: Path
 ) -> None:
     """No matrix is unpacked to memory: each is a constant, in its narrow type, of the kernel that multiplies."""
-    quantisation, _ = FORMS[form]
-    shares = [whole_share(units(read_config(wide), quantisation, 32))]
-    with LocalSession(wide, ReferenceEngine, shares, tmp_path, quantisation) as session:
+    shares = [whole_share(units(read_config(wide), form, 32))]
+    with LocalSession(wide, ReferenceEngine, shares, tmp_path, form) as session:
         (graph,) = session.graphs
-    part = whole(lower(graph, fp16=form == "fp16"))
+    part = whole(lower(graph))
     got = built(library, part, graph, said)
     for profile in (0, 1):
         layers = [layer for layer in got.layers if layer.profile == profile]
@@ -250,6 +250,30 @@ def test_kept_plans(library: Library, tmp_path: Path, caplog: pytest.LogCaptureF
     share.close()
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="the limit on a file's size is POSIX's")
+def test_a_full_disk_costs_only_the_next_start(
+    library: Library, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    import resource
+
+    (graph,) = graphs(CASES[0], "fp32", 1, tmp_path)
+    share = MappedShare(graph.share_file)
+    parts = segments(lower(graph))
+    folder = PlanFolder(graph.share_file, library, parts, (1, ROWS), ADA)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))  # a write beyond it fails, as it does on a full disk
+    try:
+        plan = folder.plan(parts[0], share)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert len(plan) > 1000
+    assert "cannot be kept, and takes as long to build at the next start" in caplog.text
+    assert list(folder.folder.iterdir()) == []
+    assert folder.plan(parts[0], share)
+    assert len(list(folder.folder.iterdir())) == 1
+    share.close()
+
+
 def test_every_capability_that_is_told_to_work(library: Library, tmp_path: Path) -> None:
     (graph,) = graphs(CASES[-2], "int4", 1, tmp_path)
     share = MappedShare(graph.share_file)
@@ -267,7 +291,7 @@ def test_every_capability_that_is_told_to_work(library: Library, tmp_path: Path)
 def test_turing_takes_fp16(library: Library, tmp_path: Path) -> None:
     (graph,) = graphs(CASES[-2], "fp16", 1, tmp_path)
     share = MappedShare(graph.share_file)
-    assert build(library, segments(lower(graph, fp16=True))[0], share, (1, ROWS), (7, 5))
+    assert build(library, segments(lower(graph))[0], share, (1, ROWS), (7, 5))
     share.close()
 
 
