@@ -12,6 +12,7 @@ from pathlib import Path
 from motley.daemon import hardware
 from motley.daemon.address import parse_address
 from motley.daemon.control import Control, NameTaken, NodeSettings, OrchestratorLost
+from motley.daemon.engines import installed_engines
 from motley.daemon.trust import JoinToken, TrustError, open_channel
 from motley.daemon.weights.cache import ShareCache
 from motley.protocol import mesh_pb2 as pb
@@ -30,6 +31,7 @@ class DaemonConfig:
         name: unique in the mesh; by default the host's name.
         advertise: the address under which other nodes reach this one; by default that of the interface which leads
             to the orchestrator.
+        zone: what fails together with this machine; empty: nothing is known to.
         memory_limit: bytes that ranks may use here; by default what is available.
         threads: compute threads; by default every usable core.
         models: folder in which model names are looked up.
@@ -40,6 +42,7 @@ class DaemonConfig:
     token: str
     name: str = ""
     advertise: str = ""
+    zone: str = ""
     memory_limit: int | None = None
     threads: int = 0
     models: Path | None = None
@@ -55,8 +58,8 @@ class Observer:
     def lost(self, why: str, retry_s: float) -> None:
         """The orchestrator is gone; another attempt follows."""
 
-    def rank(self, event: pb.RankEvent) -> None:
-        """A rank of this node loads, is ready, or has ended."""
+    def rank(self, role: str, event: pb.RankEvent) -> None:
+        """A rank of this node, or its host of a session's experts, loads, is ready, or has ended."""
 
 
 async def run_daemon(config: DaemonConfig, observer: Observer) -> None:
@@ -70,7 +73,9 @@ async def run_daemon(config: DaemonConfig, observer: Observer) -> None:
     host, port = parse_address(config.orchestrator)
     token = JoinToken.parse(config.token)
     address = config.advertise or await asyncio.to_thread(_address_towards, host, port)
-    capabilities = await asyncio.to_thread(hardware.measure, config.memory_limit, config.threads or None)
+    engines = await installed_engines()
+    capabilities = await asyncio.to_thread(hardware.measure, engines, config.memory_limit, config.threads or None)
+    capabilities.zone = config.zone
     await asyncio.to_thread(config.cache.prepare)
     settings = NodeSettings(
         name=config.name or socket.gethostname(),

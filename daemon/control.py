@@ -20,7 +20,7 @@ import grpc.aio
 from motley.daemon.address import join_address
 from motley.daemon.describe import DescribeError, describe_apart
 from motley.daemon.generation import Generation, RequestError
-from motley.daemon.hardware import available_memory
+from motley.daemon.hardware import available_memory, gpus
 from motley.daemon.model_files import load_tokenizer
 from motley.daemon.text import Tokenizer, TokenizerError
 from motley.daemon.weights.cache import ShareCache
@@ -33,6 +33,8 @@ from motley.protocol.mesh_pb2_grpc import MeshStub
 logger = logging.getLogger(__name__)
 
 WELCOME_S = 10.0
+LEAVE_S = 1.0
+"""The orchestrator has this long to take note that a node leaves."""
 END: object = grpc.aio.EOF  # type: ignore[attr-defined]
 REFUSALS = {
     grpc.StatusCode.UNAUTHENTICATED,
@@ -40,6 +42,8 @@ REFUSALS = {
     grpc.StatusCode.INVALID_ARGUMENT,
 }
 """The orchestrator's ways to say that trying again is of no use."""
+ENDED = {grpc.StatusCode.ABORTED, grpc.StatusCode.DEADLINE_EXCEEDED}
+"""Its ways to end a stream with a reason; what other codes come with is gRPC's."""
 
 
 class JoinRefused(Exception):
@@ -83,8 +87,14 @@ class _Rank:
     generations: dict[str, Generation] = field(default_factory=dict)
     releasing: bool = False
 
+    @property
+    def role(self) -> str:
+        """What it is on this node, for people."""
+        return f"rank {self.command.rank}" if self.command.rank < self.command.assign.size else "experts"
 
-RankObserver = Callable[[pb.RankEvent], None]
+
+RankObserver = Callable[[str, pb.RankEvent], None]
+"""Takes the role too of who said something."""
 _Key = tuple[str, int]
 
 
@@ -98,6 +108,7 @@ class Control:
         self._ranks: dict[_Key, _Rank] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._tokenising = asyncio.Lock()
+        self._gpus: list[pb.Gpu] = []
         self._preparing: set[str] = set()
         """Requests that are being turned into tokens; a cancelled one is taken out."""
 
@@ -122,7 +133,7 @@ class Control:
         call = MeshStub(channel).Join(  # type: ignore[no-untyped-call]
             metadata=(("motley-token", secret),)
         )
-        sender = None
+        talk: list[asyncio.Task[None]] = []
         patience = WELCOME_S
         try:
             await call.write(pb.NodeMessage(hello=hello))
@@ -130,11 +141,17 @@ class Control:
             if first is END or first.WhichOneof("body") != "welcome":
                 raise OrchestratorLost("the orchestrator answered without a welcome")
             joined(first.welcome.node_id)
-            sender = asyncio.create_task(self._send(call, first.welcome.heartbeat_s))
+            if settings.capabilities.gpus:
+                self._spawn(self._watch_gpus(first.welcome.heartbeat_s))
             patience = first.welcome.silence_s
-            while (message := await _read(call, patience)) is not END:
-                self._obey(message)
-            raise OrchestratorLost("the orchestrator closed the stream")
+            listener = asyncio.create_task(self._listen(call, patience))
+            talk = [listener, asyncio.create_task(self._send(call, first.welcome.heartbeat_s))]
+            try:
+                await asyncio.shield(listener)  # a read that is cancelled ends the stream
+            except asyncio.CancelledError:
+                self._say(leaving=pb.Empty())
+                await asyncio.wait({listener}, timeout=LEAVE_S)
+                raise
         except TimeoutError:
             raise OrchestratorLost(f"the orchestrator said nothing for {patience:.0f} s") from None
         except grpc.aio.AioRpcError as error:
@@ -142,17 +159,24 @@ class Control:
                 raise NameTaken(error.details()) from error
             if error.code() in REFUSALS:
                 raise JoinRefused(error.details()) from error
-            raise OrchestratorLost(f"the stream to the orchestrator broke: {error.details()}") from error
+            why = error.details() if error.code() in ENDED else "its connection is gone"
+            raise OrchestratorLost(f"the stream to the orchestrator broke: {why}") from error
         except asyncio.InvalidStateError as error:  # a write met a stream that had ended
             raise OrchestratorLost("the stream to the orchestrator broke") from error
         finally:
             call.cancel()
-            if sender is not None:
-                sender.cancel()
+            for task in talk:
+                task.cancel()
             await asyncio.gather(*(self._end(key) for key in list(self._ranks)))
             for task in self._tasks:
                 task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+            await asyncio.gather(*self._tasks, *talk, return_exceptions=True)
+
+    async def _listen(self, call: Any, patience: float) -> None:
+        """Do what the orchestrator says, for as long as it does."""
+        while (message := await _read(call, patience)) is not END:
+            self._obey(message)
+        raise OrchestratorLost("the orchestrator closed the stream")
 
     async def _send(self, call: Any, heartbeat_s: float) -> None:
         """Send what is in the outbox, and a heartbeat when it is due."""
@@ -163,9 +187,16 @@ class Control:
                 async with asyncio.timeout_at(due):
                     message = await self._outbox.get()
             except TimeoutError:
-                message = pb.NodeMessage(heartbeat=pb.Heartbeat(memory_available_bytes=available_memory()))
+                beat = pb.Heartbeat(memory_available_bytes=available_memory(), gpus=self._gpus)
+                message = pb.NodeMessage(heartbeat=beat)
                 due = loop.time() + heartbeat_s
             await call.write(message)
+
+    async def _watch_gpus(self, every_s: float) -> None:
+        """Look now and then what is free on them, beside the heartbeats: a driver may take its time."""
+        while True:
+            self._gpus = await asyncio.to_thread(gpus)
+            await asyncio.sleep(every_s)
 
     def _say(self, **body: Any) -> None:
         self._outbox.put_nowait(pb.NodeMessage(**body))
@@ -187,11 +218,11 @@ class Control:
                 self._cancel(message.cancel.request_id)
 
     async def _describe(self, request: pb.Describe) -> None:
-        described = pb.Described(request_id=request.request_id)
         try:
-            described.profile.CopyFrom(await describe_apart(request.model, self._settings.models))
+            described = await describe_apart(request.model, self._settings.models)
         except DescribeError as error:
-            described.failure.CopyFrom(pb.Failure(code=error.code, message=str(error)))
+            described = pb.Described(failure=pb.Failure(code=error.code, message=str(error)))
+        described.request_id = request.request_id
         self._say(described=described)
 
     # ------------------------------------------------------------ ranks
@@ -208,9 +239,8 @@ class Control:
             self._spawn(self._hold(key, self._ranks[key]))
         elif (rank := self._ranks.get(key)) is None:
             if body == "release":
-                self._rank_event(
-                    pb.RankEvent(session=command.session, epoch=command.epoch, rank=command.rank, released=pb.Empty())
-                )
+                gone = pb.RankEvent(session=key[0], epoch=command.epoch, rank=key[1], released=pb.Empty())
+                self._say(rank=gone)
         elif body == "release":
             self._spawn(self._end(key))
         elif rank.worker is not None:
@@ -235,10 +265,8 @@ class Control:
         if failure is None or rank.releasing:
             end.released.CopyFrom(pb.Empty())
         else:
-            for request_id in rank.generations:
-                self._fail(request_id, failure)
-            end.failed.CopyFrom(failure)
-        self._rank_event(end)
+            end.failed.CopyFrom(failure)  # its requests end with the session
+        self._rank_event(rank, end)
 
     async def _serve(self, rank: _Rank) -> pb.Failure | None:
         """Start a rank's worker and pass on what it says until it is gone; why it ended, if it was not asked to."""
@@ -263,10 +291,10 @@ class Control:
                     elif body == "ready" and command.rank == 0:
                         source = command.assign.model.source
                         rank.tokenizer = await asyncio.to_thread(_load_tokenizer, source, settings.models)
-                    self._rank_event(event)
+                    self._rank_event(rank, event)
         await worker.stop()  # it hung up: nothing more can come
         status = await worker.exit_status()
-        return pb.Failure(code="worker_died", message=_how_died(settings.name, command.rank, status))
+        return pb.Failure(code="worker_died", message=_how_died(status))
 
     async def _end(self, key: _Key) -> None:
         """Have a rank's worker end; `_hold` reports it."""
@@ -276,8 +304,8 @@ class Control:
             if rank.worker is not None:
                 await rank.worker.stop()
 
-    def _rank_event(self, event: pb.RankEvent) -> None:
-        self._observe(event)
+    def _rank_event(self, rank: _Rank, event: pb.RankEvent) -> None:
+        self._observe(rank.role, event)
         self._say(rank=event)
 
     # ------------------------------------------------------------ requests
@@ -294,7 +322,7 @@ class Control:
             async with self._tokenising:
                 generation = await asyncio.to_thread(Generation, request, rank.tokenizer, rank.command.assign.context)
         except RequestError as error:
-            self._fail(request.request_id, pb.Failure(code=error.code, message=str(error)))
+            self._fail(request.request_id, pb.Failure(code=error.code, message=str(error), param=error.param))
             return
         except Exception as error:
             logger.exception("request %s", request.request_id)
@@ -349,6 +377,6 @@ def _load_tokenizer(source: str, models: Path | None) -> Tokenizer:
     return load_tokenizer(resolve(source, models))
 
 
-def _how_died(node: str, rank: int, status: int) -> str:
+def _how_died(status: int) -> str:
     how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
-    return f"the worker of rank {rank} on node {node!r} {how}"
+    return f"its worker process {how}"

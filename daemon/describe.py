@@ -10,6 +10,7 @@ import json
 import sys
 from pathlib import Path
 
+from motley.daemon.child import end_with_owner, start_child
 from motley.daemon.model_files import load_tokenizer, open_model
 from motley.daemon.models.config import ConfigError
 from motley.daemon.models.profile import profile
@@ -27,35 +28,43 @@ class DescribeError(Exception):
         self.code = code
 
 
-def describe(model: pb.ModelSpec, models: Path | None) -> pb.ModelProfile:
+def describe(model: pb.ModelSpec, models: Path | None) -> pb.Described:
     """Fetch a model if need be and read its config, its tokenizer and the headers of its weights.
+
+    Returns:
+        What it costs in each of its quantisations.
 
     Raises:
         ModelNotFound, ConfigError, CheckpointError, TokenizerError: the model cannot be served.
     """
     folder = resolve(model.source, models)
+    every = (model.quantisation, *model.beside)
     with open_model(folder) as opened:
-        profiled = profile(opened.config, model.quantisation, model.block, opened.stored, model.exact)
-        profiled.fingerprint = opened.source.fingerprint()
+        profiles = [profile(opened.config, each, model.block, opened.stored, model.exact, every) for each in every]
+        fingerprint = opened.source.fingerprint()
     load_tokenizer(folder)
-    profiled.name = folder.name
-    return profiled
+    for profiled in profiles:
+        profiled.name, profiled.fingerprint = folder.name, fingerprint
+    return pb.Described(profile=profiles[0], beside=profiles[1:])
 
 
-async def describe_apart(model: pb.ModelSpec, models: Path | None) -> pb.ModelProfile:
+async def describe_apart(model: pb.ModelSpec, models: Path | None) -> pb.Described:
     """`describe` in a process of its own, killed if this is cancelled.
 
     Raises:
         DescribeError: the model cannot be served.
     """
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-P", "-m", "motley.daemon.describe"),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-    )
-    order = {"model": model.SerializeToString().hex(), "models": str(models) if models else None}
+    process = await start_child("motley.daemon.describe", stdout=asyncio.subprocess.PIPE)
+    order = {
+        "model": model.SerializeToString().hex(),
+        "models": str(models) if models else None,
+    }
+    assert process.stdin is not None
+    assert process.stdout is not None
     try:
-        out, _ = await process.communicate(json.dumps(order).encode())
+        process.stdin.write(json.dumps(order).encode() + b"\n")
+        out = await process.stdout.read()
+        await process.wait()
     finally:
         if process.returncode is None:
             process.kill()
@@ -66,19 +75,22 @@ async def describe_apart(model: pb.ModelSpec, models: Path | None) -> pb.ModelPr
         raise DescribeError(
             "internal_error", f"describing {model.source!r} ended with status {process.returncode}"
         ) from None
-    if "profile" not in said:
+    if "described" not in said:
         raise DescribeError(said["code"], said["message"])
-    return pb.ModelProfile.FromString(bytes.fromhex(said["profile"]))
+    return pb.Described.FromString(bytes.fromhex(said["described"]))
 
 
 def main() -> None:
-    """One order on stdin, one answer on stdout, both JSON."""
-    order = json.load(sys.stdin)
+    """One order on stdin, one answer on stdout, both JSON; the end of stdin ends this, a download under way too."""
+    order = json.loads(sys.stdin.readline() or "null")
+    if order is None:
+        return
+    end_with_owner()
     said: dict[str, str]
     try:
         model = pb.ModelSpec.FromString(bytes.fromhex(order["model"]))
         told = describe(model, Path(order["models"]) if order["models"] else None)
-        said = {"profile": told.SerializeToString().hex()}
+        said = {"described": told.SerializeToString().hex()}
     except (ModelNotFound, ConfigError, CheckpointError, TokenizerError) as error:
         said = {"code": "invalid_model", "message": str(error)}
     json.dump(said, sys.stdout)

@@ -6,12 +6,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from motley.daemon.sampling import SamplingParams, ShardSampler
-from motley.daemon.steps import Close, Message, More, Open, Step, StepError, Stop
+from motley.daemon.steps import Able, Close, Message, More, Open, Step, StepError, Stop, Wave, join
 from motley.plugins.engine import F32, Engine
 from motley.protocol import mesh_pb2 as pb
-from motley.transport import Stats
+from motley.transport import StatsSnapshot
 
 Embed = Callable[[Sequence[int]], F32]
 """Token ids to f32[T, D]."""
@@ -19,9 +20,15 @@ Embed = Callable[[Sequence[int]], F32]
 STEP_HISTORY = 4096
 
 
+class Clocks(Protocol):
+    """Where the time of a rank went."""
+
+    def snapshot(self) -> StatsSnapshot: ...
+
+
 @dataclass
 class DecodeTimes:
-    """Where the time of this rank's decode steps went, cumulative, in seconds."""
+    """Where the time of this rank's decode steps went, cumulative, in seconds. Sequences of one step share it."""
 
     tokens: int = 0
     compute: float = 0.0
@@ -43,7 +50,7 @@ class _Sequence:
 class Executor:
     """Everything a rank does with a step, the same on the leader and on its followers."""
 
-    def __init__(self, engine: Engine, embed: Embed, vocabulary: range, words_per_unit: int, stats: Stats) -> None:
+    def __init__(self, engine: Engine, embed: Embed, vocabulary: range, words_per_unit: int, stats: Clocks) -> None:
         self._engine = engine
         self._embed = embed
         self._vocabulary = vocabulary
@@ -62,6 +69,8 @@ class Executor:
         match message:
             case Step():
                 return self._step(message)
+            case Wave():
+                return self._decode(message)
             case More(slot, want):
                 sequence = self._sequence(slot)
                 if sequence.logits is None:
@@ -79,7 +88,14 @@ class Executor:
                 self._engine.close_slot(slot)
             case Stop():
                 pass
+            case Able():
+                raise StepError("a follower is told how many sequences it can take")
         return None
+
+    @property
+    def most_sequences(self) -> int:
+        """How many sequences a `Wave` may have on this rank."""
+        return self._engine.most_sequences
 
     def close(self) -> None:
         self._engine.close()
@@ -91,28 +107,38 @@ class Executor:
             raise StepError(f"slot {slot} is not open on this rank") from None
 
     def _step(self, step: Step) -> bytes | None:
+        """A chunk of a prompt."""
         sequence = self._sequence(step.slot)
+        rows = (len(step.tokens) - 1,) if step.want else ()
+        logits = self._engine.step(step.slot, self._embed(step.tokens.tolist()), step.position, rows, step.halved)
+        return self._summarise(sequence, logits[0], step.want) if step.want else None
+
+    def _decode(self, wave: Wave) -> bytes:
+        """A token each of some sequences; their summaries in order, of those that are wanted."""
+        slots, tokens = wave.slots.tolist(), wave.tokens.tolist()
+        sequences = [self._sequence(slot) for slot in slots]
         began, before = time.perf_counter(), self._stats.snapshot()
-        tokens = step.tokens.tolist()
-        generated = step.position >= sequence.prompt_tokens  # by this session: fed back, or once more after a break
-        if generated:
-            for token in tokens:
+        for sequence, position, token in zip(sequences, wave.positions, tokens, strict=True):
+            if position >= sequence.prompt_tokens:  # by this session: fed back, or once more after a break
                 sequence.sampler.accept(token)
                 sequence.generated += 1
-        rows = (len(tokens) - 1,) if step.want else ()
-        logits = self._engine.step(step.slot, self._embed(tokens), step.position, rows, step.halved)
-        summary = None
-        if step.want:
-            sequence.logits = logits[0]
-            summary = sequence.sampler.summarise(sequence.logits, sequence.generated, step.want)
-        if generated and len(tokens) == 1:
-            after, times = self._stats.snapshot(), self.times
-            wire, wait = after.wire_s - before.wire_s, after.wait_s - before.wait_s
-            compute = time.perf_counter() - began - wire - wait
-            times.tokens += 1
-            times.wire += wire
-            times.wait += wait
-            times.compute += compute
-            times.steps.append((compute, wire, wait))
-            times.collectives += after.collectives - before.collectives
-        return summary
+        logits = self._engine.decode(slots, self._embed(tokens), wave.positions.tolist())
+        wanted = [
+            self._summarise(sequence, row, want)
+            for sequence, row, want in zip(sequences, logits, wave.wants.tolist(), strict=True)
+            if want
+        ]
+        after, times = self._stats.snapshot(), self.times
+        wire, wait = after.wire_s - before.wire_s, after.wait_s - before.wait_s
+        compute = time.perf_counter() - began - wire - wait
+        times.tokens += len(slots)
+        times.wire += wire
+        times.wait += wait
+        times.compute += compute
+        times.steps.append((compute, wire, wait))
+        times.collectives += after.collectives - before.collectives
+        return join(wanted)
+
+    def _summarise(self, sequence: _Sequence, logits: F32, want: int) -> bytes:
+        sequence.logits = logits
+        return sequence.sampler.summarise(logits, sequence.generated, want)

@@ -1,14 +1,16 @@
 """The start-up gate: before a rank serves, its engine must compute what the reference computes from the same share.
 
 A rank is examined alone. In place of the transport its engine gets a `Proctor`: it takes a *fingerprint* of every
-partial sum that the rank hands in, and hands back noise as the sum over all ranks. The residual that enters a layer
-is then known beforehand, whatever the layers before it computed, so the reference has to run a few layers only, and an
-error is found where it arises: the first and the last layer of each *kind* (those of a kind have the same operators,
-windows, shapes and types of weights), and one in the middle. That other layers' weights are what was written, the
-share's checksum tells.
+partial sum that the rank hands in, and hands back noise as the sum over all ranks; and noise too as what experts
+elsewhere make of their rows. The residual that enters a layer is then known beforehand, whatever the layers before it
+computed, so the reference has to run a few layers only, and an error is found where it arises: the first and the last
+layer of each *kind* (those of a kind have the same operators, windows, shapes and types of weights), and one in the
+middle. That other layers' weights are what was written, the share's checksum tells.
 
 The exam is a few tokens at the beginning of a sequence and a few far inside it, as prompts and as single tokens, and a
 longer prompt: these are different kernels, shapes and rotary positions.
+
+A whole expert that a host holds is examined too: each of them, on a few rows of noise.
 """
 
 from __future__ import annotations
@@ -16,8 +18,9 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from zipfile import BadZipFile
@@ -27,6 +30,8 @@ import numpy.typing as npt
 import onnx
 
 from motley.plugins.engine import F32, Collectives, Engine, EngineFactory, EngineOptions, Pending, RankGraph
+from motley.plugins.expert_engine import Expert, ExpertEngine, ExpertGraph
+from motley.plugins.experts import Compute, Sent
 from motley.plugins.segments import is_collective
 
 F64 = npt.NDArray[np.float64]
@@ -42,8 +47,12 @@ FAR = 4000
 """Where in a sequence the far tokens are, or at the end of the context."""
 LONG = 48
 """Tokens of the longer prompt."""
+EXPERT_ROWS = (1, 5)
+"""An expert is given so many rows: these are different kernels."""
 LIMIT = 0.1
 """Of the fingerprint's norm. Activations quantised to int8 per block make 0.02, a misread weight by 1."""
+LOGITS = "logits"
+"""What their fingerprints' names begin with."""
 _LAYER = re.compile(r"layers\.(\d+)\.")
 _COLLECTIVE = re.compile(r"layers\.(?P<layer>\d+)\.(?P<part>attention|mlp)\.(?P<squares>squares)?")
 _CACHE = re.compile(r"(?:key|value)_cache\.(\d+)")
@@ -120,6 +129,22 @@ class Proctor:
     def all_gather(self, local: F32, out: Sequence[F32]) -> None:
         self._exchange(local, out)
 
+    def experts(self, layer: int) -> Compute:
+        return partial(self._compute, layer)
+
+    def _compute(self, layer: int, x: F32, sent: Sequence[Sent]) -> list[F32]:
+        """Keep the rows that experts elsewhere would get, f32[T, D], and make noise of them."""
+        examined, tokens = layer in self._examined, self._question.tokens
+        if examined:
+            self.keep(f"layer {layer} experts", x[:tokens])
+        shape = (tokens, x.shape[1])
+        results = []
+        for own in sent:
+            what = f"layer {layer} expert {own.expert} {self._question}"
+            noise = _noise(what, shape) if examined else np.zeros(shape, np.float32)
+            results.append(noise[np.minimum(own.rows, tokens - 1)])
+        return results
+
     def _exchange(self, local: F32, results: Sequence[F32]) -> None:
         """Keep what the rank hands in, f32[..., T, D], and fill the results.
 
@@ -133,8 +158,10 @@ class Proctor:
         if call.squares:
             # They scale queries and keys, so their size must be right: as if all ranks had the like. Either of the two
             # may be counted by another rank; their sum is not zero.
-            (result,) = results
-            result[...] = self.size * local.sum(axis=-1, keepdims=True)
+            rows = local.reshape(-1, *local.shape[-2:]).sum(axis=(0, 2))[:, None]
+            terms = sum(len(result) if result.ndim > 2 else 1 for result in results)
+            for result in results:
+                result[...] = self.size * rows / terms
             return
         for number, result in enumerate(results):
             asked = result[..., :tokens, :]
@@ -143,9 +170,7 @@ class Proctor:
 
     def keep(self, what: str, values: F32) -> None:
         """Take the fingerprint of f32[T, N]."""
-        width = values.shape[1]
-        directions = np.sign(_noise(f"{width} directions", (width, PROJECTIONS)))
-        self.answers[f"{what} of {self._question}"] = values.astype(np.float64) @ directions
+        self.answers[f"{what} of {self._question}"] = _fingerprint(values)
 
 
 class _Finished:
@@ -164,15 +189,20 @@ def reference_answers(
         folder: where the answers are kept for the next time, with the share they are about.
         anew: although they are kept.
     """
+    return _kept(graph.proto, lambda: _computed_answers(graph, rank, size, build), folder, anew)
+
+
+def _kept(proto: onnx.ModelProto, compute: Callable[[], Answers], folder: Path | None, anew: bool) -> Answers:
+    """The answers of a graph that are kept in `folder`, if they are; otherwise they are computed, and kept."""
     if folder is None:
-        return _computed_answers(graph, rank, size, build)
-    digest = sha256(f"{FORMAT}\n".encode() + graph.proto.SerializeToString(deterministic=True)).hexdigest()
+        return compute()
+    digest = sha256(f"{FORMAT}\n".encode() + proto.SerializeToString(deterministic=True)).hexdigest()
     kept = folder / f"answers-{digest[:16]}.npz"
     if anew:
         kept.unlink(missing_ok=True)
     with suppress(OSError, ValueError, EOFError, BadZipFile), kept.open("rb") as file, np.load(file) as stored:
         return dict(stored)
-    answers = _computed_answers(graph, rank, size, build)
+    answers = compute()
     partial = kept.with_suffix(f".{os.getpid()}.partial.npz")
     with suppress(OSError):  # without room for them they are computed again
         np.savez(partial, **answers)  # type: ignore[arg-type]
@@ -213,6 +243,12 @@ class Gate:
     def all_gather(self, local: F32, out: Sequence[F32]) -> None:
         self.now.all_gather(local, out)
 
+    def experts(self, layer: int) -> Compute:
+        def compute(x: F32, sent: Sequence[Sent]) -> Iterable[F32]:
+            return self.now.experts(layer)(x, sent)
+
+        return compute
+
     def open(self, engine: Engine, expected: Answers, anew: Callable[[], Answers] | None = None) -> None:
         """Examine the engine that was built with these collectives; let it through to the session.
 
@@ -236,8 +272,9 @@ def _difference(answers: Answers, expected: Answers) -> str:
     """What is wrong with the answers, if anything is."""
     if answers.keys() != expected.keys():
         return f"this rank answers other questions than the reference: {sorted(answers.keys() ^ expected.keys())[0]}"
+    usual = _usual_logits(expected)
     for what, right in expected.items():
-        error = _error(answers[what], right)
+        error = _error(answers[what], right, usual if what.startswith(LOGITS) else 0.0)
         if not error <= LIMIT:  # a NaN is not
             return (
                 f"this rank computes wrongly: {what} differs from the reference by {error:.3g} of its norm (at most"
@@ -246,13 +283,64 @@ def _difference(answers: Answers, expected: Answers) -> str:
     return ""
 
 
+def examine_expert(expert: Expert, graph: ExpertGraph, reference: ExpertEngine) -> None:
+    """Make sure that an expert, opened from `graph`, computes what the reference makes of it.
+
+    The reference's answers are kept beside the share file, as a rank's are.
+
+    Raises:
+        GateError: it does not.
+    """
+
+    def ask_reference(anew: bool) -> Answers:
+        return _kept(graph.proto, lambda: _reference_expert_answers(graph, reference), graph.share_file.parent, anew)
+
+    answers = _expert_answers(expert, graph)
+    wrong = _difference(answers, ask_reference(False))
+    if wrong:
+        wrong = _difference(answers, ask_reference(True))
+    if wrong:
+        raise GateError(wrong)
+
+
+def _reference_expert_answers(graph: ExpertGraph, reference: ExpertEngine) -> Answers:
+    with closing(reference.open(graph)) as expert:
+        return _expert_answers(expert, graph)
+
+
+def _expert_answers(expert: Expert, graph: ExpertGraph) -> Answers:
+    name = graph.proto.graph.name
+    return {
+        f"{name} of {rows} rows": _fingerprint(expert(_noise(f"{name} {rows}", (rows, graph.hidden))))
+        for rows in EXPERT_ROWS
+    }
+
+
+def _fingerprint(values: F32) -> F64:
+    """f64[T, PROJECTIONS] of f32[T, N]."""
+    width = values.shape[1]
+    directions = np.sign(_noise(f"{width} directions", (width, PROJECTIONS)))
+    return values.astype(np.float64) @ directions
+
+
 def _noise(seed: str, shape: tuple[int, ...]) -> F32:
     return np.random.default_rng(list(seed.encode())).standard_normal(shape, np.float32)
 
 
-def _error(got: F64, right: F64) -> float:
-    scale = float(np.linalg.norm(right))
-    return float(np.linalg.norm(got - right)) / scale if scale else float(np.linalg.norm(got))
+def _usual_logits(answers: Answers) -> float:
+    """The norm of a row of logits, over all questions.
+
+    A single row of a small slice may nearly vanish along the direction that its weights share, where rounding does not.
+    """
+    norms = [np.linalg.norm(values, axis=1) for what, values in answers.items() if what.startswith(LOGITS)]
+    return float(np.sqrt(np.mean(np.concatenate(norms) ** 2))) if norms else 0.0
+
+
+def _error(got: F64, right: F64, least: float) -> float:
+    """As a part of the norm, or of `least` if that is more."""
+    scale = max(float(np.linalg.norm(right)), least)
+    error = float(np.linalg.norm(got - right))
+    return error / scale if scale else error
 
 
 def _ask_all(engine: Engine, proctor: Proctor, graph: RankGraph) -> None:
@@ -265,10 +353,13 @@ def _ask_all(engine: Engine, proctor: Proctor, graph: RankGraph) -> None:
         if question.position > lengths[question.slot]:
             engine.skip(question.slot, question.position)
         lengths[question.slot] = question.position + question.tokens
-        shape = (question.tokens, graph.hidden)
-        logits = engine.step(question.slot, _noise(str(question), shape), question.position, [question.tokens - 1])
+        rows = _noise(str(question), (question.tokens, graph.hidden))
+        if question.tokens == 1:
+            logits = engine.decode([question.slot], rows, [question.position])
+        else:
+            logits = engine.step(question.slot, rows, question.position, [question.tokens - 1])
         if graph.vocabulary:
-            proctor.keep("logits", logits)
+            proctor.keep(LOGITS, logits)
     for slot in lengths:
         engine.close_slot(slot)
 
@@ -283,7 +374,8 @@ def _examined(graph: RankGraph) -> list[int]:
     traits: dict[int, list[object]] = {}
     for node in graph.proto.graph.node:
         if found := _LAYER.match(node.name):
-            plain = sorted(each.SerializeToString() for each in node.attribute if not each.graphs)  # those name layers
+            alike = (each for each in node.attribute if not each.graphs and each.name != "layer")  # those name layers
+            plain = sorted(each.SerializeToString() for each in alike)
             weights = [stored[name] for name in node.input if name in stored]
             traits.setdefault(int(found[1]), []).append((node.op_type, plain, weights))
     kinds: dict[str, list[int]] = {}

@@ -18,11 +18,13 @@ class RequestError(Exception):
 
     Attributes:
         code: ``context_length_exceeded`` or ``invalid_request``.
+        param: what of the request is to blame; empty: no single parameter.
     """
 
-    def __init__(self, code: str, message: str) -> None:
+    def __init__(self, code: str, message: str, param: str) -> None:
         super().__init__(message)
         self.code = code
+        self.param = param
 
 
 class Generation:
@@ -116,35 +118,43 @@ def _prompt(request: mesh_pb2.Generate, tokenizer: Tokenizer) -> list[int]:
         try:
             messages = json.loads(request.messages_json)
         except (ValueError, RecursionError) as error:
-            raise RequestError("invalid_request", f"messages are not valid JSON: {error}") from error
+            raise RequestError("invalid_request", f"messages are not valid JSON: {error}", "messages") from error
         try:
             prompt = tokenizer.encode_chat(messages)
         except ChatError as error:
-            raise RequestError("invalid_request", str(error)) from error
+            raise RequestError("invalid_request", str(error), "messages") from error
     elif kind == "prompt":
         prompt = tokenizer.encode(request.prompt)
     elif kind == "prompt_tokens":
         prompt = list(request.prompt_tokens.ids)
     else:
-        raise RequestError("invalid_request", "the request has neither messages nor a prompt")
+        raise RequestError("invalid_request", "the request has neither messages nor a prompt", "")
     if not prompt:
-        raise RequestError("invalid_request", "the prompt is empty: there is no token to continue from")
+        why = "the prompt is empty: there is no token to continue from"
+        raise RequestError("invalid_request", why, _input(request))
     if (largest := max(prompt)) >= tokenizer.vocabulary:
         raise RequestError(
             "invalid_request",
             f"token {largest} is not in the model's vocabulary of {tokenizer.vocabulary} tokens",
+            _input(request),
         )
     return prompt
+
+
+def _input(request: mesh_pb2.Generate) -> str:
+    """The parameter that the prompt is made of."""
+    return "messages" if request.WhichOneof("input") == "messages_json" else "prompt"
 
 
 def _max_tokens(request: mesh_pb2.Generate, prompt: int, context: int) -> int:
     rest = context - prompt
     if rest < 1:
-        what = "messages" if request.WhichOneof("input") == "messages_json" else "prompt"
+        what = _input(request)
         raise RequestError(
             "context_length_exceeded",
             f"This model's maximum context length is {context} tokens. However, your {what} resulted in {prompt} "
             f"tokens, and the answer needs at least 1. Please reduce the length of the {what}.",
+            what,
         )
     return min(request.max_tokens or rest, rest)
 
@@ -153,12 +163,13 @@ def _check(request: mesh_pb2.Generate, tokenizer: Tokenizer) -> None:
     try:
         params = SamplingParams.from_proto(request.sampling)
     except SamplingError as error:
-        raise RequestError("invalid_request", str(error)) from error
+        raise RequestError("invalid_request", str(error), "") from error
     for token in params.logit_bias:
         if token >= tokenizer.vocabulary:
             raise RequestError(
                 "invalid_request",
                 f"logit_bias names token {token}; the model's vocabulary has {tokenizer.vocabulary}",
+                "logit_bias",
             )
     if not all(request.stop):
-        raise RequestError("invalid_request", "a stop string must not be empty")
+        raise RequestError("invalid_request", "a stop string must not be empty", "stop")

@@ -66,6 +66,7 @@ WORDS: Mapping[str, _Words] = {
     "qwen2": _QWEN_WORDS,
     "deepseek-r1-qwen": _QWEN_WORDS,
     "tekken": _Words(_TEKKEN, whole=True, begin=True),
+    "olmo": _Words(compose=True),
 }
 """By ``tokenizer.ggml.pre``; the patterns are those of the models' own ``tokenizer.json``."""
 

@@ -8,6 +8,7 @@ import platform
 import re
 import sys
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 from pathlib import Path
@@ -17,8 +18,10 @@ from typing import NamedTuple
 import numpy as np
 import psutil
 
-from motley.plugins.engine import engine_names
+from motley.plugins.expert_engine import expert_engine_names
 from motley.protocol import mesh_pb2
+from motley.transport.cuda.driver import Place, place_of
+from motley.transport.cuda.errors import CudaError
 
 MIB = 2**20
 
@@ -188,8 +191,14 @@ def memory_bandwidth(threads: int, seconds: float = 0.25, size: int = 256 * MIB)
 # ---------------------------------------------------------------- graphics processors
 
 
+REACHED = 0.85
+"""Of the bandwidth that a GPU's memory has on paper, what kernels that only read reach; an estimate, not measured."""
+HIDDEN = Place(1 << 16, 0)
+"""Of a GPU that CUDA does not show, or where there is no CUDA: it comes last."""
+
+
 def gpus() -> list[mesh_pb2.Gpu]:
-    """NVIDIA GPUs as the driver reports them; none if there is no driver."""
+    """NVIDIA GPUs as the driver reports them now, as CUDA counts them; none if there is no driver."""
     import pynvml
 
     try:
@@ -198,34 +207,81 @@ def gpus() -> list[mesh_pb2.Gpu]:
         return []
     try:
         driver = str(pynvml.nvmlSystemGetDriverVersion())
-        return [_gpu(pynvml.nvmlDeviceGetHandleByIndex(i), driver) for i in range(pynvml.nvmlDeviceGetCount())]
+        found = [_gpu(pynvml.nvmlDeviceGetHandleByIndex(i), driver) for i in range(pynvml.nvmlDeviceGetCount())]
+        return [gpu for _, gpu in sorted(found, key=lambda one: one[0])]
     except pynvml.NVMLError:  # a driver that is being updated or has lost a device
         return []
     finally:
         pynvml.nvmlShutdown()
 
 
-def _gpu(handle: object, driver: str) -> mesh_pb2.Gpu:
+def _gpu(handle: object, driver: str) -> tuple[int, mesh_pb2.Gpu]:
+    """A GPU, and its number in CUDA."""
     import pynvml
 
     memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
     major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
-    return mesh_pb2.Gpu(
+    place = _place(str(pynvml.nvmlDeviceGetPciInfo(handle).busId))
+    return place.number, mesh_pb2.Gpu(
         name=str(pynvml.nvmlDeviceGetName(handle)),
         memory_bytes=int(memory.total),
         free_bytes=int(memory.free),
         driver=driver,
         compute_capability=f"{major}.{minor}",
+        multiprocessors=place.multiprocessors,
+        memory_bandwidth=_gpu_bandwidth(handle),
+        users=_gpu_users(handle),
     )
+
+
+def _place(pci_address: str) -> Place:
+    """NVML does not know; nor does CUDA without motley[gpu], or for a GPU that is hidden from it."""
+    try:
+        return place_of(pci_address)
+    except CudaError:
+        return HIDDEN
+
+
+def _gpu_bandwidth(handle: object) -> float:
+    """Bytes/s, estimated: two transfers per tick of the memory's clock, as wide as its bus. 0: NVML does not know."""
+    import pynvml
+
+    try:
+        mhz = int(pynvml.nvmlDeviceGetMaxClockInfo(handle, pynvml.NVML_CLOCK_MEM))
+        bits = int(pynvml.nvmlDeviceGetMemoryBusWidth(handle))
+    except pynvml.NVMLError:
+        return 0.0
+    return REACHED * 2 * mhz * 1e6 * bits / 8
+
+
+def _gpu_users(handle: object) -> list[mesh_pb2.GpuUser]:
+    """Whoever holds memory of a GPU, most first; empty where NVML does not tell."""
+    import pynvml
+
+    held: dict[int, int] = {}
+    for ask in (pynvml.nvmlDeviceGetComputeRunningProcesses, pynvml.nvmlDeviceGetGraphicsRunningProcesses):
+        with contextlib.suppress(pynvml.NVMLError):
+            held |= {process.pid: int(process.usedGpuMemory or 0) for process in ask(handle)}
+    users = []
+    for pid, size in sorted(held.items(), key=lambda one: -one[1]):
+        try:
+            name = psutil.Process(pid).name()
+        except psutil.Error:  # it has ended, or is not ours to see
+            name = ""
+        users.append(mesh_pb2.GpuUser(pid=pid, name=name, bytes=size))
+    return users
 
 
 # ---------------------------------------------------------------- all of it
 
 
-def measure(memory_limit: int | None = None, cores: int | None = None) -> mesh_pb2.Capabilities:
-    """This machine's capabilities. Takes about half a second, for the bandwidth.
+def measure(
+    engines: Sequence[mesh_pb2.Engine], memory_limit: int | None = None, cores: int | None = None
+) -> mesh_pb2.Capabilities:
+    """This machine's capabilities. Takes half a second, for the bandwidth.
 
     Args:
+        engines: `motley.daemon.engines.installed_engines`.
         memory_limit: bytes that ranks may use here at most; what is available bounds it.
         cores: cores that ranks may use here at most.
     """
@@ -239,7 +295,8 @@ def measure(memory_limit: int | None = None, cores: int | None = None) -> mesh_p
         memory_bytes=available if memory_limit is None else min(memory_limit, available),
         memory_bandwidth=memory_bandwidth(cores),
         gpus=gpus(),
-        engines=engine_names(),
+        engines=engines,
+        expert_engines=expert_engine_names(),
     )
 
 

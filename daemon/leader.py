@@ -1,24 +1,27 @@
-"""The leader's side of a session: which sequence gets the next step, and which token it gets.
+"""The leader's side of a session: which sequences get the next step, and which tokens they get.
 
-Requests take turns, a prompt one chunk at a time, so that nobody waits for another's whole answer. Together they may
-hold as many tokens as the session's context: when that is reached, the request admitted last steps back, and computes
-its tokens again once there is room. The oldest always goes on.
+Requests that are being answered get their next token in one step, a *wave*, which reads the weights once. All are in
+one if every rank's engine can take so many sequences, else in as few as the least able rank makes necessary. Before
+each round of waves one prompt is computed by a chunk, so that nobody waits for another's whole prompt. Together they
+may hold as many tokens as the session's context: when that is reached, the request admitted last steps back, and
+computes its tokens again once there is room. The oldest always goes on.
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from motley.daemon.executor import STEP_HISTORY, Executor
-from motley.daemon.prefill import Chunk, ChunkSizes
+from motley.daemon.prefill import ChunkSizes
 from motley.daemon.sampling import Choice, LogitsError, SamplingError, SamplingParams, choose, initial_want
-from motley.daemon.steps import Close, Message, More, Open, Step, Stop
+from motley.daemon.steps import Able, Close, Message, More, Open, Step, StepError, Stop, Wave, decode, split
 from motley.protocol import mesh_pb2 as pb
 from motley.transport import Communicator
 
@@ -52,6 +55,11 @@ class _Request:
     def generated(self) -> int:
         return len(self.tokens) - len(self.decode.prompt)
 
+    @property
+    def prompted(self) -> bool:
+        """Whether its prompt is in the caches."""
+        return self.position >= len(self.decode.prompt)
+
 
 @dataclass
 class Leader:
@@ -64,14 +72,18 @@ class Leader:
     halves: bool
     """Whether prompts may be computed in micro-chunks."""
     emit: Emit
+    check: Callable[[], None]
+    """Called now and then while there is nothing to do, to see whether everyone is still there."""
     report: Callable[[], None]
-    """Called after each request, to send this rank's timing."""
+    """Called after each request, to send where this rank's time went, and its rows."""
     step_ms: deque[float] = field(default_factory=lambda: deque(maxlen=STEP_HISTORY))
 
     def __post_init__(self) -> None:
         self._queue: deque[_Request] = deque()
         self._active: deque[_Request] = deque()
         self._chunks = ChunkSizes(self.max_rows, self.halves)
+        self._most = 0
+        """Sequences that one wave may have, once the followers have told."""
 
     def run(self, commands: Commands) -> None:
         """The step loop."""
@@ -81,11 +93,9 @@ class Leader:
             self._make_room()
             self._admit()
             if self._active:
-                request = self._active.popleft()
-                if self._advance(request):
-                    self._active.append(request)
+                self._advance()
             else:
-                self.communicator.check()
+                self.check()
 
     def stop(self) -> None:
         """Tell the followers that the session is over."""
@@ -120,6 +130,8 @@ class Leader:
                 return
 
     def _admit(self) -> None:
+        if self._queue and not self._most:
+            self._most = min([self.executor.most_sequences, *map(self._ability, range(1, self.communicator.size))])
         while self._queue and len(self._active) < MAX_ACTIVE and self._has_room(self._queue[0]):
             request = self._queue.popleft()
             taken = {other.slot for other in self._active}
@@ -146,36 +158,80 @@ class Leader:
             last.position = 0
             self._queue.appendleft(last)
 
-    def _advance(self, request: _Request) -> bool:
-        """Give a request one step; whether it goes on."""
-        decode = request.decode
-        began = time.perf_counter()
-        prompt = len(decode.prompt)
-        position = request.position
-        # Prompt and answer never share a step: only the answer counts for penalties. A token of the answer is computed
-        # alone, also once more after a break: kernels for several tokens round otherwise, and its text must not change.
-        chunk = self._chunks.choose(position, prompt - position) if position < prompt else Chunk(1, False)
-        stop = position + chunk.rows
-        tokens = np.array(request.tokens[position:stop], np.int32)
-        decided = stop == len(request.tokens)
-        want = initial_want(request.params) if decided else 0
-        summary = self._do(Step(request.slot, position, want, chunk.halved, tokens))
-        request.position = stop
-        self._chunks.took(chunk, position, time.perf_counter() - began)
-        if not decided:
-            if time.perf_counter() - request.spoken > SIGN_OF_LIFE_S:
-                self._say(decode.request_id)
-                request.spoken = time.perf_counter()
-            return True
+    def _ability(self, rank: int) -> int:
+        """What a follower has said once it was loaded."""
+        with _from_rank(rank):
+            message = decode(self._hear(rank))
+        if not isinstance(message, Able):
+            raise StepError(f"rank {rank} has not said how many sequences it can take, but {message}")
+        return message.sequences
 
+    def _advance(self) -> None:
+        """Compute a chunk of one prompt, then a token of every request that is being answered."""
+        waiting = next((request for request in self._active if not request.prompted), None)
+        if waiting is not None:
+            self._compute_prompt(waiting)
+            self._active.remove(waiting)
+            self._active.append(waiting)
+        answered = [request for request in self._active if request.prompted and request is not waiting]
+        for start in range(0, len(answered), self._most):
+            self._answer(answered[start : start + self._most])
+        self._active = deque(request for request in self._active if request.slot >= 0)
+
+    def _compute_prompt(self, request: _Request) -> None:
+        began = time.perf_counter()
+        position, prompt = request.position, len(request.decode.prompt)
+        chunk = self._chunks.choose(position, prompt - position)
+        request.position = position + chunk.rows
+        tokens = np.array(request.tokens[position : request.position], np.int32)
+        want = self._want(request)
+        summary = self._do(Step(request.slot, position, want, chunk.halved, tokens))
+        self._chunks.took(chunk, position, time.perf_counter() - began)
+        if want:
+            assert summary is not None
+            self._settle(request, [summary, *map(self._hear, range(1, self.communicator.size))])
+        elif time.perf_counter() - request.spoken > SIGN_OF_LIFE_S:
+            self._say(request.decode.request_id)
+            request.spoken = time.perf_counter()
+
+    def _answer(self, requests: Sequence[_Request]) -> None:
+        """Have a wave run, and settle on the next tokens.
+
+        Tokens of an answer that are computed once more after a break come one by one, too: kernels for several tokens
+        of a sequence round otherwise, and its text must not change.
+        """
+        began = time.perf_counter()
+        positions = [request.position for request in requests]
+        tokens = [request.tokens[request.position] for request in requests]
+        for request in requests:
+            request.position += 1
+        wants = list(map(self._want, requests))
+        fields = [[request.slot for request in requests], positions, wants, tokens]
+        summary = self._do(Wave(*np.array(fields, np.int32)))
+        assert summary is not None
+        told = [summary, *map(self._hear, range(1, self.communicator.size))]
+        self.step_ms.append(1e3 * (time.perf_counter() - began))  # first: a request that ends has it reported
+        wanted = [request for request, want in zip(requests, wants, strict=True) if want]
+        by_rank = []
+        for rank, data in enumerate(told):
+            with _from_rank(rank):
+                by_rank.append(split(data, len(wanted)))
+        for request, *summaries in zip(wanted, *by_rank, strict=True):
+            self._settle(request, summaries)
+
+    def _want(self, request: _Request) -> int:
+        """How many candidates it takes, if the request's next token is due."""
+        return initial_want(request.params) if request.position == len(request.tokens) else 0
+
+    def _settle(self, request: _Request, summaries: list[bytes]) -> None:
+        """Choose a request's next token; it ends, or goes on with that."""
+        decode = request.decode
         try:
-            choice = self._choose(request, summary)
+            choice = self._choose(request, summaries)
         except LogitsError as error:
             self._end(request)
             self._say(decode.request_id, finish="error", failure=pb.Failure(code="bad_logits", message=str(error)))
-            return False
-        if stop > prompt and len(tokens) == 1:
-            self.step_ms.append(1e3 * (time.perf_counter() - began))
+            return
         request.tokens.append(choice.token)
         finish = ""
         if choice.token in decode.stop_tokens:
@@ -190,22 +246,23 @@ class Leader:
         if finish:
             self._end(request)
         self._say(decode.request_id, **said)
-        return not finish
 
     def _end(self, request: _Request) -> None:
         self._do(Close(request.slot))
+        request.slot = -1
         self.report()
 
-    def _choose(self, request: _Request, summary: bytes | None) -> Choice:
+    def _choose(self, request: _Request, summaries: list[bytes]) -> Choice:
         while True:
-            assert summary is not None
-            summaries = [summary]
-            for rank in range(1, self.communicator.size):
-                summaries.append(self.communicator.recv(rank, self.communicator.deadline_s))
             choice = choose(summaries, request.params, request.generated)
             if isinstance(choice, Choice):
                 return choice
             summary = self._do(More(request.slot, choice.want))
+            assert summary is not None
+            summaries = [summary, *map(self._hear, range(1, self.communicator.size))]
+
+    def _hear(self, rank: int) -> bytes:
+        return self.communicator.recv(rank, self.communicator.deadline_s)
 
     def _do(self, message: Message) -> bytes | None:
         """Have every rank, this one included, execute a message."""
@@ -218,6 +275,15 @@ class Leader:
 
     def _say(self, request_id: str, **said: Any) -> None:
         self.emit(tokens=pb.Tokens(request_id=request_id, **said))
+
+
+@contextmanager
+def _from_rank(rank: int) -> Iterator[None]:
+    """Errors name the rank that a message is from."""
+    try:
+        yield
+    except StepError as error:
+        raise StepError(f"rank {rank}: {error}") from error
 
 
 def _logprob_row(choice: Choice) -> pb.LogprobRow:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from math import prod
@@ -14,18 +15,22 @@ from pathlib import Path
 
 from motley.daemon.executor import Executor
 from motley.daemon.gate import Gate, reference_answers
-from motley.daemon.model_files import open_model
-from motley.daemon.models.config import ModelConfig
-from motley.daemon.models.graph import Declared, build_rank_graph
+from motley.daemon.hardware import gpus
+from motley.daemon.model_files import OpenModel, open_model
+from motley.daemon.models.graph import build_rank_graph
+from motley.daemon.models.holding import for_engine, has_floats
+from motley.daemon.models.profile import activations
 from motley.daemon.models.share import Share
 from motley.daemon.models.tensors import EMBEDDING, expected_shapes
+from motley.daemon.peers import Peers
 from motley.daemon.weights.cache import Label, ShareCache, share_key
 from motley.daemon.weights.checkpoint import CheckpointError
 from motley.daemon.weights.hub import fetched_bytes, resolve
 from motley.daemon.weights.share_file import write_share
-from motley.plugins.engine import EngineOptions, load_engine
+from motley.daemon.weights.spec import Placed
+from motley.plugins.engine import EngineOptions, load_engine, on_gpu
+from motley.protocol import GPU_RESERVE
 from motley.protocol import mesh_pb2 as pb
-from motley.transport import Communicator
 
 Progress = Callable[[int, int], None]
 """Called with (bytes done, bytes in all) of the share; (bytes fetched, 0) while the model is being downloaded.
@@ -44,19 +49,25 @@ class LoadError(Exception):
     """The files on this node are not the ones that were planned for."""
 
 
+class GpuFull(Exception):
+    """A rank's share does not fit the memory that is free on its GPU."""
+
+
 @dataclass(frozen=True)
 class LoadedRank:
     executor: Executor
     share_bytes: int
     max_rows: int
     """The most tokens a step may have."""
+    hidden: int
+    """D, the width of the residual."""
 
 
 @contextlib.contextmanager
 def load_rank(
     assignment: pb.Assignment,
     rank: int,
-    communicator: Communicator,
+    peers: Peers,
     *,
     models: Path | None,
     cache: ShareCache,
@@ -68,13 +79,103 @@ def load_rank(
     Raises:
         LoadError: the model's files differ from those that were planned for, or do not come.
         CheckpointError: they changed while they were read.
+        GpuFull: its engine computes on a GPU that is too small or too busy.
         GateError: the engine computes wrongly.
-        Exception: what `resolve`, `open_model`, `build_rank_graph`, `ShareCache.hold`, `write_share` and the
-            engine raise.
+        Exception: what `open_planned`, `build_rank_graph`, `PlannedModel.share` and the engine raise.
     """
-    path = _resolve(assignment.model.source, models, progress)
     model = assignment.model
     shares = [share_from_proto(share) for share in assignment.shares]
+    with open_planned(assignment, models, progress, assignment.shares[rank].quantisation) as planned:
+        opened = planned.opened
+        declared = build_rank_graph(
+            opened.config,
+            shares,
+            rank,
+            planned.quantisation,
+            model.block,
+            assignment.context,
+            opened.stored,
+            model.exact,
+            experts_elsewhere=len(assignment.hosts) > 0,
+            beside=planned.beside,
+        )
+        if on_gpu(assignment.engine):
+            check_gpu_room(declared.share_bytes + declared.cache_bytes + 4 * activations(opened.config), gpus())
+        floats = has_floats(opened.config, planned.quantisation)
+        options = EngineOptions(threads=threads, exact=model.exact, floats=floats)
+        loaded = partial(progress, declared.share_bytes, declared.share_bytes)
+        with contextlib.ExitStack() as stack:
+            share_file = stack.enter_context(planned.share(cache, declared.weights, declared.share_bytes, progress))
+            graph = declared.bind(share_file)
+            with _signs_of_life(loaded):
+                ask_reference = partial(
+                    reference_answers, graph, rank, assignment.size, load_engine("reference"), share_file.parent
+                )
+                expected = ask_reference()  # before the engine takes its memory
+                gate = Gate(graph, peers)
+                engine = load_engine(assignment.engine)(graph, gate, options)
+                stack.callback(engine.close)
+                gate.open(engine, expected, partial(ask_reference, anew=True))
+            share_bytes = sum(place.weight.all_bytes for place in declared.weights)
+            embed = partial(opened.source.rows, EMBEDDING)
+            executor = Executor(engine, embed, declared.words, declared.words_per_unit, peers)
+            yield LoadedRank(executor, share_bytes, options.max_rows, graph.hidden)
+
+
+@dataclass(frozen=True)
+class PlannedModel:
+    """The files that a session was planned for."""
+
+    opened: OpenModel
+    spec: pb.ModelSpec
+    quantisation: str
+    """How this rank holds matrices, see `for_engine`."""
+    path: Path
+    fingerprint: str
+    stamp: str
+    beside: Collection[str]
+    """How other ranks may."""
+    elements: int
+    """Of the model's weights, without the embeddings, which no share holds unless they are the head too."""
+
+    def share(
+        self, cache: ShareCache, weights: Sequence[Placed], size: int, progress: Progress, expert: str = ""
+    ) -> AbstractContextManager[Path]:
+        """A share file of these weights, `size` bytes in all, for as long as the context lasts: see `ShareCache.hold`.
+
+        Args:
+            expert: which one they are, if they are one.
+
+        Raises:
+            CheckpointError: the files changed since they were opened.
+            Exception: what `ShareCache.hold` and `write_share` raise.
+        """
+
+        def write(file: Path) -> None:
+            write_share(self.opened.source, weights, size, file, progress)
+            if self.opened.source.stamp() != self.stamp:
+                raise CheckpointError(f"{self.path}: the model changed while it was read; start again")
+
+        key = share_key(self.fingerprint, self.stamp, weights, size)
+        elements = sum(prod(place.weight.shape) for place in weights)
+        label = Label(self.spec.source, self.quantisation, self.spec.block, elements / self.elements, expert)
+        return cache.hold(key, label, size, write, progress)
+
+
+@contextlib.contextmanager
+def open_planned(
+    assignment: pb.Assignment, models: Path | None, progress: Progress, quantisation: str = ""
+) -> Iterator[PlannedModel]:
+    """Open the model of an assignment, which is fetched if need be.
+
+    Args:
+        quantisation: in which it is to be held here; empty: that of the session.
+
+    Raises:
+        LoadError: its files differ from those that were planned for, or do not come.
+        Exception: what `resolve` and `open_model` raise.
+    """
+    path = _resolve(assignment.model.source, models, progress)
     with open_model(path) as opened:
         stamp, fingerprint = opened.source.stamp(), opened.source.fingerprint()
         if fingerprint != assignment.fingerprint:
@@ -82,35 +183,38 @@ def load_rank(
                 f"{path}: these files are not the ones this session was planned for (fingerprint "
                 f"{fingerprint[:12]}, planned {assignment.fingerprint[:12]}); give every node the same model"
             )
-        declared = build_rank_graph(
-            opened.config, shares, rank, model.quantisation, model.block, assignment.context, opened.stored, model.exact
-        )
+        shapes = expected_shapes(opened.config)
+        elements = sum(prod(shape) for name, shape in shapes.items() if name != EMBEDDING or opened.config.tied)
+        model = assignment.model
+        asked = quantisation or model.quantisation
+        held, beside = for_engine(asked, assignment.engine), {model.quantisation, *model.beside} - {asked}
+        yield PlannedModel(opened, model, held, path, fingerprint, stamp, beside, elements)
 
-        def write(file: Path) -> None:
-            write_share(opened.source, declared.weights, declared.share_bytes, file, progress)
-            if opened.source.stamp() != stamp:
-                raise CheckpointError(f"{path}: the model changed while it was read; start again")
 
-        key = share_key(fingerprint, stamp, declared.weights, declared.share_bytes)
-        label = Label(model.source, model.quantisation, model.block, _fraction(opened.config, declared))
-        options = EngineOptions(threads=threads, exact=model.exact)
-        loaded = partial(progress, declared.share_bytes, declared.share_bytes)
-        with contextlib.ExitStack() as stack:
-            share_file = stack.enter_context(cache.hold(key, label, declared.share_bytes, write, progress))
-            graph = declared.bind(share_file)
-            with _signs_of_life(loaded):
-                ask_reference = partial(
-                    reference_answers, graph, rank, assignment.size, load_engine("reference"), share_file.parent
-                )
-                expected = ask_reference()  # before the engine takes its memory
-                gate = Gate(graph, communicator)
-                engine = load_engine(assignment.engine)(graph, gate, options)
-                stack.callback(engine.close)
-                gate.open(engine, expected, partial(ask_reference, anew=True))
-            held = sum(place.weight.all_bytes for place in declared.weights)
-            embed = partial(opened.source.rows, EMBEDDING)
-            executor = Executor(engine, embed, declared.words, declared.words_per_unit, communicator.stats)
-            yield LoadedRank(executor, held, options.max_rows)
+def check_gpu_room(needed: int, found: Sequence[pb.Gpu]) -> None:
+    """Make sure that a rank's memory fits what is free on the first GPU, if the driver tells.
+
+    Args:
+        needed: bytes of weights, caches and activations.
+        found: the GPUs that there are, as they are now.
+
+    Raises:
+        GpuFull: it does not.
+    """
+    if not found or needed + GPU_RESERVE <= found[0].free_bytes:
+        return
+    gpu = found[0]
+    users = ", ".join(f"{user.name or 'a process'} ({user.pid}): {_gigabytes(user.bytes)}" for user in gpu.users)
+    raise GpuFull(
+        f"{gpu.name} has {_gigabytes(gpu.free_bytes)} of {_gigabytes(gpu.memory_bytes)} free; this rank needs"
+        f" {_gigabytes(needed)}, and {_gigabytes(GPU_RESERVE)} must stay free."
+        + (f" In use by {users}." if users else "")
+        + " Close what uses the GPU, or give this node a smaller share"
+    )
+
+
+def _gigabytes(count: int) -> str:
+    return f"{count / 1e9:.2f} GB" if count else "not told"
 
 
 def share_from_proto(share: pb.Share) -> Share:
@@ -164,10 +268,3 @@ def _signs_of_life(tell: Callable[[], None]) -> Iterator[None]:
         finally:
             over.set()
     telling.result()
-
-
-def _fraction(config: ModelConfig, declared: Declared) -> float:
-    """Of the model's weights, without the embeddings, which no share holds unless they are the head too."""
-    shapes = expected_shapes(config)
-    whole = sum(prod(shape) for name, shape in shapes.items() if name != EMBEDDING or config.tied)
-    return sum(prod(place.weight.shape) for place in declared.weights) / whole

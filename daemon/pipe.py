@@ -25,9 +25,20 @@ class WorkerPipe:
     """The worker's end: blocking, used by one thread at a time."""
 
     def __init__(self, port: int, token: bytes) -> None:
-        self._socket = socket.create_connection(("127.0.0.1", port), timeout=10)
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._socket.sendall(token)
+        """
+        Raises:
+            PipeClosed: the daemon is gone.
+        """
+        try:
+            self._socket = socket.create_connection(("127.0.0.1", port), timeout=10)
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._socket.sendall(token)
+        except OSError as error:
+            raise PipeClosed(str(error)) from error
+
+    def fileno(self) -> int:
+        """What to wait for, beside others: it can be read when a command is there."""
+        return self._socket.fileno()
 
     def poll(self, timeout_s: float) -> bool:
         """Whether a command is there, waiting for one up to `timeout_s`."""

@@ -5,6 +5,7 @@ first chunk of a prompt, because later ones attend to more.
 
 Whatever the size, the text is the same, as every row meets the same kernels: chunks begin at even rows, because some
 kernels take rows by twos, and none but a prompt of one token is a single row, which is what decoding has kernels for.
+(Where they are cuBLAS's, they depend on the size: a last bit may differ.)
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ samplers and their collectives in step.
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +19,8 @@ _OPEN = struct.Struct("<BII")
 _STEP = struct.Struct("<BIIIB")
 _SLOT = struct.Struct("<BI")
 _MORE = struct.Struct("<BII")
+_COUNT = struct.Struct("<BI")
+_LENGTH = struct.Struct("<I")
 
 
 class StepError(ValueError):
@@ -52,6 +55,34 @@ class Step:
 
 
 @dataclass(frozen=True)
+class Wave:
+    """Run one token of each of several sequences; send the leader the best ``wants[i]`` candidates of each, if any.
+
+    All are i32[B].
+    """
+
+    slots: Tokens
+    positions: Tokens
+    wants: Tokens
+    tokens: Tokens
+
+    def encode(self) -> bytes:
+        fields = np.stack([self.slots, self.positions, self.wants, self.tokens])
+        return _COUNT.pack(6, len(self.slots)) + fields.tobytes()
+
+
+@dataclass(frozen=True)
+class Able:
+    """What a follower tells the leader once it is loaded: how many sequences its engine can take in one `Wave`, at
+    least one."""
+
+    sequences: int
+
+    def encode(self) -> bytes:
+        return _COUNT.pack(7, self.sequences)
+
+
+@dataclass(frozen=True)
 class More:
     """The candidates of the last step did not decide: send the best `want`."""
 
@@ -80,7 +111,7 @@ class Stop:
         return b"\x05"
 
 
-Message = Open | Step | More | Close | Stop
+Message = Open | Step | Wave | Able | More | Close | Stop
 
 
 def decode(data: bytes) -> Message:
@@ -108,6 +139,40 @@ def decode(data: bytes) -> Message:
                 return Close(*_SLOT.unpack(data)[1:])
             case 5 if len(data) == 1:
                 return Stop()
+            case 6:
+                _, count = _COUNT.unpack_from(data)
+                fields = np.frombuffer(data, np.int32, offset=_COUNT.size)
+                if not count or len(fields) != 4 * count:
+                    raise StepError(f"a Wave of {count} sequences has {len(fields)} numbers, not {4 * count}")
+                return Wave(*fields.reshape(4, count))
+            case 7:
+                _, sequences = _COUNT.unpack(data)
+                if not sequences:
+                    raise StepError("an Able of no sequence")
+                return Able(sequences)
     except (struct.error, IndexError, ValueError) as error:
         raise StepError(f"a step message of {len(data)} bytes is malformed: {error}") from error
     raise StepError(f"a step message of {len(data)} bytes has the unknown kind {data[0]}")
+
+
+def join(summaries: Sequence[bytes]) -> bytes:
+    """The summaries of a wave's sequences as one message."""
+    return b"".join(part for summary in summaries for part in (_LENGTH.pack(len(summary)), summary))
+
+
+def split(data: bytes, count: int) -> list[bytes]:
+    """The inverse of `join`, of `count` summaries.
+
+    Raises:
+        StepError: the lengths do not add up, or there are more or fewer.
+    """
+    summaries = []
+    at = 0
+    while at < len(data):
+        start = at + _LENGTH.size
+        if start > len(data) or (at := start + _LENGTH.unpack_from(data, at)[0]) > len(data):
+            raise StepError(f"summaries of {len(data)} bytes end in the middle of one")
+        summaries.append(data[start:at])
+    if len(summaries) != count:
+        raise StepError(f"there are {len(summaries)} summaries, not {count}")
+    return summaries

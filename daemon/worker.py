@@ -8,11 +8,11 @@ import hmac
 import json
 import os
 import secrets
-import sys
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from motley.daemon.child import start_child
 from motley.daemon.pipe import LENGTH, MAX_MESSAGE, TOKEN_BYTES
 from motley.daemon.weights.cache import ShareCache
 from motley.protocol import mesh_pb2 as pb
@@ -81,9 +81,7 @@ class RankWorker:
         server = await asyncio.start_server(accept, "127.0.0.1", 0, limit=MAX_MESSAGE)
         process = None
         try:
-            process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-P", "-m", *entry), stdin=asyncio.subprocess.PIPE, env=_environment()
-            )
+            process = await start_child(*entry, env=_environment())
             settings = {
                 "port": server.sockets[0].getsockname()[1],
                 "token": token.hex(),

@@ -91,9 +91,10 @@ class Orchestrator:
             IdentityError: the state folder, a file in it, or the token cannot be used.
         """
         config = self._config
-        self._identity = await asyncio.to_thread(load_identity, config.state_dir, config.token)
+        # Not in a thread, which would go on writing if this is cancelled: the folder may be a temporary one.
+        self._identity = load_identity(config.state_dir, config.token)
         if self.api_key is None and not is_loopback(config.http_host):
-            self.api_key = await asyncio.to_thread(load_api_key, config.state_dir)
+            self.api_key = load_api_key(config.state_dir)
         nodes = NodeTable(time.monotonic)
         control = Control(self._identity, nodes)
         serving = control.listener = Serving(nodes, control, time.monotonic)
@@ -122,7 +123,7 @@ class Orchestrator:
         try:
             self._grpc_port = server.add_secure_port(f"{_bracketed(config.host)}:{config.grpc_port}", credentials)
         except RuntimeError as error:
-            raise _cannot_listen("nodes", config.host, config.grpc_port, "--port", error) from error
+            raise _cannot_listen("nodes", config.host, config.grpc_port, "--port") from error
         await server.start()
         stack.push_async_callback(server.stop, grace=STOP_S)
         stack.callback(control.drop_all)
@@ -145,14 +146,14 @@ class Orchestrator:
         try:
             await site.start()
         except OSError as error:
-            raise _cannot_listen("clients", config.http_host, config.http_port, "--http-port", error) from error
+            raise _cannot_listen("clients", config.http_host, config.http_port, "--http-port") from error
         self._http_port = runner.addresses[0][1]
 
 
-def _cannot_listen(whom: str, host: str, port: int, option: str, error: Exception) -> OrchestratorError:
+def _cannot_listen(whom: str, host: str, port: int, option: str) -> OrchestratorError:
     return OrchestratorError(
-        f"cannot listen for {whom} on {host} port {port} ({error}); is it taken, or is that no address of"
-        f" this machine? Choose another with {option}"
+        f"cannot listen for {whom} on {host} port {port} (is it taken, or is that no address of this machine?)."
+        f" Choose another with {option}"
     )
 
 

@@ -1,7 +1,8 @@
 """The certificates with which a session's ranks know each other: an authority that lives for one plan only.
 
 Each rank gets a certificate for the DNS name ``rank-<rank>.<session>``; the authority's key is forgotten at once, so
-that nobody can join the session later.
+that there will never be others. A session that may grow has certificates of as many ranks as there may be; what is not
+in use is kept by the orchestrator alone, in memory, as long as the session lives.
 """
 
 from __future__ import annotations

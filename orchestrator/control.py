@@ -8,12 +8,22 @@ import logging
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NoReturn, Protocol
+from urllib.parse import unquote
 
 import grpc
 import grpc.aio
 
 from motley.orchestrator.identity import Identity
-from motley.orchestrator.nodes import HEARTBEAT_S, SILENCE_S, HelloError, NameTakenError, Node, NodeTable
+from motley.orchestrator.nodes import (
+    HEARTBEAT_S,
+    LEFT,
+    SILENCE_S,
+    HelloError,
+    NameTakenError,
+    Node,
+    NodeTable,
+    what_became,
+)
 from motley.protocol import VERSION
 from motley.protocol.mesh_pb2 import Empty, Hello, NodeMessage, OrchestratorMessage, Welcome
 from motley.protocol.mesh_pb2_grpc import MeshServicer
@@ -107,8 +117,8 @@ class Control(MeshServicer):
             writer.cancel()
             del self._streams[node.id]
             self._nodes.lose(node.id, stream.reason)
-            level = logging.INFO if stream.reason == STOPS else logging.WARNING
-            _log.log(level, "node %s (%s) is lost: %s", node.name, node.id, stream.reason)
+            level = logging.INFO if stream.reason in (STOPS, LEFT) else logging.WARNING
+            _log.log(level, "node %s (%s) %s", node.name, node.id, what_became(stream.reason))
             self.listener.on_lost(node)
         await context.abort(grpc.StatusCode.ABORTED, f"this node is out of the mesh: {stream.reason}")
 
@@ -118,8 +128,11 @@ class Control(MeshServicer):
             match message.WhichOneof("body"):
                 case "hello":
                     stream.end("it said Hello twice")
+                case "leaving":
+                    stream.end(LEFT)
                 case "heartbeat":
-                    self._nodes.heartbeat(node.id, message.heartbeat.memory_available_bytes)
+                    beat = message.heartbeat
+                    self._nodes.heartbeat(node.id, beat.memory_available_bytes, beat.gpus)
                     self.send(node.id, OrchestratorMessage(beat=Empty()))
                 case _:
                     self.listener.on_message(node, message)
@@ -151,5 +164,6 @@ async def _write(context: Context, outbox: asyncio.Queue[OrchestratorMessage]) -
 
 
 async def _refuse(context: Context, code: grpc.StatusCode, why: str) -> NoReturn:
-    _log.warning("refused %s: %s", context.peer(), why)
+    _, _, address = unquote(context.peer()).partition(":")  # after gRPC's name for its kind
+    _log.warning("refused %s: %s", address, why)
     await context.abort(code, why)

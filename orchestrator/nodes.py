@@ -1,22 +1,26 @@
 """Who is in the mesh: a table of registered nodes. Pure: the clock is given, nothing is awaited or sent.
 
-A node is *alive* from its Hello until its stream ends or it stops showing life; then it is *lost* for good. The
-same machine that returns is a new node, which takes the place of the lost one of that name.
+A node is *alive* from its Hello until it leaves, its stream ends or it stops showing life; then it is *lost* for good.
+The same machine that returns is a new node, which takes the place of the lost one of that name.
 """
 
 from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
 
-from motley.protocol.mesh_pb2 import Capabilities, Hello
+from motley.protocol.mesh_pb2 import Capabilities, Gpu, Hello
 
 HEARTBEAT_S = 1.0
 """How often a node shows life."""
 SILENCE_S = 5.0
 """A node that has been silent for this long is lost."""
+FORGET_S = 600.0
+"""A lost node is listed for so long, and for as long as a session has workers on it."""
+LEFT = "its daemon was ended there"
+"""Why a node is lost that has said so itself."""
 
 
 class HelloError(Exception):
@@ -34,15 +38,24 @@ class Node:
     address: str
     version: str
     capabilities: Capabilities
+    joined: float
     last_heartbeat: float
     memory_available: int = 0
     """Bytes free on the machine by its last heartbeat; 0: not told yet."""
+    gpus: Sequence[Gpu] = ()
+    """As of then."""
     lost: str = ""
     """Why the node is lost; empty while it is alive."""
+    lost_at: float = 0.0
 
     @property
     def alive(self) -> bool:
         return not self.lost
+
+
+def what_became(reason: str) -> str:
+    """Of a node that is lost, to follow its name."""
+    return f"{'has left' if reason == LEFT else 'is lost'}: {reason}"
 
 
 class NodeTable:
@@ -62,10 +75,15 @@ class NodeTable:
             NameTakenError: a live node has the name.
         """
         bandwidth = hello.capabilities.memory_bandwidth
-        if not hello.name or not hello.name.isprintable() or len(hello.name) > 64:
-            raise HelloError(f"a node's name has 1 to 64 printable characters, not {hello.name!r}; use --name")
+        joins = set("+@") & set(hello.name)  # the names of a group; what is asked of a node, and its name
+        if not hello.name or not hello.name.isprintable() or len(hello.name) > 64 or joins:
+            what = "1 to 64 printable characters, none of them + or @"
+            raise HelloError(f"a node's name has {what}, not {hello.name!r}; use --name")
         if not hello.address:
             raise HelloError("the Hello has no address under which other nodes reach this one")
+        zone = hello.capabilities.zone
+        if not zone.isprintable() or len(zone) > 64:
+            raise HelloError(f"a zone has up to 64 printable characters, not {zone!r}; use --zone")
         if not (math.isfinite(bandwidth) and bandwidth > 0):
             raise HelloError(f"the measured memory bandwidth must be above 0 bytes/s, not {bandwidth}")
         namesake = next((node for node in self if node.name == hello.name), None)
@@ -76,21 +94,26 @@ class NodeTable:
             )
         if namesake is not None:
             del self._nodes[namesake.id]
+        now = self._clock()
         node = Node(
             id=secrets.token_hex(4),
             name=hello.name,
             address=hello.address,
             version=hello.version,
             capabilities=hello.capabilities,
-            last_heartbeat=self._clock(),
+            joined=now,
+            last_heartbeat=now,
+            gpus=hello.capabilities.gpus,
         )
         self._nodes[node.id] = node
         return node
 
-    def heartbeat(self, node_id: str, memory_available: int) -> None:
+    def heartbeat(self, node_id: str, memory_available: int, gpus: Sequence[Gpu] = ()) -> None:
+        """A node shows life; `gpus`: as they are now, empty if it does not tell."""
         node = self._nodes[node_id]
         node.last_heartbeat = self._clock()
         node.memory_available = memory_available
+        node.gpus = gpus or node.gpus
 
     def overdue(self) -> list[Node]:
         """Live nodes that have been silent for `SILENCE_S`."""
@@ -103,7 +126,15 @@ class NodeTable:
             node.last_heartbeat += seconds
 
     def lose(self, node_id: str, reason: str) -> None:
-        self._nodes[node_id].lost = reason
+        node = self._nodes[node_id]
+        node.lost, node.lost_at = reason, self._clock()
+
+    def forget(self, wanted: Container[str]) -> None:
+        """Drop the nodes that have been lost for `FORGET_S`, but those `wanted` by name."""
+        latest = self._clock() - FORGET_S
+        for node in list(self):
+            if not node.alive and node.lost_at < latest and node.name not in wanted:
+                del self._nodes[node.id]
 
     def silence_s(self, node: Node) -> float:
         """Seconds since the node's last heartbeat."""

@@ -13,21 +13,37 @@ import logging
 import secrets
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 from motley.orchestrator.control import Control
-from motley.orchestrator.nodes import Node, NodeTable
-from motley.orchestrator.planning.shares import Candidate, PlanError, human_bytes, plan_shares, usable
+from motley.orchestrator.expert_hosts import SKEWED, Answer, ExpertHost, ExpertMap, Member, Question
+from motley.orchestrator.nodes import Node, NodeTable, what_became
+from motley.orchestrator.planning.experts import PlacementError
+from motley.orchestrator.planning.groups import Offer, form_groups, slice_bytes, slice_count
+from motley.orchestrator.planning.layout import LayoutError, is_parallel
+from motley.orchestrator.planning.setup import Setup, SetupError, gpu_room, gpu_told, setup_of
+from motley.orchestrator.planning.shares import (
+    Candidate,
+    PlanError,
+    RankPlan,
+    human_bytes,
+    plan_shares,
+    trunk_profile,
+    usable,
+)
 from motley.orchestrator.sessions import (
     Command,
     NameInUseError,
-    Rank,
     Session,
     SessionRequest,
     SessionTable,
     State,
 )
+from motley.orchestrator.workers import Rank, Worker
+from motley.protocol import MAX_RANKS
 from motley.protocol.mesh_pb2 import (
     Cancel,
     Delta,
@@ -36,6 +52,7 @@ from motley.protocol.mesh_pb2 import (
     Failure,
     Generate,
     ModelProfile,
+    ModelSpec,
     NodeMessage,
     OrchestratorMessage,
     RankCommand,
@@ -54,6 +71,8 @@ CLOSE_S = 15.0
 DEFAULT_CONTEXT = 4096
 """Tokens, or what the model allows if that is less."""
 TICK_S = 0.25
+PLANNERS = 4
+"""Questions about experts that are answered at a time: of one new session, and of those that lose or get hosts."""
 
 _log = logging.getLogger(__name__)
 
@@ -75,6 +94,29 @@ class _Request:
     deltas: asyncio.Queue[Delta] = field(default_factory=asyncio.Queue)
 
 
+@dataclass(frozen=True)
+class _Part:
+    """A node's, in a session: one rank of it."""
+
+    node: Node
+    setup: Setup
+
+    @property
+    def speed(self) -> float:
+        """Bytes/s that its device reads; 0: not known."""
+        capabilities = self.node.capabilities
+        return self.node.gpus[0].memory_bandwidth if self.setup.on_gpu else capabilities.memory_bandwidth
+
+    @property
+    def is_able(self) -> bool:
+        """It can be a rank of a trunk: experts may be elsewhere."""
+        return self.setup.engine in self.node.capabilities.expert_engines
+
+
+Profiles = Mapping[str, ModelProfile]
+"""By quantisation."""
+
+
 class Serving:
     """A `motley.orchestrator.control.Listener`."""
 
@@ -89,6 +131,12 @@ class Serving:
         self._heard: dict[str, float] = {}
         """When each session's leader last said something about a request."""
         self._changed = asyncio.Event()
+        self._asking: dict[str, asyncio.Task[Answer | PlacementError]] = {}
+        """By session: the planner is asked where its experts should be."""
+        self._laying_out = asyncio.Lock()
+        """New sessions are laid out one at a time, so that there is always a planner for those that serve."""
+        self._planners = ThreadPoolExecutor(PLANNERS, "planner")
+        self._stopping = False
 
     # ------------------------------------------------------------ sessions
 
@@ -98,24 +146,31 @@ class Serving:
         Raises:
             ServingError: the name is taken, a node or engine is unknown, or the model cannot be served or fitted.
         """
-        describer = self._choose_nodes(request)[0]
         try:
+            parts = self._choose_parts(request)
+            spec = _spec(request, parts)
             session = self.sessions.open(request, time.time())
             try:
-                profile = await self._describe(session, describer)
-                if session.state is not State.PLANNING:
-                    raise ServingError(_closed(session))
+                profiles = await self._describe(session, spec, parts[0].node)
+                profile = profiles[spec.quantisation]
+                self._check_planning(session)
                 context = _context(request, profile)
                 self.sessions.rename(session, request.name or profile.name)
-                ranks = self._plan(request, profile, context)
+                async with self._laying_out:
+                    self._check_planning(session)
+                    ranks, experts = await self._lay_out(session, spec, profiles, context)
+                    self._carry_out(session, session.assign(spec, profile, ranks, context, self._clock(), experts))
             except BaseException:
                 self.sessions.remove(session)
                 raise
         except NameInUseError as error:
-            raise _error("name_in_use", str(error)) from error
-        except PlanError as error:
+            raise _error("name_in_use", str(error), "name") from error
+        except LayoutError as error:
+            raise _error("invalid_request", str(error), "experts") from error
+        except SetupError as error:
+            raise _error(error.code, str(error), "engine") from error
+        except (PlanError, PlacementError) as error:
             raise _error("insufficient_memory", str(error)) from error
-        self._carry_out(session, session.assign(profile, ranks, context, self._clock()))
         return session
 
     async def wait_ready(self, session: Session) -> None:
@@ -128,35 +183,41 @@ class Serving:
             async with asyncio.timeout(READY_S):
                 await self._until(lambda: session.state is State.READY or not session.alive)
         if not session.alive:
-            raise ServingError(session.failure or _closed(session))
+            raise ServingError(session.failure or self._closed(session))
 
     async def close(self, session: Session) -> None:
         """Release a session's ranks and wait, at most `CLOSE_S`, until they are gone."""
         self._carry_out(session, session.close(self._clock()))
         _, described = self._describing.get(session.id, (None, None))
         if described is not None and not described.done():
-            described.set_exception(ServingError(_closed(session)))
+            described.set_exception(ServingError(self._closed(session)))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_S):
                 await self._until(lambda: session.over)
 
     async def close_all(self) -> None:
+        """Close every session, for the orchestrator stops; requests under way are told so."""
+        self._stopping = True
         await asyncio.gather(*(self.close(session) for session in self.sessions))
+        await asyncio.gather(*self._asking.values())
+        self._planners.shutdown(wait=False)
 
-    def _choose_nodes(self, request: SessionRequest) -> list[Node]:
+    def _choose_parts(self, request: SessionRequest) -> list[_Part]:
         """The node of every rank, in rank order: as the request names them; in the order they joined if it has
-        only shares; else the fastest first. A node may be named more than once."""
+        only shares; else the fastest first. A node may be named more than once.
+
+        Raises:
+            ServingError: there is none, one is unknown or too many, or an engine is unknown or cannot run.
+        """
         alive = {node.name: node for node in self.nodes if node.alive}
         if request.nodes:
             for name in request.nodes:
                 if name not in alive:
                     there = ", ".join(sorted(alive)) or "none"
-                    raise _error("unknown_node", f"no live node is named {name!r}; live nodes: {there}")
+                    raise _error("unknown_node", f"no live node is named {name!r}; live nodes: {there}", "nodes")
             chosen = [alive[name] for name in request.nodes]
         else:
             chosen = list(alive.values())
-            if not request.shares:
-                chosen.sort(key=lambda node: -node.capabilities.memory_bandwidth)
         if not chosen:
             raise _error("no_nodes", "no node is in the mesh; start one with `motley join`")
         if request.shares and len(request.shares) != len(chosen):
@@ -164,19 +225,24 @@ class Serving:
                 "invalid_request",
                 f"{_counted(len(request.shares), 'share')} given for {_counted(len(chosen), 'rank')}"
                 f" ({', '.join(node.name for node in chosen)}); give one for each",
+                "shares",
             )
-        for node in chosen:
-            if request.engine not in node.capabilities.engines:
-                has = ", ".join(node.capabilities.engines) or "none"
-                message = f"node {node.name!r} has no engine {request.engine!r}; it has: {has}"
-                raise _error("unknown_engine", message)
-        return chosen
+        taking = {node.name for node in chosen}
+        for field_name, own in (("engines", request.engines), ("quantisations", request.quantisations)):
+            for name in sorted(own.keys() - taking):
+                message = f"{field_name} names {name!r}, which takes no part; these do: {', '.join(sorted(taking))}"
+                raise _error("invalid_request", message, field_name)
+        parts = [_Part(node, _setup(request, node)) for node in chosen]
+        if not request.nodes and not request.shares:
+            parts.sort(key=lambda part: -part.speed)
+        return parts
 
-    async def _describe(self, session: Session, node: Node) -> ModelProfile:
+    async def _describe(self, session: Session, spec: ModelSpec, node: Node) -> Profiles:
+        """What the model costs in each of its quantisations."""
         request = session.request
         future: asyncio.Future[Described] = asyncio.get_running_loop().create_future()
         self._describing[session.id] = node, future
-        describe = Describe(request_id=session.id, model=request.spec)
+        describe = Describe(request_id=session.id, model=spec)
         self._control.send(node.id, OrchestratorMessage(describe=describe))
         try:
             async with asyncio.timeout(DESCRIBE_S):
@@ -188,43 +254,322 @@ class Serving:
             del self._describing[session.id]
         if described.HasField("failure"):
             message = f"node {node.name!r}: {described.failure.message}"
-            raise _error(described.failure.code or "unsupported_model", message)
-        profile = described.profile
-        needed = ("name", "kv_groups", "attention_splits", "mlp_units", "mlp_unit_bytes", "context_length")
-        if not all(getattr(profile, field) for field in needed):
+            raise _error(described.failure.code or "unsupported_model", message, "model")
+        profiles = [described.profile, *described.beside]
+        needed = ["name", "kv_groups", "attention_splits", "mlp_units", "mlp_unit_bytes", "context_length"]
+        if described.profile.expert_layers:
+            needed += ["hidden", "expert_count", "experts_per_token", "expert_bytes"]
+        complete = all(getattr(profile, field) for profile in profiles for field in needed)
+        if not complete or len(profiles) != 1 + len(spec.beside) or len(set(map(_units, profiles))) > 1:
             raise _error("invalid_profile", f"node {node.name!r} described {request.model!r} incompletely")
-        return profile
+        profiles[0].matrices = "; on other ranks ".join(profile.matrices for profile in profiles)
+        return dict(zip((spec.quantisation, *spec.beside), profiles, strict=True))
 
-    def _plan(self, request: SessionRequest, profile: ModelProfile, context: int) -> list[Rank]:
-        nodes = self._choose_nodes(request)
-        ranks_on = Counter(node.id for node in nodes)
-        candidates = [
-            Candidate(
+    async def _lay_out(
+        self, session: Session, spec: ModelSpec, profiles: Profiles, context: int
+    ) -> tuple[list[Rank], ExpertMap | None]:
+        """The ranks of a session and, in parallel, what its experts are on: groups of nodes where there is no room for
+        whole ones. In ``auto`` it is sliced where the trunk or whole experts do not fit in parallel."""
+        request, profile = session.request, profiles[spec.quantisation]
+        explicit = request.experts != "auto" or request.replicas > 1 or request.trunk > 1
+        while True:
+            session.planned = self._clock()
+            parts = self._parts_now(request, profiles)
+            if not is_parallel(
+                request.experts,
+                profile,
+                engines={part.node.name: part.node.capabilities.expert_engines for part in parts},
+                engine=request.engine,
+                replicas=request.replicas,
+                trunk=request.trunk,
+                by_hand=bool(request.shares or request.named),
+                exact=request.exact,
+            ):
+                break
+            able = [part for part in parts if part.is_able or part.node.name in request.named]
+            nodes = [part.node for part in parts if request.engine in part.node.capabilities.expert_engines]
+            try:
+                ranks = self._plan_trunk(request, profiles, context, able)
+                try:
+                    experts = self._offer_hosts(request, profile, ranks, nodes)
+                    answer = await self._first_answer(experts, ranks)
+                except PlacementError as error:
+                    if request.exact:  # an expert in slices rounds otherwise than a whole one
+                        raise PlacementError(f"{error}. Experts of exact sessions are not cut over nodes") from error
+                    if not explicit or slice_count(profile) < 2:
+                        raise
+                    _check_alive(parts, ranks)
+                    experts = self._offer_groups(request, profile, ranks, [node for node in nodes if node.alive], error)
+                    answer = await self._first_answer(experts, ranks)
+            except (PlanError, PlacementError):
+                self._check_planning(session)
+                if explicit:
+                    raise
+                break
+            self._check_planning(session)
+            planned = [*ranks, *experts.hosts, *experts.members]
+            _check_alive(parts, planned)
+            experts.begin(answer.placement)
+            if self._is_free((worker.node_id, worker.host_bytes) for worker in planned):
+                return ranks, experts
+        return self._plan(request, profiles, context, self._parts_now(request, profiles)), None
+
+    def _parts_now(self, request: SessionRequest, profiles: Profiles) -> list[_Part]:
+        """Who takes part. Whoever has joined meanwhile, and would hold the model as nobody did, comes too late."""
+        return [part for part in self._choose_parts(request) if part.setup.quantisation in profiles]
+
+    async def _first_answer(self, experts: ExpertMap, ranks: Sequence[Rank]) -> Answer:
+        question = experts.first_question(self._room([*ranks, *experts.hosts, *experts.members]))
+        return await self._plan_apart(question)
+
+    def _plan_trunk(self, request: SessionRequest, profiles: Profiles, context: int, parts: list[_Part]) -> list[Rank]:
+        """The trunk's ranks: on the first nodes that the request lists; else on those that it has an engine or a
+        quantisation for, and the fastest that can hold it."""
+        if request.trunk > len(parts):
+            message = f"a trunk of {request.trunk} ranks needs as many nodes; {len(parts)} take part"
+            raise _error("invalid_request", message, "trunk")
+        own = [] if request.nodes else [part for part in parts if part.node.name in request.named]
+        others = [part for part in parts if part not in own]
+        more = max(0, request.trunk - len(own))
+        refusals = []
+        for first in range(len(others) - more + 1 if more and not request.nodes else 1):
+            chosen = own + others[first : first + more]
+            _check_trunk(request, chosen)
+            trunks = [trunk_profile(profiles[part.setup.quantisation]) for part in chosen]
+            try:
+                candidates = self._candidates(chosen, trunks)
+                return _ranks(chosen, candidates, plan_shares(trunks, candidates, context))
+            except PlanError as error:
+                refusals.append(error)
+        raise refusals[0]
+
+    def _offer_hosts(
+        self, request: SessionRequest, profile: ModelProfile, ranks: list[Rank], nodes: list[Node]
+    ) -> ExpertMap:
+        """An expert host on every node that has room for one beside the trunk."""
+        for node in nodes:
+            setup_of(node.name, node.capabilities, request.engine, request.quantisation)
+        free = self._room(ranks)
+        least = profile.host_fixed_bytes + profile.expert_bytes
+        roomy = [node for node in {node.id: node for node in nodes}.values() if free(node.id) >= least]
+        if not roomy:
+            raise PlacementError(f"no node has the {human_bytes(least)} free that a host of one expert needs")
+        if len(ranks) + len(roomy) > MAX_RANKS:
+            if request.nodes:
+                message = f"{len(ranks)} ranks and {len(roomy)} nodes with experts; at most {MAX_RANKS} are possible"
+                raise _error("invalid_request", message, "nodes")
+            roomy = roomy[: MAX_RANKS - len(ranks)]
+        hosts = [
+            _expert_host(profile, [node], [1], number, len(ranks) + number, free) for number, node in enumerate(roomy)
+        ]
+        return ExpertMap(profile, hosts, request.replicas, request.wire)
+
+    def _offer_groups(
+        self,
+        request: SessionRequest,
+        profile: ModelProfile,
+        ranks: list[Rank],
+        nodes: list[Node],
+        because: PlacementError,
+    ) -> ExpertMap:
+        """Groups of nodes as expert hosts, `because` whole experts do not fit."""
+        free, by_name, slices = self._room(ranks), {node.name: node for node in nodes}, slice_count(profile)
+        offers = [
+            Offer(
                 name=node.name,
-                speed=speed if request.shares else speed / ranks_on[node.id],
-                memory=self.free_memory(node) // ranks_on[node.id],
+                memory=max(0, free(node.id) - profile.host_fixed_bytes),
+                speed=node.capabilities.memory_bandwidth,
+                zone=node.capabilities.zone,
             )
-            for node, speed in zip(
-                nodes, request.shares or [n.capabilities.memory_bandwidth for n in nodes], strict=True
-            )
+            for node in by_name.values()
         ]
+        try:
+            groups = form_groups(
+                offers,
+                slices=slices,
+                slice_bytes=slice_bytes(profile, slices),
+                experts=len(profile.expert_layers) * profile.expert_count,
+                replicas=request.replicas,
+                near={rank.node_name for rank in ranks},
+                most=MAX_RANKS - len(ranks),
+            )
+        except PlacementError as error:
+            raise PlacementError(f"{because}\n{error}") from error
+        hosts: list[ExpertHost] = []
+        for number, group in enumerate(groups):
+            members = [by_name[name] for name in group.members]
+            others = MAX_RANKS + sum(len(host.others) for host in hosts)
+            hosts.append(_expert_host(profile, members, group.slices, number, len(ranks) + number, free, others))
+        return ExpertMap(profile, hosts, request.replicas, request.wire)
+
+    def _plan(self, request: SessionRequest, profiles: Profiles, context: int, parts: list[_Part]) -> list[Rank]:
+        each = [profiles[part.setup.quantisation] for part in parts]
+        candidates = self._candidates(parts, each, request.shares)
         if not request.nodes and not request.shares:
-            fitting = usable(profile, candidates)
-            if not fitting:
-                least = human_bytes(profile.fixed_bytes)
-                raise PlanError(f"no node has the {least} free that every rank of {profile.name} needs")
-            nodes = [n for n, candidate in zip(nodes, candidates, strict=True) if candidate in fitting]
-            candidates = fitting
-        plans = plan_shares(profile, candidates, context)
-        return [
-            Rank(index, node.id, node.name, plan, candidate.memory)
-            for index, (node, candidate, plan) in enumerate(zip(nodes, candidates, plans, strict=True))
-        ]
+            # Nodes too small to take part are left out, but for those that something was asked of by name.
+            fitting = usable(each, candidates)
+            taking = [
+                index
+                for index, (part, candidate) in enumerate(zip(parts, candidates, strict=True))
+                if candidate in fitting or part.node.name in request.named
+            ]
+            if not taking:
+                least = human_bytes(min(profile.fixed_bytes for profile in each))
+                offers = "".join(f"\n  {offer.name}: {human_bytes(offer.memory)} available" for offer in candidates)
+                raise PlanError(f"no node has the {least} free that every rank of {each[0].name} needs:{offers}")
+            parts = [parts[index] for index in taking]
+            each = [each[index] for index in taking]
+            candidates = [candidates[index] for index in taking]
+        return _ranks(parts, candidates, plan_shares(each, candidates, context))
+
+    def _candidates(
+        self, parts: Sequence[_Part], profiles: Sequence[ModelProfile], shares: Sequence[float] = ()
+    ) -> list[Candidate]:
+        """What each node offers for a rank: speed and memory are divided among its ranks, shares are for each.
+
+        Raises:
+            PlanError: beside a GPU there is no room for what a rank on it needs of its node.
+            ServingError: nobody knows how fast a GPU is.
+        """
+        ranks_on = Counter(part.node.id for part in parts)
+        by_hand: Sequence[float | None] = shares or [None] * len(parts)
+        candidates = []
+        for part, profile, share in zip(parts, profiles, by_hand, strict=True):
+            node, ranks = part.node, ranks_on[part.node.id]
+            name, free = node.name, self.free_memory(node) // ranks
+            if part.setup.on_gpu:
+                if free < profile.fixed_bytes:
+                    needed, left = human_bytes(profile.fixed_bytes), human_bytes(free)
+                    raise PlanError(
+                        f"{name}: a rank on its GPU needs {needed} of the machine's own memory; {left} are free"
+                    )
+                if not part.speed and share is None and len(parts) > 1:
+                    message = (
+                        f"the driver of node {name!r} does not tell how fast the memory of its GPU is: give shares"
+                    )
+                    raise _error("invalid_request", message)
+                promised = self.sessions.promised_gpu(node.id)
+                name, free = gpu_told(name, node.gpus[0], promised), gpu_room(node.gpus[0], promised) // ranks
+            speed = part.speed / ranks or 1.0
+            candidates.append(Candidate(name=name, speed=speed, memory=free, share=share))
+        return candidates
+
+    def _room(self, planned: Sequence[Worker] = ()) -> Callable[[str], int]:
+        """Bytes free on a node, by its id, beside workers that are planned but not reserved yet."""
+        taken = Counter[str]()
+        for worker in planned:
+            taken[worker.node_id] += worker.host_bytes
+        nodes = {node.id: node for node in self.nodes}
+        return lambda node_id: max(0, self.free_memory(nodes[node_id]) - taken[node_id])
+
+    def _is_free(self, claims: Iterable[tuple[str, int]]) -> bool:
+        """Whether nodes still have what was planned with: others may have been promised it meanwhile. Whoever is told
+        so must reserve it before anybody else is asked."""
+        claimed = Counter[str]()
+        for node_id, more in claims:
+            claimed[node_id] += more
+        offered = {node.id: node.capabilities.memory_bytes for node in self.nodes}
+        return all(
+            more <= max(0, offered.get(node_id, 0) - self.sessions.reserved(node_id))
+            for node_id, more in claimed.items()
+        )
 
     def free_memory(self, node: Node) -> int:
         """Bytes that new ranks may use on a node: what it offers less what is promised, and no more than is free."""
         offered = node.capabilities.memory_bytes - self.sessions.reserved(node.id)
         return max(0, min(offered, node.memory_available or offered))
+
+    # ------------------------------------------------------------ experts
+
+    async def rebalance(self, session: Session) -> Answer:
+        """Ask the planner for a better balance of the experts' load, and begin with it if there is one.
+
+        Raises:
+            ServingError: the session is not ready, its experts have no hosts, or they are being moved already.
+        """
+        if session.state is not State.READY:
+            raise ServingError(_unready(session))
+        experts = session.experts
+        if experts is None:
+            raise _error("no_expert_hosts", f"the experts of {session.name!r} are not on hosts: nothing can be moved")
+        if experts.stale or experts.moves or experts.waiting_for or session.id in self._asking:
+            message = f"experts of {session.name!r} are on the move already; try again when they have come"
+            raise _error("experts_moving", message)
+        asking = self._asking[session.id] = asyncio.create_task(
+            self._ask(session, lambda: experts.rebalancing(self._room(), worth=1.0))
+        )
+        answer = await asking
+        if isinstance(answer, PlacementError):  # a host was lost while others were planned for
+            raise _error("insufficient_memory", str(answer))
+        return answer
+
+    def _look_after_experts(self, session: Session, now: float) -> None:
+        """Ask the planner where it should be asked, start lost hosts again, and new ones on nodes that have joined."""
+        experts = session.experts
+        if experts is None or session.state is not State.READY:
+            return
+        self._restart_hosts(session, experts, now)
+        self._add_hosts(session, experts, now)
+        if session.id in self._asking:
+            return
+        if experts.stale:
+            question = self._ask(session, lambda: experts.question(self._room()))
+        elif experts.skewed(now):
+            question = self._ask(session, lambda: experts.rebalancing(self._room(), SKEWED))
+        else:
+            return
+        self._asking[session.id] = asyncio.create_task(question)
+
+    def _restart_hosts(self, session: Session, experts: ExpertMap, now: float) -> None:
+        able = {node.name: node for node in self._able_nodes(session)}
+        for host in [host for host in experts.hosts if host.gone]:
+            if not all(worker.node_name in able for worker in host.group):
+                continue  # it may come back
+            nodes = [able[worker.node_name] for worker in host.group]
+            node_ids, rooms = [node.id for node in nodes], [self.free_memory(node) for node in nodes]
+            roomy = all(room >= worker.least_bytes for room, worker in zip(rooms, host.group, strict=True))
+            if roomy and experts.may_restart(host, node_ids, now):
+                self._carry_out(session, session.restart(host, node_ids, rooms, now))
+
+    def _add_hosts(self, session: Session, experts: ExpertMap, now: float) -> None:
+        """On nodes that have registered since the session was planned, and that it may use."""
+        names = {worker.node_name for host in experts.hosts for worker in host.group}
+        for node in self._able_nodes(session):
+            index = len(session.ranks) + len(experts.hosts)
+            if node.joined < session.planned or node.name in names or index == MAX_RANKS:
+                continue
+            host = _expert_host(session.profile, [node], [experts.slices], len(experts.hosts), index, self._room())
+            if host.memory_limit >= host.least_bytes:
+                self._carry_out(session, session.grow(host, now))
+
+    def _able_nodes(self, session: Session) -> list[Node]:
+        """Those that may be its hosts: what it asks for, and nobody that it does not name, if it names any."""
+        request = session.request
+        return [
+            node
+            for node in self.nodes
+            if node.alive and _can_host(request, node) and (not request.nodes or node.name in request.nodes)
+        ]
+
+    async def _ask(self, session: Session, pose: Callable[[], Question]) -> Answer | PlacementError:
+        """Ask the planner and do what it says. While it thinks, others may be promised the memory that it plans with:
+        then it is asked again."""
+        try:
+            while True:
+                question = pose()
+                try:
+                    answer: Answer | PlacementError = await self._plan_apart(question)
+                except PlacementError as error:
+                    answer = error
+                if isinstance(answer, PlacementError) or self._is_free(session.claims(answer)):
+                    self._carry_out(session, session.on_answer(question, answer, self._clock()))
+                    return answer
+        finally:
+            del self._asking[session.id]
+
+    async def _plan_apart(self, question: Question) -> Answer:
+        """Ask the planner, beside the event loop."""
+        return await asyncio.get_running_loop().run_in_executor(self._planners, question.answer)
 
     # ------------------------------------------------------------ requests
 
@@ -288,6 +633,7 @@ class Serving:
         session = self.sessions.get(event.session)
         if session is not None:
             self._carry_out(session, session.on_event(node.id, event, self._clock()))
+            self._look_after_experts(session, self._clock())
         elif event.WhichOneof("body") not in ("released", "failed"):  # a worker that outlived its session
             release = RankCommand(session=event.session, epoch=event.epoch, rank=event.rank, release=Release())
             self._control.send(node.id, OrchestratorMessage(rank=release))
@@ -295,9 +641,10 @@ class Serving:
     def on_lost(self, node: Node) -> None:
         for asked, future in self._describing.values():
             if asked is node and not future.done():
-                future.set_exception(_error("node_lost", f"node {node.name!r} is lost: {node.lost}"))
+                future.set_exception(_error("node_lost", f"node {node.name!r} {what_became(node.lost)}"))
         for session in self.sessions:
             self._carry_out(session, session.on_node_lost(node.id, node.lost, self._clock()))
+            self._look_after_experts(session, self._clock())
 
     def _on_delta(self, node: Node, delta: Delta) -> None:
         request = self._requests.get(delta.request_id)
@@ -320,8 +667,10 @@ class Serving:
                 self.nodes.excuse(now - last)
             last = now
             self._control.drop_silent()
+            self.nodes.forget({worker.node_name for session in self.sessions for worker in session.workers})
             for session in self.sessions:
                 self._carry_out(session, session.on_time(now))
+                self._look_after_experts(session, now)
 
     # ------------------------------------------------------------ carrying out
 
@@ -331,10 +680,13 @@ class Serving:
             self._control.send(node_id, OrchestratorMessage(rank=command))
         if not session.alive:
             failure = session.failure if session.state is State.FAILED else None
-            self._end_requests(session, failure or _closed(session))
+            self._end_requests(session, failure or self._closed(session))
         if session.state is State.CLOSING and session.over:
             self.sessions.remove(session)
             self._heard.pop(session.id, None)
+            for other in self.sessions:
+                if other.experts is not None:
+                    other.experts.retry()
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -343,9 +695,146 @@ class Serving:
             del self._requests[request.id]
             request.deltas.put_nowait(Delta(request_id=request.id, finish="error", failure=failure))
 
+    def _check_planning(self, session: Session) -> None:
+        """
+        Raises:
+            ServingError: it was closed meanwhile.
+        """
+        if session.state is not State.PLANNING:
+            raise ServingError(self._closed(session))
+
+    def _closed(self, session: Session) -> Failure:
+        if self._stopping:
+            return Failure(code="session_closed", message="the orchestrator is shutting down")
+        return Failure(code="session_closed", message=f"session {session.id} ({session.request.model}) was closed")
+
     async def _until(self, condition: Callable[[], bool]) -> None:
         while not condition():
             await self._changed.wait()
+
+
+def _setup(request: SessionRequest, node: Node) -> Setup:
+    """
+    Raises:
+        ServingError: the node has no such engine, or it cannot run there.
+    """
+    engine = request.engines.get(node.name, request.engine)
+    quantisation = request.quantisations.get(node.name, request.quantisation)
+    try:
+        return setup_of(node.name, node.capabilities, engine, quantisation)
+    except SetupError as error:
+        raise _error(error.code, str(error), "engines" if node.name in request.engines else "engine") from error
+
+
+def _can_host(request: SessionRequest, node: Node) -> bool:
+    """Whether a node can compute single experts for a session."""
+    try:
+        setup_of(node.name, node.capabilities, request.engine, request.quantisation)
+    except SetupError:
+        return False
+    return request.engine in node.capabilities.expert_engines
+
+
+def _check_alive(parts: Sequence[_Part], planned: Iterable[Worker]) -> None:
+    """
+    Raises:
+        ServingError: a node that workers are planned on was lost meanwhile.
+    """
+    used = {worker.node_id for worker in planned}
+    for node in (part.node for part in parts):
+        if node.id in used and not node.alive:
+            raise _error("node_lost", f"node {node.name!r} {what_became(node.lost)}")
+
+
+def _spec(request: SessionRequest, parts: Sequence[_Part]) -> ModelSpec:
+    """The model as the ranks hold it; where experts are asked to be on hosts, as these do: in the session's own."""
+    ranks = list(dict.fromkeys(part.setup.quantisation for part in parts))
+    if request.named and (request.experts == "parallel" or request.replicas > 1 or request.trunk > 1):
+        first = parts[0].node
+        own = setup_of(first.name, first.capabilities, request.engine, request.quantisation).quantisation
+        ranks = [own, *(each for each in ranks if each != own)]
+    return request.spec(ranks[0], ranks[1:])
+
+
+def _units(profile: ModelProfile) -> tuple[object, ...]:
+    """What does not depend on how a model is held."""
+    splits = tuple(profile.attention_splits)
+    return splits, profile.kv_groups, profile.mlp_units, profile.vocabulary_units, profile.fingerprint
+
+
+def _check_trunk(request: SessionRequest, chosen: Sequence[_Part]) -> None:
+    """
+    Raises:
+        LayoutError: an engine or quantisation is given for a node that has no rank of the trunk, or is none for it.
+    """
+    names = {part.node.name for part in chosen}
+    for name in sorted(request.named - names):
+        raise LayoutError(
+            f"node {name!r} is for experts, which all their hosts hold alike: engines and quantisations of single nodes"
+            f" are for the trunk ({', '.join(sorted(names))}), or for experts 'sliced'"
+        )
+    for part in chosen:
+        if not part.is_able:
+            able = " or ".join(map(repr, part.node.capabilities.expert_engines)) or "of another node"
+            raise LayoutError(
+                f"engine {part.setup.engine!r} of node {part.node.name!r} cannot have experts elsewhere; use engine"
+                f" {able}, or experts 'sliced'"
+            )
+
+
+def _ranks(parts: Sequence[_Part], candidates: Sequence[Candidate], plans: Sequence[RankPlan]) -> list[Rank]:
+    return [
+        Rank(index, part.node.id, part.node.name, candidate.memory, plan, part.setup)
+        for index, (part, candidate, plan) in enumerate(zip(parts, candidates, plans, strict=True))
+    ]
+
+
+def _expert_host(
+    profile: ModelProfile,
+    nodes: Sequence[Node],
+    slices: Sequence[int],
+    number: int,
+    index: int,
+    free: Callable[[str], int],
+    others: int = MAX_RANKS,
+) -> ExpertHost:
+    """A host on one node, or on a group of them, of which the last one leads.
+
+    Args:
+        slices: of an expert, on every node.
+        others: index of the first worker that does not lead.
+    """
+    ends = list(accumulate(slices))
+    each = slice_bytes(profile, ends[-1])
+    *members, leader = nodes
+    host = ExpertHost(
+        index=index,
+        node_id=leader.id,
+        node_name=leader.name,
+        memory_limit=free(leader.id),
+        number=number,
+        zone=leader.capabilities.zone,
+        # All wait for the slowest.
+        speed=min(ends[-1] / own * node.capabilities.memory_bandwidth for node, own in zip(nodes, slices, strict=True)),
+        fixed_bytes=profile.host_fixed_bytes,
+        expert_bytes=each * slices[-1],
+        weight_bytes=profile.expert_weight_bytes,
+        slices=range(ends[-1] - slices[-1], ends[-1]),
+    )
+    for node, own, end in zip(members, slices, ends, strict=False):
+        member = Member(
+            index=others + len(host.others),
+            node_id=node.id,
+            node_name=node.name,
+            memory_limit=free(node.id),
+            host=host,
+            zone=node.capabilities.zone,
+            fixed_bytes=profile.host_fixed_bytes,
+            expert_bytes=each * own,
+            slices=range(end - own, end),
+        )
+        host.others.append(member)
+    return host
 
 
 def _context(request: SessionRequest, profile: ModelProfile) -> int:
@@ -353,6 +842,7 @@ def _context(request: SessionRequest, profile: ModelProfile) -> int:
         raise _error(
             "invalid_request",
             f"a context of {request.context} tokens was asked for; {profile.name} allows {profile.context_length}",
+            "context",
         )
     return request.context or min(DEFAULT_CONTEXT, profile.context_length)
 
@@ -369,9 +859,6 @@ def _counted(count: int, thing: str) -> str:
     return f"{count} {thing}" if count == 1 else f"{count} {thing}s"
 
 
-def _closed(session: Session) -> Failure:
-    return Failure(code="session_closed", message=f"session {session.id} ({session.request.model}) was closed")
-
-
-def _error(code: str, message: str) -> ServingError:
-    return ServingError(Failure(code=code, message=message))
+def _error(code: str, message: str, param: str = "") -> ServingError:
+    """`param`: the field of the request that is to blame, if one is."""
+    return ServingError(Failure(code=code, message=message, param=param))

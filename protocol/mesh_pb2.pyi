@@ -7,18 +7,20 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class NodeMessage(_message.Message):
-    __slots__ = ("hello", "heartbeat", "described", "rank", "delta")
+    __slots__ = ("hello", "heartbeat", "described", "rank", "delta", "leaving")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     DESCRIBED_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     DELTA_FIELD_NUMBER: _ClassVar[int]
+    LEAVING_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     heartbeat: Heartbeat
     described: Described
     rank: RankEvent
     delta: Delta
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., described: _Optional[_Union[Described, _Mapping]] = ..., rank: _Optional[_Union[RankEvent, _Mapping]] = ..., delta: _Optional[_Union[Delta, _Mapping]] = ...) -> None: ...
+    leaving: Empty
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., described: _Optional[_Union[Described, _Mapping]] = ..., rank: _Optional[_Union[RankEvent, _Mapping]] = ..., delta: _Optional[_Union[Delta, _Mapping]] = ..., leaving: _Optional[_Union[Empty, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("protocol", "version", "name", "address", "capabilities")
@@ -35,55 +37,91 @@ class Hello(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., version: _Optional[str] = ..., name: _Optional[str] = ..., address: _Optional[str] = ..., capabilities: _Optional[_Union[Capabilities, _Mapping]] = ...) -> None: ...
 
 class Capabilities(_message.Message):
-    __slots__ = ("platform", "cpu", "cores", "memory_bytes", "memory_bandwidth", "gpus", "engines")
+    __slots__ = ("platform", "cpu", "cores", "memory_bytes", "memory_bandwidth", "gpus", "zone", "engines", "expert_engines")
     PLATFORM_FIELD_NUMBER: _ClassVar[int]
     CPU_FIELD_NUMBER: _ClassVar[int]
     CORES_FIELD_NUMBER: _ClassVar[int]
     MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
     MEMORY_BANDWIDTH_FIELD_NUMBER: _ClassVar[int]
     GPUS_FIELD_NUMBER: _ClassVar[int]
+    ZONE_FIELD_NUMBER: _ClassVar[int]
     ENGINES_FIELD_NUMBER: _ClassVar[int]
+    EXPERT_ENGINES_FIELD_NUMBER: _ClassVar[int]
     platform: str
     cpu: str
     cores: int
     memory_bytes: int
     memory_bandwidth: float
     gpus: _containers.RepeatedCompositeFieldContainer[Gpu]
-    engines: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, platform: _Optional[str] = ..., cpu: _Optional[str] = ..., cores: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., memory_bandwidth: _Optional[float] = ..., gpus: _Optional[_Iterable[_Union[Gpu, _Mapping]]] = ..., engines: _Optional[_Iterable[str]] = ...) -> None: ...
+    zone: str
+    engines: _containers.RepeatedCompositeFieldContainer[Engine]
+    expert_engines: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, platform: _Optional[str] = ..., cpu: _Optional[str] = ..., cores: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., memory_bandwidth: _Optional[float] = ..., gpus: _Optional[_Iterable[_Union[Gpu, _Mapping]]] = ..., zone: _Optional[str] = ..., engines: _Optional[_Iterable[_Union[Engine, _Mapping]]] = ..., expert_engines: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class Engine(_message.Message):
+    __slots__ = ("name", "keeps_fp16", "on_gpu", "lacking")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    KEEPS_FP16_FIELD_NUMBER: _ClassVar[int]
+    ON_GPU_FIELD_NUMBER: _ClassVar[int]
+    LACKING_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    keeps_fp16: bool
+    on_gpu: bool
+    lacking: str
+    def __init__(self, name: _Optional[str] = ..., keeps_fp16: _Optional[bool] = ..., on_gpu: _Optional[bool] = ..., lacking: _Optional[str] = ...) -> None: ...
 
 class Gpu(_message.Message):
-    __slots__ = ("name", "memory_bytes", "free_bytes", "driver", "compute_capability")
+    __slots__ = ("name", "memory_bytes", "free_bytes", "driver", "compute_capability", "multiprocessors", "memory_bandwidth", "users")
     NAME_FIELD_NUMBER: _ClassVar[int]
     MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
     FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
     DRIVER_FIELD_NUMBER: _ClassVar[int]
     COMPUTE_CAPABILITY_FIELD_NUMBER: _ClassVar[int]
+    MULTIPROCESSORS_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_BANDWIDTH_FIELD_NUMBER: _ClassVar[int]
+    USERS_FIELD_NUMBER: _ClassVar[int]
     name: str
     memory_bytes: int
     free_bytes: int
     driver: str
     compute_capability: str
-    def __init__(self, name: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., free_bytes: _Optional[int] = ..., driver: _Optional[str] = ..., compute_capability: _Optional[str] = ...) -> None: ...
+    multiprocessors: int
+    memory_bandwidth: float
+    users: _containers.RepeatedCompositeFieldContainer[GpuUser]
+    def __init__(self, name: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., free_bytes: _Optional[int] = ..., driver: _Optional[str] = ..., compute_capability: _Optional[str] = ..., multiprocessors: _Optional[int] = ..., memory_bandwidth: _Optional[float] = ..., users: _Optional[_Iterable[_Union[GpuUser, _Mapping]]] = ...) -> None: ...
+
+class GpuUser(_message.Message):
+    __slots__ = ("pid", "name", "bytes")
+    PID_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    pid: int
+    name: str
+    bytes: int
+    def __init__(self, pid: _Optional[int] = ..., name: _Optional[str] = ..., bytes: _Optional[int] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
-    __slots__ = ("memory_available_bytes",)
+    __slots__ = ("memory_available_bytes", "gpus")
     MEMORY_AVAILABLE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    GPUS_FIELD_NUMBER: _ClassVar[int]
     memory_available_bytes: int
-    def __init__(self, memory_available_bytes: _Optional[int] = ...) -> None: ...
+    gpus: _containers.RepeatedCompositeFieldContainer[Gpu]
+    def __init__(self, memory_available_bytes: _Optional[int] = ..., gpus: _Optional[_Iterable[_Union[Gpu, _Mapping]]] = ...) -> None: ...
 
 class Described(_message.Message):
-    __slots__ = ("request_id", "failure", "profile")
+    __slots__ = ("request_id", "failure", "profile", "beside")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
     PROFILE_FIELD_NUMBER: _ClassVar[int]
+    BESIDE_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     failure: Failure
     profile: ModelProfile
-    def __init__(self, request_id: _Optional[str] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., profile: _Optional[_Union[ModelProfile, _Mapping]] = ...) -> None: ...
+    beside: _containers.RepeatedCompositeFieldContainer[ModelProfile]
+    def __init__(self, request_id: _Optional[str] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., profile: _Optional[_Union[ModelProfile, _Mapping]] = ..., beside: _Optional[_Iterable[_Union[ModelProfile, _Mapping]]] = ...) -> None: ...
 
 class ModelProfile(_message.Message):
-    __slots__ = ("name", "fingerprint", "layers", "kv_groups", "attention_splits", "mlp_units", "vocabulary_units", "attention_query_bytes", "attention_kv_bytes", "mlp_unit_bytes", "vocabulary_unit_bytes", "cache_bytes_per_token", "fixed_bytes", "context_length", "family", "parameters", "matrices")
+    __slots__ = ("name", "fingerprint", "layers", "kv_groups", "attention_splits", "mlp_units", "vocabulary_units", "attention_query_bytes", "attention_kv_bytes", "mlp_unit_bytes", "vocabulary_unit_bytes", "cache_bytes_per_token", "fixed_bytes", "context_length", "family", "parameters", "matrices", "hidden", "expert_layers", "expert_count", "experts_per_token", "expert_bytes", "trunk_mlp_unit_bytes", "trunk_fixed_bytes", "host_fixed_bytes", "expert_weight_bytes")
     NAME_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     LAYERS_FIELD_NUMBER: _ClassVar[int]
@@ -101,6 +139,15 @@ class ModelProfile(_message.Message):
     FAMILY_FIELD_NUMBER: _ClassVar[int]
     PARAMETERS_FIELD_NUMBER: _ClassVar[int]
     MATRICES_FIELD_NUMBER: _ClassVar[int]
+    HIDDEN_FIELD_NUMBER: _ClassVar[int]
+    EXPERT_LAYERS_FIELD_NUMBER: _ClassVar[int]
+    EXPERT_COUNT_FIELD_NUMBER: _ClassVar[int]
+    EXPERTS_PER_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    EXPERT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    TRUNK_MLP_UNIT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    TRUNK_FIXED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIXED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    EXPERT_WEIGHT_BYTES_FIELD_NUMBER: _ClassVar[int]
     name: str
     fingerprint: str
     layers: int
@@ -118,7 +165,16 @@ class ModelProfile(_message.Message):
     family: str
     parameters: int
     matrices: str
-    def __init__(self, name: _Optional[str] = ..., fingerprint: _Optional[str] = ..., layers: _Optional[int] = ..., kv_groups: _Optional[int] = ..., attention_splits: _Optional[_Iterable[int]] = ..., mlp_units: _Optional[int] = ..., vocabulary_units: _Optional[int] = ..., attention_query_bytes: _Optional[int] = ..., attention_kv_bytes: _Optional[int] = ..., mlp_unit_bytes: _Optional[int] = ..., vocabulary_unit_bytes: _Optional[int] = ..., cache_bytes_per_token: _Optional[int] = ..., fixed_bytes: _Optional[int] = ..., context_length: _Optional[int] = ..., family: _Optional[str] = ..., parameters: _Optional[int] = ..., matrices: _Optional[str] = ...) -> None: ...
+    hidden: int
+    expert_layers: _containers.RepeatedScalarFieldContainer[int]
+    expert_count: int
+    experts_per_token: int
+    expert_bytes: int
+    trunk_mlp_unit_bytes: int
+    trunk_fixed_bytes: int
+    host_fixed_bytes: int
+    expert_weight_bytes: int
+    def __init__(self, name: _Optional[str] = ..., fingerprint: _Optional[str] = ..., layers: _Optional[int] = ..., kv_groups: _Optional[int] = ..., attention_splits: _Optional[_Iterable[int]] = ..., mlp_units: _Optional[int] = ..., vocabulary_units: _Optional[int] = ..., attention_query_bytes: _Optional[int] = ..., attention_kv_bytes: _Optional[int] = ..., mlp_unit_bytes: _Optional[int] = ..., vocabulary_unit_bytes: _Optional[int] = ..., cache_bytes_per_token: _Optional[int] = ..., fixed_bytes: _Optional[int] = ..., context_length: _Optional[int] = ..., family: _Optional[str] = ..., parameters: _Optional[int] = ..., matrices: _Optional[str] = ..., hidden: _Optional[int] = ..., expert_layers: _Optional[_Iterable[int]] = ..., expert_count: _Optional[int] = ..., experts_per_token: _Optional[int] = ..., expert_bytes: _Optional[int] = ..., trunk_mlp_unit_bytes: _Optional[int] = ..., trunk_fixed_bytes: _Optional[int] = ..., host_fixed_bytes: _Optional[int] = ..., expert_weight_bytes: _Optional[int] = ...) -> None: ...
 
 class OrchestratorMessage(_message.Message):
     __slots__ = ("welcome", "describe", "rank", "generate", "cancel", "beat")
@@ -155,19 +211,21 @@ class Describe(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., model: _Optional[_Union[ModelSpec, _Mapping]] = ...) -> None: ...
 
 class ModelSpec(_message.Message):
-    __slots__ = ("source", "quantisation", "block", "exact")
+    __slots__ = ("source", "quantisation", "block", "exact", "beside")
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     QUANTISATION_FIELD_NUMBER: _ClassVar[int]
     BLOCK_FIELD_NUMBER: _ClassVar[int]
     EXACT_FIELD_NUMBER: _ClassVar[int]
+    BESIDE_FIELD_NUMBER: _ClassVar[int]
     source: str
     quantisation: str
     block: int
     exact: bool
-    def __init__(self, source: _Optional[str] = ..., quantisation: _Optional[str] = ..., block: _Optional[int] = ..., exact: _Optional[bool] = ...) -> None: ...
+    beside: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, source: _Optional[str] = ..., quantisation: _Optional[str] = ..., block: _Optional[int] = ..., exact: _Optional[bool] = ..., beside: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class RankCommand(_message.Message):
-    __slots__ = ("session", "epoch", "rank", "assign", "peers", "decode", "cancel", "release")
+    __slots__ = ("session", "epoch", "rank", "assign", "peers", "decode", "cancel", "release", "placement", "host")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
@@ -176,6 +234,8 @@ class RankCommand(_message.Message):
     DECODE_FIELD_NUMBER: _ClassVar[int]
     CANCEL_FIELD_NUMBER: _ClassVar[int]
     RELEASE_FIELD_NUMBER: _ClassVar[int]
+    PLACEMENT_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
     session: str
     epoch: int
     rank: int
@@ -184,7 +244,9 @@ class RankCommand(_message.Message):
     decode: Decode
     cancel: str
     release: Release
-    def __init__(self, session: _Optional[str] = ..., epoch: _Optional[int] = ..., rank: _Optional[int] = ..., assign: _Optional[_Union[Assignment, _Mapping]] = ..., peers: _Optional[_Union[Peers, _Mapping]] = ..., decode: _Optional[_Union[Decode, _Mapping]] = ..., cancel: _Optional[str] = ..., release: _Optional[_Union[Release, _Mapping]] = ...) -> None: ...
+    placement: Placement
+    host: HostedExperts
+    def __init__(self, session: _Optional[str] = ..., epoch: _Optional[int] = ..., rank: _Optional[int] = ..., assign: _Optional[_Union[Assignment, _Mapping]] = ..., peers: _Optional[_Union[Peers, _Mapping]] = ..., decode: _Optional[_Union[Decode, _Mapping]] = ..., cancel: _Optional[str] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., placement: _Optional[_Union[Placement, _Mapping]] = ..., host: _Optional[_Union[HostedExperts, _Mapping]] = ...) -> None: ...
 
 class Release(_message.Message):
     __slots__ = ()
@@ -199,19 +261,21 @@ class Range(_message.Message):
     def __init__(self, start: _Optional[int] = ..., stop: _Optional[int] = ...) -> None: ...
 
 class Share(_message.Message):
-    __slots__ = ("attention_split", "attention", "mlp", "vocabulary")
+    __slots__ = ("attention_split", "attention", "mlp", "vocabulary", "quantisation")
     ATTENTION_SPLIT_FIELD_NUMBER: _ClassVar[int]
     ATTENTION_FIELD_NUMBER: _ClassVar[int]
     MLP_FIELD_NUMBER: _ClassVar[int]
     VOCABULARY_FIELD_NUMBER: _ClassVar[int]
+    QUANTISATION_FIELD_NUMBER: _ClassVar[int]
     attention_split: int
     attention: Range
     mlp: Range
     vocabulary: Range
-    def __init__(self, attention_split: _Optional[int] = ..., attention: _Optional[_Union[Range, _Mapping]] = ..., mlp: _Optional[_Union[Range, _Mapping]] = ..., vocabulary: _Optional[_Union[Range, _Mapping]] = ...) -> None: ...
+    quantisation: str
+    def __init__(self, attention_split: _Optional[int] = ..., attention: _Optional[_Union[Range, _Mapping]] = ..., mlp: _Optional[_Union[Range, _Mapping]] = ..., vocabulary: _Optional[_Union[Range, _Mapping]] = ..., quantisation: _Optional[str] = ...) -> None: ...
 
 class Assignment(_message.Message):
-    __slots__ = ("model", "fingerprint", "size", "shares", "context", "engine", "threads", "secret", "tls", "plain", "wire")
+    __slots__ = ("model", "fingerprint", "size", "shares", "context", "engine", "threads", "secret", "tls", "plain", "wire", "hosts", "expert_slices", "group")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -223,6 +287,9 @@ class Assignment(_message.Message):
     TLS_FIELD_NUMBER: _ClassVar[int]
     PLAIN_FIELD_NUMBER: _ClassVar[int]
     WIRE_FIELD_NUMBER: _ClassVar[int]
+    HOSTS_FIELD_NUMBER: _ClassVar[int]
+    EXPERT_SLICES_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
     model: ModelSpec
     fingerprint: str
     size: int
@@ -234,7 +301,54 @@ class Assignment(_message.Message):
     tls: Credentials
     plain: Empty
     wire: str
-    def __init__(self, model: _Optional[_Union[ModelSpec, _Mapping]] = ..., fingerprint: _Optional[str] = ..., size: _Optional[int] = ..., shares: _Optional[_Iterable[_Union[Share, _Mapping]]] = ..., context: _Optional[int] = ..., engine: _Optional[str] = ..., threads: _Optional[int] = ..., secret: _Optional[bytes] = ..., tls: _Optional[_Union[Credentials, _Mapping]] = ..., plain: _Optional[_Union[Empty, _Mapping]] = ..., wire: _Optional[str] = ...) -> None: ...
+    hosts: _containers.RepeatedCompositeFieldContainer[HostedExperts]
+    expert_slices: int
+    group: Group
+    def __init__(self, model: _Optional[_Union[ModelSpec, _Mapping]] = ..., fingerprint: _Optional[str] = ..., size: _Optional[int] = ..., shares: _Optional[_Iterable[_Union[Share, _Mapping]]] = ..., context: _Optional[int] = ..., engine: _Optional[str] = ..., threads: _Optional[int] = ..., secret: _Optional[bytes] = ..., tls: _Optional[_Union[Credentials, _Mapping]] = ..., plain: _Optional[_Union[Empty, _Mapping]] = ..., wire: _Optional[str] = ..., hosts: _Optional[_Iterable[_Union[HostedExperts, _Mapping]]] = ..., expert_slices: _Optional[int] = ..., group: _Optional[_Union[Group, _Mapping]] = ...) -> None: ...
+
+class Group(_message.Message):
+    __slots__ = ("host", "member", "slices", "ranks", "secret", "tls")
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
+    SLICES_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    SECRET_FIELD_NUMBER: _ClassVar[int]
+    TLS_FIELD_NUMBER: _ClassVar[int]
+    host: int
+    member: int
+    slices: _containers.RepeatedScalarFieldContainer[int]
+    ranks: _containers.RepeatedScalarFieldContainer[int]
+    secret: bytes
+    tls: Credentials
+    def __init__(self, host: _Optional[int] = ..., member: _Optional[int] = ..., slices: _Optional[_Iterable[int]] = ..., ranks: _Optional[_Iterable[int]] = ..., secret: _Optional[bytes] = ..., tls: _Optional[_Union[Credentials, _Mapping]] = ...) -> None: ...
+
+class ExpertSet(_message.Message):
+    __slots__ = ("layer", "indices")
+    LAYER_FIELD_NUMBER: _ClassVar[int]
+    INDICES_FIELD_NUMBER: _ClassVar[int]
+    layer: int
+    indices: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, layer: _Optional[int] = ..., indices: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class HostedExperts(_message.Message):
+    __slots__ = ("sets", "digests")
+    SETS_FIELD_NUMBER: _ClassVar[int]
+    DIGESTS_FIELD_NUMBER: _ClassVar[int]
+    sets: _containers.RepeatedCompositeFieldContainer[ExpertSet]
+    digests: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, sets: _Optional[_Iterable[_Union[ExpertSet, _Mapping]]] = ..., digests: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class Placement(_message.Message):
+    __slots__ = ("version", "hosts", "addresses", "alive")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    HOSTS_FIELD_NUMBER: _ClassVar[int]
+    ADDRESSES_FIELD_NUMBER: _ClassVar[int]
+    ALIVE_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    hosts: _containers.RepeatedCompositeFieldContainer[HostedExperts]
+    addresses: _containers.RepeatedScalarFieldContainer[str]
+    alive: _containers.RepeatedScalarFieldContainer[bool]
+    def __init__(self, version: _Optional[int] = ..., hosts: _Optional[_Iterable[_Union[HostedExperts, _Mapping]]] = ..., addresses: _Optional[_Iterable[str]] = ..., alive: _Optional[_Iterable[bool]] = ...) -> None: ...
 
 class Credentials(_message.Message):
     __slots__ = ("authority", "certificate", "key")
@@ -247,13 +361,15 @@ class Credentials(_message.Message):
     def __init__(self, authority: _Optional[bytes] = ..., certificate: _Optional[bytes] = ..., key: _Optional[bytes] = ...) -> None: ...
 
 class Peers(_message.Message):
-    __slots__ = ("addresses",)
+    __slots__ = ("addresses", "group")
     ADDRESSES_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
     addresses: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, addresses: _Optional[_Iterable[str]] = ...) -> None: ...
+    group: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, addresses: _Optional[_Iterable[str]] = ..., group: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class RankEvent(_message.Message):
-    __slots__ = ("session", "epoch", "rank", "listening", "loading", "ready", "failed", "timing", "tokens", "released")
+    __slots__ = ("session", "epoch", "rank", "listening", "loading", "ready", "failed", "timing", "tokens", "released", "hosted", "experts", "starved")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
@@ -264,6 +380,9 @@ class RankEvent(_message.Message):
     TIMING_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     RELEASED_FIELD_NUMBER: _ClassVar[int]
+    HOSTED_FIELD_NUMBER: _ClassVar[int]
+    EXPERTS_FIELD_NUMBER: _ClassVar[int]
+    STARVED_FIELD_NUMBER: _ClassVar[int]
     session: str
     epoch: int
     rank: int
@@ -274,7 +393,10 @@ class RankEvent(_message.Message):
     timing: Timing
     tokens: Tokens
     released: Empty
-    def __init__(self, session: _Optional[str] = ..., epoch: _Optional[int] = ..., rank: _Optional[int] = ..., listening: _Optional[str] = ..., loading: _Optional[_Union[Loading, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., failed: _Optional[_Union[Failure, _Mapping]] = ..., timing: _Optional[_Union[Timing, _Mapping]] = ..., tokens: _Optional[_Union[Tokens, _Mapping]] = ..., released: _Optional[_Union[Empty, _Mapping]] = ...) -> None: ...
+    hosted: HostedExperts
+    experts: ExpertReport
+    starved: Starved
+    def __init__(self, session: _Optional[str] = ..., epoch: _Optional[int] = ..., rank: _Optional[int] = ..., listening: _Optional[str] = ..., loading: _Optional[_Union[Loading, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., failed: _Optional[_Union[Failure, _Mapping]] = ..., timing: _Optional[_Union[Timing, _Mapping]] = ..., tokens: _Optional[_Union[Tokens, _Mapping]] = ..., released: _Optional[_Union[Empty, _Mapping]] = ..., hosted: _Optional[_Union[HostedExperts, _Mapping]] = ..., experts: _Optional[_Union[ExpertReport, _Mapping]] = ..., starved: _Optional[_Union[Starved, _Mapping]] = ...) -> None: ...
 
 class Empty(_message.Message):
     __slots__ = ()
@@ -322,15 +444,73 @@ class Timing(_message.Message):
     step_wait_ms: _containers.RepeatedScalarFieldContainer[float]
     def __init__(self, tokens: _Optional[int] = ..., compute_s: _Optional[float] = ..., wire_s: _Optional[float] = ..., wait_s: _Optional[float] = ..., collectives: _Optional[int] = ..., peak_rss_bytes: _Optional[int] = ..., step_ms: _Optional[_Iterable[float]] = ..., step_compute_ms: _Optional[_Iterable[float]] = ..., step_wire_ms: _Optional[_Iterable[float]] = ..., step_wait_ms: _Optional[_Iterable[float]] = ...) -> None: ...
 
+class ExpertReport(_message.Message):
+    __slots__ = ("loads", "hosts", "bytes_out", "bytes_in", "version")
+    LOADS_FIELD_NUMBER: _ClassVar[int]
+    HOSTS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_OUT_FIELD_NUMBER: _ClassVar[int]
+    BYTES_IN_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    loads: _containers.RepeatedCompositeFieldContainer[ExpertLoad]
+    hosts: _containers.RepeatedCompositeFieldContainer[HostReport]
+    bytes_out: int
+    bytes_in: int
+    version: int
+    def __init__(self, loads: _Optional[_Iterable[_Union[ExpertLoad, _Mapping]]] = ..., hosts: _Optional[_Iterable[_Union[HostReport, _Mapping]]] = ..., bytes_out: _Optional[int] = ..., bytes_in: _Optional[int] = ..., version: _Optional[int] = ...) -> None: ...
+
+class ExpertLoad(_message.Message):
+    __slots__ = ("layer", "rows")
+    LAYER_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    layer: int
+    rows: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, layer: _Optional[int] = ..., rows: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class HostReport(_message.Message):
+    __slots__ = ("host", "lost", "rows", "busy_s", "wait_s", "round_trip_s", "stalls_s", "given_up", "calls", "computed_s")
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    LOST_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    BUSY_S_FIELD_NUMBER: _ClassVar[int]
+    WAIT_S_FIELD_NUMBER: _ClassVar[int]
+    ROUND_TRIP_S_FIELD_NUMBER: _ClassVar[int]
+    STALLS_S_FIELD_NUMBER: _ClassVar[int]
+    GIVEN_UP_FIELD_NUMBER: _ClassVar[int]
+    CALLS_FIELD_NUMBER: _ClassVar[int]
+    COMPUTED_S_FIELD_NUMBER: _ClassVar[int]
+    host: int
+    lost: str
+    rows: int
+    busy_s: float
+    wait_s: float
+    round_trip_s: float
+    stalls_s: _containers.RepeatedScalarFieldContainer[float]
+    given_up: bool
+    calls: int
+    computed_s: float
+    def __init__(self, host: _Optional[int] = ..., lost: _Optional[str] = ..., rows: _Optional[int] = ..., busy_s: _Optional[float] = ..., wait_s: _Optional[float] = ..., round_trip_s: _Optional[float] = ..., stalls_s: _Optional[_Iterable[float]] = ..., given_up: _Optional[bool] = ..., calls: _Optional[int] = ..., computed_s: _Optional[float] = ...) -> None: ...
+
+class Starved(_message.Message):
+    __slots__ = ("layer", "index", "version")
+    LAYER_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    layer: int
+    index: int
+    version: int
+    def __init__(self, layer: _Optional[int] = ..., index: _Optional[int] = ..., version: _Optional[int] = ...) -> None: ...
+
 class Failure(_message.Message):
-    __slots__ = ("code", "message", "lost_rank")
+    __slots__ = ("code", "message", "lost_rank", "param")
     CODE_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     LOST_RANK_FIELD_NUMBER: _ClassVar[int]
+    PARAM_FIELD_NUMBER: _ClassVar[int]
     code: str
     message: str
     lost_rank: int
-    def __init__(self, code: _Optional[str] = ..., message: _Optional[str] = ..., lost_rank: _Optional[int] = ...) -> None: ...
+    param: str
+    def __init__(self, code: _Optional[str] = ..., message: _Optional[str] = ..., lost_rank: _Optional[int] = ..., param: _Optional[str] = ...) -> None: ...
 
 class Sampling(_message.Message):
     __slots__ = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed", "logit_bias", "top_logprobs", "logprobs")

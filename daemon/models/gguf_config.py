@@ -1,8 +1,8 @@
 """A GGUF file's metadata as the model's config: what ``config.json`` says, in llama.cpp's words.
 
 Keys: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. The file tells some traits by the tensors that it
-has: biases, a head of its own, factors of the rotary frequencies (llama 3). Every key of the architecture is known
-here or refused by name, and so is every tensor.
+has: biases, a head of its own, factors of the rotary frequencies (llama 3), which layers have experts. Every key of the
+architecture is known here or refused by name, and so is every tensor.
 """
 
 from __future__ import annotations
@@ -16,19 +16,30 @@ from motley.daemon.models.config import (
     FAMILIES,
     MAX_ROPE_FACTOR,
     ConfigError,
+    Experts,
     FactorScaling,
     LinearScaling,
     ModelConfig,
     Rope,
     YarnScaling,
 )
-from motley.daemon.models.tensors import EMBEDDING, HEAD, expected_shapes
+from motley.daemon.models.tensors import EMBEDDING, HEAD, ROUTER, expected_shapes
 from motley.daemon.weights.checkpoint import MAX_PROBLEMS
 from motley.daemon.weights.gguf_checkpoint import ROPE_FACTORS, GgufCheckpoint
 from motley.daemon.weights.spec import Piece
 
-ARCHITECTURES = ("llama", "qwen2", "qwen3")
-"""Mistral's files are of the architecture ``llama``."""
+ARCHITECTURES: Mapping[str, str] = {
+    "llama": "llama",
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+    "olmoe": "olmoe",
+    "qwen2moe": "qwen2_moe",
+    "qwen3moe": "qwen3_moe",
+}
+"""The family of each. Files of the families mistral and mixtral are of the architecture ``llama`` too."""
+
+_NORMALISED = {"mixtral": True, "olmoe": False, "qwen2_moe": False, "qwen3_moe": True}
+"""Whether the weights of a row's experts add up to 1: in llama.cpp the architecture decides, and no key tells it."""
 
 _READ = frozenset(
     {
@@ -41,6 +52,11 @@ _READ = frozenset(
         "block_count",
         "context_length",
         "embedding_length",
+        "expert_count",
+        "expert_feed_forward_length",
+        "expert_shared_feed_forward_length",
+        "expert_used_count",
+        "expert_weights_norm",
         "feed_forward_length",
         "rope.dimension_count",
         "rope.freq_base",
@@ -57,8 +73,11 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "attention.causal": (True,),
     "attention.clamp_kqv": (0.0,),
     "attention.max_alibi_bias": (0.0,),
-    "expert_count": (0,),
-    "expert_used_count": (0,),
+    "expert_gating_func": (1,),
+    "expert_group_count": (0, 1),
+    "expert_group_used_count": (0, 1),
+    "expert_shared_count": (0,),
+    "expert_weights_scale": (0.0, 1.0),
     "logit_scale": (0.0, 1.0),
     "pooling_type": (0,),
     "rope.scaling.attn_factor": (1.0,),
@@ -68,7 +87,7 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "tensor_data_layout": ("reference",),
     "use_parallel_residual": (False,),
 }
-"""Keys that change the maths in ways no family here has, with the values that change nothing."""
+"""Keys that change the maths in ways no family here has, with the values that change nothing (1 is a softmax)."""
 
 
 def gguf_config(checkpoint: GgufCheckpoint) -> ModelConfig:
@@ -106,11 +125,19 @@ def gguf_config(checkpoint: GgufCheckpoint) -> ModelConfig:
     def has(name: str) -> bool:
         return f"model.layers.0.{name}" in checkpoint
 
+    family = ARCHITECTURES[keys.architecture]
+    if keys.architecture == "llama" and keys.size("expert_count", 0, least=0):
+        family = "mixtral"
+    elif window:
+        family = "mistral"
+    intermediate = keys.size("feed_forward_length")
+    sparse = tuple(f"model.layers.{layer}.{ROUTER}" in checkpoint for layer in range(layers))
+    experts = _experts(keys, family, intermediate, sparse)
     config = ModelConfig(
-        family="mistral" if window else keys.architecture,
+        family=family,
         layers=layers,
         hidden=hidden,
-        intermediate=keys.size("feed_forward_length"),
+        intermediate=experts.intermediate if experts and all(sparse) else intermediate,
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
@@ -121,16 +148,53 @@ def gguf_config(checkpoint: GgufCheckpoint) -> ModelConfig:
         qkv_bias=has("self_attn.q_proj.bias"),
         output_bias=has("self_attn.o_proj.bias"),
         mlp_bias=has("mlp.down_proj.bias"),
-        qk_norm=FAMILIES[keys.architecture].qk_norm,
+        qk_norm=FAMILIES[family].qk_norm,
         tied=HEAD not in checkpoint,
         context=context,
         eos=(keys.end,) if keys.end is not None else (),
+        whole_qk_norm=FAMILIES[family].whole_qk_norm,
+        experts=experts,
     )
     unknown = sorted(set(checkpoint.names()) - set(expected_shapes(config)) - {ROPE_FACTORS})
     if unknown:
         named = ", ".join(unknown[:MAX_PROBLEMS]) + (", ..." if len(unknown) > MAX_PROBLEMS else "")
         raise ConfigError(f"{checkpoint.file}: a {keys.architecture} model of this kind has no tensors {named}")
     return config
+
+
+def _experts(keys: _Keys, family: str, intermediate: int, sparse: tuple[bool, ...]) -> Experts | None:
+    """The experts of a family that has some; `sparse` are the layers with a router, `intermediate` is that of MLPs."""
+    spelled = FAMILIES[family].experts
+    if spelled is None:
+        for key in ("expert_count", "expert_used_count"):
+            if keys.size(key, 0, least=0):
+                raise keys.refusal(key, "only 0 in this architecture")
+        for key in ("expert_feed_forward_length", "expert_shared_feed_forward_length", "expert_weights_norm"):
+            if key in keys.values:
+                raise keys.refusal(key, "only its absence in this architecture")
+        return None
+    count, chosen = keys.size("expert_count"), keys.size("expert_used_count")
+    if chosen > count:
+        raise keys.refusal("expert_used_count", f"at most expert_count = {count}")
+    if not any(sparse):
+        raise keys.refusal("expert_count", "experts in a layer: no tensor ffn_gate_inp.weight is there")
+    if "expert_shared_feed_forward_length" in keys.values and not spelled.shared:
+        raise keys.refusal("expert_shared_feed_forward_length", "only its absence in this architecture")
+    normalised = _NORMALISED[family]
+    if keys.values.get("expert_weights_norm", normalised) != normalised:
+        raise keys.refusal("expert_weights_norm", f"only {json.dumps(normalised)} in this architecture")
+    own_width = spelled.intermediate != "intermediate_size"
+    width = keys.size("expert_feed_forward_length", intermediate // chosen if own_width else intermediate)
+    if not own_width and width != intermediate:
+        raise keys.refusal("expert_feed_forward_length", f"only feed_forward_length = {intermediate}")
+    return Experts(
+        count=count,
+        chosen=chosen,
+        intermediate=width,
+        shared=keys.size("expert_shared_feed_forward_length", intermediate) if spelled.shared else 0,
+        normalised=normalised,
+        layers=sparse,
+    )
 
 
 def _rope(keys: _Keys, checkpoint: GgufCheckpoint, head_dim: int) -> tuple[Rope, int]:
@@ -181,7 +245,7 @@ class _Keys:
         self._file = checkpoint.file
         metadata = checkpoint.metadata
         architecture = metadata.get("general.architecture")
-        if architecture not in ARCHITECTURES:
+        if not isinstance(architecture, str) or architecture not in ARCHITECTURES:
             raise ConfigError(
                 f"{self._file}: general.architecture = {json.dumps(architecture)} is not supported; "
                 f"supported: {', '.join(ARCHITECTURES)}"

@@ -1,10 +1,11 @@
 """How a session holds each matrix of a model, from what was asked for and how the checkpoint stores it.
 
-Asked for ``fp32``, ``int8`` or ``int4``, all matrices are held alike; codes of the checkpoint are carried over where
-that format can express them. Asked for ``stored``, a matrix keeps the codes of its checkpoint, bit for bit, and one
-that has none is held in int8: floats (such as a head, which is read whole for every token: int8 is a quarter of what
-it would be in float32, and its error is a sixteenth of int4's), and formats whose blocks are not affine with whole zero
-points. Matrices that the graph fuses into one are held in the narrowest format that expresses all of them.
+Asked for ``fp32``, ``fp16``, ``int8`` or ``int4``, all matrices are held alike; codes of the checkpoint are carried
+over where that format can express them. Asked for ``stored``, a matrix keeps the codes of its checkpoint, bit for bit,
+and one that has none is held in int8: floats (such as a head, which is read whole for every token: int8 is a quarter of
+what it would be in float32, and its error is a sixteenth of int4's), and formats whose blocks are not affine with whole
+zero points. Matrices that the graph fuses into one are held in the narrowest format that expresses all of them. A rank
+whose engine would widen FP16 when it loads is given FP32: `for_engine`.
 """
 
 from __future__ import annotations
@@ -13,18 +14,35 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from math import gcd
 
-from motley.daemon.models.config import ConfigError
+from motley.daemon.models.config import ConfigError, ModelConfig
 from motley.daemon.weights.spec import Encoding
 from motley.daemon.weights.stored import Format
+from motley.plugins.engine import keeps_fp16
 from motley.protocol import BLOCKS
 
 STORED = "stored"
 QUANTISATIONS = (*Encoding, STORED)
+UNQUANTISED = tuple(encoding for encoding in Encoding if encoding.float_bytes)
+
 
 FLOATS = Format(Encoding.FP32, called="floats")
 
 Formats = Mapping[str, Format]
 """By the name of a tensor."""
+
+
+def for_engine(quantisation: str, engine: str) -> str:
+    """How a rank with this engine holds matrices in a session of this quantisation. Its units are the same.
+
+    Raises:
+        EngineError: no such engine.
+    """
+    return Encoding.FP32 if quantisation == Encoding.FP16 and not keeps_fp16(engine) else quantisation
+
+
+def has_floats(config: ModelConfig, quantisation: str) -> bool:
+    """Whether some of the matrices that a model multiplies with are held as floats: routers always are."""
+    return quantisation in UNQUANTISED or config.experts is not None
 
 
 def wanted_format(parts: Sequence[Format], quantisation: str, block: int) -> Format:
@@ -37,7 +55,7 @@ def wanted_format(parts: Sequence[Format], quantisation: str, block: int) -> For
     """
     if quantisation != STORED:
         encoding = Encoding(quantisation)
-        return Format(encoding, 0 if encoding is Encoding.FP32 else block)
+        return Format(encoding, 0 if encoding.float_bytes else block)
     encodings = {part.encoding for part in parts}
     if Encoding.FP32 in encodings:
         return Format(Encoding.INT8, block)
@@ -63,7 +81,7 @@ def narrowed(wanted: Format, width: int, what: str) -> Format:
     Raises:
         ConfigError: there is no such block.
     """
-    if wanted.encoding is Encoding.FP32:
+    if wanted.encoding.float_bytes:
         return wanted
     fitting = [size for size in BLOCKS if wanted.block % size == 0 and width % (size * blocks_together(wanted)) == 0]
     if not fitting:
@@ -84,7 +102,7 @@ def told(held: Formats, stored: Formats) -> str:
     def become(form: Format, before: Format) -> str:
         if form.expresses(before):
             return "as stored"
-        return "in fp32" if form.encoding is Encoding.FP32 else f"converted to {form.encoding}"
+        return f"in {form.encoding}" if form.encoding.float_bytes else f"converted to {form.encoding}"
 
     befores = {name: stored.get(name, FLOATS) for name in held}
     counts = Counter(f"{befores[name].called} {become(form, befores[name])}" for name, form in held.items())

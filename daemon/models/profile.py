@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from math import prod
 
 from motley.daemon.models.config import ModelConfig
 from motley.daemon.models.holding import Formats, told
-from motley.daemon.models.tensors import EMBEDDING, HEAD, expected_shapes, mlps
+from motley.daemon.models.tensors import EMBEDDING, HEAD, Inner, Mlp, expected_shapes, mlps
 from motley.daemon.models.units import units
 from motley.daemon.weights.spec import Piece, Weight
 from motley.plugins.engine import EngineOptions
@@ -20,43 +21,54 @@ EXPERT_BYTES = 192 << 10
 
 
 def profile(
-    config: ModelConfig, quantisation: str, block: int, stored: Formats | None = None, exact: bool = False
+    config: ModelConfig,
+    quantisation: str,
+    block: int,
+    stored: Formats | None = None,
+    exact: bool = False,
+    beside: Collection[str] = (),
 ) -> mesh_pb2.ModelProfile:
     """Count units and bytes; the caller, who knows the files, adds ``name`` and ``fingerprint``.
 
     Where units are unequal (in exact mode, or of MLPs of several widths), every one counts as the largest. All experts
-    count, although a token reads a few of them.
+    count, although a token reads a few of them; the fields after ``hidden`` tell them from the rest.
 
     Args:
-        quantisation, block, stored, exact: see `units`.
+        quantisation, block, stored, exact, beside: see `units`.
 
     Raises:
         ConfigError: as `units`.
     """
-    cut = units(config, quantisation, block, stored, exact)
+    cut = units(config, quantisation, block, stored, exact, beside)
     kv_columns = -(-config.kv_heads // cut.kv_groups) * config.head_dim
-    hidden, group_columns = config.hidden, config.group * kv_columns
+    hidden, group_columns, experts = config.hidden, config.group * kv_columns, config.experts
     mlp_columns = {width: -(-width // block // cut.mlp) * block for width, block in cut.mlp_blocks.items()}
     table = EMBEDDING if config.tied else HEAD
 
     def held(name: str, rows: int, columns: int) -> int:
-        # As an engine holds and reads it: ONNX Runtime adds a sum to each block's scale when it packs a weight.
         form = cut.held[name]
-        weight = Weight("", (Piece("", range(rows), range(columns)),), form.encoding, form.block, form.zeros)
-        return weight.all_bytes + weight.scale_bytes
+        return Weight("", (Piece("", range(rows), range(columns)),), form.encoding, form.block, form.zeros).all_bytes
 
-    query = key_value = mlp_unit = 0
+    def held_mlp(layer: int, mlp: Mlp, columns: int) -> int:
+        at = f"model.layers.{layer}.{mlp.name}"
+        matrices = held(f"{at}.up_proj.weight", 2 * columns, hidden) + held(f"{at}.down_proj.weight", hidden, columns)
+        return matrices + 4 * config.mlp_bias * 2 * columns
+
+    query = key_value = trunk_mlp_unit = expert_unit = expert = 0
     for layer in range(config.layers):
         attention = f"model.layers.{layer}.self_attn"
         query += held(f"{attention}.q_proj.weight", group_columns, hidden)
         query += held(f"{attention}.o_proj.weight", hidden, group_columns)
         key_value += held(f"{attention}.k_proj.weight", 2 * kv_columns, hidden)
         for mlp in mlps(config, layer):
-            columns = mlp_columns[mlp.columns]
-            mlp_unit += held(f"model.layers.{layer}.{mlp.name}.up_proj.weight", 2 * columns, hidden)
-            mlp_unit += held(f"model.layers.{layer}.{mlp.name}.down_proj.weight", hidden, columns)
-            mlp_unit += 4 * config.mlp_bias * 2 * columns
+            unit = held_mlp(layer, mlp, mlp_columns[mlp.columns])
+            if mlp.inner is Inner.EXPERT:
+                expert_unit += unit
+                expert = max(expert, held_mlp(layer, mlp, mlp.columns))
+            else:
+                trunk_mlp_unit += unit
     qkv_bias = 4 * config.layers if config.qkv_bias else 0
+    trunk_fixed = RUNTIME_BYTES + 4 * (_replicated(config) + activations(config))
     return mesh_pb2.ModelProfile(
         layers=config.layers,
         kv_groups=cut.kv_groups,
@@ -65,18 +77,28 @@ def profile(
         vocabulary_units=cut.vocabulary,
         attention_query_bytes=query + qkv_bias * group_columns,
         attention_kv_bytes=key_value + qkv_bias * 2 * kv_columns,
-        mlp_unit_bytes=mlp_unit,
+        mlp_unit_bytes=trunk_mlp_unit + expert_unit,
         vocabulary_unit_bytes=held(table, cut.vocabulary_rows, hidden),
         cache_bytes_per_token=4 * config.layers * 2 * kv_columns,
-        fixed_bytes=RUNTIME_BYTES + _expert_bytes(config) + 4 * (_replicated(config) + _activations(config)),
+        fixed_bytes=trunk_fixed + _sessions(config),
         context_length=config.context,
         family=config.family,
         parameters=_parameters(config),
         matrices=told(cut.held, stored or {}),
+        hidden=hidden,
+        expert_layers=[layer for layer in range(config.layers) if config.experts_of(layer)],
+        expert_count=experts.count if experts else 0,
+        experts_per_token=experts.chosen if experts else 0,
+        expert_bytes=expert + EXPERT_BYTES if experts else 0,
+        expert_weight_bytes=expert,
+        trunk_mlp_unit_bytes=trunk_mlp_unit,
+        trunk_fixed_bytes=trunk_fixed,
+        host_fixed_bytes=RUNTIME_BYTES + 4 * activations(config),
     )
 
 
-def _expert_bytes(config: ModelConfig) -> int:
+def _sessions(config: ModelConfig) -> int:
+    """Bytes that all experts take besides their weights."""
     return EXPERT_BYTES * config.experts.count * sum(config.experts.layers) if config.experts else 0
 
 
@@ -92,7 +114,7 @@ def _routers(config: ModelConfig) -> int:
     return sum(experts.layers) * (experts.count + bool(experts.shared)) * config.hidden if experts else 0
 
 
-def _activations(config: ModelConfig) -> int:
+def activations(config: ModelConfig) -> int:
     """Elements of the values that are alive at a time in the widest step, generously: residual and MLP, twice."""
     columns = max(mlp.columns for layer in range(config.layers) for mlp in mlps(config, layer))
     return EngineOptions().max_rows * 2 * (2 * config.hidden + 3 * columns)

@@ -8,13 +8,16 @@ the way of a cut: a block is held as several of the same scale where need be.
 A model with experts has MLPs of several widths: the experts', all alike, the shared expert's, and that of layers
 without experts. They have the same number of units: a unit is some columns of each of them.
 
+Ranks of one session may hold the model in different quantisations. Their units are the same, and suit all of them: what
+may not be cut in one of them is whole in all.
+
 In *exact* mode units are coarser: they fall on the leaves of the tree in which the output and down projections are
 summed (see `motley.daemon.models.tree`). A leaf is a matmul of its own, so there are few. Blocks are the same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -22,6 +25,7 @@ from motley.daemon.models.config import ConfigError, ModelConfig
 from motley.daemon.models.holding import (
     FLOATS,
     QUANTISATIONS,
+    UNQUANTISED,
     Formats,
     blocks_together,
     narrowed,
@@ -29,7 +33,6 @@ from motley.daemon.models.holding import (
 )
 from motley.daemon.models.share import Share, ShareError
 from motley.daemon.models.tensors import Inner, fused_matrices, mlps
-from motley.daemon.weights.spec import Encoding
 from motley.daemon.weights.stored import Format
 from motley.protocol import BLOCKS
 
@@ -41,6 +44,8 @@ WIDEST = 128
 """Columns or rows that a unit has at most, unless the quantisation block is wider."""
 LEAVES = 8
 """Leaves that the attention and the MLP of a layer have at most in exact mode: each costs a decode step some 8 us."""
+EXPERT_LEAF = 128
+"""Columns of an expert that a leaf has at least in exact mode, but there are two: a narrower product costs as much."""
 EXACT_ROWS = 16
 """Rows of the head that a unit has at least in exact mode: kernels compute tiles of columns, and the rest otherwise."""
 
@@ -91,42 +96,53 @@ class Units:
 
 
 def units(
-    config: ModelConfig, quantisation: str, block: int, stored: Formats | None = None, exact: bool = False
+    config: ModelConfig,
+    quantisation: str,
+    block: int,
+    stored: Formats | None = None,
+    exact: bool = False,
+    beside: Collection[str] = (),
 ) -> Units:
     """The units of a model in an encoding.
 
     Args:
-        quantisation: ``fp32``, ``int8``, ``int4``, or ``stored``: see `motley.daemon.models.holding`.
+        quantisation: ``fp32``, ``fp16``, ``int8``, ``int4``, or ``stored``: see `motley.daemon.models.holding`.
         block: elements along K per scale, one of `BLOCKS`, of what is quantised while loading; a matrix whose cuts do
             not allow it gets the largest smaller one, and so does the down projection of a small model, to have `FINE`
-            units. Ignored in fp32.
+            units. Ignored in fp32 and fp16.
         stored: how the checkpoint stores each matrix; None: as floats.
         exact: cuts must fall on the leaves of the tree of sums.
+        beside: other quantisations, in which other ranks hold the model: the units suit them too.
 
     Raises:
         ConfigError: no such encoding or block, or a width of the model is no multiple of the smallest block; exact, and
-            the model has experts.
+            the model is held in several quantisations.
     """
-    if quantisation not in QUANTISATIONS:
-        raise ConfigError(f"quantisation {quantisation!r} is not supported; supported: {', '.join(QUANTISATIONS)}")
-    if quantisation != Encoding.FP32 and block not in BLOCKS:
+    everyone = {quantisation, *beside}
+    for name in everyone.difference(QUANTISATIONS):
+        raise ConfigError(f"quantisation {name!r} is not supported; supported: {', '.join(QUANTISATIONS)}")
+    blocked = sorted(everyone.difference(UNQUANTISED))
+    if blocked and block not in BLOCKS:
         raise ConfigError(f"quantisation block {block} is not supported; supported: {', '.join(map(str, BLOCKS))}")
-    if exact and config.experts:
-        raise ConfigError(f"exact=true is not supported for a model with experts ({config.family}); use exact=false")
-    fused = [
-        (inner, names, wanted_format([(stored or {}).get(name, FLOATS) for name in names], quantisation, block))
-        for inner, names in fused_matrices(config)
-    ]
+    if exact and len(everyone) > 1:
+        raise ConfigError(f"exact=true needs one quantisation on all ranks, not {' and '.join(sorted(everyone))}")
+    fused = {
+        name: [
+            (inner, names, wanted_format([(stored or {}).get(each, FLOATS) for each in names], name, block))
+            for inner, names in fused_matrices(config)
+        ]
+        for name in everyone
+    }
+    in_blocks = [matrix for name in blocked for matrix in fused[name]]
     splits = [split for split in range(1, config.group + 1) if config.group % split == 0]
-    together = 1
-    if quantisation != Encoding.FP32:
-        together = max(blocks_together(form) for _, _, form in fused)
+    together = max((blocks_together(form) for _, _, form in in_blocks), default=1)
+    if blocked:
         splits = [split for split in splits if _attention_columns(config, split) % (BLOCKS[0] * together) == 0]
     widths = _mlp_widths(config)
     blocks = {}
     for columns in widths.values():
-        down = [form for inner, _, form in fused if widths.get(inner) == columns]
-        blocks[columns] = _mlp_block(columns, down, quantisation, block, together)
+        down = [form for inner, _, form in in_blocks if widths.get(inner) == columns]
+        blocks[columns] = _mlp_block(columns, down, block, together)
     cuts = {
         Inner.HIDDEN: config.hidden,
         Inner.HEADS: _attention_columns(config, splits[-1] if splits else 1),
@@ -137,6 +153,8 @@ def units(
     if exact:
         vocabulary_rows = max(vocabulary_rows, EXACT_ROWS)
         kv_groups, mlp = min(kv_groups, LEAVES), min(mlp, LEAVES)
+        if config.experts:
+            mlp = min(mlp, max(2, config.experts.intermediate // EXPERT_LEAF))
         finest = max((split for split in splits if config.kv_heads * split <= LEAVES), default=1)
         splits = [split for split in splits if finest % split == 0]
     return Units(
@@ -148,7 +166,7 @@ def units(
         vocabulary_rows=vocabulary_rows,
         held={
             name: held
-            for inner, names, form in fused
+            for inner, names, form in fused[quantisation]
             for held in [narrowed(form, cuts[inner], inner.value)]
             for name in names
         },
@@ -161,14 +179,14 @@ def _mlp_widths(config: ModelConfig) -> dict[Inner, int]:
     return {mlp.inner: mlp.columns for layer in range(config.layers) for mlp in mlps(config, layer)}
 
 
-def _mlp_block(columns: int, down: Sequence[Format], quantisation: str, block: int, together: int) -> int:
+def _mlp_block(columns: int, down: Sequence[Format], block: int, together: int) -> int:
     """Columns of the blocks that an MLP of so many columns is cut in.
 
     Args:
-        down: how its down projections should be held.
+        down: how its down projections should be held, in each quantisation; empty: as floats alone.
         together: as many quantisation blocks may not be parted.
     """
-    if quantisation == Encoding.FP32:
+    if not down:
         widths, least = [width for width in range(1, WIDEST + 1) if columns % width == 0], 1
     else:
         widest = max(WIDEST, *(form.block * together for form in down))

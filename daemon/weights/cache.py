@@ -66,12 +66,14 @@ class Label:
     Attributes:
         model: as it was asked for: a folder or a hub id.
         fraction: of the model's weights.
+        expert: ``layer 3 expert 5``, of a share that is a whole expert; else empty.
     """
 
     model: str
     quantisation: str
     block: int
     fraction: float
+    expert: str = ""
 
 
 @dataclass(frozen=True)
@@ -203,6 +205,8 @@ class ShareCache:
 
     def _make_room(self, size: int) -> None:
         """Remove entries, used least recently first, until so many bytes more fit into the limit and onto the disk."""
+        if self._bytes() + size <= self.limit and shutil.disk_usage(self.folder).free >= size:
+            return  # soon seen: whoever makes thousands of entries need not read all labels for each
         self.sweep()
         entries = self.entries()
         held = sum(entry.size for entry in entries)
@@ -211,6 +215,14 @@ class ShareCache:
                 break
             if self.remove(entry.key):
                 held -= entry.size
+
+    def _bytes(self) -> int:
+        """What share files take in all, of entries or of what is left of such."""
+        total = 0
+        for name in os.listdir(self.folder):
+            with contextlib.suppress(OSError):  # no entry, or gone meanwhile
+                total += os.stat(os.path.join(self.folder, name, SHARE_FILE)).st_size
+        return total
 
     def _lease(
         self, key: str, progress: Callable[[int, int], None] | None, *, trusted: bool = False

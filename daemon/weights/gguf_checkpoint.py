@@ -3,12 +3,16 @@
 llama.cpp names tensors differently, and in files of the architecture ``llama`` it interleaves the rows of every query
 and key head, because its rotation pairs neighbours where Hugging Face's pairs halves. Both are undone here while
 reading; rows move as they are, so no value changes.
+
+The experts of a layer lie in one tensor per projection, one after another (in the first files of Mixtrals in a tensor
+each): an expert is its bytes of it. As in checkpoints, they are apart here.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property
 from hashlib import sha256
 from io import FileIO
@@ -44,8 +48,23 @@ _OF_LAYER = {
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+    "ffn_up_shexp": "mlp.shared_expert.up_proj",
+    "ffn_down_shexp": "mlp.shared_expert.down_proj",
 }
-_NAME = re.compile(r"(?:blk\.(?P<layer>\d+)\.)?(?P<part>\w+)\.(?P<kind>weight|bias)", re.ASCII)
+_OF_EXPERT = {"ffn_gate": "gate_proj", "ffn_up": "up_proj", "ffn_down": "down_proj"}
+_OF_EXPERTS = {
+    "ffn_gate_exps": ("gate_proj",),
+    "ffn_up_exps": ("up_proj",),
+    "ffn_gate_up_exps": ("gate_proj", "up_proj"),
+    "ffn_down_exps": ("down_proj",),
+}
+"""The parts that each expert has in such a tensor, by rows."""
+_NAME = re.compile(
+    r"(?:blk\.(?P<layer>\d+)\.)?(?P<part>\w+)(?(layer)(?:\.(?P<expert>\d+))?)\.(?P<kind>weight|bias)", re.ASCII
+)
 _PART = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.ASCII)
 _SAMPLE = 64
 """Bytes of each tensor that enter the fingerprint."""
@@ -57,10 +76,31 @@ def hugging_face_name(name: str) -> str:
     if parts is None:
         return name
     known = _WHOLE if parts["layer"] is None else _OF_LAYER
+    at = "" if parts["layer"] is None else f"model.layers.{parts['layer']}."
+    if parts["expert"] is not None:
+        known, at = _OF_EXPERT, f"{at}mlp.experts.{parts['expert']}."
     if parts["part"] not in known:
         return name
-    at = "" if parts["layer"] is None else f"model.layers.{parts['layer']}."
     return f"{at}{known[parts['part']]}.{parts['kind']}"
+
+
+def by_hugging_face_name(name: str, info: TensorInfo) -> Iterator[tuple[str, TensorInfo]]:
+    """A tensor of a GGUF file by its Hugging Face name; every matrix in it, if it holds the experts of a layer."""
+    found = _NAME.fullmatch(name)
+    part = found["part"] if found and found["layer"] and found["kind"] == "weight" else ""
+    parts = _OF_EXPERTS.get(part, ())
+    if found is None or not parts or len(info.shape) != 3 or info.shape[1] % len(parts):
+        vector = part == "ffn_gate_inp_shexp" and len(info.shape) == 1
+        yield hugging_face_name(name), replace(info, shape=(1, *info.shape)) if vector else info
+        return
+    count, rows, columns = info.shape
+    size = info.size // max(1, count * len(parts))
+    for number in range(count * len(parts)):
+        expert, part = divmod(number, len(parts))
+        yield (
+            f"model.layers.{found['layer']}.mlp.experts.{expert}.{parts[part]}.weight",
+            replace(info, shape=(rows // len(parts), columns), offset=info.offset + number * size, size=size),
+        )
 
 
 def gguf_parts(file: Path) -> list[Path]:
@@ -125,11 +165,11 @@ class GgufCheckpoint(Checkpoint):
                 for key, value in header.metadata.items()
                 if not (key.startswith("tokenizer.") and isinstance(value, list))
             }
-        for own_name, info in header.tensors.items():
-            name = hugging_face_name(own_name)
-            if name in self._tensors:
-                raise CheckpointError(f"{file}: tensor {own_name!r} is in {self._tensors[name].file.name} too")
-            self._tensors[name] = info
+        for own_name, whole in header.tensors.items():
+            for name, info in by_hugging_face_name(own_name, whole):
+                if name in self._tensors:
+                    raise CheckpointError(f"{file}: tensor {own_name!r} is in {self._tensors[name].file.name} too")
+                self._tensors[name] = info
 
     def tensor(self, name: str, dtypes: Iterable[str] = READABLE) -> TensorInfo:
         """Find a weight.

@@ -9,6 +9,8 @@ from pathlib import Path, PurePath
 _HUB_ID = re.compile(
     r"(?P<repo>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?(:(?P<file>([\w-][\w.-]*/)*[\w-][\w.-]*\.gguf))?", re.ASCII
 )
+_PATH = re.compile(r"[.~/\\]|[A-Za-z]:[/\\]|[^@:]*\\|[^@:/]*/[^@:/]*/")
+"""What begins like this is a place on a disk, and not meant for the hub."""
 _FIRST_PART = "-00001-of-"
 """In the name of a GGUF file that is split: the one that stands for all (``name-00001-of-00003.gguf``)."""
 _LATER_PART = re.compile(r"-(?!00001)\d{5}-of-\d{5}\.gguf", re.ASCII)
@@ -58,6 +60,12 @@ def resolve(source: str, models_dir: Path | None = None, *, offline: bool = Fals
                 return place.absolute()
         except OSError as error:
             raise ModelNotFound(f"{source[:200]!r} is no path: {error.strerror}") from error
+    if _PATH.match(source):
+        places = " or ".join(str(place.absolute()) for place in tried)
+        raise ModelNotFound(
+            f"no model {source!r}: there is no folder or GGUF file {places}; give the path of one, the same on every"
+            " node, or owner/name of a model on huggingface.co"
+        )
     hub_id = _HUB_ID.fullmatch(source)
     if hub_id and hub_id["file"]:
         file = _from_hub(hub_id["repo"], hub_id["revision"], offline, [_all_parts(hub_id["file"])]) / hub_id["file"]

@@ -21,6 +21,7 @@ from motley.daemon.weights.quantise import quantise
 from motley.daemon.weights.spec import Encoding, Piece, Placed, Weight
 from motley.daemon.weights.stored import Codes, Format, Source, converted, packed_zeros, whole_blocks
 
+FP16_MAX = 65504.0
 _CHUNK = 1 << 17
 """Elements quantised at a time (or one row, if that is longer): in float32 they fit a core's cache."""
 _CODES = 1 << 21
@@ -144,11 +145,23 @@ def _encoded(source: Source, piece: Piece, weight: Weight) -> list[npt.NDArray[n
         _check_finite(source, piece, values)
         if held.encoding is Encoding.FP32:
             return [values]
+        if held.encoding is Encoding.FP16:
+            return [_halved(source, piece, values)]
         assert not held.zeros
         codes = Codes(*quantise(values, held.block, held.encoding))
     _check_finite(source, piece, codes.scales)
     zeros = [] if codes.zeros is None else [packed_zeros(codes.zeros, held.encoding)]
     return [codes.codes, codes.scales, *zeros]
+
+
+def _halved(source: Source, piece: Piece, values: npt.NDArray[np.float32]) -> npt.NDArray[np.float16]:
+    largest = np.abs(values).max(initial=0)
+    if largest > FP16_MAX:
+        raise CheckpointError(
+            f"{source.folder}: tensor {piece.tensor!r} holds {largest:g}, and fp16 ends at {FP16_MAX:.0f}; "
+            "use int8 or fp32"
+        )
+    return values.astype(np.float16)
 
 
 def _check_finite(source: Source, piece: Piece, values: npt.NDArray[np.float32]) -> None:

@@ -20,10 +20,16 @@ class Encoding(StrEnum):
     """How a weight is stored."""
 
     FP32 = "fp32"
+    FP16 = "fp16"
     INT8 = "int8"
     """uint8, one float32 scale per block along K; zero point 128, or one per block."""
     INT4 = "int4"
     """uint4 packed in pairs (first in the low nibble), scales likewise; zero point 8, or one per block."""
+
+    @property
+    def float_bytes(self) -> int:
+        """Of each value where they are floats; 0 where they are codes in blocks."""
+        return {Encoding.FP32: 4, Encoding.FP16: 2}.get(self, 0)
 
 
 @dataclass(frozen=True)
@@ -63,11 +69,12 @@ class Weight:
     @property
     def data_bytes(self) -> int:
         elements = prod(self.shape)
-        return 4 * elements if self.encoding is Encoding.FP32 else self._code_bytes(elements)
+        each = self.encoding.float_bytes
+        return each * elements if each else self._code_bytes(elements)
 
     @property
     def scale_shape(self) -> tuple[int, int] | None:
-        if self.encoding is Encoding.FP32:
+        if self.encoding.float_bytes:
             return None
         rows, columns = self.shape
         return rows, columns // self.block

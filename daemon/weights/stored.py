@@ -29,7 +29,7 @@ class Format:
     """How a matrix is stored, in a checkpoint or in a share.
 
     Attributes:
-        encoding: FP32 stands for every type that is not blocks of affine codes: its values are floats.
+        encoding: in a checkpoint FP32 stands for every type that is not blocks of affine codes: its values are floats.
         block: elements along K that share a scale (0 for floats).
         zeros: each block has a zero point of its own; without, it is 128 (int8) or 8 (int4).
         called: what the checkpoint's format calls it, for messages: ``"GPTQ int4"``, ``"Q5_K"``, ``"BF16"``.
@@ -41,8 +41,8 @@ class Format:
     called: str = field(default="", compare=False)
 
     def expresses(self, other: Format) -> bool:
-        """Whether every matrix of the `other` format is one of this format, bit for bit."""
-        if Encoding.FP32 in (self.encoding, other.encoding) or other.block % self.block:
+        """Whether every matrix of the `other` format, in blocks of codes, is one of this format, bit for bit."""
+        if self.encoding.float_bytes or other.encoding.float_bytes or other.block % self.block:
             return False
         if self.encoding is other.encoding:
             return self.zeros or not other.zeros

@@ -17,8 +17,11 @@ _STATUS = {
     "context_length_exceeded": 400,
     "unknown_node": 400,
     "unknown_engine": 400,
+    "unusable_engine": 400,
     "model_not_found": 404,
     "name_in_use": 409,
+    "no_expert_hosts": 409,
+    "experts_moving": 409,
     "insufficient_memory": 422,
     "internal_error": 500,
     "session_not_ready": 503,
@@ -50,7 +53,8 @@ class ApiError(Exception):
     @classmethod
     def from_failure(cls, failure: Failure, default: int = 500) -> ApiError:
         """Translate a failure; one with a code that has no status of its own gets `default`."""
-        return cls(_STATUS.get(failure.code, default), failure.message, code=failure.code)
+        status = _STATUS.get(failure.code, default)
+        return cls(status, failure.message, param=failure.param or None, code=failure.code)
 
     @property
     def body(self) -> dict[str, Any]:

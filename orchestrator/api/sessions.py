@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from aiohttp import web
 
 from motley.orchestrator.api.body import Fields, is_number, is_text, read_json
 from motley.orchestrator.api.errors import ApiError
+from motley.orchestrator.api.experts import experts_json
+from motley.orchestrator.expert_hosts import ExpertHost
 from motley.orchestrator.nodes import Node
+from motley.orchestrator.planning.layout import LAYOUTS
 from motley.orchestrator.serving import Serving, ServingError
-from motley.orchestrator.sessions import Rank, Session, SessionRequest
-from motley.protocol import BLOCKS, MAX_RANKS
+from motley.orchestrator.sessions import Session, SessionRequest
+from motley.orchestrator.workers import Rank, Worker
+from motley.protocol import BLOCKS, MAX_RANKS, MAX_TRUNK
 from motley.protocol.mesh_pb2 import Timing
 
 UNSERVABLE = 422
 """A model that a node cannot describe."""
-INEXACT = ("cuda", "reference", "tensorrt")
+QUANTISATIONS = ("fp32", "fp16", "int8", "int4", "stored")
+INEXACT = ("cuda", "reference", "tensorrt", "tensorrt-whole")
 """Engines that cannot keep exact=true. One of somebody else's says so itself, when its ranks start."""
 
 
@@ -31,6 +37,8 @@ class SessionsApi:
             web.post("/api/sessions", self.create),
             web.get("/api/sessions/{id}", self.session),
             web.delete("/api/sessions/{id}", self.delete),
+            web.get("/api/sessions/{id}/experts", self.experts),
+            web.post("/api/sessions/{id}/experts/rebalance", self.rebalance),
         ]
 
     async def nodes(self, _: web.Request) -> web.Response:
@@ -65,6 +73,27 @@ class SessionsApi:
         await self._serving.close(session)
         return web.json_response(session_json(session))
 
+    async def experts(self, request: web.Request) -> web.Response:
+        """Which hosts have which experts, by groups of layers; with ``?layers=each``, every layer by itself."""
+        layers = request.query.get("layers")
+        if layers not in (None, "each"):
+            raise ApiError(400, f"layers can be 'each', not {layers!r}", param="layers", code="invalid_value")
+        session = self._find(request)
+        if session.experts is None:
+            message = f"the experts of {session.name!r} are not on hosts: it has none, or they are in its ranks' shares"
+            raise ApiError(409, message, code="no_expert_hosts")
+        return web.json_response(experts_json(session, session.experts, each=layers == "each"))
+
+    async def rebalance(self, request: web.Request) -> web.Response:
+        """Move experts where that shortens the longest time that a host is busy; answers when that was decided."""
+        try:
+            answer = await self._serving.rebalance(self._find(request))
+        except ServingError as error:
+            raise ApiError.from_failure(error.failure) from error
+        moved = answer.fetches if answer.worthwhile else 0
+        after = answer.placement.seconds_per_token if answer.worthwhile else answer.cost_now
+        return web.json_response({"moves": moved, "busy_ms": 1e3 * answer.cost_now, "busy_ms_after": 1e3 * after})
+
     def _find(self, request: web.Request) -> Session:
         session_id = request.match_info["id"]
         session = self._serving.sessions.get(session_id)
@@ -77,6 +106,7 @@ class SessionsApi:
         return {
             "id": node.id,
             "name": node.name,
+            "zone": node.capabilities.zone or None,
             "state": "alive" if node.alive else "lost",
             "lost": node.lost or None,
             "address": node.address,
@@ -84,7 +114,11 @@ class SessionsApi:
             "platform": capabilities.platform,
             "cpu": capabilities.cpu,
             "cores": capabilities.cores,
-            "engines": list(capabilities.engines),
+            "engines": [
+                {"name": engine.name, "on_gpu": engine.on_gpu, "lacking": engine.lacking or None}
+                for engine in capabilities.engines
+            ],
+            "expert_engines": list(capabilities.expert_engines),
             "gpus": [
                 {
                     "name": gpu.name,
@@ -92,8 +126,13 @@ class SessionsApi:
                     "free_bytes": gpu.free_bytes,
                     "driver": gpu.driver,
                     "compute_capability": gpu.compute_capability,
+                    "multiprocessors": gpu.multiprocessors or None,
+                    "memory_bandwidth": gpu.memory_bandwidth or None,
+                    "users": [
+                        {"pid": user.pid, "name": user.name or None, "bytes": user.bytes or None} for user in gpu.users
+                    ],
                 }
-                for gpu in capabilities.gpus
+                for gpu in node.gpus
             ],
             "memory_bandwidth": capabilities.memory_bandwidth,
             "memory_bytes": capabilities.memory_bytes,
@@ -105,6 +144,12 @@ class SessionsApi:
                 for session in self._serving.sessions
                 for rank in session.ranks
                 if rank.node_id == node.id and not rank.gone
+            ],
+            "expert_hosts": [
+                {"session": session.id, "model": session.name, "host": host.number}
+                for session in self._serving.sessions
+                for host in (session.experts.hosts if session.experts else ())
+                if not host.gone and any(worker.node_id == node.id for worker in host.group)
             ],
         }
 
@@ -130,12 +175,14 @@ def session_request(body: object) -> SessionRequest:
     name = fields.string("name")
     if name is not None and (not name.strip() or "/" in name):
         fields.refuse("name", f"must not be blank or have a / in it, as {name!r} is; leave it out for the model's own")
-    quantisation = fields.string("quantisation", choices=("fp32", "int8", "int4", "stored")) or "stored"
+    quantisation = fields.string("quantisation", choices=QUANTISATIONS) or "stored"
+    quantisations = _by_node(fields, "quantisations", QUANTISATIONS)
+    engines = _by_node(fields, "engines")
     block = fields.integer("block", BLOCKS[0], BLOCKS[-1])
     if block is not None and block not in BLOCKS:
         fields.refuse("block", f"must be one of {', '.join(map(str, BLOCKS))}, not {block}")
-    if block is not None and quantisation == "fp32":
-        fields.refuse("block", "is for quantised weights: quantisation 'fp32' has no blocks; leave it out")
+    if block is not None and {quantisation, *quantisations.values()} <= {"fp32", "fp16"}:
+        fields.refuse("block", f"is for quantised weights: quantisation {quantisation!r} has no blocks; leave it out")
     request = SessionRequest(
         model=model,
         name=name or "",
@@ -145,22 +192,57 @@ def session_request(body: object) -> SessionRequest:
         shares=tuple(map(float, shares or ())),
         context=fields.integer("context", 1, 2**31) or 0,
         engine=fields.string("engine") or "onnxruntime",
+        quantisations=quantisations,
+        engines=engines,
         wire=fields.string("wire", choices=("fp32", "bf16", "int8")) or "fp32",
         threads=fields.integer("threads", 1, 1024) or 0,
         exact=fields.boolean("exact"),
+        experts=fields.string("experts", choices=LAYOUTS) or "auto",
+        replicas=fields.integer("replicas", 1, MAX_RANKS) or 1,
+        trunk=fields.integer("trunk", 1, MAX_TRUNK) or 1,
     )
+    if request.experts == "sliced":
+        for field in ("replicas", "trunk"):
+            if getattr(request, field) > 1:
+                fields.refuse(field, "is for experts on nodes of their own: leave out experts 'sliced'")
+    if request.shares and (request.experts == "parallel" or request.replicas > 1 or request.trunk > 1):
+        fields.refuse("shares", "are of sliced experts; where experts are on nodes of their own, leave them out")
     if request.exact and request.wire != "fp32":
         fields.refuse("wire", f"{request.wire!r} rounds sums by rank, which exact=true forbids: leave it out")
     if request.exact and request.engine in INEXACT:
         fields.refuse("engine", f"{request.engine!r} cannot keep exact=true; use engine 'onnxruntime'")
+    for field, whole, own in (
+        ("quantisations", request.quantisation, request.quantisations),
+        ("engines", request.engine, request.engines),
+    ):
+        for node, unlike in own.items():
+            if request.exact and unlike != whole:
+                fields.refuse(
+                    field,
+                    f"of node {node!r} is {unlike!r}, of others {whole!r}: exact=true needs the same on all",
+                )
     fields.finish()
     return request
+
+
+def _by_node(fields: Fields, name: str, choices: Collection[str] = ()) -> dict[str, str]:
+    """A JSON object from node names to strings; empty if absent."""
+    value = fields.take(name)
+    if value is None:
+        return {}
+    if not isinstance(value, dict) or not all(map(is_text, (*value, *value.values()))):
+        fields.refuse(name, f'must be an object of strings by node names, like {{"gaming-pc": ...}}, not {value!r}')
+    for node, own in value.items():
+        if choices and own not in choices:
+            fields.refuse(name, f"of node {node!r} must be one of {', '.join(choices)}, not {own!r}")
+    return dict(value)
 
 
 def session_json(session: Session, steps: bool = False) -> dict[str, Any]:
     """A session as clients see it; with `steps`, the leader's latest decode steps too."""
     request, profile, failure = session.request, session.profile, session.failure
-    weights = sum(rank.plan.weight_bytes for rank in session.ranks)
+    hosts = session.experts.hosts if session.experts else []
+    weights = sum(rank.plan.weight_bytes for rank in session.ranks) + sum(map(_held_bytes, hosts))
     body: dict[str, Any] = {
         "id": session.id,
         "name": session.name,
@@ -181,11 +263,17 @@ def session_json(session: Session, steps: bool = False) -> dict[str, Any]:
         "block": request.block,
         "context": session.context,
         "engine": request.engine,
+        "quantisations": dict(request.quantisations),
+        "engines": dict(request.engines),
         "wire": request.wire,
         "exact": request.exact,
         "threads": request.threads,
         "weight_bytes": weights,
         "ranks": [_rank_json(rank, weights) for rank in session.ranks],
+        "experts": _layout(session),
+        "replicas": request.replicas,
+        "hosts": [_host_json(host, weights) for host in hosts],
+        "waiting_for": session.waiting_for,
     }
     if steps:
         timing = session.ranks[0].timing if session.ranks else None
@@ -193,33 +281,77 @@ def session_json(session: Session, steps: bool = False) -> dict[str, Any]:
     return body
 
 
-def _rank_json(rank: Rank, weights: int) -> dict[str, Any]:
-    plan, ready, timing = rank.plan, rank.ready, rank.timing
-    state = "gone" if rank.gone else "ready" if ready else "listening" if rank.address else "starting"
+def _layout(session: Session) -> str | None:
+    """None: the model has no experts, or is not planned yet."""
+    if not session.ranks or not session.profile.expert_layers:
+        return None
+    return "parallel" if session.experts else "sliced"
+
+
+def _worker_json(worker: Worker) -> dict[str, Any]:
+    ready, loading = worker.ready, worker.loading
     return {
-        "rank": rank.index,
-        "node": rank.node_name,
-        "state": state,
-        "address": rank.address or None,
-        "share": {
-            "fraction": plan.weight_bytes / weights if weights else 0.0,
-            "weight_bytes": plan.weight_bytes,
-            "attention_split": plan.attention_split,
-            "attention": len(plan.attention),
-            "mlp": len(plan.mlp),
-            "vocabulary": len(plan.vocabulary),
-        },
-        "loading": {"done_bytes": rank.loading.done_bytes, "total_bytes": rank.loading.total_bytes},
+        "rank": worker.index,
+        "node": worker.node_name,
+        "state": worker.state,
+        "address": worker.address or None,
+        "loading": {"done_bytes": loading.done_bytes, "total_bytes": loading.total_bytes},
         "load_s": ready.load_s if ready else None,
         "memory": {
-            "limit_bytes": rank.memory_limit,
-            "planned_bytes": plan.memory_bytes,
+            "limit_bytes": worker.memory_limit,
+            "planned_bytes": worker.memory_bytes,
             "share_bytes": ready.share_bytes if ready else None,
             "rss_bytes": ready.rss_bytes if ready else None,
-            "peak_rss_bytes": timing.peak_rss_bytes if timing else None,
+            "peak_rss_bytes": None,
         },
-        "timing": timing and _timing_json(timing),
     }
+
+
+def _rank_json(rank: Rank, weights: int) -> dict[str, Any]:
+    plan, timing = rank.plan, rank.timing
+    body = _worker_json(rank)
+    body["memory"]["peak_rss_bytes"] = timing.peak_rss_bytes if timing else None
+    body["engine"], body["quantisation"] = rank.setup.engine, rank.setup.quantisation
+    body["device"] = "gpu" if rank.setup.on_gpu else "cpu"
+    body["share"] = {
+        "fraction": plan.weight_bytes / weights if weights else 0.0,
+        "weight_bytes": plan.weight_bytes,
+        "attention_split": plan.attention_split,
+        "attention": len(plan.attention),
+        "mlp": len(plan.mlp),
+        "vocabulary": len(plan.vocabulary),
+    }
+    body["timing"] = timing and _timing_json(timing)
+    return body
+
+
+def _host_json(host: ExpertHost, weights: int) -> dict[str, Any]:
+    held = _held_bytes(host)
+    workers = [_worker_json(worker) for worker in host.group]
+    slices = [{"node": worker.node_name, "slices": len(worker.slices)} for worker in host.group]
+    return {
+        **_worker_json(host),
+        "node": host.name,
+        "group": slices if host.others else None,
+        "loading": _summed([worker["loading"] for worker in workers]),
+        "memory": _summed([worker["memory"] for worker in workers]),
+        "host": host.number,
+        "zone": host.zones or None,
+        "lost": host.lost or None,
+        "experts": 0 if host.gone else len(host.ordered),
+        "fraction": held / weights if weights else 0.0,
+        "weight_bytes": held,
+    }
+
+
+def _summed(bodies: Sequence[dict[str, int | None]]) -> dict[str, int | None]:
+    """Key by key; None where one is not known."""
+    columns = {key: [body[key] for body in bodies] for key in bodies[0]}
+    return {key: None if None in values else sum(filter(None, values)) for key, values in columns.items()}
+
+
+def _held_bytes(host: ExpertHost) -> int:
+    return 0 if host.gone else host.weight_bytes * len(host.ordered)
 
 
 def _timing_json(timing: Timing) -> dict[str, Any]:

@@ -13,6 +13,7 @@ _FILES = {
     "/web/app.js": ("app.js", "text/javascript"),
     "/web/chat.js": ("chat.js", "text/javascript"),
     "/web/common.js": ("common.js", "text/javascript"),
+    "/web/experts.js": ("experts.js", "text/javascript"),
     "/web/icon.svg": ("icon.svg", "image/svg+xml"),
 }
 PAGE_PATHS = frozenset(_FILES)

@@ -1,22 +1,28 @@
 """Which units of a model every rank gets, so that a token takes the least time and nobody's memory overflows.
 
-Cost model. Decoding reads every weight once per token, and all ranks wait for the slowest at every collective:
-after the attention and after the MLP of every layer, and after the head. With the speed of a rank in bytes/s,
+Cost model. Decoding reads attention, vocabulary and dense MLPs once per token, of the routed experts those that the
+token has chosen, and all ranks wait for the slowest at every collective: after the attention and after the MLP of every
+layer, and after the head. With the speed of a rank's device in bytes/s, units as large as its own encoding makes them,
+and of the MLP's bytes the part that a token reads,
 
-    step    = max_r attention_r / speed_r + max_r mlp_r / speed_r + max_r vocabulary_r / speed_r + collectives
-    memory_r = fixed + attention_r + cache_r * context + mlp_r + vocabulary_r
+    step    = max_r attention_r / speed_r + read * max_r mlp_r / speed_r + max_r vocabulary_r / speed_r + collectives
+    memory_r = fixed_r + attention_r + cache_r * context + mlp_r + vocabulary_r
 
 Collectives do not depend on the shares. A rank that has too much attention can therefore not make up for it with
-less MLP: the best plan follows speed in each kind of unit by itself, within every node's memory.
+less MLP: the best plan follows speed in each kind of unit by itself, within every node's memory. Where memory binds,
+the MLP gives way: a byte of it costs no more time than one of the others, and with experts a fraction of that.
 
-1.  Shares are treated as a fluid that follows speed up to each rank's memory; the others take what is left over.
-2.  Attention comes in the largest pieces and carries the KV cache, so its units are placed first, nearest to the
-    fluid. If the rest does not fit around them, a search over all ways to cut the attention finds the one that
-    leaves most room.
-3.  The *fill* (MLP and vocabulary units) follows speed within the room that the attention leaves.
+1.  Attention comes in the largest pieces and carries the KV cache, so its units are placed first: by speed if the rest
+    fits around them; else nearest to a fluid of all bytes that follows speed up to each rank's memory; else a search
+    over all ways to cut the attention finds the one that leaves most room.
+2.  The *fill* follows speed within the room that the attention leaves: vocabulary units first, then those of the MLP.
 
-A plan is found whenever there is one, up to `_Costs.rounding` bytes per rank, the price of whole fill units. Every
-test for memory only gets easier to pass with more memory: adding some never makes a plan impossible.
+Ranks may hold the model in different encodings. Speeds and rooms of every rank are then told in bytes of the first
+one's (`_Rates`), in which a unit is as large everywhere.
+
+A plan is found whenever there is one, up to `_Costs.rounding` bytes per rank, the price of whole fill units (and, where
+encodings differ, whenever there is one that parts vocabulary and MLP alike). Every test for memory only gets easier to
+pass with more memory: adding some never makes a plan impossible.
 """
 
 from __future__ import annotations
@@ -38,10 +44,18 @@ class Candidate:
     """A node's offer for one rank."""
 
     name: str
+    """With what there is to say of its memory, for messages."""
     speed: float
-    """Bytes of weights per second, or any weight that the share should follow; 0: no units."""
+    """Bytes of weights per second; 0: no units."""
     memory: int
     """Bytes the rank may use."""
+    share: float | None = None
+    """Of the model, in proportion to those of the others, if it is given by hand: followed in the place of speed."""
+
+    @property
+    def takes_part(self) -> bool:
+        """It gets units, not only what every rank has."""
+        return (self.speed if self.share is None else self.share) > 0
 
 
 @dataclass(frozen=True)
@@ -55,9 +69,13 @@ class RankPlan:
     weight_bytes: int
     memory_bytes: int
     """Weights, KV cache at full context, and what every rank needs."""
+    fixed_bytes: int
+    """The last alone."""
 
-    def to_share(self) -> Share:
+    def to_share(self, quantisation: str = "") -> Share:
+        """For the control plane; `quantisation` in which it is held, empty: in the first of the model's."""
         return Share(
+            quantisation=quantisation,
             attention_split=self.attention_split,
             attention=Range(start=self.attention.start, stop=self.attention.stop),
             mlp=Range(start=self.mlp.start, stop=self.mlp.stop),
@@ -65,38 +83,59 @@ class RankPlan:
         )
 
 
-def plan_shares(profile: ModelProfile, candidates: Sequence[Candidate], context: int) -> list[RankPlan]:
+def plan_shares(profiles: Sequence[ModelProfile], candidates: Sequence[Candidate], context: int) -> list[RankPlan]:
     """Give every candidate, in rank order, its share of the model.
 
     Args:
-        candidates: at least one; at least one with a speed above 0.
+        profiles: of the model as each candidate would hold it; their units are the same.
+        candidates: at least one; at least one takes part.
         context: longest sequence, in tokens, whose KV cache must fit.
 
     Raises:
         PlanError: it does not fit.
     """
-    costs = _Costs(profile, _attention_split(profile, len(candidates)), context)
-    room = [candidate.memory - profile.fixed_bytes if candidate.speed > 0 else 0 for candidate in candidates]
-    if min(candidate.memory for candidate in candidates) < profile.fixed_bytes:
+    split = _attention_split(profiles[0], len(candidates))
+    costs = [_Costs(profile, split, context) for profile in profiles]
+    room = [
+        candidate.memory - profile.fixed_bytes if candidate.takes_part else 0
+        for candidate, profile in zip(candidates, profiles, strict=True)
+    ]
+    if len(usable(profiles, candidates)) < len(candidates):
         raise PlanError(_explain(costs, candidates))
-    speeds = [candidate.speed for candidate in candidates]
-    attention = _place_attention(costs, speeds, room)
+    attention = _place_attention(costs, candidates, room)
     if attention is not None:
-        fill = _pour(costs.fill_bytes, speeds, costs.fill_room(room, attention))
+        head, body = _pour_fill(costs, candidates, _fill_room(costs, room, attention))
     else:
-        holder = max(range(len(room)), key=lambda rank: (room[rank], speeds[rank]))
-        if room[holder] < costs.whole_memory:
+        able = [rank for rank, own in enumerate(costs) if room[rank] >= own.whole_memory]
+        if not able:
             raise PlanError(_explain(costs, candidates))
-        fill = [float(rank == holder) for rank in range(len(room))]
-        attention = _cut(_apportion(costs.attention_units, fill, speeds))
-    mlp = _cut(_apportion(profile.mlp_units, fill, speeds))
-    vocabulary = _cut(_apportion(profile.vocabulary_units, fill, speeds))
-    return [costs.rank_plan(*ranges) for ranges in zip(attention, mlp, vocabulary, strict=True)]
+        speeds = _Rates.of([own.whole_memory for own in costs], candidates).speeds
+        holder = max(able, key=lambda rank: (room[rank] - costs[rank].whole_memory, speeds[rank]))
+        head = body = [float(rank == holder) for rank in range(len(room))]
+        attention = _cut(_apportion(costs[0].attention_units, head, speeds))
+    units = profiles[0]
+    by_body = _Rates.of([own.mlp_bytes for own in costs], candidates).speeds
+    by_head = _Rates.of([own.vocabulary_bytes for own in costs], candidates).speeds
+    mlp = _cut(_apportion(units.mlp_units, body if any(body) else head, by_body))
+    vocabulary = _cut(_apportion(units.vocabulary_units, head, by_head))
+    return [own.rank_plan(*ranges) for own, *ranges in zip(costs, attention, mlp, vocabulary, strict=True)]
 
 
-def usable(profile: ModelProfile, candidates: Sequence[Candidate]) -> list[Candidate]:
+def trunk_profile(profile: ModelProfile) -> ModelProfile:
+    """The same model without its routed experts: what the ranks of the trunk hold where experts are elsewhere."""
+    trunk = ModelProfile()
+    trunk.CopyFrom(profile)
+    trunk.mlp_unit_bytes, trunk.fixed_bytes = profile.trunk_mlp_unit_bytes, profile.trunk_fixed_bytes
+    return trunk
+
+
+def usable(profiles: Sequence[ModelProfile], candidates: Sequence[Candidate]) -> list[Candidate]:
     """The candidates that can hold at least what every rank needs; the others can take no part."""
-    return [candidate for candidate in candidates if candidate.memory >= profile.fixed_bytes]
+    return [
+        candidate
+        for candidate, profile in zip(candidates, profiles, strict=True)
+        if candidate.memory >= profile.fixed_bytes
+    ]
 
 
 def human_bytes(count: float) -> str:
@@ -114,16 +153,16 @@ def _attention_split(profile: ModelProfile, ranks: int) -> int:
 
 
 class _Costs:
-    """A model's costs in bytes at one attention split and context."""
+    """A model's costs in bytes in one encoding, at one attention split and context."""
 
     def __init__(self, profile: ModelProfile, split: int, context: int) -> None:
         self.profile = profile
         self.split = split
         self.context = context
         self.attention_units = profile.kv_groups * split
-        self.fill_bytes = (
-            profile.mlp_units * profile.mlp_unit_bytes + profile.vocabulary_units * profile.vocabulary_unit_bytes
-        )
+        self.mlp_bytes = profile.mlp_units * profile.mlp_unit_bytes
+        self.vocabulary_bytes = profile.vocabulary_units * profile.vocabulary_unit_bytes
+        self.fill_bytes = self.mlp_bytes + self.vocabulary_bytes
         self.rounding = profile.mlp_unit_bytes + profile.vocabulary_unit_bytes + 1
         """Apportioning gives a rank less than one unit of each kind too much; one byte for the floats."""
         self.whole_memory = self.attention_memory(range(self.attention_units)) + self.fill_bytes
@@ -145,17 +184,6 @@ class _Costs:
         cache = self.profile.cache_bytes_per_token * self.context * self.kv_heads(units)
         return self.attention_bytes(units) + cache
 
-    def fill_room(self, room: Sequence[int], attention: Sequence[range]) -> list[int]:
-        """Bytes of fill that surely fit beside the attention, whatever the rounding."""
-        return [
-            max(0, free - self.attention_memory(units) - self.rounding)
-            for free, units in zip(room, attention, strict=True)
-        ]
-
-    def fits(self, room: Sequence[int], attention: Sequence[range]) -> bool:
-        each = all(self.attention_memory(units) <= free for free, units in zip(room, attention, strict=True))
-        return each and sum(self.fill_room(room, attention)) >= self.fill_bytes
-
     def rank_plan(self, attention: range, mlp: range, vocabulary: range) -> RankPlan:
         profile = self.profile
         fill = len(mlp) * profile.mlp_unit_bytes + len(vocabulary) * profile.vocabulary_unit_bytes
@@ -166,45 +194,125 @@ class _Costs:
             vocabulary=vocabulary,
             weight_bytes=self.attention_bytes(attention) + fill,
             memory_bytes=profile.fixed_bytes + self.attention_memory(attention) + fill,
+            fixed_bytes=profile.fixed_bytes,
         )
 
 
-def _place_attention(costs: _Costs, speeds: Sequence[float], room: Sequence[int]) -> list[range] | None:
+@dataclass(frozen=True)
+class _Rates:
+    """Some part of the model on every rank, in bytes of the first rank's encoding.
+
+    Attributes:
+        whole: the part is as large.
+        speeds: bytes/s, or shares given by hand.
+        scale: of a rank's own bytes, to make them such bytes.
+    """
+
+    whole: int
+    speeds: Sequence[float]
+    scale: Sequence[float]
+
+    @classmethod
+    def of(cls, sizes: Sequence[int], candidates: Sequence[Candidate]) -> _Rates:
+        """`sizes`: of the part as each rank would hold it."""
+        scale = [sizes[0] / size if size and sizes[0] else 1.0 for size in sizes]
+        speeds = [
+            candidate.speed * own if candidate.share is None else candidate.share
+            for candidate, own in zip(candidates, scale, strict=True)
+        ]
+        return cls(sizes[0], speeds, scale)
+
+    def pour(self, room: Sequence[float]) -> list[float] | None:
+        """The whole by speed, within the rooms, which are in each rank's own bytes; None: they do not hold it."""
+        caps = [
+            free * own if speed > 0 else 0.0 for free, own, speed in zip(room, self.scale, self.speeds, strict=True)
+        ]
+        return _pour(self.whole, self.speeds, caps) if math.fsum(caps) >= self.whole else None
+
+
+def _place_attention(
+    costs: Sequence[_Costs], candidates: Sequence[Candidate], room: Sequence[int]
+) -> list[range] | None:
     """Attention units of every rank, or None if the fill does not surely fit around any way to cut them."""
-    if sum(room) < costs.whole_memory:
+    least = min(own.attention_memory(range(own.attention_units)) for own in costs)
+    if sum(room) < least + min(own.fill_bytes for own in costs):
         return None
-    fluid = _pour(costs.whole_memory, speeds, room)
-    ideal = _cut(_apportion(costs.attention_units, fluid, speeds))
-    if costs.fits(room, ideal):
-        return ideal
-    roomiest = _roomiest_attention(costs, room, [len(units) for units in ideal])
-    return roomiest if roomiest is not None and costs.fits(room, roomiest) else None
+    units = costs[0].attention_units
+    speeds = _Rates.of([own.attention_bytes(range(units)) for own in costs], candidates).speeds
+    fluid = _Rates.of([own.whole_memory for own in costs], candidates).pour(room)
+    for weights in (speeds, fluid):
+        if weights is None:
+            continue
+        ideal = _cut(_apportion(units, weights, speeds))
+        if _fits(costs, room, ideal):
+            return ideal
+    roomiest = _roomiest_attention(costs, room, [len(own) for own in ideal])
+    return roomiest if roomiest is not None and _fits(costs, room, roomiest) else None
 
 
-def _roomiest_attention(costs: _Costs, room: Sequence[int], ideal: Sequence[int]) -> list[range] | None:
+def _fill_room(costs: Sequence[_Costs], room: Sequence[int], attention: Sequence[range]) -> list[int]:
+    """Bytes of fill that surely fit on each rank beside its attention, whatever the rounding."""
+    return [
+        max(0, free - own.attention_memory(units) - own.rounding)
+        for own, free, units in zip(costs, room, attention, strict=True)
+    ]
+
+
+def _fill_parts(costs: Sequence[_Costs]) -> tuple[int, list[int]]:
+    """The fill in parts so small that a byte of each rank is a whole number of them: how many, and these numbers."""
+    whole = math.lcm(*(max(1, own.fill_bytes) for own in costs))
+    return whole, [whole // max(1, own.fill_bytes) for own in costs]
+
+
+def _fits(costs: Sequence[_Costs], room: Sequence[int], attention: Sequence[range]) -> bool:
+    each = all(own.attention_memory(units) <= free for own, free, units in zip(costs, room, attention, strict=True))
+    whole, parts = _fill_parts(costs)
+    left = _fill_room(costs, room, attention)
+    return each and sum(free * part for free, part in zip(left, parts, strict=True)) >= whole
+
+
+def _pour_fill(
+    costs: Sequence[_Costs], candidates: Sequence[Candidate], left: Sequence[int]
+) -> tuple[list[float], list[float]]:
+    """Weights of the vocabulary and of the MLP on every rank, within the bytes that are left for both."""
+    vocabulary = _Rates.of([own.vocabulary_bytes for own in costs], candidates)
+    head = vocabulary.pour(left)
+    if head is not None:
+        below = [free - taken / own for free, taken, own in zip(left, head, vocabulary.scale, strict=True)]
+        body = _Rates.of([own.mlp_bytes for own in costs], candidates).pour(below)
+        if body is not None:
+            return head, body
+    both = _Rates.of([own.fill_bytes for own in costs], candidates)
+    alike = _pour(both.whole, both.speeds, [free * own for free, own in zip(left, both.scale, strict=True)])
+    return alike, alike
+
+
+def _roomiest_attention(costs: Sequence[_Costs], room: Sequence[int], ideal: Sequence[int]) -> list[range] | None:
     """The cut of the attention that leaves most room for the fill, and is nearest to `ideal` among equals.
 
     Exact, by dynamic programming over ranks and units placed so far. None: some unit finds no place at all.
     """
+    units = costs[0].attention_units
+    whole, parts = _fill_parts(costs)
     best: dict[int, tuple[int, int, tuple[int, ...]]] = {0: (0, 0, ())}
-    for free, wanted in zip(room, ideal, strict=True):
+    for own, part, free, wanted in zip(costs, parts, room, ideal, strict=True):
         extended: dict[int, tuple[int, int, tuple[int, ...]]] = {}
         for start, (fill_room, misfit, counts) in best.items():
-            for stop in range(start, costs.attention_units + 1):
-                left = free - costs.attention_memory(range(start, stop))
+            for stop in range(start, units + 1):
+                left = free - own.attention_memory(range(start, stop))
                 if left < 0:
                     continue
                 score = (
-                    min(costs.fill_bytes, fill_room + max(0, left - costs.rounding)),
+                    min(whole, fill_room + max(0, left - own.rounding) * part),
                     misfit - (stop - start - wanted) ** 2,
                     (*counts, stop - start),
                 )
                 extended[stop] = max(score, extended.get(stop, score))
         best = extended
-    return _cut(best[costs.attention_units][2]) if costs.attention_units in best else None
+    return _cut(best[units][2]) if units in best else None
 
 
-def _pour(total: int, speeds: Sequence[float], caps: Sequence[int]) -> list[float]:
+def _pour(total: int, speeds: Sequence[float], caps: Sequence[float]) -> list[float]:
     """`total` bytes in proportion to `speeds`, but at most `caps`; the caps hold the total."""
     poured = [0.0] * len(caps)
     open_ranks = {rank for rank, speed in enumerate(speeds) if speed > 0}
@@ -240,22 +348,29 @@ def _cut(counts: Sequence[int]) -> list[range]:
     return [range(start, stop) for start, stop in pairwise(accumulate(counts, initial=0))]
 
 
-def _explain(costs: _Costs, candidates: Sequence[Candidate]) -> str:
+def _explain(costs: Sequence[_Costs], candidates: Sequence[Candidate]) -> str:
     """What is missing where, if every node took its part by speed."""
-    profile = costs.profile
-    speeds = sum(candidate.speed for candidate in candidates)
+    rates = _Rates.of([own.whole_memory for own in costs], candidates)
+    speeds = math.fsum(rates.speeds)
+    fixed = [own.profile.fixed_bytes for own in costs]
     needed = [
-        profile.fixed_bytes + math.ceil(costs.whole_memory * candidate.speed / speeds) for candidate in candidates
+        own.profile.fixed_bytes + math.ceil(own.whole_memory * speed / speeds)
+        for own, speed in zip(costs, rates.speeds, strict=True)
     ]
-    room = [candidate.memory - profile.fixed_bytes for candidate in candidates if candidate.speed > 0]
-    missing = costs.whole_memory - sum(max(0, free) for free in room)
+    missing = rates.whole - math.fsum(
+        max(0, candidate.memory - own) * scale
+        for candidate, own, scale in zip(candidates, fixed, rates.scale, strict=True)
+        if candidate.takes_part
+    )
     if missing > 0:
         verdict = f"{human_bytes(missing)} are missing in total"
+        if len({own.whole_memory for own in costs}) > 1:
+            verdict += f" (as {candidates[0].name} would hold it)"
     else:
-        unit = costs.attention_memory(range(1))
+        unit = max(own.attention_memory(range(1)) for own in costs)
         verdict = (
             f"the total would do, but not in whole pieces: an attention unit takes {human_bytes(unit)} and every"
-            f" node needs {human_bytes(profile.fixed_bytes)} for itself"
+            f" node needs {human_bytes(max(fixed))} for itself"
         )
     lines = [
         f"  {candidate.name}: {human_bytes(candidate.memory)} available, {human_bytes(need)} needed"
@@ -264,7 +379,7 @@ def _explain(costs: _Costs, candidates: Sequence[Candidate]) -> str:
     ]
     return "\n".join(
         [
-            f"{profile.name} with a context of {costs.context} tokens does not fit: {verdict}. By speed:",
+            f"{costs[0].profile.name} with a context of {costs[0].context} tokens does not fit: {verdict}. By speed:",
             *lines,
             "Free memory, add a node, shorten the context, or quantise further.",
         ]

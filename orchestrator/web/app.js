@@ -1,13 +1,13 @@
 // The mesh and its sessions, drawn from the HTTP API every second.
 
 import { drawModels } from "./chat.js";
-import { $, ApiError, apiKey, call, h, joined, morphList, ms, percent, plural, scaled, svg, tell, words } from "./common.js";
+import { expertMap, hostRow, rebalance, waiting } from "./experts.js";
+import { $, ApiError, apiKey, call, colour, h, joined, morphList, ms, percent, plural, scaled, svg, tell, words } from "./common.js";
 
 const POLL_MS = 1000;
 const ANSWER_MS = 5000;
 const SILENT_S = 2.5;
 const PLOTTED_STEPS = 400;
-const NODE_COLOURS = 8;
 const ON_THE_WAY = {
   planning: "Reading the model's description and deciding who gets what…",
   starting: "Starting a worker for each rank…",
@@ -22,14 +22,6 @@ const quiet = (...text) => h("p", { class: "quiet" }, ...text);
 
 // ---------------------------------------------------------------- the mesh
 
-const colours = new Map();
-
-/** A node keeps its colour for as long as the page is open. */
-function colour(node) {
-  if (!colours.has(node)) colours.set(node, colours.size % NODE_COLOURS);
-  return `c${colours.get(node)}`;
-}
-
 const fact = (name, value) => h("div", {}, h("dt", {}, name), h("dd", {}, value));
 
 function memoryBar(node) {
@@ -41,7 +33,10 @@ function memoryBar(node) {
 
 function nodeCard(node) {
   const lost = node.state === "lost";
-  const gpus = node.gpus.map((gpu) => `${gpu.name}, ${scaled(gpu.memory_bytes, "B")}`);
+  const ranks = node.ranks.map(({ rank, model }) => `rank ${rank} of ${model}`);
+  const workers = [...ranks, ...node.expert_hosts.map(({ model }) => `experts of ${model}`)];
+  const gpus = node.gpus.map((gpu) =>
+    joined(gpu.name, scaled(gpu.memory_bytes, "B"), gpu.multiprocessors && plural(gpu.multiprocessors, "SM")));
   return h(
     "li",
     { class: `panel node ${node.state}`, "data-key": node.id },
@@ -53,8 +48,8 @@ function nodeCard(node) {
       fact("CPU", joined(node.cpu, plural(node.cores, "core"))),
       fact("GPU", gpus.join("; ") || "none"),
       fact("Bandwidth", `${scaled(node.memory_bandwidth, "B/s")} measured`),
-      fact("Ranks", node.ranks.map((rank) => `${rank.rank} of ${rank.model}`).join("; ") || "none")),
-    quiet(joined(node.address, node.platform, `motley ${node.version}`)),
+      fact("Serves", workers.join("; ") || "nothing")),
+    quiet(joined(node.zone && `zone ${node.zone}`, node.address, node.platform, `motley ${node.version}`)),
   );
 }
 
@@ -80,13 +75,25 @@ async function readSteps(sessions) {
   for (const id of steps.keys()) if (!sessions.some((session) => session.id === id)) steps.delete(id);
 }
 
-/** How the model is cut: a piece for each rank, in its node's colour. */
-function cutBar(ranks) {
-  const piece = ({ rank, node, share }) => {
-    const label = `Rank ${rank} on ${node}: ${percent(share.fraction)}`;
-    return h("span", { class: colour(node), grow: share.fraction, title: label }, `${rank} · ${percent(share.fraction)}`);
+const maps = new Map(); // by session: where its experts are
+
+async function readMaps(sessions) {
+  const parallel = sessions.filter(({ experts, state }) => experts === "parallel" && state === "ready");
+  const read = await Promise.allSettled(parallel.map(({ id }) => get(`api/sessions/${id}/experts`)));
+  maps.clear();
+  for (const { value: map } of read) if (map) maps.set(map.session, map);
+}
+
+/** How the model is cut: a piece for each rank and expert host, in its node's colour. */
+function cutBar(ranks, hosts) {
+  const piece = (node, role, fraction) => {
+    const label = `${node} (${role}): ${percent(fraction)}`;
+    return h("span", { class: colour(node), grow: fraction, title: label }, `${node} · ${percent(fraction)}`);
   };
-  const pieces = ranks.map(piece);
+  const pieces = [
+    ...ranks.map(({ rank, node, share }) => piece(node, `rank ${rank}`, share.fraction)),
+    ...hosts.map(({ node, fraction }) => piece(node, "experts", fraction)),
+  ];
   return h("div", { class: "bar cut", role: "img", "aria-label": pieces.map((each) => each.title).join(", ") }, pieces);
 }
 
@@ -106,7 +113,7 @@ function loadingBar({ done_bytes: done, total_bytes: all }) {
   return [h("progress", { value: done, max: all, "aria-label": label }), quiet(label)];
 }
 
-function rankRow(rank, longest) {
+function rankRow(rank, longest, mixed) {
   const { share, memory, timing } = rank;
   const state = rank.state === "ready" ? `loaded in ${rank.load_s.toFixed(1)} s` : rank.state;
   const used = memory.peak_rss_bytes ?? memory.rss_bytes;
@@ -114,14 +121,15 @@ function rankRow(rank, longest) {
     "li",
     {},
     h("div", {},
-      h("p", {}, h("span", { class: `swatch ${colour(rank.node)}` }), `Rank ${rank.rank} on `, h("b", {}, rank.node)),
-      quiet(joined(rank.rank === 0 && "leader", state))),
+      h("p", {}, h("span", { class: `swatch ${colour(rank.node)}` }), h("b", {}, rank.node), ` (rank ${rank.rank})`),
+      quiet(joined(rank.rank === 0 && "leader", state)),
+      mixed && quiet(joined(rank.engine, rank.quantisation, rank.device === "gpu" && "on its GPU"))),
     h("div", {},
       h("p", {}, `${percent(share.fraction)} of the weights`),
       quiet(`units: ${share.attention} attention, ${share.mlp} MLP, ${share.vocabulary} vocab`),
       quiet(used ? `at most ${scaled(used, "B")} of memory used` : `${scaled(memory.planned_bytes, "B")} of memory planned`)),
     h("div", {},
-      rank.load_s === null && rank.loading.total_bytes > 0 && loadingBar(rank.loading),
+      rank.state === "listening" && rank.loading.total_bytes > 0 && loadingBar(rank.loading),
       timing?.tokens > 0 && timeBar(timing, longest)),
   );
 }
@@ -155,10 +163,12 @@ function plot(values) {
 const legend = (name) => h("span", { class: `key ${name}` }, name);
 
 function sessionCard(session) {
-  const { state, failure, ranks } = session;
+  const { state, failure, ranks, hosts } = session;
+  const map = maps.get(session.id);
   const name = session.name || session.model;
   const timings = ranks.map((rank) => rank.timing).filter((timing) => timing?.tokens > 0);
   const longest = Math.max(...timings.map(total));
+  const mixed = [session.engines, session.quantisations].some((own) => Object.keys(own).length > 0);
   const verb = state === "failed" ? "Dismiss" : "Close";
   const close = { type: "button", "data-close": session.id, "aria-label": `${verb} session ${name}` };
   const latest = steps.get(session.id)?.values ?? [];
@@ -171,19 +181,24 @@ function sessionCard(session) {
       session.matrices ? `matrices: ${session.matrices}` : session.quantisation,
       session.context > 0 && `context ${session.context} tokens`,
       session.weight_bytes > 0 && `${scaled(session.weight_bytes, "B")} of weights`,
-      session.engine)),
+      session.experts && `experts ${session.experts}`,
+      !mixed && session.engine)),
     h("p", { class: "quiet path" }, session.model),
     failure && h("p", { class: "failure" }, `Failed: ${failure.message}`),
     ON_THE_WAY[state] && h("p", {}, ON_THE_WAY[state]),
-    ranks.length > 0 && cutBar(ranks),
+    waiting(session.waiting_for),
+    ranks.length > 0 && cutBar(ranks, hosts),
     timings.length > 0 &&
       h("p", { class: "legend" }, `Where a token's time goes, mean of ${timings[0].tokens}:`, TIMES.map(legend)),
-    h("ul", { class: "ranks" }, ranks.map((rank) => rankRow(rank, longest))),
+    h("ul", { class: "ranks" }, ranks.map((rank) => rankRow(rank, longest, mixed)), hosts.map((host) => hostRow(host, map, loadingBar))),
+    map && expertMap(map),
     latest.length > 0 && plot(latest),
   );
 }
 
 $("sessions").addEventListener("click", (event) => {
+  const moved = event.target.dataset.rebalance;
+  if (moved) rebalance(moved).catch((error) => alert(words(error)));
   const id = event.target.dataset.close;
   if (!id) return;
   const serving = event.target.closest("article").classList.contains("ready");
@@ -194,8 +209,9 @@ $("sessions").addEventListener("click", (event) => {
 
 $("create").addEventListener("submit", async (event) => {
   event.preventDefault();
-  const { model, quantisation, context, shares } = event.target.elements;
-  const body = { model: model.value.trim(), quantisation: quantisation.value };
+  const { model, quantisation, context, shares, experts, replicas } = event.target.elements;
+  const body = { model: model.value.trim(), quantisation: quantisation.value, experts: experts.value };
+  if (replicas.value) body.replicas = replicas.valueAsNumber;
   if (context.value) body.context = context.valueAsNumber;
   if (shares.value.trim()) body.shares = shares.value.trim().split(/[\s,;]+/).map(Number);
   tell($("create-error"), "");
@@ -220,7 +236,7 @@ async function refresh() {
   refreshing = true;
   try {
     const [{ nodes }, { sessions }] = await Promise.all([get("api/nodes"), get("api/sessions")]);
-    await readSteps(sessions);
+    await Promise.all([readSteps(sessions), readMaps(sessions)]);
     drawMesh(nodes);
     drawSummary(nodes, sessions);
     morphList($("sessions"), sessions.map(sessionCard));

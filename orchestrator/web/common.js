@@ -40,6 +40,15 @@ export function morphList(list, items) {
   old.forEach((gone) => gone.remove());
 }
 
+const NODE_COLOURS = 8;
+const colours = new Map();
+
+/** A node's colour, kept for as long as the page is open. */
+export function colour(node) {
+  if (!colours.has(node)) colours.set(node, colours.size % NODE_COLOURS);
+  return `c${colours.get(node)}`;
+}
+
 /** Show a message in an element, or hide it if there is none. */
 export function tell(element, message) {
   element.hidden = !message;

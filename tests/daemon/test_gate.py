@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from motley.daemon.gate import LIMIT, Gate, GateError, reference_answers
+from motley.daemon.gate import LIMIT, Gate, GateError, _examined, reference_answers
 from motley.daemon.models.config import read_config
-from motley.daemon.models.graph import SHARE_FILE, build_rank_graph
+from motley.daemon.models.graph import SHARE_FILE, Declared, build_rank_graph
+from motley.daemon.models.share import Share
 from motley.daemon.models.tensors import expected_shapes
 from motley.daemon.models.units import units
 from motley.daemon.weights.checkpoint import Checkpoint
@@ -22,15 +23,24 @@ from motley.plugins.cupy import ReferenceEngine
 from motley.plugins.engine import F32, Engine, EngineError, EngineFactory, EngineOptions, RankGraph
 from motley.plugins.onnxruntime import OnnxRuntimeEngine
 from tests.models.cases import GOLDEN, golden_cases, uneven_shares
+from tests.models.cutting import apportion, cut
 from tests.models.local_group import LocalGroup
 
 BUNDLED = Path(__file__).parents[2] / "cli" / "models" / "shakespeare-2.6m"
 
 
-def share(model: Path, quantisation: str, ranks: int, rank: int, folder: Path, *, exact: bool = False) -> RankGraph:
+def share(
+    model: Path, quantisation: str, ranks: int, rank: int, folder: Path, *, exact: bool = False, trunk: bool = False
+) -> RankGraph:
     config = read_config(model)
     shares = uneven_shares(units(config, quantisation, 32, exact=exact), ranks)
-    declared = build_rank_graph(config, shares, rank, quantisation, 32, config.context, exact=exact)
+    declared = build_rank_graph(
+        config, shares, rank, quantisation, 32, config.context, exact=exact, experts_elsewhere=trunk
+    )
+    return written(model, declared, folder)
+
+
+def written(model: Path, declared: Declared, folder: Path) -> RankGraph:
     folder.mkdir()
     with Checkpoint(model) as checkpoint:
         write_share(checkpoint, declared.weights, declared.share_bytes, folder / SHARE_FILE)
@@ -53,10 +63,35 @@ def test_the_cpu_engine_passes_with_any_share(case: object, ranks: int, tmp_path
         examine(share(GOLDEN / str(case), "fp32", ranks, rank, tmp_path / str(rank)), rank, ranks)
 
 
+@pytest.mark.parametrize("quantisation", ["int8", "int4"])
+@pytest.mark.parametrize("ranks", [4, 5, 8])
+def test_quantised_shares_of_a_small_vocabulary_pass(ranks: int, quantisation: str, tmp_path: Path) -> None:
+    """Of even shares, a row's logits may nearly vanish where rounding does not."""
+    config = read_config(BUNDLED)
+    found = units(config, quantisation, 128)
+    split = found.attention_splits[-1]
+    ranges = (cut(apportion(whole, [1] * ranks)) for whole in (found.kv_groups * split, found.mlp, found.vocabulary))
+    shares = [Share(split, *own) for own in zip(*ranges, strict=True)]
+    for rank in range(ranks):
+        declared = build_rank_graph(config, shares, rank, quantisation, 128, config.context)
+        examine(written(BUNDLED, declared, tmp_path / str(rank)), rank, ranks)
+
+
 @pytest.mark.parametrize("ranks", [1, 3, 8])
 def test_exact_sums_are_examined_too(ranks: int, tmp_path: Path) -> None:
     for rank in range(ranks):
         examine(share(BUNDLED, "int4", ranks, rank, tmp_path / str(rank), exact=True), rank, ranks, exact=True)
+
+
+@pytest.mark.parametrize("quantisation", ["fp32", "int4"])
+@pytest.mark.parametrize("trunk", [False, True])
+@pytest.mark.parametrize("name", ["olmoe", "qwen2-moe"])
+def test_exact_sums_of_experts_are_examined_too(name: str, trunk: bool, quantisation: str, tmp_path: Path) -> None:
+    for ranks in (1, 3, 8):
+        for rank in range(ranks):
+            folder = tmp_path / f"{rank} of {ranks}"
+            graph = share(GOLDEN / name, quantisation, ranks, rank, folder, exact=True, trunk=trunk)
+            examine(graph, rank, ranks, exact=True)
 
 
 @pytest.mark.parametrize("quantisation", ["int8", "int4"])
@@ -66,6 +101,33 @@ def test_quantised_experts_pass(name: str, quantisation: str, tmp_path: Path) ->
         for rank in range(ranks):
             graph = share(GOLDEN / name, quantisation, ranks, rank, tmp_path / f"{rank} of {ranks}")
             examine(graph, rank, ranks)
+
+
+def examine_trunk(graph: RankGraph, rank: int, ranks: int, faulty: RankGraph | None = None) -> None:
+    """Examine the reference in float64, as any other engine."""
+    gate = Gate(graph, LocalGroup(ranks).member(rank))
+    with closing(ReferenceEngine(faulty or graph, gate, EngineOptions(extra={"dtype": "float64"}))) as engine:
+        gate.open(engine, reference_answers(graph, rank, ranks, ReferenceEngine))
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize("name", ["olmoe", "mixtral", "qwen2-moe", "qwen3-moe"])
+def test_a_trunk_is_examined_without_its_experts(name: str, ranks: int, tmp_path: Path) -> None:
+    for rank in range(ranks):
+        examine_trunk(share(GOLDEN / name, "fp32", ranks, rank, tmp_path / str(rank), trunk=True), rank, ranks)
+
+
+def test_rows_that_go_to_other_experts_than_they_should_are_found(tmp_path: Path) -> None:
+    """The first layer's router is upside down, which the second meets as a wrong residual."""
+    graph = share(GOLDEN / "mixtral", "fp32", 1, 0, tmp_path / "right", trunk=True)
+    (tensor,) = (each for each in graph.proto.graph.initializer if each.name == "layers.0.mlp.router.weight")
+    place = {entry.key: int(entry.value) for entry in tensor.external_data if entry.key != "location"}
+    (tmp_path / "wrong").mkdir()
+    content = np.fromfile(graph.share_file, np.uint8)
+    content[place["offset"] : place["offset"] + place["length"]].view(np.float32)[:] *= -1
+    content.tofile(tmp_path / "wrong" / SHARE_FILE)
+    with pytest.raises(GateError, match="computes wrongly: layer 1 attention of"):
+        examine_trunk(graph, 0, 1, replace(graph, share_file=tmp_path / "wrong" / SHARE_FILE))
 
 
 def test_a_layer_with_experts_is_among_the_examined(tmp_path: Path) -> None:
@@ -208,3 +270,16 @@ def test_the_first_and_last_layer_of_each_kind_are_examined(tmp_path: Path) -> N
     graph = share(GOLDEN / "qwen2-some-windows", "fp32", 1, 0, tmp_path / "share")
     examined = {what.split()[1] for what in reference_answers(graph, 0, 1, ReferenceEngine) if what.startswith("layer")}
     assert examined == {"0", "1", "2"}  # one without, two with
+
+
+def test_layers_whose_experts_are_elsewhere_are_of_one_kind(tmp_path: Path) -> None:
+    """Although each names itself in its graph: a few are examined, not all."""
+    config = json.loads((GOLDEN / "olmoe" / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 12}))
+    model = read_config(tmp_path)
+    shares = uneven_shares(units(model, "fp32", 32), 2)
+    for rank in range(2):
+        graph = build_rank_graph(model, shares, rank, "fp32", 32, 64, experts_elsewhere=True).bind(
+            tmp_path / SHARE_FILE
+        )
+        assert _examined(graph) == [0, 6, 11]

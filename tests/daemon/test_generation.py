@@ -69,27 +69,27 @@ def test_a_prompt_must_leave_room_for_a_token() -> None:
     assert Generation(fitting, TOKENIZER, 100).start().max_tokens == 1
     with pytest.raises(RequestError, match=r"maximum context length is 100 tokens.*resulted in 100 tokens") as caught:
         Generation(request(prompt_tokens=mesh_pb2.TokenIds(ids=[5] * 100)), TOKENIZER, 100)
-    assert caught.value.code == "context_length_exceeded"
+    assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "prompt")
 
 
 @pytest.mark.parametrize(
-    ("fields", "what"),
+    ("fields", "what", "param"),
     [
-        ({"prompt": ""}, "prompt is empty"),
-        ({"prompt_tokens": mesh_pb2.TokenIds()}, "prompt is empty"),
-        ({"prompt_tokens": mesh_pb2.TokenIds(ids=[1024])}, "token 1024 .* vocabulary of 1024"),
-        ({"messages_json": "{"}, "not valid JSON"),
-        ({"messages_json": "[" * 100_000}, "not valid JSON"),
-        ({"messages_json": "[]"}, "non-empty list"),
-        ({"sampling": sampling(temperature=-1)}, "temperature must be between"),
-        ({"sampling": sampling(logit_bias={5000: 1.0})}, "logit_bias names token 5000"),
-        ({"stop": ["a", ""]}, "stop string"),
+        ({"prompt": ""}, "prompt is empty", "prompt"),
+        ({"prompt_tokens": mesh_pb2.TokenIds()}, "prompt is empty", "prompt"),
+        ({"prompt_tokens": mesh_pb2.TokenIds(ids=[1024])}, "token 1024 .* vocabulary of 1024", "prompt"),
+        ({"messages_json": "{"}, "not valid JSON", "messages"),
+        ({"messages_json": "[" * 100_000}, "not valid JSON", "messages"),
+        ({"messages_json": "[]"}, "non-empty list", "messages"),
+        ({"sampling": sampling(temperature=-1)}, "temperature must be between", ""),
+        ({"sampling": sampling(logit_bias={5000: 1.0})}, "logit_bias names token 5000", "logit_bias"),
+        ({"stop": ["a", ""]}, "stop string", "stop"),
     ],
 )
-def test_invalid_requests_are_refused(fields: dict[str, Any], what: str) -> None:
+def test_invalid_requests_are_refused(fields: dict[str, Any], what: str, param: str) -> None:
     with pytest.raises(RequestError, match=what) as caught:
         Generation(request(**fields), TOKENIZER, CONTEXT)
-    assert caught.value.code == "invalid_request"
+    assert (caught.value.code, caught.value.param) == ("invalid_request", param)
 
 
 def test_a_request_without_input_is_refused() -> None:

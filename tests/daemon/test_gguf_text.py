@@ -98,6 +98,7 @@ def words_of(name: str) -> tokenizers.pre_tokenizers.PreTokenizer:
     }
     steps: list[dict[str, Any]] = {
         "gpt-2": [{**byte_level, "use_regex": True}],
+        "olmo": [{**byte_level, "use_regex": True}],
         "smollm": [{"type": "Digits", "individual_digits": True}, {**byte_level, "use_regex": True}],
     }.get(name) or [
         {"type": "Split", "pattern": {"Regex": patterns[name]}, "behavior": "Isolated", "invert": False},
@@ -116,11 +117,11 @@ def from_backend(backend: tokenizers.Tokenizer, pre: str, **more: Any) -> Tokeni
     return gguf_tokenizer(metadata("gpt2", tokens, types, pre=pre, merges=merges, **more), FILE)
 
 
-@pytest.mark.parametrize("pre", ["gpt-2", "smollm", "llama-bpe", "qwen2"])
+@pytest.mark.parametrize("pre", ["gpt-2", "smollm", "llama-bpe", "qwen2", "olmo"])
 def test_words_are_cut_as_the_models_do(pre: str) -> None:
     backend = trained(words_of(pre))
     ours = from_backend(backend, pre)
-    if pre == "qwen2":
+    if pre in ("qwen2", "olmo"):
         backend.normalizer = normalizers.NFC()
     for text in TEXTS:
         assert ours.encode(text) == backend.encode(text).ids, text

@@ -13,31 +13,37 @@ from typing import Any
 import numpy as np
 import pytest
 
-from motley.daemon.loading import LoadedRank, LoadError, load_rank
+from motley.daemon.loading import GpuFull, LoadedRank, LoadError, check_gpu_room, load_rank
+from motley.daemon.models.holding import for_engine
+from motley.daemon.models.profile import profile
 from motley.daemon.models.units import units
+from motley.daemon.peers import Peers
+from motley.daemon.rank import failure_of, membership
 from motley.daemon.steps import Open, Step
 from motley.daemon.weights.cache import ShareCache
 from motley.daemon.weights.checkpoint import Checkpoint, CheckpointError
 from motley.daemon.weights.share_file import write_share
 from motley.daemon.weights.spec import SHARE_FILE
+from motley.plugins.cupy import ReferenceEngine
 from motley.plugins.engine import Engine, load_engine
 from motley.plugins.onnxruntime import OnnxRuntimeEngine
+from motley.protocol import GPU_RESERVE
 from motley.protocol import mesh_pb2 as pb
-from motley.transport import Communicator, Listener, Membership, Plain, connect_mesh
+from motley.transport import Listener, Membership, Plain, connect_mesh
 from tests.models.cases import Case, golden_cases, whole_share
 
 CASE = next(case for case in golden_cases() if case.config.hidden % 32 == 0 and not case.config.tied)
 
 
 @pytest.fixture
-def alone() -> Iterator[Communicator]:
+def alone() -> Iterator[Peers]:
     """A rank without others."""
     member = Membership("s", 1, 0, 1, bytes(32), bytes(32))
     with (
         closing(Listener("127.0.0.1")) as listener,
         connect_mesh(listener, member, ["nowhere:1"], security=Plain()) as communicator,
     ):
-        yield communicator
+        yield Peers(communicator)
 
 
 def assignment(case: Case, quantisation: str) -> pb.Assignment:
@@ -66,7 +72,7 @@ def assignment(case: Case, quantisation: str) -> pb.Assignment:
 
 @contextmanager
 def loaded(
-    cache: ShareCache, communicator: Communicator, quantisation: str = "fp32", seen: list[int] | None = None
+    cache: ShareCache, peers: Peers, quantisation: str = "fp32", seen: list[int] | None = None
 ) -> Iterator[LoadedRank]:
     def progress(done: int, total: int) -> None:
         assert 0 <= done <= total
@@ -74,7 +80,7 @@ def loaded(
             seen.append(done)
 
     order = assignment(CASE, quantisation)
-    with load_rank(order, 0, communicator, models=None, cache=cache, threads=1, progress=progress) as rank:
+    with load_rank(order, 0, peers, models=None, cache=cache, threads=1, progress=progress) as rank:
         yield rank
 
 
@@ -90,7 +96,7 @@ def summary(rank: LoadedRank) -> bytes:
 
 @pytest.mark.parametrize("quantisation", ["fp32", "int4"])
 def test_the_second_time_only_embeddings_are_read(
-    quantisation: str, alone: Communicator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    quantisation: str, alone: Peers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache = ShareCache(tmp_path / "shares")
     with loaded(cache, alone, quantisation) as rank:
@@ -112,7 +118,108 @@ def test_the_second_time_only_embeddings_are_read(
     assert cache.remove(entry.key)
 
 
-def test_a_damaged_share_is_made_anew(alone: Communicator, tmp_path: Path) -> None:
+def test_fp16_is_fp32_for_an_engine_that_would_widen_it(alone: Peers, tmp_path: Path) -> None:
+    cache = ShareCache(tmp_path / "shares")
+    held = {}
+    for engine in ("onnxruntime", "reference"):
+        order = assignment(CASE, "fp16")
+        order.engine = engine
+        known = {entry.key for entry in cache.entries()}
+        with load_rank(order, 0, alone, models=None, cache=cache, threads=1, progress=lambda done, total: None) as rank:
+            (entry,) = (entry for entry in cache.entries() if entry.key not in known)
+            planned = profile(CASE.config, for_engine("fp16", engine), 0)
+            units_bytes = planned.kv_groups * (planned.attention_query_bytes + planned.attention_kv_bytes)
+            units_bytes += planned.mlp_units * planned.mlp_unit_bytes
+            held[engine] = entry.label.quantisation, rank.share_bytes, units_bytes
+    (cpu, cpu_bytes, cpu_planned), (narrow, narrow_bytes, narrow_planned) = held.values()
+    assert (cpu, narrow) == ("fp32", "fp16")
+    assert cpu_planned == 2 * narrow_planned
+    assert 1.8 * narrow_bytes < cpu_bytes < 2 * narrow_bytes
+
+
+def test_a_rank_holds_the_quantisation_of_its_share_in_units_that_suit_all(alone: Peers, tmp_path: Path) -> None:
+    """And what it holds is what the planner counts."""
+    cache = ShareCache(tmp_path / "shares")
+    order = assignment(CASE, "int4")
+    order.model.beside.append("fp32")
+    for quantisation in ("", "fp32"):
+        order.shares[0].quantisation = quantisation
+        known = {entry.key for entry in cache.entries()}
+        with load_rank(order, 0, alone, models=None, cache=cache, threads=1, progress=lambda done, total: None) as rank:
+            (entry,) = (entry for entry in cache.entries() if entry.key not in known)
+            held = quantisation or "int4"
+            assert entry.label.quantisation == held
+            planned = profile(CASE.config, held, 32, beside=["int4", "fp32"])
+            counted = planned.kv_groups * (planned.attention_query_bytes + planned.attention_kv_bytes)
+            counted += planned.mlp_units * planned.mlp_unit_bytes
+            counted += planned.vocabulary_units * planned.vocabulary_unit_bytes
+            norms = 4 * (2 * CASE.config.layers + 1) * CASE.config.hidden
+            last = planned.vocabulary_unit_bytes
+            assert counted + norms - last <= rank.share_bytes <= counted + norms
+    planned = profile(CASE.config, "fp32", 32, beside=["int4"])
+    assert planned.mlp_units == profile(CASE.config, "int4", 32).mlp_units < profile(CASE.config, "fp32", 32).mlp_units
+
+
+def test_ranks_agree_on_how_each_of_them_holds_the_model() -> None:
+    def agreement(order: pb.Assignment) -> bytes:
+        return membership(pb.RankCommand(session="s", epoch=1, rank=0, assign=order)).agreement
+
+    order = assignment(CASE, "int4")
+    first = agreement(order)
+    order.engine = "reference"
+    assert agreement(order) == first  # may differ from rank to rank
+    order.shares[0].quantisation = "int8"
+    other = agreement(order)
+    order.model.beside.append("int8")
+    assert len({first, other, agreement(order)}) == 3
+
+
+def gpu(free: int) -> pb.Gpu:
+    users = [pb.GpuUser(pid=7, name="game", bytes=9 * 10**9), pb.GpuUser(pid=8)]
+    return pb.Gpu(name="RTX 9", memory_bytes=12 * 10**9, free_bytes=free, users=users)
+
+
+class OnGpu(OnnxRuntimeEngine):
+    """What computes on a GPU, for all that loading knows."""
+
+    on_gpu = True
+
+
+@pytest.mark.parametrize("fits", [True, False])
+def test_a_gpu_that_is_full_is_refused_before_anything_is_read(
+    fits: bool, alone: Peers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights, the KV cache of the whole context and activations must fit beside what stays free."""
+    planned = profile(CASE.config, "fp32", 32)
+    weights = planned.kv_groups * (planned.attention_query_bytes + planned.attention_kv_bytes)
+    weights += planned.mlp_units * planned.mlp_unit_bytes
+    cache_bytes = planned.kv_groups * planned.cache_bytes_per_token * CASE.config.context
+    room = 64 << 20 if fits else weights + cache_bytes
+    monkeypatch.setattr("motley.plugins.engine.load_installed", lambda group, name: OnGpu)
+    monkeypatch.setattr(
+        "motley.daemon.loading.load_engine", lambda name: OnGpu if name == "onnxruntime" else ReferenceEngine
+    )
+    monkeypatch.setattr("motley.daemon.loading.gpus", lambda: [gpu(GPU_RESERVE + room)])
+    cache = ShareCache(tmp_path / "shares")
+    if fits:
+        with loaded(cache, alone) as rank:
+            assert summary(rank)
+        return
+    with pytest.raises(GpuFull) as refusal, loaded(cache, alone):
+        pass
+    assert cache.entries() == []
+    said = str(refusal.value)
+    assert said.startswith(f"RTX 9 has {(GPU_RESERVE + room) / 1e9:.2f} GB of 12.00 GB free; this rank needs 0.")
+    assert "0.54 GB must stay free. In use by game (7): 9.00 GB, a process (8): not told. Close what uses" in said
+    failure = failure_of(refusal.value)
+    assert (failure.code, failure.message) == ("insufficient_memory", said)
+
+
+def test_where_no_driver_tells_of_memory_the_engine_finds_out() -> None:
+    check_gpu_room(1 << 60, [])
+
+
+def test_a_damaged_share_is_made_anew(alone: Peers, tmp_path: Path) -> None:
     cache = ShareCache(tmp_path / "shares")
     with loaded(cache, alone) as rank:
         first = summary(rank)
@@ -123,7 +230,7 @@ def test_a_damaged_share_is_made_anew(alone: Communicator, tmp_path: Path) -> No
         assert summary(rank) == first
 
 
-def test_a_checkpoint_that_was_edited_is_read_again(alone: Communicator, tmp_path: Path) -> None:
+def test_a_checkpoint_that_was_edited_is_read_again(alone: Peers, tmp_path: Path) -> None:
     """Also where its fingerprint, which reads samples, does not see it."""
     folder = shutil.copytree(CASE.folder, tmp_path / "model")
     cache = ShareCache(tmp_path / "shares")
@@ -140,7 +247,7 @@ def test_a_checkpoint_that_was_edited_is_read_again(alone: Communicator, tmp_pat
 
 
 def test_a_checkpoint_that_changes_while_it_is_read_makes_no_entry(
-    alone: Communicator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    alone: Peers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = shutil.copytree(CASE.folder, tmp_path / "model")
     cache = ShareCache(tmp_path / "shares")
@@ -182,7 +289,7 @@ class Patient:
 
 @pytest.mark.parametrize("released", [False, True])
 def test_signs_of_life_are_given_while_an_engine_is_made(
-    released: bool, alone: Communicator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    released: bool, alone: Peers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And what hears them may end the loading by raising."""
     alive = threading.Event()
@@ -215,7 +322,7 @@ def test_signs_of_life_are_given_while_an_engine_is_made(
     assert patient.closed
 
 
-def test_a_download_that_hangs_ends(alone: Communicator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_download_that_hangs_ends(alone: Peers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     over = threading.Event()
 
     def hang(source: str, models: Path | None) -> Path:
@@ -245,7 +352,7 @@ def test_a_download_that_hangs_ends(alone: Communicator, tmp_path: Path, monkeyp
     assert set(seen) == {7}
 
 
-def test_other_files_than_were_planned_for_are_refused(alone: Communicator, tmp_path: Path) -> None:
+def test_other_files_than_were_planned_for_are_refused(alone: Peers, tmp_path: Path) -> None:
     order = assignment(CASE, "fp32")
     order.fingerprint = "0" * 64
     cache = ShareCache(tmp_path / "shares")

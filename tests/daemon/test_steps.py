@@ -7,11 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from motley.daemon.steps import Close, Message, More, Open, Step, StepError, Stop, decode
+from motley.daemon.steps import Able, Close, Message, More, Open, Step, StepError, Stop, Wave, decode, join, split
 
 counts = st.integers(0, 2**32 - 1)
 tokens = st.lists(st.integers(0, 2**31 - 1), max_size=50).map(lambda ids: np.array(ids, np.int32))
+waves = st.integers(1, 9).flatmap(
+    lambda count: st.lists(st.lists(st.integers(0, 2**31 - 1), min_size=count, max_size=count), min_size=4, max_size=4)
+)
 messages = st.one_of(
+    st.builds(Able, st.integers(1, 2**32 - 1)),
+    waves.map(lambda fields: Wave(*np.array(fields, np.int32))),
     st.builds(Open, counts, st.binary(max_size=60), tokens),
     st.builds(Step, counts, counts, counts, st.booleans(), tokens),
     st.builds(More, counts, counts),
@@ -52,7 +57,22 @@ def test_garbage_is_refused_or_a_message(data: bytes) -> None:
     assert message.encode() == data
 
 
-@pytest.mark.parametrize("data", [b"", b"\x00", b"\x06", b"\x05\x00", b"\x03\x00"])
+@pytest.mark.parametrize(
+    "data", [b"", b"\x00", b"\x06", b"\x06\0\0\0\0", b"\x08", b"\x05\x00", b"\x03\x00", b"\x07\0\0\0\0"]
+)
 def test_what_is_no_message_is_refused(data: bytes) -> None:
     with pytest.raises(StepError):
         decode(data)
+
+
+@given(st.lists(st.binary(max_size=20), max_size=6), st.data())
+def test_summaries_are_split_as_they_were_joined(summaries: list[bytes], data: st.DataObject) -> None:
+    joined = join(summaries)
+    assert split(joined, len(summaries)) == summaries
+    short = joined[: data.draw(st.integers(0, len(joined)))]
+    if short != joined:
+        with pytest.raises(StepError):
+            split(short, len(summaries))
+    wrong = data.draw(st.integers(0, 7).filter(lambda count: count != len(summaries)))
+    with pytest.raises(StepError, match=f"{len(summaries)} summaries, not {wrong}"):
+        split(joined, wrong)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from threading import BrokenBarrierError
@@ -16,7 +16,8 @@ import numpy as np
 
 from motley.daemon.model_files import open_model
 from motley.daemon.models.config import ModelConfig, read_config
-from motley.daemon.models.graph import build_rank_graph
+from motley.daemon.models.graph import Declared, build_rank_graph
+from motley.daemon.models.holding import has_floats
 from motley.daemon.models.share import Share
 from motley.daemon.models.tensors import EMBEDDING
 from motley.daemon.models.units import Units
@@ -64,6 +65,11 @@ def golden_cases() -> list[Case]:
     return cases
 
 
+def expert_cases() -> list[Case]:
+    """Those with experts."""
+    return [case for case in golden_cases() if case.config.experts]
+
+
 def dense_cases() -> list[Case]:
     """Those without experts."""
     return [case for case in golden_cases() if case.config.experts is None]
@@ -102,14 +108,16 @@ class LocalSession:
         factory: EngineFactory | Sequence[EngineFactory],
         shares: Sequence[Share],
         folder: Path,
-        quantisation: str = "fp32",
+        quantisation: str | Sequence[str] = "fp32",
         block: int = 32,
         options: EngineOptions | None = None,
         context: int | None = None,
         exact: bool = False,
+        declare: Callable[..., Declared] = build_rank_graph,
     ) -> None:
-        """`folder` is for the share files; `factory` may be one for each rank. `exact`: the graphs are, and the shares
-        are in exact mode's units."""
+        """`folder` is for the share files; `factory` and `quantisation` may be one for each rank. `exact`: the graphs
+        are, and the shares are in exact mode's units. `declare`: what makes the graphs."""
+        each = [quantisation] * len(shares) if isinstance(quantisation, str) else quantisation
         self._files = ExitStack()
         opened = self._files.enter_context(open_model(model))
         self._source, config = opened.source, opened.config
@@ -119,16 +127,16 @@ class LocalSession:
         self.engines: list[Engine] = []
         try:
             for rank in range(len(shares)):
-                declared = build_rank_graph(
-                    config, shares, rank, quantisation, block, context or config.context, opened.stored, exact
-                )
+                own = [config, shares, rank, each[rank], block, context or config.context, opened.stored, exact]
+                declared = declare(*own, beside=set(each)) if len(set(each)) > 1 else declare(*own)
                 share_file = folder / f"rank{rank}" / SHARE_FILE
                 share_file.parent.mkdir(parents=True)
                 write_share(self._source, declared.weights, declared.share_bytes, share_file)
                 self.graphs.append(declared.bind(share_file))
                 member = self._group.member(rank)
                 open_engine = factory[rank] if isinstance(factory, Sequence) else factory
-                build = self._threads[rank].submit(open_engine, self.graphs[rank], member, options or EngineOptions())
+                own_options = replace(options or EngineOptions(), floats=has_floats(config, each[rank]))
+                build = self._threads[rank].submit(open_engine, self.graphs[rank], member, own_options)
                 self.engines.append(build.result())
         except BaseException:
             self.close()
@@ -152,6 +160,12 @@ class LocalSession:
         hidden = self._source.rows(EMBEDDING, tokens)
         wanted = range(len(tokens)) if rows is None else rows
         slices = self._everywhere(lambda engine: engine.step(slot, hidden.copy(), position, wanted, halved).copy())
+        return np.concatenate(slices, axis=1)
+
+    def decode(self, slots: Sequence[int], tokens: Sequence[int], positions: Sequence[int]) -> F32:
+        """f32[B, V]: the logits of a token of each of some sequences, the ranks' slices side by side."""
+        hidden = self._source.rows(EMBEDDING, tokens)
+        slices = self._everywhere(lambda engine: engine.decode(slots, hidden.copy(), positions).copy())
         return np.concatenate(slices, axis=1)
 
     def close(self) -> None:

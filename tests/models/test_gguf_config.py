@@ -13,21 +13,22 @@ import pytest
 
 from motley.daemon.model_files import open_weights, read_config
 from motley.daemon.models.config import ConfigError, FactorScaling, LinearScaling, Llama3Scaling, Rope, YarnScaling
-from motley.daemon.models.graph import build_rank_graph
+from motley.daemon.models.graph import build_expert_graph, build_rank_graph
 from motley.daemon.models.rope import rotary_tables
 from motley.daemon.models.units import units
 from motley.daemon.weights.checkpoint import CheckpointError
 from motley.daemon.weights.share_file import write_share
 from motley.plugins.cupy import ReferenceEngine
 from tests.models.cases import GOLDEN, Case, LocalSession, golden_cases, uneven_shares
+from tests.models.test_whole_experts import joined
 from tests.models.to_gguf import to_gguf, write
 
 CASES = [
     case
     for case in golden_cases()
-    if "some-windows" not in str(case) and "dynamic" not in str(case) and not case.config.experts
+    if not any(trait in str(case) for trait in ("some-windows", "dynamic", "normalised"))
 ]
-"""No GGUF key tells which layers have a window, or of dynamic scaling."""
+"""No GGUF key tells which layers have a window, of dynamic scaling, or of routers unlike their architecture's."""
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -48,7 +49,7 @@ def test_golden_models(case: Case, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("quantisation", ["fp32", "int8"])
-@pytest.mark.parametrize("name", ["llama-mha", "qwen3"])
+@pytest.mark.parametrize("name", ["llama-mha", "qwen3", "mixtral", "qwen2-moe"])
 def test_a_share_of_the_file_is_that_of_the_folder_bit_for_bit(name: str, quantisation: str, tmp_path: Path) -> None:
     file = to_gguf(GOLDEN / name, tmp_path / "m.gguf")
     written = []
@@ -60,6 +61,42 @@ def test_a_share_of_the_file_is_that_of_the_folder_bit_for_bit(name: str, quanti
             write_share(source, declared.weights, declared.share_bytes, tmp_path / "share")
         written.append((config, (tmp_path / "share").read_bytes()))
     assert written[0] == written[1]
+
+
+@pytest.mark.parametrize("name", ["mixtral", "olmoe", "qwen2-moe", "qwen3-moe"])
+@pytest.mark.parametrize("type_", [gguf.GGMLQuantizationType.F32, gguf.GGMLQuantizationType.F16])
+def test_whole_experts_beside_a_trunk(name: str, type_: gguf.GGMLQuantizationType, tmp_path: Path) -> None:
+    case = next(case for case in CASES if str(case) == name)
+    file = to_gguf(case.folder, tmp_path / "m.gguf", lambda name: type_)
+    shares = uneven_shares(units(read_config(file), "fp32", 32), 3)
+    with LocalSession(file, ReferenceEngine, shares, tmp_path, declare=joined) as ranks:
+        ranks.open_slot()
+        logits = ranks.step(case.tokens[:-1], 0)
+    limit = {"F32": 1e-4, "F16": 1e-2}[type_.name]
+    assert np.abs(logits - case.logits).max() < limit * np.abs(case.logits).max()
+
+
+@pytest.mark.parametrize("experts", ["fused", "apart"])
+@pytest.mark.parametrize("name", ["mixtral", "qwen3-moe"])
+def test_experts_are_the_same_wherever_they_lie(name: str, experts: str, tmp_path: Path) -> None:
+    opened = []
+    for how in ("stacked", experts):
+        file = to_gguf(GOLDEN / name, tmp_path / f"{how}.gguf", experts=how)
+        config = read_config(file)
+        cut = units(config, "fp32", 32)
+        declared = build_expert_graph(config, cut, config.layers - 1, 2)
+        with open_weights(file) as source:
+            write_share(source, declared.weights, declared.share_bytes, tmp_path / "share")
+        opened.append((config, (tmp_path / "share").read_bytes()))
+    assert opened[0] == opened[1]
+
+
+def test_experts_of_no_width_of_their_own(tmp_path: Path) -> None:
+    """As in llama.cpp: those of a row together are as wide as an MLP."""
+    adapt = mixture(tensor("blk.0.ffn_gate_inp.weight", 8, 32), "qwen3moe")
+    config = read_config(adapted(tmp_path, adapt, "qwen3moe"))
+    assert config.experts is not None
+    assert (config.experts.intermediate, config.experts.normalised) == (24, True)
 
 
 def adapted(folder: Path, adapt: Callable[[gguf.GGUFWriter], None], architecture: str = "llama") -> Path:
@@ -150,10 +187,43 @@ def tensor(name: str, *shape: int) -> Callable[[gguf.GGUFWriter], None]:
     return lambda writer: writer.add_tensor(name, np.ones(shape, np.float32))
 
 
+def mixture(adapt: Callable[[gguf.GGUFWriter], None], architecture: str = "llama") -> Callable[[gguf.GGUFWriter], None]:
+    """With 8 experts in the second layer."""
+    return all_of(
+        key("expert_count", 8, architecture),
+        key("expert_used_count", 2, architecture),
+        tensor("blk.1.ffn_gate_inp.weight", 8, 32),
+        adapt,
+    )
+
+
 @pytest.mark.parametrize(
     ("adapt", "complaint"),
     [
-        (key("expert_count", 8), r"llama\.expert_count = 8 is not supported; supported: only 0"),
+        (key("expert_count", 8), r"llama\.expert_used_count is absent; expected a whole number of at least 1"),
+        (
+            all_of(key("expert_count", 8), key("expert_used_count", 9)),
+            r"llama\.expert_used_count = 9 .* at most expert_count = 8",
+        ),
+        (
+            all_of(key("expert_count", 8), key("expert_used_count", 2)),
+            r"llama\.expert_count = 8 .* no tensor ffn_gate_inp\.weight",
+        ),
+        (mixture(key("expert_weights_norm", False)), r"expert_weights_norm = False .* only true in this architecture"),
+        (mixture(key("expert_weights_scale", 2.5)), r"expert_weights_scale = 2\.5 .* only 0\.0"),
+        (mixture(key("expert_gating_func", 2)), r"expert_gating_func = 2 .* only 1"),
+        (mixture(key("expert_group_count", 4)), r"expert_group_count = 4 .* only 0"),
+        (mixture(key("expert_shared_count", 1)), r"expert_shared_count = 1 .* only 0"),
+        (
+            mixture(key("expert_feed_forward_length", 64)),
+            r"expert_feed_forward_length = 64 .* feed_forward_length = 48",
+        ),
+        (mixture(key("expert_shared_feed_forward_length", 64)), r"expert_shared_feed_forward_length = 64 .* absence"),
+        (mixture(tensor("blk.0.ffn_gate_shexp.weight", 48, 32)), r"no tensors model\.layers\.0\.mlp\.shared_expert\."),
+        (mixture(tensor("blk.1.ffn_up_exps.bias", 8, 48)), r"has no tensors blk\.1\.ffn_up_exps\.bias"),
+        (mixture(tensor("blk.1.exp_probs_b.bias", 8)), r"has no tensors blk\.1\.exp_probs_b\.bias"),
+        (mixture(tensor("blk.0.ffn_up_exps.weight", 8, 48, 32)), r"has no tensors model\.layers\.0\.mlp\.experts\.0\."),
+        (mixture(tensor("blk.1.ffn_up_exps.weight", 9, 48, 32)), r"has no tensors model\.layers\.1\.mlp\.experts\.8\."),
         (key("attention.clamp_kqv", 8.0), r"llama\.attention\.clamp_kqv = 8\.0"),
         (key("a_key_of_tomorrow", "x"), r"llama\.a_key_of_tomorrow = x is not supported; supported: only its absence"),
         (key("block_count", 0), r"llama\.block_count = 0 is not supported; supported: a whole number of at least 1"),
@@ -200,6 +270,10 @@ def test_other_refusals(tmp_path: Path) -> None:
         ConfigError, match=r'general\.architecture = "gemma3" is not supported; supported: llama, qwen2'
     ):
         read_config(adapted(tmp_path, lambda writer: None, "gemma3"))
+    with pytest.raises(ConfigError, match=r"qwen2\.expert_count = 8 is not supported; supported: only 0"):
+        read_config(adapted(tmp_path, key("expert_count", 8, "qwen2"), "qwen2"))
+    with pytest.raises(ConfigError, match=r"olmoe\.attention\.clamp_kqv = 0\.75 is not supported"):
+        read_config(adapted(tmp_path, key("attention.clamp_kqv", 0.75, "olmoe"), "olmoe"))
     with pytest.raises(ConfigError, match=r"qwen2\.attention\.sliding_window = 8 is not supported"):
         read_config(adapted(tmp_path, key("attention.sliding_window", 8, "qwen2"), "qwen2"))
     with pytest.raises(CheckpointError, match=r"'rope_freqs\.weight' has shape \[3\]; the config makes it \[4\]"):

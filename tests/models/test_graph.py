@@ -16,21 +16,21 @@ from onnx.reference import ReferenceEvaluator
 
 from motley.daemon.models.config import ConfigError, read_config
 from motley.daemon.models.graph import Declared, build_rank_graph
-from motley.daemon.models.profile import profile
+from motley.daemon.models.profile import EXPERT_BYTES, profile
 from motley.daemon.models.share import Share, ShareError
 from motley.daemon.models.tensors import EMBEDDING
 from motley.daemon.models.units import units
 from motley.daemon.weights.checkpoint import Checkpoint
 from motley.daemon.weights.share_file import write_share
 from motley.daemon.weights.spec import SHARE_FILE
-from tests.models.cases import GOLDEN, Case, golden_cases, uneven_shares, whole_share
+from tests.models.cases import GOLDEN, Case, expert_cases, golden_cases, uneven_shares, whole_share
 from tests.models.cutting import cut as deal
 
 QUANTISED = [case for case in golden_cases() if case.config.hidden % 16 == 0]
 ENCODED = [
     pytest.param(case, quantisation, id=f"{case}-{quantisation}")
-    for quantisation in ("fp32", "int8", "int4")
-    for case in (golden_cases() if quantisation == "fp32" else QUANTISED)
+    for quantisation in ("fp32", "fp16", "int8", "int4")
+    for case in (golden_cases() if quantisation in ("fp32", "fp16") else QUANTISED)
 ]
 
 
@@ -214,7 +214,7 @@ def test_profile_counts_what_a_share_holds(case: Case, quantisation: str) -> Non
     stored = 0
     replicated = 0
     for place in declared.weights:
-        size = place.weight.data_bytes + 2 * place.weight.scale_bytes
+        size = place.weight.all_bytes
         if any(part in piece.tensor for piece in place.weight.pieces for part in REPLICATED):
             replicated += size
         else:
@@ -233,7 +233,25 @@ def test_profile_counts_what_a_share_holds(case: Case, quantisation: str) -> Non
     assert (told.family, told.layers, told.context_length) == (config.family, config.layers, config.context)
 
 
-@pytest.mark.parametrize(("case", "quantisation"), [each for each in ENCODED if not each.values[0].config.experts])
+@pytest.mark.parametrize(("case", "quantisation"), ENCODED)
+def test_profile_tells_experts_from_the_rest(case: Case, quantisation: str) -> None:
+    config, told = case.config, profile(case.config, quantisation, 32)
+    cut, experts = units(config, quantisation, 32), config.experts
+    in_units = told.mlp_units * (told.mlp_unit_bytes - told.trunk_mlp_unit_bytes)
+    if experts is None:
+        assert (in_units, len(told.expert_layers), told.expert_count, told.expert_bytes) == (0, 0, 0, 0)
+        assert told.trunk_fixed_bytes == told.fixed_bytes
+        return
+    assert list(told.expert_layers) == [layer for layer, has in enumerate(experts.layers) if has]
+    assert (told.expert_count, told.experts_per_token, told.hidden) == (experts.count, experts.chosen, config.hidden)
+    number = len(told.expert_layers) * experts.count
+    whole = number * (told.expert_bytes - EXPERT_BYTES)
+    uneven = experts.intermediate // cut.mlp_blocks[experts.intermediate] % cut.mlp
+    assert whole < in_units if uneven else whole == in_units
+    assert told.fixed_bytes - told.trunk_fixed_bytes == number * EXPERT_BYTES
+
+
+@pytest.mark.parametrize(("case", "quantisation"), ENCODED)
 def test_exact_units_cost_at_most_what_the_profile_says(case: Case, quantisation: str) -> None:
     config = replace(case.config, vocabulary=64, heads=case.config.group * 12, kv_heads=12)
     told = profile(config, quantisation, 32, exact=True)
@@ -248,8 +266,9 @@ def test_exact_units_cost_at_most_what_the_profile_says(case: Case, quantisation
             ]
             shares = [Share(1, *own) for own in zip(*map(deal, dealt), strict=True)]
             declared = build_rank_graph(config, shares, 1, quantisation, 32, 64, exact=True)
-            weights = [place.weight for place in declared.weights if len(place.weight.shape) == 2]
-            sizes.append(sum(weight.data_bytes + 2 * weight.scale_bytes for weight in weights))
+            matrices = [place.weight for place in declared.weights if len(place.weight.shape) == 2]
+            weights = [weight for weight in matrices if not any(part in weight.pieces[0].tensor for part in REPLICATED)]
+            sizes.append(sum(weight.all_bytes for weight in weights))
             held = sum(2 * 4 * spec.heads * spec.head_dim for spec in declared.caches)
             assert held <= told.cache_bytes_per_token
         vectors = 4 * config.layers * (config.hidden + config.intermediate) * 4
@@ -263,11 +282,32 @@ def test_profile_counts_parameters(case: Case) -> None:
     assert profile(case.config, "fp32", 32).parameters == expected
 
 
-def test_exact_mode_is_refused_with_experts() -> None:
-    config = read_config(GOLDEN / "olmoe")
-    whole = whole_share(units(config, "fp32", 32))
-    with pytest.raises(ConfigError, match=r"exact=true is not supported for a model with experts \(olmoe\)"):
-        build_rank_graph(config, [whole], 0, "fp32", 32, 64, exact=True)
+@pytest.mark.parametrize("elsewhere", [False, True])
+@pytest.mark.parametrize("case", expert_cases(), ids=str)
+def test_exact_experts_have_valid_graphs(case: Case, elsewhere: bool, tmp_path: Path) -> None:
+    """And every rank meets the same gatherings: per layer of attention, its squares if they are needed, and an MLP."""
+    cut = units(case.config, "fp32", 32, exact=True)
+    for ranks in (1, 3, 8):
+        met = []
+        for rank in range(ranks):
+            shares = uneven_shares(cut, ranks)
+            declared = build_rank_graph(
+                case.config, shares, rank, "fp32", 32, 64, exact=True, experts_elsewhere=elsewhere
+            )
+            proto = onnx.inliner.inline_local_functions(declared.proto)
+            folder = tmp_path / f"{rank} of {ranks}"
+            folder.mkdir()
+            onnx.checker.check_model(save(declared, case, folder, proto), full_check=True)
+            shapes = onnx.shape_inference.infer_shapes(proto, strict_mode=True, data_prop=True).graph
+            known = [value.name for value in [*shapes.value_info, *shapes.output]]
+            assert {output for node in shapes.node for output in node.output} <= set(known)
+            gatherings = [node for node in proto.graph.node if node.op_type == "DistCollective"]
+            met.append([(node.name, list(node.output), _read(node)) for node in gatherings])
+        assert all(each == met[0] for each in met)
+        mlps = case.config.layers
+        if elsewhere and case.config.experts is not None and not case.config.experts.shared:
+            mlps -= sum(case.config.experts.layers)
+        assert len(met[0]) == case.config.layers * (1 + case.config.whole_qk_norm) + mlps
 
 
 def test_impossible_requests_are_refused() -> None:

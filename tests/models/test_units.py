@@ -10,7 +10,10 @@ from hypothesis import strategies as st
 
 from motley.daemon.models.config import ConfigError, Experts, ModelConfig, Rope
 from motley.daemon.models.share import Share, ShareError
+from motley.daemon.models.tensors import fused_matrices
 from motley.daemon.models.units import LEAVES, Units, units, validate_shares
+from motley.daemon.weights.spec import Encoding
+from motley.daemon.weights.stored import Format
 from motley.protocol import BLOCKS
 from tests.models.cutting import apportion, cut
 
@@ -58,26 +61,71 @@ models = st.builds(
 )
 
 
-@given(models, st.sampled_from(["fp32", "int8", "int4"]), st.sampled_from(BLOCKS))
+@given(models, st.sampled_from(["fp32", "fp16", "int8", "int4"]), st.sampled_from(BLOCKS))
 def test_units_tile_the_model_and_blocks_fit_every_cut(config: ModelConfig, quantisation: str, block: int) -> None:
     widths = (config.hidden, config.intermediate, config.group * config.head_dim)
-    if quantisation != "fp32" and any(width % BLOCKS[0] for width in widths):
+    if quantisation not in ("fp32", "fp16") and any(width % BLOCKS[0] for width in widths):
         with pytest.raises(ConfigError, match=f"{quantisation} needs"):
             units(config, quantisation, block)
         return
     cut = units(config, quantisation, block)
+    if quantisation == "fp16":  # whatever a rank holds it in
+        assert replace(cut, held={}) == replace(units(config, "fp32", block), held={})
     columns = cut.mlp_blocks[config.intermediate]
     assert cut.mlp * columns == config.intermediate
     assert (cut.vocabulary - 1) * cut.vocabulary_rows < config.vocabulary <= cut.vocabulary * cut.vocabulary_rows
     assert cut.attention_splits[0] == 1
     assert list(cut.attention_splits) == sorted(set(cut.attention_splits))
     assert all(config.group % split == 0 for split in cut.attention_splits)
-    if quantisation != "fp32":
+    if quantisation not in ("fp32", "fp16"):
         assert {form.block for form in cut.held.values()} <= {size for size in BLOCKS if size <= block}
         assert config.hidden % cut.held[QUERY].block == config.hidden % cut.held["lm_head.weight"].block == 0
         assert columns % cut.held[DOWN].block == 0
         for split in cut.attention_splits:
             assert config.group // split * config.head_dim % cut.held[OUTPUT].block == 0
+
+
+mixes = st.lists(st.sampled_from(["fp32", "fp16", "int8", "int4", "stored"]), min_size=1, max_size=4)
+
+
+@given(models, mixes, st.sampled_from(BLOCKS))
+def test_ranks_of_any_quantisations_have_the_same_units_and_none_cuts_a_block(
+    config: ModelConfig, quantisations: list[str], block: int
+) -> None:
+    try:
+        cuts = [units(config, own, block, beside=quantisations) for own in quantisations]
+        alone = [units(config, own, block) for own in quantisations]
+    except ConfigError:
+        assert any(width % BLOCKS[0] for width in (config.hidden, config.intermediate, config.group * config.head_dim))
+        return
+    assert all(replace(cut, held={}) == replace(cuts[0], held={}) for cut in cuts)
+    coarsest = min(alone, key=lambda own: (own.mlp, len(own.attention_splits)))
+    if set(quantisations) - {"fp32", "fp16"}:
+        coarsest = next(own for own, name in zip(alone, quantisations, strict=True) if name not in ("fp32", "fp16"))
+    assert replace(cuts[0], held={}) == replace(coarsest, held={})
+    for own in cuts:
+        columns, down, output = own.mlp_blocks[config.intermediate], own.held[DOWN].block, own.held[OUTPUT].block
+        assert not down or columns % down == 0
+        for split in own.attention_splits:
+            assert not output or config.group // split * config.head_dim % output == 0
+
+
+def test_exact_units_are_of_one_quantisation() -> None:
+    assert units(TINYLLAMA, "int4", 32, exact=True, beside=["int4"]) == units(TINYLLAMA, "int4", 32, exact=True)
+    with pytest.raises(ConfigError, match="exact=true needs one quantisation on all ranks, not int4 and int8"):
+        units(TINYLLAMA, "int4", 32, exact=True, beside=["int8"])
+
+
+def test_blocks_that_may_not_be_parted_in_one_quantisation_are_whole_in_all() -> None:
+    """Of GPTQ's int4 with zero points of their own two blocks stay together, where other ranks hold floats or int8."""
+    narrow = replace(SHAKESPEARE, head_dim=16)
+    names = [name for _, own in fused_matrices(narrow) for name in own if name != "lm_head.weight"]
+    stored = dict.fromkeys(names, Format(Encoding.INT4, 32, zeros=True, called="GPTQ int4"))
+    own = units(narrow, "stored", 32, stored)
+    assert own.attention_splits == (1,)
+    for quantisation in ("fp32", "int8"):
+        assert units(narrow, quantisation, 32, stored).attention_splits == (1, 2)
+        assert replace(units(narrow, quantisation, 32, stored, beside=["stored"]), held={}) == replace(own, held={})
 
 
 def test_units_are_fine_enough_for_uneven_shares() -> None:
@@ -147,6 +195,12 @@ def test_leaves_of_a_known_model() -> None:
     cut = units(many, "int4", 32, exact=True)
     assert (cut.kv_groups, cut.attention_splits) == (8, (1,))
     assert cut.query_heads(range(1, 2), 1, many) == range(5, 10)
+
+
+@pytest.mark.parametrize(("width", "leaves"), [(48, 2), (384, 3), (768, 6), (14336, 8)])
+def test_leaves_of_experts_are_not_narrow(width: int, leaves: int) -> None:
+    experts = Experts(8, 2, width, 0, normalised=True, layers=(True,) * TINYLLAMA.layers)
+    assert units(replace(TINYLLAMA, experts=experts), "int4", 128, exact=True).mlp == leaves
 
 
 def test_splits_that_would_cut_a_block_are_left_out() -> None:

@@ -6,7 +6,8 @@ The permutation is that of its ``LlamaModel.permute``, the rope factors those of
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 from math import tau
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,9 @@ import gguf
 import numpy as np
 import numpy.typing as npt
 from gguf import GGMLQuantizationType as Type
-from safetensors.numpy import load_file
+
+from motley.daemon.weights.checkpoint import Checkpoint
+from motley.daemon.weights.spec import Piece
 
 F32 = npt.NDArray[np.float32]
 
@@ -32,7 +35,15 @@ OF_LAYER = {
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+    "mlp.gate": "ffn_gate_inp",
+    "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+    "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_expert.up_proj": "ffn_up_shexp",
+    "mlp.shared_expert.down_proj": "ffn_down_shexp",
 }
+ARCHITECTURES = {"mistral": "llama", "mixtral": "llama", "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe"}
+"""Where it is not the model type."""
+EXPERT = re.compile(r"model\.layers\.(\d+)\.mlp\.experts\.(\d+)\.(gate|up|down)_proj\.weight")
 
 
 def to_gguf(
@@ -41,6 +52,7 @@ def to_gguf(
     type_of: Callable[[str], Type] = lambda name: Type.F32,
     adapt: Callable[[gguf.GGUFWriter], None] | None = None,
     parts: int = 0,
+    experts: str = "stacked",
 ) -> Path:
     """Convert a folder; returns the file to open.
 
@@ -48,10 +60,11 @@ def to_gguf(
         type_of: of a matrix, by its name in the file. Vectors are F32.
         adapt: adds more to the file before it is written.
         parts: tensors in each file of a split model; 0: one file.
+        experts: ``stacked`` in a tensor per projection, with gate and up ``fused`` in one, or each ``apart``.
     """
     config = json.loads((folder / "config.json").read_text())
-    tensors = load_file(folder / "model.safetensors")
-    architecture = "llama" if config["model_type"] == "mistral" else config["model_type"]
+    tensors = read(folder)
+    architecture = ARCHITECTURES.get(config["model_type"], config["model_type"])
     writer = gguf.GGUFWriter(file, architecture, split_max_tensors=parts)
     add_config(writer, config)
     if (folder / "tokenizer.json").exists():
@@ -61,16 +74,47 @@ def to_gguf(
     for name, values in tensors.items():
         if name == "lm_head.weight" and config["tie_word_embeddings"]:
             continue
-        values = values.astype(np.float32)
         if architecture == "llama" and ".q_proj" in name:
             values = interleaved(values, config["num_attention_heads"])
         if architecture == "llama" and ".k_proj" in name:
             values = interleaved(values, config["num_key_value_heads"])
-        add(writer, gguf_name(name), values, type_of(gguf_name(name)) if values.ndim == 2 else Type.F32)
+        if EXPERT.fullmatch(name):
+            continue
+        if name.endswith("mlp.shared_expert_gate.weight"):
+            values = values[0]
+        plain = values.ndim < 2 or name.endswith("mlp.gate.weight")
+        add(writer, gguf_name(name), values, Type.F32 if plain else type_of(gguf_name(name)))
+    for name, values in of_experts(tensors, experts):
+        add(writer, name, values, type_of(name))
     if adapt:
         adapt(writer)
     write(writer)
     return sorted(file.parent.glob(f"{file.stem}-*-of-*"))[0] if parts else file
+
+
+def read(folder: Path) -> dict[str, F32]:
+    """Every tensor, those of experts by their usual names."""
+    with Checkpoint(folder) as checkpoint:
+        shapes = {name: checkpoint.tensor(name).shape for name in checkpoint.names()}
+        return {name: checkpoint.read(Piece(name, *map(range, shape))) for name, shape in shapes.items()}
+
+
+def of_experts(tensors: dict[str, F32], how: str) -> Iterator[tuple[str, F32]]:
+    """The tensors of experts as a GGUF file has them, see `to_gguf`."""
+    layers: dict[str, dict[str, dict[int, F32]]] = {}
+    for name, values in tensors.items():
+        if found := EXPERT.fullmatch(name):
+            layer, number, part = found.groups()
+            layers.setdefault(layer, {}).setdefault(part, {})[int(number)] = values
+    for layer, parts in layers.items():
+        stacks = {part: np.stack([own[number] for number in sorted(own)]) for part, own in parts.items()}
+        if how == "fused":
+            stacks["gate_up"] = np.concatenate([stacks.pop("gate"), stacks.pop("up")], axis=1)
+        for part, stack in stacks.items():
+            if how == "apart":
+                yield from ((f"blk.{layer}.ffn_{part}.{number}.weight", own) for number, own in enumerate(stack))
+            else:
+                yield f"blk.{layer}.ffn_{part}_exps.weight", stack
 
 
 def add(writer: gguf.GGUFWriter, name: str, values: F32, type_: Type) -> None:
@@ -110,6 +154,13 @@ def add_config(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_value_length(config["head_dim"])
     writer.add_rope_dimension_count(config["head_dim"])
     writer.add_vocab_size(config["vocab_size"])
+    if count := config.get("num_experts", config.get("num_local_experts")):
+        writer.add_expert_count(count)
+        writer.add_expert_used_count(config["num_experts_per_tok"])
+    if config.get("model_type", "").startswith("qwen") and count:
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+    if width := config.get("shared_expert_intermediate_size"):
+        writer.add_expert_shared_feed_forward_length(width)
     if config.get("sliding_window"):
         writer.add_sliding_window(config["sliding_window"])
     rope = config["rope_parameters"]

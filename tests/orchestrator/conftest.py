@@ -21,14 +21,18 @@ import pytest
 from motley.orchestrator.app import Orchestrator, OrchestratorConfig
 from motley.protocol import VERSION
 from motley.protocol.mesh_pb2 import (
+    Assignment,
     Capabilities,
     Delta,
     Describe,
     Described,
     Empty,
+    Engine,
     Generate,
+    Gpu,
     Heartbeat,
     Hello,
+    HostedExperts,
     Loading,
     ModelProfile,
     NodeMessage,
@@ -64,11 +68,32 @@ def small_profile(name: str = "bard") -> ModelProfile:
     )
 
 
+def expert_profile(name: str = "mix", layers: int = 4, experts: int = 8) -> ModelProfile:
+    """Every layer has experts, of which a token reads two; an expert with its host needs a few kB."""
+    profile = small_profile(name)
+    profile.family = "mixtral"
+    profile.hidden = 64
+    profile.expert_layers.extend(range(layers))
+    profile.expert_count, profile.experts_per_token, profile.expert_bytes = experts, 2, 1_000
+    profile.trunk_mlp_unit_bytes, profile.trunk_fixed_bytes, profile.host_fixed_bytes = 0, 9_000, 8_000
+    return profile
+
+
 async def say(generate: Generate) -> AsyncIterator[Delta]:
     """The answer of a node that was told nothing else."""
     for text in ("Hello", ", ", "world"):
         yield Delta(text=text, ids=[1])
     yield Delta(finish="stop", prompt_tokens=5, completion_tokens=3, prefill_s=0.25)
+
+
+def hosted(wanted: HostedExperts, order: Assignment) -> HostedExperts:
+    """What an expert host, or a worker of its group, says that holds what it should."""
+    slices = range(max(1, order.expert_slices))
+    if order.HasField("group"):
+        first = sum(order.group.slices[: order.group.member])
+        slices = slices[first : first + order.group.slices[order.group.member]]
+    names = [f"{own.layer}.{index}.{number}" for own in wanted.sets for index in own.indices for number in slices]
+    return HostedExperts(sets=wanted.sets, digests=[hashlib.sha256(name.encode()).digest() for name in names])
 
 
 class ScriptedNode:
@@ -82,15 +107,18 @@ class ScriptedNode:
         cancelled: request ids cancelled.
     """
 
-    def __init__(self, name: str = "pc", memory: int = GB, bandwidth: float = 10e9) -> None:
+    def __init__(self, name: str = "pc", memory: int = GB, bandwidth: float = 10e9, zone: str = "") -> None:
         self.name = name
+        self.gpus_now: list[Gpu] = []
         self.capabilities = Capabilities(
             platform="linux",
             cpu="a CPU",
             cores=4,
             memory_bytes=memory,
             memory_bandwidth=bandwidth,
-            engines=["onnxruntime"],
+            engines=[Engine(name="onnxruntime")],
+            expert_engines=["onnxruntime", "reference"],
+            zone=zone,
         )
         self.protocol = VERSION
         self.heartbeats = True
@@ -146,16 +174,26 @@ class ScriptedNode:
         await self.send(rank=RankEvent(session=command.session, epoch=command.epoch, rank=command.rank, **body))
 
     async def obey(self, command: RankCommand) -> None:
-        """What a healthy rank worker does."""
+        """What a healthy rank worker or expert host does."""
         match command.WhichOneof("body"):
             case "assign":
                 await self.event(command, listening=f"127.0.0.1:{5000 + command.rank}")
             case "peers":
                 await self.event(command, loading=Loading(done_bytes=50, total_bytes=100))
                 await self.event(command, loading=Loading(done_bytes=100, total_bytes=100))
+                assign = self._assigned(command)
+                if command.rank >= assign.size:
+                    host = assign.group.host if assign.HasField("group") else command.rank - assign.size
+                    await self.event(command, hosted=hosted(assign.hosts[host], assign))
                 await self.event(command, ready=Ready(share_bytes=100, rss_bytes=300, load_s=0.5))
+            case "host":
+                await self.event(command, hosted=hosted(command.host, self._assigned(command)))
             case "release":
                 await self.event(command, released=Empty())
+
+    def _assigned(self, command: RankCommand) -> Assignment:
+        mine = [c for c in self.commands if (c.session, c.rank) == (command.session, command.rank)]
+        return [c.assign for c in mine if c.WhichOneof("body") == "assign"][-1]
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Wait for what the orchestrator says to make a condition true."""
@@ -183,7 +221,8 @@ class ScriptedNode:
     async def _beat(self, every_s: float) -> None:
         while True:
             if self.heartbeats:
-                await self.send(heartbeat=Heartbeat(memory_available_bytes=self.capabilities.memory_bytes))
+                available = self.capabilities.memory_bytes
+                await self.send(heartbeat=Heartbeat(memory_available_bytes=available, gpus=self.gpus_now))
             await asyncio.sleep(every_s)
 
     async def _listen(self) -> None:
@@ -282,3 +321,9 @@ def new_node() -> type[ScriptedNode]:
 @pytest.fixture
 def profile() -> ModelProfile:
     return small_profile()
+
+
+@pytest.fixture
+def moe() -> ModelProfile:
+    """Of a model with experts."""
+    return expert_profile()

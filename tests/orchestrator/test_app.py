@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import socket
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,18 @@ async def test_two_orchestrators_cannot_share_a_port(tmp_path: Path) -> None:
     with pytest.raises(OrchestratorError, match="for nodes"):
         await Orchestrator(config(tmp_path, grpc_port=port)).start()
     await first.stop()
+
+
+async def test_a_start_that_is_cancelled_leaves_its_folder_alone(tmp_path: Path) -> None:
+    """It may be a temporary one, which is removed then."""
+    folder = tmp_path / "state"
+    starting = asyncio.create_task(Orchestrator(config(folder)).start())
+    await asyncio.sleep(0)
+    starting.cancel()
+    await asyncio.gather(starting, return_exceptions=True)
+    shutil.rmtree(folder, ignore_errors=True)
+    await asyncio.get_running_loop().shutdown_default_executor()
+    assert not folder.exists()
 
 
 async def test_a_bad_token_starts_nothing(tmp_path: Path) -> None:

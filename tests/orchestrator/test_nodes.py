@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from motley.orchestrator.nodes import SILENCE_S, HelloError, NameTakenError, NodeTable
+from motley.orchestrator.nodes import FORGET_S, SILENCE_S, HelloError, NameTakenError, NodeTable
 from motley.protocol.mesh_pb2 import Capabilities, Hello
 
 
@@ -17,8 +17,9 @@ class Clock:
         return self.now
 
 
-def hello(name: str = "pc", address: str = "10.0.0.2", bandwidth: float = 1e9) -> Hello:
-    return Hello(name=name, address=address, capabilities=Capabilities(memory_bandwidth=bandwidth))
+def hello(name: str = "pc", address: str = "10.0.0.2", bandwidth: float = 1e9, zone: str = "") -> Hello:
+    capabilities = Capabilities(memory_bandwidth=bandwidth, zone=zone)
+    return Hello(name=name, address=address, capabilities=capabilities)
 
 
 def test_a_node_is_overdue_only_after_silence() -> None:
@@ -56,13 +57,33 @@ def test_a_name_is_taken_while_its_node_lives() -> None:
     assert list(table) == [second]
 
 
+def test_a_lost_node_is_forgotten_when_nobody_names_it() -> None:
+    clock = Clock()
+    table = NodeTable(clock)
+    box, pc, alive = (table.join(hello(name)) for name in ("box", "pc", "laptop"))
+    table.lose(box.id, "unplugged")
+    table.lose(pc.id, "unplugged")
+    clock.now += FORGET_S
+    table.forget([])
+    assert list(table) == [box, pc, alive]
+    clock.now += 0.1
+    table.forget(["pc"])
+    assert list(table) == [pc, alive]
+    table.forget([])
+    assert list(table) == [alive]
+
+
 @pytest.mark.parametrize(
     ("wrong", "match"),
     [
         (hello(name=""), "1 to 64 printable"),
         (hello(name="a\nb"), "1 to 64 printable"),
+        (hello(name="pc+laptop"), "none of them"),
+        (hello(name="me@pc"), "none of them"),
         (hello(name="x" * 65), "1 to 64 printable"),
         (hello(address=""), "no address"),
+        (hello(zone="attic\n"), "zone has up to 64 printable"),
+        (hello(zone="x" * 65), "zone has up to 64 printable"),
         (hello(bandwidth=0), "bandwidth"),
         (hello(bandwidth=math.nan), "bandwidth"),
         (hello(bandwidth=math.inf), "bandwidth"),

@@ -10,11 +10,12 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import aiohttp
+import grpc
 import openai
 import pytest
 
 from motley.orchestrator import serving
-from motley.protocol.mesh_pb2 import Delta, Failure, Generate, LogprobRow, TokenLogprob
+from motley.protocol.mesh_pb2 import Delta, Empty, Failure, Generate, LogprobRow, TokenLogprob
 
 CHAT = {"model": "bard", "messages": [{"role": "user", "content": "Hi"}]}
 COMPLETION = {"model": "bard", "prompt": "Hi"}
@@ -212,13 +213,35 @@ async def test_a_lost_node_ends_its_requests_at_once(mesh: Any, bard: Any) -> No
             status, body = await whole
             last = last_event(await response.text())
     assert (status, body["error"]["code"]) == (503, "node_lost")
-    assert "node 'pc' with rank 0 is lost" in body["error"]["message"]
+    assert "node 'pc' (rank 0) is lost" in body["error"]["message"]
     assert last["error"]["code"] == "node_lost"
     status, body = await mesh.call("POST", "/v1/chat/completions", CHAT)
     assert (status, body["error"]["code"]) == (503, "node_lost")
     assert "the session of 'bard' has failed" in body["error"]["message"]
     _, body = await mesh.call("GET", "/v1/models")
     assert body["data"] == []
+
+
+async def test_a_node_that_leaves_ends_its_requests_and_is_said_to_have_left(mesh: Any, bard: Any) -> None:
+    bard.answer = stuck
+    whole = asyncio.create_task(mesh.call("POST", "/v1/completions", COMPLETION))
+    await bard.until(lambda: bard.generated)
+    await bard.send(leaving=Empty())
+    status, body = await whole
+    assert (status, body["error"]["code"]) == (503, "node_lost")
+    assert body["error"]["message"].startswith("node 'pc' (rank 0) has left: its daemon was ended there. ")
+    assert await bard.ended() is grpc.StatusCode.ABORTED
+    _, body = await mesh.call("GET", "/api/nodes")
+    assert (body["nodes"][0]["state"], body["nodes"][0]["lost"]) == ("lost", "its daemon was ended there")
+
+
+async def test_requests_are_told_that_the_orchestrator_stops(mesh: Any, bard: Any) -> None:
+    bard.answer = stuck
+    async with mesh.http.post("/v1/completions", json={**COMPLETION, "stream": True}) as response:
+        await response.content.readline()
+        stopping = asyncio.create_task(mesh.orchestrator.stop())
+        assert last_event(await response.text())["error"]["message"] == "the orchestrator is shutting down"
+        await stopping
 
 
 async def test_a_deleted_session_ends_its_requests(mesh: Any, bard: Any) -> None:
@@ -237,7 +260,7 @@ async def test_a_silent_leader_is_given_up(mesh: Any, bard: Any, monkeypatch: py
     bard.answer = stuck
     status, body = await mesh.call("POST", "/v1/completions", COMPLETION)
     assert (status, body["error"]["code"]) == (504, "timed_out")
-    assert "rank 0 on node 'pc' has said nothing" in body["error"]["message"]
+    assert "node 'pc' (rank 0) has said nothing" in body["error"]["message"]
     assert await bard.cancelled.get() == bard.generated[0].request_id
 
 

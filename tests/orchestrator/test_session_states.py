@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from motley.orchestrator.planning.setup import Setup
 from motley.orchestrator.planning.shares import Candidate, plan_shares
 from motley.orchestrator.sessions import (
     EPOCH,
@@ -14,15 +15,16 @@ from motley.orchestrator.sessions import (
     RELEASE_S,
     Command,
     NameInUseError,
-    Rank,
     Session,
     SessionRequest,
     SessionTable,
     State,
 )
+from motley.orchestrator.workers import Rank
 from motley.protocol.mesh_pb2 import Empty, Failure, Loading, ModelProfile, RankEvent, Ready, Timing
 
 NODES = ["pc", "laptop", "box"]
+SETUP = Setup("onnxruntime", "int4", on_gpu=False)
 
 
 def event(rank: int, epoch: int = EPOCH, **body: Any) -> RankEvent:
@@ -36,10 +38,10 @@ def kinds(commands: list[Command]) -> list[tuple[str, int, str | None]]:
 @pytest.fixture
 def session(profile: ModelProfile) -> Session:
     """In state starting, since time 0: rank r is on node `NODES[r]`, whose id is its name."""
-    plans = plan_shares(profile, [Candidate(name, 1.0, 10**9) for name in NODES], 100)
+    plans = plan_shares([profile] * 3, [Candidate(name, 1.0, 10**9) for name in NODES], 100)
     session = Session("s", SessionRequest("bard"), "bard", created=0)
-    ranks = [Rank(i, name, name, plan, 10**9) for i, (name, plan) in enumerate(zip(NODES, plans, strict=True))]
-    commands = session.assign(profile, ranks, 100, now=0)
+    ranks = [Rank(i, name, name, 10**9, plan, SETUP) for i, (name, plan) in enumerate(zip(NODES, plans, strict=True))]
+    commands = session.assign(session.request.spec("int4"), profile, ranks, 100, now=0)
     assert kinds(commands) == [(name, rank, "assign") for rank, name in enumerate(NODES)]
     return session
 
@@ -58,10 +60,11 @@ def make_ready(session: Session, now: float = 2) -> None:
 
 
 def test_every_rank_gets_the_same_assignment(profile: ModelProfile) -> None:
-    plans = plan_shares(profile, [Candidate("pc", 1.0, 10**9)] * 2, 100)
+    plans = plan_shares([profile] * 2, [Candidate("pc", 1.0, 10**9)] * 2, 100)
     session = Session("s", SessionRequest("bard", threads=3, quantisation="int4"), "bard", created=0)
-    ranks = [Rank(i, "pc", "pc", plan, 77) for i, plan in enumerate(plans)]
-    first, second = (command.assign for _, command in session.assign(profile, ranks, 100, now=0))
+    ranks = [Rank(i, "pc", "pc", 77, plan, SETUP) for i, plan in enumerate(plans)]
+    commands = session.assign(session.request.spec("int4"), profile, ranks, 100, now=0)
+    first, second = (command.assign for _, command in commands)
     assert first.tls.authority == second.tls.authority
     assert first.tls.certificate != second.tls.certificate
     for own in (first, second):
@@ -71,6 +74,9 @@ def test_every_rank_gets_the_same_assignment(profile: ModelProfile) -> None:
     assert (first.size, len(first.shares), first.context, first.threads) == (2, 2, 100, 3)
     assert (first.fingerprint, first.model.quantisation) == (profile.fingerprint, "int4")
     assert first.shares[0].mlp.stop == first.shares[1].mlp.start
+    assert [(share.quantisation, own.engine) for share, own in zip(first.shares, (first, second), strict=True)] == [
+        ("int4", "onnxruntime")
+    ] * 2
 
 
 def test_the_way_up(session: Session) -> None:
@@ -101,7 +107,7 @@ def test_a_failed_rank_ends_the_session_and_releases_the_others(session: Session
     assert session.state is State.FAILED
     assert session.failure is not None
     assert session.failure.code == "peer_lost"
-    assert session.failure.message == ("rank 1 on node 'laptop': rank 2 said nothing (to blame: rank 2 on node 'box')")
+    assert session.failure.message == ("node 'laptop' (rank 1): rank 2 said nothing (to blame: node 'box' (rank 2))")
     assert not session.over
     session.on_event("pc", event(0, failed=Failure(code="other")), 6)
     session.on_event("box", event(2, released=Empty()), 6)
@@ -115,7 +121,7 @@ def test_a_lost_node_fails_the_session_by_name(session: Session) -> None:
     assert kinds(commands) == [("pc", 0, "release"), ("box", 2, "release")]
     assert session.failure is not None
     assert (session.failure.code, session.failure.lost_rank) == ("node_lost", 2)
-    assert "node 'laptop' with rank 1 is lost: no heartbeat for 5 s" in session.failure.message
+    assert "node 'laptop' (rank 1) is lost: no heartbeat for 5 s" in session.failure.message
     assert session.on_node_lost("stranger", "gone", 9) == []
 
 
@@ -124,7 +130,7 @@ def test_ranks_that_do_not_listen_are_named(session: Session) -> None:
     assert session.on_time(LISTEN_S) == []
     assert len(session.on_time(LISTEN_S + 1)) == 3
     assert session.failure is not None
-    assert "rank 1 on node 'laptop', rank 2 on node 'box' did not start" in session.failure.message
+    assert "node 'laptop' (rank 1), node 'box' (rank 2) did not start" in session.failure.message
 
 
 def test_slow_loading_is_fine_and_silence_is_not(session: Session) -> None:
@@ -140,7 +146,7 @@ def test_slow_loading_is_fine_and_silence_is_not(session: Session) -> None:
     assert session.state is State.FAILED
     assert session.failure is not None
     assert (session.failure.code, session.failure.lost_rank) == ("timed_out", 3)
-    assert session.failure.message.startswith("rank 2 on node 'box' gave no sign of life")
+    assert session.failure.message.startswith("node 'box' (rank 2) gave no sign of life")
 
 
 def test_a_rank_that_ends_unasked_fails_the_session(session: Session) -> None:

@@ -10,10 +10,23 @@ from hypothesis import event, given
 from hypothesis import strategies as st
 
 from motley.daemon.models.share import Share, kv_heads
-from motley.orchestrator.planning.shares import Candidate, PlanError, RankPlan, _Costs, plan_shares, usable
+from motley.orchestrator.planning.shares import (
+    Candidate,
+    PlanError,
+    RankPlan,
+    _Costs,
+    trunk_profile,
+    usable,
+)
+from motley.orchestrator.planning.shares import plan_shares as plan_unlike
 from motley.protocol.mesh_pb2 import ModelProfile
 
 GB = 10**9
+
+
+def plan_shares(profile: ModelProfile, candidates: list[Candidate], context: int) -> list[RankPlan]:
+    """Where all hold the model alike."""
+    return plan_unlike([profile] * len(candidates), candidates, context)
 
 
 def llama_7b(context: int = 4096) -> ModelProfile:
@@ -178,6 +191,31 @@ def test_a_small_fast_node_gets_what_fits_and_the_others_the_rest() -> None:
     assert plans[1].weight_bytes / plans[2].weight_bytes == pytest.approx(3, rel=0.1)
 
 
+def test_where_memory_binds_the_experts_give_way_and_what_every_token_reads_follows_speed() -> None:
+    profile = llama_7b()
+    profile.mlp_unit_bytes = 400_000_000  # of many experts; a token reads a few of them
+    offers = [Candidate("fast", 30.0, 12 * GB), Candidate("roomy", 10.0, 64 * GB)]
+    fast, roomy = plan_shares(profile, offers, 4096)
+    assert 11 * GB < fast.memory_bytes <= 12 * GB
+    assert len(fast.mlp) < len(roomy.mlp)
+    assert (len(fast.attention), len(roomy.attention)) == (6, 2)
+    assert len(fast.vocabulary) == pytest.approx(0.75 * profile.vocabulary_units, abs=1)
+
+
+@pytest.mark.parametrize("dense_bytes", [0, 1_000_000])
+def test_the_trunk_is_the_model_without_its_experts(dense_bytes: int) -> None:
+    profile = llama_7b()
+    profile.trunk_mlp_unit_bytes, profile.trunk_fixed_bytes = dense_bytes, 200_000_000
+    trunk = trunk_profile(profile)
+    assert profile.mlp_unit_bytes == 30_000_000
+    for ranks in (1, 2, 3):
+        plans = plan_shares(trunk, [Candidate("node", 1.0, 2 * GB)] * ranks, 64)
+        assert_tiles(profile, plans)
+        assert all(len(plan.mlp) >= profile.mlp_units // ranks for plan in plans)
+    (whole,) = plan_shares(trunk, [Candidate("node", 1.0, 2 * GB)], 64)
+    assert whole.weight_bytes == 8 * 105_000_000 + 112 * dense_bytes + 250 * 330_000
+
+
 def test_attention_goes_where_its_cache_fits() -> None:
     """By speed the first node should hold half of the KV cache, and it has no room for that."""
     profile = llama_7b(context=131072)
@@ -218,7 +256,7 @@ def test_a_node_without_room_for_the_fixed_bytes_is_named() -> None:
     offers = [Candidate("pc", 30.0, 64 * GB), Candidate("toaster", 10.0, 100_000_000)]
     with pytest.raises(PlanError, match=r"toaster: 100\.00 MB available"):
         plan_shares(llama_7b(), offers, 4096)
-    assert [offer.name for offer in usable(llama_7b(), offers)] == ["pc"]
+    assert [offer.name for offer in usable([llama_7b()] * 2, offers)] == ["pc"]
 
 
 def test_the_search_is_quick_at_its_largest() -> None:

@@ -151,8 +151,89 @@ def test_names() -> None:
     assert hugging_face_name("output.weight") == "lm_head.weight"
     assert hugging_face_name("blk.12.attn_output.bias") == "model.layers.12.self_attn.o_proj.bias"
     assert hugging_face_name("blk.3.attn_q_norm.weight") == "model.layers.3.self_attn.q_norm.weight"
+    assert hugging_face_name("blk.1.ffn_gate_inp.weight") == "model.layers.1.mlp.gate.weight"
+    assert hugging_face_name("blk.1.ffn_down_shexp.weight") == "model.layers.1.mlp.shared_expert.down_proj.weight"
+    assert hugging_face_name("blk.1.ffn_down.12.weight") == "model.layers.1.mlp.experts.12.down_proj.weight"
     for other in ("rope_freqs.weight", "blk.0.ffn_gate_exps.weight", "blk.0.token_embd.weight", "attn_q.weight"):
         assert hugging_face_name(other) == other
+    for other in ("blk.0.attn_q.3.weight", "ffn_up.3.weight", "output.3.weight", "blk.0.ffn_up.x.weight"):
+        assert hugging_face_name(other) == other
+
+
+# ---------------------------------------------------------------- experts
+
+EXPERTS = 5
+
+
+@pytest.fixture(scope="module")
+def experts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Experts of every type in a layer of its own: down projections by themselves, gates and ups in one."""
+    tensors = {}
+    for layer, type_ in enumerate(READABLE):
+        rows = random_rows(type_, EXPERTS * ROWS).reshape(EXPERTS, ROWS, -1)
+        tensors[f"blk.{layer}.ffn_down_exps.weight"] = (type_, rows)
+        tensors[f"blk.{layer}.ffn_gate_up_exps.weight"] = (type_, rows)
+    return save(tmp_path_factory.mktemp("gguf") / "experts.gguf", tensors)
+
+
+@given(data=st.data())
+def test_any_piece_of_an_expert_is_that_part_of_its_bytes(data: st.DataObject, experts: Path) -> None:
+    """And nothing outside the expert's own bytes is read for it."""
+    type_ = data.draw(st.sampled_from(READABLE))
+    number = data.draw(st.integers(0, EXPERTS - 1))
+    part = data.draw(st.sampled_from(["down", "gate", "up"]))
+    height = ROWS if part == "down" else ROWS // 2
+    first = number * ROWS + height * (part == "up")
+    rows = range(*sorted(data.draw(st.tuples(st.integers(0, height), st.integers(0, height)))))
+    block = EXACT[type_].block if type_ in EXACT else 1
+    cuts = st.integers(0, COLUMNS // block)
+    left, right = sorted(data.draw(st.tuples(cuts, cuts)))
+    name = f"model.layers.{READABLE.index(type_)}.mlp.experts.{number}.{part}_proj.weight"
+    piece = Piece(name, rows, range(left * block, right * block))
+    whole = gguf.quants.dequantize(random_rows(type_, EXPERTS * ROWS), Type[type_])
+    expected = whole[first : first + height][rows.start : rows.stop, left * block : right * block]
+    with Watched(experts) as checkpoint:
+        info = checkpoint.tensor(name)
+        assert (info.shape, info.size) == ((height, COLUMNS), height * len(random_rows(type_, 1).view(np.uint8)[0]))
+        assert bits(checkpoint.read(piece)) == bits(expected)
+        if type_ in EXACT and rows and left < right:
+            assert bits(dequantised(checkpoint.codes(piece), checkpoint.format(name))) == bits(expected)
+        assert all(
+            info.offset <= start and start + size <= info.offset + info.size for start, size in checkpoint.touched
+        )
+
+
+class Watched(GgufCheckpoint):
+    """Which bytes of the file are read, once it is open."""
+
+    def __init__(self, file: Path) -> None:
+        self.touched: list[tuple[int, int]] = []
+        super().__init__(file)
+
+    def _read_at(self, path: Path, offset: int, view: memoryview) -> None:
+        self.touched.append((offset, view.nbytes))
+        super()._read_at(path, offset, view)
+
+
+def test_experts_that_are_there_twice(tmp_path: Path) -> None:
+    stacked = random_rows("F32", 2 * ROWS).reshape(2, ROWS, -1)
+    tensors = {
+        "blk.0.ffn_up_exps.weight": ("F32", stacked),
+        "blk.0.ffn_up.1.weight": ("F32", stacked[1]),
+    }
+    with pytest.raises(CheckpointError, match=r"tensor 'blk\.0\.ffn_up\.1\.weight' is in m\.gguf too"):
+        GgufCheckpoint(save(tmp_path / "m.gguf", tensors))
+
+
+def test_what_is_no_stack_of_experts_keeps_its_name(tmp_path: Path) -> None:
+    tensors = {
+        "blk.0.ffn_up_exps.weight": ("F32", random_rows("F32")),
+        "blk.0.ffn_gate_up_exps.weight": ("F32", random_rows("F32", 3).reshape(1, 3, -1)),
+        "blk.0.ffn_gate_inp_shexp.weight": ("F32", random_rows("F32", 1)[0]),
+    }
+    with GgufCheckpoint(save(tmp_path / "m.gguf", tensors)) as checkpoint:
+        assert checkpoint.names()[:2] == ["blk.0.ffn_up_exps.weight", "blk.0.ffn_gate_up_exps.weight"]
+        assert checkpoint.tensor("model.layers.0.mlp.shared_expert_gate.weight").shape == (1, COLUMNS)
 
 
 def test_what_is_not_there_or_not_as_expected(file: Path, tmp_path: Path) -> None:

@@ -70,6 +70,9 @@ def test_what_is_no_model(tmp_path: Path) -> None:
         resolve("nowhere", tmp_path)
     with pytest.raises(ModelNotFound, match="an empty name"):
         resolve("", tmp_path)
+    for source in ("./nope", "../nope", "~/nope", "/nope", "a/b/nope", r"C:\nope", "D:/nope", r"models\nope"):
+        with pytest.raises(ModelNotFound, match=r"there is no folder or GGUF file \S*nope; give the path"):
+            resolve(source)
 
 
 @pytest.mark.usefixtures("hub")

@@ -6,6 +6,8 @@ import os
 import shutil
 import tracemalloc
 from collections import namedtuple
+from collections.abc import Mapping
+from contextlib import nullcontext
 from io import FileIO
 from pathlib import Path
 from typing import Any
@@ -21,13 +23,18 @@ from motley.daemon.weights.share_file import ShareFileError, write_share
 from motley.daemon.weights.spec import Encoding, Piece, Placed, Weight, lay_out
 
 F16 = npt.NDArray[np.float16]
+DTYPES = {"float16": "F16", "float32": "F32"}
 
 
-def save(folder: Path, tensors: dict[str, F16]) -> Checkpoint:
+def save(folder: Path, tensors: Mapping[str, npt.NDArray[Any]]) -> Checkpoint:
     header: dict[str, Any] = {}
     end = 0
     for name, values in tensors.items():
-        header[name] = {"dtype": "F16", "shape": values.shape, "data_offsets": [end, end + values.nbytes]}
+        header[name] = {
+            "dtype": DTYPES[values.dtype.name],
+            "shape": values.shape,
+            "data_offsets": [end, end + values.nbytes],
+        }
         end += values.nbytes
     text = json.dumps(header).encode()
     with (folder / "model.safetensors").open("wb") as file:
@@ -51,7 +58,7 @@ def checkpoint(tmp_path: Path, tensors: dict[str, F16]) -> Any:
 
 
 def weights(encoding: Encoding) -> list[Weight]:
-    block = 0 if encoding is Encoding.FP32 else 32
+    block = 0 if encoding.float_bytes else 32
     stacked = (Piece("q", range(16, 48), range(64)), Piece("k", range(8, 16), range(64)))
     return [
         Weight("qk", stacked, encoding, block),
@@ -92,8 +99,8 @@ def test_every_weight_is_in_its_place(
         name = item.weight.name
         if name == "norm":
             assert stored(path, item)[0] == tensors["norm"].astype(np.float32).tobytes()
-        elif encoding is Encoding.FP32:
-            assert stored(path, item)[0] == matrices[name].tobytes()
+        elif encoding.float_bytes:
+            assert stored(path, item)[0] == matrices[name].astype(f"<f{encoding.float_bytes}").tobytes()
         else:
             codes, scales = quantise(matrices[name], 32, encoding)
             assert stored(path, item) == (codes.tobytes(), scales.tobytes())
@@ -140,6 +147,19 @@ def test_weights_that_are_no_numbers(tmp_path: Path, tensors: dict[str, F16], en
         with pytest.raises(CheckpointError, match="tensor 'down' holds a NaN or an infinity"):
             write_share(checkpoint, placed, total, tmp_path / "share")
     assert {file.name for file in set(tmp_path.iterdir()) - before} == {"model.safetensors"}
+
+
+def test_weights_that_are_too_large_for_fp16(tmp_path: Path) -> None:
+    values = np.array([[1, -65504], [65504, -7e4]], np.float32)
+    with save(tmp_path, {"down": values}) as checkpoint:
+        for columns, fits in ((range(1), True), (range(1, 2), False)):
+            placed, total = lay_out([Weight("w", (Piece("down", range(2), columns),), Encoding.FP16)])
+            with (
+                nullcontext()
+                if fits
+                else pytest.raises(CheckpointError, match="'down' holds 70000, and fp16 ends at 65504")
+            ):
+                write_share(checkpoint, placed, total, tmp_path / "share")
 
 
 def test_too_little_space_is_noticed_first(

@@ -1,0 +1,55 @@
+"""Child processes that run a module of ours.
+
+They are out of the terminal's reach: Ctrl-C is for their owner, who ends them in order. Their standard input is a pipe,
+which ends when the owner does, however that ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from typing import IO
+
+
+async def start_child(
+    *entry: str,
+    env: Mapping[str, str] | None = None,
+    stdout: int | None = None,
+    stderr: int | IO[bytes] | None = None,
+) -> asyncio.subprocess.Process:
+    """Start ``python -m`` with a module and its arguments.
+
+    Args:
+        env, stdout, stderr: this process's unless they are given.
+    """
+    command = (sys.executable, "-P", "-m", *entry)
+    pipe = subprocess.PIPE
+    if sys.platform == "win32":
+        group = subprocess.CREATE_NEW_PROCESS_GROUP
+        return await asyncio.create_subprocess_exec(
+            *command, env=env, stdin=pipe, stdout=stdout, stderr=stderr, creationflags=group
+        )
+    else:  # a session, not only a group: a terminal may stop groups in its background that write to it
+        return await asyncio.create_subprocess_exec(
+            *command, env=env, stdin=pipe, stdout=stdout, stderr=stderr, start_new_session=True
+        )
+
+
+def wait_for_owner_end() -> None:
+    """Read standard input to its end."""
+    while os.read(0, 4096):
+        pass
+
+
+def end_with_owner() -> None:
+    """From now on this process ends when its owner does, whatever it is doing."""
+
+    def wait_and_end() -> None:
+        wait_for_owner_end()
+        os._exit(1)
+
+    threading.Thread(target=wait_and_end, daemon=True).start()

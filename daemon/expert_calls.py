@@ -1,0 +1,539 @@
+"""Which expert host a trunk rank asks for what, and what it does when no answer comes: decisions only.
+
+Nothing here touches a socket or a clock: events go in with the time they happened at, `Action`s come out.
+
+The experts that a layer's rows have chosen are divided among the trunk ranks: rank ``(layer + expert) % size`` asks for
+an expert, chooses the replica, and has the answer sent to all. Every rank waits for all of them, and helps itself::
+
+    what happens                           what is done
+    the host is lost, or answers garbage   its experts are asked for again elsewhere, at once; it is dropped
+    it is late (`PATIENCE`)                another replica is asked too, the first result counts; until it answers, the
+                                           late host is asked for nothing that another has
+    it is silent (`SILENT_S`)              it is dropped
+    another rank's experts do not come     this rank asks for them itself, for itself alone
+    no replica can be reached              hosts are dialled again and a new placement is waited for: `STARVED_S`
+
+Results have the same bits whoever computes them, so answers may come late, twice, early (another rank is ahead) or to
+a question that somebody else asked: whichever comes first is taken. What was routed is part of a call's number: if
+two ranks route a row differently (a tie within rounding, on unlike processors), each takes its own answers only.
+
+Of an expert's replicas the one is asked that is expected to answer first. Those that are nearly as quick take turns,
+and one that was slow once is tried again; so equal replicas have equal loads over time, and a far quicker one (on this
+very machine, say) has nearly all until its queue is long.
+
+Where an expert's rows are too many for a message, each piece of them is asked for by itself, as if it were an expert:
+piece p of expert e has the number ``e + PIECE * p``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeAlias
+
+Expert: TypeAlias = tuple[int, int]
+"""Layer and index."""
+
+PIECE = 1 << 16
+"""Experts have lower numbers."""
+
+PATIENCE = 20.0
+"""A host that has not answered after so many times the expected..."""
+PATIENCE_S = 0.25
+"""...and at least these seconds is late."""
+SILENT_S = 5.0
+"""A host that owes an answer and says nothing for so long, or `PATIENCE` times the expected, is dropped."""
+RESEND_S = 0.1
+"""What another rank asks for may come so much later than what this one does."""
+STARVED_S = 120.0
+"""Nothing is asked for any more so long after an expert's first failure; what has been asked may still come."""
+REDIAL_S = 1.0
+"""A host that was lost is dialled again after so long, after a second failure twice that..."""
+REDIAL_MAX_S = 30.0
+"""...and so on, but no longer than this."""
+
+FIRST_ROW_S = 0.01
+"""What a host that has never answered may take per row before anybody loses patience."""
+SMOOTHING = 0.125
+"""Weight of the latest answer in a running estimate."""
+FADING_S = 10.0
+"""The estimate of a host that is not asked halves in this time, so that one that was slow once is tried again; when it
+answers, what was known of it counts half as much."""
+NEARLY = 1.25
+"""Hosts that are expected to take no longer than the quickest, times this, take turns."""
+
+AHEAD = 4
+"""Calls that another rank can be ahead by."""
+EARLY = 1024
+"""Results that are kept for later calls."""
+_SEQUENCES = 1 << 32
+
+
+class ExpertsMissing(Exception):
+    """Experts that a step needs have no host that answers; the message names them and the hosts."""
+
+
+class Ask(NamedTuple):
+    """Send a host the rows of these experts of the current call."""
+
+    host: int
+    experts: tuple[int, ...]
+    for_all: bool
+    """Whether all trunk ranks get the answer, or this one alone."""
+
+
+class Drop(NamedTuple):
+    """End the link to a host."""
+
+    host: int
+    reason: str
+
+
+class Dial(NamedTuple):
+    """Try to reach a host; `connected` or `lost` follows."""
+
+    host: int
+
+
+class Starve(NamedTuple):
+    """Tell that the step waits for an expert."""
+
+    layer: int
+    expert: int
+
+
+Action: TypeAlias = Ask | Drop | Dial | Starve
+
+
+@dataclass(eq=False)
+class _Asked:
+    """A question that a host owes an answer to."""
+
+    number: int
+    missing: set[int]
+    rows: int
+    sent_at: float
+    heard_at: float
+    """When the host last answered this or an earlier question: it answers them in order."""
+    expected_s: float
+    idle_s: float
+    """For so long the host had not been asked."""
+    late: bool = False
+    busy_s: float = 0.0
+
+    @property
+    def late_at(self) -> float:
+        return math.inf if self.late else self.sent_at + _patience(self.expected_s)
+
+    @property
+    def silent_at(self) -> float:
+        return self.heard_at + max(SILENT_S, PATIENCE * self.expected_s)
+
+
+@dataclass
+class Host:
+    """What is known of a host."""
+
+    connected: bool = False
+    lost: str = ""
+    """Why it is not."""
+    calls: int = 0
+    rows: int = 0
+    """Answered, both."""
+    computed_s: float = 0.0
+    owing_s: float = 0.0
+    """In which it owed an answer."""
+    waited_s: float = 0.0
+    """In which this rank waited for it; divided, where it waited for several."""
+    stalls_s: list[float] = field(default_factory=list)
+    """What failing over from it has cost, per call."""
+    round_trip_s: float | None = None
+    row_s: float | None = None
+    asked: list[_Asked] = field(default_factory=list)
+    queued: int = 0
+    owing_since: float = 0.0
+    asked_at: float = 0.0
+    dialled: bool = False
+    redial_at: float = math.inf
+    pause_s: float = REDIAL_S
+    barred: bool = False
+    """It computes wrongly, or the orchestrator has given it up: not dialled until it has been started anew."""
+
+    @property
+    def suspect(self) -> bool:
+        """It is late with an answer."""
+        return any(asked.late for asked in self.asked)
+
+    def expected_s(self, rows: int) -> float:
+        """Until it has answered all that it owes and so many rows more; 0 for a host that has never answered."""
+        return (self.round_trip_s or 0.0) + (self.queued + rows) * (self.row_s or 0.0)
+
+    def faded_s(self, rows: int, now: float) -> float:
+        """`expected_s`, less if it has not been asked for long."""
+        return self.expected_s(rows) * math.exp2((self.asked_at - now) / FADING_S)
+
+    def patient_s(self, rows: int) -> float:
+        """`expected_s` for whom it would be wrong to expect too little."""
+        return self.expected_s(rows) if self.row_s is not None else (self.queued + rows) * FIRST_ROW_S
+
+    def measure(self, asked: _Asked, now: float) -> None:
+        row_s = asked.busy_s / asked.rows
+        round_trip_s = max(0.0, now - asked.sent_at - asked.busy_s)
+        weight = 1 - (1 - SMOOTHING) * math.exp2(-asked.idle_s / FADING_S)
+        self.row_s = row_s if self.row_s is None else self.row_s + weight * (row_s - self.row_s)
+        before = self.round_trip_s
+        self.round_trip_s = round_trip_s if before is None else before + weight * (round_trip_s - before)
+
+
+@dataclass(eq=False)
+class _Want:
+    """An expert whose result is missing."""
+
+    rows: int
+    due: float
+    """When this rank asks for it."""
+    tried: set[int] = field(default_factory=set)
+    """Hosts that owe it, or that have refused it."""
+    failed_at: float | None = None
+    told: bool = False
+
+
+@dataclass(eq=False)
+class _Call:
+    number: int
+    layer: int
+    rows: Mapping[int, int]
+    wants: dict[int, _Want]
+    failed: dict[int, float] = field(default_factory=dict)
+    """Hosts that failed it, and when they had been asked."""
+
+
+class ExpertCalls:
+    """One trunk rank's side of the calls of a session, see above. There is one current call.
+
+    Attributes:
+        hosts: by number.
+        results: of the current call so far, by expert; whatever was given to `answered`.
+    """
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.hosts: list[Host] = []
+        self.results: dict[int, Any] = {}
+        self._rank = rank
+        self._size = size
+        self._replicas: Mapping[Expert, Sequence[int]] = {}
+        self._sequence = 0
+        self._call = _Call(0, 0, {}, {})
+        self._early: dict[tuple[int, int], tuple[int, Any]] = {}
+        self._clock = 0.0
+
+    @property
+    def number(self) -> int:
+        """Of the current call."""
+        return self._call.number
+
+    @property
+    def due(self) -> float:
+        """When `tick` has something to do."""
+        times = [host.redial_at for host in self.hosts]
+        for host in self.hosts:
+            for asked in host.asked:
+                times += asked.late_at, asked.silent_at
+        for expert, want in self._call.wants.items():
+            if not want.tried and want.failed_at is None:
+                times.append(want.due)
+            if (gives_up := self._gives_up_at(expert, want)) is not None:
+                times.append(gives_up)
+        return min(times, default=math.inf)
+
+    def is_early(self, number: int) -> bool:
+        """Whether a call is one that this rank has not begun, and another may have."""
+        return 0 < self._ahead(number) <= (AHEAD if self._size > 1 else 0)
+
+    def is_mine(self, layer: int, expert: int) -> bool:
+        """Whether it is this rank that asks for an expert on behalf of all."""
+        return (layer + expert % PIECE) % self._size == self._rank
+
+    # -- events -----------------------------------------------------------------------------------------------------
+
+    def place(
+        self, replicas: Mapping[Expert, Sequence[int]], alive: Sequence[bool], moved: Collection[int], now: float
+    ) -> list[Action]:
+        """A placement is to be adopted; `moved` are hosts that are new, or were started anew."""
+        self._replicas = replicas
+        self.hosts += [Host(asked_at=now) for _ in range(len(alive) - len(self.hosts))]
+        actions: list[Action] = []
+        for number, (host, lives) in enumerate(zip(self.hosts, alive, strict=True)):
+            if (host.connected or host.dialled) and (not lives or number in moved):
+                reason = "it has been started anew" if lives else "the orchestrator has given it up"
+                actions += self._drop(number, reason, now)
+            if not lives:
+                host.barred, host.redial_at = True, math.inf
+            elif number in moved:
+                host.barred, host.redial_at, host.pause_s = False, now, REDIAL_S
+        for expert, want in self._call.wants.items():  # who had refused it may have it now
+            want.tried = {number for number in want.tried if self._owing(expert, [number])}
+            want.told = False  # that was about the placement before
+        return actions + self._ask_open(now) + self._dials(now)
+
+    def connected(self, number: int, now: float) -> list[Action]:
+        """A host is there."""
+        host = self.hosts[number]
+        host.connected, host.dialled, host.lost = True, False, ""
+        return self._ask_open(now)
+
+    def lost(self, number: int, reason: str, now: float) -> list[Action]:
+        """The link to a host has ended, or could not be made."""
+        self._count_wait(now)
+        host = self.hosts[number]
+        if not host.connected and not host.dialled:
+            return []
+        host.connected, host.dialled, host.lost = False, False, reason
+        if not host.barred:
+            host.redial_at = now + host.pause_s
+            host.pause_s = min(2 * host.pause_s, REDIAL_MAX_S)
+        owed, host.asked, host.queued = host.asked, [], 0
+        if owed:
+            host.owing_s += now - host.owing_since
+        for asked in owed:
+            self._failed(number, asked, now)
+        for want in self._call.wants.values():
+            want.tried.discard(number)
+        return self._ask_open(now)
+
+    def begin(self, layer: int, rows: Mapping[int, int], routing: int, now: float) -> list[Action]:
+        """A call begins: each of these experts has so many rows. `routing`: 32 bits that say which rows these are."""
+        assert not self._call.wants, "the call before has not ended"
+        self._sequence = (self._sequence + 1) % _SEQUENCES
+        self._clock = now
+        self.results = {}
+        call = self._call = _Call(self._sequence << 32 | routing, layer, rows, {})
+        for expert, count in rows.items():
+            held = self._early.pop((call.number, expert), None)
+            if held is not None and held[0] == count:
+                self.results[expert] = held[1]
+            else:
+                call.wants[expert] = _Want(count, now)
+        self._early = {key: held for key, held in self._early.items() if self._ahead(key[0]) > 0}
+        if self._size > 1:
+            total = sum(rows.values())
+            others = _patience(max((host.patient_s(total) for host in self.hosts), default=0.0)) + RESEND_S
+            for expert, want in call.wants.items():
+                if not self.is_mine(self._call.layer, expert):
+                    want.due = now + others
+        return self._ask_open(now)
+
+    def answered(
+        self, number: int, call: int, layer: int, parts: Sequence[tuple[int, int, Any]], busy_s: float, now: float
+    ) -> list[Action]:
+        """A host answers call `call`: experts with their rows and results."""
+        self._count_wait(now)
+        host = self.hosts[number]
+        if not host.connected:
+            return []
+        current, is_early, ahead = self._call, self.is_early(call), self._ahead(call)
+        if (ahead > 0 and not is_early) or (self._size == 1 and ahead == 0 and call != current.number):
+            return self.garbage(number, f"it answers call {call:#x}, which has not been made", now)
+        if call == current.number:
+            if layer != current.layer or any(current.rows.get(expert) != rows for expert, rows, _ in parts):
+                return self.garbage(number, f"it answers other rows than it was sent for layer {current.layer}", now)
+            for expert, _, result in parts:
+                if current.wants.pop(expert, None) is not None:
+                    self.results[expert] = result
+            if not current.wants:
+                for failed, since in current.failed.items():
+                    self.hosts[failed].stalls_s.append(now - since)
+                current.failed.clear()
+        elif is_early:
+            for expert, rows, result in parts:
+                if len(self._early) < EARLY:
+                    self._early[call, expert] = rows, result
+        self._settle(host, call, parts, busy_s, now)
+        return []
+
+    def refused(self, number: int, call: int, now: float) -> list[Action]:
+        """A host does not have what it was asked for in call `call`."""
+        self._count_wait(now)
+        host = self.hosts[number]
+        asked = next((asked for asked in host.asked if asked.number == call), None)
+        if asked is None:
+            return []
+        self._end(host, asked, now)
+        self._failed(number, asked, now)
+        return self._ask_open(now)
+
+    def garbage(self, number: int, reason: str, now: float) -> list[Action]:
+        """What a host says is wrong: it is not asked again until it has been started anew."""
+        if not self.hosts[number].connected:
+            return []
+        self.hosts[number].barred = True
+        return self._drop(number, reason, now)
+
+    def tick(self, now: float) -> list[Action]:
+        """Time has passed.
+
+        Raises:
+            ExpertsMissing: the current call has waited for experts as long as it may.
+        """
+        self._count_wait(now)
+        actions: list[Action] = []
+        for number, host in enumerate(self.hosts):
+            for asked in host.asked:
+                if now >= asked.late_at:
+                    asked.late = True
+                    self._failed(number, asked, now)
+            if any(now >= asked.silent_at for asked in host.asked):
+                oldest = host.asked[0].heard_at
+                actions += self._drop(number, f"it has owed an answer for {now - oldest:.1f} s in silence", now)
+        actions += self._ask_open(now)
+        given_up = [expert for expert, want in self._call.wants.items() if self._given_up(expert, want, now)]
+        if given_up:
+            raise ExpertsMissing(self._obituary(given_up))
+        return actions + self._dials(now)
+
+    # -- decisions --------------------------------------------------------------------------------------------------
+
+    def _ask_open(self, now: float) -> list[Action]:
+        """Ask for all that is due and that nobody owes who is not late, where a replica is left to try.
+
+        Each expert is asked of the replica that is expected to answer first.
+        """
+        groups: dict[tuple[int, bool], list[int]] = {}
+        actions: list[Action] = []
+        for expert, want in self._call.wants.items():
+            owing = self._owing(expert, want.tried)
+            if now < want.due or not all(asked.late for asked in owing):
+                continue
+            if want.failed_at is not None and now >= want.failed_at + STARVED_S:
+                continue
+            number = self._choice(expert, want, now)
+            if number is not None:
+                groups.setdefault((number, self.is_mine(self._call.layer, expert)), []).append(expert)
+                self.hosts[number].queued += want.rows
+                want.tried.add(number)
+            elif not owing:
+                want.failed_at = now if want.failed_at is None else want.failed_at
+                if not want.told:
+                    want.told = True
+                    actions.append(Starve(self._call.layer, expert % PIECE))
+        for (number, for_all), experts in groups.items():
+            self._note(number, experts, now)
+            actions.append(Ask(number, tuple(experts), for_all))
+        return actions
+
+    def _choice(self, expert: int, want: _Want, now: float) -> int | None:
+        """The connected replica, not tried yet, that is expected to answer first. Of those that are nearly as quick, it
+        is who owes least, then whose turn it is."""
+        replicas = [
+            number
+            for number in self._replicas.get((self._call.layer, expert % PIECE), ())
+            if self.hosts[number].connected and number not in want.tried
+        ]
+        if len(replicas) < 2:
+            return replicas[0] if replicas else None
+        hosts = self.hosts
+        expected = [(hosts[number].suspect, hosts[number].faded_s(want.rows, now), number) for number in replicas]
+        suspect, shortest, _ = min(expected)
+        near = [number for late, seconds, number in expected if late == suspect and seconds <= NEARLY * shortest]
+        return min(near, key=lambda number: (hosts[number].queued, hosts[number].asked_at, hosts[number].rows, number))
+
+    def _note(self, number: int, experts: Sequence[int], now: float) -> None:
+        host = self.hosts[number]
+        rows = sum(self._call.wants[expert].rows for expert in experts)
+        if not host.asked:
+            host.owing_since = now
+        idle_s, host.asked_at = now - host.asked_at, now
+        host.asked.append(_Asked(self._call.number, set(experts), rows, now, now, host.patient_s(0), idle_s))
+
+    def _drop(self, number: int, reason: str, now: float) -> list[Action]:
+        return [Drop(number, reason), *self.lost(number, reason, now)]
+
+    def _dials(self, now: float) -> list[Action]:
+        actions: list[Action] = []
+        for number, host in enumerate(self.hosts):
+            if now >= host.redial_at:
+                host.redial_at, host.dialled = math.inf, True
+                actions.append(Dial(number))
+        return actions
+
+    def _failed(self, number: int, asked: _Asked, now: float) -> None:
+        """A host has not answered in time, or never will."""
+        if asked.number == self._call.number:
+            wants = [self._call.wants[expert] for expert in asked.missing if expert in self._call.wants]
+            for want in wants:
+                want.failed_at = now if want.failed_at is None else want.failed_at
+            if wants:
+                self._call.failed.setdefault(number, asked.sent_at)
+
+    def _settle(self, host: Host, call: int, parts: Sequence[tuple[int, int, Any]], busy_s: float, now: float) -> None:
+        """What the host owes is less by an answer."""
+        answered = {expert for expert, _, _ in parts}
+        for place, asked in enumerate(host.asked):
+            if asked.number == call and asked.missing & answered:
+                asked.missing -= answered
+                asked.busy_s += busy_s
+                for later in host.asked[place:]:
+                    later.heard_at = now
+                if not asked.missing:
+                    self._end(host, asked, now)
+                    host.calls += 1
+                    host.rows += asked.rows
+                    host.computed_s += asked.busy_s
+                    host.measure(asked, now)
+                    host.pause_s = REDIAL_S
+                return
+
+    def _end(self, host: Host, asked: _Asked, now: float) -> None:
+        host.asked.remove(asked)
+        host.queued -= asked.rows
+        if not host.asked:
+            host.owing_s += now - host.owing_since
+
+    def _count_wait(self, now: float) -> None:
+        """Time has passed in which this rank waited, if it did."""
+        if self._call.wants:
+            owing = [host for host in self.hosts if any(asked.number == self._call.number for asked in host.asked)]
+            for host in owing:
+                host.waited_s += (now - self._clock) / len(owing)
+        self._clock = now
+
+    def _owing(self, expert: int, numbers: Iterable[int]) -> list[_Asked]:
+        """The questions about an expert of the current call that these hosts have not answered."""
+        return [
+            asked
+            for number in numbers
+            for asked in self.hosts[number].asked
+            if asked.number == self._call.number and expert in asked.missing
+        ]
+
+    def _gives_up_at(self, expert: int, want: _Want) -> float | None:
+        """When the call fails unless an expert comes; None: there is hope."""
+        if want.failed_at is None:
+            return None
+        hopes = [asked.late_at for asked in self._owing(expert, want.tried) if not asked.late]
+        return max([want.failed_at + STARVED_S, *hopes])
+
+    def _given_up(self, expert: int, want: _Want, now: float) -> bool:
+        gives_up = self._gives_up_at(expert, want)
+        return gives_up is not None and now >= gives_up
+
+    def _obituary(self, experts: Iterable[int]) -> str:
+        layer = self._call.layer
+        said = []
+        for expert in sorted({part % PIECE for part in experts}):
+            hosts = [
+                f"host {number}: {self.hosts[number].lost or 'it does not answer'}"
+                for number in self._replicas.get((layer, expert), ())
+            ]
+            said.append(f"layer {layer} expert {expert} ({'; '.join(hosts) or 'no host has it'})")
+        return f"waited {STARVED_S:.0f} s for experts that no host answers for: {', '.join(said)}"
+
+    def _ahead(self, number: int) -> int:
+        """How many calls after the current one this one is."""
+        half = _SEQUENCES // 2
+        return ((number >> 32) - self._sequence + half) % _SEQUENCES - half
+
+
+def _patience(expected_s: float) -> float:
+    return max(PATIENCE_S, PATIENCE * expected_s)

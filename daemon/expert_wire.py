@@ -1,0 +1,224 @@
+"""A call for experts and its answer, as bytes: what trunk ranks and expert hosts say to each other.
+
+A *call* takes the rows of all experts of one layer that one host is asked for; an *answer* brings what these experts
+made of them, not weighted. A host may answer a call in several pieces, an expert or more each. Both are a header, a
+record per expert and the rows, expert by expert, all little-endian::
+
+    call     kind  format  layer  reply_to  number  count  hidden
+             u8    u8      u16    u32       u64     u16    u32
+    answer   kind  format  layer  busy_s    number  count  hidden
+             u8    u8      u16    f32       u64     u16    u32
+    expert   index  piece  rows
+             u16    u16    u32
+    refusal  kind  code    layer  0         number  0      0       then its reason in UTF-8
+
+Rows of one expert that are too many for a message go in several, as pieces, numbered from 0, and are answered so.
+`number` is the caller's, and comes back. `reply_to` has bit r set if trunk rank r gets the answer. `busy_s` is the time
+that the host computed. `format` says how rows travel (`motley.transport.formats`), each on its own: its bits do not
+depend on the rows beside it.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from motley.protocol import MAX_TRUNK
+from motley.transport import WireFormat
+from motley.transport.formats import BLOCK, Codecs
+
+F32 = npt.NDArray[np.float32]
+Buffer = bytes | bytearray | memoryview
+
+_HEAD = struct.Struct("<BBH4sQH2xI")
+_EXPERT = struct.Struct("<HHI")
+_MASK = struct.Struct("<I")
+_SECONDS = struct.Struct("<f")
+HEADER_BYTES = _HEAD.size
+EXPERT_BYTES = _EXPERT.size
+
+MAX_REASON = 1024
+_FORMATS = tuple(WireFormat)
+
+
+class ExpertWireError(ValueError):
+    """Bytes that are no call, or no answer, of this session."""
+
+
+class Kind(IntEnum):
+    CALL = 1
+    ANSWER = 2
+    REFUSAL = 3
+
+
+class RefusalCode(IntEnum):
+    NOT_HERE = 1
+    """An expert of the call is not on this host (any more)."""
+    BAD_CALL = 2
+    FAILED = 3
+    """The host could not compute it."""
+
+
+class Part(NamedTuple):
+    """An expert of a call's layer, and how many of the rows are its."""
+
+    expert: int
+    rows: int
+    piece: int = 0
+    """Of the expert's rows, where one message does not hold them."""
+
+
+@dataclass(frozen=True)
+class Call:
+    number: int
+    layer: int
+    reply_to: int
+    """Bit r: trunk rank r gets the answer."""
+    parts: Sequence[Part]
+    rows: F32
+    """f32[N, D]"""
+
+
+@dataclass(frozen=True)
+class Answer:
+    number: int
+    layer: int
+    busy_s: float
+    parts: Sequence[Part]
+    rows: F32
+    """f32[N, D]"""
+
+
+@dataclass(frozen=True)
+class Refusal:
+    number: int
+    layer: int
+    code: RefusalCode
+    reason: str
+
+
+class ExpertWire:
+    """Writes and reads the messages of one session. Has working space: one thread owns it.
+
+    Rows in FP32 are not copied: written messages refer to them, and read ones to the bytes they came in.
+    """
+
+    def __init__(self, hidden: int, wire_format: WireFormat) -> None:
+        """`hidden`: D, the width of a row."""
+        self._hidden = hidden
+        self._format = _FORMATS.index(wire_format)
+        self._codec = Codecs(wire_format).of("float32")[1]
+        self._as_it_is = wire_format is WireFormat.FP32
+        self._row_bytes = self._codec.size(hidden)
+        # Blocks that share a scale end where rows do: together they are what each would be alone.
+        self._at_once = hidden % BLOCK == 0
+
+    def message_bytes(self, experts: int, rows: int) -> int:
+        """The length of a call or an answer."""
+        return HEADER_BYTES + experts * EXPERT_BYTES + rows * self._row_bytes
+
+    def most_rows(self, size: int) -> int:
+        """Rows of one expert that a message of this length holds: an even number, as kernels take rows by twos."""
+        rows = (size - self.message_bytes(1, 0)) // self._row_bytes
+        return max(1, rows - rows % 2)
+
+    def write_call(self, call: Call) -> list[Buffer]:
+        """Its bytes, in parts that follow each other."""
+        assert 0 < call.reply_to < 1 << MAX_TRUNK
+        return self._write(Kind.CALL, call.layer, _MASK.pack(call.reply_to), call.number, call.parts, call.rows)
+
+    def write_answer(self, answer: Answer) -> list[Buffer]:
+        """Its bytes, in parts that follow each other."""
+        busy = _SECONDS.pack(answer.busy_s)
+        return self._write(Kind.ANSWER, answer.layer, busy, answer.number, answer.parts, answer.rows)
+
+    def write_refusal(self, refusal: Refusal) -> list[Buffer]:
+        """Its bytes, in parts that follow each other."""
+        head = _HEAD.pack(Kind.REFUSAL, refusal.code, refusal.layer, bytes(4), refusal.number, 0, 0)
+        return [head + refusal.reason.encode()[:MAX_REASON]]
+
+    def read_call(self, data: Buffer) -> Call:
+        """
+        Raises:
+            ExpertWireError: it is no call, or not one of this session.
+        """
+        view = memoryview(data).cast("B")
+        kind, code, layer, mask, number, count, hidden = _head(view)
+        if kind != Kind.CALL:
+            raise ExpertWireError(f"a message of kind {kind} in the place of a call")
+        (reply_to,) = _MASK.unpack(mask)
+        if not reply_to:
+            raise ExpertWireError("a call whose answer nobody gets")
+        return Call(number, layer, reply_to, *self._read(view, code, count, hidden))
+
+    def read_answer(self, data: Buffer) -> Answer | Refusal:
+        """
+        Raises:
+            ExpertWireError: it is no answer, or not one of this session.
+        """
+        view = memoryview(data).cast("B")
+        kind, code, layer, busy, number, count, hidden = _head(view)
+        if kind == Kind.REFUSAL:
+            if code not in RefusalCode._value2member_map_ or count or hidden or any(busy):
+                raise ExpertWireError(f"a refusal with the unknown code {code}")
+            return Refusal(number, layer, RefusalCode(code), bytes(view[HEADER_BYTES:]).decode(errors="replace"))
+        if kind != Kind.ANSWER:
+            raise ExpertWireError(f"a message of kind {kind} in the place of an answer")
+        (busy_s,) = _SECONDS.unpack(busy)
+        if not 0 <= busy_s < float("inf"):
+            raise ExpertWireError(f"an answer that took {busy_s} s")
+        return Answer(number, layer, busy_s, *self._read(view, code, count, hidden))
+
+    def _write(
+        self, kind: Kind, layer: int, word: bytes, number: int, parts: Sequence[Part], rows: F32
+    ) -> list[Buffer]:
+        assert rows.shape == (sum(part.rows for part in parts), self._hidden)
+        head = _HEAD.pack(kind, self._format, layer, word, number, len(parts), self._hidden)
+        records = b"".join([_EXPERT.pack(part.expert, part.piece, part.rows) for part in parts])
+        if self._as_it_is:
+            return [head + records, np.ascontiguousarray(rows, "<f4").data.cast("B")]
+        payload = np.empty((len(rows), self._row_bytes), np.uint8)
+        for values, place in self._stretches(rows, payload):
+            self._codec.encode(values, place)
+        return [head + records, payload.data.cast("B")]
+
+    def _read(self, view: memoryview, code: int, count: int, hidden: int) -> tuple[list[Part], F32]:
+        if code != self._format or hidden != self._hidden:
+            says = _FORMATS[code].value if code < len(_FORMATS) else f"format {code}"
+            ours = _FORMATS[self._format].value
+            raise ExpertWireError(f"rows of {hidden} in {says}; here they are of {self._hidden} in {ours}")
+        records = view[HEADER_BYTES : HEADER_BYTES + count * EXPERT_BYTES]
+        if not count or len(records) < count * EXPERT_BYTES:
+            raise ExpertWireError(f"{len(view)} bytes announce {count} experts")
+        parts = [Part(expert, rows, piece) for expert, piece, rows in _EXPERT.iter_unpack(records)]
+        if not all(part.rows for part in parts) or len({(part.expert, part.piece) for part in parts}) < count:
+            raise ExpertWireError("an expert without rows, or named twice")
+        total = sum(part.rows for part in parts)
+        if len(view) != self.message_bytes(count, total):
+            raise ExpertWireError(f"{total} rows of {count} experts in {len(view)} bytes")
+        payload = np.frombuffer(view, np.uint8, offset=HEADER_BYTES + len(records)).reshape(total, self._row_bytes)
+        if self._as_it_is:
+            rows = payload.view("<f4")
+            return parts, rows if rows.flags.aligned else rows.copy()
+        rows = np.empty((total, self._hidden), np.float32)
+        for values, place in self._stretches(rows, payload):
+            self._codec.decode(place, values)
+        return parts, rows
+
+    def _stretches(self, rows: F32, payload: npt.NDArray[np.uint8]) -> list[tuple[F32, npt.NDArray[np.uint8]]]:
+        """What is encoded at a time, and where it lies."""
+        if self._at_once:
+            return [(np.ascontiguousarray(rows, np.float32).reshape(-1), payload.reshape(-1))]
+        return list(zip(np.ascontiguousarray(rows, np.float32), payload, strict=True))
+
+
+def _head(view: memoryview) -> tuple[int, int, int, bytes, int, int, int]:
+    if len(view) < HEADER_BYTES:
+        raise ExpertWireError(f"a message of {len(view)} bytes; at least {HEADER_BYTES} are needed")
+    return _HEAD.unpack_from(view)

@@ -1,0 +1,111 @@
+"""The map of a session's experts as clients see it: expert by group of layers, on which hosts, with its load."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from motley.orchestrator.expert_hosts import ExpertHost, ExpertMap
+from motley.orchestrator.planning.experts import ExpertKey
+from motley.orchestrator.sessions import Session
+
+GROUPS = 8
+"""Groups of consecutive layers that are shown, at most."""
+
+
+def experts_json(session: Session, experts: ExpertMap, each: bool = False) -> dict[str, Any]:
+    """The map.
+
+    ``load`` of an expert is how often it is chosen lately, 1 being its even share; of a host, its part of all rows so
+    far. A host has an expert in so many layers of a group, by state: ``serving``, ``fetching``, ``leaving``, or
+    ``dead`` where a replica is missing that a lost host had.
+
+    Args:
+        each: every layer is a group of its own.
+    """
+    states = _states(experts)
+    even = session.profile.experts_per_token / session.profile.expert_count
+    load = experts.loads.per_token() / even
+    rows = sum(_rows(host) for host in experts.hosts)
+    replicas = Counter(key for host in experts.hosts for key in host.serving)
+    return {
+        "session": session.id,
+        "name": session.name,
+        "replicas": {"asked": experts.replicas, "least": min(replicas[key] for key in experts.keys)},
+        "short": experts.short or None,
+        "waiting_for": session.waiting_for,
+        "moves": len(experts.moves) + sum(len(host.fetching) for host in experts.hosts) if session.alive else 0,
+        "placement": experts.version,
+        "experts": session.profile.expert_count,
+        "experts_per_token": session.profile.experts_per_token,
+        "bytes_out": sum(out for out, _ in experts.traffic.values()),
+        "bytes_in": sum(back for _, back in experts.traffic.values()),
+        "hosts": [_host_json(host, rows) for host in experts.hosts],
+        "groups": [
+            _group_json(experts, places.tolist(), load, states)
+            for places in np.array_split(np.arange(len(experts.layers)), len(experts.layers) if each else GROUPS)
+            if len(places)
+        ],
+    }
+
+
+def _states(experts: ExpertMap) -> list[dict[ExpertKey, str]]:
+    """By host: what becomes of each expert that it has or had."""
+    served = Counter(key for host in experts.hosts for key in host.serving)
+    return [
+        dict.fromkeys((key for key in host.ordered if served[key] < experts.replicas), "dead")
+        if host.gone
+        else {
+            **dict.fromkeys(host.fetching, "fetching"),
+            **dict.fromkeys(host.serving, "serving"),
+            **dict.fromkeys(host.retiring, "leaving"),
+        }
+        for host in experts.hosts
+    ]
+
+
+def _group_json(
+    experts: ExpertMap, places: Sequence[int], load: NDArray[np.float64], states: list[dict[ExpertKey, str]]
+) -> dict[str, Any]:
+    layers = [experts.layers[place] for place in places]
+    loads = load[places].mean(axis=0).tolist()
+    shown = []
+    for index, own in enumerate(loads):
+        counts = Counter(
+            (number, state)
+            for number, has in enumerate(states)
+            for layer in layers
+            if (state := has.get((layer, index))) is not None
+        )
+        hosts = [{"host": host, "state": state, "layers": count} for (host, state), count in counts.items()]
+        shown.append({"index": index, "load": round(own, 3), "hosts": hosts})
+    return {"layers": layers, "experts": shown}
+
+
+def _host_json(host: ExpertHost, rows: int) -> dict[str, Any]:
+    own = _rows(host)
+    return {
+        "host": host.number,
+        "rank": host.index,
+        "node": host.name,
+        "zone": host.zones or None,
+        "state": host.state,
+        "lost": host.lost or None,
+        "restarts": host.restarts,
+        "serving": len(host.serving),
+        "fetching": len(host.fetching),
+        "rows": own,
+        "load": own / rows if rows else 0.0,
+        "round_trip_ms": 1e3 * max((link.round_trip_s for link in host.links.values()), default=0.0),
+        "busy_s": sum(link.busy_s for link in host.links.values()),
+        "wait_s": sum(link.wait_s for link in host.links.values()),
+        "stalls_ms": [1e3 * stall for stall in host.stalls_s],
+    }
+
+
+def _rows(host: ExpertHost) -> int:
+    return sum(link.rows for link in host.links.values())

@@ -1,0 +1,70 @@
+"""How a model's experts are laid out over the nodes of a session.
+
+*Sliced*: every rank has a slice of every expert, as of every other matrix. Nothing but sums travels, and every node
+works on every token; an expert can be larger than any node.
+
+*Parallel*: a trunk of few ranks (attention, norms, routers, head) sends each row to the hosts of the experts that the
+row has chosen. Most nodes are idle for a token and free for others, and an expert that is on two nodes outlives one.
+Where one is larger than any node, a few nodes are a host together (`motley.orchestrator.planning.groups`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from motley.protocol.mesh_pb2 import ModelProfile
+
+LAYOUTS = ("auto", "sliced", "parallel")
+
+
+class LayoutError(Exception):
+    """The layout asked for is not possible with this model or engine; the message says why."""
+
+
+def is_parallel(
+    asked: str,
+    profile: ModelProfile,
+    *,
+    engines: Mapping[str, Collection[str]],
+    engine: str,
+    replicas: int,
+    trunk: int,
+    by_hand: bool,
+    exact: bool,
+) -> bool:
+    """Whether experts become services of their hosts.
+
+    ``auto`` means: wherever that is possible on more than one node. It is sliced on one node, where engines have no
+    experts of their own, with shares by hand or nodes that hold it in their own way (both are of slices: the replicas
+    of a whole expert must have the same bits), and if the session is exact: the layouts round differently, and bits
+    that are the same on any number of nodes include those of one.
+
+    Args:
+        asked: one of `LAYOUTS`.
+        engines: of every node that takes part, by its name, those that compute single experts, and trunks whose experts
+            are elsewhere.
+        replicas: of every expert; more than 1 is possible in parallel only, as is a `trunk` of more than 1 rank.
+        by_hand: shares are given, or single nodes have an engine or quantisation of their own.
+        exact: the session's bits shall not depend on how many nodes it has.
+
+    Raises:
+        LayoutError: it was asked for, and is not possible.
+    """
+    wanted = asked == "parallel" or replicas > 1 or trunk > 1
+    if not profile.expert_layers:
+        if wanted:
+            raise LayoutError(
+                f"{profile.name} ({profile.family}) has no experts that could be on nodes of their own; leave out"
+                " experts, replicas and trunk"
+            )
+        return False
+    able = sum(engine in has for has in engines.values())
+    if wanted and not able:
+        others = " or ".join(map(repr, sorted(set[str]().union(*engines.values()))))
+        instead = f"engine {others}, or " if others else ""
+        raise LayoutError(
+            f"engine {engine!r} cannot have experts elsewhere on {', '.join(engines)}; use {instead}experts 'sliced'"
+        )
+    if asked != "auto" or wanted:
+        return wanted
+    return able > 1 and not by_hand and not exact

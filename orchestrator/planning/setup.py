@@ -1,0 +1,72 @@
+"""How a node takes part in a session: its engine, whether that is on its GPU, and what it holds. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from motley.orchestrator.planning.shares import human_bytes
+from motley.protocol import GPU_RESERVE
+from motley.protocol.mesh_pb2 import Capabilities, Gpu
+
+
+class SetupError(Exception):
+    """A node cannot take part like that; the message says why. `code` is stable, for clients."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A rank's."""
+
+    engine: str
+    quantisation: str
+    """As the engine holds matrices: ``fp16`` is ``fp32`` for one that would widen it."""
+    on_gpu: bool
+    """It computes on the node's first GPU, in the memory of that."""
+
+
+def setup_of(node: str, capabilities: Capabilities, engine: str, quantisation: str) -> Setup:
+    """How a rank with this engine takes part on a node.
+
+    Args:
+        node: its name.
+
+    Raises:
+        SetupError: the node has no such engine, or it cannot run there.
+    """
+    told = next((each for each in capabilities.engines if each.name == engine), None)
+    if told is None:
+        has = ", ".join(each.name for each in capabilities.engines) or "none"
+        raise SetupError("unknown_engine", f"node {node!r} has no engine {engine!r}; it has: {has}")
+    lacking = told.lacking or ("it shows no GPU" if told.on_gpu and not capabilities.gpus else "")
+    if lacking:
+        raise SetupError("unusable_engine", f"node {node!r} cannot run engine {engine!r}: {lacking}")
+    widened = quantisation == "fp16" and not told.keeps_fp16
+    return Setup(engine, "fp32" if widened else quantisation, told.on_gpu)
+
+
+def gpu_room(gpu: Gpu, promised: int) -> int:
+    """Bytes that a new rank may take on a GPU.
+
+    Args:
+        promised: to other ranks, which have not taken them yet.
+    """
+    return max(0, gpu.free_bytes - promised - GPU_RESERVE)
+
+
+def gpu_told(node: str, gpu: Gpu, promised: int) -> str:
+    """What there is to say of a GPU's memory, for messages."""
+    parts = [f"{human_bytes(gpu.free_bytes)} of {human_bytes(gpu.memory_bytes)} free"]
+    if promised:
+        parts.append(f"{human_bytes(promised)} promised to other ranks")
+    parts.append(f"{human_bytes(GPU_RESERVE)} stay free")
+    if gpu.users:
+        parts.append("in use by " + ", ".join(f"{user.name or user.pid} ({_held(user.bytes)})" for user in gpu.users))
+    return f"{node}, {gpu.name} ({'; '.join(parts)})"
+
+
+def _held(count: int) -> str:
+    return human_bytes(count) if count else "not told"

@@ -1,0 +1,77 @@
+"""The worker processes of a session as the orchestrator knows them. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from motley.orchestrator.planning.setup import Setup
+from motley.orchestrator.planning.shares import RankPlan
+from motley.protocol.mesh_pb2 import Loading, Ready, Timing
+
+
+@dataclass
+class Worker:
+    index: int
+    """Its rank: those that compute in step come first, then the expert hosts."""
+    node_id: str
+    node_name: str
+    memory_limit: int
+    """Bytes that it is offered of the memory it computes in: its node's, or its GPU's."""
+    address: str = field(default="", kw_only=True)
+    """Where its data plane listens; empty until it does."""
+    loading: Loading = field(default_factory=Loading, kw_only=True)
+    ready: Ready | None = field(default=None, kw_only=True)
+    gone: bool = field(default=False, kw_only=True)
+    """Its process has ended, its node is lost, or it was given up."""
+
+    @property
+    def memory_bytes(self) -> int:
+        """What the plan gives to it."""
+        raise NotImplementedError
+
+    @property
+    def role(self) -> str:
+        """What it is on its node, for people."""
+        raise NotImplementedError
+
+    @property
+    def host_bytes(self) -> int:
+        """What that takes of its node's own memory."""
+        return self.memory_bytes
+
+    @property
+    def state(self) -> str:
+        """For people: ``starting``, ``listening``, ``ready`` or ``gone``."""
+        return "gone" if self.gone else "ready" if self.ready else "listening" if self.address else "starting"
+
+    def __str__(self) -> str:
+        return f"node {self.node_name!r} ({self.role})"
+
+
+@dataclass
+class Rank(Worker):
+    """One that computes in step with the others, on its share of the model."""
+
+    plan: RankPlan
+    setup: Setup
+    timing: Timing | None = None
+
+    @property
+    def memory_bytes(self) -> int:
+        return self.plan.memory_bytes
+
+    @property
+    def role(self) -> str:
+        return f"rank {self.index}"
+
+    @property
+    def host_bytes(self) -> int:
+        return self.plan.fixed_bytes if self.setup.on_gpu else self.plan.memory_bytes
+
+    @property
+    def gpu_bytes(self) -> int:
+        """What it may yet take of its GPU: until it is ready all of the plan, then what is not weights, at most: caches
+        that have grown are counted twice, as the driver counts them too."""
+        if not self.setup.on_gpu or self.gone:
+            return 0
+        return max(0, self.plan.memory_bytes - (self.ready.share_bytes if self.ready else 0))

@@ -1,0 +1,53 @@
+"""Which engine a rank gets on a node, what it holds there, and what a GPU has room for."""
+
+from __future__ import annotations
+
+import pytest
+
+from motley.orchestrator.planning.setup import Setup, SetupError, gpu_room, gpu_told, setup_of
+from motley.protocol import GPU_RESERVE
+from motley.protocol.mesh_pb2 import Capabilities, Engine, Gpu, GpuUser
+
+GB = 10**9
+GPU = Gpu(name="RTX 9", memory_bytes=12 * GB, free_bytes=8 * GB)
+PC = Capabilities(
+    engines=[
+        Engine(name="onnxruntime"),
+        Engine(name="cuda", keeps_fp16=True, on_gpu=True),
+        Engine(name="tensorrt", keeps_fp16=True, on_gpu=True, lacking="install motley[tensorrt]"),
+    ],
+    gpus=[GPU],
+)
+
+
+def test_fp16_is_kept_by_those_that_can() -> None:
+    assert setup_of("pc", PC, "cuda", "fp16") == Setup("cuda", "fp16", on_gpu=True)
+    assert setup_of("pc", PC, "onnxruntime", "fp16") == Setup("onnxruntime", "fp32", on_gpu=False)
+    assert setup_of("pc", PC, "onnxruntime", "int4") == Setup("onnxruntime", "int4", on_gpu=False)
+
+
+def test_what_cannot_run_is_refused_by_name() -> None:
+    with pytest.raises(SetupError, match="'pc' has no engine 'warp'; it has: onnxruntime, cuda, tensorrt") as unknown:
+        setup_of("pc", PC, "warp", "int8")
+    with pytest.raises(SetupError, match=r"'pc' cannot run engine 'tensorrt': install motley\[tensorrt\]") as unusable:
+        setup_of("pc", PC, "tensorrt", "int8")
+    with pytest.raises(SetupError, match="'box' cannot run engine 'cuda': it shows no GPU"):
+        setup_of("box", Capabilities(engines=PC.engines), "cuda", "int8")
+    assert (unknown.value.code, unusable.value.code) == ("unknown_engine", "unusable_engine")
+
+
+def test_a_gpu_has_room_for_what_is_neither_used_promised_nor_reserved() -> None:
+    assert gpu_room(GPU, 0) == 8 * GB - GPU_RESERVE
+    assert gpu_room(GPU, 3 * GB) == 5 * GB - GPU_RESERVE
+    assert gpu_room(GPU, 8 * GB) == 0
+
+
+def test_what_is_said_of_a_gpu_has_the_numbers() -> None:
+    assert gpu_told("pc", GPU, 0) == "pc, RTX 9 (8.00 GB of 12.00 GB free; 536.87 MB stay free)"
+    busy = Gpu()
+    busy.CopyFrom(GPU)
+    busy.users.extend([GpuUser(pid=7, name="game", bytes=3 * GB), GpuUser(pid=9)])
+    assert gpu_told("pc", busy, GB) == (
+        "pc, RTX 9 (8.00 GB of 12.00 GB free; 1.00 GB promised to other ranks; 536.87 MB stay free;"
+        " in use by game (3.00 GB), 9 (not told))"
+    )
