@@ -6,19 +6,28 @@ import contextlib
 import json
 import math
 from dataclasses import asdict
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Any
 
 import typer
 
-from motley.cli.bench_tables import show_drift, show_latency, show_sweep, show_wire_formats
+from motley.cli.bench_tables import (
+    show_drift,
+    show_latency,
+    show_moe,
+    show_sweep,
+    show_throughput,
+    show_wire_formats,
+)
 from motley.cli.errors import CliError
 from motley.cli.interrupt import run
-from motley.cli.options import Exact, Quantisation
+from motley.cli.options import Choice, Exact, Quant, Quantisation
 from motley.cli.show import console, loading_bars, table
 
 bench = typer.Typer(help="Measure this machine and its ranks.", no_args_is_help=True, rich_markup_mode="rich")
+
+LIKE = "mixtral-quarter"
+"""What `motley bench moe` takes, if not told otherwise."""
 
 
 def register(app: typer.Typer) -> None:
@@ -35,7 +44,7 @@ def latency(
     quant: Annotated[
         str,
         typer.Option(
-            help="How weights are held: stored, fp32, int8, int4, or several of them.",
+            help="How weights are held: stored, fp32, fp16, int8, int4, or several of them.",
             show_default="int4, or as they are quantised",
         ),
     ] = "",
@@ -109,6 +118,101 @@ def latency(
         show_sweep(reports)
 
 
+@bench.command(epilog="Example: motley bench throughput --model ./tinyllama --ranks 2 --requests 1,2,4,8")
+def throughput(
+    model: Annotated[Path, typer.Option(help="Model folder (see `motley bench synth`).")],
+    ranks: Annotated[int, typer.Option(min=1, max=16, help="Rank processes to start here.")] = 1,
+    requests: Annotated[str, typer.Option(help="Numbers of requests to answer at once.")] = "1,2,4,8",
+    quant: Quant = Quantisation.INT4,
+    prompt_tokens: Annotated[int, typer.Option(min=1, help="Random tokens in each prompt.")] = 16,
+    tokens: Annotated[int, typer.Option(min=2, max=4000, help="Tokens of each answer.")] = 64,
+    link: Annotated[str, typer.Option(help="Emulate a network, as `motley bench latency` does.")] = "none",
+    threads: Annotated[int, typer.Option(min=1, help="Compute threads per rank.")] = 1,
+    engine: Annotated[str, typer.Option(help="Engine by name.")] = "onnxruntime",
+    exact: Exact = False,
+    as_json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
+) -> None:
+    """Tokens per second of a session that answers several requests at once."""
+    from motley.bench.local_mesh import MeshSpec
+    from motley.bench.throughput import measure_throughput
+    from motley.daemon.model_files import open_model
+    from motley.daemon.weights.hub import resolve
+
+    counts = parse_counts("--requests", requests, at_most=64)
+    folder = resolve(str(model), None)
+    with open_model(folder) as opened:
+        vocabulary = opened.config.vocabulary
+    spec = MeshSpec(
+        model=folder,
+        weights=[1.0] * ranks,
+        quantisation=quant,
+        context=max(counts) * (prompt_tokens + tokens + 40),
+        engine=engine,
+        threads=threads,
+        pin=True,
+        exact=exact,
+        link=parse_link(link),
+    )
+    with loading_bars() as progress:
+        rows = run(measure_throughput(spec, counts, prompt_tokens, tokens, vocabulary, progress.advance_to))
+    if as_json:
+        print(json.dumps({"rows": [asdict(row) for row in rows]}))
+    else:
+        show_throughput(rows)
+
+
+@bench.command(epilog="Example: motley bench moe --nodes 4 --replicas 2 --link 2ms,1Gbit")
+def moe(
+    like: Annotated[
+        str, typer.Option(help="A known shape with experts; see `motley bench synth --list`.", show_default=LIKE)
+    ] = "",
+    config: Annotated[Path | None, typer.Option(help="A config.json to take the shape from instead.")] = None,
+    nodes: Annotated[int, typer.Option(min=2, max=15, help="Nodes to act.")] = 4,
+    replicas: Annotated[int, typer.Option(min=1, help="Nodes that have each expert. 2 or more: some are lost.")] = 2,
+    link: Annotated[str, typer.Option(help="Emulate a network, as `motley bench latency` does.")] = "none",
+    requests: Annotated[str, typer.Option(help="Numbers of requests to answer at once.")] = "1,2,4,8",
+    quant: Quant = Quantisation.INT4,
+    tokens: Annotated[int, typer.Option(min=8, max=4000, help="Tokens of each answer.")] = 48,
+    engine: Annotated[str, typer.Option(help="Engine by name.")] = "onnxruntime",
+    as_json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
+) -> None:
+    """Experts sliced over nodes against experts as services of nodes: random weights, a process per rank and host."""
+    from motley.bench.local_mesh import MeshSpec
+    from motley.bench.moe import PROMPT, measure_moe, random_model
+    from motley.bench.synth import SCALED
+
+    counts = parse_counts("--requests", requests, at_most=64)
+    like = like if like or config else LIKE
+    shape = parse_shape(like, config)
+    name = like or "model"
+    network = parse_link(link)
+    console.print(f"writing {name} with random weights")
+    with random_model(shape, name) as folder, loading_bars() as progress:
+        spec = MeshSpec(
+            model=folder,
+            quantisation=quant,
+            context=max(max(counts) * (PROMPT + tokens + 40), tokens + 8),
+            engine=engine,
+            link=network,
+            cache=folder.parent / "shares",
+        )
+        measured = measure_moe(
+            spec,
+            nodes=nodes,
+            replicas=replicas,
+            requests=counts,
+            tokens=tokens,
+            vocabulary=shape["vocab_size"],
+            scale=SCALED.get(like, f"{like} in full" if like else str(config)),
+            progress=progress.advance_to,
+        )
+        report = run(measured)
+    if as_json:
+        print(json.dumps(report.as_json()))
+    else:
+        show_moe(report)
+
+
 @bench.command(epilog="Example: motley bench synth --like tinyllama-1.1b --out ./tinyllama")
 def synth(
     out: Annotated[Path | None, typer.Option(help="Folder to write; must be new or empty.")] = None,
@@ -126,17 +230,7 @@ def synth(
         return
     if out is None:
         raise CliError("say where to write the model: --out FOLDER")
-    if bool(like) == (config is not None):
-        raise CliError("say which shape: either --like NAME or --config FILE")
-    if config is not None:
-        try:
-            shape = json.loads(config.read_text("utf-8"))
-        except (OSError, ValueError) as error:
-            raise CliError(f"cannot read a model config from {config}: {error}") from error
-    elif like in SHAPES:
-        shape = SHAPES[like]
-    else:
-        raise CliError(f"no shape is called {like!r}; known: {', '.join(SHAPES)}")
+    shape = parse_shape(like, config)
     with loading_bars("writing") as progress:
         synthesise(shape, out, dtype, seed, lambda done, total: progress.advance_to(0, done, total))
     console.print(f"wrote {out}")
@@ -283,9 +377,6 @@ def report(
         console.print(f"wrote {numbers} and {picture}{f', rewrote {readme}' if readme else ''}")
 
 
-Choice = TypeVar("Choice", bound=StrEnum)
-
-
 def parse_choice(option: str, kind: type[Choice], text: str) -> Choice:
     """Read one of the values of `kind`.
 
@@ -306,6 +397,29 @@ def check_output(option: str, path: Path | None) -> None:
     """
     if path is not None and not path.parent.is_dir():
         raise CliError(f"{option}: there is no folder {path.parent}")
+
+
+def parse_shape(like: str, config: Path | None) -> dict[str, Any]:
+    """A model's shape, by its name or from a ``config.json``.
+
+    Raises:
+        CliError: not one of both was given, there is no such shape, or the file cannot be read.
+    """
+    from motley.bench.synth import SHAPES
+
+    if bool(like) == (config is not None):
+        raise CliError("say which shape: either --like NAME or --config FILE")
+    if config is None:
+        if like not in SHAPES:
+            raise CliError(f"no shape is called {like!r}; known: {', '.join(SHAPES)}")
+        return SHAPES[like]
+    try:
+        shape = json.loads(config.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise CliError(f"cannot read a model config from {config}: {error}") from error
+    if not isinstance(shape, dict):
+        raise CliError(f"cannot read a model config from {config}: it is no object")
+    return shape
 
 
 def parse_counts(option: str, text: str, at_most: int | None = None) -> list[int]:

@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from motley.cli.show import console, table
+from motley.cli.show import console, counted, table
 from motley.cli.timeline import WIDTH, legend, sparkline, stacked_bar
 
 if TYPE_CHECKING:
     from motley.bench.drift import Drift
     from motley.bench.latency import LatencyReport
+    from motley.bench.moe import MoeReport
     from motley.bench.precision import FormatError
+    from motley.bench.throughput import Throughput
 
 
 def show_latency(report: LatencyReport) -> None:
@@ -46,6 +48,51 @@ def show_latency(report: LatencyReport) -> None:
     )
     show_bars({f"rank {rank}": report.mean_parts(rank) for rank in range(report.ranks)})
     console.print(f"tokens  {sparkline(steps, 48)} {min(steps):.1f} to {max(steps):.1f} ms")
+
+
+def show_throughput(rows: Sequence[Throughput]) -> None:
+    cells = [
+        [str(row.requests), f"{row.tokens_per_s:.1f}", f"{row.gain:.2f}", f"{row.ms_per_token:.1f}"] for row in rows
+    ]
+    console.print(table(["requests", "tokens/s", "x one", "ms per token of each"], cells))
+
+
+def show_moe(report: MoeReport) -> None:
+    """Both layouts side by side, what travels, and what a death costs."""
+    counts = [row.requests for row in report.layouts[0].throughput]
+    console.print(
+        table(
+            ["layout", "ms/token", "p99", "idle by node", *(f"tok/s of {count}" for count in counts), "x one"],
+            [
+                [
+                    layout.layout,
+                    *(f"{layout.ms_per_token[q]:.1f}" for q in ("p50", "p99")),
+                    " ".join(f"{100 * idle:.0f}" for idle in layout.idle) + " %",
+                    *(f"{row.tokens_per_s:.1f}" for row in layout.throughput),
+                    f"{layout.throughput[-1].gain:.2f}",
+                ]
+                for layout in report.layouts
+            ],
+            title=f"{report.scale}, {report.quant}: {report.nodes} nodes, {counted(report.replicas, 'replica')}, "
+            f"{report.link or 'this machine only'}",
+        )
+    )
+    traffic = report.traffic
+    console.print(
+        f"{report.layers} layers with {report.experts} experts of {report.expert_mb:.1f} MB, "
+        f"{report.experts_per_token} per token, width {report.hidden}"
+    )
+    console.print(
+        f"parallel: {traffic.bytes / 1e3:.1f} kB per token in {traffic.messages:.1f} messages "
+        f"({traffic.rows_bytes / 1e3:.1f} kB of rows + {traffic.headers_bytes / 1e3:.1f} kB of headers), of which "
+        f"{traffic.local_bytes / 1e3:.1f} kB in {traffic.local_messages:.1f} messages stay on the trunk's node"
+    )
+    for death in report.deaths:
+        text = "did not change" if death.unchanged else "[red]changed[/]"
+        console.print(
+            f"host {death.host} {death.how} in the middle of an answer: a token was {death.stall_ms:.0f} ms late "
+            f"(usually one takes {death.usual_ms:.0f} ms); the text {text}"
+        )
 
 
 def show_sweep(reports: Sequence[LatencyReport]) -> None:

@@ -52,8 +52,9 @@ def ls(
         [
             entry.key[:SHOWN_KEY],
             entry.label.model,
-            entry.label.quantisation + (f"/{entry.label.block}" if entry.label.quantisation != "fp32" else ""),
-            f"{100 * entry.label.fraction:.0f} %",
+            entry.label.quantisation
+            + (f"/{entry.label.block}" if entry.label.quantisation not in ("fp32", "fp16") else ""),
+            entry.label.expert or f"{100 * entry.label.fraction:.0f} %",
             human_size(entry.size),
             f"{datetime.fromtimestamp(entry.used):%Y-%m-%d}",
         ]
@@ -115,6 +116,7 @@ def _described(entry: Entry) -> dict[str, object]:
         "quantisation": entry.label.quantisation,
         "block": entry.label.block,
         "fraction": entry.label.fraction,
+        "expert": entry.label.expert or None,
         "bytes": entry.size,
         "last_used": datetime.fromtimestamp(entry.used, UTC).isoformat(),
     }

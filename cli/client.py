@@ -12,6 +12,7 @@ import aiohttp
 import typer
 
 from motley.cli.errors import CliError
+from motley.cli.show import worker_name
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 CONNECT_S = 5.0
@@ -87,8 +88,8 @@ class Client:
         found: list[dict[str, Any]] = answer["sessions"]
         return found
 
-    async def wait_ready(self, session: dict[str, Any], show: Callable[[int, int, int], None]) -> dict[str, Any]:
-        """Follow a session until it is ready; `show` is told each rank's (done, total) bytes.
+    async def wait_ready(self, session: dict[str, Any], show: Callable[[str, int, int], None]) -> dict[str, Any]:
+        """Follow a session until it is ready; `show` is told each rank's name and (done, total) bytes.
 
         Raises:
             CliError: it failed.
@@ -97,9 +98,9 @@ class Client:
             if session["failure"] or session["state"] in ("closing", "failed"):
                 why = session["failure"]["message"] if session["failure"] else "it was closed"
                 raise CliError(f"session {session['name']!r} did not come up: {why}")
-            for rank in session["ranks"]:
-                if rank["loading"]["total_bytes"]:
-                    show(rank["rank"], rank["loading"]["done_bytes"], rank["loading"]["total_bytes"])
+            for worker in session["ranks"] + session["hosts"]:
+                if worker["loading"]["total_bytes"]:
+                    show(worker_name(worker), worker["loading"]["done_bytes"], worker["loading"]["total_bytes"])
             await asyncio.sleep(POLL_S)
             session = await self.call("GET", f"/api/sessions/{session['id']}")
         return session
@@ -123,7 +124,7 @@ class _Request:
             raise CliError(f"{self._url!r} is not an address of the form http://HOST:PORT") from error
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             raise Unreachable(
-                f"no orchestrator answers at {self._url} ({error}); start one with `motley up` or name one with --url"
+                f"no orchestrator answers at {self._url}; start one with `motley up` or name one with --url"
             ) from error
         except aiohttp.ClientError as error:
             raise CliError(f"the orchestrator at {self._url} does not answer properly: {error!r}") from error

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import signal
 import sys
 import threading
@@ -12,6 +11,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from motley.cli.errors import EXIT_INTERRUPTED
+from motley.daemon.child import wait_for_owner_end
 
 T = TypeVar("T")
 
@@ -43,11 +43,11 @@ def run(main: Coroutine[Any, Any, T], *, end_with_stdin: bool = False) -> T:
     try:
         return asyncio.run(cancellable())
     except (asyncio.CancelledError, KeyboardInterrupt):
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # nothing is left to do that could be interrupted
         sys.exit(EXIT_INTERRUPTED)
 
 
 def _at_end_of_stdin(loop: asyncio.AbstractEventLoop, act: Callable[[], None]) -> None:
-    while os.read(0, 4096):
-        pass
+    wait_for_owner_end()
     with contextlib.suppress(RuntimeError):  # the loop has ended by itself
         loop.call_soon_threadsafe(act)

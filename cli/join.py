@@ -9,7 +9,7 @@ import typer
 
 from motley.cli.errors import CliError
 from motley.cli.interrupt import run
-from motley.cli.options import Advertise, Cache, CacheLimit, Memory, Models, Name, Threads, daemon_config
+from motley.cli.options import Advertise, Cache, CacheLimit, Memory, Models, Name, Threads, Zone, daemon_config
 from motley.cli.show import console
 
 
@@ -29,6 +29,7 @@ def join(
     cache: Cache = None,
     cache_limit: CacheLimit = "50GB",
     advertise: Advertise = "",
+    zone: Zone = "",
     end_with_stdin: Annotated[bool, typer.Option("--end-with-stdin", hidden=True)] = False,
 ) -> None:
     """Give this machine to the mesh of an orchestrator, until Ctrl-C."""
@@ -50,6 +51,7 @@ def join(
         cache=cache,
         cache_limit=cache_limit,
         advertise=advertise,
+        zone=zone,
     )
     with console.status("measuring this machine and joining") as status, closing(Narrator(status.stop)) as narrator:
         run(run_daemon(config, narrator), end_with_stdin=end_with_stdin)

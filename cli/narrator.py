@@ -37,11 +37,11 @@ class Narrator(Observer):
             return
         console.print(f"[yellow]lost the orchestrator[/]: {escape(why)}; trying again in {retry_s:.0f} s")
 
-    def rank(self, event: pb.RankEvent) -> None:
-        who = f"rank {event.rank} of session {escape(event.session)}"
+    def rank(self, role: str, event: pb.RankEvent) -> None:
+        who = f"{role} of session {escape(event.session)}"
         match event.WhichOneof("body"):
             case "loading":
-                self._progress.advance_to(event.rank, event.loading.done_bytes, event.loading.total_bytes)
+                self._progress.advance_to(role, event.loading.done_bytes, event.loading.total_bytes)
             case "ready":
                 size = human_size(event.ready.share_bytes)
                 console.print(f"[green]ready[/] {who}: {size} of weights loaded in {event.ready.load_s:.1f} s")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn, TypeVar
 
 import typer
 
@@ -16,17 +17,69 @@ if TYPE_CHECKING:
 
 
 class Quantisation(StrEnum):
-    """How weights are held; stored: as the checkpoint has them, bit for bit, and its floats as int8."""
+    """How weights are held; stored: as the checkpoint has them, bit for bit, and its floats as int8.
+
+    A CPU holds fp16 as fp32.
+    """
 
     STORED = "stored"
     FP32 = "fp32"
+    FP16 = "fp16"
     INT8 = "int8"
     INT4 = "int4"
 
 
+class Experts(StrEnum):
+    """Where a model's experts are: in the ranks' shares, or on nodes of their own."""
+
+    AUTO = "auto"
+    SLICED = "sliced"
+    PARALLEL = "parallel"
+
+
+Choice = TypeVar("Choice", bound=StrEnum)
+
+
+def one_of(kind: type[Choice]) -> Callable[[str], Choice]:
+    """What reads an option that takes one of these words (typer's own calls a wrong one a "Value error")."""
+
+    def parse(typed: str) -> Choice:
+        try:
+            return kind(typed)
+        except ValueError:
+            raise typer.BadParameter(f"{typed!r} is not one of {', '.join(map(repr, map(str, kind)))}.") from None
+
+    return parse
+
+
+Quant = Annotated[
+    Quantisation,
+    typer.Option(help="How weights are held.", parser=one_of(Quantisation), metavar="|".join(Quantisation)),
+]
+Quants = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--quant",
+        metavar="HOW[@NODE]",
+        help=f"How to load the model: {', '.join(Quantisation)}. With @NODE, on that node; may be repeated. Default:"
+        " stored (floats as int8), or as it is loaded.",
+    ),
+]
+Engines = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--engine",
+        metavar="ENGINE[@NODE]",
+        help="What computes, as in cuda@gaming-pc; without @NODE, on all others. May be repeated. Default: onnxruntime,"
+        " also where there is a GPU, or as it is loaded.",
+    ),
+]
 Exact = Annotated[bool, typer.Option("--exact", help="The same bits on any number of ranks, beside any other request.")]
 Name = Annotated[str | None, typer.Option(help="This node's name in the mesh. Default: the host's name.")]
 Memory = Annotated[str, typer.Option(help="Memory that ranks may use here, such as 6GB. Default: what is available.")]
+Zone = Annotated[
+    str, typer.Option(help="What fails together with this machine: a room, a fuse. Replicas are kept in several.")
+]
 Threads = Annotated[int, typer.Option(min=0, help="Compute threads per rank. 0: every usable core.")]
 Models = Annotated[
     Path | None, typer.Option(help="Folder in which model names are looked up.", file_okay=False, exists=True)
@@ -49,6 +102,7 @@ def daemon_config(
     models: Path | None,
     cache: Path | None,
     cache_limit: str,
+    zone: str = "",
     orchestrator: str = "",
     token: str = "",
     advertise: str = "",
@@ -56,15 +110,22 @@ def daemon_config(
     """A daemon's configuration from what was typed.
 
     Raises:
-        CliError: `name` is blank, or `memory` or `cache_limit` is no size.
+        CliError: `name` is blank, `zone` is long or not printable, `memory` or `cache_limit` is no size, or `memory`
+            holds nothing.
     """
     from motley.daemon.app import DaemonConfig
     from motley.daemon.hardware import available_memory
+    from motley.daemon.models.profile import RUNTIME_BYTES
     from motley.daemon.weights.cache import ShareCache
 
     if name is not None and not name.strip():
         raise CliError("--name is blank; leave it out to take the host's name")
+    if len(zone) > 64 or not zone.isprintable():
+        raise CliError("--zone has up to 64 printable characters")
     limit = _size("--memory", memory) if memory else None
+    if limit is not None and limit <= RUNTIME_BYTES:
+        least = human_size(RUNTIME_BYTES)
+        raise CliError(f"--memory: {memory} holds nothing: a rank takes {least} before its weights; give it more")
     if limit is not None and limit > (available := available_memory()):
         console.print(f"[yellow]--memory {memory}[/] is cut to the {human_size(available)} that are available here")
     return DaemonConfig(
@@ -72,11 +133,39 @@ def daemon_config(
         token=token,
         name=name or "",
         advertise=advertise,
+        zone=zone,
         memory_limit=limit,
         threads=threads,
         models=models,
         cache=ShareCache(cache, _size("--cache-limit", cache_limit)),
     )
+
+
+def by_node(option: str, typed: Sequence[str], choices: Collection[str] = ()) -> tuple[str | None, dict[str, str]]:
+    """What an option says for all nodes, and for single ones: ``int8 fp16@pc`` is ``int8`` and ``{"pc": "fp16"}``.
+
+    Raises:
+        typer.BadParameter: it says something twice, or what is none of the choices.
+    """
+
+    def refuse(why: str) -> NoReturn:
+        raise typer.BadParameter(f"{why}.", param_hint=repr(option))
+
+    whole: str | None = None
+    single: dict[str, str] = {}
+    for each in typed:
+        value, at, node = each.partition("@")
+        if not value or (at and not node):
+            refuse(f"{each!r} is no value, and no VALUE@NODE")
+        if choices and value not in choices:
+            refuse(f"{value!r} is not one of {', '.join(map(repr, map(str, choices)))}")
+        if node in single or (not at and whole is not None):
+            refuse(f"it is given twice for {f'node {node!r}' if at else 'all nodes'}")
+        if at:
+            single[node] = value
+        else:
+            whole = value
+    return whole, single
 
 
 def _size(option: str, typed: str) -> int:

@@ -8,8 +8,9 @@ import shlex
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,7 +19,7 @@ import typer
 from motley.cli.client import DEFAULT_URL, ApiKey, Client, Refused, Unreachable, Url
 from motley.cli.errors import CliError
 from motley.cli.interrupt import run as run_interruptibly
-from motley.cli.options import Exact, Quantisation
+from motley.cli.options import Engines, Exact, Experts, Quantisation, Quants, by_node, one_of
 from motley.cli.show import console, counted, loading_bars
 
 JOIN_S = 60.0
@@ -40,11 +41,19 @@ def run(
     raw: Annotated[
         bool, typer.Option("--raw", help="Continue the prompt as it is, without the chat template.")
     ] = False,
-    quant: Annotated[
-        Quantisation | None,
-        typer.Option(help="How to load the model.", show_default="stored (floats as int8), or as it is loaded"),
-    ] = None,
+    quant: Quants = None,
+    engine: Engines = None,
     exact: Exact = False,
+    experts: Annotated[
+        Experts,
+        typer.Option(
+            help="Where experts are: in every rank's share (sliced), or whole on nodes (parallel).",
+            parser=one_of(Experts),
+            metavar="|".join(Experts),
+        ),
+    ] = Experts.AUTO,
+    replicas: Annotated[int, typer.Option(min=1, help="Nodes that have each expert, where they are parallel.")] = 1,
+    trunk: Annotated[int, typer.Option(min=1, help="Ranks of the rest of the model, where experts are parallel.")] = 1,
     max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer.")] = 256,
     temperature: Annotated[float, typer.Option(min=0.0, max=2.0, help="0: always the likeliest token.")] = 0.7,
     top_k: Annotated[int, typer.Option(help="Only the k likeliest tokens. 0: off.")] = 0,
@@ -58,6 +67,9 @@ def run(
 ) -> None:
     """Have a model answer a prompt. It is loaded first if it is not served yet, and stays loaded."""
     text = sys.stdin.read() if prompt == "-" else prompt
+    if not (text if raw else text.strip()):
+        what = "standard input" if prompt == "-" else "the prompt"
+        raise CliError(f"{what} is empty; say what the model shall {'continue' if raw else 'answer'}")
     path = Path(model)
     if path.is_dir() or (path.suffix == ".gguf" and path.is_file()):
         model = str(path.resolve())  # for a daemon with another working directory
@@ -74,28 +86,94 @@ def run(
     }
     given = context.get_parameter_source("url")
     may_be_alone = given is not None and given.name == "DEFAULT"
-    run_interruptibly(_run(model, quant, exact, body, url, api_key, may_be_alone, as_json))
+    whole, quants = by_node("--quant", quant or (), [*Quantisation])
+    everywhere, engines = by_node("--engine", engine or ())
+    wanted = Wanted(model, whole, exact, experts, replicas, trunk, quants, everywhere, engines)
+    run_interruptibly(_run(wanted, body, url, api_key, may_be_alone, as_json))
 
 
-async def _run(
-    model: str,
-    quant: Quantisation | None,
-    exact: bool,
-    body: dict[str, Any],
-    url: str,
-    api_key: str,
-    may_be_alone: bool,
-    as_json: bool,
-) -> None:
+@dataclass(frozen=True)
+class Wanted:
+    """A model and how it should be loaded."""
+
+    model: str
+    quant: str | None
+    exact: bool
+    experts: Experts
+    replicas: int
+    trunk: int
+    quants: Mapping[str, str] = field(default_factory=dict)
+    """By node."""
+    engine: str | None = None
+    engines: Mapping[str, str] = field(default_factory=dict)
+    """By node."""
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """Of the request for a session."""
+        return {
+            "model": self.model,
+            "quantisation": self.quant or Quantisation.STORED,
+            "exact": self.exact,
+            "experts": self.experts,
+            "replicas": self.replicas,
+            "trunk": self.trunk,
+            "quantisations": dict(self.quants),
+            "engines": dict(self.engines),
+            **({"engine": self.engine} if self.engine else {}),
+        }
+
+    def check(self, session: dict[str, Any]) -> None:
+        """Refuse a session that was loaded otherwise.
+
+        Raises:
+            CliError: which option it is not loaded by, and what to do.
+        """
+        layout, replicas, planned = session["experts"], session["replicas"], bool(session["ranks"])
+        if planned and layout is None:
+            for option, meant in (
+                ("--experts", self.experts is Experts.PARALLEL),
+                ("--replicas", self.replicas > 1),
+                ("--trunk", self.trunk > 1),
+            ):
+                if meant:
+                    raise CliError(f"{self.model!r} has no experts, which {option} is about; leave it out")
+        ranks = len(session["ranks"]) or self.trunk  # not known while it is in planning
+        placed = self.experts in (Experts.AUTO, layout or Experts.SLICED)
+
+        def unlike_on(wanted: Mapping[str, str], kind: str) -> list[str]:
+            loaded = {node: session[f"{kind}s"].get(node, session[kind]) for node in wanted}
+            return [f"{own} on {node}" for node, own in loaded.items() if own != wanted[node]]
+
+        quants, engines = unlike_on(self.quants, "quantisation"), unlike_on(self.engines, "engine")
+        for option, unlike, how in (
+            ("--quant", self.quant not in (None, session["quantisation"]), f"as {session['quantisation']}"),
+            ("--quant", bool(quants), f"as {', '.join(quants)}"),
+            ("--engine", self.engine not in (None, session["engine"]), f"by {session['engine']}"),
+            ("--engine", bool(engines), f"by {', '.join(engines)}"),
+            ("--exact", self.exact and not session["exact"], "without exact sums"),
+            ("--experts", planned and not placed, f"with experts {layout}"),
+            ("--replicas", self.replicas > replicas, f"with {counted(replicas, 'replica')} of every expert"),
+            ("--trunk", self.trunk not in (1, ranks), f"on {counted(ranks, 'rank')}"),
+        ):
+            if unlike:
+                name = session["name"] or session["id"]
+                raise CliError(
+                    f"session {name!r} has {self.model!r} loaded {how}: leave out {option}, or close it first with"
+                    f" `{_stop(session)}`"
+                )
+
+
+async def _run(wanted: Wanted, body: dict[str, Any], url: str, api_key: str, may_be_alone: bool, as_json: bool) -> None:
     try:
         async with Client(url, api_key) as client:
-            await _answer(client, model, quant, exact, body, as_json)
+            await _answer(client, wanted, body, as_json)
     except Unreachable:
         if not may_be_alone:
             raise
         console.print(f"[dim]no mesh at {url}: this machine runs the model alone, and forgets it afterwards[/]")
         async with mesh_of_one() as client:
-            await _answer(client, model, quant, exact, body, as_json)
+            await _answer(client, wanted, body, as_json)
 
 
 async def _find(client: Client, model: str) -> dict[str, Any] | None:
@@ -107,26 +185,20 @@ async def _find(client: Client, model: str) -> dict[str, Any] | None:
     return None
 
 
-async def _load(client: Client, model: str, quant: Quantisation | None, exact: bool) -> dict[str, Any]:
-    """A session of `model`, made if there is none."""
-    session = await _find(client, model)
+async def _load(client: Client, wanted: Wanted) -> dict[str, Any]:
+    """A session of the model, made if there is none."""
+    session = await _find(client, wanted.model)
     if session is None:
         try:
-            wanted = {"model": model, "quantisation": quant or Quantisation.STORED, "exact": exact}
-            return await client.call("POST", "/api/sessions", wanted, patient=True)
+            return await client.call("POST", "/api/sessions", wanted.body, patient=True)
         except Refused as refusal:
             # Somebody else may have had the same idea a moment ago.
             if refusal.code != "name_in_use":
                 raise
-            session = await _find(client, model) or await _find(client, Path(model).name)
+            session = await _find(client, wanted.model) or await _find(client, Path(wanted.model).name)
             if session is None:
                 raise
-    if quant not in (None, session["quantisation"]):
-        raise CliError(
-            f"{model!r} is loaded as {session['quantisation']}; leave out --quant, or `{_stop(session)}` first"
-        )
-    if exact and not session["exact"]:
-        raise CliError(f"{model!r} is not loaded for exact sums; leave out --exact, or `{_stop(session)}` first")
+    wanted.check(session)
     return session
 
 
@@ -135,11 +207,9 @@ def _stop(session: dict[str, Any]) -> str:
     return f"motley stop {shlex.quote(session['name'] or session['id'])}"
 
 
-async def _answer(
-    client: Client, model: str, quant: Quantisation | None, exact: bool, body: dict[str, Any], as_json: bool
-) -> None:
+async def _answer(client: Client, wanted: Wanted, body: dict[str, Any], as_json: bool) -> None:
     with loading_bars() as bars:
-        session = await client.wait_ready(await _load(client, model, quant, exact), bars.advance_to)
+        session = await client.wait_ready(await _load(client, wanted), bars.advance_to)
     path = "/v1/completions" if "prompt" in body else "/v1/chat/completions"
     began = time.perf_counter()
     first: float | None = None
@@ -167,9 +237,11 @@ async def _answer(
         answer = {"model": session["name"], "text": "".join(said), "finish_reason": finish, "usage": usage}
         print(json.dumps({**answer, "ttft_ms": ttft_ms, "ms_per_token": ms}))
     else:
+        elsewhere = sum(len(host["group"] or [host]) for host in session["hosts"])
+        hosts = f", experts on {counted(elsewhere, 'node')}" if elsewhere else ""
         console.print(
             f"[dim]{counted(tokens, 'token')}, the first after {ttft_ms:.0f} ms, then {ms:.1f} ms each, on "
-            f"{counted(len(session['ranks']), 'rank')}; ended by {finish}[/]"
+            f"{counted(len(session['ranks']), 'rank')}{hosts}; ended by {finish}[/]"
         )
 
 

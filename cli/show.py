@@ -13,6 +13,8 @@ from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+NAMED = 5
+"""Experts without a host that are named, at most."""
 UNWRAPPED = 10_000
 """Columns of what is no terminal: whoever reads it wraps its lines, or searches them."""
 
@@ -27,17 +29,18 @@ results = Console(width=_width(sys.stdout))
 
 
 class LoadingBars:
-    """One bar per rank, made when it first says something."""
+    """One bar per rank (by number, or called otherwise), made when it first says something."""
 
     def __init__(self, progress: Progress, verb: str) -> None:
         self._progress = progress
         self._verb = verb
-        self._tasks: dict[int, TaskID] = {}
+        self._tasks: dict[int | str, TaskID] = {}
 
-    def advance_to(self, rank: int, done: int, total: int) -> None:
+    def advance_to(self, rank: int | str, done: int, total: int) -> None:
         """Show that `rank` has come to `done` of `total` bytes."""
         if rank not in self._tasks:
-            label = self._verb if self._verb != "loading" else f"rank {rank} loading"
+            name = f"rank {rank}" if isinstance(rank, int) else escape(rank)
+            label = self._verb if self._verb != "loading" else f"{name} loading"
             self._tasks[rank] = self._progress.add_task(label, total=total)
         self._progress.update(self._tasks[rank], completed=done, total=total)
 
@@ -73,29 +76,45 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]], title: str | No
     return made
 
 
+def worker_name(worker: dict[str, Any]) -> str:
+    """``pc (rank 0)``, or ``pc (experts)`` for its host of a session's experts: a rank or host as the API tells it."""
+    role = "experts" if "host" in worker else f"rank {worker['rank']}"
+    return f"{worker['node']} ({role})"
+
+
 def session_table(session: dict[str, Any]) -> Table:
-    """A session's ranks: what each has (units of attention, MLP and vocabulary), and where its token time goes."""
+    """A session's ranks: what each has, and where its token time goes; then the nodes that have its experts."""
     rows = []
     for rank in session["ranks"]:
         share, timing = rank["share"], rank["timing"]
         parts = [f"{timing[part]:.2f}" for part in ("compute_ms", "wire_ms", "wait_ms")] if timing else ["-"] * 3
-        rows.append(
-            [
-                f"{rank['rank']} {rank['node']}",
-                rank["state"],
-                f"{100 * share['fraction']:.0f} %",
-                f"{share['attention']}+{share['mlp']}+{share['vocabulary']}",
-                human_size(share["weight_bytes"]),
-                *parts,
-            ]
-        )
-    columns = ["rank", "state", "share", "units", "weights", "compute", "wire", "wait ms"]
+        held = [f"{100 * share['fraction']:.0f} %", human_size(share["weight_bytes"])]
+        rows.append([worker_name(rank) + _unlike(session, rank), rank["state"], *held, *parts])
+    for host in session["hosts"]:
+        held = [f"{100 * host['fraction']:.0f} %", human_size(host["weight_bytes"])]
+        rows.append([worker_name(host), host["state"], *held, counted(host["experts"], "expert"), "", ""])
+    columns = ["node", "state", "share", "weights", "compute", "wire", "wait ms"]
     exact = ", exact" if session["exact"] else ""
     title = f"{session['name']}: {_held(session)}{exact}, context {session['context']}, {session['state']}"
     return table(columns, rows, title=title)
 
 
+def waiting(session: dict[str, Any]) -> str:
+    """What requests wait for: experts that no host has; empty if there are none."""
+    names = session["waiting_for"]
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return f"no host has {', '.join(names[:NAMED])}{more}: requests that need it wait" if names else ""
+
+
+def _unlike(session: dict[str, Any], rank: dict[str, Any]) -> str:
+    """A rank's engine and quantisation, where those of ranks differ."""
+    return f" ({rank['engine']}, {rank['quantisation']})" if session["engines"] or session["quantisations"] else ""
+
+
 def _held(session: dict[str, Any]) -> str:
     """How a session holds the model's matrices: what was asked for and, if that says little, what it came to."""
     quantisation: str = session["quantisation"]
+    if session["quantisations"] and session["ranks"]:
+        hosts = {quantisation} if session["hosts"] else set[str]()
+        return " and ".join(sorted({rank["quantisation"] for rank in session["ranks"]} | hosts))
     return f"stored ({session['matrices']})" if quantisation == "stored" else quantisation

@@ -11,7 +11,7 @@ from rich.markup import escape
 from motley.cli.client import DEFAULT_URL, ApiKey, Client, Url
 from motley.cli.errors import CliError
 from motley.cli.interrupt import run
-from motley.cli.show import human_size, results, session_table, table
+from motley.cli.show import human_size, results, session_table, table, waiting
 
 
 def register(app: typer.Typer) -> None:
@@ -24,23 +24,23 @@ def status(
     api_key: ApiKey = "",
     as_json: Annotated[bool, typer.Option("--json", help="One line of JSON.")] = False,
 ) -> None:
-    """Show the nodes of the mesh, and the sessions with their ranks."""
+    """Show the nodes of the mesh, and the sessions with their ranks; with --json more, such as processors and units."""
     nodes, sessions = run(_fetch(url, api_key))
     if as_json:
         print(json.dumps({"nodes": nodes, "sessions": sessions}))
         return
+    gpus = any(node["gpus"] for node in nodes)
     results.print(
         table(
-            ["node", "state", "machine", "cores", "memory", "bandwidth", "ranks"],
+            ["node", "state", "memory", "bandwidth", *(["GPUs"] if gpus else []), "serves"],
             [
                 [
                     node["name"],
                     node["state"],
-                    ", ".join([node["cpu"], *(gpu["name"] for gpu in node["gpus"])]),
-                    str(node["cores"]),
                     human_size(node["memory_bytes"]),
                     f"{node['memory_bandwidth'] / 1e9:.1f} GB/s",
-                    " ".join(f"{rank['model']}#{rank['rank']}" for rank in node["ranks"]) or "-",
+                    *(["\n".join(map(_gpu_text, node["gpus"])) or "-"] if gpus else []),
+                    "\n".join(_workers(node)) or "-",
                 ]
                 for node in nodes
             ],
@@ -49,8 +49,16 @@ def status(
     )
     for session in sessions:
         results.print(session_table(session))
+        if missing := waiting(session):
+            results.print(f"[yellow]{missing}[/]", soft_wrap=True)
         if session["failure"]:
             results.print(f"[red]{escape(session['failure']['message'])}[/]", soft_wrap=True)
+
+
+def _workers(node: dict[str, Any]) -> list[str]:
+    """What a node does: its ranks, and the sessions whose experts it has."""
+    ranks = [f"{rank['model']} (rank {rank['rank']})" for rank in node["ranks"]]
+    return ranks + [f"{host['model']} (experts)" for host in node["expert_hosts"]]
 
 
 def stop(
@@ -60,6 +68,11 @@ def stop(
 ) -> None:
     """Close a session and free its memory on every node."""
     run(_stop(session, url, api_key))
+
+
+def _gpu_text(gpu: dict[str, Any]) -> str:
+    name = gpu["name"].removeprefix("NVIDIA ").removeprefix("GeForce ")
+    return f"{name} ({human_size(gpu['free_bytes'])} of {human_size(gpu['memory_bytes'])} free)"
 
 
 async def _fetch(url: str, api_key: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:

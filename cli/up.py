@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from motley.cli.interrupt import run
-from motley.cli.options import Advertise, Cache, CacheLimit, Memory, Models, Name, Threads, daemon_config
+from motley.cli.options import Advertise, Cache, CacheLimit, Memory, Models, Name, Threads, Zone, daemon_config
 from motley.cli.show import console
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ def up(
     cache: Cache = None,
     cache_limit: CacheLimit = "50GB",
     advertise: Advertise = "",
+    zone: Zone = "",
 ) -> None:
     """Start an orchestrator, with this machine as its first node, until Ctrl-C."""
     import platformdirs
@@ -62,6 +63,7 @@ def up(
         cache=cache,
         cache_limit=cache_limit,
         advertise=advertise,
+        zone=zone,
     )
     run(_serve(orchestrator, local if node else None))
 

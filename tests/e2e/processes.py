@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import re
 import signal
@@ -21,6 +22,7 @@ from motley.cli.client import Client
 BUNDLED = Path(motley.cli.__path__[0]) / "models" / "shakespeare-2.6m"
 START_S = 60.0
 END_S = 20.0
+COMMAND_S = 90.0
 
 
 class MotleyProcess:
@@ -37,13 +39,18 @@ class MotleyProcess:
         self._reader = asyncio.create_task(self._read())
 
     @classmethod
-    async def start(cls, *arguments: str, **environment: str) -> Self:
+    async def start(cls, *arguments: str, own_group: bool = False, **environment: str) -> Self:
+        """
+        Args:
+            own_group: it leads a process group, as a shell's command does.
+        """
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "motley.cli.main", *arguments),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.PIPE,
             env={**os.environ, "COLUMNS": "200", **environment},
+            process_group=0 if own_group else None,
         )
         return cls(process)
 
@@ -67,6 +74,10 @@ class MotleyProcess:
         """Signal it and wait for its end."""
         if self.process.returncode is None:
             self.process.send_signal(how)
+        return await self.wait()
+
+    async def wait(self) -> int:
+        """Wait for its end, which something else has brought about."""
         async with asyncio.timeout(END_S):
             status = await self.process.wait()
             await self._reader
@@ -91,6 +102,33 @@ class MotleyProcess:
             self._grown.notify_all()
 
 
+async def motley(*arguments: str, stdin: str = "", **environment: str) -> tuple[int, str, str]:
+    """Run a command to its end: status, stdout, stderr."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "motley.cli.main", *arguments),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env={**os.environ, "COLUMNS": "200", "TERM": "dumb", **environment},
+    )
+    try:
+        async with asyncio.timeout(COMMAND_S):
+            out, err = await process.communicate(stdin.encode())
+    except BaseException:
+        process.kill()
+        await process.wait()
+        raise
+    assert process.returncode is not None
+    return process.returncode, out.decode(), err.decode()
+
+
+async def last_json(*arguments: str, **environment: str) -> dict[str, Any]:
+    status, out, err = await motley(*arguments, "--json", **environment)
+    assert status == 0, err
+    answer: dict[str, Any] = json.loads(out.splitlines()[-1])
+    return answer
+
+
 class Mesh:
     """An orchestrator and its nodes, all on loopback."""
 
@@ -102,9 +140,9 @@ class Mesh:
         self.nodes: dict[str, MotleyProcess] = {}
         self._cache = cache
 
-    async def join(self, name: str, memory: str = "2GB") -> MotleyProcess:
+    async def join(self, name: str, memory: str = "2GB", cache: Path | None = None) -> MotleyProcess:
         arguments = ("join", self.target, "--name", name, "--memory", memory, "--threads", "1")
-        node = await MotleyProcess.start(*arguments, "--cache", str(self._cache), MOTLEY_TOKEN=self.token)
+        node = await MotleyProcess.start(*arguments, "--cache", str(cache or self._cache), MOTLEY_TOKEN=self.token)
         self.nodes[name] = node
         await node.line("joined as")
         return node

@@ -9,16 +9,15 @@ import os
 import re
 import signal
 import sys
+import time
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 
 from motley.cli.errors import EXPECTED
-from tests.e2e.processes import BUNDLED, MotleyProcess, mesh
+from tests.e2e.processes import BUNDLED, COMMAND_S, START_S, MotleyProcess, last_json, mesh, motley
 
-COMMAND_S = 90.0
 USAGE = [
     (("cache", "rm"), "name the shares to remove, as `motley cache ls` shows them, or say --all"),
     (("cache", "rm", "abc", "--all"), "or say --all"),
@@ -27,9 +26,12 @@ USAGE = [
     (("join", "127.0.0.1:9", "--token", "x", "--memory", "6"), "--memory: '6' is 6 bytes: write a number and a unit"),
     (("join", "127.0.0.1:9", "--token", "x", "--name", " "), "--name is blank"),
     (("join", "127.0.0.1:9", "--token", "x", "--memory", "900TB"), "--memory 900TB is cut to the "),
+    (("up", "--memory", "1MB"), "--memory: 1MB holds nothing: a rank takes 201 MB before its weights"),
     (("up", "--name", ""), "--name is blank"),
     (("status", "--url", "http://127.0.0.1:9"), "no orchestrator answers at http://127.0.0.1:9"),
     (("status", "--url", "gopher:/x"), "'gopher:/x' is not an address"),
+    (("run", "x", ""), "the prompt is empty"),
+    (("run", "x", "-"), "standard input is empty"),
     (("run", "x", "y", "--url", "http://127.0.0.1:9"), "no orchestrator answers"),
     (("bench", "latency", "--model", "/nowhere/at/all"), "/nowhere/at/all"),
     (("bench", "latency", "--model", str(BUNDLED), "--ranks", "2", "--shares", "1,2,3"), "3 shares for 2 ranks"),
@@ -41,7 +43,7 @@ USAGE = [
     (("bench", "latency", "--model", str(BUNDLED), "--prompt-tokens", "64,x"), "--prompt-tokens wants whole numbers"),
     (("bench", "latency", "--model", str(BUNDLED), "--ranks", "2,17"), "--ranks wants numbers from 1 to 16"),
     (("bench", "latency", "--model", str(BUNDLED), "--ranks", "1,2", "--shares", "1"), "one number of --ranks"),
-    (("bench", "latency", "--model", str(BUNDLED), "--quant", "int3"), "--quant knows stored, fp32, int8, int4"),
+    (("bench", "latency", "--model", str(BUNDLED), "--quant", "int3"), "--quant knows stored, fp32, fp16, int8, int4"),
     (("bench", "latency", "--model", str(BUNDLED), "--link", "1Gbit"), "write 0.1ms,1Gbit"),
     (("bench", "latency", "--model", str(BUNDLED), "--csv", "/nowhere/x.csv"), "--csv: there is no folder"),
     (("bench", "precision", "--model", str(BUNDLED), "--plot", "/nowhere/x.png"), "--plot: there is no folder"),
@@ -52,37 +54,16 @@ USAGE = [
     (("bench", "collectives", "--op", "all_reduce,reduce"), "--op knows all_reduce, reduce_scatter"),
     (("bench", "collectives", "--wire", "fp8"), "--wire knows fp32, bf16, int8"),
     (("bench", "collectives", "--link", "1Gbit"), "write 0.1ms,1Gbit"),
+    (("bench", "moe", "--like", "gpt-9"), "no shape is called 'gpt-9'"),
+    (("bench", "moe", "--like", "gpt-9", "--config", "x"), "either --like NAME or --config FILE"),
+    (("demo", "--moe", "--ranks", "2"), "at least 3 --ranks"),
     (("bench", "synth", "--out", "x"), "--like NAME or --config FILE"),
     (("bench", "synth", "--like", "gpt-9", "--out", "x"), "no shape is called 'gpt-9'; known: tinyllama-1.1b"),
     (("bench", "synth", "--config", "/nowhere", "--out", "x"), "cannot read a model config"),
 ]
 
-
-async def motley(*arguments: str, stdin: str = "", **environment: str) -> tuple[int, str, str]:
-    """Run a command to its end: status, stdout, stderr."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "motley.cli.main", *arguments),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        env={**os.environ, "COLUMNS": "200", "TERM": "dumb", **environment},
-    )
-    try:
-        async with asyncio.timeout(COMMAND_S):
-            out, err = await process.communicate(stdin.encode())
-    except BaseException:
-        process.kill()
-        await process.wait()
-        raise
-    assert process.returncode is not None
-    return process.returncode, out.decode(), err.decode()
-
-
-async def last_json(*arguments: str, **environment: str) -> dict[str, Any]:
-    status, out, err = await motley(*arguments, "--json", **environment)
-    assert status == 0, err
-    answer: dict[str, Any] = json.loads(out.splitlines()[-1])
-    return answer
+IMPORTING = 20_000_000
+"""Bytes that no interpreter takes before its first import, and ours exceed."""
 
 
 @pytest.mark.parametrize(
@@ -101,6 +82,8 @@ async def last_json(*arguments: str, **environment: str) -> dict[str, Any]:
         ("cache", "ls"),
         ("cache", "rm"),
         ("bench", "report"),
+        ("bench", "moe"),
+        ("experts",),
     ],
     ids=" ".join,
 )
@@ -121,6 +104,16 @@ async def test_demo(tmp_path: Path) -> None:
     fractions = [share["fraction"] for share in answer["shares"]]
     assert sum(fractions) == pytest.approx(1)
     assert len(set(fractions)) == 3
+
+
+async def test_demo_of_experts() -> None:
+    answer = await last_json("demo", "--moe", "--tokens", "60")
+    assert (answer["ranks"], answer["experts"], answer["replicas"], answer["tokens"]) == (4, 8, 2, 60)
+    (killed,) = answer["killed"]
+    assert killed in ("machine-b", "machine-c", "machine-d")
+    assert answer["stall_ms"] > 0
+    assert len(answer["text"]) > 60
+    assert answer["identical_to_single_process"] is True
 
 
 async def test_bench_latency(tmp_path: Path) -> None:
@@ -237,7 +230,7 @@ async def test_run_and_status_against_a_mesh(tmp_path: Path) -> None:
         assert f"{BUNDLED.name}: fp32, context 1024, ready" in out
         returned, _, err = await motley(*run[:4], "--quant", "int4", MOTLEY_URL=there.url)
         assert returned == 1
-        assert f"is loaded as fp32; leave out --quant, or `motley stop {BUNDLED.name}` first" in err
+        assert f"loaded as fp32: leave out --quant, or close it first with `motley stop {BUNDLED.name}`" in err
 
         assert (await motley("stop", BUNDLED.name, MOTLEY_URL=there.url))[0] == 0
         gone = await motley("stop", BUNDLED.name, MOTLEY_URL=there.url)
@@ -263,7 +256,7 @@ async def test_an_answer_that_breaks_off_ends_its_line(tmp_path: Path) -> None:
         async with asyncio.timeout(COMMAND_S):
             rest, err = await run.communicate()
         assert run.returncode == 1
-        assert err.decode().startswith("motley: node 'a' with rank 0 is lost")
+        assert err.decode().startswith("motley: node 'a' (rank 0) is lost")
         assert (text + rest).decode().endswith("\n")
 
 
@@ -309,9 +302,13 @@ async def test_run_without_a_mesh_is_a_mesh_of_one(tmp_path: Path) -> None:
 
 
 async def test_a_wrong_word_is_a_usage_error() -> None:
-    status, _, err = await motley("run", str(BUNDLED), "ROMEO:", "--quant", "int3")
-    assert status == 2
-    assert "'int3' is not one of 'stored', 'fp32', 'int8', 'int4'" in err
+    for option, word, words in (
+        ("--quant", "int3", "'stored', 'fp32', 'fp16', 'int8', 'int4'"),
+        ("--experts", "nonsense", "'auto', 'sliced', 'parallel'"),
+    ):
+        status, _, err = await motley("run", str(BUNDLED), "ROMEO:", option, word)
+        assert status == 2
+        assert f"Invalid value for '{option}': '{word}' is not one of {words}." in err
 
 
 def test_every_expected_error_exists() -> None:
@@ -324,10 +321,27 @@ async def test_an_impatient_interrupt_still_ends_the_daemons(tmp_path: Path) -> 
     demo = await MotleyProcess.start("demo", "--tokens", "900")
     await demo.line("daemons joined")
     family = demo.family()
-    assert len(family) == 4
+    assert len(family) >= 4  # and what the daemons have started by now
     for _ in range(3):
         demo.process.send_signal(signal.SIGINT)
-    assert await demo.end() == 130
+    assert await demo.wait() == 130
+    _, left = await asyncio.to_thread(psutil.wait_procs, family, 10)
+    assert not left
+
+
+@pytest.mark.parametrize("command", [("demo",), ("run", str(BUNDLED), "ROMEO:")], ids=lambda command: command[0])
+async def test_an_early_interrupt_leaves_nothing_and_says_nothing(command: tuple[str, ...], tmp_path: Path) -> None:
+    """From the terminal, so to the whole group, and while a child imports what it needs."""
+    process = await MotleyProcess.start(*command, TMPDIR=str(tmp_path), own_group=True)
+    deadline = time.monotonic() + START_S
+    while not any(child.memory_info().rss > IMPORTING for child in process.family()[1:]):
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.01)
+    family = process.family()
+    os.killpg(process.process.pid, signal.SIGINT)
+    assert await process.wait() == 130
+    assert not [line for line in process.lines if not re.match(r"starting machine-|no mesh at ", line)]
+    assert os.listdir(tmp_path) == []
     _, left = await asyncio.to_thread(psutil.wait_procs, family, 10)
     assert not left
 

@@ -170,6 +170,25 @@ async def test_a_killed_daemon_ends_its_request_with_its_name_and_the_others_ser
         assert await text_of(there.url)
 
 
+@pytest.mark.parametrize(
+    ("who", "words"),
+    [("b", r"^node 'b' \(rank 1\) has left: its daemon was ended there"), ("", "^the orchestrator is shutting down$")],
+    ids=["node", "orchestrator"],
+)
+async def test_whoever_is_ended_politely_in_an_answer_is_no_crash(who: str, words: str, tmp_path: Path) -> None:
+    async with mesh(tmp_path, "a", "b") as there:
+        await there.session(nodes=["a", "b"])
+        async with Client(there.url) as client:
+            answer = client.stream("/v1/completions", {**GREEDY, "max_tokens": 1000, "ignore_eos": True})
+            await anext(answer)
+            ended = there.nodes[who] if who else there.orchestrator
+            ended.process.send_signal(signal.SIGINT)
+            with pytest.raises(CliError, match=words):
+                async for _ in answer:
+                    pass
+        assert await ended.wait() == 130
+
+
 async def test_a_killed_daemon_takes_its_worker_with_it(tmp_path: Path) -> None:
     async with mesh(tmp_path, "a", "b") as there:
         await there.session(nodes=["a", "b"])

@@ -1,0 +1,136 @@
+"""What demonstrations share: daemons on this machine that act as several, and what one process alone writes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from motley.cli.client import Client
+from motley.cli.run import wait_for_nodes
+from motley.cli.show import console, human_size
+from motley.daemon.child import start_child
+
+MODELS = Path(__file__).parent / "models"
+STOP_S = 10.0
+TEMPERATURE = 0.8
+TOP_K = 40
+
+
+def node_names(count: int) -> list[str]:
+    return [f"machine-{letter}" for letter in "abcdefgh"[:count]]
+
+
+def completion(model: Path, prompt: str, tokens: int, seed: int) -> dict[str, Any]:
+    """The request that a demonstration makes."""
+    return {
+        "model": model.name,
+        "prompt": prompt,
+        "max_tokens": tokens,
+        "temperature": TEMPERATURE,
+        "top_k": TOP_K,
+        "seed": seed,
+        "ignore_eos": True,
+    }
+
+
+@dataclass(frozen=True)
+class DemoMesh:
+    """An orchestrator's API, and daemons by name."""
+
+    client: Client
+    daemons: dict[str, asyncio.subprocess.Process]
+
+
+@asynccontextmanager
+async def mesh_of_processes(limits: list[int]) -> AsyncIterator[DemoMesh]:
+    """An orchestrator here and a daemon process per memory limit, all on loopback, ended with the context."""
+    from motley.orchestrator.app import Orchestrator, OrchestratorConfig
+
+    with tempfile.TemporaryDirectory(prefix="motley-demo-") as folder:
+        orchestrator = Orchestrator(
+            OrchestratorConfig(host="127.0.0.1", grpc_port=0, http_port=0, state_dir=Path(folder))
+        )
+        await orchestrator.start()
+        daemons: dict[str, asyncio.subprocess.Process] = {}
+        ends: list[asyncio.Task[str]] = []
+        try:
+            for name, limit in zip(node_names(len(limits)), limits, strict=True):
+                console.print(f"starting {name} with {human_size(limit)} of memory")
+                where = orchestrator.join_target, orchestrator.join_token
+                daemons[name] = await _start_daemon(*where, name, limit, _log(folder, name))
+            ends = [asyncio.create_task(_last_words(daemon, _log(folder, name))) for name, daemon in daemons.items()]
+            async with Client(orchestrator.http_url) as client:
+                await wait_for_nodes(client, len(daemons), *ends)
+                yield DemoMesh(client, daemons)
+        finally:
+            try:
+                await orchestrator.stop()
+            finally:
+                await asyncio.gather(*map(_end, daemons.values()))
+                await asyncio.gather(*ends, return_exceptions=True)
+
+
+def check_text(text: str, alone: str) -> bool:
+    """Whether the mesh wrote what a single process writes; says so."""
+    if text == alone:
+        console.print("[green]identical[/] to the text of a single process")
+    else:
+        console.print("[red]different[/] from the text of a single process:")
+        print(alone, file=sys.stderr)
+    return text == alone
+
+
+async def single_process(model: Path, prompt: str, tokens: int, seed: int) -> str:
+    """What one rank process writes that has the whole model, without an orchestrator."""
+    from motley.bench.local_mesh import LocalMesh, MeshSpec
+    from motley.daemon.generation import Generation
+    from motley.daemon.text import Tokenizer
+    from motley.protocol import mesh_pb2 as pb
+
+    sampling = pb.Sampling(temperature=TEMPERATURE, top_k=TOP_K, top_p=1.0, repetition_penalty=1.0, seed=seed)
+    request = pb.Generate(prompt=prompt, max_tokens=tokens, sampling=sampling, ignore_eos=True)
+    generation = Generation(request, Tokenizer.load(model), context=1024)
+    decode = generation.start()
+    async with LocalMesh(MeshSpec(model, context=1024)) as mesh:
+        said = await mesh.decode(decode.prompt, decode.max_tokens, decode.sampling, decode.stop_tokens)
+    deltas = (generation.on_tokens(tokens) for tokens in said)
+    return "".join(delta.text for delta in deltas if delta is not None)
+
+
+def _log(folder: str, name: str) -> Path:
+    return Path(folder) / f"{name}.log"
+
+
+async def _start_daemon(target: str, token: str, name: str, limit: int, log: Path) -> asyncio.subprocess.Process:
+    with log.open("wb") as stderr:
+        return await start_child(
+            *("motley.cli.main", "join", target),
+            *("--name", name, "--memory", str(limit), "--threads", "1", "--end-with-stdin"),
+            env={**os.environ, "MOTLEY_TOKEN": token},
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=stderr,
+        )
+
+
+async def _last_words(daemon: asyncio.subprocess.Process, log: Path) -> str:
+    """Wait for a daemon's end; the last thing it said."""
+    status = await daemon.wait()
+    lines = (await asyncio.to_thread(log.read_text, "utf-8", "replace")).splitlines()
+    return lines[-1] if lines else f"status {status}"
+
+
+async def _end(daemon: asyncio.subprocess.Process) -> None:
+    if daemon.returncode is None:
+        daemon.terminate()
+        try:
+            await asyncio.wait_for(daemon.wait(), STOP_S)
+        except TimeoutError:
+            daemon.kill()
+            await daemon.wait()

@@ -1,0 +1,128 @@
+"""`motley experts`: which nodes have which experts of a session, how busy they are, and moving them."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+from urllib.parse import quote
+
+import typer
+from rich.markup import escape
+
+from motley.cli.client import DEFAULT_URL, ApiKey, Client, Url
+from motley.cli.errors import CliError
+from motley.cli.interrupt import run
+from motley.cli.show import counted, human_size, results, table, waiting
+
+MARKS = {"serving": "", "fetching": "+", "leaving": "-", "dead": "†"}
+"""Before a node's number: its replica is coming, going, or lost and not replaced."""
+
+
+def register(app: typer.Typer) -> None:
+    app.command(epilog="Examples: motley experts mixtral   motley experts rebalance mixtral")(experts)
+
+
+def experts(
+    words: Annotated[
+        list[str],
+        typer.Argument(metavar="[rebalance] SESSION", help="A session's name or id, as `motley status` shows it."),
+    ],
+    url: Url = DEFAULT_URL,
+    api_key: ApiKey = "",
+    as_json: Annotated[bool, typer.Option("--json", help="One line of JSON, with every layer by itself.")] = False,
+) -> None:
+    """Show which nodes have which experts, with their load; or move experts so that the load is even."""
+    *command, session = words
+    if command not in ([], ["rebalance"]):
+        raise CliError(f"say `motley experts SESSION` or `motley experts rebalance SESSION`, not {' '.join(words)!r}")
+    if command:
+        moved = run(_call("POST", session, "/experts/rebalance", url, api_key))
+        print(json.dumps(moved) if as_json else _moved(moved))
+        return
+    found = run(_call("GET", session, "/experts?layers=each" if as_json else "/experts", url, api_key))
+    if as_json:
+        print(json.dumps(found))
+    else:
+        _show(found)
+
+
+async def _call(method: str, wanted: str, path: str, url: str, api_key: str) -> dict[str, Any]:
+    async with Client(url, api_key) as client:
+        for session in await client.sessions():
+            if wanted in (session["id"], session["name"]):
+                return await client.call(method, f"/api/sessions/{quote(session['id'])}{path}")
+    raise CliError(f"there is no session {wanted!r}; `motley status` lists them")
+
+
+def _moved(moved: dict[str, Any]) -> str:
+    busy = f"the busiest node is busy for {moved['busy_ms']:.2f} ms per token"
+    if not moved["moves"]:
+        return f"nothing to gain: {busy}"
+    moves = counted(moved["moves"], "replica")
+    return f"moving {moves} in the background: {busy}, then for {moved['busy_ms_after']:.2f} ms"
+
+
+def _show(found: dict[str, Any]) -> None:
+    results.print(
+        table(
+            ["node", "no.", "zone", "state", "experts", "rows", "round trip", "waited", "stalls"],
+            [
+                [
+                    host["node"],
+                    str(host["host"]),
+                    host["zone"] or "-",
+                    host["state"],
+                    f"{host['serving']}" + (f" +{host['fetching']}" if host["fetching"] else ""),
+                    f"{100 * host['load']:.0f} %",
+                    f"{host['round_trip_ms']:.2f} ms",
+                    f"{host['wait_s']:.1f} s",
+                    " ".join(f"{stall:.0f}" for stall in host["stalls_ms"][-3:]) + " ms" if host["stalls_ms"] else "-",
+                ]
+                for host in found["hosts"]
+            ],
+            title=f"{found['name']}: {_summary(found)}",
+        )
+    )
+    results.print(
+        table(
+            ["expert", *(_layers(group["layers"]) for group in found["groups"])],
+            [
+                [str(index), *(_cell(group["experts"][index]) for group in found["groups"])]
+                for index in range(found["experts"])
+            ],
+            title="Nodes of each expert by no. (: layers of the group); how often it is chosen, 1.0 is its even share",
+        )
+    )
+    used = {host["state"] for group in found["groups"] for expert in group["experts"] for host in expert["hosts"]}
+    legend = [f"{mark} {state}" for state, mark in MARKS.items() if mark and state in used]
+    if legend:
+        results.print("   ".join(legend))
+    for host in found["hosts"]:
+        if host["lost"]:
+            results.print(f"[red]{escape(host['node'])}: {escape(host['lost'])}[/]", soft_wrap=True)
+    for text in (found["short"], waiting(found)):
+        if text:
+            results.print(f"[yellow]{escape(text)}[/]", soft_wrap=True)
+
+
+def _summary(found: dict[str, Any]) -> str:
+    replicas = found["replicas"]
+    parts = [f"{replicas['asked']} of each expert asked for, {replicas['least']} there at least"]
+    if found["moves"]:
+        parts.append(f"{counted(found['moves'], 'replica')} on the move")
+    parts.append(f"{human_size(found['bytes_out'])} sent, {human_size(found['bytes_in'])} received")
+    return ", ".join(parts)
+
+
+def _layers(layers: list[int]) -> str:
+    return f"layer {layers[0]}" if len(layers) == 1 else f"{layers[0]}-{layers[-1]}"
+
+
+def _cell(expert: dict[str, Any]) -> str:
+    """``0 1 x1.3``: nodes 0 and 1 have it. ``0:3 +1:2 x0.9``: node 0 in three layers, node 1 fetches it in two."""
+    most = max((host["layers"] for host in expert["hosts"]), default=1)
+    hosts = [
+        f"{MARKS[host['state']]}{host['host']}" + (f":{host['layers']}" if most > 1 else "")
+        for host in sorted(expert["hosts"], key=lambda host: (list(MARKS).index(host["state"]), host["host"]))
+    ]
+    return " ".join([*(hosts or ["nobody"]), f"x{expert['load']:.1f}"])

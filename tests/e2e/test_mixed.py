@@ -1,0 +1,94 @@
+"""Sessions of real daemons whose ranks have engines and quantisations of their own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from motley.cli.client import Client
+from motley.cli.errors import CliError
+from tests.e2e.processes import BUNDLED, last_json, mesh, motley
+
+LINE = "ROMEO:\nLook, good sir, you are"
+GREEDY = {"model": BUNDLED.name, "prompt": LINE, "max_tokens": 12, "temperature": 0, "logprobs": 5}
+CLOSE = 0.5
+"""Between log-probabilities of fp32 and of a session of which some ranks hold int8 or int4."""
+
+
+async def answer(client: Client) -> tuple[str, dict[str, float]]:
+    """The text, and the likeliest first tokens."""
+    body = await client.call("POST", "/v1/completions", GREEDY)
+    (choice,) = body["choices"]
+    return choice["text"], choice["logprobs"]["top_logprobs"][0]
+
+
+async def test_every_rank_holds_and_computes_in_its_own_way(tmp_path: Path) -> None:
+    async with mesh(tmp_path, "a", "b", "c") as there, Client(there.url) as client:
+        session = await there.session(nodes=["a"])
+        _, expected = await answer(client)
+        await client.call("DELETE", f"/api/sessions/{session['id']}")
+        for nodes, shares, own in (
+            (["a", "b"], [1, 1], {"quantisations": {"b": "int8"}}),
+            (["b", "a"], [2, 1], {"quantisations": {"b": "int8"}, "engines": {"a": "reference"}}),
+            (["a", "b", "c"], [1, 1, 2], {"engines": {"a": "reference"}, "quantisations": {"b": "int8", "c": "int4"}}),
+        ):
+            session = await there.session(nodes=nodes, shares=shares, **own)
+            assert [(rank["node"], rank["engine"], rank["quantisation"]) for rank in session["ranks"]] == [
+                (
+                    node,
+                    own.get("engines", {}).get(node, "onnxruntime"),
+                    own["quantisations"].get(node, "fp32"),
+                )
+                for node in nodes
+            ]
+            text, told = await answer(client)
+            assert (text, told) == await answer(client)
+            both = told.keys() & expected.keys()
+            assert len(both) >= 3
+            assert [told[token] for token in both] == pytest.approx([expected[token] for token in both], abs=CLOSE)
+            assert told != expected
+            await client.call("DELETE", f"/api/sessions/{session['id']}")
+
+
+async def test_the_command_line(tmp_path: Path) -> None:
+    async with mesh(tmp_path, "a", "b") as there:
+        wanted = ("run", str(BUNDLED), "ROMEO:", "--raw", "--max-tokens", "4", "--url", there.url)
+        mixed = ("--quant", "fp32", "--quant", "int8@b", "--engine", "reference@a")
+        said = await last_json(*wanted, *mixed)
+        assert said["usage"]["completion_tokens"] == 4
+        async with Client(there.url) as client:
+            (session,) = await client.sessions()
+            ranks = {rank["node"]: (rank["engine"], rank["quantisation"]) for rank in session["ranks"]}
+            assert ranks == {"a": ("reference", "fp32"), "b": ("onnxruntime", "int8")}
+        await last_json(*wanted, *mixed)
+        for unlike, why in (
+            (("--quant", "int4@b"), "loaded as int8 on b: leave out --quant"),
+            (("--engine", "onnxruntime@a"), "loaded by reference on a: leave out --engine"),
+            (("--engine", "reference"), "loaded by onnxruntime: leave out --engine"),
+        ):
+            status, _, err = await motley(*wanted, *unlike)
+            assert (status, why in err) == (1, True), err
+        for wrong, why in (
+            (("--quant", "int3@b"), "'int3' is not one of 'stored', 'fp32', 'fp16', 'int8', 'int4'"),
+            (("--quant", "int8@b", "--quant", "int4@b"), "it is given twice for node 'b'"),
+            (("--engine", "@b"), "'@b' is no value, and no VALUE@NODE"),
+        ):
+            status, _, err = await motley(*wanted, *wrong)
+            assert (status, why in err) == (2, True), err
+        status, out, _ = await motley("status", "--url", there.url)
+        assert status == 0
+        assert "(reference, fp32)" in out
+        assert "(onnxruntime, int8)" in out
+        assert "fp32 and int8, context 1024" in out
+
+
+async def test_a_gpu_engine_on_a_machine_without_a_gpu_is_refused_by_name(tmp_path: Path) -> None:
+    async with mesh(tmp_path, "a") as there, Client(there.url) as client:
+        (node,) = (await client.call("GET", "/api/nodes"))["nodes"]
+        lacking = {engine["name"]: engine["lacking"] for engine in node["engines"]}
+        if not lacking["cuda"]:
+            pytest.skip("there is a GPU here")
+        with pytest.raises(CliError, match="node 'a' cannot run engine 'cuda': engine 'cuda': ") as refusal:
+            await there.session(engines={"a": "cuda"})
+        assert lacking["cuda"] in str(refusal.value)
