@@ -128,14 +128,14 @@ def measure(setup: Setup, progress: Callable[[Row], None] = lambda row: None) ->
                 answers = _time(motley, operation, size // 4, setup.rounds)
                 gloo_us = None
                 if gloo is not None:
-                    gloo_us = _percentile(_time(gloo, operation, size // 4, setup.rounds), 50)
+                    gloo_us = percentile_us(_time(gloo, operation, size // 4, setup.rounds), 50)
                 row = Row(
                     op=operation,
                     bytes=size,
                     ranks=setup.ranks,
                     algorithm=answers[0].algorithm,
-                    p50_us=_percentile(answers, 50),
-                    p99_us=_percentile(answers, 99),
+                    p50_us=percentile_us(answers, 50),
+                    p99_us=percentile_us(answers, 99),
                     predicted_us=round(1e6 * answers[0].predicted_s, 1),
                     gloo_p50_us=gloo_us,
                 )
@@ -146,12 +146,12 @@ def measure(setup: Setup, progress: Callable[[Row], None] = lambda row: None) ->
 
 def _time(group: RankProcesses, operation: Operation, elements: int, rounds: int) -> list[Answer]:
     trial = group.ask(Question(operation, elements, TRIAL_ROUNDS))
-    usual_s = _percentile(trial, 50) / 1e6
+    usual_s = percentile_us(trial, 50) / 1e6
     affordable = int(BUDGET_S / usual_s)
     return group.ask(Question(operation, elements, min(rounds, max(MIN_ROUNDS, affordable))))
 
 
-def _percentile(answers: Sequence[Answer], percent: float) -> float:
+def percentile_us(answers: Sequence[Answer], percent: float) -> float:
     """Of the time that a call takes, in us."""
     done = np.max([answer.stamps_ns for answer in answers], axis=0)
     return round(float(np.percentile(np.diff(done), percent)) / answers[0].batch / 1e3, 1)
@@ -221,13 +221,14 @@ class RankProcesses:
         return answers
 
 
-def _serve(pipe: Any, answer: Callable[[Question], Answer]) -> None:
+def serve(pipe: Any, answer: Callable[[Question], Answer]) -> None:
+    """What a rank process does once it is ready: answers until it is told None."""
     pipe.send("ready")
     while (question := pipe.recv()) is not None:
         pipe.send(answer(question))
 
 
-def _clock(call: Callable[[], object], rounds: int, batch: int = 1) -> list[int]:
+def clock(call: Callable[[], object], rounds: int, batch: int = 1) -> list[int]:
     """`Answer.stamps_ns`."""
     stamps = [perf_counter_ns()]
     for _ in range(rounds):
@@ -263,7 +264,7 @@ def _motley_rank(setup: Setup, member: Membership, papers: Credentials | None, p
         wrap=None if setup.link is None else Nic(setup.link, seed=member.rank).wrap,
     )
     with communicator:
-        _serve(pipe, partial(_time_motley, communicator))
+        serve(pipe, partial(_time_motley, communicator))
     listener.close()
 
 
@@ -285,7 +286,7 @@ def _time_motley(communicator: Communicator, question: Question) -> Answer:
             call, batch = _in_turn(ranks, lambda root: communicator.broadcast(whole, root)), ranks
         case Operation.ALL_TO_ALL:
             call = partial(communicator.all_to_all, parts, [parts[rank].copy() for _ in range(ranks)])
-    return Answer(_clock(call, rounds, batch), batch, schedule.algorithm, seconds)
+    return Answer(clock(call, rounds, batch), batch, schedule.algorithm, seconds)
 
 
 def _in_turn(ranks: int, call: Callable[[int], object]) -> Callable[[], object]:
@@ -307,7 +308,7 @@ def _gloo_rank(rank: int, ranks: int, store: Path, pipe: Any) -> None:
     warnings.filterwarnings("ignore", category=FutureWarning)  # names that torch wants to change
     torch.set_num_threads(1)
     distributed.init_process_group("gloo", store=distributed.FileStore(str(store), ranks), rank=rank, world_size=ranks)
-    _serve(pipe, partial(_time_gloo, rank, ranks))
+    serve(pipe, partial(_time_gloo, rank, ranks))
     distributed.destroy_process_group()
 
 
@@ -329,4 +330,4 @@ def _time_gloo(rank: int, ranks: int, question: Question) -> Answer:
             call, batch = _in_turn(ranks, lambda root: distributed.broadcast(whole[:elements], root)), ranks
         case Operation.ALL_TO_ALL:
             call = partial(distributed.all_to_all_single, other, whole)
-    return Answer(_clock(call, rounds, batch), batch)
+    return Answer(clock(call, rounds, batch), batch)

@@ -41,6 +41,7 @@ from motley.daemon.models.graph import Declared, build_rank_graph
 from motley.daemon.models.profile import profile
 from motley.daemon.models.share import Share
 from motley.daemon.models.tensors import EMBEDDING
+from motley.daemon.peers import Peers
 from motley.daemon.weights.cache import default_folder
 from motley.daemon.weights.share_file import write_share
 from motley.daemon.weights.spec import SHARE_FILE, Encoding, Placed, Weight, lay_out
@@ -182,7 +183,7 @@ def _even_shares(config: ModelConfig, ranks: int) -> list[Share]:
     candidates = [Candidate(f"rank {rank}", 1.0, plenty) for rank in range(ranks)]
     return [
         share_from_proto(plan.to_share())
-        for plan in plan_shares(profile(config, Encoding.FP32, 0), candidates, POSITIONS)
+        for plan in plan_shares([profile(config, Encoding.FP32, 0)] * ranks, candidates, POSITIONS)
     ]
 
 
@@ -253,7 +254,7 @@ def execute(graphs: Sequence[RankGraph], on_every_rank: OnEveryRank, hidden: F32
     rows = range(len(hidden))
 
     def work(communicator: Communicator) -> F32:
-        engine = open_engine(graphs[communicator.rank], communicator, EngineOptions(max_rows=POSITIONS))
+        engine = open_engine(graphs[communicator.rank], Peers(communicator), EngineOptions(max_rows=POSITIONS))
         try:
             engine.open_slot(0)
             return engine.step(0, hidden.copy(), 0, rows).copy()

@@ -6,8 +6,9 @@ kB, and the KV cache are left out.) Ranks work side by side and wait for the slo
 all-reduces of a token: what a token takes is ``compute + wire + wait`` on every rank, and what the leader needs to
 choose the token and to tell the others.
 
-The bandwidth is measured in the same run, from memory and by as many cores at once as the ranks use, right before and
-right after the timed tokens; the larger counts, so that a busy minute does not flatter the engine.
+The bandwidth is measured in the same run, by as many cores at once as the ranks use, over as many bytes as the weights
+have, so that a large cache serves both alike, right before and right after the timed tokens; the larger counts, so
+that a busy minute does not flatter the engine.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class Timeline:
     """Every timed token, in order.
 
     Attributes:
-        step_ms: from the leader's decision on a step to the token that it chose.
+        step_ms: from the leader's decision on a step to the last rank's answer, of which it chooses the token.
         ranks: per rank, `PARTS` by name: where its time went.
     """
 
@@ -132,20 +133,25 @@ async def measure_latency(
     words = rng.integers(0, vocabulary, max(prompts)).tolist()
     async with LocalMesh(spec, progress) as mesh:
         await mesh.decode(words[: min(prompts)], WARM_UP)
-        return [await _measure(mesh, words[:length], tokens) for length in prompts]
+        return [await latency_of(mesh, words[:length], tokens) for length in prompts]
 
 
-async def _measure(mesh: LocalMesh, prompt: Sequence[int], tokens: int) -> LatencyReport:
+async def latency_of(mesh: LocalMesh, prompt: Sequence[int], tokens: int) -> LatencyReport:
+    """Time `tokens` greedy tokens after a prompt, in a mesh that is warm.
+
+    Raises:
+        motley.bench.local_mesh.MeshError: a rank failed.
+    """
     spec, ranks = mesh.spec, len(mesh.plans)
     cores = min(ranks * spec.threads, usable_cores())
     before = list(mesh.timing)
-    bandwidth = await asyncio.to_thread(memory_bandwidth, cores)
+    weights = sum(ready.share_bytes for ready in mesh.ready)
+    bandwidth = await asyncio.to_thread(memory_bandwidth, cores, size=weights)
     said = await mesh.decode(prompt, tokens + 1)  # the first comes with the prompt
-    bandwidth = max(bandwidth, await asyncio.to_thread(memory_bandwidth, cores))
+    bandwidth = max(bandwidth, await asyncio.to_thread(memory_bandwidth, cores, size=weights))
     timeline = _timeline(mesh.timing, tokens)
     p50 = float(np.median(timeline.step_ms))
     ttft = next(tokens.prefill_s for tokens in said if tokens.ids)  # signs of life come before it
-    weights = sum(ready.share_bytes for ready in mesh.ready)
     bound_ms = 1e3 * weights / bandwidth
     per_rank = [
         {**{part: _mean(rank[part]) for part in PARTS}, "collectives": _collectives(first, last)}

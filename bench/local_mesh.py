@@ -5,16 +5,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
+
+import psutil
 
 from motley.daemon.describe import describe
 from motley.daemon.hardware import usable_cores
 from motley.daemon.weights.cache import ShareCache
 from motley.daemon.worker import RankWorker
-from motley.orchestrator.planning.shares import Candidate, RankPlan, plan_shares
+from motley.orchestrator.expert_hosts import to_message
+from motley.orchestrator.planning.experts import ExpertKey
+from motley.orchestrator.planning.shares import Candidate, RankPlan, plan_shares, trunk_profile
 from motley.protocol import mesh_pb2 as pb
 
 PEERS_S = 60.0
@@ -37,6 +41,9 @@ class MeshSpec:
         weights: relative speed of each rank; their number is the number of ranks.
         pin: one core per rank, in order, where there are enough.
         link: the network to emulate between the ranks, as `motley.bench.emulator.LinkSpec.parse` reads it; "": none.
+        hosts: what each expert host holds; the ranks are the trunk then. Empty: experts are in the ranks' shares. The
+            n-th host and rank n are on one machine: no network is emulated between them.
+        cache: where shares are kept; None: in the usual place.
     """
 
     model: Path
@@ -50,6 +57,8 @@ class MeshSpec:
     exact: bool = False
     pin: bool = False
     link: str = ""
+    hosts: Sequence[Collection[ExpertKey]] = ()
+    cache: Path | None = None
 
 
 class LocalMesh:
@@ -57,8 +66,9 @@ class LocalMesh:
 
     Attributes:
         plans: what every rank owns.
-        ready: what every rank said when it was ready.
+        ready: what every rank said when it was ready; then every expert host.
         timing: the latest timing of every rank.
+        experts: what every rank said last of the expert hosts.
     """
 
     def __init__(self, spec: MeshSpec, progress: Progress | None = None) -> None:
@@ -66,12 +76,15 @@ class LocalMesh:
         self.plans: list[RankPlan] = []
         self.ready: list[pb.Ready] = []
         self.timing: list[pb.Timing] = []
+        self.experts: list[pb.ExpertReport] = []
         self._progress = progress
         self._workers: list[RankWorker] = []
         self._readers: list[asyncio.Task[None]] = []
-        self._tokens: asyncio.Queue[pb.Tokens | Exception] = asyncio.Queue()
+        self._said: dict[str, asyncio.Queue[pb.Tokens | Exception]] = {}
+        """What is said of each request under way."""
         self._session = secrets.token_hex(8)
-        self._reported = 0
+        self._reported = self._ended = 0
+        """Timings that have come: one of each rank for every request that has ended."""
         self._progressed = False
         self._changed = asyncio.Condition()
 
@@ -94,9 +107,16 @@ class LocalMesh:
         await asyncio.gather(*self._readers, return_exceptions=True)
 
     async def decode(
-        self, prompt: Sequence[int], max_tokens: int, sampling: pb.Sampling | None = None, stop: Sequence[int] = ()
+        self,
+        prompt: Sequence[int],
+        max_tokens: int,
+        sampling: pb.Sampling | None = None,
+        stop: Sequence[int] = (),
+        heard: Callable[[], None] = lambda: None,
     ) -> list[pb.Tokens]:
         """Have the leader continue `prompt`; what it said, a message per token. Every rank's timing is in after it.
+
+        Several requests may be under way. `heard` is called for every token.
 
         Raises:
             MeshError: a rank failed.
@@ -108,31 +128,42 @@ class LocalMesh:
             max_tokens=max_tokens,
             stop_tokens=stop,
         )
-        self._reported = 0
+        queue = self._said[decode.request_id] = asyncio.Queue()
         self._send(0, decode=decode)
         said: list[pb.Tokens] = []
         while not said or not said[-1].finish:
             try:
-                tokens = await asyncio.wait_for(self._tokens.get(), STALL_S)
+                tokens = await asyncio.wait_for(queue.get(), STALL_S)
             except TimeoutError:
                 raise MeshError(f"no token within {STALL_S:.0f} s") from None
             if isinstance(tokens, Exception):
                 raise tokens
             said.append(tokens)
+            if tokens.ids:
+                heard()
+        del self._said[decode.request_id]
         if said[-1].finish == "error":
             raise MeshError(said[-1].failure.message)
+        self._ended += 1
+        due = self._ended * len(self.plans)
         async with asyncio.timeout(STALL_S), self._changed:
-            await self._changed.wait_for(lambda: self._reported >= len(self._workers))
+            await self._changed.wait_for(lambda: self._reported >= due)
         return said
+
+    def host_process(self, host: int) -> psutil.Process:
+        """An expert host's, to be killed or suspended while it is needed."""
+        return psutil.Process(self._workers[len(self.plans) + host].pid)
 
     async def _start(self) -> None:
         spec = self.spec
         size = len(spec.weights)
         model = pb.ModelSpec(source=str(spec.model), quantisation=spec.quantisation, block=spec.block, exact=spec.exact)
-        profile = await asyncio.to_thread(describe, model, None)
+        profile = (await asyncio.to_thread(describe, model, None)).profile
+        if spec.hosts:
+            profile = trunk_profile(profile)
         plenty = 1 << 60
         candidates = [Candidate(f"rank {rank}", weight, plenty) for rank, weight in enumerate(spec.weights)]
-        self.plans = plan_shares(profile, candidates, spec.context)
+        self.plans = plan_shares([profile] * size, candidates, spec.context)
         assignment = pb.Assignment(
             model=model,
             fingerprint=profile.fingerprint,
@@ -144,22 +175,25 @@ class LocalMesh:
             secret=secrets.token_bytes(32),
             plain=pb.Empty(),
             wire=spec.wire,
+            hosts=map(to_message, spec.hosts),
         )
-        pin = spec.pin and spec.threads == 1 and size <= usable_cores()
-        cache = ShareCache()
-        entry = ("motley.bench.rank_over_link", spec.link) if spec.link else ("motley.daemon.rank",)
-        for rank in range(size):
+        workers = size + len(spec.hosts)
+        pin = spec.pin and spec.threads == 1 and workers <= usable_cores()
+        cache = ShareCache(spec.cache)
+        for rank in range(workers):
             core = rank if pin else None
+            entry = self._entry(rank)
             self._workers.append(await RankWorker.start(cache=cache, host="127.0.0.1", core=core, entry=entry))
-        self.ready = [pb.Ready() for _ in range(size)]
+        self.ready = [pb.Ready() for _ in range(workers)]
         self.timing = [pb.Timing() for _ in range(size)]
-        ports: list[asyncio.Future[str]] = [asyncio.get_running_loop().create_future() for _ in range(size)]
-        loaded: list[asyncio.Future[None]] = [asyncio.get_running_loop().create_future() for _ in range(size)]
-        for rank in range(size):
+        self.experts = [pb.ExpertReport() for _ in range(size)]
+        ports: list[asyncio.Future[str]] = [asyncio.get_running_loop().create_future() for _ in range(workers)]
+        loaded: list[asyncio.Future[None]] = [asyncio.get_running_loop().create_future() for _ in range(workers)]
+        for rank in range(workers):
             self._readers.append(asyncio.create_task(self._read(rank, ports[rank], loaded[rank])))
             self._send(rank, assign=assignment)
         addresses = [f"127.0.0.1:{port}" for port in await asyncio.wait_for(asyncio.gather(*ports), PEERS_S)]
-        for rank in range(size):
+        for rank in range(workers):
             self._send(rank, peers=pb.Peers(addresses=addresses))
         all_loaded = asyncio.gather(*loaded)
         while not all_loaded.done():
@@ -169,6 +203,14 @@ class LocalMesh:
             if not all_loaded.done() and not self._progressed:
                 raise MeshError(f"no rank gave a sign of life in loading for {STALL_S:.0f} s")
         await all_loaded
+
+    def _entry(self, rank: int) -> Sequence[str]:
+        """The module that a worker runs, and its arguments: the network, and who is on the same machine."""
+        if not self.spec.link:
+            return ("motley.daemon.rank",)
+        size = len(self.plans)
+        near = rank + size if rank < size else rank - size  # there may be none; hosts have no links to each other
+        return ("motley.bench.rank_over_link", self.spec.link, str(near))
 
     def _send(self, rank: int, **body: Any) -> None:
         self._workers[rank].send(pb.RankCommand(session=self._session, epoch=1, rank=rank, **body))
@@ -188,7 +230,9 @@ class LocalMesh:
                     self.ready[rank] = event.ready
                     loaded.set_result(None)
                 case "tokens":
-                    self._tokens.put_nowait(event.tokens)
+                    self._said[event.tokens.request_id].put_nowait(event.tokens)
+                case "experts":
+                    self.experts[rank] = event.experts
                 case "timing":
                     self.timing[rank] = event.timing
                     async with self._changed:
@@ -203,4 +247,7 @@ class LocalMesh:
                 future.set_exception(error)
                 with contextlib.suppress(MeshError):
                     future.exception()
-        self._tokens.put_nowait(error)
+        if rank >= len(self.plans):
+            return  # the ranks go on without it, or say what they miss
+        for queue in self._said.values():
+            queue.put_nowait(error)

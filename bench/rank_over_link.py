@@ -1,6 +1,7 @@
-"""A rank worker behind an emulated network: ``python -m motley.bench.rank_over_link LINK``.
+"""A rank worker behind an emulated network: ``python -m motley.bench.rank_over_link LINK NEAR``.
 
-`LINK` is what `motley.bench.emulator.LinkSpec.parse` reads; everything else is as in `motley.daemon.rank`.
+`LINK` is what `motley.bench.emulator.LinkSpec.parse` reads, `NEAR` the rank that is on the same machine and reached
+without it; everything else is as in `motley.daemon.rank`.
 """
 
 from __future__ import annotations
@@ -9,8 +10,20 @@ import sys
 
 from motley.bench.emulator import LinkSpec, Nic, sleep_exactly
 from motley.daemon import rank
+from motley.transport.security import Stream
+
+
+def network(link: LinkSpec, near: int, number: int) -> rank.Wrap:
+    """What the connections of rank `number` go through."""
+    nic = Nic(link, seed=number)
+
+    def wrap(peer: int, stream: Stream) -> Stream:
+        return stream if peer == near else nic.wrap(peer, stream)
+
+    return wrap
+
 
 if __name__ == "__main__":
-    link = LinkSpec.parse(sys.argv[1])
+    link, near = LinkSpec.parse(sys.argv[1]), int(sys.argv[2])
     sleep_exactly()
-    sys.exit(rank.main(lambda number: Nic(link, seed=number).wrap))
+    sys.exit(rank.main(lambda number: network(link, near, number)))

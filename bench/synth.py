@@ -234,11 +234,13 @@ SHAPES: dict[str, dict[str, Any]] = {
         max_window_layers=12,
     ),
 }
-"""``config.json`` of well-known models, as published; the dtype is added by `synthesise`.
+"""``config.json`` of well-known models, as published; the dtype is added by `synthesise`."""
 
-Two are scaled down to fit small machines: ``mixtral-quarter`` is Mixtral 8x7B at a quarter of its widths and half of
-its layers, ``qwen3-moe-half`` Qwen3 30B-A3B at half of its widths and experts and a quarter of its layers.
-"""
+SCALED = {
+    "mixtral-quarter": "Mixtral 8x7B at a quarter of its widths and half of its layers",
+    "qwen3-moe-half": "Qwen3 30B-A3B at half of its widths and experts and a quarter of its layers",
+}
+"""What those of `SHAPES` are that were scaled down to fit small machines."""
 
 FAMILIES = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe")
 
