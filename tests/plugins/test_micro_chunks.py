@@ -119,7 +119,6 @@ class _Leaving:
 def test_a_peer_lost_between_two_micro_chunks_is_named_and_leaves_nothing_behind(starts: int, tmp_path: Path) -> None:
     config = read_config(BUNDLED)
     shares = uneven_shares(units(config, "fp32", 32), 2)
-    checkpoint = Checkpoint(BUNDLED)
     listeners = [Listener("127.0.0.1") for _ in shares]
     addresses = [f"127.0.0.1:{listener.port}" for listener in listeners]
     hidden = np.ones((64, config.hidden), np.float32)
@@ -128,7 +127,8 @@ def test_a_peer_lost_between_two_micro_chunks_is_named_and_leaves_nothing_behind
         declared = build_rank_graph(config, shares, rank, "fp32", 32, 128)
         share_file = tmp_path / str(rank) / SHARE_FILE
         share_file.parent.mkdir()
-        write_share(checkpoint, declared.weights, declared.share_bytes, share_file)
+        with Checkpoint(BUNDLED) as checkpoint:  # of its own: one at a time may read from it
+            write_share(checkpoint, declared.weights, declared.share_bytes, share_file)
         member = Membership("test", epoch=1, rank=rank, size=2, secret=bytes(32), agreement=bytes(32))
         errors: list[Exception] = []
         with connect_mesh(listeners[rank], member, addresses, security=Plain()) as communicator:
@@ -144,7 +144,7 @@ def test_a_peer_lost_between_two_micro_chunks_is_named_and_leaves_nothing_behind
             engine.close()
         return errors
 
-    with checkpoint, closing(listeners[0]), closing(listeners[1]), ThreadPoolExecutor(2) as pool:
+    with closing(listeners[0]), closing(listeners[1]), ThreadPoolExecutor(2) as pool:
         survivor, _ = pool.map(work, range(2))
     assert [type(error) for error in survivor] == [PeerLost, PeerLost]
     assert "rank 1" in str(survivor[0])
