@@ -79,7 +79,8 @@ class MappedShare:
 def _huge_pages(size: int) -> Array:
     """Memory, of which as much as fills huge pages is in such where there are some. It is taken as it is written."""
     if sys.platform == "linux" and size >= HUGE_PAGE:
-        pages = mmap.mmap(-1, size + HUGE_PAGE)
+        # Private: most systems give huge pages to no shared memory.
+        pages = mmap.mmap(-1, size + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         start = -np.frombuffer(pages, np.uint8).ctypes.data % HUGE_PAGE
         whole = size // HUGE_PAGE * HUGE_PAGE
         with contextlib.suppress(OSError):  # a system without them

@@ -24,10 +24,11 @@ from motley.plugins.engine import DOMAIN, EngineError, RankGraph
 from motley.plugins.expert_engine import ExpertGraph
 from motley.plugins.mapped_share import Array, MappedShare
 from motley.plugins.native.matmul import Pool
+from motley.plugins.native.reach import choose_reach
 from motley.plugins.native.rows import Action
 from motley.plugins.onnxruntime_kernels import Bind, kernel
-from motley.plugins.onnxruntime_lowering import MICROSOFT, SEQLENS, TOTAL_LENGTH, attention_nodes
-from motley.plugins.segments import ATTENTION, ROWS, Kernel, Segment, buffer_numbers
+from motley.plugins.onnxruntime_lowering import MICROSOFT, SEQLENS, TOTAL_LENGTH, attention_nodes, attributes_of
+from motley.plugins.segments import ATTENTION, PRODUCT, ROWS, Kernel, Segment, buffer_numbers
 
 POSITION = "position"
 
@@ -146,7 +147,21 @@ class Workshop:
         thens = [segment.then for segment in segments if isinstance(segment.then, Kernel)]
         moved = dict.fromkeys(name for then in thens for name in then.node.input if name in self._initializers)
         self._share.make_room(map(self._initializers.__getitem__, moved))
-        return [self._make(segment) for segment in segments if segment.outputs or segment.then]
+        parts = [self._make(segment) for segment in segments if segment.outputs or segment.then]
+        self._choose_reach(parts)
+        return parts
+
+    def _choose_reach(self, parts: Iterable[Part]) -> None:
+        """Of products of a token, as decoding has them."""
+        products: dict[int, list[tuple[int, Action]]] = {}
+        for part in parts:
+            if part.then and isinstance(part.segment.then, Kernel) and part.segment.then.node.op_type == PRODUCT:
+                then = part.segment.then
+                rows = {name: np.zeros((1, self.width(name)), np.float32) for name in then.operands + then.results}
+                codes = self._moved[then.node.input[1]]
+                products.setdefault(attributes_of(then.node)["bits"], []).append((codes.nbytes, part.then(rows)))
+        for bits, some in products.items():
+            choose_reach(bits, some)
 
     def buffers(self, segments: Sequence[Segment], store: Store) -> dict[str, Array]:
         """A buffer [rows, width] for every value that crosses these segments, which are made; see `buffer_numbers`.

@@ -1,5 +1,6 @@
 /* The kernels of attention.c, of one level. Tiles: TILE_ROWS heads by TILE_TOKENS positions, or vectors of values. */
 #define HEADS_AT_ONCE 8
+#define AHEAD 8192 /* bytes that what is cached is fetched ahead of its use, for the level-2 cache */
 #define LEAST (-0x1.fffffep127f) /* where largest scores start: not infinite, as differences from them are taken */
 
 /* Turn a head by its token's angles, and multiply it by `scale`. */
@@ -40,7 +41,7 @@ ALWAYS void score_lanes(const struct attending *now, const float *q, const float
     UNROLL for (int t = 0; t < positions; t++) {
         const float *from = keys + t * now->a.size;
         k[t] = load_floats(from, left);
-        if (prefetch) __builtin_prefetch((const char *)from + 2 * FAR);
+        if (prefetch) __builtin_prefetch((const char *)from + AHEAD, 0, 2);
     }
     UNROLL for (int h = 0; h < heads; h++) {
         const floats lanes = load_floats(q + h * now->wide, LANES);
@@ -96,7 +97,7 @@ ALWAYS void weigh(const struct attending *now, const float *weights, const float
         UNROLL for (int j = 0; j < vectors; j++) {
             const float *from = values + t * now->a.size + j * LANES;
             v[j] = load_floats(from, left);
-            if (j * LANES % LANES_IN_ALL == 0) __builtin_prefetch((const char *)from + 2 * FAR);
+            if (j * LANES % LANES_IN_ALL == 0) __builtin_prefetch((const char *)from + AHEAD, 0, 2);
         }
         UNROLL for (int h = 0; h < heads; h++)
             UNROLL for (int j = 0; j < vectors; j++)

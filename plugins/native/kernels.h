@@ -15,8 +15,6 @@
  */
 #define PARTS (LANES_IN_ALL / LANES)
 #define TILE (TILE_ROWS * TILE_TOKENS)
-#define FAR 4096  /* bytes ahead, for the level-2 cache; a page: what the processor's own prefetcher does not cross */
-#define NEAR 1024 /* bytes ahead, for the level-1 cache */
 
 #include "floats.h"
 #include "matmul_kernel.h"

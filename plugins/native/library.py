@@ -84,13 +84,14 @@ class Attention(ctypes.Structure):
     )
 
 
-INTERFACE = (1, *map(ctypes.sizeof, (Matmul, Norm, Gated, Attention)))
+INTERFACE = (2, *map(ctypes.sizeof, (Matmul, Norm, Gated, Attention)))
 """``motley_interface`` of library.c: a number that both count up when they no longer understand each other, and what
 each struct takes. It tells a library that was built before an update."""
 
 FUNCTIONS = (
     ("supports", [c_int32], c_int32),
     ("set_level", [c_int32], None),
+    ("set_reach", [c_int32, c_int32, c_int32], None),
     ("pool_open", [c_int32], c_void_p),
     ("pool_stop", [c_void_p], None),
     ("pool_free", [c_void_p], None),

@@ -19,6 +19,13 @@
 
 #define PANEL_BYTES (256 << 10) /* of weight codes: a part of a level-2 cache */
 
+static struct reach reaches[] = {{8192, 0}, {8192, 0}}; /* of 4 and of 8 bits */
+
+/* From now on, matmuls of so many bits fetch so far ahead, in all of the process. */
+EXPORT void motley_set_reach(int32_t bits, int32_t far, int32_t near) {
+    reaches[bits / 8] = (struct reach){far, near};
+}
+
 static struct plan make_plan(const struct matmul *m) {
     struct plan plan = {.m = *m};
     const int32_t subs = 8 / m->bits, block_bytes = m->block / subs;
@@ -32,6 +39,7 @@ static struct plan make_plan(const struct matmul *m) {
     plan.unit_blocks = unit_bytes / block_bytes;
     plan.last_bytes = (int32_t)(plan.row_bytes % unit_bytes);
     plan.token_unit = TOKEN_UNIT(subs, plan.stretches);
+    plan.ahead = reaches[m->bits / 8];
     for (int32_t lane = 0; lane < LANES_IN_ALL; lane++) plan.lane_block[lane] = lane * 4 / block_bytes;
     return plan;
 }

@@ -21,6 +21,12 @@ struct matmul {
     int32_t bits, block;
 };
 
+/* How many bytes ahead of their use weights are fetched into the level-2 and into the level-1 cache. 0 asks again for
+ * what is in use, which costs next to nothing. */
+struct reach {
+    int64_t far, near;
+};
+
 /* A matmul cut in units, and where its quantised activations lie: those of `tile` tokens lie together, unit by unit.
  * A unit of a token is 16 scales (f32, by lane), 16 first values of the sums (i32, by lane), and its codes (i8); for
  * 4-bit weights the even elements of a stretch come before its odd ones, as nibbles are unpacked. */
@@ -37,6 +43,7 @@ struct plan {
     int32_t last_bytes;     /* of codes in an incomplete last unit, or 0 */
     int32_t lane_block[LANES_IN_ALL]; /* which of its unit's blocks a lane belongs to */
     int64_t panel;          /* rows of weights that a thread takes at a time */
+    struct reach ahead;
     uint8_t *activations;
 };
 

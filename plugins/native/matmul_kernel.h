@@ -31,6 +31,7 @@ struct unit {
     const uint8_t *zeros, *values;
     int64_t codes_apart, scales_apart, zeros_apart;
     int zero_shift;
+    struct reach ahead;
 };
 
 #define ZERO_BYTES(bits, blocks) (((bits) * (blocks) + 7) / 8) /* of a unit */
@@ -66,8 +67,8 @@ ALWAYS void add_unit(const struct unit *u, floats sums[], ints which, int prefet
             const uint8_t *from = u->codes + r * u->codes_apart + s * STRETCH;
             bytes packed = load_bytes(from);
             if (prefetch) {
-                __builtin_prefetch(from + FAR, 0, 2);
-                __builtin_prefetch(from + NEAR, 0, 3);
+                __builtin_prefetch(from + u->ahead.far, 0, 2);
+                __builtin_prefetch(from + u->ahead.near, 0, 3);
             }
             codes[r][s * subs] = k.bits == 4 ? packed & 15 : packed;
             if (k.bits == 4) codes[r][s * subs + 1] = packed >> 4;
@@ -108,6 +109,7 @@ ALWAYS void tile(const struct plan *plan, int64_t row, int64_t token, int64_t be
             .codes_apart = plan->row_bytes,
             .scales_apart = plan->blocks,
             .zeros_apart = plan->zero_bytes,
+            .ahead = plan->ahead,
         };
         floats sums[TILE];
         memcpy(sums, all[p], sizeof sums);
@@ -131,7 +133,7 @@ ALWAYS void tile(const struct plan *plan, int64_t row, int64_t token, int64_t be
                 if (k.zeros)
                     memcpy(zero[r], zeros + r * plan->zero_bytes + zeros_done, (size_t)(plan->zero_bytes - zeros_done));
             }
-            struct unit last = {codes[0] + p * PART_BYTES, scales[0], zero[0], u.values, STRETCH, MOST_BLOCKS, 4, 0};
+            struct unit last = {codes[0] + p * PART_BYTES, scales[0], zero[0], u.values, STRETCH, MOST_BLOCKS, 4, 0, {0, 0}};
             add_unit(&last, sums, which, 0, rows, tokens, k);
         }
         memcpy(all[p], sums, sizeof sums);

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from safetensors.numpy import save_file
 from motley.daemon.models.config import read_config
 from motley.daemon.models.tensors import expected_shapes
 from motley.daemon.models.units import units
-from motley.plugins.mapped_share import MappedShare
+from motley.plugins.mapped_share import HUGE_PAGE, MappedShare
 from motley.plugins.onnxruntime import OnnxRuntimeEngine
 from tests.models.cases import LocalSession, whole_share
 
@@ -120,6 +121,31 @@ def test_what_is_moved_takes_no_more_than_its_size(tmp_path: Path) -> None:
     assert anonymous() - before < count * (size + PAGES)
     for share in shares:
         share.close()
+
+
+def huge_pages_are_to_be_had() -> bool:
+    enabled = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    return enabled.exists() and "[never]" not in enabled.read_text()
+
+
+@pytest.mark.skipif(not huge_pages_are_to_be_had(), reason="the system gives none")
+def test_what_is_moved_may_have_huge_pages(tmp_path: Path) -> None:
+    """Most systems give none to shared memory."""
+    file = tmp_path / "share.bin"
+    file.write_bytes(bytes(4 * HUGE_PAGE))
+    codes = initializer(TensorProto.UINT8, 0, 4 * HUGE_PAGE, size=4 * HUGE_PAGE)
+    share = MappedShare(file)
+    share.make_room([codes])
+    address = share.move(codes).ctypes.data
+    mappings = re.split(r"^(?=[0-9a-f]+-[0-9a-f]+ )", Path("/proc/self/smaps").read_text(), flags=re.MULTILINE)[1:]
+    for mapping in mappings:
+        first, end = (int(bound, 16) for bound in mapping.split(maxsplit=1)[0].split("-"))
+        if first <= address < end:
+            assert re.search(r"^THPeligible:\s+1$", mapping, re.MULTILINE), mapping
+            break
+    else:
+        pytest.fail("it lies nowhere")
+    share.close()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
