@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,7 +20,7 @@ from motley.cli.bench_tables import (
 )
 from motley.cli.errors import CliError
 from motley.cli.interrupt import run
-from motley.cli.options import Choice, Exact, Quant, Quantisation
+from motley.cli.options import Choice, Exact, Quant, Quantisation, parse_shares
 from motley.cli.show import console, loading_bars, table
 
 bench = typer.Typer(help="Measure this machine and its ranks.", no_args_is_help=True, rich_markup_mode="rich")
@@ -468,20 +467,3 @@ def parse_sizes(text: str) -> list[int]:
     if any(size < 0 or size % 4 for size in sizes):
         raise CliError(f"--sizes wants multiples of 4, the size of a float32, not {text!r}")
     return sizes
-
-
-def parse_shares(text: str, ranks: int | None = None) -> list[float]:
-    """Read ``3,2,1``.
-
-    Raises:
-        CliError: it is no such list, or not one for each of `ranks`.
-    """
-    try:
-        weights = [float(part) for part in text.split(",")]
-    except ValueError:
-        raise CliError(f"--shares wants numbers like 3,2,1, not {text!r}") from None
-    if not all(math.isfinite(weight) and weight >= 0 for weight in weights) or not any(weights):
-        raise CliError(f"--shares wants non-negative numbers that are not all zero, not {text!r}")
-    if ranks is not None and len(weights) != ranks:
-        raise CliError(f"--shares names {len(weights)} shares for {ranks} ranks")
-    return weights

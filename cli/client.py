@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator, Callable
 from types import TracebackType
 from typing import Annotated, Any, Self
+from urllib.parse import urlsplit
 
 import aiohttp
 import typer
@@ -27,11 +29,12 @@ ApiKey = Annotated[str, typer.Option(envvar="MOTLEY_API_KEY", help="API key, whe
 
 
 class Refused(CliError):
-    """The orchestrator refuses; the message is its own, `code` its stable short form."""
+    """The orchestrator refuses; the message is its own, `code` its stable short form, `param` the field to blame."""
 
-    def __init__(self, message: str, code: str | None) -> None:
+    def __init__(self, message: str, code: str | None, param: str | None) -> None:
         super().__init__(message)
         self.code = code
+        self.param = param
 
 
 class Unreachable(CliError):
@@ -95,10 +98,13 @@ class Client:
             CliError: it failed.
         """
         while session["state"] != "ready":
-            if session["failure"] or session["state"] in ("closing", "failed"):
-                why = session["failure"]["message"] if session["failure"] else "it was closed"
-                raise CliError(f"session {session['name']!r} did not come up: {why}")
-            for worker in session["ranks"] + session["hosts"]:
+            failure, workers = session["failure"], session["ranks"] + session["hosts"]
+            if failure is None and session["state"] == "closing":
+                raise CliError(f"session {session['name']!r} did not come up: it was closed")
+            # Others may have missed a rank before it could say itself why it ended.
+            if failure and all(worker["state"] == "gone" for worker in workers if worker["rank"] == failure["rank"]):
+                raise CliError(f"session {session['name']!r} did not come up: {failure['message']}")
+            for worker in workers:
                 if worker["loading"]["total_bytes"]:
                     show(worker_name(worker), worker["loading"]["done_bytes"], worker["loading"]["total_bytes"])
             await asyncio.sleep(POLL_S)
@@ -108,6 +114,11 @@ class Client:
     def _request(self, method: str, path: str, body: dict[str, Any] | None, *, patient: bool = False) -> _Request:
         timeout = aiohttp.ClientTimeout(total=None, connect=CONNECT_S, sock_read=None if patient else SILENCE_S)
         return _Request(self._http.request(method, self._url + path, json=body, timeout=timeout), self._url)
+
+
+def _at_usual_port(url: str) -> str:
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{re.sub(':[0-9]+$', '', parts.netloc)}:{urlsplit(DEFAULT_URL).port}"
 
 
 class _Request:
@@ -127,16 +138,24 @@ class _Request:
                 f"no orchestrator answers at {self._url}; start one with `motley up` or name one with --url"
             ) from error
         except aiohttp.ClientError as error:
-            raise CliError(f"the orchestrator at {self._url} does not answer properly: {error!r}") from error
+            raise CliError(
+                f"what listens at {self._url} does not speak HTTP ({type(error).__name__}): is that the port where"
+                f" nodes join? The API has its own, {_at_usual_port(self._url)} unless `motley up` says otherwise"
+            ) from error
         if response.status >= 400:
-            code = None
+            code = param = None
             try:
                 told = (await response.json())["error"]
-                message, code = told["message"], told["code"]
+                message, code, param = told["message"], told["code"], told["param"]
             except (aiohttp.ContentTypeError, ValueError, KeyError, TypeError):
                 message = f"{self._url} answers {response.status} {response.reason}; is it a Motley orchestrator?"
             await self._context.__aexit__(None, None, None)
-            raise Refused(message, code)
+            if code == "invalid_api_key":
+                message = (
+                    f"the API key for {self._url} is missing or wrong: give the one that `motley up` prints with"
+                    " --api-key, or as MOTLEY_API_KEY"
+                )
+            raise Refused(message, code, param)
         return response
 
     async def __aexit__(

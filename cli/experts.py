@@ -24,18 +24,24 @@ def register(app: typer.Typer) -> None:
 
 def experts(
     words: Annotated[
-        list[str],
-        typer.Argument(metavar="[rebalance] SESSION", help="A session's name or id, as `motley status` shows it."),
-    ],
+        list[str] | None,
+        typer.Argument(
+            metavar="[rebalance] [SESSION]",
+            help="A session's name or id, as `motley status` shows it; needless if only one has experts on nodes.",
+        ),
+    ] = None,
     url: Url = DEFAULT_URL,
     api_key: ApiKey = "",
     as_json: Annotated[bool, typer.Option("--json", help="One line of JSON, with every layer by itself.")] = False,
 ) -> None:
     """Show which nodes have which experts, with their load; or move experts so that the load is even."""
-    *command, session = words
-    if command not in ([], ["rebalance"]):
-        raise CliError(f"say `motley experts SESSION` or `motley experts rebalance SESSION`, not {' '.join(words)!r}")
-    if command:
+    typed = words or []
+    rebalances = typed[:1] == ["rebalance"]
+    named = typed[rebalances:]
+    if len(named) > 1:
+        raise CliError(f"say `motley experts SESSION` or `motley experts rebalance SESSION`, not {' '.join(typed)!r}")
+    session = named[0] if named else None
+    if rebalances:
         moved = run(_call("POST", session, "/experts/rebalance", url, api_key))
         print(json.dumps(moved) if as_json else _moved(moved))
         return
@@ -46,12 +52,24 @@ def experts(
         _show(found)
 
 
-async def _call(method: str, wanted: str, path: str, url: str, api_key: str) -> dict[str, Any]:
+async def _call(method: str, wanted: str | None, path: str, url: str, api_key: str) -> dict[str, Any]:
     async with Client(url, api_key) as client:
-        for session in await client.sessions():
+        session = _choose(await client.sessions(), wanted)
+        return await client.call(method, f"/api/sessions/{quote(session['id'])}{path}")
+
+
+def _choose(sessions: list[dict[str, Any]], wanted: str | None) -> dict[str, Any]:
+    """The session of that name or id; without one, the only session that has experts on nodes."""
+    if wanted is not None:
+        for session in sessions:
             if wanted in (session["id"], session["name"]):
-                return await client.call(method, f"/api/sessions/{quote(session['id'])}{path}")
-    raise CliError(f"there is no session {wanted!r}; `motley status` lists them")
+                return session
+        raise CliError(f"there is no session {wanted!r}; `motley status` lists them")
+    having = [session for session in sessions if session["experts"] == "parallel"]
+    if len(having) != 1:
+        which = ", ".join(session["name"] for session in having)
+        raise CliError(f"name one of the sessions: {which}" if which else "no session has its experts on nodes")
+    return having[0]
 
 
 def _moved(moved: dict[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -72,6 +73,24 @@ Engines = Annotated[
         metavar="ENGINE[@NODE]",
         help="What computes, as in cuda@gaming-pc; without @NODE, on all others. May be repeated. Default: onnxruntime,"
         " also where there is a GPU, or as it is loaded.",
+    ),
+]
+Context = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        max=2**31,
+        help="Tokens that prompt and answer have together. Default: 4096, or what the model allows if that is less.",
+    ),
+]
+Nodes = Annotated[
+    str, typer.Option(metavar="NODE,...", help="Nodes that take part, one per rank. Default: all, the fastest first.")
+]
+Shares = Annotated[
+    str,
+    typer.Option(
+        metavar="N,...",
+        help="How much of the model each rank gets, relative to the others, such as 3,1. Default: by speed and memory.",
     ),
 ]
 Exact = Annotated[bool, typer.Option("--exact", help="The same bits on any number of ranks, beside any other request.")]
@@ -166,6 +185,35 @@ def by_node(option: str, typed: Sequence[str], choices: Collection[str] = ()) ->
         else:
             whole = value
     return whole, single
+
+
+def parse_shares(text: str, ranks: int | None = None) -> list[float]:
+    """Read ``3,2,1``.
+
+    Raises:
+        CliError: it is no such list, or not one for each of `ranks`.
+    """
+    try:
+        weights = [float(part) for part in text.split(",")]
+    except ValueError:
+        raise CliError(f"--shares wants numbers like 3,2,1, not {text!r}") from None
+    if not all(math.isfinite(weight) and weight >= 0 for weight in weights) or not any(weights):
+        raise CliError(f"--shares wants non-negative numbers that are not all zero, not {text!r}")
+    if ranks is not None and len(weights) != ranks:
+        raise CliError(f"--shares names {len(weights)} shares for {ranks} ranks")
+    return weights
+
+
+def parse_nodes(text: str) -> list[str]:
+    """Read ``gaming-pc,laptop``.
+
+    Raises:
+        CliError: a name is blank.
+    """
+    names = [name.strip() for name in text.split(",")]
+    if not all(names):
+        raise CliError(f"--nodes wants names like gaming-pc,laptop, not {text!r}")
+    return names
 
 
 def _size(option: str, typed: str) -> int:

@@ -8,20 +8,45 @@ import shlex
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
 
 from motley.cli.client import DEFAULT_URL, ApiKey, Client, Refused, Unreachable, Url
 from motley.cli.errors import CliError
 from motley.cli.interrupt import run as run_interruptibly
-from motley.cli.options import Engines, Exact, Experts, Quantisation, Quants, by_node, one_of
+from motley.cli.options import (
+    Context,
+    Engines,
+    Exact,
+    Experts,
+    Nodes,
+    Quantisation,
+    Quants,
+    Shares,
+    by_node,
+    one_of,
+    parse_nodes,
+    parse_shares,
+)
 from motley.cli.show import console, counted, loading_bars
+from motley.daemon.weights.hub import no_model
 
+ENGINE = "onnxruntime"
+"""Without a word of another."""
+OPTIONS = {"quantisation": "--quant", "quantisations": "--quant", "engines": "--engine"}
+"""Of a request's fields, where they are not called alike..."""
+IN_OPTIONS = {
+    "exact=true": "--exact",
+    "experts 'sliced'": "--experts sliced",
+    "experts, replicas and trunk": "--experts, --replicas and --trunk",
+}
+"""...and what the orchestrator says of values."""
 JOIN_S = 60.0
 """The local node of a mesh of one has this long to measure itself and join."""
 
@@ -33,7 +58,7 @@ def register(app: typer.Typer) -> None:
 
 
 def run(
-    context: typer.Context,
+    command: typer.Context,
     model: Annotated[
         str, typer.Argument(help="A served model's name, a folder or .gguf file, or a hub id (owner/name).")
     ],
@@ -43,6 +68,9 @@ def run(
     ] = False,
     quant: Quants = None,
     engine: Engines = None,
+    context: Context = None,
+    nodes: Nodes = "",
+    shares: Shares = "",
     exact: Exact = False,
     experts: Annotated[
         Experts,
@@ -84,29 +112,75 @@ def run(
         **({"stop": stop} if stop else {}),
         **({"prompt": text} if raw else {"messages": [{"role": "user", "content": text}]}),
     }
-    given = context.get_parameter_source("url")
+    _check(body)
+    given = command.get_parameter_source("url")
     may_be_alone = given is not None and given.name == "DEFAULT"
     whole, quants = by_node("--quant", quant or (), [*Quantisation])
     everywhere, engines = by_node("--engine", engine or ())
-    wanted = Wanted(model, whole, exact, experts, replicas, trunk, quants, everywhere, engines)
+    wanted = Wanted(
+        model=model,
+        quant=whole,
+        quants=quants,
+        engine=everywhere,
+        engines=engines,
+        context=context,
+        nodes=parse_nodes(nodes) if nodes else [],
+        shares=parse_shares(shares) if shares else [],
+        exact=exact,
+        experts=experts,
+        replicas=replicas,
+        trunk=trunk,
+    )
     run_interruptibly(_run(wanted, body, url, api_key, may_be_alone, as_json))
 
 
-@dataclass(frozen=True)
+def _check(body: dict[str, Any]) -> None:
+    """Refuse what no answer can be asked for with, before a model is loaded for it.
+
+    Raises:
+        CliError: naming the option.
+    """
+    from motley.orchestrator.api.errors import ApiError
+    from motley.orchestrator.api.parameters import chat_parameters, completion_parameters
+
+    parameters = completion_parameters if "prompt" in body else chat_parameters
+    try:
+        parameters({**body, "model": "any", "stream": True})
+    except ApiError as error:
+        raise CliError(_in_options(str(error), error.param)) from error
+
+
+def _in_options(refusal: str, param: str | None) -> str:
+    """What the orchestrator refuses, in the words of the command line; `param` is the request's field to blame."""
+    if param and refusal.startswith(f"{param} "):
+        is_text = param.startswith(("messages", "prompt"))
+        option = "the prompt" if is_text else OPTIONS.get(param, f"--{param.replace('_', '-')}")
+        refusal = option + refusal.removeprefix(param)
+    for word, option in IN_OPTIONS.items():
+        refusal = refusal.replace(word, option)
+    return refusal
+
+
+@dataclass(frozen=True, kw_only=True)
 class Wanted:
     """A model and how it should be loaded."""
 
     model: str
     quant: str | None
+    quants: Mapping[str, str]
+    """By node."""
+    engine: str | None
+    engines: Mapping[str, str]
+    """By node."""
+    context: int | None
+    nodes: Sequence[str]
+    """One per rank; empty: whichever there are."""
+    shares: Sequence[float]
+    """One per rank; empty: the planner's choice."""
     exact: bool
     experts: Experts
     replicas: int
     trunk: int
-    quants: Mapping[str, str] = field(default_factory=dict)
-    """By node."""
-    engine: str | None = None
-    engines: Mapping[str, str] = field(default_factory=dict)
-    """By node."""
 
     @property
     def body(self) -> dict[str, Any]:
@@ -121,6 +195,9 @@ class Wanted:
             "quantisations": dict(self.quants),
             "engines": dict(self.engines),
             **({"engine": self.engine} if self.engine else {}),
+            **({"context": self.context} if self.context else {}),
+            **({"nodes": list(self.nodes)} if self.nodes else {}),
+            **({"shares": list(self.shares)} if self.shares else {}),
         }
 
     def check(self, session: dict[str, Any]) -> None:
@@ -145,12 +222,18 @@ class Wanted:
             loaded = {node: session[f"{kind}s"].get(node, session[kind]) for node in wanted}
             return [f"{own} on {node}" for node, own in loaded.items() if own != wanted[node]]
 
+        used = {name for worker in session["ranks"] + session["hosts"] for name in _nodes_of(worker)}
+        elsewhere = list(self.nodes) not in ([], session["nodes"]) and set(self.nodes) != used
+        length = session["context"]
         quants, engines = unlike_on(self.quants, "quantisation"), unlike_on(self.engines, "engine")
         for option, unlike, how in (
             ("--quant", self.quant not in (None, session["quantisation"]), f"as {session['quantisation']}"),
             ("--quant", bool(quants), f"as {', '.join(quants)}"),
             ("--engine", self.engine not in (None, session["engine"]), f"by {session['engine']}"),
             ("--engine", bool(engines), f"by {', '.join(engines)}"),
+            ("--context", planned and self.context not in (None, length), f"for {length} tokens"),
+            ("--nodes", elsewhere, f"on {', '.join(sorted(used)) or 'other nodes'}"),
+            ("--shares", list(self.shares) not in ([], session["shares"]), "in other shares"),
             ("--exact", self.exact and not session["exact"], "without exact sums"),
             ("--experts", planned and not placed, f"with experts {layout}"),
             ("--replicas", self.replicas > replicas, f"with {counted(replicas, 'replica')} of every expert"),
@@ -177,11 +260,22 @@ async def _run(wanted: Wanted, body: dict[str, Any], url: str, api_key: str, may
 
 
 async def _find(client: Client, model: str) -> dict[str, Any] | None:
-    """The session that serves `model` or is about to."""
+    """The session that serves `model` or is about to.
+
+    Raises:
+        CliError: that is the name of one that has failed.
+    """
+    failed = None
     for session in await client.sessions():
-        names = (session["name"], session["id"], session["model"])
-        if model in names and not session["failure"] and session["state"] != "closing":
+        if session["state"] == "closing":
+            continue
+        if session["failure"]:
+            failed = session if model in (session["name"], session["id"]) else failed
+        elif model in (session["name"], session["id"], session["model"]):
             return session
+    if failed and model != failed["model"]:
+        why = failed["failure"]["message"]
+        raise CliError(f"session {model!r} has failed: {why}\nStart it again with:  {_again(failed)}")
     return None
 
 
@@ -189,15 +283,17 @@ async def _load(client: Client, wanted: Wanted) -> dict[str, Any]:
     """A session of the model, made if there is none."""
     session = await _find(client, wanted.model)
     if session is None:
+        if (path := Path(wanted.model)).is_file() and path.suffix != ".gguf":
+            raise CliError(no_model(path))
+        console.print(f"[dim]{escape(wanted.model)} is not served yet: loading it[/]")
         try:
             return await client.call("POST", "/api/sessions", wanted.body, patient=True)
         except Refused as refusal:
             # Somebody else may have had the same idea a moment ago.
-            if refusal.code != "name_in_use":
-                raise
-            session = await _find(client, wanted.model) or await _find(client, Path(wanted.model).name)
+            if refusal.code == "name_in_use":
+                session = await _find(client, wanted.model) or await _find(client, Path(wanted.model).name)
             if session is None:
-                raise
+                raise CliError(_in_options(str(refusal), refusal.param)) from refusal
     wanted.check(session)
     return session
 
@@ -207,9 +303,35 @@ def _stop(session: dict[str, Any]) -> str:
     return f"motley stop {shlex.quote(session['name'] or session['id'])}"
 
 
+def _again(session: dict[str, Any]) -> str:
+    """The command that starts a session anew as it was, for a shell."""
+    words = ["motley", "run", session["model"], "PROMPT"]
+    for option, kind, default in (("--quant", "quantisation", Quantisation.STORED), ("--engine", "engine", ENGINE)):
+        whole = [session[kind]] if session[kind] != default else []
+        for value in whole + [f"{own}@{node}" for node, own in session[f"{kind}s"].items()]:
+            words += [option, value]
+    for option, value in (
+        ("--context", session["context"]),
+        ("--nodes", ",".join(session["nodes"])),
+        ("--shares", ",".join(f"{share:g}" for share in session["shares"])),
+        ("--replicas", session["replicas"] if session["replicas"] > 1 else 0),
+        ("--trunk", len(session["ranks"]) if session["hosts"] and len(session["ranks"]) > 1 else 0),
+    ):
+        words += [option, str(value)] if value else []
+    return shlex.join(words + (["--exact"] if session["exact"] else []))
+
+
+def _nodes_of(worker: dict[str, Any]) -> list[str]:
+    """The nodes of a rank or an expert host."""
+    return [member["node"] for member in worker.get("group") or [worker]]
+
+
 async def _answer(client: Client, wanted: Wanted, body: dict[str, Any], as_json: bool) -> None:
     with loading_bars() as bars:
         session = await client.wait_ready(await _load(client, wanted), bars.advance_to)
+    context, most = session["context"], body["max_tokens"]
+    if most > context:
+        console.print(f"[yellow]--max-tokens {most}[/] is cut: prompt and answer have {context} tokens (the context)")
     path = "/v1/completions" if "prompt" in body else "/v1/chat/completions"
     began = time.perf_counter()
     first: float | None = None
@@ -226,6 +348,13 @@ async def _answer(client: Client, wanted: Wanted, body: dict[str, Any], as_json:
                 said.append(piece)
                 if not as_json:
                     print(piece, end="", flush=True)
+    except Refused as refusal:
+        if refusal.code != "context_length_exceeded":
+            raise
+        raise CliError(
+            f"the prompt is too long for the context of {context} tokens: shorten it, or close the session with"
+            f" `{_stop(session)}` and load the model with a larger --context"
+        ) from refusal
     finally:
         if any(said) and not as_json:
             print(flush=True)  # whatever follows, an error too, begins a line
@@ -237,11 +366,12 @@ async def _answer(client: Client, wanted: Wanted, body: dict[str, Any], as_json:
         answer = {"model": session["name"], "text": "".join(said), "finish_reason": finish, "usage": usage}
         print(json.dumps({**answer, "ttft_ms": ttft_ms, "ms_per_token": ms}))
     else:
-        elsewhere = sum(len(host["group"] or [host]) for host in session["hosts"])
+        elsewhere = sum(len(_nodes_of(host)) for host in session["hosts"])
+        by = "the context, which is full" if finish == "length" and tokens < most else finish
         hosts = f", experts on {counted(elsewhere, 'node')}" if elsewhere else ""
         console.print(
             f"[dim]{counted(tokens, 'token')}, the first after {ttft_ms:.0f} ms, then {ms:.1f} ms each, on "
-            f"{counted(len(session['ranks']), 'rank')}{hosts}; ended by {finish}[/]"
+            f"{counted(len(session['ranks']), 'rank')}{hosts}; ended by {by}[/]"
         )
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TextIO
 
@@ -15,6 +17,8 @@ from rich.table import Table
 
 NAMED = 5
 """Experts without a host that are named, at most."""
+LINE_S = 10.0
+"""Where stderr is no terminal, a rank that loads has a line so often."""
 UNWRAPPED = 10_000
 """Columns of what is no terminal: whoever reads it wraps its lines, or searches them."""
 
@@ -39,17 +43,41 @@ class LoadingBars:
     def advance_to(self, rank: int | str, done: int, total: int) -> None:
         """Show that `rank` has come to `done` of `total` bytes."""
         if rank not in self._tasks:
-            name = f"rank {rank}" if isinstance(rank, int) else escape(rank)
-            label = self._verb if self._verb != "loading" else f"{name} loading"
-            self._tasks[rank] = self._progress.add_task(label, total=total)
+            self._tasks[rank] = self._progress.add_task(escape(_label(rank, self._verb)), total=total)
         self._progress.update(self._tasks[rank], completed=done, total=total)
 
 
+class LoadingLines:
+    """The same for what is no terminal: lines, each rank's at the beginning, at the end, and now and then between."""
+
+    def __init__(self, verb: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._verb = verb
+        self._clock = clock
+        self._said: dict[int | str, tuple[float, bool]] = {}
+        """When each rank's last line was printed, and whether it was loaded then."""
+
+    def advance_to(self, rank: int | str, done: int, total: int) -> None:
+        now, whole = self._clock(), done >= total
+        since, was_whole = self._said.get(rank, (-math.inf, False))
+        if (whole and was_whole) or (not whole and now - since < LINE_S):
+            return
+        self._said[rank] = now, whole
+        console.print(escape(f"{_label(rank, self._verb)}: {human_size(done)} of {human_size(total)}"), highlight=False)
+
+
+def _label(rank: int | str, verb: str) -> str:
+    name = f"rank {rank}" if isinstance(rank, int) else rank
+    return verb if verb != "loading" else f"{name} loading"
+
+
 @contextmanager
-def loading_bars(verb: str = "loading") -> Iterator[LoadingBars]:
-    """Bars on stderr while the context lasts; silent where stderr is no terminal."""
+def loading_bars(verb: str = "loading") -> Iterator[LoadingBars | LoadingLines]:
+    """Bars on stderr while the context lasts, or lines where stderr is no terminal."""
+    if not console.is_terminal:
+        yield LoadingLines(verb)
+        return
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+    with Progress(*columns, console=console, transient=True) as progress:
         yield LoadingBars(progress, verb)
 
 

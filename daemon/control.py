@@ -257,12 +257,13 @@ class Control:
             logger.exception("rank %d of session %s", command.rank, command.session)
             failure = pb.Failure(code="internal_error", message=f"{type(error).__name__}: {error}")
         finally:
+            asked = rank.releasing
             if rank.worker is not None:
                 await rank.worker.stop()
             if self._ranks.get(key) is rank:
                 del self._ranks[key]
         end = pb.RankEvent(session=command.session, epoch=command.epoch, rank=command.rank)
-        if failure is None or rank.releasing:
+        if failure is None or asked:
             end.released.CopyFrom(pb.Empty())
         else:
             end.failed.CopyFrom(failure)  # its requests end with the session

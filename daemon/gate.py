@@ -278,7 +278,8 @@ def _difference(answers: Answers, expected: Answers) -> str:
         if not error <= LIMIT:  # a NaN is not
             return (
                 f"this rank computes wrongly: {what} differs from the reference by {error:.3g} of its norm (at most"
-                f" {LIMIT:g} is rounding); another engine or driver may be right, or a memory is faulty"
+                f" {LIMIT:g} is rounding). Leave this node out, or have it use another engine or driver; if none is"
+                " right, its memory may be faulty"
             )
     return ""
 

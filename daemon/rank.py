@@ -107,11 +107,7 @@ def main(network: Callable[[int], Wrap] | None = None) -> int:
         with contextlib.suppress(PipeClosed):
             worker.emit(released=pb.Empty())
     except Exception as error:
-        failure = worker.blame(failure_of(error))
-        if failure.code == "internal_error":
-            logger.exception("unexpected error")
-        with contextlib.suppress(PipeClosed):
-            worker.emit(failed=failure)
+        worker.fail(error)
         return 1
     finally:
         pipe.close()
@@ -135,6 +131,7 @@ class RankWorkerProcess:
         """Commands that came while a step waited for experts."""
         self._placement = pb.Placement()
         self._dispatcher: Dispatcher | None = None
+        self._failed = False
         self._reported = 0.0
         self._loaded = 0
 
@@ -143,12 +140,31 @@ class RankWorkerProcess:
         command = self._command
         self._pipe.send(pb.RankEvent(session=command.session, epoch=command.epoch, rank=command.rank, **body))
 
-    def blame(self, failure: pb.Failure) -> pb.Failure:
-        """The failure, with the rank to blame as it is addressed: workers of a group know each other by place."""
+    def fail(self, error: Exception) -> None:
+        """Tell the daemon why this worker ends; only the first reason counts."""
+        if self._failed:
+            return
+        self._failed = True
+        failure = failure_of(error)
+        if failure.code == "internal_error":
+            logger.error("unexpected error", exc_info=error)
         ranks = self._command.assign.group.ranks
-        if ranks and failure.lost_rank:
+        if ranks and failure.lost_rank:  # workers of a group know each other by place
             failure.lost_rank = ranks[failure.lost_rank - 1] + 1
-        return failure
+        with contextlib.suppress(PipeClosed):
+            self.emit(failed=failure)
+
+    @contextlib.contextmanager
+    def _parting(self, communicator: Communicator) -> Iterator[None]:
+        """A rank that is released is no loss to its peers; one that fails says why before they can miss it."""
+        try:
+            yield
+        except (Released, PipeClosed):
+            communicator.close()
+            raise
+        except Exception as error:
+            self.fail(error)
+            raise
 
     def run(self) -> None:
         """Load a share and execute steps until the end.
@@ -179,7 +195,7 @@ class RankWorkerProcess:
                 wrap=self._network(rank) if self._network else None,
             )
             stack.enter_context(communicator)
-            stack.enter_context(_leaving_in_peace(communicator))
+            stack.enter_context(self._parting(communicator))
             listener.close()
             peers = Peers(communicator)
             loaded = stack.enter_context(
@@ -227,7 +243,7 @@ class RankWorkerProcess:
                         security=_protection(group.tls, plain=assignment.WhichOneof("links") == "plain"),
                     )
                 )
-                stack.enter_context(_leaving_in_peace(communicator))
+                stack.enter_context(self._parting(communicator))
             loader = stack.enter_context(
                 ExpertLoader(
                     assignment,
@@ -434,16 +450,6 @@ def _agreement(assignment: pb.Assignment, group: pb.Group | None = None) -> byte
     if group is not None:
         agreed.group.CopyFrom(group)
     return hashlib.sha256(agreed.SerializeToString(deterministic=True)).digest()
-
-
-@contextlib.contextmanager
-def _leaving_in_peace(communicator: Communicator) -> Iterator[None]:
-    """A rank that is released is no loss to its peers."""
-    try:
-        yield
-    except (Released, PipeClosed):
-        communicator.close()
-        raise
 
 
 def protection(assignment: pb.Assignment) -> Tls | Plain:

@@ -15,7 +15,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
 from motley.orchestrator.control import Control
@@ -70,6 +70,10 @@ CLOSE_S = 15.0
 """The longest wait for a session's ranks to be released."""
 DEFAULT_CONTEXT = 4096
 """Tokens, or what the model allows if that is less."""
+CONTEXT_STEP = 256
+"""Where a model does not fit, the largest context that does is told in such steps."""
+NARROWER = {"fp32": ("int8", "int4"), "fp16": ("int8", "int4"), "stored": ("int4",), "int8": ("int4",)}
+"""What a model that does not fit may be quantised to."""
 TICK_S = 0.25
 PLANNERS = 4
 """Questions about experts that are answered at a time: of one new session, and of those that lose or get hosts."""
@@ -156,10 +160,13 @@ class Serving:
                 self._check_planning(session)
                 context = _context(request, profile)
                 self.sessions.rename(session, request.name or profile.name)
-                async with self._laying_out:
-                    self._check_planning(session)
-                    ranks, experts = await self._lay_out(session, spec, profiles, context)
-                    self._carry_out(session, session.assign(spec, profile, ranks, context, self._clock(), experts))
+                try:
+                    async with self._laying_out:
+                        self._check_planning(session)
+                        ranks, experts = await self._lay_out(session, spec, profiles, context)
+                        self._carry_out(session, session.assign(spec, profile, ranks, context, self._clock(), experts))
+                except (PlanError, PlacementError) as error:
+                    raise type(error)(f"{error}\n{await self._what_fits(session, spec, profiles, context)}") from error
             except BaseException:
                 self.sessions.remove(session)
                 raise
@@ -181,7 +188,7 @@ class Serving:
         """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(READY_S):
-                await self._until(lambda: session.state is State.READY or not session.alive)
+                await self._until(lambda: session.state is State.READY or session.explained)
         if not session.alive:
             raise ServingError(session.failure or self._closed(session))
 
@@ -313,6 +320,45 @@ class Serving:
             if self._is_free((worker.node_id, worker.host_bytes) for worker in planned):
                 return ranks, experts
         return self._plan(request, profiles, context, self._parts_now(request, profiles)), None
+
+    async def _what_fits(self, session: Session, spec: ModelSpec, profiles: Profiles, context: int) -> str:
+        """What would fit of a model that does not: in a shorter context, or in narrower weights."""
+        ways, longest = [], 0
+        for narrower in (None, *NARROWER.get(session.request.quantisation, ())):
+            trial = session
+            with contextlib.suppress(ServingError, LayoutError, SetupError):  # a model or a node that cannot do that
+                if narrower is not None:
+                    request = replace(session.request, quantisation=narrower, quantisations={})
+                    trial, parts = replace(session, request=request), self._choose_parts(request)
+                    spec = _spec(request, parts)
+                    profiles = await self._describe(trial, spec, parts[0].node)
+                fits = await self._largest_context(trial, spec, profiles, context)
+                if fits > longest:
+                    longest = fits
+                    in_context = f"with a context of {fits}"
+                    narrowed = f"quantised to {narrower}" + (f" {in_context}" if fits < context else "")
+                    ways.append(narrowed if narrower else in_context)
+        self._check_planning(session)
+        return f"It fits {', or '.join(ways)}." if ways else "It does not fit in a shorter context or narrower weights."
+
+    async def _largest_context(self, session: Session, spec: ModelSpec, profiles: Profiles, most: int) -> int:
+        """Tokens, `most` or a multiple of `CONTEXT_STEP`; 0: none fit."""
+
+        async def fits(context: int) -> bool:
+            try:
+                async with self._laying_out:
+                    await self._lay_out(session, spec, profiles, context)
+            except (PlanError, PlacementError):
+                return False
+            return True
+
+        if await fits(most):
+            return most
+        low, high = 0, -(-most // CONTEXT_STEP)
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if await fits(middle * CONTEXT_STEP) else (low, middle)
+        return low * CONTEXT_STEP
 
     def _parts_now(self, request: SessionRequest, profiles: Profiles) -> list[_Part]:
         """Who takes part. Whoever has joined meanwhile, and would hold the model as nobody did, comes too late."""

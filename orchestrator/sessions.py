@@ -172,6 +172,12 @@ class Session:
         return not self.alive and all(worker.gone for worker in self.workers)
 
     @property
+    def explained(self) -> bool:
+        """It has ended, and whoever is to blame has said why, or is gone without a word."""
+        blamed = self.worker(self.failure.lost_rank - 1) if self.failure else None
+        return not self.alive and (blamed is None or blamed.gone)
+
+    @property
     def waiting_for(self) -> list[str]:
         """Experts that no host can be asked for now, by name: requests that need one wait."""
         return [name_of(key) for key in self.experts.waiting_for] if self.experts and self.state is State.READY else []
@@ -240,7 +246,10 @@ class Session:
                 failure = Failure(code="rank_ended", message=f"{worker} has ended unasked")
                 return self._on_end(worker, failure, now)
             case "failed":
-                return self._on_end(worker, self._blame(worker, event.failed), now)
+                failure = self._blame(worker, event.failed)
+                if self.failure and failure.lost_rank == self.failure.lost_rank == worker.index + 1:
+                    self.failure = failure  # others have missed it before it could say why itself
+                return self._on_end(worker, failure, now)
             case "timing" if isinstance(worker, Rank):
                 worker.timing = event.timing
             case "listening" if self.alive:

@@ -594,18 +594,19 @@ class Communicator:
 
     def _break(self, error: BaseException) -> None:
         """Close the communicator for good and tell the peers whom to blame."""
+        why = str(error) or repr(error)
         if isinstance(error, TransportError):
             self._broken = error
         else:
-            self._broken = UsageError(f"the communicator was closed by {error!r}")
+            self._broken = UsageError(f"the communicator was closed: {why}")
         blamed = self._broken.rank
         if blamed is None or (self._pulse is not None and self._pulse.accused):  # or peers would be told two names
             blamed = self._rank
         try:
             if self._pulse is not None:  # first: its connections are never full
-                self._pulse.close(pack_abort(blamed, str(self._broken)))
+                self._pulse.close(pack_abort(blamed, why))
         finally:
-            part_with_blame(list(self._links.values()), blamed, str(self._broken))
+            part_with_blame(list(self._links.values()), blamed, why)
 
 
 def _address(array: Array) -> int:

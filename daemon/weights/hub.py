@@ -27,6 +27,11 @@ _NEEDED = [
 _DUPLICATES = ["*/*", "consolidated*"]
 """The same weights once more, in another layout (``original/``, ``onnx/``, ``consolidated.safetensors``)."""
 
+A_MODEL = (
+    "a folder with config.json and *.safetensors, a file.gguf, or owner/name or owner/name:file.gguf of a model on"
+    " huggingface.co"
+)
+
 
 class ModelNotFound(Exception):
     """No such model, or it cannot be fetched; the message says what was tried and what to do."""
@@ -60,6 +65,9 @@ def resolve(source: str, models_dir: Path | None = None, *, offline: bool = Fals
                 return place.absolute()
         except OSError as error:
             raise ModelNotFound(f"{source[:200]!r} is no path: {error.strerror}") from error
+    for place in tried:
+        if place.is_file():
+            raise ModelNotFound(no_model(place))
     if _PATH.match(source):
         places = " or ".join(str(place.absolute()) for place in tried)
         raise ModelNotFound(
@@ -76,10 +84,13 @@ def resolve(source: str, models_dir: Path | None = None, *, offline: bool = Fals
         return _checked(_from_hub(hub_id["repo"], hub_id["revision"], offline, _NEEDED))
     places = " or ".join(str(place.absolute()) for place in tried) or "an empty name"
     raise ModelNotFound(
-        f"no model {source!r}: there is no folder or GGUF file {places}, and it is not a hub id; "
-        "give a folder with config.json and *.safetensors, a file.gguf, or owner/name or owner/name:file.gguf "
-        "of a model on huggingface.co"
+        f"no model {source!r}: there is no folder or GGUF file {places}, and it is not a hub id; give {A_MODEL}"
     )
+
+
+def no_model(file: Path) -> str:
+    """What to say of a file that is not one of a model."""
+    return f"{file.absolute()} is a file, but not a model: give {A_MODEL}"
 
 
 def fetched_bytes(source: str) -> int:

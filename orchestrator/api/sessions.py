@@ -262,6 +262,8 @@ def session_json(session: Session, steps: bool = False) -> dict[str, Any]:
         "matrices": profile.matrices,
         "block": request.block,
         "context": session.context,
+        "nodes": list(request.nodes),
+        "shares": list(request.shares),
         "engine": request.engine,
         "quantisations": dict(request.quantisations),
         "engines": dict(request.engines),

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from motley.orchestrator.planning.shares import human_bytes
 from motley.protocol import GPU_RESERVE
-from motley.protocol.mesh_pb2 import Capabilities, Gpu
+from motley.protocol.mesh_pb2 import Capabilities, Engine, Gpu
 
 
 class SetupError(Exception):
@@ -39,13 +39,22 @@ def setup_of(node: str, capabilities: Capabilities, engine: str, quantisation: s
     """
     told = next((each for each in capabilities.engines if each.name == engine), None)
     if told is None:
-        has = ", ".join(each.name for each in capabilities.engines) or "none"
-        raise SetupError("unknown_engine", f"node {node!r} has no engine {engine!r}; it has: {has}")
-    lacking = told.lacking or ("it shows no GPU" if told.on_gpu and not capabilities.gpus else "")
-    if lacking:
-        raise SetupError("unusable_engine", f"node {node!r} cannot run engine {engine!r}: {lacking}")
+        raise SetupError("unknown_engine", f"node {node!r} has no engine {engine!r}; it has: {_able(capabilities)}")
+    if lacking := _lacking(told, capabilities):
+        message = f"node {node!r} cannot run engine {engine!r}: {lacking}; it can run: {_able(capabilities)}"
+        raise SetupError("unusable_engine", message)
     widened = quantisation == "fp16" and not told.keeps_fp16
     return Setup(engine, "fp32" if widened else quantisation, told.on_gpu)
+
+
+def _lacking(engine: Engine, capabilities: Capabilities) -> str:
+    """Why an engine cannot run on a node; a package that it lacks is of no use where there is no GPU."""
+    return "it shows no GPU" if engine.on_gpu and not capabilities.gpus else engine.lacking
+
+
+def _able(capabilities: Capabilities) -> str:
+    """The engines that can run on a node, for messages."""
+    return ", ".join(each.name for each in capabilities.engines if not _lacking(each, capabilities)) or "none"
 
 
 def gpu_room(gpu: Gpu, promised: int) -> int:

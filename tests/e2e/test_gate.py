@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from motley.bench import local_mesh
 from motley.bench.local_mesh import LocalMesh, MeshError, MeshSpec
+from tests.e2e.processes import BUNDLED, mesh, motley
 
 ROOT = Path(__file__).parents[2]
 
 
+def search_path(*first: Path) -> str:
+    """Where Python shall look for packages: there, then where it does now."""
+    return os.pathsep.join(filter(None, [*map(str, first), os.environ.get("PYTHONPATH", "")]))
+
+
 async def test_the_rank_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("PYTHONPATH", search_path(ROOT))
 
     async def start(**options: object) -> local_mesh.RankWorker:
         return await begin(**{**options, "entry": ("tests.e2e.faulty_rank",)})  # type: ignore[arg-type]
@@ -25,3 +32,25 @@ async def test_the_rank_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(MeshError, match=message):
         async with LocalMesh(spec):
             pass
+
+
+async def test_the_user_is_told_which_node_and_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    info = tmp_path / "packages" / "faulty-1.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: faulty\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[motley.engines]\nfaulty = tests.e2e.faulty_engine:FaultyEngine\n")
+    monkeypatch.setenv("PYTHONPATH", search_path(info.parent, ROOT))
+    said = "node 'a' (rank 0): this rank computes wrongly: layer 0 attention of 3 tokens from position 1020 differs"
+    async with mesh(tmp_path, "a", "b") as there:
+        faulty = ("--quant", "fp32", "--engine", "faulty", "--nodes", "a,b", "--shares", "1,1")
+        status, _, err = await motley("run", str(BUNDLED), "ROMEO:", "--raw", *faulty, MOTLEY_URL=there.url)
+        assert status == 1
+        assert f"did not come up: {said}" in err
+        assert "Leave this node out, or have it use another engine" in err
+        status, _, err = await motley("run", BUNDLED.name, "ROMEO:", MOTLEY_URL=there.url)
+        assert status == 1
+        assert f"session {BUNDLED.name!r} has failed: {said}" in err
+        assert err.endswith(
+            f"motley run {BUNDLED.resolve()} PROMPT --quant fp32 --engine faulty --context 1024 --nodes a,b"
+            " --shares 1,1\n"
+        )

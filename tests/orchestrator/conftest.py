@@ -8,7 +8,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import os
 import ssl
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -303,6 +305,31 @@ async def mesh(tmp_path: Path) -> AsyncIterator[Mesh]:
         yield mesh
     await asyncio.gather(*(node.leave() for node in mesh.nodes))
     await orchestrator.stop()
+
+
+@pytest.fixture
+def motley(mesh: Any) -> Callable[..., Awaitable[tuple[int, str, str]]]:
+    """Runs a command against the mesh: status, stdout, stderr."""
+
+    async def run(*arguments: str, **environment: str) -> tuple[int, str, str]:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "motley.cli.main", *arguments),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env={
+                **os.environ,
+                "COLUMNS": "200",
+                "TERM": "dumb",
+                "MOTLEY_URL": mesh.orchestrator.http_url,
+                **environment,
+            },
+        )
+        async with asyncio.timeout(60):
+            out, err = await process.communicate()
+        assert process.returncode is not None
+        return process.returncode, out.decode(), err.decode()
+
+    return run
 
 
 @pytest.fixture

@@ -607,11 +607,14 @@ async def test_a_trunk_that_does_not_fit_the_node_it_was_given_is_refused_for_th
 def losing(mesh: Any, monkeypatch: pytest.MonkeyPatch, node: Any, successor: Any = None) -> None:
     """Have the planner find no room, and a node leave while it thinks; another one may come in its place."""
 
+    def is_there(serving: Serving) -> bool:
+        return node.node_id in {each.id for each in serving.nodes if each.alive}
+
     async def plan(serving: Serving, _: Question) -> Answer:
-        if node.name in {each.name for each in serving.nodes if each.alive}:
+        if is_there(serving):
             await node.leave()
             async with asyncio.timeout(10):
-                await serving._until(lambda: node.name not in {each.name for each in serving.nodes if each.alive})
+                await serving._until(lambda: not is_there(serving))
             if successor is not None:
                 await mesh.join(successor)
         raise PlacementError("no room")

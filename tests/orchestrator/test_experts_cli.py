@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import os
 import re
-import sys
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -24,31 +21,6 @@ async def nodes(mesh: Any, new_node: Any, moe: ModelProfile) -> list[Any]:
     for node in joined:
         node.on_describe = lambda _: Described(profile=moe)
     return joined
-
-
-@pytest.fixture
-def motley(mesh: Any) -> Motley:
-    """Runs a command against the mesh: status, stdout, stderr."""
-
-    async def run(*arguments: str, **environment: str) -> tuple[int, str, str]:
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "motley.cli.main", *arguments),
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            env={
-                **os.environ,
-                "COLUMNS": "200",
-                "TERM": "dumb",
-                "MOTLEY_URL": mesh.orchestrator.http_url,
-                **environment,
-            },
-        )
-        async with asyncio.timeout(60):
-            out, err = await process.communicate()
-        assert process.returncode is not None
-        return process.returncode, out.decode(), err.decode()
-
-    return run
 
 
 async def test_run_asks_for_experts_and_says_what_it_got(mesh: Any, nodes: list[Any], motley: Motley) -> None:
@@ -134,6 +106,17 @@ async def test_rebalancing(mesh: Any, nodes: list[Any], motley: Motley) -> None:
     assert (status, moved["moves"] > 0, moved["busy_ms_after"] < moved["busy_ms"]) == (0, True, True)
     status, _, err = await motley("experts", "rebalance", "mix")
     assert (status, "are on the move" in err) == (1, True)
+
+
+async def test_without_a_session_it_is_the_only_one(mesh: Any, nodes: list[Any], motley: Motley) -> None:
+    status, _, err = await motley("experts", "rebalance")
+    assert (status, err) == (1, "motley: no session has its experts on nodes\n")
+    await mesh.serve()
+    assert (await motley("experts", "rebalance"))[1].startswith("nothing to gain: ")
+    assert "mix: 1 of each expert asked for" in (await motley("experts"))[1]
+    await mesh.serve(name="mix2")
+    status, _, err = await motley("experts", "rebalance")
+    assert (status, err) == (1, "motley: name one of the sessions: mix, mix2\n")
 
 
 @pytest.mark.parametrize(

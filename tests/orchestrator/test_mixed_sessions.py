@@ -165,7 +165,7 @@ async def test_beside_a_gpu_there_must_be_memory_too(mesh: Any, nodes: dict[str,
 async def test_engines_that_cannot_run_are_refused_by_name(mesh: Any, nodes: dict[str, Any]) -> None:
     assert await refusal(mesh, engines={"laptop": "cuda"}) == (
         "unusable_engine",
-        "node 'laptop' cannot run engine 'cuda': no GPU",
+        "node 'laptop' cannot run engine 'cuda': it shows no GPU; it can run: onnxruntime",
     )
     assert (await refusal(mesh, engine="cuda"))[0] == "unusable_engine"
 

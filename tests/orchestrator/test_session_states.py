@@ -115,6 +115,19 @@ def test_a_failed_rank_ends_the_session_and_releases_the_others(session: Session
     assert session.failure.code == "peer_lost"
 
 
+def test_whoever_is_to_blame_may_still_say_why(session: Session) -> None:
+    make_ready(session)
+    session.on_event("laptop", event(1, failed=Failure(code="peer_lost", message="rank 2 is lost", lost_rank=3)), 5)
+    assert not session.explained
+    session.on_event("pc", event(0, failed=Failure(code="peer_lost", message="rank 2 is lost, too", lost_rank=3)), 6)
+    assert not session.explained
+    session.on_event("box", event(2, failed=Failure(code="wrong_results", message="this rank computes wrongly")), 7)
+    assert session.explained
+    assert session.failure is not None
+    assert (session.failure.code, session.failure.lost_rank) == ("wrong_results", 3)
+    assert session.failure.message == "node 'box' (rank 2): this rank computes wrongly"
+
+
 def test_a_lost_node_fails_the_session_by_name(session: Session) -> None:
     make_ready(session)
     commands = session.on_node_lost("laptop", "no heartbeat for 5 s", 9)

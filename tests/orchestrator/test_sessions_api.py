@@ -168,6 +168,39 @@ async def test_a_model_that_does_not_fit(mesh: Any, new_node: Any, profile: Mode
     assert await mesh.call("GET", "/api/sessions") == (200, {"sessions": []})
 
 
+async def test_what_would_fit_is_told(mesh: Any, new_node: Any, profile: ModelProfile) -> None:
+    node = await mesh.join(new_node("pc", memory=400_000))
+    narrow = ModelProfile()
+    narrow.CopyFrom(profile)
+    narrow.mlp_unit_bytes //= 2
+    narrow.vocabulary_unit_bytes //= 2
+    node.on_describe = lambda order: Described(profile=narrow if order.model.quantisation == "int4" else profile)
+
+    async def told(**wanted: Any) -> str:
+        status, body = await mesh.call("POST", "/api/sessions", {**MODEL, **wanted})
+        assert (status, body["error"]["code"]) == (422, "insufficient_memory")
+        return str(body["error"]["message"].splitlines()[-1])
+
+    assert await told() == "It fits with a context of 1280."
+    assert (await mesh.serve(context=1280))["context"] == 1280
+    assert await told(name="second", context=10) == "It does not fit in a shorter context or narrower weights."
+    box = await mesh.join(new_node("box", memory=120_000))
+    box.on_describe = node.on_describe
+    assert await told(name="second", nodes=["box"], context=200) == "It fits quantised to int4."
+    assert await told(name="second", nodes=["box"], context=300, quantisation="int8") == (
+        "It fits quantised to int4 with a context of 256."
+    )
+    box.on_describe = node.on_describe = lambda order: (
+        Described(failure=Failure(code="invalid_model", message="not int4"))
+        if order.model.quantisation == "int4"
+        else Described(profile=profile)
+    )
+    assert await told(name="second", nodes=["box"], context=300) == (
+        "It does not fit in a shorter context or narrower weights."
+    )
+    assert (await mesh.call("GET", "/api/sessions"))[1]["sessions"][0]["context"] == 1280
+
+
 async def test_memory_that_is_promised_is_not_promised_twice(mesh: Any, new_node: Any) -> None:
     await mesh.join(new_node("pc", memory=100_000))
     await mesh.serve(context=10)

@@ -86,7 +86,7 @@ def test_gguf_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert resolve("tiny/tiny-Q8_0.gguf", tmp_path / "models") == file
     assert resolve("tiny", tmp_path / "models") == file
     (folder / "README.md").touch()
-    with pytest.raises(ModelNotFound, match=r"no model 'README\.md'"):
+    with pytest.raises(ModelNotFound, match=r"README\.md is a file, but not a model: give a folder with config\.json"):
         resolve("README.md")
     (folder / "tiny-F16-00001-of-00002.gguf").touch()
     (folder / "tiny-F16-00002-of-00002.gguf").touch()

@@ -1,0 +1,145 @@
+"""`motley run` as a process: its options, and how it tells what cannot be, in its own words."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from motley.cli.show import LINE_S, LoadingLines
+from motley.orchestrator.app import Orchestrator, OrchestratorConfig
+from motley.protocol.mesh_pb2 import Delta, Failure, Generate
+
+Motley = Callable[..., Awaitable[tuple[int, str, str]]]
+
+
+async def test_a_session_that_has_failed_says_why_and_how_to_go_on(mesh: Any, new_node: Any, motley: Motley) -> None:
+    node = await mesh.join(new_node())
+    session = await mesh.serve(model="/models/a bard", quantisation="int4", context=100, nodes=["pc"], exact=True)
+    failed = Failure(code="wrong_results", message="this rank computes wrongly")
+    await node.event(node.commands[0], failed=failed)
+    await mesh.session(session["id"], "failed")
+    for name in ("bard", session["id"]):
+        status, _, err = await motley("run", name, "Hi")
+        assert (status, err) == (
+            1,
+            f"motley: session {name!r} has failed: node 'pc' (rank 0): this rank computes wrongly\nStart it again with:"
+            "  motley run '/models/a bard' PROMPT --quant int4 --context 100 --nodes pc --exact\n",
+        )
+    status, out, err = await motley("run", "/models/a bard", "Hi")
+    assert (status, out) == (0, "Hello, world\n"), err
+    assert err.startswith("/models/a bard is not served yet: loading it\n")
+
+
+async def test_what_others_saw_of_it_is_not_the_reason(mesh: Any, new_node: Any, motley: Motley) -> None:
+    first, second = [await mesh.join(new_node(name)) for name in ("a", "b")]
+
+    async def lose(command: Any) -> None:
+        if command.WhichOneof("body") == "peers":
+            failed = Failure(code="peer_lost", message="rank 0 is lost: it gave up", lost_rank=1)
+            await second.event(command, failed=failed)
+
+    async def explain(command: Any) -> None:
+        if command.WhichOneof("body") == "release":
+            await first.event(command, failed=Failure(code="wrong_results", message="this rank computes wrongly"))
+        elif command.WhichOneof("body") == "assign":
+            await first.obey(command)
+
+    async def listen(command: Any) -> None:
+        await (second.obey(command) if command.WhichOneof("body") == "assign" else lose(command))
+
+    first.on_rank, second.on_rank = explain, listen
+    status, _, err = await motley("run", "bard", "Hi", "--nodes", "a,b")
+    assert status == 1
+    assert err.endswith("session 'bard' did not come up: node 'a' (rank 0): this rank computes wrongly\n")
+
+
+async def test_context_nodes_and_shares(mesh: Any, new_node: Any, motley: Motley) -> None:
+    for name in ("a", "b", "c"):
+        await mesh.join(new_node(name))
+    wanted = ("--context", "100", "--nodes", "b,a", "--shares", "3,1")
+    for _ in range(2):
+        status, _, err = await motley("run", "bard", "Hi", *wanted)
+        assert status == 0, err
+    (session,) = (await mesh.call("GET", "/api/sessions"))[1]["sessions"]
+    assert session["context"] == 100
+    assert [(rank["node"], rank["share"]["mlp"]) for rank in session["ranks"]] == [("b", 12), ("a", 4)]
+    assert (await motley("run", "bard", "Hi", "--nodes", "a,b"))[0] == 0
+    for option, value, how in (
+        ("--context", "200", "for 100 tokens"),
+        ("--nodes", "a,c", "on a, b"),
+        ("--shares", "1,1", "in other shares"),
+    ):
+        status, _, err = await motley("run", "bard", "Hi", option, value)
+        assert (status, f"loaded {how}: leave out {option}, or close it first" in err) == (1, True), err
+
+
+async def test_refusals_are_in_its_own_words(mesh: Any, new_node: Any, motley: Motley, tmp_path: Path) -> None:
+    await mesh.join(new_node())
+    file = tmp_path / "README.md"
+    file.write_text("# Not a model")
+    for arguments, match in (
+        (("bard", "--quant", "int8@nobody"), "--quant names 'nobody', which takes no part; these do: pc"),
+        (("bard", "--engine", "warp@nobody"), "--engine names 'nobody', which takes no part"),
+        (("bard", "--exact", "--engine", "reference"), "--engine 'reference' cannot keep --exact; use engine 'onnxrun"),
+        (("bard", "--experts", "sliced", "--trunk", "2"), "--trunk is for experts on nodes of their own: leave out"),
+        (("bard", "--replicas", "2"), "leave out --experts, --replicas and --trunk"),
+        (("bard", "--shares", "1,2"), "2 shares given for 1 rank (pc); give one for each"),
+        (("bard", "--context", "9999"), "a context of 9999 tokens was asked for; bard allows 2048"),
+        ((str(file),), f"{file} is a file, but not a model: give a folder with config.json"),
+    ):
+        status, _, err = await motley("run", arguments[0], "Hi", *arguments[1:])
+        assert (status, match in err) == (1, True), err
+    assert await mesh.call("GET", "/api/sessions") == (200, {"sessions": []})
+
+
+async def test_an_answer_that_the_context_cuts_short(mesh: Any, bard: Any, motley: Motley) -> None:
+    async def long(_: Generate) -> AsyncIterator[Delta]:
+        yield Delta(text="Hello", ids=[1])
+        yield Delta(finish="length", prompt_tokens=2047, completion_tokens=1)
+
+    bard.answer = long
+    status, _, err = await motley("run", "bard", "Hi", "--max-tokens", "100000")
+    assert status == 0
+    assert "--max-tokens 100000 is cut: prompt and answer have 2048 tokens (the context)\n" in err
+    assert "ended by the context, which is full" in err
+
+    async def refuse(_: Generate) -> AsyncIterator[Delta]:
+        yield Delta(failure=Failure(code="context_length_exceeded", message="This model's", param="messages"))
+
+    bard.answer = refuse
+    status, _, err = await motley("run", "bard", "Hi")
+    assert status == 1
+    assert "the prompt is too long for the context of 2048 tokens: shorten it, or close the session with `motley" in err
+
+
+async def test_the_wrong_port(mesh: Any, motley: Motley) -> None:
+    status, _, err = await motley("status", "--url", f"http://{mesh.orchestrator.join_target}")
+    assert status == 1
+    assert "does not speak HTTP" in err
+    assert "The API has its own, http://127.0.0.1:8000 unless" in err
+
+
+async def test_the_api_key_s_option_is_named(motley: Motley, tmp_path: Path) -> None:
+    where = {"host": "127.0.0.1", "grpc_port": 0, "http_port": 0, "state_dir": tmp_path / "own"}
+    orchestrator = Orchestrator(OrchestratorConfig(**where, api_key="secret"))
+    await orchestrator.start()
+    try:
+        status, _, err = await motley("status", MOTLEY_URL=orchestrator.http_url)
+        assert status == 1
+        assert "is missing or wrong: give the one that `motley up` prints with --api-key, or as MOTLEY_API_KEY" in err
+        assert (await motley("status", "--api-key", "secret", MOTLEY_URL=orchestrator.http_url))[0] == 0
+    finally:
+        await orchestrator.stop()
+
+
+def test_lines_of_loading(capsys: pytest.CaptureFixture[str]) -> None:
+    times = iter((0.0, 1.0, LINE_S, LINE_S + 1, LINE_S + 2))
+    lines = LoadingLines("loading", lambda: next(times))
+    for done in (0, 10, 20, 100, 100):
+        lines.advance_to("pc (rank 0)", done, 100)
+    assert capsys.readouterr().err.splitlines() == [
+        f"pc (rank 0) loading: {done} bytes of 100 bytes" for done in (0, 20, 100)
+    ]
