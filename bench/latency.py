@@ -28,6 +28,8 @@ from motley.protocol import mesh_pb2 as pb
 
 WARM_UP = 5
 """Tokens, in a request of their own."""
+BOUNDED_MB = 100
+"""With fewer MB of weights per token, what surrounds reading them takes longer, and caches hold a part of them."""
 PARTS = ("compute_ms", "wire_ms", "wait_ms")
 
 
@@ -54,7 +56,7 @@ class LatencyReport:
         bandwidth_gb_s: measured read bandwidth of all cores in use together, GB/s (1e9 bytes).
         weights_mb_per_token: read for one token by all ranks together.
         bound_ms: these weights at this bandwidth.
-        ratio: the median token over the bound.
+        ratio: the median token over the bound; see `bounded`.
     """
 
     model: str
@@ -81,6 +83,11 @@ class LatencyReport:
     load_s: list[float]
     per_rank: list[dict[str, float]]
     timeline: Timeline
+
+    @property
+    def bounded(self) -> bool:
+        """Whether the bound says something: the weights are so many that reading them is what takes time."""
+        return self.weights_mb_per_token >= BOUNDED_MB
 
     @property
     def setting(self) -> str:

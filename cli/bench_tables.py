@@ -20,15 +20,20 @@ if TYPE_CHECKING:
 
 def show_latency(report: LatencyReport) -> None:
     """One setting: the figures, where the time of each rank goes, and the tokens one by one."""
+    from motley.bench.latency import BOUNDED_MB
+
     ms, steps = report.ms_per_token, report.timeline.step_ms
     console.print(
         f"[bold]{ms['p50']:.2f} ms/token[/] p50, {ms['p95']:.2f} p95, {ms['p99']:.2f} p99; first token after "
         f"{report.ttft_ms:.0f} ms ({report.prefill_tokens_per_s:.0f} prompt tokens/s)"
     )
-    console.print(
-        f"{report.ratio:.2f} x the bound of {report.bound_ms:.2f} ms: {report.weights_mb_per_token:.0f} MB of weights "
-        f"per token at {report.bandwidth_gb_s:.1f} GB/s"
-    )
+    weights = f"{report.weights_mb_per_token:.0f} MB of weights per token"
+    if report.bounded:
+        console.print(
+            f"{report.ratio:.2f} x the bound of {report.bound_ms:.2f} ms: {weights} at {report.bandwidth_gb_s:.1f} GB/s"
+        )
+    else:
+        console.print(f"{weights}: too few (below {BOUNDED_MB} MB) for the memory's speed to be what bounds a token")
     parts = ("attention", "mlp", "vocabulary")
     times = ("compute_ms", "wire_ms", "wait_ms")
     console.print(
@@ -102,8 +107,7 @@ def show_sweep(reports: Sequence[LatencyReport]) -> None:
         [
             report.setting,
             *(f"{report.ms_per_token[q]:.2f}" for q in ("p50", "p99")),
-            f"{report.bound_ms:.2f}",
-            f"{report.ratio:.2f}",
+            *([f"{report.bound_ms:.2f}", f"{report.ratio:.2f}"] if report.bounded else ["-", "-"]),
             f"{report.ttft_ms:.0f}",
             f"{report.prefill_tokens_per_s:.0f}",
         ]

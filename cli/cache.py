@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 SHOWN_KEY = 8
 """Digits of a key in the table; `motley cache rm` takes as many as tell it apart."""
 
-MODEL = 1
-"""Its column, which is narrowed where the terminal is."""
+NAMED = 3
+"""Keys that are told of many, at most."""
 
 shares = typer.Typer(help="The quantised shares on this machine's disk.", no_args_is_help=True, rich_markup_mode="rich")
 
@@ -30,74 +30,115 @@ def register(app: typer.Typer) -> None:
     app.add_typer(shares, name="cache")
 
 
-@shares.command(epilog="Example: motley cache ls --json")
+@shares.command(epilog="Examples: motley cache ls   motley cache ls Llama-3.2-1B-Instruct --json")
 def ls(
+    model: Annotated[str, typer.Argument(help="List the shares of this one, each by itself.")] = "",
     cache: Cache = None,
     as_json: Annotated[bool, typer.Option("--json", help="One line of JSON.")] = False,
 ) -> None:
-    """List the shares, used last first."""
+    """List the models that have shares there, used last first."""
     from motley.daemon.weights.cache import ShareCache
 
     kept = ShareCache(cache)
     entries = kept.entries()[::-1]
-    damaged = kept.damaged()
+    damaged = {} if model else kept.damaged()
+    if model:
+        entries = _of_model(model, entries)
+        if not entries:
+            raise CliError(f"there are no shares of a model {model!r}; `motley cache ls` lists the models")
     total = sum(entry.size for entry in entries) + sum(damaged.values())
     if as_json:
         sound = [_described(entry) for entry in entries]
         broken = [{"key": key, "bytes": size} for key, size in damaged.items()]
         print(json.dumps({"folder": str(kept.folder), "bytes": total, "shares": sound, "damaged": broken}))
         return
-    columns = ["key", "model", "quant", "share", "size", "last used"]
-    rows = [
-        [
-            entry.key[:SHOWN_KEY],
-            entry.label.model,
-            entry.label.quantisation
-            + (f"/{entry.label.block}" if entry.label.quantisation not in ("fp32", "fp16") else ""),
-            entry.label.expert or f"{100 * entry.label.fraction:.0f} %",
-            human_size(entry.size),
-            f"{datetime.fromtimestamp(entry.used):%Y-%m-%d}",
-        ]
-        for entry in entries
-    ]
-    rows += [[key[:SHOWN_KEY], "damaged", "-", "-", human_size(size), "-"] for key, size in damaged.items()]
-    others = [[cell for at, cell in enumerate(row) if at != MODEL] for row in (columns, *rows)]
+    title = f"{kept.folder}: {human_size(total)}"
+    if model:
+        columns = ["key", "quant", "share", "size", "last used"]
+        rows = [[entry.key[:SHOWN_KEY], _held(entry), _what(entry), *_size_and_day([entry])] for entry in entries]
+        results.print(table(columns, rows, title=f"{entries[0].label.model} in {title}"))
+        return
+    columns = ["model", "quant", "shares", "size", "last used"]
+    groups: dict[tuple[str, str], list[Entry]] = {}
+    for entry in entries:
+        groups.setdefault((entry.label.model, _held(entry)), []).append(entry)
+    rows = [[*group, _how_many(members), *_size_and_day(members)] for group, members in groups.items()]
+    rows += [[f"damaged: {key[:SHOWN_KEY]}", "-", "-", human_size(size), "-"] for key, size in damaged.items()]
+    others = [row[1:] for row in (columns, *rows)]
     room = results.width - sum(max(map(len, column)) for column in zip(*others, strict=True)) - 3 * len(columns) - 1
-    for row in rows:
-        row[MODEL] = end_of(row[MODEL], room)
-    results.print(table(columns, rows, title=f"{kept.folder}: {human_size(total)}"))
+    results.print(table(columns, [[end_of(row[0], room), *row[1:]] for row in rows], title=title))
 
 
-@shares.command(epilog="Example: motley cache rm 3f9a04c1")
+@shares.command(epilog="Examples: motley cache rm Llama-3.2-1B-Instruct   motley cache rm 3f9a04c1")
 def rm(
-    keys: Annotated[list[str] | None, typer.Argument(metavar="KEY", help="As `motley cache ls` shows them.")] = None,
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="MODEL|KEY", help="As `motley cache ls`, or `motley cache ls MODEL`, shows them."),
+    ] = None,
     everything: Annotated[bool, typer.Option("--all", help="Remove all that are not in use.")] = False,
     cache: Cache = None,
 ) -> None:
-    """Remove shares; they are made anew when they are wanted."""
+    """Remove a model's shares, or single ones; they are made anew when they are wanted."""
     from motley.daemon.weights.cache import ShareCache
 
-    if bool(keys) == everything:
-        raise CliError("name the shares to remove, as `motley cache ls` shows them, or say --all")
+    if bool(names) == everything:
+        raise CliError("name the models or shares to remove, as `motley cache ls` shows them, or say --all")
     kept = ShareCache(cache)
-    sizes = {entry.key: entry.size for entry in kept.entries()} | kept.damaged()
-    wanted = sizes if everything else dict.fromkeys(_find(key, sizes) for key in keys or [])
+    entries = kept.entries()
+    sizes = {entry.key: entry.size for entry in entries} | kept.damaged()
+    wanted = sizes if everything else dict.fromkeys(key for name in names or [] for key in _find(name, entries, sizes))
     removed = [key for key in wanted if kept.remove(key)]
     kept.sweep()
     size = human_size(sum(sizes[key] for key in removed))
     print(f"removed {len(removed)} of {counted(len(wanted), 'share')}, {size}")
     if len(removed) < len(wanted):
-        used = ", ".join(key[:SHOWN_KEY] for key in wanted if key not in removed)
-        raise CliError(f"in use by a rank: {used}; `motley stop` the session first")
+        used = [key[:SHOWN_KEY] for key in wanted if key not in removed]
+        more = f" and {len(used) - NAMED} more" if len(used) > NAMED else ""
+        raise CliError(f"in use by a rank: {', '.join(used[:NAMED])}{more}; `motley stop` the session first")
 
 
-def _find(typed: str, keys: Iterable[str]) -> str:
-    """The one key that begins like this."""
+def _find(typed: str, entries: Sequence[Entry], keys: Iterable[str]) -> list[str]:
+    """The keys of the one model that is called so, or the one key that begins so."""
+    if of_model := _of_model(typed, entries):
+        return [entry.key for entry in of_model]
     found = [key for key in keys if key.startswith(typed.lower())]
     if len(found) != 1:
-        how_many = f"{len(found)} shares have keys that begin" if found else "no share has a key that begins"
+        how_many = f"{len(found)} shares have keys that begin" if found else "no model is called so, and no key begins"
         raise CliError(f"{how_many} with {typed!r}; `motley cache ls` lists them")
-    return found[0]
+    return found
+
+
+def _of_model(typed: str, entries: Sequence[Entry]) -> list[Entry]:
+    """Those of the one model that is called so: by all of its path or hub id, or by the end of that, in whole names."""
+    if exact := [entry for entry in entries if entry.label.model == typed]:
+        return exact
+    end = "/" + typed.replace("\\", "/").removeprefix("./").strip("/")
+    found = [entry for entry in entries if f"/{entry.label.model}".replace("\\", "/").endswith(end)]
+    models = sorted({entry.label.model for entry in found})
+    if len(models) > 1:
+        raise CliError(f"{typed!r} can be any of {', '.join(models)}; say more of it")
+    return found
+
+
+def _held(entry: Entry) -> str:
+    plain = entry.label.quantisation in ("fp32", "fp16")
+    return entry.label.quantisation + ("" if plain else f"/{entry.label.block}")
+
+
+def _what(entry: Entry) -> str:
+    return entry.label.expert or f"{100 * entry.label.fraction:.0f} %"
+
+
+def _how_many(entries: Sequence[Entry]) -> str:
+    """``2, 64 experts``: shares of a rank, and experts by themselves."""
+    experts = sum(bool(entry.label.expert) for entry in entries)
+    ranks = len(entries) - experts
+    return ", ".join([*([str(ranks)] if ranks else []), *([counted(experts, "expert")] if experts else [])])
+
+
+def _size_and_day(entries: Sequence[Entry]) -> list[str]:
+    used = datetime.fromtimestamp(max(entry.used for entry in entries))
+    return [human_size(sum(entry.size for entry in entries)), f"{used:%Y-%m-%d}"]
 
 
 def end_of(path: str, room: int) -> str:

@@ -103,7 +103,7 @@ async def _write(mesh: DemoMesh, victim: str, body: dict[str, Any], quiet: bool)
                 if len(pieces) == killed_at + 1:
                     _kill(mesh.daemons[victim].pid)
                     if not quiet:
-                        console.print(f"[red]<{victim} is killed>[/]", end="")
+                        console.print(f"\n[red]<{victim} is killed>[/]")  # the text goes on in a line of its own
     finally:
         if not quiet:
             print("\n", flush=True)  # whatever follows, an error too, begins a line

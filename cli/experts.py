@@ -8,6 +8,7 @@ from urllib.parse import quote
 
 import typer
 from rich.markup import escape
+from rich.text import Text
 
 from motley.cli.client import DEFAULT_URL, ApiKey, Client, Url
 from motley.cli.errors import CliError
@@ -16,6 +17,12 @@ from motley.cli.show import counted, human_size, results, table, waiting
 
 MARKS = {"serving": "", "fetching": "+", "leaving": "-", "dead": "†"}
 """Before a node's number: its replica is coming, going, or lost and not replaced."""
+MEANING = {"fetching": "on its way there", "leaving": "let go there", "dead": "lost there, and nowhere else yet"}
+HOST_COLUMNS = """\
+no.: what it is called below.  experts: that it computes, + on their way to it.
+rows: its part of all that were computed.  trip: to it and back.
+wait: for it, while the trunk had nothing else to do, in all.
+stalls: how late a token came each time that it failed, the last three."""
 
 
 def register(app: typer.Typer) -> None:
@@ -81,26 +88,31 @@ def _moved(moved: dict[str, Any]) -> str:
 
 
 def _show(found: dict[str, Any]) -> None:
+    cells = [host for group in found["groups"] for expert in group["experts"] for host in expert["hosts"]]
+    states, numbers = {cell["state"] for cell in cells}, {cell["host"] for cell in cells}
+    zones = any(host["zone"] for host in found["hosts"])
     results.print(
         table(
-            ["node", "no.", "zone", "state", "experts", "rows", "round trip", "waited", "stalls"],
+            ["node", "no.", *(["zone"] if zones else []), "state", "experts", "rows", "trip ms", "wait s", "stalls ms"],
             [
                 [
                     host["node"],
                     str(host["host"]),
-                    host["zone"] or "-",
+                    *([host["zone"] or "-"] if zones else []),
                     host["state"],
                     f"{host['serving']}" + (f" +{host['fetching']}" if host["fetching"] else ""),
                     f"{100 * host['load']:.0f} %",
-                    f"{host['round_trip_ms']:.2f} ms",
-                    f"{host['wait_s']:.1f} s",
-                    " ".join(f"{stall:.0f}" for stall in host["stalls_ms"][-3:]) + " ms" if host["stalls_ms"] else "-",
+                    f"{host['round_trip_ms']:.2f}",
+                    f"{host['wait_s']:.1f}",
+                    " ".join(f"{stall:.0f}" for stall in host["stalls_ms"][-3:]) or "-",
                 ]
                 for host in found["hosts"]
+                if host["state"] != "gone" or host["host"] in numbers
             ],
             title=f"{found['name']}: {_summary(found)}",
         )
     )
+    _explain(HOST_COLUMNS)
     results.print(
         table(
             ["expert", *(_layers(group["layers"]) for group in found["groups"])],
@@ -108,19 +120,22 @@ def _show(found: dict[str, Any]) -> None:
                 [str(index), *(_cell(group["experts"][index]) for group in found["groups"])]
                 for index in range(found["experts"])
             ],
-            title="Nodes of each expert by no. (: layers of the group); how often it is chosen, 1.0 is its even share",
+            title="Where each expert is: a row for each, a column for each group of layers",
         )
     )
-    used = {host["state"] for group in found["groups"] for expert in group["experts"] for host in expert["hosts"]}
-    legend = [f"{mark} {state}" for state, mark in MARKS.items() if mark and state in used]
-    if legend:
-        results.print("   ".join(legend))
+    some = " 0:3: in 3 layers of the group only." if any(len(group["layers"]) > 1 for group in found["groups"]) else ""
+    marks = "".join(f" {mark}: {MEANING[state]}." for state, mark in MARKS.items() if mark and state in states)
+    _explain(f"0 1 x1.3: the nodes no. 0 and 1 have it; it is chosen 1.3 times its even share.{some}{marks}")
     for host in found["hosts"]:
         if host["lost"]:
             results.print(f"[red]{escape(host['node'])}: {escape(host['lost'])}[/]", soft_wrap=True)
     for text in (found["short"], waiting(found)):
         if text:
             results.print(f"[yellow]{escape(text)}[/]", soft_wrap=True)
+
+
+def _explain(text: str) -> None:
+    results.print(Text(text, style="dim"))
 
 
 def _summary(found: dict[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 from rich.markup import escape
@@ -53,3 +54,23 @@ class Narrator(Observer):
     def close(self) -> None:
         """Take the bars off the screen."""
         self._bars.__exit__(None, None, None)
+
+
+class MeshLog(logging.Handler):
+    """Prints what the orchestrator notes of the nodes other than `own`: who joins, leaves, is lost or is refused."""
+
+    def __init__(self, own: str | None) -> None:
+        super().__init__()
+        self._own = own
+
+    def emit(self, record: logging.LogRecord) -> None:
+        node = getattr(record, "node", None)
+        if node is None or node != self._own:
+            style = "yellow" if record.levelno > logging.INFO else ""
+            console.print(escape(record.getMessage()), style=style, soft_wrap=True)
+
+    def listen(self) -> None:
+        """From now on, and for as long as the process lives."""
+        log = logging.getLogger("motley.orchestrator.control")
+        log.setLevel(logging.INFO)
+        log.addHandler(self)

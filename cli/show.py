@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TextIO
 
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
 from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 NAMED = 5
 """Experts without a host that are named, at most."""
@@ -94,14 +95,31 @@ def counted(count: int, thing: str) -> str:
     return f"{count} {thing}" if count == 1 else f"{count} {thing}s"
 
 
-def table(columns: Sequence[str], rows: Sequence[Sequence[str]], title: str | None = None) -> Table:
-    """A plain table; columns after the first are numbers or short words and stand to the right."""
-    made = Table(title=title and escape(title), header_style="bold")
+def ago(seconds: float) -> str:
+    """``42 s ago``, ``3 min ago``, ``2 h ago``."""
+    unit, size = next(((unit, size) for unit, size in (("h", 3600), ("min", 60)) if seconds >= size), ("s", 1))
+    return f"{int(seconds / size)} {unit} ago"
+
+
+def percentages(fractions: Sequence[float]) -> list[str]:
+    """Whole ones, with the sum that the fractions have: those that lose most by it are not rounded down."""
+    down = [int(100 * fraction) for fraction in fractions]
+    losses = sorted(range(len(down)), key=lambda index: down[index] - 100 * fractions[index])
+    up = losses[: round(100 * sum(fractions)) - sum(down)]
+    return [f"{whole + (index in up)} %" for index, whole in enumerate(down)]
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[str]], title: str = "") -> RenderableType:
+    """A plain table; columns after the first are numbers or short words and stand to the right.
+
+    The title is a line above it, and not as narrow as the table.
+    """
+    made = Table(header_style="bold")
     for index, column in enumerate(columns):
         made.add_column(column, justify="left" if index == 0 else "right", overflow="fold")
     for row in rows:
         made.add_row(*map(escape, row))
-    return made
+    return Group(Text(title, style="bold"), made) if title else made
 
 
 def worker_name(worker: dict[str, Any]) -> str:
@@ -110,17 +128,18 @@ def worker_name(worker: dict[str, Any]) -> str:
     return f"{worker['node']} ({role})"
 
 
-def session_table(session: dict[str, Any]) -> Table:
+def session_table(session: dict[str, Any]) -> RenderableType:
     """A session's ranks: what each has, and where its token time goes; then the nodes that have its experts."""
+    ranks, hosts = session["ranks"], [host for host in session["hosts"] if host["state"] != "gone"]
+    shares = percentages([rank["share"]["fraction"] for rank in ranks] + [host["fraction"] for host in hosts])
     rows = []
-    for rank in session["ranks"]:
-        share, timing = rank["share"], rank["timing"]
+    for rank, share in zip(ranks, shares, strict=False):
+        timing, weights = rank["timing"], human_size(rank["share"]["weight_bytes"])
         parts = [f"{timing[part]:.2f}" for part in ("compute_ms", "wire_ms", "wait_ms")] if timing else ["-"] * 3
-        held = [f"{100 * share['fraction']:.0f} %", human_size(share["weight_bytes"])]
-        rows.append([worker_name(rank) + _unlike(session, rank), rank["state"], *held, *parts])
-    for host in session["hosts"]:
-        held = [f"{100 * host['fraction']:.0f} %", human_size(host["weight_bytes"])]
-        rows.append([worker_name(host), host["state"], *held, counted(host["experts"], "expert"), "", ""])
+        rows.append([worker_name(rank) + _unlike(session, rank), rank["state"], share, weights, *parts])
+    for host, share in zip(hosts, shares[len(ranks) :], strict=True):
+        held = [share, human_size(host["weight_bytes"]), counted(host["experts"], "expert")]
+        rows.append([worker_name(host), host["state"], *held, "", ""])
     columns = ["node", "state", "share", "weights", "compute", "wire", "wait ms"]
     exact = ", exact" if session["exact"] else ""
     title = f"{session['name']}: {_held(session)}{exact}, context {session['context']}, {session['state']}"

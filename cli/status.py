@@ -11,7 +11,7 @@ from rich.markup import escape
 from motley.cli.client import DEFAULT_URL, ApiKey, Client, Url
 from motley.cli.errors import CliError
 from motley.cli.interrupt import run
-from motley.cli.show import human_size, results, session_table, table, waiting
+from motley.cli.show import ago, human_size, results, session_table, table, waiting
 
 
 def register(app: typer.Typer) -> None:
@@ -29,24 +29,30 @@ def status(
     if as_json:
         print(json.dumps({"nodes": nodes, "sessions": sessions}))
         return
-    gpus = any(node["gpus"] for node in nodes)
+    alive = [node for node in nodes if node["state"] == "alive"]
+    gpus = any(node["gpus"] for node in alive)
     results.print(
         table(
-            ["node", "state", "memory", "bandwidth", *(["GPUs"] if gpus else []), "serves"],
+            ["node", "memory", "bandwidth", *(["GPUs"] if gpus else []), "serves"],
             [
                 [
                     node["name"],
-                    node["state"],
                     human_size(node["memory_bytes"]),
                     f"{node['memory_bandwidth'] / 1e9:.1f} GB/s",
                     *(["\n".join(map(_gpu_text, node["gpus"])) or "-"] if gpus else []),
                     "\n".join(_workers(node)) or "-",
                 ]
-                for node in nodes
+                for node in alive
             ],
             title="Nodes",
         )
     )
+    for node in nodes:
+        if node["state"] == "lost":
+            why = f"lost {ago(node['gone_s'])}: {node['lost']}"
+            results.print(f"[red]{escape(node['name'])} was {escape(why)}[/]", soft_wrap=True)
+        elif node["state"] == "left":
+            results.print(f"[dim]{escape(node['name'])} left {ago(node['gone_s'])}[/]", soft_wrap=True)
     for session in sessions:
         results.print(session_table(session))
         if missing := waiting(session):

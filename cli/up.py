@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from motley.cli.interrupt import run
+from motley.cli.machine import fit_to_machine
 from motley.cli.options import Advertise, Cache, CacheLimit, Memory, Models, Name, Threads, Zone, daemon_config
 from motley.cli.show import console
 
@@ -55,28 +56,34 @@ def up(
         state_dir=state or Path(platformdirs.user_data_dir("motley", appauthor=False)),
         api_key=api_key or None,
     )
-    local = daemon_config(
-        name=name,
-        memory=memory,
-        threads=threads,
-        models=models,
-        cache=cache,
-        cache_limit=cache_limit,
-        advertise=advertise,
-        zone=zone,
+    local = fit_to_machine(
+        daemon_config(
+            name=name,
+            memory=memory,
+            threads=threads,
+            models=models,
+            cache=cache,
+            cache_limit=cache_limit,
+            advertise=advertise,
+            zone=zone,
+        )
     )
     run(_serve(orchestrator, local if node else None))
 
 
 async def _serve(config: OrchestratorConfig, local: DaemonConfig | None) -> None:
-    from motley.cli.narrator import Narrator
+    from motley.cli.narrator import MeshLog, Narrator
     from motley.daemon.app import run_daemon
     from motley.orchestrator.app import Orchestrator
 
     orchestrator = Orchestrator(config)
+    MeshLog(local.node_name if local else None).listen()
     await orchestrator.start()
     try:
         console.print(f"[bold]Motley is up.[/] API: {orchestrator.http_url}/v1, page: {orchestrator.http_url}/")
+        if orchestrator.network_url is not None:
+            url = orchestrator.network_url
+            console.print(f"On other machines: API {url}/v1, page {url}/", soft_wrap=True)
         if orchestrator.api_key is not None:
             console.print(f"Clients need this API key: {orchestrator.api_key}", soft_wrap=True)
         console.print("Other machines join with:")

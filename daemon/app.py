@@ -48,6 +48,11 @@ class DaemonConfig:
     models: Path | None = None
     cache: ShareCache = field(default_factory=ShareCache)
 
+    @property
+    def node_name(self) -> str:
+        """What the node is called."""
+        return self.name or socket.gethostname()
+
 
 class Observer:
     """What a daemon tells whoever watches it; override what is of interest."""
@@ -78,7 +83,7 @@ async def run_daemon(config: DaemonConfig, observer: Observer) -> None:
     capabilities.zone = config.zone
     await asyncio.to_thread(config.cache.prepare)
     settings = NodeSettings(
-        name=config.name or socket.gethostname(),
+        name=config.node_name,
         host=_listening_host(address),
         address=address,
         capabilities=capabilities,

@@ -16,6 +16,7 @@ from aiohttp import web
 
 from motley.orchestrator.api.errors import errors_as_json
 from motley.orchestrator.api.guard import guard, is_loopback
+from motley.orchestrator.api.nodes import NodesApi
 from motley.orchestrator.api.openai import OpenAiApi
 from motley.orchestrator.api.sessions import SessionsApi
 from motley.orchestrator.api.web import PAGE_PATHS, page_routes
@@ -30,6 +31,9 @@ MAX_BODY = 2 * 1024 * 1024
 """Bytes of a request body. A prompt must pass to its node in one gRPC message, of at most 4 MiB."""
 STOP_S = 1.0
 """Connections that are still open when the orchestrator stops are cut after this."""
+
+_EVERY = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+"""What binds to every address, and the one of them for this machine itself."""
 
 _access_log = logging.getLogger("motley.orchestrator.access")
 
@@ -69,14 +73,23 @@ class Orchestrator:
     @property
     def http_url(self) -> str:
         """Where clients on this machine (or, bound to another address, in the network) reach the API."""
-        host = "127.0.0.1" if self._config.http_host == "0.0.0.0" else self._config.http_host
-        return f"http://{_bracketed('::1' if host == '::' else host)}:{self._http_port}"
+        host = self._config.http_host
+        return self._http_url(_EVERY.get(host, host))
+
+    @property
+    def network_url(self) -> str | None:
+        """Where clients on other machines do, if that is another address."""
+        host = self._config.http_host
+        own = _own_address(host) if host in _EVERY else None
+        return self._http_url(own) if own else None
 
     @property
     def join_target(self) -> str:
         """``host:port`` for nodes to dial."""
         host = self._config.host
-        return f"{_bracketed(_own_address() if host in ('0.0.0.0', '::') else host)}:{self._grpc_port}"
+        if host in _EVERY:
+            host = _own_address("0.0.0.0") or "127.0.0.1"
+        return f"{_bracketed(host)}:{self._grpc_port}"
 
     @property
     def join_token(self) -> str:
@@ -110,6 +123,9 @@ class Orchestrator:
         """End all requests, release all ranks, close all connections."""
         await self._stack.aclose()
 
+    def _http_url(self, host: str) -> str:
+        return f"http://{_bracketed(host)}:{self._http_port}"
+
     async def _start_grpc(self, stack: contextlib.AsyncExitStack, identity: Identity, control: Control) -> None:
         config = self._config
         server = grpc.aio.server(
@@ -132,7 +148,8 @@ class Orchestrator:
         config = self._config
         middlewares = [errors_as_json, guard(self.api_key, public=PAGE_PATHS)]
         app = web.Application(middlewares=middlewares, client_max_size=MAX_BODY)
-        app.router.add_routes([*OpenAiApi(serving).routes(), *SessionsApi(serving).routes(), *page_routes()])
+        app.router.add_routes([*NodesApi(serving).routes(), *OpenAiApi(serving).routes()])
+        app.router.add_routes([*SessionsApi(serving).routes(), *page_routes()])
         runner = web.AppRunner(
             app,
             handler_cancellation=True,  # a client that has gone cancels its request
@@ -161,11 +178,15 @@ def _bracketed(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-def _own_address() -> str:
-    """This machine's address in its network: the one it would send from to the outside (nothing is sent)."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(("192.0.2.1", 9))
+def _own_address(bound: str) -> str | None:
+    """This machine's address in its network, of the family of `bound`: the one it would send from to the outside.
+
+    Nothing is sent; None where there is no network.
+    """
+    family, outside = (socket.AF_INET6, "2001:db8::1") if ":" in bound else (socket.AF_INET, "192.0.2.1")
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((outside, 9))
             return str(probe.getsockname()[0])
-        except OSError:
-            return "127.0.0.1"
+    except OSError:
+        return None

@@ -103,7 +103,7 @@ class Control(MeshServicer):
             await _refuse(context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
         except NameTakenError as error:
             await _refuse(context, grpc.StatusCode.ALREADY_EXISTS, str(error))
-        _log.info("node %s (%s) joined from %s", node.name, node.id, node.address)
+        _log.info("node %s joined (%s)", node.name, node.address, extra={"node": node.name})
         stream = self._streams[node.id] = _Stream()
         self.send(
             node.id, OrchestratorMessage(welcome=Welcome(node_id=node.id, heartbeat_s=HEARTBEAT_S, silence_s=SILENCE_S))
@@ -117,8 +117,8 @@ class Control(MeshServicer):
             writer.cancel()
             del self._streams[node.id]
             self._nodes.lose(node.id, stream.reason)
-            level = logging.INFO if stream.reason in (STOPS, LEFT) else logging.WARNING
-            _log.log(level, "node %s (%s) %s", node.name, node.id, what_became(stream.reason))
+            level = logging.DEBUG if node.lost == STOPS else logging.INFO if node.left else logging.WARNING
+            _log.log(level, "node %s %s", node.name, what_became(node.lost), extra={"node": node.name})
             self.listener.on_lost(node)
         await context.abort(grpc.StatusCode.ABORTED, f"this node is out of the mesh: {stream.reason}")
 

@@ -1,13 +1,14 @@
 """Who is in the mesh: a table of registered nodes. Pure: the clock is given, nothing is awaited or sent.
 
-A node is *alive* from its Hello until it leaves, its stream ends or it stops showing life; then it is *lost* for good.
-The same machine that returns is a new node, which takes the place of the lost one of that name.
+A node is *alive* from its Hello until it says that it leaves (it has *left*), its stream ends or it stops showing life
+(it is *lost*), for good. The same machine that returns is a new node, which takes the place of the one of that name.
 """
 
 from __future__ import annotations
 
 import math
 import secrets
+import zlib
 from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -19,8 +20,12 @@ SILENCE_S = 5.0
 """A node that has been silent for this long is lost."""
 FORGET_S = 600.0
 """A lost node is listed for so long, and for as long as a session has workers on it."""
+FORGET_LEFT_S = 120.0
+"""One that has left likewise: whoever ended it knows."""
 LEFT = "its daemon was ended there"
 """Why a node is lost that has said so itself."""
+COLOURS = 8
+"""That the page has for nodes."""
 
 
 class HelloError(Exception):
@@ -38,6 +43,8 @@ class Node:
     address: str
     version: str
     capabilities: Capabilities
+    colour: int
+    """One of `COLOURS`, for as long as the table knows the name."""
     joined: float
     last_heartbeat: float
     memory_available: int = 0
@@ -52,6 +59,16 @@ class Node:
     def alive(self) -> bool:
         return not self.lost
 
+    @property
+    def left(self) -> bool:
+        """It is gone because it was meant to go."""
+        return self.lost == LEFT
+
+    @property
+    def state(self) -> str:
+        """For people: ``alive``, ``left`` or ``lost``."""
+        return "alive" if self.alive else "left" if self.left else "lost"
+
 
 def what_became(reason: str) -> str:
     """Of a node that is lost, to follow its name."""
@@ -64,7 +81,7 @@ class NodeTable:
         self._nodes: dict[str, Node] = {}
 
     def __iter__(self) -> Iterator[Node]:
-        """All nodes, lost ones too, in the order they joined."""
+        """All nodes, lost ones too, in the order they first joined."""
         return iter(self._nodes.values())
 
     def join(self, hello: Hello) -> Node:
@@ -92,8 +109,6 @@ class NodeTable:
                 f"a node named {hello.name!r} is in the mesh already (at {namesake.address}); choose another name"
                 f" with --name. If it is this machine coming back, its name is free in at most {SILENCE_S:.0f} s"
             )
-        if namesake is not None:
-            del self._nodes[namesake.id]
         now = self._clock()
         node = Node(
             id=secrets.token_hex(4),
@@ -101,11 +116,15 @@ class NodeTable:
             address=hello.address,
             version=hello.version,
             capabilities=hello.capabilities,
+            colour=namesake.colour if namesake is not None else self._free_colour(hello.name),
             joined=now,
             last_heartbeat=now,
             gpus=hello.capabilities.gpus,
         )
-        self._nodes[node.id] = node
+        if namesake is None:
+            self._nodes[node.id] = node
+        else:
+            self._nodes = {one.id: one for one in (node if old is namesake else old for old in self)}
         return node
 
     def heartbeat(self, node_id: str, memory_available: int, gpus: Sequence[Gpu] = ()) -> None:
@@ -130,12 +149,22 @@ class NodeTable:
         node.lost, node.lost_at = reason, self._clock()
 
     def forget(self, wanted: Container[str]) -> None:
-        """Drop the nodes that have been lost for `FORGET_S`, but those `wanted` by name."""
-        latest = self._clock() - FORGET_S
+        """Drop the nodes that have been gone for `FORGET_S` or `FORGET_LEFT_S`, but those `wanted` by name."""
         for node in list(self):
-            if not node.alive and node.lost_at < latest and node.name not in wanted:
+            patience = FORGET_LEFT_S if node.left else FORGET_S
+            if not node.alive and self.gone_s(node) > patience and node.name not in wanted:
                 del self._nodes[node.id]
 
     def silence_s(self, node: Node) -> float:
         """Seconds since the node's last heartbeat."""
         return max(0.0, self._clock() - node.last_heartbeat)
+
+    def gone_s(self, node: Node) -> float:
+        """Seconds since a node left or was lost."""
+        return self._clock() - node.lost_at
+
+    def _free_colour(self, name: str) -> int:
+        """The colour that a name asks for, which is the same in every mesh, or the next that no other node has."""
+        taken = {node.colour for node in self}
+        first = zlib.crc32(name.encode())
+        return next((c for i in range(COLOURS) if (c := (first + i) % COLOURS) not in taken), first % COLOURS)

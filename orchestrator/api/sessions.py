@@ -11,7 +11,6 @@ from motley.orchestrator.api.body import Fields, is_number, is_text, read_json
 from motley.orchestrator.api.errors import ApiError
 from motley.orchestrator.api.experts import experts_json
 from motley.orchestrator.expert_hosts import ExpertHost
-from motley.orchestrator.nodes import Node
 from motley.orchestrator.planning.layout import LAYOUTS
 from motley.orchestrator.serving import Serving, ServingError
 from motley.orchestrator.sessions import Session, SessionRequest
@@ -32,7 +31,6 @@ class SessionsApi:
 
     def routes(self) -> list[web.RouteDef]:
         return [
-            web.get("/api/nodes", self.nodes),
             web.get("/api/sessions", self.sessions),
             web.post("/api/sessions", self.create),
             web.get("/api/sessions/{id}", self.session),
@@ -40,9 +38,6 @@ class SessionsApi:
             web.get("/api/sessions/{id}/experts", self.experts),
             web.post("/api/sessions/{id}/experts/rebalance", self.rebalance),
         ]
-
-    async def nodes(self, _: web.Request) -> web.Response:
-        return web.json_response({"nodes": [self._node_json(node) for node in self._serving.nodes]})
 
     async def sessions(self, _: web.Request) -> web.Response:
         return web.json_response({"sessions": [session_json(session) for session in self._serving.sessions]})
@@ -100,58 +95,6 @@ class SessionsApi:
         if session is None:
             raise ApiError(404, f"there is no session {session_id!r}", code="session_not_found")
         return session
-
-    def _node_json(self, node: Node) -> dict[str, Any]:
-        capabilities = node.capabilities
-        return {
-            "id": node.id,
-            "name": node.name,
-            "zone": node.capabilities.zone or None,
-            "state": "alive" if node.alive else "lost",
-            "lost": node.lost or None,
-            "address": node.address,
-            "version": node.version,
-            "platform": capabilities.platform,
-            "cpu": capabilities.cpu,
-            "cores": capabilities.cores,
-            "engines": [
-                {"name": engine.name, "on_gpu": engine.on_gpu, "lacking": engine.lacking or None}
-                for engine in capabilities.engines
-            ],
-            "expert_engines": list(capabilities.expert_engines),
-            "gpus": [
-                {
-                    "name": gpu.name,
-                    "memory_bytes": gpu.memory_bytes,
-                    "free_bytes": gpu.free_bytes,
-                    "driver": gpu.driver,
-                    "compute_capability": gpu.compute_capability,
-                    "multiprocessors": gpu.multiprocessors or None,
-                    "memory_bandwidth": gpu.memory_bandwidth or None,
-                    "users": [
-                        {"pid": user.pid, "name": user.name or None, "bytes": user.bytes or None} for user in gpu.users
-                    ],
-                }
-                for gpu in node.gpus
-            ],
-            "memory_bandwidth": capabilities.memory_bandwidth,
-            "memory_bytes": capabilities.memory_bytes,
-            "memory_available_bytes": node.memory_available or None,
-            "memory_reserved_bytes": self._serving.sessions.reserved(node.id),
-            "silence_s": round(self._serving.nodes.silence_s(node), 3),
-            "ranks": [
-                {"session": session.id, "model": session.name, "rank": rank.index}
-                for session in self._serving.sessions
-                for rank in session.ranks
-                if rank.node_id == node.id and not rank.gone
-            ],
-            "expert_hosts": [
-                {"session": session.id, "model": session.name, "host": host.number}
-                for session in self._serving.sessions
-                for host in (session.experts.hosts if session.experts else ())
-                if not host.gone and any(worker.node_id == node.id for worker in host.group)
-            ],
-        }
 
 
 def session_request(body: object) -> SessionRequest:

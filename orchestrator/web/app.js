@@ -2,7 +2,9 @@
 
 import { drawModels } from "./chat.js";
 import { expertMap, hostRow, rebalance, waiting } from "./experts.js";
-import { $, ApiError, apiKey, call, colour, h, joined, morphList, ms, percent, plural, scaled, svg, tell, words } from "./common.js";
+import {
+  $, ago, ApiError, apiKey, call, colour, h, joined, learnColours, morphList, ms, percent, plural, scaled, svg, tell, words,
+} from "./common.js";
 
 const POLL_MS = 1000;
 const ANSWER_MS = 5000;
@@ -31,19 +33,32 @@ function memoryBar(node) {
   return [h("div", { class: "bar", role: "img", "aria-label": label }, bar), quiet(label)];
 }
 
+const swatch = (node) => h("span", { class: `swatch ${colour(node.name)}` });
+
+/** A node that has left: one line, and nothing to worry about. */
+const leftLine = (node) =>
+  h("li", { class: "quiet", "data-key": node.name }, swatch(node), `${node.name} left ${ago(node.gone_s)}`);
+
+function lostCard(node) {
+  return h(
+    "li",
+    { class: "panel node lost", "data-key": node.name },
+    h("div", { class: "row" }, h("h3", { class: "name" }, swatch(node), node.name), badge("lost")),
+    h("p", { class: "failure" }, `Lost ${ago(node.gone_s)}: ${node.lost}.`));
+}
+
 function nodeCard(node) {
-  const lost = node.state === "lost";
   const ranks = node.ranks.map(({ rank, model }) => `rank ${rank} of ${model}`);
   const workers = [...ranks, ...node.expert_hosts.map(({ model }) => `experts of ${model}`)];
   const gpus = node.gpus.map((gpu) =>
     joined(gpu.name, scaled(gpu.memory_bytes, "B"), gpu.multiprocessors && plural(gpu.multiprocessors, "SM")));
   return h(
     "li",
-    { class: `panel node ${node.state}`, "data-key": node.id },
+    { class: "panel node", "data-key": node.name },
     h("div", { class: "row" },
-      h("h3", { class: "name" }, h("span", { class: `swatch ${colour(node.name)}` }), node.name),
-      badge(!lost && node.silence_s > SILENT_S ? "silent" : node.state)),
-    lost ? h("p", { class: "failure" }, `Lost: ${node.lost}.`) : memoryBar(node),
+      h("h3", { class: "name" }, swatch(node), node.name),
+      badge(node.silence_s > SILENT_S ? "silent" : node.state)),
+    memoryBar(node),
     h("dl", {},
       fact("CPU", joined(node.cpu, plural(node.cores, "core"))),
       fact("GPU", gpus.join("; ") || "none"),
@@ -54,7 +69,10 @@ function nodeCard(node) {
 }
 
 function drawMesh(nodes) {
-  morphList($("nodes"), nodes.map(nodeCard));
+  learnColours(nodes);
+  const here = nodes.filter((node) => node.state !== "left");
+  morphList($("nodes"), here.map((node) => (node.state === "lost" ? lostCard(node) : nodeCard(node))));
+  morphList($("left"), nodes.filter((node) => node.state === "left").map(leftLine));
   const alive = nodes.filter((node) => node.state === "alive");
   const order = alive.map((node) => node.name).join(", ");
   $("empty-mesh").hidden = alive.length > 0;
@@ -165,6 +183,7 @@ const legend = (name) => h("span", { class: `key ${name}` }, name);
 function sessionCard(session) {
   const { state, failure, ranks, hosts } = session;
   const map = maps.get(session.id);
+  const here = hosts.filter(({ state }) => state !== "gone");
   const name = session.name || session.model;
   const timings = ranks.map((rank) => rank.timing).filter((timing) => timing?.tokens > 0);
   const longest = Math.max(...timings.map(total));
@@ -187,10 +206,11 @@ function sessionCard(session) {
     failure && h("p", { class: "failure" }, `Failed: ${failure.message}`),
     ON_THE_WAY[state] && h("p", {}, ON_THE_WAY[state]),
     waiting(session.waiting_for),
-    ranks.length > 0 && cutBar(ranks, hosts),
+    ranks.length > 0 && cutBar(ranks, here),
     timings.length > 0 &&
       h("p", { class: "legend" }, `Where a token's time goes, mean of ${timings[0].tokens}:`, TIMES.map(legend)),
-    h("ul", { class: "ranks" }, ranks.map((rank) => rankRow(rank, longest, mixed)), hosts.map((host) => hostRow(host, map, loadingBar))),
+    h("ul", { class: "ranks" }, ranks.map((rank) => rankRow(rank, longest, mixed)), here.map((host) => hostRow(host, map, loadingBar))),
+    hosts.filter(({ state, lost }) => state === "gone" && lost).map(({ node, lost }) => quiet(`${node} (experts): ${lost}`)),
     map && expertMap(map),
     latest.length > 0 && plot(latest),
   );
@@ -219,6 +239,7 @@ $("create").addEventListener("submit", async (event) => {
   [button.disabled, button.textContent] = [true, "Planning…"];
   try {
     await call("api/sessions", { method: "POST", body });
+    $("new").open = false;
   } catch (error) {
     tell($("create-error"), `Not started: ${words(error)}`);
   }
@@ -241,6 +262,7 @@ async function refresh() {
     drawSummary(nodes, sessions);
     morphList($("sessions"), sessions.map(sessionCard));
     $("no-sessions").hidden = sessions.length > 0;
+    if (!seen) $("new").open = !sessions.length; // from then on it is as the user wants it
     drawModels(sessions);
     seen = new Date();
     tell($("banner"), "");

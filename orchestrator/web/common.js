@@ -28,26 +28,25 @@ function morph(old, fresh) {
   have.slice(want.length).forEach((child) => child.remove());
 }
 
-/** The same for a list whose items carry a `data-key`; new ones come last. */
+/** The same for a list whose items carry a `data-key`. */
 export function morphList(list, items) {
+  const wanted = new Set(items.map((item) => item.dataset.key));
+  for (const child of [...list.children]) if (!wanted.has(child.dataset.key)) child.remove();
   const old = new Map([...list.children].map((child) => [child.dataset.key, child]));
-  for (const item of items) {
+  items.forEach((item, index) => {
     const same = old.get(item.dataset.key);
-    old.delete(item.dataset.key);
     if (same) morph(same, item);
-    else list.append(item);
-  }
-  old.forEach((gone) => gone.remove());
+    const there = list.children[index];
+    if (there !== (same ?? item)) list.insertBefore(same ?? item, there ?? null);
+  });
 }
 
-const NODE_COLOURS = 8;
-const colours = new Map();
+const colours = new Map(); // by node's name, also of those that were there earlier
 
-/** A node's colour, kept for as long as the page is open. */
-export function colour(node) {
-  if (!colours.has(node)) colours.set(node, colours.size % NODE_COLOURS);
-  return `c${colours.get(node)}`;
-}
+export const learnColours = (nodes) => nodes.forEach(({ name, colour }) => colours.set(name, colour));
+
+/** The class of a node's colour; a group of nodes has that of its first. */
+export const colour = (node) => `c${colours.get(node.split("+")[0])}`;
 
 /** Show a message in an element, or hide it if there is none. */
 export function tell(element, message) {
@@ -59,6 +58,12 @@ export const joined = (...parts) => parts.filter(Boolean).join(" · ");
 export const plural = (count, noun) => `${count} ${noun}${count === 1 ? "" : "s"}`;
 export const percent = (fraction) => `${(100 * fraction).toFixed(1)} %`;
 export const ms = (value) => value.toFixed(value < 10 ? 2 : value < 100 ? 1 : 0);
+
+/** How long ago: seconds in the largest unit that fits. */
+export function ago(seconds) {
+  const [size, unit] = [[3600, "h"], [60, "min"], [1, "s"]].find(([size]) => seconds >= size) ?? [1, "s"];
+  return `${Math.floor(seconds / size)} ${unit} ago`;
+}
 
 /** Decimal units: 1 GB is 1e9 bytes. */
 export function scaled(value, unit) {

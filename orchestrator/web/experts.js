@@ -29,6 +29,7 @@ export function expertMap(map) {
     h("tr", {}, h("th", { scope: "row" }, index), map.groups.map((group) => cell(map, group, group.experts[index], most))));
   const used = new Set(map.groups.flatMap((group) => group.experts.flatMap(({ hosts }) => hosts.map(({ state }) => state))));
   const { asked, least } = map.replicas;
+  const shown = map.groups.flatMap((group) => group.experts.flatMap(({ hosts }) => hosts.map(({ host }) => map.hosts[host].node)));
   return h(
     "figure",
     { class: "experts" },
@@ -45,7 +46,7 @@ export function expertMap(map) {
         h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "expert"), map.groups.map((group) => h("th", { scope: "col" }, layersOf(group))))),
         h("tbody", {}, rows))),
     h("p", { class: "legend" },
-      [...new Set(map.hosts.map(({ node }) => node))].map((node) => h("span", {}, h("span", { class: `swatch ${colour(node)}` }), node)),
+      [...new Set(shown)].sort().map((node) => h("span", {}, h("span", { class: `swatch ${colour(node)}` }), node)),
       Object.keys(STATES).filter((state) => state !== "serving" && used.has(state)).map((state) => h("span", { class: `key ${state}` }, state)),
       h("span", { class: "key load" }, `how often it is chosen, at most ${most.toFixed(1)} × its even share`)),
   );
@@ -70,8 +71,7 @@ export function hostRow(host, map, loadingBar) {
       h("p", { class: "quiet" }, used ? `${scaled(used, "B")} of memory used` : `${scaled(host.memory.planned_bytes, "B")} of memory planned`)),
     h("div", {},
       host.state === "listening" && host.loading.total_bytes > 0 && loadingBar(host.loading),
-      host.lost && h("p", { class: "failure" }, host.lost),
-      !host.lost && measured?.rows > 0 && [
+      measured?.rows > 0 && [
         h("p", {}, `${percent(measured.load)} of all rows`),
         h("p", { class: "quiet" }, joined(
           `round trip ${ms(measured.round_trip_ms)} ms`,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import re
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -12,6 +14,8 @@ from rich.console import Console
 from motley.bench.drift import Drift, LayerDrift
 from motley.cli import bench_tables
 from motley.cli.cache import end_of
+from motley.cli.show import ago, percentages, table
+from tests.bench.reports import latency_report
 
 
 def test_drift_fits_eighty_columns(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -36,3 +40,44 @@ def test_the_end_of_a_path_fits(path: str, room: int) -> None:
     end = end_of(path, room)
     assert len(end) <= room
     assert path.endswith(end.removeprefix("…"))
+
+
+@pytest.mark.parametrize(("weights_mb", "bounded"), [(99.0, False), (400.0, True)])
+def test_a_bound_is_told_where_it_says_something(
+    weights_mb: float, bounded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = io.StringIO()
+    monkeypatch.setattr(bench_tables, "console", Console(file=out, width=80))
+    report = replace(latency_report(), weights_mb_per_token=weights_mb)
+    bench_tables.show_latency(report)
+    assert ("1.20 x the bound of 10.00 ms" in out.getvalue()) == bounded
+    assert ("99 MB of weights per token: too few (below 100 MB)" in out.getvalue()) != bounded
+    bench_tables.show_sweep([report])
+    assert bool(re.search(r"10.00 │ +1.20", out.getvalue())) == bounded
+
+
+@given(st.lists(st.floats(0, 1e12), min_size=1, max_size=20).filter(lambda parts: sum(parts) > 1e-6))
+def test_percentages_sum_to_the_whole(parts: list[float]) -> None:
+    fractions = [part / sum(parts) for part in parts]
+    shown = [int(text.removesuffix(" %")) for text in percentages(fractions)]
+    assert sum(shown) == 100
+    assert all(abs(100 * fraction - whole) <= 1 for fraction, whole in zip(fractions, shown, strict=True))
+
+
+def test_percentages_of_nothing() -> None:
+    assert percentages([]) == []
+    assert percentages([0.0, 0.0]) == ["0 %", "0 %"]
+    assert percentages([0.4857, 0.3973, 0.1169]) == ["48 %", "40 %", "12 %"]
+
+
+def test_a_long_title_is_not_as_narrow_as_its_table() -> None:
+    out = io.StringIO()
+    title = "a-model-with-a-[long]-name: stored (int8, fp32), context 1024, ready"
+    Console(file=out, width=80).print(table(["a"], [["1"]], title=title))
+    assert out.getvalue().splitlines()[0] == title
+
+
+def test_times_gone_by() -> None:
+    assert [ago(seconds) for seconds in (0.4, 59.9, 60, 3599, 7300)] == [
+        *("0 s ago", "59 s ago", "1 min ago", "59 min ago", "2 h ago"),
+    ]

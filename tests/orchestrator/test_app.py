@@ -99,6 +99,21 @@ async def test_bound_to_the_network_an_address_to_dial_and_an_api_key_are_made(t
     await again.stop()
 
 
+async def test_bound_to_every_address_it_tells_one_for_other_machines(tmp_path: Path) -> None:
+    orchestrator = Orchestrator(config(tmp_path, http_host="0.0.0.0"))
+    await orchestrator.start()
+    assert orchestrator.http_url.startswith("http://127.0.0.1:")
+    if orchestrator.network_url is None:
+        pytest.skip("no network")
+    assert await status(f"{orchestrator.network_url}/v1/models", Authorization=f"Bearer {orchestrator.api_key}") == 200
+    assert orchestrator.network_url != orchestrator.http_url
+    await orchestrator.stop()
+
+
+async def test_on_loopback_there_is_no_address_for_other_machines(mesh: Any) -> None:
+    assert mesh.orchestrator.network_url is None
+
+
 async def test_a_given_api_key_is_asked_for_on_loopback_too(tmp_path: Path) -> None:
     orchestrator = Orchestrator(config(tmp_path, api_key="sesame"))
     await orchestrator.start()

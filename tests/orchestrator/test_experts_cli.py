@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from motley.protocol.mesh_pb2 import Described, ExpertLoad, ExpertReport, ModelProfile, RankCommand
+from motley.protocol.mesh_pb2 import Described, Empty, ExpertLoad, ExpertReport, ModelProfile, RankCommand
 
 Motley = Callable[..., Awaitable[tuple[int, str, str]]]
 
@@ -53,7 +53,10 @@ async def test_the_map_and_the_status(mesh: Any, nodes: list[Any], motley: Motle
     status, out, _ = await motley("experts", "mix")
     assert status == 0
     assert "mix: 2 of each expert asked for, 2 there at least" in out
+    for caption in ("experts: that it computes", "wait: for it, while the trunk", "0 1 x1.3: the nodes no. 0 and 1"):
+        assert caption in out
     assert "attic" in out
+    assert re.search(r"│ box +│ +1 │ attic │ ready │ +32 │ +0 % │ +0\.00 │ +0\.0 │ +- │", out)
     lines = [line for line in out.splitlines() if "0 1 x1.0" in line]
     assert len(lines) == 8
     status, out, _ = await motley("experts", session["id"], "--json")
@@ -81,10 +84,26 @@ async def test_what_is_missing_is_shown(mesh: Any, nodes: list[Any], motley: Mot
     await mesh.poll(f"/api/sessions/{session['id']}/experts", lambda body: body["hosts"][0]["fetching"])
     _, out, _ = await motley("experts", "mix")
     assert "+0 †1 x1.0" in out
-    assert "+ fetching   † dead" in out
+    assert "+: on its way there. †: lost there, and nowhere else yet." in out
     assert "box: node 'box' is lost" in out
     for shown in (out, (await motley("status"))[1]):
         assert " more: requests that need it wait" in shown
+
+
+async def test_the_status_of_nodes_that_are_gone(mesh: Any, nodes: list[Any], new_node: Any, motley: Motley) -> None:
+    """One line each; and no row for the experts of a lost one."""
+    await mesh.serve(replicas=2)
+    guest = await mesh.join(new_node("guest"))
+    await guest.send(leaving=Empty())
+    await guest.ended()
+    await nodes[1].leave()
+    await mesh.poll("/api/nodes", lambda body: body["nodes"][1]["state"] == "lost")
+    _, out, _ = await motley("status")
+    assert re.search(r"^box was lost \d+ s ago: its connection ended$", out, re.MULTILINE)
+    assert re.search(r"^guest left \d+ s ago$", out, re.MULTILINE)
+    assert "box (experts)" not in out
+    assert "pc (experts)" in out
+    assert [line for line in out.splitlines() if "GB/s" in line and ("box" in line or "guest" in line)] == []
 
 
 async def test_rebalancing(mesh: Any, nodes: list[Any], motley: Motley) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import grpc
@@ -32,6 +33,33 @@ async def test_a_node_joins_leaves_and_returns_under_its_name(mesh: Any, new_nod
     await mesh.poll("/api/nodes", lambda body: states_of(body) == {"pc": "lost"})
     await mesh.join(new_node("pc"))
     assert await states(mesh) == {"pc": "alive"}
+
+
+async def test_a_node_that_says_so_has_left_and_the_log_tells_who_comes_and_goes(
+    mesh: Any, new_node: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "motley.orchestrator.control")
+    node = await mesh.join(new_node("pc"))
+    await mesh.join(new_node("box"))
+    await node.send(leaving=Empty())
+    await node.ended()
+    _, body = await mesh.call("GET", "/api/nodes")
+    pc, box = body["nodes"]
+    assert (pc["state"], box["state"], box["gone_s"]) == ("left", "alive", None)
+    assert 0 <= pc["gone_s"] < pc["silence_s"] + 60
+    assert pc["colour"] != box["colour"]
+    await mesh.join(new_node("pc"))
+    _, body = await mesh.call("GET", "/api/nodes")
+    assert [(shown["name"], shown["colour"]) for shown in body["nodes"]] == [
+        ("pc", pc["colour"]),
+        ("box", box["colour"]),
+    ]
+    assert [record.getMessage() for record in caplog.records] == [
+        "node pc joined (127.0.0.1)",
+        "node box joined (127.0.0.1)",
+        "node pc has left: its daemon was ended there",
+        "node pc joined (127.0.0.1)",
+    ]
 
 
 async def refusal(mesh: Any, node: Any, token: str | None = None) -> tuple[grpc.StatusCode, str]:

@@ -6,7 +6,16 @@ import math
 
 import pytest
 
-from motley.orchestrator.nodes import FORGET_S, SILENCE_S, HelloError, NameTakenError, NodeTable
+from motley.orchestrator.nodes import (
+    COLOURS,
+    FORGET_LEFT_S,
+    FORGET_S,
+    LEFT,
+    SILENCE_S,
+    HelloError,
+    NameTakenError,
+    NodeTable,
+)
 from motley.protocol.mesh_pb2 import Capabilities, Hello
 
 
@@ -71,6 +80,52 @@ def test_a_lost_node_is_forgotten_when_nobody_names_it() -> None:
     assert list(table) == [pc, alive]
     table.forget([])
     assert list(table) == [alive]
+
+
+def test_a_node_that_has_left_is_forgotten_sooner_than_one_that_is_lost() -> None:
+    clock = Clock()
+    table = NodeTable(clock)
+    left, lost, named = (table.join(hello(name)) for name in ("left", "lost", "named"))
+    table.lose(left.id, LEFT)
+    table.lose(named.id, LEFT)
+    table.lose(lost.id, "unplugged")
+    assert [node.state for node in table] == ["left", "lost", "left"]
+    clock.now += FORGET_LEFT_S
+    assert table.gone_s(left) == FORGET_LEFT_S
+    table.forget([])
+    assert list(table) == [left, lost, named]
+    clock.now += 0.1
+    table.forget(["named"])
+    assert list(table) == [lost, named]
+
+
+@pytest.mark.parametrize("reason", [LEFT, "unplugged"])
+def test_a_node_that_returns_takes_its_old_place(reason: str) -> None:
+    table = NodeTable(Clock())
+    first, second, third = (table.join(hello(name)) for name in ("box", "pc", "laptop"))
+    table.lose(second.id, reason)
+    again = table.join(hello("pc", zone="attic"))
+    assert list(table) == [first, again, third]
+    assert (again.state, again.capabilities.zone, again.colour) == ("alive", "attic", second.colour)
+
+
+def test_a_colour_is_the_nodes_own() -> None:
+    """It depends on neither who else is there nor when they came, as long as there are enough for all."""
+    clock = Clock()
+    one, other = NodeTable(clock), NodeTable(clock)
+    names = ["box", "laptop", "attic-box"]  # that ask for different ones
+    in_one = {name: one.join(hello(name)).colour for name in names}
+    assert len(set(in_one.values())) == 3
+    assert {name: other.join(hello(name)).colour for name in reversed(names)} == in_one
+    many = {one.join(hello(f"node-{index}")).colour for index in range(COLOURS - 3)}
+    assert many == set(range(COLOURS)) - set(in_one.values())
+    assert 0 <= one.join(hello("one-too-many")).colour < COLOURS
+    for node in list(one):
+        if node.name != "laptop":
+            one.lose(node.id, LEFT)
+    clock.now += FORGET_LEFT_S + 1
+    one.forget([])
+    assert [(node.name, node.colour) for node in one] == [("laptop", in_one["laptop"])]
 
 
 @pytest.mark.parametrize(

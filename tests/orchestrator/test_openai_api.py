@@ -232,7 +232,7 @@ async def test_a_node_that_leaves_ends_its_requests_and_is_said_to_have_left(mes
     assert body["error"]["message"].startswith("node 'pc' (rank 0) has left: its daemon was ended there. ")
     assert await bard.ended() is grpc.StatusCode.ABORTED
     _, body = await mesh.call("GET", "/api/nodes")
-    assert (body["nodes"][0]["state"], body["nodes"][0]["lost"]) == ("lost", "its daemon was ended there")
+    assert (body["nodes"][0]["state"], body["nodes"][0]["lost"]) == ("left", "its daemon was ended there")
 
 
 async def test_requests_are_told_that_the_orchestrator_stops(mesh: Any, bard: Any) -> None:

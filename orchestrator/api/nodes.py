@@ -1,0 +1,75 @@
+"""Nodes as clients see them: who is in the mesh, or was until lately, what each offers and does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aiohttp import web
+
+from motley.orchestrator.nodes import Node
+from motley.orchestrator.serving import Serving
+
+
+class NodesApi:
+    def __init__(self, serving: Serving) -> None:
+        self._serving = serving
+
+    def routes(self) -> list[web.RouteDef]:
+        return [web.get("/api/nodes", self.nodes)]
+
+    async def nodes(self, _: web.Request) -> web.Response:
+        return web.json_response({"nodes": [self._node_json(node) for node in self._serving.nodes]})
+
+    def _node_json(self, node: Node) -> dict[str, Any]:
+        capabilities = node.capabilities
+        return {
+            "id": node.id,
+            "name": node.name,
+            "zone": node.capabilities.zone or None,
+            "state": node.state,
+            "lost": node.lost or None,
+            "gone_s": None if node.alive else round(self._serving.nodes.gone_s(node), 3),
+            "colour": node.colour,
+            "address": node.address,
+            "version": node.version,
+            "platform": capabilities.platform,
+            "cpu": capabilities.cpu,
+            "cores": capabilities.cores,
+            "engines": [
+                {"name": engine.name, "on_gpu": engine.on_gpu, "lacking": engine.lacking or None}
+                for engine in capabilities.engines
+            ],
+            "expert_engines": list(capabilities.expert_engines),
+            "gpus": [
+                {
+                    "name": gpu.name,
+                    "memory_bytes": gpu.memory_bytes,
+                    "free_bytes": gpu.free_bytes,
+                    "driver": gpu.driver,
+                    "compute_capability": gpu.compute_capability,
+                    "multiprocessors": gpu.multiprocessors or None,
+                    "memory_bandwidth": gpu.memory_bandwidth or None,
+                    "users": [
+                        {"pid": user.pid, "name": user.name or None, "bytes": user.bytes or None} for user in gpu.users
+                    ],
+                }
+                for gpu in node.gpus
+            ],
+            "memory_bandwidth": capabilities.memory_bandwidth,
+            "memory_bytes": capabilities.memory_bytes,
+            "memory_available_bytes": node.memory_available or None,
+            "memory_reserved_bytes": self._serving.sessions.reserved(node.id),
+            "silence_s": round(self._serving.nodes.silence_s(node), 3),
+            "ranks": [
+                {"session": session.id, "model": session.name, "rank": rank.index}
+                for session in self._serving.sessions
+                for rank in session.ranks
+                if rank.node_id == node.id and not rank.gone
+            ],
+            "expert_hosts": [
+                {"session": session.id, "model": session.name, "host": host.number}
+                for session in self._serving.sessions
+                for host in (session.experts.hosts if session.experts else ())
+                if not host.gone and any(worker.node_id == node.id for worker in host.group)
+            ],
+        }
