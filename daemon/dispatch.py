@@ -64,7 +64,6 @@ class Dispatcher:
         self._size = size
         self._messenger = messenger
         self._wire = ExpertWire(hidden, wire_format)
-        self._most = self._wire.most_rows(MAX_MESSAGE)
         self._look = look
         self._emit = emit
         self._calls = ExpertCalls(rank, size)
@@ -164,15 +163,14 @@ class Dispatcher:
 
     def _pieces(self, own: Sent) -> dict[int, I64]:
         """An expert's rows by part, see `motley.daemon.expert_calls`: as many of them as fit in a message."""
-        if len(own.rows) <= self._most:
-            return {own.expert: own.rows}
-        firsts = range(0, len(own.rows), self._most)
-        return {own.expert + PIECE * piece: own.rows[first : first + self._most] for piece, first in enumerate(firsts)}
+        stretches = self._wire.stretches(len(own.rows), MAX_MESSAGE)
+        return {own.expert + PIECE * piece: own.rows[stretch] for piece, stretch in enumerate(stretches)}
 
     def _results(self, sent: Sequence[Sent]) -> Iterator[F32]:
         results: Mapping[int, F32] = self._calls.results
         for own in sent:
-            parts = range(own.expert, own.expert + PIECE * -(-len(own.rows) // self._most), PIECE)
+            pieces = len(self._wire.stretches(len(own.rows), MAX_MESSAGE))
+            parts = range(own.expert, own.expert + PIECE * pieces, PIECE)
             for part in parts:
                 if part not in results:
                     self._wait_for(part)

@@ -16,11 +16,11 @@ from itertools import pairwise
 import numpy as np
 
 from motley.daemon.expert_holding import LOADING_LOOK_S, Holding
-from motley.daemon.expert_wire import Answer, Buffer, Call, ExpertWire, Refusal, RefusalCode
+from motley.daemon.expert_wire import Answer, Buffer, Call, ExpertWire, Part, Refusal, RefusalCode
 from motley.daemon.models.tree import fold, subtrees
 from motley.plugins.engine import F32, EngineError
 from motley.protocol import mesh_pb2 as pb
-from motley.transport import Communicator, WireFormat
+from motley.transport import MAX_MESSAGE, Communicator, WireFormat
 
 
 class Refused(Exception):
@@ -88,11 +88,15 @@ class Group:
             self._wire = ExpertWire(call.rows.shape[1], WireFormat.FP32)
         for part, terms in zip(call.parts, sums, strict=True):
             for span in self._spans[worker]:
-                answer = self._wire.read_answer(self._communicator.recv(worker, self._communicator.deadline_s))
-                if isinstance(answer, Refusal):
-                    return Refused(answer)
-                assert (answer.number, answer.layer, *answer.parts) == (call.number, call.layer, part)
-                terms[span] = answer.rows
+                pieces: list[F32] = []
+                for stretch in self._wire.stretches(part.rows, MAX_MESSAGE):
+                    answer = self._wire.read_answer(self._communicator.recv(worker, self._communicator.deadline_s))
+                    if isinstance(answer, Refusal):
+                        return Refused(answer)
+                    expected = (call.number, call.layer, _stretch_of(part, stretch))
+                    assert (answer.number, answer.layer, *answer.parts) == expected
+                    pieces.append(answer.rows)
+                terms[span] = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
         return None
 
 
@@ -134,13 +138,16 @@ class GroupMember:
             self._holding.attend(self._commands(0.0))
 
     def _answer(self, data: bytes) -> None:
-        """Send the sums for a call, an expert and a subtree at a time, or a refusal in the place of the next."""
+        """Send the sums for a call, an expert and a subtree at a time, or a refusal in the place of the next. In FP32
+        they may be longer than the call, and more than a message holds: then in several."""
         call, wire = self._call_wire.read_call(data), self._wire
         if (refusal := self._holding.refusal(call)) is None:
             try:
                 for part, sums in zip(call.parts, self._holding.sums(call), strict=True):
                     for rows in sums:
-                        self._send(wire.write_answer(Answer(call.number, call.layer, 0.0, [part], rows)))
+                        for stretch in wire.stretches(part.rows, MAX_MESSAGE):
+                            own = [_stretch_of(part, stretch)]
+                            self._send(wire.write_answer(Answer(call.number, call.layer, 0.0, own, rows[stretch])))
             except (EngineError, MemoryError) as error:
                 reason = str(error) or "out of memory"
                 refusal = Refusal(call.number, call.layer, RefusalCode.FAILED, reason)
@@ -149,3 +156,7 @@ class GroupMember:
 
     def _send(self, parts: Sequence[Buffer]) -> None:
         self._communicator.send(b"".join(parts), self._leader)
+
+
+def _stretch_of(part: Part, rows: slice) -> Part:
+    return part._replace(rows=rows.stop - rows.start)

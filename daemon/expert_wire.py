@@ -128,6 +128,11 @@ class ExpertWire:
         rows = (size - self.message_bytes(1, 0)) // self._row_bytes
         return max(1, rows - rows % 2)
 
+    def stretches(self, rows: int, size: int) -> list[slice]:
+        """The rows of one expert in as few messages of this length as hold them."""
+        most = self.most_rows(size)
+        return [slice(first, min(rows, first + most)) for first in range(0, rows, most)]
+
     def write_call(self, call: Call) -> list[Buffer]:
         """Its bytes, in parts that follow each other."""
         assert 0 < call.reply_to < 1 << MAX_TRUNK

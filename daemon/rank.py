@@ -14,6 +14,7 @@ import contextlib
 import hashlib
 import json
 import logging
+import os
 import sys
 import time
 from collections import deque
@@ -212,7 +213,10 @@ class RankWorkerProcess:
             if rank != 0:
                 communicator.send(Able(loaded.executor.most_sequences).encode(), 0)
             ready = pb.Ready(
-                share_bytes=loaded.share_bytes, rss_bytes=resident_bytes().now, load_s=time.monotonic() - began
+                share_bytes=loaded.share_bytes,
+                rss_bytes=resident_bytes().now,
+                load_s=time.monotonic() - began,
+                pid=os.getpid(),
             )
             if assignment.hosts:
                 peers.dispatcher = self._reach_hosts(loaded, communicator, addresses[assignment.size :])

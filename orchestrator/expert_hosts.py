@@ -67,58 +67,76 @@ class HostedError(Exception):
 
 
 @dataclass
-class Member(Worker):
-    """A worker of a host's group that does not lead it."""
+class Holder(Worker):
+    """A worker that has experts, or some slices of each: a host, or one of the group that is a host together."""
 
-    host: ExpertHost = field(repr=False)
     zone: str
+    """What fails together with its node, as that was told; empty: nothing is known to."""
     fixed_bytes: int
     expert_bytes: int
-    """What its slices of an expert take."""
-    slices: range
-    """Of every expert."""
-    held: dict[ExpertKey, tuple[bytes, ...]] = field(default_factory=dict)
-    """See `ExpertHost`, here as below."""
-    ended: bool = False
-    node_lost: bool = False
+    """What its slices of an expert take on its node."""
+    slices: range = field(default=range(1), kw_only=True)
+    """Of every expert, that it has itself. The stop of the last one's is the number of all, 1 where experts are
+    whole."""
+    held: dict[ExpertKey, tuple[bytes, ...]] = field(default_factory=dict, kw_only=True)
+    """What it says it holds, with the digest of each of its slices."""
+    ended: bool = field(default=False, kw_only=True)
+    """Its process is over: it may be started again, with those of its group."""
+    node_lost: bool = field(default=False, kw_only=True)
+    """Its node is gone too."""
+
+    @property
+    def host(self) -> ExpertHost:
+        """That it is, or is a part of."""
+        raise NotImplementedError
 
     @property
     def role(self) -> str:
-        return self.host.role
+        return "experts"  # a node has one host of a session
 
     @property
     def memory_bytes(self) -> int:
-        return self.fixed_bytes + self.expert_bytes * self.host.most(self.host.to_come)
+        return self.bytes_of(self.host.most(self.host.to_come))
 
     @property
     def least_bytes(self) -> int:
-        return self.fixed_bytes + self.expert_bytes
+        """What it needs to hold anything."""
+        return self.bytes_of(1)
 
     @property
     def first_bytes(self) -> int:
-        return self.fixed_bytes + self.expert_bytes * len(self.host.first)
+        """What it needs to be started again."""
+        return self.bytes_of(len(self.host.first))
+
+    def bytes_of(self, experts: int) -> int:
+        """What it needs to have its slices of so many."""
+        return self.fixed_bytes + self.expert_bytes * experts
+
+
+@dataclass
+class Member(Holder):
+    """A worker of a host's group that does not lead it."""
+
+    leader: ExpertHost = field(repr=False)
+
+    @property
+    def host(self) -> ExpertHost:
+        return self.leader
 
     def __str__(self) -> str:
         return f"node {self.node_name!r} of {self.host}"
 
 
 @dataclass
-class ExpertHost(Worker):
+class ExpertHost(Holder):
     """A worker that holds experts and computes them for the trunk, or the one that leads a group of such."""
 
     number: int
     """Among the hosts, from 0."""
-    zone: str
-    """What fails together with its node, as that was told; empty: nothing is known to."""
     speed: float
     """Bytes of weights per second."""
-    fixed_bytes: int
-    expert_bytes: int
-    """What an expert takes on its node."""
     weight_bytes: int = 0
     """Of a whole expert, without what an engine takes for it."""
-    slices: range = range(1)
-    """Of every expert, that it has itself; its stop is the number of all, 1 where experts are whole."""
     others: list[Member] = field(default_factory=list)
     """The rest of its group, whose slices come before its own."""
     ordered: set[ExpertKey] = field(default_factory=set)
@@ -127,8 +145,6 @@ class ExpertHost(Worker):
     """What it will be told next, in order."""
     first: frozenset[ExpertKey] = frozenset()
     """What it was assigned, which its node has in its cache: it is started again with that."""
-    held: dict[ExpertKey, tuple[bytes, ...]] = field(default_factory=dict)
-    """What it says it holds, with the digest of each of its slices."""
     retiring: dict[ExpertKey, float] = field(default_factory=dict)
     """What the trunk does not ask it for any more, and since when."""
     heard: float = 0.0
@@ -136,10 +152,6 @@ class ExpertHost(Worker):
     lost: str = ""
     """Why it is gone, if it is."""
     lost_at: float = 0.0
-    ended: bool = False
-    """Its process is over: it may be started again, with those of its group."""
-    node_lost: bool = False
-    """Its node is gone too."""
     restarts: int = 0
     since: int = 0
     """Version of the placement that it came back with: what was reported of it before was of another process."""
@@ -151,8 +163,8 @@ class ExpertHost(Worker):
     """What failing over from it has cost, newest last."""
 
     @property
-    def memory_bytes(self) -> int:
-        return self.fixed_bytes + self.expert_bytes * self.most(self.to_come)
+    def host(self) -> ExpertHost:
+        return self
 
     def most(self, moves: Iterable[Move]) -> int:
         """Experts that it has at a time, at most, until it has made these moves."""
@@ -168,19 +180,14 @@ class ExpertHost(Worker):
         return most
 
     @property
-    def least_bytes(self) -> int:
-        """What it needs to hold anything."""
-        return self.fixed_bytes + self.expert_bytes
-
-    @property
-    def first_bytes(self) -> int:
-        """What it needs to be started again."""
-        return self.fixed_bytes + self.expert_bytes * len(self.first)
-
-    @property
-    def group(self) -> Sequence[ExpertHost | Member]:
+    def group(self) -> Sequence[Holder]:
         """All its workers, in the order of their slices; it leads, and is the last."""
         return [*self.others, self]
+
+    @property
+    def node_names(self) -> set[str]:
+        """All that it is on."""
+        return {worker.node_name for worker in self.group}
 
     @property
     def name(self) -> str:
@@ -226,10 +233,6 @@ class ExpertHost(Worker):
         """Of the slowest link to it, as far as known."""
         measured = max((link.round_trip_s for link in self.links.values()), default=0.0)
         return measured or LINK_S
-
-    @property
-    def role(self) -> str:
-        return "experts"  # a node has one host of a session
 
     def __str__(self) -> str:
         nodes = " and ".join(repr(worker.node_name) for worker in self.group)
@@ -325,7 +328,7 @@ class ExpertMap:
         self.traffic: dict[int, tuple[int, int]] = {}
         """By rank of the trunk: bytes sent and received."""
         self._revision = 0
-        self._digests: dict[tuple[ExpertKey, int], tuple[bytes, ExpertHost | Member]] = {}
+        self._digests: dict[tuple[ExpertKey, int], tuple[bytes, Holder]] = {}
         """Of every slice of an expert that was held: what it must be, and who says so."""
         self._left: dict[str, frozenset[ExpertKey]] = {}
         """By name: what hosts that are gone held when the planner was last asked."""
@@ -356,13 +359,13 @@ class ExpertMap:
             (keys, host.address, alive) for (keys, _, alive), host in zip(self._told, self.hosts, strict=True)
         ]
 
-    def on_hosted(self, worker: ExpertHost | Member, hosted: pb.HostedExperts, now: float) -> None:
+    def on_hosted(self, worker: Holder, hosted: pb.HostedExperts, now: float) -> None:
         """A host, or a worker of its group, says what it holds.
 
         Raises:
             HostedError: that is not of this model, or another one holds an expert with other weights.
         """
-        keys, host = from_message(hosted), host_of(worker)
+        keys, host = from_message(hosted), worker.host
         each = len(worker.slices)
         if len(hosted.digests) != len(keys) * each or not set(keys) <= set(self.keys):
             raise HostedError(f"{worker} names {len(keys)} experts with {len(hosted.digests)} digests, or unknown ones")
@@ -383,7 +386,7 @@ class ExpertMap:
 
     def _forget(self, refused: ExpertHost) -> None:
         """Nobody is measured by what this host alone has said."""
-        self._digests = {key: own for key, own in self._digests.items() if host_of(own[1]) is not refused}
+        self._digests = {key: own for key, own in self._digests.items() if own[1].host is not refused}
         for host in self.hosts:
             if host is not refused and not host.gone:
                 for worker in host.group:
@@ -442,11 +445,26 @@ class ExpertMap:
         ended = all(worker.ended for worker in host.group)
         return ended and (host.restarts < RESTARTS or others) and now >= host.lost_at + patience_s
 
+    @property
+    def is_starting(self) -> bool:
+        """Some host is on its way up."""
+        return any(not host.up and not host.gone for host in self.hosts)
+
     def is_hopeless(self, now: float) -> bool:
         """Some experts have had no place for too long, no host is being started, and the planner has nothing to add."""
-        starting = any(not host.up and not host.gone for host in self.hosts)
         waited = self.homeless_since is not None and now - self.homeless_since > HOMELESS_S
-        return waited and not starting and not self.stale
+        return waited and not self.is_starting and not self.stale
+
+    def homeless(self, free: Callable[[str], int]) -> int:
+        """Experts for which the hosts have no room, as the planner has found.
+
+        Args:
+            free: see `question`.
+        """
+        if self.homeless_since is None or self.stale:
+            return 0
+        count, size = len(self.keys), self._size
+        return max(0, count - sum(min(count, self._memory(host, free) // size) for host in self._living))
 
     def on_node_lost(self, node_id: str) -> None:
         """The node of hosts that were lost before is lost as well."""
@@ -507,11 +525,10 @@ class ExpertMap:
             moves: fetches for the sake of balance, at most; None: what hosts that have come or gone account for.
             worth: see `Question`.
         """
-        living = [host for host in self.hosts if not host.gone and host.up]
-        held = {**self._left, **{host.name: frozenset(host.ordered) for host in living}}
-        new = {host.name for host in living if not host.ordered}
+        held = {**self._left, **{host.name: frozenset(host.ordered) for host in self._living}}
+        new = {host.name for host in self._living if not host.ordered}
         return replace(
-            self._question(living, free),
+            self._question(self._living, free),
             least=1,
             previous={name: keys for name, keys in held.items() if name not in new},
             moves=moves,
@@ -523,8 +540,7 @@ class ExpertMap:
         return self._question(self.hosts, free)
 
     def _question(self, hosts: Sequence[ExpertHost], free: Callable[[str], int]) -> Question:
-        loads = self.loads.per_token().ravel().tolist()
-        size = sum(worker.expert_bytes for worker in self.hosts[0].group)
+        loads, size = self.loads.per_token().ravel().tolist(), self._size
         zones = zones_apart([{worker.zone or worker.node_id for worker in host.group} for host in hosts])
         return Question(
             revision=self._revision,
@@ -532,7 +548,7 @@ class ExpertMap:
             hosts=tuple(
                 Host(
                     name=host.name,
-                    memory=size * host.most(host.to_come) + _room(host, size, free),
+                    memory=self._memory(host, free),
                     speed=host.speed,
                     zone=zone,
                     latency=host.round_trip_s + LINK_S * bool(host.others),
@@ -544,6 +560,22 @@ class ExpertMap:
             least=self.replicas,
             row_bytes=self.row_bytes,
         )
+
+    @property
+    def _living(self) -> list[ExpertHost]:
+        return [host for host in self.hosts if not host.gone and host.up]
+
+    @property
+    def _size(self) -> int:
+        """Bytes of a whole expert, on all nodes that have slices of it."""
+        return sum(worker.expert_bytes for worker in self.hosts[0].group)
+
+    def _memory(self, host: ExpertHost, free: Callable[[str], int]) -> int:
+        """Bytes for experts, with what it has or will have: in a group, for as many whole ones as all have room for."""
+        room = free(host.node_id)
+        if host.others:
+            room = self._size * min(free(worker.node_id) // worker.expert_bytes for worker in host.group)
+        return self._size * host.most(host.to_come) + room
 
     def skewed(self, now: float) -> bool:
         """Whether the time has come to ask if moving experts is worth it, being `SKEWED`; it has not again for long."""
@@ -682,24 +714,12 @@ def _by_host(moves: Iterable[Move]) -> defaultdict[str, list[Move]]:
     return by_host
 
 
-def host_of(worker: ExpertHost | Member) -> ExpertHost:
-    """The host that a worker is, or is a part of."""
-    return worker if isinstance(worker, ExpertHost) else worker.host
-
-
 def _numbered(
-    worker: ExpertHost | Member, held: Mapping[ExpertKey, Sequence[bytes]]
+    worker: Holder, held: Mapping[ExpertKey, Sequence[bytes]]
 ) -> Iterator[tuple[tuple[ExpertKey, int], bytes]]:
     """The digests of what a worker holds, by expert and number of the slice."""
     for key, digests in held.items():
         yield from (((key, number), digest) for number, digest in zip(worker.slices, digests, strict=True))
-
-
-def _room(host: ExpertHost, size: int, free: Callable[[str], int]) -> int:
-    """Bytes for whole experts of this size: in a group, as many as the member with the least room can take."""
-    if not host.others:
-        return free(host.node_id)
-    return size * min(free(worker.node_id) // worker.expert_bytes for worker in host.group)
 
 
 def row_bytes(profile: pb.ModelProfile, wire: str) -> int:

@@ -16,13 +16,12 @@ from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
 
 from motley.orchestrator.control import Control
-from motley.orchestrator.expert_hosts import SKEWED, Answer, ExpertHost, ExpertMap, Member, Question
+from motley.orchestrator.expert_hosts import SKEWED, Answer, ExpertMap, Question
+from motley.orchestrator.hosting import Hosting, expert_host, more_groups
 from motley.orchestrator.nodes import Node, NodeTable, what_became
 from motley.orchestrator.planning.experts import PlacementError
-from motley.orchestrator.planning.groups import Offer, form_groups, slice_bytes, slice_count
 from motley.orchestrator.planning.layout import LayoutError, is_parallel
 from motley.orchestrator.planning.setup import Setup, SetupError, gpu_room, gpu_told, setup_of
 from motley.orchestrator.planning.shares import (
@@ -34,6 +33,7 @@ from motley.orchestrator.planning.shares import (
     trunk_profile,
     usable,
 )
+from motley.orchestrator.planning.trunk import Forecast
 from motley.orchestrator.sessions import (
     Command,
     NameInUseError,
@@ -295,18 +295,18 @@ class Serving:
                 break
             able = [part for part in parts if part.is_able or part.node.name in request.named]
             nodes = [part.node for part in parts if request.engine in part.node.capabilities.expert_engines]
+            hosting = Hosting(request, profile, nodes, self._room)
             try:
-                ranks = self._plan_trunk(request, profiles, context, able)
+                trunks = self._plan_trunks(request, profiles, context, able, hosting)
+                ranks = trunks[0]
                 try:
-                    experts = self._offer_hosts(request, profile, ranks, nodes)
+                    experts = hosting.on_nodes(ranks)
                     answer = await self._first_answer(experts, ranks)
                 except PlacementError as error:
-                    if request.exact:  # an expert in slices rounds otherwise than a whole one
-                        raise PlacementError(f"{error}. Experts of exact sessions are not cut over nodes") from error
-                    if not explicit or slice_count(profile) < 2:
+                    if not explicit:
                         raise
                     _check_alive(parts, ranks)
-                    experts = self._offer_groups(request, profile, ranks, [node for node in nodes if node.alive], error)
+                    ranks, experts = hosting.on_groups(trunks, error)
                     answer = await self._first_answer(experts, ranks)
             except (PlanError, PlacementError):
                 self._check_planning(session)
@@ -368,85 +368,34 @@ class Serving:
         question = experts.first_question(self._room([*ranks, *experts.hosts, *experts.members]))
         return await self._plan_apart(question)
 
-    def _plan_trunk(self, request: SessionRequest, profiles: Profiles, context: int, parts: list[_Part]) -> list[Rank]:
-        """The trunk's ranks: on the first nodes that the request lists; else on those that it has an engine or a
-        quantisation for, and the fastest that can hold it."""
-        if request.trunk > len(parts):
-            message = f"a trunk of {request.trunk} ranks needs as many nodes; {len(parts)} take part"
-            raise _error("invalid_request", message, "trunk")
-        own = [] if request.nodes else [part for part in parts if part.node.name in request.named]
-        others = [part for part in parts if part not in own]
+    def _plan_trunks(
+        self, request: SessionRequest, profiles: Profiles, context: int, parts: list[_Part], hosting: Hosting
+    ) -> list[list[Rank]]:
+        """The ranks of every trunk that is looked at and possible, the one with the best forecast first. All are on the
+        nodes that the request has an engine or a quantisation for; beyond these it may be any node or, if the request
+        asks for more, any that are next to each other in speed."""
+        own = list({part.node.id: part for part in parts if part.node.name in request.named}.values())
+        others = sorted((part for part in parts if part not in own), key=lambda part: -part.speed)
         more = max(0, request.trunk - len(own))
+        if more > len(others):
+            message = f"a trunk of {request.trunk} ranks needs as many nodes; {len(own) + len(others)} take part"
+            raise _error("invalid_request", message, "trunk")
+        _check_trunk(own)
+        trunks: list[tuple[Forecast, list[Rank]]] = []
         refusals = []
-        for first in range(len(others) - more + 1 if more and not request.nodes else 1):
+        for first in range(len(others) - more + 1 if more else 1):
             chosen = own + others[first : first + more]
-            _check_trunk(request, chosen)
-            trunks = [trunk_profile(profiles[part.setup.quantisation]) for part in chosen]
+            each = [trunk_profile(profiles[part.setup.quantisation]) for part in chosen]
             try:
-                candidates = self._candidates(chosen, trunks)
-                return _ranks(chosen, candidates, plan_shares(trunks, candidates, context))
+                candidates = self._candidates(chosen, each)
+                ranks = _ranks(chosen, candidates, plan_shares(each, candidates, context))
             except PlanError as error:
                 refusals.append(error)
-        raise refusals[0]
-
-    def _offer_hosts(
-        self, request: SessionRequest, profile: ModelProfile, ranks: list[Rank], nodes: list[Node]
-    ) -> ExpertMap:
-        """An expert host on every node that has room for one beside the trunk."""
-        for node in nodes:
-            setup_of(node.name, node.capabilities, request.engine, request.quantisation)
-        free = self._room(ranks)
-        least = profile.host_fixed_bytes + profile.expert_bytes
-        roomy = [node for node in {node.id: node for node in nodes}.values() if free(node.id) >= least]
-        if not roomy:
-            raise PlacementError(f"no node has the {human_bytes(least)} free that a host of one expert needs")
-        if len(ranks) + len(roomy) > MAX_RANKS:
-            if request.nodes:
-                message = f"{len(ranks)} ranks and {len(roomy)} nodes with experts; at most {MAX_RANKS} are possible"
-                raise _error("invalid_request", message, "nodes")
-            roomy = roomy[: MAX_RANKS - len(ranks)]
-        hosts = [
-            _expert_host(profile, [node], [1], number, len(ranks) + number, free) for number, node in enumerate(roomy)
-        ]
-        return ExpertMap(profile, hosts, request.replicas, request.wire)
-
-    def _offer_groups(
-        self,
-        request: SessionRequest,
-        profile: ModelProfile,
-        ranks: list[Rank],
-        nodes: list[Node],
-        because: PlacementError,
-    ) -> ExpertMap:
-        """Groups of nodes as expert hosts, `because` whole experts do not fit."""
-        free, by_name, slices = self._room(ranks), {node.name: node for node in nodes}, slice_count(profile)
-        offers = [
-            Offer(
-                name=node.name,
-                memory=max(0, free(node.id) - profile.host_fixed_bytes),
-                speed=node.capabilities.memory_bandwidth,
-                zone=node.capabilities.zone,
-            )
-            for node in by_name.values()
-        ]
-        try:
-            groups = form_groups(
-                offers,
-                slices=slices,
-                slice_bytes=slice_bytes(profile, slices),
-                experts=len(profile.expert_layers) * profile.expert_count,
-                replicas=request.replicas,
-                near={rank.node_name for rank in ranks},
-                most=MAX_RANKS - len(ranks),
-            )
-        except PlacementError as error:
-            raise PlacementError(f"{because}\n{error}") from error
-        hosts: list[ExpertHost] = []
-        for number, group in enumerate(groups):
-            members = [by_name[name] for name in group.members]
-            others = MAX_RANKS + sum(len(host.others) for host in hosts)
-            hosts.append(_expert_host(profile, members, group.slices, number, len(ranks) + number, free, others))
-        return ExpertMap(profile, hosts, request.replicas, request.wire)
+            else:
+                trunks.append((hosting.forecast(ranks, [candidate.speed for candidate in candidates]), ranks))
+        if not trunks:
+            raise refusals[0]
+        return [ranks for _, ranks in sorted(trunks, key=lambda trunk: trunk[0])]
 
     def _plan(self, request: SessionRequest, profiles: Profiles, context: int, parts: list[_Part]) -> list[Rank]:
         each = [profiles[part.setup.quantisation] for part in parts]
@@ -494,7 +443,7 @@ class Serving:
                         f"the driver of node {name!r} does not tell how fast the memory of its GPU is: give shares"
                     )
                     raise _error("invalid_request", message)
-                promised = self.sessions.promised_gpu(node.id)
+                promised = self.sessions.promised_gpu(node.id, node.gpus[0])
                 name, free = gpu_told(name, node.gpus[0], promised), gpu_room(node.gpus[0], promised) // ranks
             speed = part.speed / ranks or 1.0
             candidates.append(Candidate(name=name, speed=speed, memory=free, share=share))
@@ -558,6 +507,7 @@ class Serving:
         self._add_hosts(session, experts, now)
         if session.id in self._asking:
             return
+        self._add_groups(session, experts, now)
         if experts.stale:
             question = self._ask(session, lambda: experts.question(self._room()))
         elif experts.skewed(now):
@@ -579,14 +529,32 @@ class Serving:
 
     def _add_hosts(self, session: Session, experts: ExpertMap, now: float) -> None:
         """On nodes that have registered since the session was planned, and that it may use."""
-        names = {worker.node_name for host in experts.hosts for worker in host.group}
+        names = set[str]().union(*(host.node_names for host in experts.hosts))
         for node in self._able_nodes(session):
             index = len(session.ranks) + len(experts.hosts)
             if node.joined < session.planned or node.name in names or index == MAX_RANKS:
                 continue
-            host = _expert_host(session.profile, [node], [experts.slices], len(experts.hosts), index, self._room())
+            host = expert_host(session.profile, [node], [experts.slices], len(experts.hosts), index, self._room())
             if host.memory_limit >= host.least_bytes:
                 self._carry_out(session, session.grow(host, now))
+
+    def _add_groups(self, session: Session, experts: ExpertMap, now: float) -> None:
+        """Of nodes that are in no host now, for experts that have found no place on the hosts that are left. A lost
+        host that may come back as it was keeps its nodes, and so does one that is still ending."""
+        if experts.slices == 1 or experts.is_starting:
+            return
+        room = self._room()
+        if not (missing := experts.homeless(room)):
+            return
+        able = {node.name: node for node in self._able_nodes(session)}
+        bound = set[str]()
+        for host in experts.hosts:
+            if not host.gone or host.node_names <= able.keys():
+                bound |= host.node_names
+            bound |= {worker.node_name for worker in host.group if not worker.ended}
+        idle = [node for name, node in able.items() if name not in bound]
+        for host in more_groups(session.profile, experts, missing, idle, len(session.ranks), room):
+            self._carry_out(session, session.grow(host, now))
 
     def _able_nodes(self, session: Session) -> list[Node]:
         """Those that may be its hosts: what it asks for, and nobody that it does not name, if it names any."""
@@ -808,17 +776,11 @@ def _units(profile: ModelProfile) -> tuple[object, ...]:
     return splits, profile.kv_groups, profile.mlp_units, profile.vocabulary_units, profile.fingerprint
 
 
-def _check_trunk(request: SessionRequest, chosen: Sequence[_Part]) -> None:
+def _check_trunk(chosen: Sequence[_Part]) -> None:
     """
     Raises:
-        LayoutError: an engine or quantisation is given for a node that has no rank of the trunk, or is none for it.
+        LayoutError: a node that an engine is given for has a rank of the trunk, and cannot.
     """
-    names = {part.node.name for part in chosen}
-    for name in sorted(request.named - names):
-        raise LayoutError(
-            f"node {name!r} is for experts, which all their hosts hold alike: engines and quantisations of single nodes"
-            f" are for the trunk ({', '.join(sorted(names))}), or for experts 'sliced'"
-        )
     for part in chosen:
         if not part.is_able:
             able = " or ".join(map(repr, part.node.capabilities.expert_engines)) or "of another node"
@@ -833,54 +795,6 @@ def _ranks(parts: Sequence[_Part], candidates: Sequence[Candidate], plans: Seque
         Rank(index, part.node.id, part.node.name, candidate.memory, plan, part.setup)
         for index, (part, candidate, plan) in enumerate(zip(parts, candidates, plans, strict=True))
     ]
-
-
-def _expert_host(
-    profile: ModelProfile,
-    nodes: Sequence[Node],
-    slices: Sequence[int],
-    number: int,
-    index: int,
-    free: Callable[[str], int],
-    others: int = MAX_RANKS,
-) -> ExpertHost:
-    """A host on one node, or on a group of them, of which the last one leads.
-
-    Args:
-        slices: of an expert, on every node.
-        others: index of the first worker that does not lead.
-    """
-    ends = list(accumulate(slices))
-    each = slice_bytes(profile, ends[-1])
-    *members, leader = nodes
-    host = ExpertHost(
-        index=index,
-        node_id=leader.id,
-        node_name=leader.name,
-        memory_limit=free(leader.id),
-        number=number,
-        zone=leader.capabilities.zone,
-        # All wait for the slowest.
-        speed=min(ends[-1] / own * node.capabilities.memory_bandwidth for node, own in zip(nodes, slices, strict=True)),
-        fixed_bytes=profile.host_fixed_bytes,
-        expert_bytes=each * slices[-1],
-        weight_bytes=profile.expert_weight_bytes,
-        slices=range(ends[-1] - slices[-1], ends[-1]),
-    )
-    for node, own, end in zip(members, slices, ends, strict=False):
-        member = Member(
-            index=others + len(host.others),
-            node_id=node.id,
-            node_name=node.name,
-            memory_limit=free(node.id),
-            host=host,
-            zone=node.capabilities.zone,
-            fixed_bytes=profile.host_fixed_bytes,
-            expert_bytes=each * own,
-            slices=range(end - own, end),
-        )
-        host.others.append(member)
-    return host
 
 
 def _context(request: SessionRequest, profile: ModelProfile) -> int:

@@ -36,10 +36,10 @@ from motley.orchestrator.expert_hosts import (
     Answer,
     ExpertHost,
     ExpertMap,
+    Holder,
     HostedError,
     Member,
     Question,
-    host_of,
     name_of,
     to_message,
 )
@@ -51,6 +51,7 @@ from motley.protocol.mesh_pb2 import (
     Assignment,
     Credentials,
     Failure,
+    Gpu,
     Group,
     HostedExperts,
     ModelProfile,
@@ -238,7 +239,7 @@ class Session:
             return []
         body = event.WhichOneof("body")
         if worker.gone:
-            if isinstance(worker, ExpertHost | Member) and body in ("released", "failed"):
+            if isinstance(worker, Holder) and body in ("released", "failed"):
                 worker.ended = True
             return []
         match body:
@@ -258,14 +259,14 @@ class Session:
             case "loading" if self.alive:
                 self.deadline_from = now
                 worker.loading = event.loading
-                if isinstance(worker, ExpertHost | Member):
-                    host_of(worker).heard = now
+                if isinstance(worker, Holder):
+                    worker.host.heard = now
                 if self.state is State.CONNECTING:
                     self.state = State.LOADING
             case "ready" if self.alive:
                 worker.ready = event.ready
                 return self._on_progress(worker, now)
-            case "hosted" if self.alive and isinstance(worker, ExpertHost | Member):
+            case "hosted" if self.alive and isinstance(worker, Holder):
                 return self._on_hosted(worker, event.hosted, now)
             case "experts" if self.experts and self.state is State.READY and isinstance(worker, Rank):
                 given_up = self.experts.on_report(worker.index, event.experts, now)
@@ -346,11 +347,12 @@ class Session:
 
     def _give_up(self, experts: ExpertMap, now: float) -> list[Command]:
         lost = "; ".join(f"{host}: {host.lost}" for host in experts.hosts if host.gone)
+        together = ", or several that have it together" if experts.slices > 1 else ""
         apart = [host for host in experts.hosts if host.gone and host.others]
         back = f", or bring {' or '.join(str(host) for host in apart)} back" if apart else ""
         message = (
             f"no room is left for the experts of lost hosts ({lost}). {experts.short}. Free memory or add a node with"
-            f" room for a whole expert{back}"
+            f" room for a whole expert{together}{back}"
         )
         return self.fail(Failure(code="insufficient_memory", message=message), now)
 
@@ -361,13 +363,16 @@ class Session:
         return [self._assign(worker) for worker in host.group]
 
     def grow(self, host: ExpertHost, now: float) -> list[Command]:
-        """Start a host on a node that has joined. It has nothing yet: once it is ready, the planner knows of it."""
+        """Start another host, on a node that has joined or on several as a group. It has nothing yet: once it is ready,
+        the planner knows of it."""
         assert self.experts is not None
         assert host.index == len(self.ranks) + len(self.experts.hosts) < MAX_RANKS
         self.experts.join(host, now)
-        return [self._assign(host)]
+        if host.others:
+            self._form_group(host)
+        return [self._assign(worker) for worker in host.group]
 
-    def _on_hosted(self, worker: ExpertHost | Member, hosted: HostedExperts, now: float) -> list[Command]:
+    def _on_hosted(self, worker: Holder, hosted: HostedExperts, now: float) -> list[Command]:
         assert self.experts is not None
         try:
             self.experts.on_hosted(worker, hosted, now)
@@ -384,8 +389,8 @@ class Session:
         assert self.experts is not None
         released = []
         for worker in workers:
-            assert isinstance(worker, ExpertHost | Member)
-            host = host_of(worker)
+            assert isinstance(worker, Holder)
+            host = worker.host
             self.experts.lose(host, why, now, ended=ended and worker is host, node_lost=node_lost and worker is host)
             worker.ended, worker.node_lost = ended, node_lost
             released += [self._command(own, release=Release()) for own in host.group if not own.ended]
@@ -412,8 +417,8 @@ class Session:
             if self.experts:
                 self.experts.connected()
             return [self._command(each, peers=self._peers(each)) for each in self.workers]
-        if self.state is State.READY and self.experts and isinstance(worker, ExpertHost | Member):
-            host = host_of(worker)
+        if self.state is State.READY and self.experts and isinstance(worker, Holder):
+            host = worker.host
             host.heard = now
             if host.up:
                 self.experts.arrived()
@@ -429,13 +434,13 @@ class Session:
     def _peers(self, worker: Worker) -> Peers:
         """All whom the trunk has to do with and, for a worker of a group, the others of that."""
         named = [each for each in self.workers if not isinstance(each, Member)]
-        host = host_of(worker) if isinstance(worker, ExpertHost | Member) else None
+        host = worker.host if isinstance(worker, Holder) else None
         group = host.group if host and host.others else ()
         return Peers(addresses=[each.address for each in named], group=[each.address for each in group])
 
     def _on_end(self, worker: Worker, failure: Failure, now: float) -> list[Command]:
         """A worker's process is over, asked or unasked."""
-        if self.state is State.READY and isinstance(worker, ExpertHost | Member):
+        if self.state is State.READY and isinstance(worker, Holder):
             return self._lose([worker], failure.message, now, ended=True)
         worker.gone = True
         return self.fail(failure, now) if self.alive else []
@@ -562,6 +567,6 @@ class SessionTable:
             if worker.node_id == node_id and not worker.gone
         )
 
-    def promised_gpu(self, node_id: str) -> int:
-        """Bytes of a node's GPU that running ranks may yet take."""
-        return sum(rank.gpu_bytes for session in self for rank in session.ranks if rank.node_id == node_id)
+    def promised_gpu(self, node_id: str, gpu: Gpu) -> int:
+        """Bytes that running ranks may yet take of a node's GPU, as that is now."""
+        return sum(rank.gpu_to_come(gpu) for session in self for rank in session.ranks if rank.node_id == node_id)

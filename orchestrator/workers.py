@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from motley.orchestrator.planning.setup import Setup
 from motley.orchestrator.planning.shares import RankPlan
-from motley.protocol.mesh_pb2 import Loading, Ready, Timing
+from motley.protocol.mesh_pb2 import Gpu, Loading, Ready, Timing
 
 
 @dataclass
@@ -68,10 +68,14 @@ class Rank(Worker):
     def host_bytes(self) -> int:
         return self.plan.fixed_bytes if self.setup.on_gpu else self.plan.memory_bytes
 
-    @property
-    def gpu_bytes(self) -> int:
-        """What it may yet take of its GPU: until it is ready all of the plan, then what is not weights, at most: caches
-        that have grown are counted twice, as the driver counts them too."""
+    def gpu_to_come(self, gpu: Gpu) -> int:
+        """Bytes that it may yet take of its GPU, as that is now: what is planned, less what the driver says it has.
+
+        Where the driver does not tell (on Windows, and in containers, where processes have other numbers), that is its
+        weights, once it is ready.
+        """
         if not self.setup.on_gpu or self.gone:
             return 0
-        return max(0, self.plan.memory_bytes - (self.ready.share_bytes if self.ready else 0))
+        ready = self.ready or Ready()
+        told = next((user.bytes for user in gpu.users if user.pid == ready.pid), 0)
+        return max(0, self.plan.memory_bytes - (told or ready.share_bytes))

@@ -38,7 +38,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -47,6 +47,7 @@ import onnx
 from motley.plugins.experts import Compute
 
 F32 = npt.NDArray[np.float32]
+T = TypeVar("T")
 
 DOMAIN = "motley"
 
@@ -254,40 +255,38 @@ def grown_capacity(capacity: int, tokens: int, first: int, context: int) -> int:
 EngineFactory = Callable[[RankGraph, Collectives, EngineOptions], Engine]
 
 
-def engine_names() -> list[str]:
-    """The installed engines (entry-point group ``motley.engines``)."""
-    return installed("motley.engines")
+@dataclass(frozen=True)
+class EngineKind(Generic[T]):
+    """What is installed in an entry-point group of engines.
 
-
-def load_engine(name: str) -> EngineFactory:
-    """Find an engine by its entry-point name.
-
-    Raises:
-        EngineError: no such engine, or it lacks a package it needs.
+    Attributes:
+        group: the entry points'.
+        what: one of them is, for messages.
     """
-    factory: EngineFactory | None = load_installed("motley.engines", name)
-    if factory is None:
-        raise EngineError(f"no engine is called {name!r}; installed: {', '.join(engine_names())}")
-    return factory
+
+    group: str
+    what: str
+
+    def names(self) -> list[str]:
+        return sorted(point.name for point in entry_points(group=self.group))
+
+    def load(self, name: str) -> T:
+        """Find one by its entry-point name.
+
+        Raises:
+            EngineError: no such engine, or it lacks a package it needs.
+        """
+        for point in entry_points(group=self.group, name=name):
+            try:
+                factory: T = point.load()
+            except ImportError as error:
+                raise EngineError(f"{self.what} {name!r} needs a package that is missing: {error}") from error
+            return factory
+        raise EngineError(f"no {self.what} is called {name!r}; installed: {', '.join(self.names()) or 'none'}")
 
 
-def installed(group: str) -> list[str]:
-    """The names in an entry-point group."""
-    return sorted(point.name for point in entry_points(group=group))
-
-
-def load_installed(group: str, name: str) -> Any:
-    """What is installed under a name in an entry-point group of engines; None: nothing is.
-
-    Raises:
-        EngineError: it lacks a package it needs.
-    """
-    for point in entry_points(group=group, name=name):
-        try:
-            return point.load()
-        except ImportError as error:
-            raise EngineError(f"engine {name!r} needs a package that is missing: {error}") from error
-    return None
+ENGINES: EngineKind[EngineFactory] = EngineKind("motley.engines", "engine")
+engine_names, load_engine = ENGINES.names, ENGINES.load
 
 
 def keeps_fp16(name: str) -> bool:

@@ -13,7 +13,7 @@ from typing import Protocol
 
 import onnx
 
-from motley.plugins.engine import F32, EngineError, EngineOptions, installed, load_installed
+from motley.plugins.engine import F32, EngineKind, EngineOptions
 
 
 @dataclass(frozen=True)
@@ -61,20 +61,5 @@ class ExpertEngine(Protocol):
 ExpertEngineFactory = Callable[[EngineOptions], ExpertEngine]
 
 
-def expert_engine_names() -> list[str]:
-    """The installed expert engines (entry-point group ``motley.experts``)."""
-    return installed("motley.experts")
-
-
-def load_expert_engine(name: str) -> ExpertEngineFactory:
-    """Find an expert engine by its entry-point name.
-
-    Raises:
-        EngineError: no such engine, or it lacks a package it needs.
-    """
-    factory: ExpertEngineFactory | None = load_installed("motley.experts", name)
-    if factory is None:
-        raise EngineError(
-            f"engine {name!r} computes no experts for other ranks; engines that do: {', '.join(expert_engine_names())}"
-        )
-    return factory
+EXPERT_ENGINES: EngineKind[ExpertEngineFactory] = EngineKind("motley.experts", "engine of single experts")
+expert_engine_names, load_expert_engine = EXPERT_ENGINES.names, EXPERT_ENGINES.load

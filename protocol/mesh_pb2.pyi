@@ -411,14 +411,16 @@ class Loading(_message.Message):
     def __init__(self, done_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ...) -> None: ...
 
 class Ready(_message.Message):
-    __slots__ = ("share_bytes", "rss_bytes", "load_s")
+    __slots__ = ("share_bytes", "rss_bytes", "load_s", "pid")
     SHARE_BYTES_FIELD_NUMBER: _ClassVar[int]
     RSS_BYTES_FIELD_NUMBER: _ClassVar[int]
     LOAD_S_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
     share_bytes: int
     rss_bytes: int
     load_s: float
-    def __init__(self, share_bytes: _Optional[int] = ..., rss_bytes: _Optional[int] = ..., load_s: _Optional[float] = ...) -> None: ...
+    pid: int
+    def __init__(self, share_bytes: _Optional[int] = ..., rss_bytes: _Optional[int] = ..., load_s: _Optional[float] = ..., pid: _Optional[int] = ...) -> None: ...
 
 class Timing(_message.Message):
     __slots__ = ("tokens", "compute_s", "wire_s", "wait_s", "collectives", "peak_rss_bytes", "step_ms", "step_compute_ms", "step_wire_ms", "step_wait_ms")

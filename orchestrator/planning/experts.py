@@ -200,8 +200,8 @@ def place_experts(
     _refuse_twice([f"host {host.name}" for host in offers])
     if len(offers) < replicas:
         raise PlacementError(
-            f"{replicas} replicas of every expert need {replicas} different nodes; {len(offers)} are there,"
-            f" {replicas - len(offers)} missing"
+            f"{replicas} {_plural(replicas, 'replica')} of every expert need {replicas} different"
+            f" {_plural(replicas, 'node')}; with room for experts {_there(offers)}, {replicas - len(offers)} missing"
         )
     board = _Board(ordered, offers, row_bytes, replicas)
     budget = math.inf
@@ -682,9 +682,14 @@ def _explain(board: _Board, expert: int, replicas: int) -> str:
     named = ", ".join(_name(key) for key in short[:4]) + (f" and {len(short) - 4} more" if len(short) > 4 else "")
     return (
         f"{replicas} {_plural(replicas, 'replica')} of {len(board.experts)} experts do not fit on {len(memory)}"
-        f" {_plural(len(memory), 'node')}: {verdict}. Without all replicas: {named}."
-        " Free memory, add a node, ask for fewer replicas, or quantise further."
+        f" {_plural(len(memory), 'node')}: {verdict}. Without all replicas: {named}"
     )
+
+
+def _there(hosts: Sequence[Host]) -> str:
+    if not hosts:
+        return "there is none"
+    return f"there {'are' if len(hosts) > 1 else 'is'} {len(hosts)} ({', '.join(host.name for host in hosts)})"
 
 
 def _name(key: ExpertKey) -> str:

@@ -6,6 +6,12 @@ works on every token; an expert can be larger than any node.
 *Parallel*: a trunk of few ranks (attention, norms, routers, head) sends each row to the hosts of the experts that the
 row has chosen. Most nodes are idle for a token and free for others, and an expert that is on two nodes outlives one.
 Where one is larger than any node, a few nodes are a host together (`motley.orchestrator.planning.groups`).
+
+Which of them is chosen by itself is a rule, not a forecast. A token alone costs two sums per layer in the one and a
+round trip per layer in the other, which is the same with one guess for every link; links are measured by a session's
+own ranks, so not before there is one. What is left are bytes over speeds, by which sliced would always win, as more
+nodes read; the one measurement of both (`bench/LOG.md`, 2026-11-20) says the contrary. And only in parallel does a
+node's loss not end the session.
 """
 
 from __future__ import annotations

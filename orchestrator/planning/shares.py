@@ -227,7 +227,7 @@ class _Rates:
         caps = [
             free * own if speed > 0 else 0.0 for free, own, speed in zip(room, self.scale, self.speeds, strict=True)
         ]
-        return _pour(self.whole, self.speeds, caps) if math.fsum(caps) >= self.whole else None
+        return pour(self.whole, self.speeds, caps) if math.fsum(caps) >= self.whole else None
 
 
 def _place_attention(
@@ -283,7 +283,7 @@ def _pour_fill(
         if body is not None:
             return head, body
     both = _Rates.of([own.fill_bytes for own in costs], candidates)
-    alike = _pour(both.whole, both.speeds, [free * own for free, own in zip(left, both.scale, strict=True)])
+    alike = pour(both.whole, both.speeds, [free * own for free, own in zip(left, both.scale, strict=True)])
     return alike, alike
 
 
@@ -312,7 +312,7 @@ def _roomiest_attention(costs: Sequence[_Costs], room: Sequence[int], ideal: Seq
     return _cut(best[units][2]) if units in best else None
 
 
-def _pour(total: int, speeds: Sequence[float], caps: Sequence[float]) -> list[float]:
+def pour(total: int, speeds: Sequence[float], caps: Sequence[float]) -> list[float]:
     """`total` bytes in proportion to `speeds`, but at most `caps`; the caps hold the total."""
     poured = [0.0] * len(caps)
     open_ranks = {rank for rank, speed in enumerate(speeds) if speed > 0}

@@ -15,14 +15,14 @@ import pytest
 from motley.daemon.dispatch import Dispatcher
 from motley.daemon.expert_holding import keys_of
 from motley.daemon.expert_loading import ExpertKey, slices_of
-from motley.daemon.expert_wire import Answer, Refusal, RefusalCode
+from motley.daemon.expert_wire import Answer, Call, Part, Refusal, RefusalCode
 from motley.daemon.rank import membership, with_hosts
 from motley.daemon.weights.cache import ShareCache
 from motley.daemon.worker import RankWorker
 from motley.plugins.experts import Sent
 from motley.protocol import MAX_RANKS
 from motley.protocol import mesh_pb2 as pb
-from motley.transport import Lost, Messenger, Plain, WireFormat
+from motley.transport import MAX_MESSAGE, Lost, Messenger, Plain, WireFormat
 from tests.daemon.test_expert_host import (
     CASE,
     DEADLINE_S,
@@ -172,6 +172,22 @@ async def test_a_long_call_and_what_is_not_held(tmp_path: Path) -> None:
             answer = trunk.ask(call)
             assert isinstance(answer, Answer)
             assert close_to(answer.rows, right(call, tmp_path / "right"), 1e-5)
+
+
+async def test_sums_that_are_longer_than_a_message_go_in_several(tmp_path: Path) -> None:
+    """The call's rows are int8, the sums of its slices FP32."""
+    order = sliced([(0, 0), (0, 1)], wire="int8")
+    rows = MAX_MESSAGE // (4 * CASE.config.hidden) + 1001
+    async with group(order, tmp_path, (1, 2, 1)) as workers:
+        await ready(workers)
+        with closing(TrunkRank(workers[-1])) as trunk:
+            call = a_call(1, 0, [(1, 3), (0, rows)])
+            answer = trunk.ask(call)
+            assert isinstance(answer, Answer)
+            assert list(answer.parts) == list(call.parts)
+            ends = np.r_[0:103, -100:0]
+            call = Call(1, 0, call.reply_to, [Part(1, 3), Part(0, 200)], call.rows[ends])
+            assert close_to(answer.rows[ends], right(call, tmp_path / "right"), 0.05)
 
 
 async def test_a_worker_that_cannot_compute_refuses_for_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

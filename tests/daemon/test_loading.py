@@ -195,7 +195,7 @@ def test_a_gpu_that_is_full_is_refused_before_anything_is_read(
     weights += planned.mlp_units * planned.mlp_unit_bytes
     cache_bytes = planned.kv_groups * planned.cache_bytes_per_token * CASE.config.context
     room = 64 << 20 if fits else weights + cache_bytes
-    monkeypatch.setattr("motley.plugins.engine.load_installed", lambda group, name: OnGpu)
+    monkeypatch.setattr("motley.plugins.engine.load_engine", lambda name: OnGpu)
     monkeypatch.setattr(
         "motley.daemon.loading.load_engine", lambda name: OnGpu if name == "onnxruntime" else ReferenceEngine
     )

@@ -149,7 +149,8 @@ async def test_a_kill_every_ten_tokens_does_not_show_in_the_text(
 ) -> None:
     """Until nobody is left but the trunk, whose nodes have all experts then."""
     async with mesh(tmp_path, "a", "b", "c", "d", "e") as there:
-        made = await session(there, model, experts="parallel", nodes=list("abcde"), replicas=2, trunk=trunk)
+        wanted = {"trunk": trunk, "engines": dict.fromkeys("ab"[:trunk], "onnxruntime")}
+        made = await session(there, model, experts="parallel", nodes=list("abcde"), replicas=2, **wanted)
         expected = await text(there)
 
         async def kill(pieces: int) -> None:
@@ -180,10 +181,10 @@ async def test_an_expert_without_a_host_is_waited_for_while_there_is_hope(model:
             *(there.join(name, f"{half}") for name in "bc"),
             there.join("d", f"{profile.host_fixed_bytes}"),
         )
-        nodes = list("abcd")
+        wanted: dict[str, Any] = {"experts": "parallel", "nodes": list("abcd"), "engines": {"a": "onnxruntime"}}
         with pytest.raises(CliError, match=r"replicas .* missing"):
-            await session(there, model, experts="parallel", nodes=nodes, replicas=2)
-        made = await session(there, model, experts="parallel", nodes=nodes)
+            await session(there, model, **wanted, replicas=2)
+        made = await session(there, model, **wanted)
         assert [(host["node"], host["experts"]) for host in made["hosts"]] == [("b", 12), ("c", 12)]
         expected = await text(there)
         (_, worker) = there.nodes["c"].family()
@@ -286,9 +287,10 @@ async def test_an_expert_too_large_for_a_node_is_on_several(two_large: Path, tmp
         expected = await text(there)
         await close(there, alone)
 
+        on_a: dict[str, Any] = {"experts": "parallel", "engines": {"a": "onnxruntime"}}  # where the trunk is
         with pytest.raises(CliError, match=r"do not fit on groups of 3 nodes: .* are missing"):
-            await session(there, two_large, experts="parallel", nodes=["a", "b", "c"])
-        made = await session(there, two_large, experts="parallel", nodes=["a", "b", "c", "d"])
+            await session(there, two_large, **on_a, nodes=["a", "b", "c"])
+        made = await session(there, two_large, **on_a, nodes=["a", "b", "c", "d"])
         assert [(sorted(host["node"]), host["experts"]) for host in made["hosts"]] == [(sorted("b+c+d"), 2)]
         (_, worker) = there.nodes["c"].family()
 
@@ -306,7 +308,7 @@ async def test_an_expert_too_large_for_a_node_is_on_several(two_large: Path, tmp
         assert (status, group in shown, shown.count("moe (experts)")) == (0, True, 3)
         await close(there, made)
 
-        made = await session(there, two_large, experts="parallel", nodes=["a", "b", "c", "d", "big"], replicas=2)
+        made = await session(there, two_large, **on_a, nodes=["a", "b", "c", "d", "big"], replicas=2)
         assert {host["node"] for host in made["hosts"]} == {group, "big"}
         assert [host["experts"] for host in made["hosts"]] == [2, 2]
 
@@ -318,6 +320,33 @@ async def test_an_expert_too_large_for_a_node_is_on_several(two_large: Path, tmp
         found = await call(there, "GET", f"/api/sessions/{made['id']}/experts")
         lost = {host["node"]: host["lost"] for host in found["hosts"]}
         assert (lost["big"], "'c'" in lost[group]) == (None, True)
+
+
+async def test_a_group_is_formed_anew_when_a_node_has_left_for_good(two_large: Path, tmp_path: Path) -> None:
+    """In the middle of a text, which waits, of two that are left and one that joins; none has room for an expert."""
+    profile = describe(pb.ModelSpec(source=str(two_large), quantisation="fp32", block=128), None).profile
+    (plan,) = plan_shares([trunk_profile(profile)], [Candidate("a", 1.0, 1 << 60)], CONTEXT)
+    part = profile.host_fixed_bytes + 6 * slice_bytes(profile, 8)
+    async with mesh(tmp_path) as there:
+        await asyncio.gather(
+            there.join("a", f"{plan.memory_bytes + profile.host_fixed_bytes}"),
+            *(there.join(name, f"{part}") for name in "bcd"),
+        )
+        made = await session(there, two_large, experts="parallel", engines={"a": "onnxruntime"})
+        assert [(sorted(host["node"]), host["experts"]) for host in made["hosts"]] == [(sorted("b+c+d"), 2)]
+        expected = await text(there)
+
+        async def replace(pieces: int) -> None:
+            if pieces == 10:
+                await there.nodes["c"].kill()
+                await there.join("e", f"{part}")
+
+        assert await text(there, replace) == expected
+        found = await call(there, "GET", f"/api/sessions/{made['id']}/experts")
+        assert [(sorted(host["node"]), host["state"]) for host in found["hosts"]] == [
+            (sorted("b+c+d"), "gone"),
+            (sorted("b+d+e"), "ready"),
+        ]
 
 
 async def test_nodes_that_leave_or_lie_while_they_are_filled_are_named(model: Path, tmp_path: Path) -> None:
@@ -332,6 +361,7 @@ async def test_nodes_that_leave_or_lie_while_they_are_filled_are_named(model: Pa
         assert "'c'" in str(refusal.value)
         async with Client(there.url) as client:
             body = {"model": str(model), "experts": "parallel", "replicas": 2, "nodes": ["a", "b", "d"]}
+            body |= {"engines": {"a": "onnxruntime"}}
             made = await client.call("POST", "/api/sessions", body)
             await there.nodes["d"].kill()
             with pytest.raises(CliError, match=r"node 'd' \(experts\) is lost"):

@@ -57,7 +57,7 @@ def begun(
         expert_bytes=SIZE,
     )
     hosts = [
-        ExpertHost(1 + number, f"id{number}", f"node{number}", 0, number, "", speed, 0, SIZE)
+        ExpertHost(1 + number, f"id{number}", f"node{number}", 0, "", 0, SIZE, number, speed)
         for number, speed in enumerate(speeds or [1e3] * len(capacities))
     ]
     room = {host.node_id: capacity for host, capacity in zip(hosts, capacities, strict=True)}
@@ -134,7 +134,7 @@ def test_replicas_that_find_no_room_are_missed_but_nothing_fails() -> None:
     assert experts.waiting_for == []
     ask(experts, room)
     assert not experts.stale
-    assert "2 replicas of every expert need 2 different nodes; 1 are there" in experts.short
+    assert "need 2 different nodes; with room for experts there is 1 (node1), 1 missing" in experts.short
 
 
 def test_no_room_for_any_replica_is_an_error() -> None:
@@ -420,7 +420,7 @@ def test_on_the_way_every_expert_is_served_and_no_host_overflows(
         experts.lose(data.draw(st.sampled_from(experts.hosts)), "unplugged", 0, ended=True, node_lost=True)
     if data.draw(st.booleans()):
         number = len(experts.hosts)
-        joined = ExpertHost(1 + number, f"id{number}", f"node{number}", 0, number, "", 2e3, 0, SIZE)
+        joined = ExpertHost(1 + number, f"id{number}", f"node{number}", 0, "", 0, SIZE, number, 2e3)
         experts.join(joined, 0)
         joined.address, joined.ready = f"node{number}:1", Ready()
         experts.arrived()

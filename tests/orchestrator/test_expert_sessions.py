@@ -68,7 +68,7 @@ def session(moe: ModelProfile) -> Session:
     """In state starting: a trunk of one rank, and 32 experts on three hosts, each of which has room for 32."""
     plans = plan_shares([trunk_profile(moe)], [Candidate(TRUNK, 1.0, 10**9)], 100)
     hosts = [
-        ExpertHost(1 + number, name, name, 10**6, number, "", 1e6, 8_000, 1_000) for number, name in enumerate(HOSTS)
+        ExpertHost(1 + number, name, name, 10**6, "", 8_000, 1_000, number, 1e6) for number, name in enumerate(HOSTS)
     ]
     experts = ExpertMap(moe, hosts, 1, "fp32")
     experts.begin(experts.first_question(lambda _: 32_000).answer().placement)
@@ -234,7 +234,7 @@ def test_while_a_host_starts_nothing_is_without_hope_but_then_it_may_be(session:
 
 def tower(session: Session) -> ExpertHost:
     """A host on a node that has joined."""
-    return ExpertHost(4, "tower", "tower", 10**6, 3, "", 1e6, 8_000, 1_000)
+    return ExpertHost(4, "tower", "tower", 10**6, "", 8_000, 1_000, 3, 1e6)
 
 
 def come_up(session: Session, host: ExpertHost, now: float) -> list[Command]:

@@ -402,6 +402,37 @@ async def test_experts_too_large_for_a_node_are_on_groups(mesh: Any, new_node: A
     assert len(found["waiting_for"]) == 2
 
 
+async def test_a_group_that_loses_a_node_for_good_is_formed_anew_with_one_that_joins(
+    mesh: Any, new_node: Any, moe: ModelProfile
+) -> None:
+    """None of them has room for a whole expert."""
+    del moe.expert_layers[1:]
+    moe.expert_count, moe.expert_bytes, moe.expert_weight_bytes = 2, 1_000_008, 1_000_000
+    part = moe.host_fixed_bytes + 6 * slice_bytes(moe, 8) + 5
+    for name, memory in [("pc", 10**5), ("b", part), ("c", part), ("d", part)]:
+        node = await mesh.join(new_node(name, memory=memory))
+        node.on_describe = lambda _: Described(profile=moe)
+    session = await mesh.serve(experts="parallel", context=1)
+    path = f"/api/sessions/{session['id']}/experts"
+    await mesh.nodes[3].leave()
+    await mesh.poll(path, lambda body: body["short"])
+    small = await mesh.join(new_node("small", memory=moe.host_fixed_bytes + slice_bytes(moe, 8)))
+    await mesh.join(new_node("e", memory=part))
+    body = await mesh.poll(path, lambda body: not body["waiting_for"])
+    assert [(host["node"], host["state"], host["serving"]) for host in body["hosts"]] == [
+        ("b+c+d", "gone", 0),
+        ("b+c+e", "ready", 2),
+    ]
+    assert small.commands == []
+    (first, again) = [command.assign for command in of_kind(mesh.nodes[1], "assign")]
+    assert (again.expert_slices, again.group.host, sum(again.group.slices)) == (8, 1, 8)
+    assert set(again.group.ranks).isdisjoint(first.group.ranks)
+    assert again.group.secret != first.group.secret
+    await mesh.join(new_node("d", memory=part))  # the old group is not started again: its nodes have no room
+    await mesh.nodes[-2].leave()
+    await mesh.poll(path, lambda body: body["hosts"][1]["state"] == "gone" and not body["waiting_for"])
+
+
 async def test_what_groups_lack_is_told(mesh: Any, new_node: Any, moe: ModelProfile) -> None:
     moe.expert_weight_bytes = 900
     for name, memory in [("pc", 10**6), ("b", moe.host_fixed_bytes + 500)]:
@@ -411,8 +442,12 @@ async def test_what_groups_lack_is_told(mesh: Any, new_node: Any, moe: ModelProf
         "POST", "/api/sessions", {"model": "mix", "experts": "parallel", "nodes": ["pc", "b"], "replicas": 2}
     )
     assert status == 422
-    assert "2 replicas of every expert need 2 different nodes; 1 are there" in body["error"]["message"]
-    assert "do not fit on groups of 2 nodes" in body["error"]["message"]
+    message = body["error"]["message"]
+    assert "need 2 different nodes; with room for experts there is 1 (pc), 1 missing" in message
+    assert "do not fit on groups of 2 nodes" in message
+    assert "Each of 32 experts takes 1.00 kB, and a node that has any 8.00 kB for itself:\n  pc: " in message
+    assert "free beside the trunk, room for 32\n  b: 8.50 kB free, 500 bytes missing for the first\n" in message
+    assert "There is room for 1 of each: `--replicas 1`." in message
 
 
 async def test_sessions_planned_at_a_time_are_not_promised_the_same_memory(
@@ -530,9 +565,34 @@ async def test_experts_are_sliced_where_the_trunk_is_too_large_for_a_node(
 
 
 async def test_named_nodes_are_trunk_and_hosts(mesh: Any, nodes: list[Any]) -> None:
+    """The trunk is on the faster one, unless another is meant."""
     session = await mesh.serve(nodes=["box", "laptop"])
-    assert [rank["node"] for rank in session["ranks"]] == ["box"]
+    assert [rank["node"] for rank in session["ranks"]] == ["laptop"]
     assert [host["node"] for host in session["hosts"]] == ["box", "laptop"]
+    meant = {"experts": "parallel", "engines": {"box": "onnxruntime"}}
+    session = await mesh.serve(nodes=["laptop", "box"], name="meant", **meant)
+    assert [rank["node"] for rank in session["ranks"]] == ["box"]
+
+
+async def test_the_trunk_is_not_on_a_fast_node_that_is_too_small_for_experts(
+    mesh: Any, new_node: Any, moe: ModelProfile
+) -> None:
+    """Each row of every layer would have to travel."""
+    for name, memory, speed in (("sprinter", 47_000, 30e9), ("big", 10**9, 20e9), ("slow", 10**9, 10e9)):
+        node = await mesh.join(new_node(name, memory=memory, bandwidth=speed))
+        node.on_describe = lambda _: Described(profile=moe)
+    session = await mesh.serve(context=1)
+    assert [rank["node"] for rank in session["ranks"]] == ["big"]
+
+
+async def test_the_trunk_leaves_room_for_the_replicas(mesh: Any, new_node: Any, moe: ModelProfile) -> None:
+    """On the fast node it would take the place of the second ones."""
+    for name, memory, speed in (("fast", 50_000, 30e9), ("slow", 90_000, 10e9)):
+        node = await mesh.join(new_node(name, memory=memory, bandwidth=speed))
+        node.on_describe = lambda _: Described(profile=moe)
+    session = await mesh.serve(context=1, replicas=2)
+    assert [rank["node"] for rank in session["ranks"]] == ["slow"]
+    assert [host["experts"] for host in session["hosts"]] == [32, 32]
 
 
 @pytest.mark.parametrize(
@@ -544,7 +604,7 @@ async def test_named_nodes_are_trunk_and_hosts(mesh: Any, nodes: list[Any]) -> N
         ({"experts": "sliced", "replicas": 2}, 400, "replicas is for experts on nodes of their own"),
         ({"experts": "sliced", "trunk": 2}, 400, "trunk is for experts on nodes of their own"),
         ({"experts": "parallel", "shares": [1, 1, 1]}, 400, "shares are of sliced experts"),
-        ({"replicas": 4}, 422, "4 replicas of every expert need 4 different nodes; 3 are there, 1 missing"),
+        ({"replicas": 4}, 422, "4 different nodes; with room for experts there are 3 (box, laptop, pc), 1 missing"),
         ({"trunk": 4}, 400, "a trunk of 4 ranks needs as many nodes; 3 take part"),
     ],
 )
@@ -561,7 +621,29 @@ async def test_replicas_without_memory_are_refused_with_the_shortage(
     moe.expert_bytes = 40_000_000
     status, body = await mesh.call("POST", "/api/sessions", {"model": "mix", "replicas": 3})
     assert (status, body["error"]["code"]) == (422, "insufficient_memory")
-    assert "are missing" in body["error"]["message"]
+    message = body["error"]["message"]
+    assert "are missing" in message
+    assert [line.split(":")[0] for line in message.splitlines() if line[0] == " "] == ["  pc", "  laptop", "  box"]
+    assert "laptop: 1.00 GB free, room for 24" in message
+    assert "There is room for 2 of each: `--replicas 2`." in message
+    assert (await mesh.call("POST", "/api/sessions", {"model": "mix", "replicas": 2}))[0] == 201
+
+
+@pytest.mark.parametrize("exact", [False, True])
+async def test_what_would_fit_is_told_of_groups_too(mesh: Any, new_node: Any, moe: ModelProfile, exact: bool) -> None:
+    """Two nodes have room for an expert together, and none for one alone."""
+    moe.expert_weight_bytes = moe.expert_bytes
+    moe.expert_count, moe.expert_layers[:] = 1, [0]
+    for name, memory in [("pc", 30_000), ("b", moe.host_fixed_bytes + 500), ("c", moe.host_fixed_bytes + 500)]:
+        node = await mesh.join(new_node(name, memory=memory, bandwidth=20e9 if name == "pc" else 10e9))
+        node.on_describe = lambda _: Described(profile=moe)
+    moe.attention_query_bytes, moe.attention_kv_bytes, moe.vocabulary_unit_bytes = 3_000, 200, 100
+    wanted = {"model": "mix", "experts": "parallel", "exact": exact, "context": 1}
+    status, body = await mesh.call("POST", "/api/sessions", {**wanted, "replicas": 2})
+    assert (status, "pc: 7." in body["error"]["message"]) == (422, True), body
+    assert ("`--replicas 1`" in body["error"]["message"]) is not exact
+    status, body = await mesh.call("POST", "/api/sessions", wanted)
+    assert (status, [host["node"] for host in body.get("hosts", ())]) == ((422, []) if exact else (201, ["b+c"]))
 
 
 async def test_a_model_without_experts_has_none_to_place(mesh: Any, bard: Any) -> None:

@@ -36,9 +36,9 @@ EVERYONE = {0: TRUNK, 1: "laptop", 2: "box", MAX_RANKS: "pc", MAX_RANKS + 1: "na
 def group(number: int, member: str, leader: str, slices: int, first: int) -> ExpertHost:
     """A host of two nodes: `slices` of 8 on the one that does not lead."""
     host = ExpertHost(
-        1 + number, leader, leader, 10**6, number, "", 1e6, FIXED, SLICE * (8 - slices), 700, range(slices, 8)
+        1 + number, leader, leader, 10**6, "", FIXED, SLICE * (8 - slices), number, 1e6, 700, slices=range(slices, 8)
     )
-    host.others.append(Member(first, member, member, 10**6, host, "", FIXED, SLICE * slices, range(slices)))
+    host.others.append(Member(first, member, member, 10**6, "", FIXED, SLICE * slices, host, slices=range(slices)))
     return host
 
 
@@ -96,7 +96,7 @@ def fill(session: Session, who: list[Any], now: float = 2) -> list[Command]:
     """They hold what their hosts were ordered, and are ready."""
     said: list[Command] = []
     for worker in who:
-        ordered = (worker.host if isinstance(worker, Member) else worker).ordered
+        ordered = worker.host.ordered
         said += session.on_event(worker.node_id, event(worker.index, hosted=hosted(worker, to_message(ordered))), now)
         said += session.on_event(worker.node_id, event(worker.index, ready=Ready()), now)
     return said

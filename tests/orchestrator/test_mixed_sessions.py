@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from motley.protocol import GPU_RESERVE
-from motley.protocol.mesh_pb2 import Describe, Described, Engine, GpuUser, ModelProfile, RankCommand
+from motley.protocol.mesh_pb2 import Describe, Described, Engine, GpuUser, ModelProfile, RankCommand, Ready
 
 GB = 10**9
 SIZES = {"fp32": 8, "fp16": 4, "int8": 2, "int4": 1, "stored": 2}
@@ -154,6 +154,31 @@ async def test_a_gpu_is_not_promised_twice(mesh: Any, nodes: dict[str, Any]) -> 
     assert "promised to other ranks" in body["error"]["message"]
 
 
+@pytest.mark.parametrize("tells", [True, False])
+async def test_what_a_rank_has_of_a_gpu_is_not_promised_to_it_again(
+    mesh: Any, nodes: dict[str, Any], large: ModelProfile, tells: bool
+) -> None:
+    """If the driver tells what that is, of caches that have grown too."""
+    pc, gpu = nodes["pc"], nodes["pc"].capabilities.gpus[0]
+    large.cache_bytes_per_token = 100_000  # 819 MB of 1076 that a session takes
+
+    async def obey(command: RankCommand) -> None:
+        if command.WhichOneof("body") == "peers":
+            await pc.event(command, ready=Ready(share_bytes=256_000_000, pid=77))
+        else:
+            await pc.obey(command)
+
+    pc.on_rank = obey
+    wanted = {**MIXED, "nodes": ["pc"], "context": 2048}
+    await mesh.serve(**wanted)
+    gpu.free_bytes = GPU_RESERVE + 1_200_000_000
+    gpu.users.append(GpuUser(pid=77 if tells else 1077, name="python", bytes=1_000_000_000))
+    pc.gpus_now = [gpu]
+    await mesh.poll("/api/nodes", lambda body: body["nodes"][0]["gpus"][0]["free_bytes"] == gpu.free_bytes)
+    status, body = await mesh.call("POST", "/api/sessions", {"model": "bard", **wanted, "name": "two"})
+    assert status == (201 if tells else 422), body
+
+
 async def test_beside_a_gpu_there_must_be_memory_too(mesh: Any, nodes: dict[str, Any]) -> None:
     nodes["pc"].capabilities.memory_bytes = 9_000
     await mesh.poll("/api/nodes", lambda body: body["nodes"][0]["memory_available_bytes"] == 9_000)
@@ -215,13 +240,11 @@ async def test_a_trunk_may_be_held_otherwise_than_experts(mesh: Any, experts: di
 
 
 async def test_hosts_of_experts_hold_them_alike(mesh: Any, experts: dict[str, Any]) -> None:
-    named = {"nodes": ["pc", "laptop", "box"], "experts": "parallel"}
-    code, message = await refusal(mesh, quantisations={"box": "fp32"}, **named)
-    assert (code, "node 'box' is for experts, which all their hosts hold alike" in message) == ("invalid_request", True)
     code, message = await refusal(mesh, engines={"pc": "cuda"}, experts="parallel")
     assert (code, "engine 'cuda' of node 'pc' cannot have experts elsewhere" in message) == ("invalid_request", True)
-    session = await mesh.serve(quantisations={"box": "fp32"}, experts="parallel", name="first")
-    assert [(rank["node"], rank["quantisation"]) for rank in session["ranks"]] == [("box", "fp32")]
+    for name, named in {"first": {}, "named": {"nodes": ["pc", "laptop", "box"]}}.items():
+        session = await mesh.serve(quantisations={"box": "fp32"}, experts="parallel", name=name, **named)
+        assert [(rank["node"], rank["quantisation"]) for rank in session["ranks"]] == [("box", "fp32")]
     session = await mesh.serve(quantisations={"box": "fp32"})  # auto
     assert session["experts"] == "sliced"
     assert [rank["quantisation"] for rank in session["ranks"]] == ["stored", "stored", "fp32"]
