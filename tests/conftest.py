@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
-# Examples on a busy machine may be slow; each test has its own limit.
-settings.register_profile("motley", deadline=None)
+# Examples on a busy machine may be slow, to run and to draw; each test has its own limit.
+settings.register_profile("motley", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("motley")
 
 

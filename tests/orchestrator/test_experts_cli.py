@@ -14,6 +14,8 @@ import pytest
 
 from motley.protocol.mesh_pb2 import Described, ExpertLoad, ExpertReport, ModelProfile, RankCommand
 
+from .conftest import DEADLINE_S
+
 Motley = Callable[..., Awaitable[tuple[int, str, str]]]
 
 
@@ -43,7 +45,7 @@ def motley(mesh: Any) -> Motley:
                 **environment,
             },
         )
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(DEADLINE_S):
             out, err = await process.communicate()
         assert process.returncode is not None
         return process.returncode, out.decode(), err.decode()
