@@ -12,7 +12,6 @@ top, and what the trunk's own node computes leaves it neither way.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -82,8 +81,8 @@ class Death:
     Attributes:
         how: ``killed``, which its peers are told at once, or ``silent``: as after a power cut nothing comes any more.
         host: the busiest that is not on the trunk's node; what it holds, others hold, too.
-        usual_ms: between two tokens until then, the median.
-        stall_ms: by how much the longest time between two tokens from then on exceeds that.
+        usual_ms: of a token until then, on the trunk: the median.
+        stall_ms: by how much the longest token from then on exceeds that.
         unchanged: the text is that of a run without a loss.
     """
 
@@ -262,11 +261,12 @@ async def _lose(mesh: LocalMesh, how: str, prompt: Sequence[int], tokens: int) -
     rows = [host.rows - was for host, was in zip(_hosts(mesh), before, strict=True)]
     host = max(range(1, len(rows)), key=rows.__getitem__)
     victim = mesh.host_process(host)
-    heard: list[float] = []
+    heard = 0
 
     def on_token() -> None:
-        heard.append(time.perf_counter())
-        if len(heard) == tokens // 2:
+        nonlocal heard
+        heard += 1
+        if heard == tokens // 2:
             if how == "killed":
                 victim.kill()
             else:
@@ -277,13 +277,13 @@ async def _lose(mesh: LocalMesh, how: str, prompt: Sequence[int], tokens: int) -
     finally:
         if how == "silent":
             victim.resume()
-    gaps = 1e3 * np.diff(heard)
-    usual = float(np.median(gaps[: tokens // 2 - 1]))
+    step_ms = mesh.timing[0].step_ms[1 - tokens :]  # the first token comes with the prompt
+    usual = float(np.median(step_ms[: tokens // 2 - 1]))
     return Death(
         how=how,
         host=host,
         usual_ms=round(usual, 1),
-        stall_ms=round(float(gaps[tokens // 2 - 1 :].max()) - usual, 1),
+        stall_ms=round(max(step_ms[tokens // 2 - 1 :]) - usual, 1),
         unchanged=_ids(first) == _ids(second),
     )
 

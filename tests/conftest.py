@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
-# Examples on a busy machine may be slow; each test has its own limit.
-settings.register_profile("motley", deadline=None)
+# Examples on a busy machine may be slow, to run and to draw; each test has its own limit.
+# CI asks whether a change broke something, so it gets the same examples each time; people get new ones.
+settings.register_profile(
+    "motley", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize="CI" in os.environ
+)
 settings.load_profile("motley")
 
 

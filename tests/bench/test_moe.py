@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
+from motley.bench import local_mesh
 from motley.bench.moe import place
 from motley.bench.synth import SHAPES
 from motley.cli.commands import app
 from motley.orchestrator.planning.experts import PlacementError
 from motley.protocol import mesh_pb2 as pb
 
+ROOT = Path(__file__).parents[2]
 SMALL = SHAPES["qwen3-moe-half"] | {
     "hidden_size": 64,
     "moe_intermediate_size": 32,
@@ -29,6 +34,17 @@ SMALL = SHAPES["qwen3-moe-half"] | {
 }
 
 
+@pytest.fixture
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def start(*, entry: Sequence[str], **options: Any) -> local_mesh.RankWorker:
+        return await begin(entry=("tests.bench.patient_rank", *entry), **options)
+
+    begin = local_mesh.RankWorker.start
+    monkeypatch.setattr(local_mesh.RankWorker, "start", start)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep))
+
+
+@pytest.mark.usefixtures("_patient")
 def test_both_layouts_and_a_death(tmp_path: Path) -> None:
     config = tmp_path / "config.json"
     config.write_text(json.dumps(SMALL), "utf-8")

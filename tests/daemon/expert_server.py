@@ -6,6 +6,7 @@ Expert e of layer l makes ``tanh(x @ W)`` of a row x, W drawn from (l, e): the s
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -80,9 +81,17 @@ class Server:
         holds: set[tuple[int, int]] | None = None,
         habit: Habit = honest,
         pause_s: float = 0.0,
+        dies_at: int = 0,
+        leaves_at: int = 0,
         port: int = 0,
     ) -> None:
-        """`holds`: (layer, expert); None: all there are. `pause_s`: what a call takes besides."""
+        """
+        Args:
+            holds: (layer, expert); None: all there are.
+            pause_s: what a call takes besides.
+            dies_at: the number of the call that its process ends at, without an answer; 0: none.
+            leaves_at: that after whose answer it leaves; 0: none.
+        """
         self.calls: list[Call] = []
         self.listener = Listener("127.0.0.1", port)
         self.address = f"127.0.0.1:{self.listener.port}"
@@ -91,6 +100,8 @@ class Server:
         self._holds = holds
         self._habit = habit
         self._pause_s = pause_s
+        self._dies_at = dies_at
+        self._leaves_at = leaves_at
         self._trunk = trunk
         self.admit(member(trunk + number, trunk + hosts))
 
@@ -98,7 +109,7 @@ class Server:
         self._messenger = Messenger(membership, Plain(), listener=self.listener, accepts=range(self._trunk))
 
     def serve(self, over: Callable[[], bool]) -> None:
-        while not over():
+        while not over() and not 0 < self._leaves_at <= len(self.calls):
             for event in self._messenger.receive(0.02):
                 if isinstance(event, Message):
                     self._answer(event)
@@ -108,12 +119,15 @@ class Server:
     def _answer(self, message: Message) -> None:
         call = self._wire.read_call(message.data)
         self.calls.append(call)
+        if len(self.calls) == self._dies_at:
+            os._exit(1)
         began = time.perf_counter()
         time.sleep(self._pause_s)
         to = [rank for rank in range(32) if call.reply_to >> rank & 1 and rank in self._messenger.connected]
         if self._holds is not None and not all((call.layer, part.expert) in self._holds for part in call.parts):
             refusal = Refusal(call.number, call.layer, RefusalCode.NOT_HERE, "it is not here")
-            self._messenger.send(message.peer, self._wire.write_refusal(refusal))
+            if message.peer in self._messenger.connected:
+                self._messenger.send(message.peer, self._wire.write_refusal(refusal))
             return
         stops = np.cumsum([part.rows for part in call.parts])
         results = [
@@ -153,8 +167,8 @@ class ServerThread:
 class ServerProcess:
     """A `Server` in a process; leaving the context kills it."""
 
-    def __init__(self, number: int, trunk: int, hosts: int, pause_s: float = 0.0) -> None:
-        settings = json.dumps({"number": number, "trunk": trunk, "hosts": hosts, "pause_s": pause_s})
+    def __init__(self, number: int, trunk: int, hosts: int, **options: float) -> None:
+        settings = json.dumps({"number": number, "trunk": trunk, "hosts": hosts, **options})
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tests.daemon.expert_server", settings],
             stdout=subprocess.PIPE,

@@ -229,7 +229,9 @@ async def test_calls_are_answered(quantisation: str, wire: str, limit: float, tm
                 assert (answer.number, answer.layer, list(answer.parts)) == (number, layer, list(call.parts))
                 assert answer.busy_s > 0
                 assert close_to(answer.rows, right(call, tmp_path, quantisation), limit)
-    assert await host.worker.exit_status() == 0
+        host.send(release=pb.Release())
+        async with asyncio.timeout(DEADLINE_S):
+            assert await host.worker.exit_status() == 0
 
 
 async def test_answers_go_to_all_ranks_that_shall_have_them(tmp_path: Path) -> None:

@@ -143,7 +143,12 @@ def test_an_end_amid_loading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         held.go.release()
         for _ in range(2):
             assert held.begun.acquire(timeout=30)
-        end = threading.Timer(0.05, held.go.release)  # while the end waits for what has begun
+
+        def let_go() -> None:
+            wait_for(lambda: loading._abandoned)  # the end waits for what has begun
+            held.go.release()
+
+        end = threading.Thread(target=let_go)
         end.start()
     end.join()
     assert held.ended <= 2

@@ -20,9 +20,9 @@ import motley.cli
 from motley.cli.client import Client
 
 BUNDLED = Path(motley.cli.__path__[0]) / "models" / "shakespeare-2.6m"
-START_S = 60.0
-END_S = 20.0
-COMMAND_S = 90.0
+START_S = 120.0
+END_S = 40.0
+COMMAND_S = 240.0
 
 
 class MotleyProcess:

@@ -15,7 +15,8 @@ import pytest
 from motley.cli.client import Client
 from motley.cli.errors import CliError
 from motley.daemon.weights.cache import ShareCache
-from tests.e2e.processes import BUNDLED, MotleyProcess, mesh
+from tests.e2e.processes import BUNDLED, END_S, START_S, MotleyProcess, mesh
+from tests.ports import unanswered_port
 
 GREEDY = {"model": BUNDLED.name, "prompt": "ROMEO:", "max_tokens": 24, "temperature": 0}
 
@@ -158,11 +159,9 @@ async def test_a_killed_daemon_ends_its_request_with_its_name_and_the_others_ser
             await anext(answer)
             for process in victims:
                 process.kill()
-            killed = time.monotonic()
             with pytest.raises(CliError, match=r"rank 1|'b'|node b"):
                 async for _ in answer:
                     pass
-            assert time.monotonic() - killed < 10
             state = await client.call("GET", f"/api/sessions/{session['id']}")
             assert state["state"] == "failed"
             await client.call("DELETE", f"/api/sessions/{session['id']}")
@@ -195,7 +194,7 @@ async def test_a_killed_daemon_takes_its_worker_with_it(tmp_path: Path) -> None:
         daemon, *workers = there.nodes["b"].family()
         assert workers
         daemon.kill()
-        gone, left = await asyncio.to_thread(psutil.wait_procs, workers, 10)
+        gone, left = await asyncio.to_thread(psutil.wait_procs, workers, END_S)
         assert gone
         assert not left
 
@@ -225,7 +224,7 @@ async def test_a_node_comes_back_to_an_orchestrator_that_was_restarted(tmp_path:
         again = await MotleyProcess.start("up", "--no-node", *where)
         try:
             there.url = (await again.line(r"API: (http://\S+)/v1"))[1]
-            deadline = time.monotonic() + 20
+            deadline = time.monotonic() + START_S
             async with Client(there.url) as client:
                 while not (await client.call("GET", "/api/nodes"))["nodes"]:
                     assert time.monotonic() < deadline
@@ -237,10 +236,7 @@ async def test_a_node_comes_back_to_an_orchestrator_that_was_restarted(tmp_path:
 
 
 async def test_joining_badly_ends_with_one_clear_line(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as mute:
-        free = socket.create_server(("127.0.0.1", 0))
-        unused = free.getsockname()[1]
-        free.close()
+    with socket.create_server(("127.0.0.1", 0)) as mute, unanswered_port() as unused:
         async with mesh(tmp_path, "a") as there:
             secret, fingerprint = there.token.split(".")
             good = there.target
@@ -258,8 +254,7 @@ async def test_joining_badly_ends_with_one_clear_line(tmp_path: Path) -> None:
             async def check(arguments: tuple[str, ...], token: str, words: str) -> None:
                 process = await MotleyProcess.start(*arguments, MOTLEY_TOKEN=token)
                 await process.line(words)
-                async with asyncio.timeout(30):
-                    assert await process.process.wait() == 1
+                assert await process.wait() == 1
                 assert "Traceback" not in "\n".join(process.lines)
 
             await asyncio.gather(*(check(*case) for case in cases))
@@ -273,8 +268,7 @@ async def test_a_taken_port_is_named(tmp_path: Path) -> None:
                 *("up", "--no-node", "--host", "127.0.0.1", option, port, other, "0", "--state", str(tmp_path))
             )
             await up.line(rf"port {port} .*{option}")
-            async with asyncio.timeout(20):
-                assert await up.process.wait() == 1
+            assert await up.wait() == 1
 
 
 async def test_bad_models_are_refused_by_name(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from motley.cli.client import Client
-from tests.e2e.processes import Mesh, MotleyProcess, mesh
+from tests.e2e.processes import START_S, Mesh, MotleyProcess, mesh
 
 RESET = struct.pack("ii", 1, 0)
 
@@ -79,7 +79,7 @@ async def join_through(proxy: Proxy, there: Mesh, cache: Path) -> MotleyProcess:
 
 
 async def times_joined(node: MotleyProcess, count: int) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + START_S
     while sum("joined as" in line for line in node.lines) < count:
         assert time.monotonic() < deadline, node.lines
         assert node.process.returncode is None, node.lines
@@ -102,7 +102,7 @@ async def test_both_sides_notice_a_silent_network(tmp_path: Path) -> None:
         node = await join_through(proxy, there, tmp_path)
         proxy.swallow()
         async with Client(there.url) as client:
-            deadline = time.monotonic() + 20
+            deadline = time.monotonic() + START_S
             while (await client.call("GET", "/api/nodes"))["nodes"][0]["state"] == "alive":
                 assert time.monotonic() < deadline
                 await asyncio.sleep(0.1)

@@ -47,6 +47,7 @@ from motley.protocol.mesh_pb2 import (
 from motley.protocol.mesh_pb2_grpc import MeshStub
 
 GB = 10**9
+DEADLINE_S = 120.0
 
 
 def small_profile(name: str = "bard") -> ModelProfile:
@@ -199,7 +200,7 @@ class ScriptedNode:
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Wait for what the orchestrator says to make a condition true."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(DEADLINE_S):
             while not condition():
                 await self._heard.wait()
 
@@ -283,7 +284,7 @@ class Mesh:
 
     async def poll(self, path: str, condition: Callable[[Any], bool]) -> Any:
         """The body at `path`, once it meets a condition."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(DEADLINE_S):
             while True:
                 _, body = await self.call("GET", path)
                 if condition(body):

@@ -24,7 +24,7 @@ from motley.protocol.mesh_pb2 import (
     RankCommand,
 )
 
-from .conftest import expert_profile
+from .conftest import DEADLINE_S, expert_profile
 
 NODES = ["pc", "laptop", "box"]
 
@@ -329,14 +329,14 @@ async def test_nobody_waits_while_the_planner_thinks_about_others(
     def answer(question: Question) -> Answer:
         if (len(question.hosts) == 2 and question.worth) or question.previous is None:
             thinking.release()
-            go_on.wait(10)
+            go_on.wait(DEADLINE_S)
         return plan(question)
 
     monkeypatch.setattr(Question, "answer", answer)
     balancing = asyncio.create_task(mesh.call("POST", f"/api/sessions/{slow['id']}/experts/rebalance"))
     creating = asyncio.create_task(mesh.call("POST", "/api/sessions", {"model": "mix", "name": "third"}))
     for _ in range(2):
-        await asyncio.to_thread(thinking.acquire, timeout=10)
+        await asyncio.to_thread(thinking.acquire, timeout=DEADLINE_S)
     await nodes[2].leave()
     body = await mesh.poll(
         f"/api/sessions/{quick['id']}",
@@ -482,12 +482,12 @@ async def test_a_session_closed_while_the_planner_fails_was_closed(
 
     def answer(_: Question) -> Answer:
         asked.set()
-        go_on.wait(10)
+        go_on.wait(DEADLINE_S)
         raise PlacementError("no room")
 
     monkeypatch.setattr(Question, "answer", answer)
     creating = asyncio.create_task(mesh.call("POST", "/api/sessions", {"model": "mix", "experts": experts}))
-    await asyncio.to_thread(asked.wait, 10)
+    await asyncio.to_thread(asked.wait, DEADLINE_S)
     _, body = await mesh.call("GET", "/api/sessions")
     await mesh.call("DELETE", f"/api/sessions/{body['sessions'][0]['id']}")
     go_on.set()
@@ -695,7 +695,7 @@ def losing(mesh: Any, monkeypatch: pytest.MonkeyPatch, node: Any, successor: Any
     async def plan(serving: Serving, _: Question) -> Answer:
         if is_there(serving):
             await node.leave()
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(DEADLINE_S):
                 await serving._until(lambda: not is_there(serving))
             if successor is not None:
                 await mesh.join(successor)

@@ -9,7 +9,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from motley.orchestrator import nodes
+from motley.orchestrator import control, nodes
 from motley.protocol import VERSION
 from motley.protocol.mesh_pb2 import Empty, Hello, RankEvent
 
@@ -107,10 +107,11 @@ async def test_a_second_hello_ends_the_stream(mesh: Any, new_node: Any) -> None:
 
 
 async def test_a_silent_node_is_lost(mesh: Any, new_node: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control, "HEARTBEAT_S", 0.05)
     await mesh.join(new_node("lively"))
     silent = await mesh.join(new_node("silent"))
     silent.heartbeats = False
-    monkeypatch.setattr(nodes, "SILENCE_S", 1.3)
+    monkeypatch.setattr(nodes, "SILENCE_S", 2.0)
     assert await silent.ended() is grpc.StatusCode.ABORTED
     assert await states(mesh) == {"lively": "alive", "silent": "lost"}
     _, body = await mesh.call("GET", "/api/nodes")

@@ -17,6 +17,8 @@ import pytest
 from motley.orchestrator import serving
 from motley.protocol.mesh_pb2 import Delta, Empty, Failure, Generate, LogprobRow, TokenLogprob
 
+from .conftest import DEADLINE_S
+
 CHAT = {"model": "bard", "messages": [{"role": "user", "content": "Hi"}]}
 COMPLETION = {"model": "bard", "prompt": "Hi"}
 
@@ -197,7 +199,7 @@ async def test_a_client_that_hangs_up_cancels(mesh: Any, bard: Any, stream: bool
             response.close()
         post.cancel()
         await asyncio.gather(post, return_exceptions=True)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(DEADLINE_S):
         assert await bard.cancelled.get() == bard.generated[0].request_id
 
 
@@ -208,7 +210,7 @@ async def test_a_lost_node_ends_its_requests_at_once(mesh: Any, bard: Any) -> No
         await response.content.readline()
         whole = asyncio.create_task(mesh.call("POST", "/v1/chat/completions", CHAT))
         await bard.until(lambda: len(bard.generated) == 2)
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(DEADLINE_S):
             await bard.leave()
             status, body = await whole
             last = last_event(await response.text())

@@ -265,9 +265,9 @@ def test_the_search_is_quick_at_its_largest() -> None:
     profile.kv_groups = 32
     whole = plan_shares(profile, [Candidate("node", 1.0, 10**15)], 4096)[0].memory_bytes
     offers = [Candidate("node", 1.0, whole // 16 + 400_000_000)] * 15 + [Candidate("slow", 1e-3, whole)]
-    started = time.perf_counter()
+    started = time.thread_time()
     assert_tiles(profile, plan_shares(profile, offers, 4096))
-    assert time.perf_counter() - started < 2
+    assert time.thread_time() - started < 2
 
 
 @given(st.integers(1, 8), st.integers(1, 8), st.data())

@@ -16,6 +16,8 @@ import pytest
 from motley.orchestrator.api.web import PAGE_PATHS
 from motley.orchestrator.app import Orchestrator, OrchestratorConfig
 
+from .conftest import DEADLINE_S
+
 WEB = files("motley.orchestrator") / "web"
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 HOSTILE = "<img src=x onerror=\"document.title='owned'\">"
@@ -123,7 +125,7 @@ async def test_hostile_names_are_text_in_a_real_browser(mesh: Any, new_node: Any
         stderr=asyncio.subprocess.DEVNULL,
     )
     try:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(DEADLINE_S):
             output, _ = await browser.communicate()
     finally:
         if browser.returncode is None:

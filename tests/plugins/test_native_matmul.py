@@ -287,7 +287,7 @@ print("done")
 @pytest.mark.skipif(sys.platform == "win32", reason="pages are fenced by mprotect")
 def test_nothing_is_read_beyond_the_last_byte() -> None:
     root = Path(__file__).parents[2]
-    ran = subprocess.run([sys.executable, "-c", BEYOND], capture_output=True, text=True, timeout=100, cwd=root)
+    ran = subprocess.run([sys.executable, "-c", BEYOND], capture_output=True, text=True, timeout=200, cwd=root)
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, "done\n", "")
 
 

@@ -64,7 +64,7 @@ def run_ranks(size: int, part: str, folder: Path, *extra: str) -> list[dict[str,
             rank.stdin.write(line)
             rank.stdin.flush()
         for rank in ranks:
-            _, errors = rank.communicate(timeout=60)
+            _, errors = rank.communicate(timeout=120)
             assert not rank.returncode, errors
     finally:
         for rank in ranks:
@@ -482,7 +482,7 @@ def test_calls_on_a_devices_streams_take_their_order(meshes: list[Communicator],
 
     for rank, stream in enumerate(streams):
         values = pinned[rank].host.view(np.float32)
-        stream.submit(lambda rank=rank, values=values: gate.wait(10) and values.fill(rank + 1), "a kernel")
+        stream.submit(lambda rank=rank, values=values: gate.wait(60) and values.fill(rank + 1), "a kernel")
         driver.copy(buffers[rank], values.ctypes.data, 400, stream)
         for count in (3, 100):  # staging grows under way
             process.run([call(rank, count)])

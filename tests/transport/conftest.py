@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import math
+import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from motley.transport import Communicator, Listener, Membership, Plain, Tls, connect_mesh
+from motley.transport import Communicator, Listener, Membership, Plain, Tls, connect_mesh, mesh
 
 SECRET = b"a secret of the session".ljust(32)
 AGREEMENT = hashlib.sha256(b"the plan").digest()
@@ -32,7 +36,8 @@ def membership() -> Callable[..., Membership]:
 def run_ranks() -> RunRanks:
     """``run_ranks(size, work)`` builds a mesh, runs ``work(communicator)`` on each rank, returns results or errors.
 
-    `changes` are to the membership of each rank, `security` is each rank's, `options` go to `connect_mesh`.
+    `changes` are to the membership of each rank, `security` is each rank's, `ended` is called with each rank that has
+    ended, `options` go to `connect_mesh`.
     """
 
     def run(
@@ -43,6 +48,7 @@ def run_ranks() -> RunRanks:
         timeout: float = 20.0,
         changes: Sequence[dict[str, Any]] | None = None,
         security: Sequence[Tls | Plain] | None = None,
+        ended: Callable[[int], Any] = lambda rank: None,
         **options: Any,
     ) -> list[Any]:
         with ExitStack() as stack:
@@ -61,8 +67,35 @@ def run_ranks() -> RunRanks:
                         return work(communicator)
                 except Exception as error:
                     return error
+                finally:
+                    ended(rank)
 
             pool = stack.enter_context(ThreadPoolExecutor(size))
-            return [future.result(timeout=60) for future in [pool.submit(one, rank) for rank in range(size)]]
+            return [future.result(timeout=120) for future in [pool.submit(one, rank) for rank in range(size)]]
+
+    return run
+
+
+@pytest.fixture
+def run_refused(run_ranks: RunRanks, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Any, Any]]:
+    """``run_refused(changes={...}, security=[...])``: what ranks 0 and 1 raise where they do not go together.
+
+    `changes` are to the membership of rank 1. Rank 0 waits for it until it has ended and all it has left was looked at.
+    """
+    over, looks = threading.Event(), iter(range(5))
+
+    def monotonic() -> float:
+        return math.inf if over.is_set() and next(looks, None) is None else 0.0
+
+    def ended(rank: int) -> None:
+        if rank == 1:
+            over.set()
+
+    def run(*, changes: dict[str, Any], **options: Any) -> tuple[Any, Any]:
+        monkeypatch.setattr(mesh, "time", SimpleNamespace(monotonic=monotonic, perf_counter=time.perf_counter))
+        first, second = run_ranks(
+            2, lambda communicator: None, timeout=0.1, changes=[{}, changes], ended=ended, **options
+        )
+        return first, second
 
     return run

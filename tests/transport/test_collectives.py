@@ -10,7 +10,7 @@ import tracemalloc
 import weakref
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from time import perf_counter, sleep
+from time import monotonic, perf_counter, perf_counter_ns, sleep
 from typing import Any
 
 import ml_dtypes
@@ -34,7 +34,9 @@ from motley.transport import (
     WireFormat,
 )
 from motley.transport import collectives as collectives_module
+from motley.transport import exchange as exchange_module
 from motley.transport import schedule as schedule_module
+from motley.transport import stats as stats_module
 from motley.transport.exchange import CROWDED_SPIN_S, FUTILE_SPIN_S, PARK_S, SPIN_S, Patience
 from motley.transport.link import wait_ready
 from motley.transport.schedule import Operation, Schedule, build
@@ -43,6 +45,34 @@ from motley.transport.wire import Op, pack_abort
 
 Run = Callable[..., list[Any]]
 Array = npt.NDArray[Any]
+LIMIT_S = 30.0
+
+
+def until(condition: Callable[[], Any]) -> None:
+    """Wait for what another rank does."""
+    deadline = monotonic() + LIMIT_S
+    while not condition():
+        assert monotonic() < deadline
+        sleep(1e-3)
+
+
+def is_waiting(communicator: Communicator) -> bool:
+    """It sleeps in a call until it hears of a peer."""
+    assert communicator._pulse is not None
+    return communicator._pulse.awaited is not tuple
+
+
+class Clock:
+    """Stands still until a test moves it on."""
+
+    def __init__(self) -> None:
+        self.now_ns = 10**9
+
+    def __call__(self) -> int:
+        return self.now_ns
+
+    def move(self, seconds: float) -> None:
+        self.now_ns += int(seconds * 1e9)
 
 
 def values(rank: int, elements: int, dtype: npt.DTypeLike = np.float32) -> Array:
@@ -532,18 +562,22 @@ def test_a_message_beyond_the_limit_is_refused_on_arrival(run_ranks: Run, monkey
 
 
 def test_a_silent_peer_times_out_by_name_and_everyone_learns_it(run_ranks: Run) -> None:
-    noticed = threading.Event()
+    begun, noticed = threading.Event(), threading.Event()
 
     def work(communicator: Communicator) -> None:
-        communicator.deadline_s = 0.3 if communicator.rank == 0 else 20.0
-        if communicator.rank == 2:
-            noticed.wait(20.0)  # alive, but in no collective
-            return
-        try:
-            communicator.all_reduce(np.zeros(4, np.float32), Algorithm.ONE_SHOT)
-        finally:
-            if communicator.rank == 1:
+        buffer = np.zeros(4, np.float32)
+        if communicator.rank == 0:
+            begun.wait(LIMIT_S)
+            communicator.deadline_s = 0.3
+            communicator.all_reduce(buffer, Algorithm.ONE_SHOT)
+        if communicator.rank == 1:
+            try:
+                pending = communicator.all_reduce_start(buffer, Algorithm.ONE_SHOT)
+                begun.set()  # rank 0 has heard of it whenever it looks
+                pending.finish()
+            finally:
                 noticed.set()
+        noticed.wait(LIMIT_S)  # rank 2 is alive, but in no collective
 
     errors = run_ranks(3, work)
     assert isinstance(errors[0], PeerTimeout)
@@ -554,14 +588,17 @@ def test_a_silent_peer_times_out_by_name_and_everyone_learns_it(run_ranks: Run) 
 
 
 def test_a_timeout_in_a_ring_names_the_rank_that_has_not_come(run_ranks: Run) -> None:
-    """Rank 0 waits for rank 3, which waits for rank 2, which waits for rank 1, which computes."""
+    """Rank 0 waits for rank 3, which waits for rank 2, which waits for rank 1, which computes; beats have told that."""
     noticed = threading.Event()
 
     def work(communicator: Communicator) -> None:
-        communicator.deadline_s = 1.5 if communicator.rank == 0 else 20.0
         if communicator.rank == 1:
-            noticed.wait(20.0)
+            noticed.wait(LIMIT_S)
             return
+        if communicator.rank == 0:
+            communicator.deadline_s = 1.5
+            told, here = communicator._pulse._watch._sequences, communicator._pulse.sequence  # type: ignore[union-attr]
+            until(lambda: min(told.get(rank, 0) for rank in (2, 3)) > here)
         try:
             communicator.all_reduce(np.zeros(4, np.float32), Algorithm.RING)
         finally:
@@ -602,18 +639,23 @@ def test_a_timeout_of_a_message_names_its_sender(run_ranks: Run) -> None:
 def test_a_timeout_sooner_than_beats_can_tell_names_the_rank_that_was_waited_for(
     run_ranks: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    noticed = threading.Event()
+    begun, noticed = threading.Event(), threading.Event()
 
     def work(communicator: Communicator) -> None:
-        monkeypatch.setattr(communicator._pulse, "last", lambda suspect: 1)
-        communicator.deadline_s = 0.3 if communicator.rank == 0 else 20.0
-        if communicator.rank == 2:
-            noticed.wait(20.0)
-            return
-        try:
-            communicator.all_reduce(np.zeros(4, np.float32), Algorithm.ONE_SHOT)
-        finally:
-            noticed.set()
+        buffer = np.zeros(4, np.float32)
+        if communicator.rank == 0:
+            monkeypatch.setattr(communicator._pulse, "last", lambda suspect: 1)
+            begun.wait(LIMIT_S)
+            communicator.deadline_s = 0.3
+            try:
+                communicator.all_reduce(buffer, Algorithm.ONE_SHOT)
+            finally:
+                noticed.set()
+        if communicator.rank == 1:
+            pending = communicator.all_reduce_start(buffer, Algorithm.ONE_SHOT)
+            begun.set()
+            pending.finish()
+        noticed.wait(LIMIT_S)
 
     error = run_ranks(3, work)[0]
     assert isinstance(error, PeerTimeout)
@@ -625,7 +667,7 @@ def test_a_long_spin_does_not_hide_a_deadline(run_ranks: Run) -> None:
 
     def work(communicator: Communicator) -> float:
         if communicator.rank == 1:
-            noticed.wait(20.0)
+            noticed.wait(60.0)
             return 0.0
         began = perf_counter()
         communicator.deadline_s = 0.1
@@ -636,7 +678,7 @@ def test_a_long_spin_does_not_hide_a_deadline(run_ranks: Run) -> None:
             noticed.set()
         return perf_counter() - began
 
-    assert 0.1 <= run_ranks(2, work, spin_s=5.0)[0] < 4.0
+    assert 0.1 <= run_ranks(2, work, spin_s=60.0)[0] < 30.0
 
 
 def test_an_accused_rank_accuses_nobody_else(run_ranks: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -648,6 +690,7 @@ def test_an_accused_rank_accuses_nobody_else(run_ranks: Run, monkeypatch: pytest
         return pack_abort(blamed, why)
 
     monkeypatch.setattr(collectives_module, "pack_abort", tell)
+    monkeypatch.setattr(collectives_module, "LAST_WORDS_S", LIMIT_S)  # those of rank 0 are waited for
 
     def work(communicator: Communicator) -> None:
         if communicator.rank == 0:
@@ -722,39 +765,51 @@ def test_calls_after_close_are_wrong(run_ranks: Run) -> None:
     assert run_ranks(2, work) == [None, None]
 
 
-def test_stats_tell_waiting_from_computing(run_ranks: Run) -> None:
+def test_stats_tell_waiting_from_computing(run_ranks: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rank 0 idles until rank 1 begins a step, then computes while rank 1 waits for it in the collective."""
+    clock, ranks = Clock(), dict[int, Communicator]()
+    for module in (stats_module, exchange_module):
+        monkeypatch.setattr(module, "perf_counter_ns", clock)
 
-    def work(communicator: Communicator) -> tuple[StatsSnapshot, float]:
+    def work(communicator: Communicator) -> StatsSnapshot:
         buffer = np.zeros(8, np.float32)
+        ranks[communicator.rank] = communicator
         communicator.all_reduce(buffer)
         communicator.stats.reset()
-        started = perf_counter()
         if communicator.rank == 0:
-            communicator.recv(1, 5.0)
-            started = perf_counter()
-            sleep(0.1)
+            communicator.recv(1, LIMIT_S)
+            until(lambda: is_waiting(ranks[1]))
+            clock.move(0.2)
         else:
-            sleep(0.1)
+            until(lambda: is_waiting(ranks[0]))
+            clock.move(0.1)
             communicator.send(b"", 0)
         communicator.all_reduce(buffer)
-        return communicator.stats.snapshot(), perf_counter() - started
+        return communicator.stats.snapshot()
 
-    (stats_0, elapsed_0), (stats_1, _) = run_ranks(2, work)
+    stats_0, stats_1 = run_ranks(2, work)
     assert stats_0.collectives == stats_1.collectives == 1
-    assert 0.1 <= stats_0.compute_s < elapsed_0 + 0.01  # its wait for the message is not in it
-    assert stats_1.compute_s >= 0.1
-    assert stats_1.wait_s >= 0.05
+    assert (stats_0.compute_s, stats_0.wait_s) == (0.2, 0)  # its wait for the message is in neither
+    assert (stats_1.compute_s, stats_1.wait_s) == (0.1, 0.2)
 
 
 def test_the_straggler_is_named(run_ranks: Run) -> None:
+    """Rank 1 comes 30 ms after the others have heard of each other."""
+    ranks, together = dict[int, Communicator](), threading.Barrier(3, timeout=LIMIT_S)
+
     def work(communicator: Communicator) -> StatsSnapshot:
         buffer = np.zeros(8, np.float32)
+        ranks[communicator.rank] = communicator
         communicator.barrier()
         communicator.stats.reset()
+        together.wait()  # all have left it
+        before = perf_counter_ns()
+        together.wait()
         for _ in range(5):
             if communicator.rank == 1:
+                until(lambda since=before: min(ranks[0]._exchange.heard_ns[2], ranks[2]._exchange.heard_ns[0]) > since)
                 sleep(0.03)
+                before = perf_counter_ns()
             communicator.all_reduce(buffer, Algorithm.ONE_SHOT)
         return communicator.stats.snapshot()
 
@@ -763,11 +818,10 @@ def test_the_straggler_is_named(run_ranks: Run) -> None:
     for rank in (0, 2):
         snapshot = snapshots[rank]
         assert snapshot.waited_for_s[1] == pytest.approx(snapshot.wait_s)
-        assert snapshot.last_s[1] > 0.1
-        assert snapshot.last_s[2 - rank] < 0.05
+        assert snapshot.wait_s >= snapshot.last_s[1] >= 0.15
+        assert snapshot.last_s[2 - rank] == 0
         assert snapshot.waited_for_s[rank] == snapshot.last_s[rank] == 0
-        assert snapshot.compute_s < snapshot.wait_s
-    assert snapshots[1].compute_s >= 0.15 > snapshots[1].wait_s
+    assert snapshots[1].compute_s >= 0.15
 
 
 def test_every_collective_is_recorded(run_ranks: Run) -> None:
@@ -777,6 +831,7 @@ def test_every_collective_is_recorded(run_ranks: Run) -> None:
         communicator.stats.reset()
         for _ in range(3):
             if communicator.rank == 1:
+                communicator.wait_message(0, LIMIT_S)  # it has begun
                 sleep(0.03)
             communicator.all_reduce(buffer, Algorithm.ONE_SHOT)
         pending = communicator.all_reduce_start(buffer)
@@ -793,7 +848,7 @@ def test_every_collective_is_recorded(run_ranks: Run) -> None:
         assert own[3].compute_s >= 0.03
         assert all(record.wire_s > 0 for record in own)
         for record in own[:3]:
-            assert (record.waited_for == 1 and record.wait_s > 0.01) if rank == 0 else record.compute_s >= 0.03
+            assert (record.waited_for == 1 and record.wait_s >= 0.03) if rank == 0 else record.compute_s >= 0.03
 
 
 def test_a_refused_call_is_no_end_of_computing(run_ranks: Run) -> None:
@@ -802,8 +857,8 @@ def test_a_refused_call_is_no_end_of_computing(run_ranks: Run) -> None:
     def work(communicator: Communicator) -> tuple[float, float]:
         buffer = np.zeros(8, np.float32)
         communicator.all_reduce(buffer)
-        communicator.stats.reset()
         began = perf_counter()
+        communicator.stats.reset()
         pending = communicator.all_reduce_start(buffer)
         pending.finish()
         sleep(0.05)
@@ -903,7 +958,7 @@ def test_thousands_of_collectives_leave_nothing_behind(run_ranks: Run) -> None:
                 process = psutil.Process()
                 handles = process.num_handles() if psutil.WINDOWS else process.num_fds()
                 gc.collect()
-                counts.append((handles, process.num_threads(), process.memory_info().rss))
+                counts.append((handles, threading.active_count(), process.memory_info().rss))
             communicator.all_reduce(buffer)
             buffer[:] = 1
         return counts

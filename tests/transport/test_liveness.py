@@ -231,7 +231,7 @@ def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
         end.close()
 
 
-def heard(pulse: Pulse, seconds: float = 5.0) -> bool:
+def heard(pulse: Pulse, seconds: float = 30.0) -> bool:
     """The pulse has called whoever waits for it."""
     return pulse in wait_ready([pulse], (), seconds)
 
@@ -265,11 +265,9 @@ def test_a_farewell_with_blame_reaches_the_waiting_thread(ends: tuple[socket.soc
 
 def test_the_end_of_a_connection_is_a_loss_at_once(ends: tuple[socket.socket, socket.socket]) -> None:
     ours = pulse(0, 1, ends[0])
-    began = time.monotonic()
     ends[1].close()
     assert heard(ours)
-    assert time.monotonic() - began < 2
-    with pytest.raises(PeerLost) as loss:
+    with pytest.raises(PeerLost, match=r"^rank 1 is lost: (?!no sign of life)") as loss:
         ours.raise_if_lost()
     assert loss.value.rank == 1
     ours.close()
@@ -282,7 +280,7 @@ def test_a_peer_that_does_not_read_gets_one_beat_at_a_time(ends: tuple[socket.so
         while True:
             ends[0].send(BEAT * 100)
     pulse = Pulse(watch(2), {1: peer}, {1: peer})
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 30
     while not peer.unsent and time.monotonic() < deadline:
         select.select((), (), (), 0.01)
     assert len(peer.unsent) == 1

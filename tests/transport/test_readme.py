@@ -35,6 +35,6 @@ def test_the_snippet_sums_between_two_processes(tmp_path: Path) -> None:
         for rank in "01"
     ]
     for rank in ranks:
-        out, err = rank.communicate(timeout=60)
+        out, err = rank.communicate(timeout=120)
         assert (out.strip(), err) == ("[3. 3. 3. 3.]", "")
         assert out.strip() in section

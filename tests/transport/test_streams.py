@@ -22,7 +22,7 @@ from tests.transport.cuda.memory import Memory
 
 Run = Callable[..., list[Any]]
 Array = np.ndarray[Any, Any]
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 
 
 class Gate(threading.Event):
@@ -72,7 +72,7 @@ def streams(form: HostStep | None) -> Iterator[Streams]:
     before = set(threading.enumerate())
     with Streams(form) as streams:
         yield streams
-    assert set(threading.enumerate()) == before
+    assert set(threading.enumerate()) <= before
 
 
 @pytest.fixture

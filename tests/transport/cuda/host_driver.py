@@ -20,7 +20,7 @@ from tests.transport.cuda.host_kernels import launch
 
 DEVICE = 1 << 60
 """Added to addresses as the device sees them, so that nothing mistakes one for the other."""
-STUCK_S = 20.0
+STUCK_S = 60.0
 
 Kernel = tuple[tuple[Path, ...], str]
 

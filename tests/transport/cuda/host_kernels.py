@@ -31,7 +31,7 @@ def _compile(sources: tuple[Path, ...]) -> ctypes.CDLL:
         source, library = Path(folder, "kernels.cpp"), Path(folder, "kernels.so")
         source.write_text("\n".join([Path(__file__).with_name("host.h").read_text(), *texts, *entries]))
         options = ["-std=c++17", "-O2", "-ffp-contract=off", "-U_FORTIFY_SOURCE", "-shared", "-fPIC"]
-        subprocess.run([compiler, *options, str(source), "-o", str(library)], check=True, timeout=60)
+        subprocess.run([compiler, *options, str(source), "-o", str(library)], check=True, timeout=100)
         return ctypes.CDLL(str(library))
 
 

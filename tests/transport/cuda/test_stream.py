@@ -23,7 +23,7 @@ from tests.transport.cuda.memory import Memory
 
 Run = Callable[..., list[Any]]
 Array = np.ndarray[Any, Any]
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 DTYPES: dict[str, Any] = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 
 
