@@ -11,8 +11,6 @@ import pytest
 
 from motley.protocol.mesh_pb2 import Described, Empty, ExpertLoad, ExpertReport, ModelProfile, RankCommand
 
-from .conftest import DEADLINE_S
-
 Motley = Callable[..., Awaitable[tuple[int, str, str]]]
 
 
