@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import chain
+from weakref import WeakSet
 
 import numpy as np
 import onnx
@@ -24,7 +25,7 @@ from motley.plugins.engine import DOMAIN, EngineError, RankGraph
 from motley.plugins.expert_engine import ExpertGraph
 from motley.plugins.mapped_share import Array, MappedShare
 from motley.plugins.native.matmul import Pool
-from motley.plugins.native.reach import choose_reach
+from motley.plugins.native.reach import Product, choose_reach, is_chosen
 from motley.plugins.native.rows import Action
 from motley.plugins.onnxruntime_kernels import Bind, kernel
 from motley.plugins.onnxruntime_lowering import MICROSOFT, SEQLENS, TOTAL_LENGTH, attention_nodes, attributes_of
@@ -112,6 +113,7 @@ class Threads:
     def __init__(self, count: int) -> None:
         _share_threads(count)
         self.count = count
+        self.workshops = WeakSet[Workshop]()
         try:
             self.pool = Pool(count)
         except ImportError as error:
@@ -136,6 +138,9 @@ class Workshop:
         self._share = MappedShare(graph.share_file)
         self._values: list[ort.OrtValue] = []
         self._moved: dict[str, Array] = {}
+        self.products: dict[int, list[Product]] = {}
+        """Of a token, by bits, until it is known how far ahead they should fetch."""
+        threads.workshops.add(self)
 
     def make(self, segments: Sequence[Segment]) -> list[Part]:
         """Parts of the segments that there is anything to do for, in order.
@@ -152,16 +157,22 @@ class Workshop:
         return parts
 
     def _choose_reach(self, parts: Iterable[Part]) -> None:
-        """Of products of a token, as decoding has them."""
-        products: dict[int, list[tuple[int, Action]]] = {}
+        """Of all that these threads compute: an expert alone may be too small to tell."""
         for part in parts:
-            if part.then and isinstance(part.segment.then, Kernel) and part.segment.then.node.op_type == PRODUCT:
-                then = part.segment.then
+            then = part.segment.then
+            if not part.then or not isinstance(then, Kernel) or then.node.op_type != PRODUCT:
+                continue
+            bits = attributes_of(then.node)["bits"]
+            if not is_chosen(bits):
                 rows = {name: np.zeros((1, self.width(name)), np.float32) for name in then.operands + then.results}
                 codes = self._moved[then.node.input[1]]
-                products.setdefault(attributes_of(then.node)["bits"], []).append((codes.nbytes, part.then(rows)))
-        for bits, some in products.items():
-            choose_reach(bits, some)
+                self.products.setdefault(bits, []).append((codes.nbytes, part.then(rows)))
+        workshops = list(self._threads.workshops)
+        for bits in list(self.products):
+            choose_reach(bits, [product for each in workshops for product in each.products.get(bits, ())])
+            if is_chosen(bits):
+                for each in workshops:
+                    each.products.pop(bits, None)
 
     def buffers(self, segments: Sequence[Segment], store: Store) -> dict[str, Array]:
         """A buffer [rows, width] for every value that crosses these segments, which are made; see `buffer_numbers`.
@@ -182,6 +193,7 @@ class Workshop:
         """Let go of the weights; the sessions must be gone."""
         self._values.clear()
         self._moved.clear()
+        self.products.clear()
         self._share.close()
 
     def _make(self, segment: Segment) -> Part:

@@ -14,22 +14,27 @@ from .library import library
 
 REACHES = ((8192, 0), (4096, 1024), (0, 4096), (0, 0))
 """What is tried: bytes ahead for the level-2 and for the level-1 cache; 0: no more than what is in use."""
-LEAST, MOST = 1 << 25, 1 << 27
-"""Bytes of weights that are worth a measurement, and that one reads in a pass. Fewer stay in a cache."""
-PASSES = 4
+LEAST, MOST = 1 << 25, 1 << 28
+"""Bytes of weights that are worth a measurement, and that a pass reads: more than most caches keep."""
+PASSES = 3
+
+Product = tuple[int, Callable[[], None]]
+"""Bytes of its weights, and what computes it."""
 
 _chosen: dict[int, tuple[int, int]] = {}
 
 
-def choose_reach(bits: int, products: Sequence[tuple[int, Callable[[], None]]]) -> None:
+def is_chosen(bits: int) -> bool:
+    """Whether it was measured in this process."""
+    return bits in _chosen
+
+
+def choose_reach(bits: int, products: Sequence[Product]) -> None:
     """Let products of this process fetch as far ahead as these are fastest with; once for each of `bits`.
 
-    It takes a tenth of a second, and nothing where there are too few weights to tell.
-
-    Args:
-        products: bytes of weights of each, and what computes it.
+    It takes some tenths of a second, and nothing where there are too few weights to tell.
     """
-    if bits in _chosen or sum(size for size, _ in products) < LEAST:
+    if is_chosen(bits) or sum(size for size, _ in products) < LEAST:
         return
     some, total = [], 0
     for size, product in products:

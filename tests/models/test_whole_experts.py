@@ -24,6 +24,7 @@ from motley.daemon.weights.spec import SHARE_FILE, Placed
 from motley.plugins.cupy import ReferenceEngine, ReferenceExperts
 from motley.plugins.engine import DOMAIN, F32, EngineError, EngineFactory, EngineOptions
 from motley.plugins.expert_engine import Expert, ExpertEngineFactory, ExpertGraph
+from motley.plugins.native import reach
 from motley.plugins.onnxruntime import OnnxRuntimeEngine
 from motley.plugins.onnxruntime_hosted import OnnxRuntimeExperts
 from tests.models.cases import Case, LocalSession, dense_cases, expert_cases, uneven_shares
@@ -327,3 +328,28 @@ def test_experts_are_apart_and_outlive_each_other(factory: ExpertEngineFactory, 
 def test_unknown_settings_are_refused(factory: ExpertEngineFactory) -> None:
     with pytest.raises(EngineError, match="speed"):
         factory(EngineOptions(extra={"speed": "high"}))
+
+
+def test_experts_that_are_too_small_alone_tell_how_far_ahead_to_fetch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that is closed meanwhile does not count; answers are the same before and after."""
+    (case,) = (case for case in expert_cases() if str(case) == "mixtral")
+    graphs = [share(case, "int4", tmp_path / str(index), 0, index) for index in range(4)]
+    monkeypatch.setattr(reach, "_chosen", {})
+    engine = OnnxRuntimeExperts(EngineOptions())
+    x = np.random.default_rng(7).standard_normal((1, case.config.hidden), np.float32)
+    engine.open(graphs[0]).close()
+    first = engine.open(graphs[0])
+    before = first(x).copy()
+    size = sum(size for workshop in engine._threads.workshops for size, _ in workshop.products[4])
+    monkeypatch.setattr(reach, "LEAST", 2 * size + 1)
+    opened = [engine.open(graphs[1])]
+    assert not reach.is_chosen(4)
+    opened.append(engine.open(graphs[2]))
+    assert reach.is_chosen(4)
+    assert not any(workshop.products for workshop in engine._threads.workshops)
+    np.testing.assert_array_equal(first(x), before)
+    opened.append(engine.open(graphs[3]))
+    assert not any(workshop.products for workshop in engine._threads.workshops)
+    engine.close()
