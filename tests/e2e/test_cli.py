@@ -121,7 +121,7 @@ async def test_demo_of_experts() -> None:
     answer = await last_json("demo", "--moe", "--tokens", "60")
     assert (answer["ranks"], answer["experts"], answer["replicas"], answer["tokens"]) == (4, 8, 2, 60)
     (killed,) = answer["killed"]
-    assert killed in ("machine-b", "machine-c", "machine-d")
+    assert killed in ("machine-a", "machine-b", "machine-c", "machine-d")
     assert answer["stall_ms"] > 0
     assert len(answer["text"]) > 60
     assert answer["identical_to_single_process"] is True
