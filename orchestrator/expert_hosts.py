@@ -190,6 +190,10 @@ class ExpertHost(Holder):
         return {worker.node_name for worker in self.group}
 
     @property
+    def node_ids(self) -> set[str]:
+        return {worker.node_id for worker in self.group}
+
+    @property
     def name(self) -> str:
         """Of its node, or of all that it is on: ``pc-b+pc-c``."""
         return "+".join(worker.node_name for worker in self.group)
@@ -440,10 +444,40 @@ class ExpertMap:
 
     def may_restart(self, host: ExpertHost, node_ids: Sequence[str], now: float) -> bool:
         """Whether a lost host may begin anew on the nodes that have the names of its own now."""
-        others = [worker.node_id for worker in host.group] != list(node_ids)
         patience_s = RESTART_S * 2 ** min(host.restarts, RESTARTS)
         ended = all(worker.ended for worker in host.group)
-        return ended and (host.restarts < RESTARTS or others) and now >= host.lost_at + patience_s
+        return ended and now >= host.lost_at + patience_s and self._may_return(host, node_ids)
+
+    def _may_return(self, host: ExpertHost, node_ids: Sequence[str]) -> bool:
+        """Whether a lost host may begin anew on these nodes at some time: not where it was lost too often, nor where
+        one of them is in another host."""
+        others = [worker.node_id for worker in host.group] != list(node_ids)
+        return (host.restarts < RESTARTS or others) and host.node_names.isdisjoint(self._busy)
+
+    @property
+    def _busy(self) -> set[str]:
+        """Names of the nodes that are in a host now."""
+        return set[str]().union(*(host.node_names for host in self.hosts if not host.gone))
+
+    def bound(self, node_ids: Mapping[str, str], *, complete: bool = False) -> set[str]:
+        """Names of nodes that cannot be in a new host: they are in one, or in a lost one that is still ending or may
+        begin anew.
+
+        Args:
+            node_ids: of the nodes that may have hosts now, by name.
+            complete: lost hosts that lack a node of theirs now do not count.
+        """
+        bound = self._busy
+        for host in [host for host in self.hosts if host.gone]:
+            own = [node_ids.get(worker.node_name, "") for worker in host.group]
+            if (all(own) or not complete) and self._may_return(host, own):
+                bound |= host.node_names
+            bound |= {worker.node_name for worker in host.group if not worker.ended}
+        return bound
+
+    def gave_up(self, host: ExpertHost) -> bool:
+        """Whether a host on just the nodes of this one is lost."""
+        return any(old.gone and old.node_ids == host.node_ids for old in self.hosts)
 
     @property
     def is_starting(self) -> bool:
@@ -453,18 +487,19 @@ class ExpertMap:
     def is_hopeless(self, now: float) -> bool:
         """Some experts have had no place for too long, no host is being started, and the planner has nothing to add."""
         waited = self.homeless_since is not None and now - self.homeless_since > HOMELESS_S
-        return waited and not self.is_starting and not self.stale
+        return waited and not self.is_starting and not self.stale and bool(self.waiting_for)
 
-    def homeless(self, free: Callable[[str], int]) -> int:
-        """Experts for which the hosts have no room, as the planner has found.
+    def lacking(self, free: Callable[[str], int]) -> int:
+        """Replicas for which the hosts have no room, as the planner has found.
 
         Args:
             free: see `question`.
         """
-        if self.homeless_since is None or self.stale:
+        if not self.short or self.stale:
             return 0
         count, size = len(self.keys), self._size
-        return max(0, count - sum(min(count, self._memory(host, free) // size) for host in self._living))
+        there = sum(min(count, self._memory(host, free) // size) for host in self._living)
+        return max(0, self.replicas * count - there)
 
     def on_node_lost(self, node_id: str) -> None:
         """The node of hosts that were lost before is lost as well."""

@@ -137,26 +137,27 @@ class Hosting:
 def more_groups(
     profile: ModelProfile, experts: ExpertMap, missing: int, nodes: Collection[Node], ranks: int, free: Free
 ) -> list[ExpertHost]:
-    """More hosts for a session whose experts are cut, with room for so many `missing` ones; none, if nodes have not.
+    """More hosts for a session whose experts are cut, with room for so many `missing` replicas, or for all experts once
+    less, and so on; none, if nodes have not.
 
     Args:
         nodes: in no host of it.
         ranks: of its trunk.
     """
-    index = ranks + len(experts.hosts)
-    try:
-        groups = form_groups(
-            offers(profile, nodes, free),
-            slices=experts.slices,
-            slice_bytes=slice_bytes(profile, experts.slices),
-            experts=missing,
-            replicas=1,
-            most=MAX_RANKS - index,
-        )
-    except PlacementError:
-        return []
-    others = MAX_RANKS + len(experts.members)
-    return group_hosts(profile, nodes, groups, len(experts.hosts), index, free, others)
+    index, count = ranks + len(experts.hosts), len(experts.keys)
+    for wanted in range(missing, 0, -count):
+        with suppress(PlacementError):
+            groups = form_groups(
+                offers(profile, nodes, free),
+                slices=experts.slices,
+                slice_bytes=slice_bytes(profile, experts.slices),
+                experts=min(count, wanted),
+                replicas=-(-wanted // count),
+                most=MAX_RANKS - index,
+            )
+            others = MAX_RANKS + len(experts.members)
+            return group_hosts(profile, nodes, groups, len(experts.hosts), index, free, others)
+    return []
 
 
 def offers(profile: ModelProfile, nodes: Iterable[Node], free: Free) -> list[Offer]:

@@ -19,7 +19,7 @@ HEARTBEAT_S = 1.0
 SILENCE_S = 5.0
 """A node that has been silent for this long is lost."""
 FORGET_S = 600.0
-"""A lost node is listed for so long, and for as long as a session has workers on it."""
+"""A lost node is listed for so long, and for as long as a session would start workers on it again."""
 FORGET_LEFT_S = 120.0
 """One that has left likewise: whoever ended it knows."""
 LEFT = "its daemon was ended there"

@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
 from motley.orchestrator.control import Control
-from motley.orchestrator.expert_hosts import SKEWED, Answer, ExpertMap, Question
+from motley.orchestrator.expert_hosts import SKEWED, Answer, ExpertHost, ExpertMap, Question
 from motley.orchestrator.hosting import Hosting, expert_host, more_groups
 from motley.orchestrator.nodes import Node, NodeTable, what_became
 from motley.orchestrator.planning.experts import PlacementError
@@ -75,6 +75,8 @@ CONTEXT_STEP = 256
 NARROWER = {"fp32": ("int8", "int4"), "fp16": ("int8", "int4"), "stored": ("int4",), "int8": ("int4",)}
 """What a model that does not fit may be quantised to."""
 TICK_S = 0.25
+QUESTIONS = 10
+"""In a row about the same experts, while others are promised the memory of each answer."""
 PLANNERS = 4
 """Questions about experts that are answered at a time: of one new session, and of those that lose or get hosts."""
 
@@ -529,32 +531,40 @@ class Serving:
 
     def _add_hosts(self, session: Session, experts: ExpertMap, now: float) -> None:
         """On nodes that have registered since the session was planned, and that it may use."""
-        names = set[str]().union(*(host.node_names for host in experts.hosts))
-        for node in self._able_nodes(session):
+        able = self._able_nodes(session)
+        bound = experts.bound({node.name: node.id for node in able})
+        for node in able:
             index = len(session.ranks) + len(experts.hosts)
-            if node.joined < session.planned or node.name in names or index == MAX_RANKS:
+            if node.joined < session.planned or node.name in bound or index == MAX_RANKS:
                 continue
             host = expert_host(session.profile, [node], [experts.slices], len(experts.hosts), index, self._room())
-            if host.memory_limit >= host.least_bytes:
-                self._carry_out(session, session.grow(host, now))
+            if host.memory_limit >= host.least_bytes and not experts.gave_up(host):
+                self._grow(session, host, now)
 
     def _add_groups(self, session: Session, experts: ExpertMap, now: float) -> None:
-        """Of nodes that are in no host now, for experts that have found no place on the hosts that are left. A lost
+        """Of nodes that are in no host now, for replicas that have found no place on the hosts that are left. A lost
         host that may come back as it was keeps its nodes, and so does one that is still ending."""
         if experts.slices == 1 or experts.is_starting:
             return
         room = self._room()
-        if not (missing := experts.homeless(room)):
+        if not (missing := experts.lacking(room)):
             return
-        able = {node.name: node for node in self._able_nodes(session)}
-        bound = set[str]()
-        for host in experts.hosts:
-            if not host.gone or host.node_names <= able.keys():
-                bound |= host.node_names
-            bound |= {worker.node_name for worker in host.group if not worker.ended}
-        idle = [node for name, node in able.items() if name not in bound]
-        for host in more_groups(session.profile, experts, missing, idle, len(session.ranks), room):
-            self._carry_out(session, session.grow(host, now))
+        able = self._able_nodes(session)
+        bound = experts.bound({node.name: node.id for node in able}, complete=True)
+        idle = [node for node in able if node.name not in bound]
+        hosts = more_groups(session.profile, experts, missing, idle, len(session.ranks), room)
+        if not any(map(experts.gave_up, hosts)):
+            for host in hosts:
+                self._grow(session, host, now)
+
+    def _grow(self, session: Session, host: ExpertHost, now: float) -> None:
+        self._carry_out(session, session.grow(host, now))
+        if host.index + 1 == MAX_RANKS:
+            _log.warning(
+                "session %s (%s) has had %d ranks and expert hosts, as many as can be: no other host can join it."
+                " Start it anew to use more nodes",
+                *(session.id, session.name, MAX_RANKS),
+            )
 
     def _able_nodes(self, session: Session) -> list[Node]:
         """Those that may be its hosts: what it asks for, and nobody that it does not name, if it names any."""
@@ -567,17 +577,20 @@ class Serving:
 
     async def _ask(self, session: Session, pose: Callable[[], Question]) -> Answer | PlacementError:
         """Ask the planner and do what it says. While it thinks, others may be promised the memory that it plans with:
-        then it is asked again."""
+        then it is asked again, `QUESTIONS` times in all."""
         try:
-            while True:
+            for _ in range(QUESTIONS):
                 question = pose()
                 try:
                     answer: Answer | PlacementError = await self._plan_apart(question)
                 except PlacementError as error:
                     answer = error
                 if isinstance(answer, PlacementError) or self._is_free(session.claims(answer)):
-                    self._carry_out(session, session.on_answer(question, answer, self._clock()))
-                    return answer
+                    break
+            else:
+                answer = PlacementError(f"others were promised the memory of {QUESTIONS} placements in a row")
+            self._carry_out(session, session.on_answer(question, answer, self._clock()))
+            return answer
         finally:
             del self._asking[session.id]
 
@@ -681,7 +694,7 @@ class Serving:
                 self.nodes.excuse(now - last)
             last = now
             self._control.drop_silent()
-            self.nodes.forget({worker.node_name for session in self.sessions for worker in session.workers})
+            self.nodes.forget(set[str]().union(*(session.node_names for session in self.sessions)))
             for session in self.sessions:
                 self._carry_out(session, session.on_time(now))
                 self._look_after_experts(session, now)

@@ -160,6 +160,12 @@ class Session:
         return next((worker for worker in self.workers if worker.index == index), None)
 
     @property
+    def node_names(self) -> set[str]:
+        """Of the nodes that it has workers on, or lost hosts that may begin anew."""
+        names = {worker.node_name for worker in self.workers if not worker.gone}
+        return names | (self.experts.bound({}) if self.experts and self.alive else set())
+
+    @property
     def leader(self) -> Rank:
         return self.ranks[0]
 
@@ -342,7 +348,8 @@ class Session:
         if isinstance(answer, Answer):
             self.experts.adopt(answer)
             return self._go_on(now)
-        self.experts.stay(str(answer), now)
+        if not question.worth:  # else it was about the balance, and all have a place
+            self.experts.stay(str(answer), now)
         return []
 
     def _give_up(self, experts: ExpertMap, now: float) -> list[Command]:

@@ -1,9 +1,9 @@
 """What a token is forecast to take with the trunk on some nodes and the experts on hosts: where to put the trunk. Pure.
 
-The trunk reads all its bytes for every token and waits for its slowest rank. For each layer a row goes to a host of a
-chosen expert and is back after the answer time of `motley.orchestrator.planning.experts`, without the link where that
-is the trunk's own node. Experts are poured over the hosts by answer times, within what each has room for beside the
-trunk: so a trunk also costs what it drives out of a fast node's memory.
+The trunk reads all its bytes for every token and waits for its slowest rank. For each layer rows go to the hosts of the
+chosen experts together, without a link where that is the trunk's own node, and are back when these have been read, one
+after another. Experts are poured over the hosts by answer times (see `motley.orchestrator.planning.experts`), within
+what each has room for beside the trunk: so a trunk also costs what it drives out of a fast node's memory.
 
 This compares places for the trunk, with links that are taken to be alike; it is no measure of time. What it leaves out
 (the slowest of a layer's answers, sums between the trunk's ranks, requests that share a step) hardly depends on the
@@ -55,7 +55,7 @@ def forecast(
     reads = [profile.expert_bytes / host.speed for host in hosts]
     rates = [1 / (link + read) for link, read in zip(links, reads, strict=True)]
     answer = sum(
-        part * (read + (0.0 if host.name in own else link))
+        part * (profile.experts_per_token * read + (0.0 if host.name in own else link))
         for part, read, link, host in zip(pour(placed, rates, slots), reads, links, hosts, strict=True)
     ) / max(1, placed)
     slowest = max(size / speed for size, speed in trunk)

@@ -45,8 +45,8 @@ const colours = new Map(); // by node's name, also of those that were there earl
 
 export const learnColours = (nodes) => nodes.forEach(({ name, colour }) => colours.set(name, colour));
 
-/** The class of a node's colour; a group of nodes has that of its first. */
-export const colour = (node) => `c${colours.get(node.split("+")[0])}`;
+/** The class of a node's colour, or of grey where the node is forgotten; a group of nodes has that of its first. */
+export const colour = (node) => `c${colours.get(node.split("+")[0]) ?? "-forgotten"}`;
 
 /** Show a message in an element, or hide it if there is none. */
 export function tell(element, message) {

@@ -13,6 +13,7 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from motley.orchestrator.expert_hosts import (
+    HOMELESS_S,
     REBALANCE_S,
     RESTART_S,
     RESTARTS,
@@ -135,6 +136,16 @@ def test_replicas_that_find_no_room_are_missed_but_nothing_fails() -> None:
     ask(experts, room)
     assert not experts.stale
     assert "need 2 different nodes; with room for experts there is 1 (node1), 1 missing" in experts.short
+
+
+def test_nothing_is_hopeless_while_all_experts_are_served() -> None:
+    experts, _ = made([8, 8], replicas=2)
+    experts.stay("others were promised the memory", 1)
+    assert not experts.is_hopeless(2 + HOMELESS_S)
+    for host in experts.hosts:
+        experts.lose(host, "unplugged", 1, ended=True, node_lost=True)
+    experts.stay("no host is left", 1)
+    assert experts.is_hopeless(2 + HOMELESS_S)
 
 
 def test_no_room_for_any_replica_is_an_error() -> None:

@@ -402,18 +402,23 @@ async def test_experts_too_large_for_a_node_are_on_groups(mesh: Any, new_node: A
     assert len(found["waiting_for"]) == 2
 
 
-async def test_a_group_that_loses_a_node_for_good_is_formed_anew_with_one_that_joins(
-    mesh: Any, new_node: Any, moe: ModelProfile
-) -> None:
-    """None of them has room for a whole expert."""
+async def grouped(mesh: Any, new_node: Any, moe: ModelProfile, names: str, replicas: int = 1) -> tuple[str, int]:
+    """A session of two experts with a third of both on every node, none of which has room for a whole one: the path to
+    its experts, and the bytes of a node."""
     del moe.expert_layers[1:]
     moe.expert_count, moe.expert_bytes, moe.expert_weight_bytes = 2, 1_000_008, 1_000_000
     part = moe.host_fixed_bytes + 6 * slice_bytes(moe, 8) + 5
-    for name, memory in [("pc", 10**5), ("b", part), ("c", part), ("d", part)]:
+    for name, memory in [("pc", 10**5), *((name, part) for name in names)]:
         node = await mesh.join(new_node(name, memory=memory))
         node.on_describe = lambda _: Described(profile=moe)
-    session = await mesh.serve(experts="parallel", context=1)
-    path = f"/api/sessions/{session['id']}/experts"
+    session = await mesh.serve(experts="parallel", context=1, replicas=replicas)
+    return f"/api/sessions/{session['id']}/experts", part
+
+
+async def test_a_group_that_loses_a_node_for_good_is_formed_anew_with_one_that_joins(
+    mesh: Any, new_node: Any, moe: ModelProfile
+) -> None:
+    path, part = await grouped(mesh, new_node, moe, "bcd")
     await mesh.nodes[3].leave()
     await mesh.poll(path, lambda body: body["short"])
     small = await mesh.join(new_node("small", memory=moe.host_fixed_bytes + slice_bytes(moe, 8)))
@@ -431,6 +436,63 @@ async def test_a_group_that_loses_a_node_for_good_is_formed_anew_with_one_that_j
     await mesh.join(new_node("d", memory=part))  # the old group is not started again: its nodes have no room
     await mesh.nodes[-2].leave()
     await mesh.poll(path, lambda body: body["hosts"][1]["state"] == "gone" and not body["waiting_for"])
+
+
+async def test_a_node_whose_group_goes_on_without_it_is_a_host_again(
+    mesh: Any, new_node: Any, moe: ModelProfile
+) -> None:
+    path, part = await grouped(mesh, new_node, moe, "bcd")
+    await mesh.nodes[3].leave()
+    await mesh.join(new_node("e", memory=part))
+    await mesh.poll(path, lambda body: len(body["hosts"]) == 2 and not body["waiting_for"])
+    await mesh.join(new_node("d", memory=part + 2 * slice_bytes(moe, 8)))  # that has room for a whole expert
+    body = await mesh.poll(path, lambda body: len(body["hosts"]) == 3 and body["hosts"][2]["state"] == "ready")
+    assert [(host["node"], host["state"]) for host in body["hosts"]] == [
+        ("b+c+d", "gone"),
+        ("b+c+e", "ready"),
+        ("d", "ready"),
+    ]
+
+
+async def test_a_replica_that_is_lost_with_a_group_is_restored_by_a_node_that_joins(
+    mesh: Any, new_node: Any, moe: ModelProfile
+) -> None:
+    path, part = await grouped(mesh, new_node, moe, "bcdefg", replicas=2)
+    await mesh.nodes[3].leave()
+    body = await mesh.poll(path, lambda body: body["short"])
+    assert (body["replicas"], body["waiting_for"]) == ({"asked": 2, "least": 1}, [])
+    await mesh.join(new_node("h", memory=part))
+    body = await mesh.poll(path, lambda body: body["replicas"]["least"] == 2 and not body["short"])
+    assert [host["state"] for host in body["hosts"]].count("gone") == 1
+    assert "h" in body["hosts"][2]["node"]
+
+
+async def test_a_session_whose_answers_always_come_too_late_asks_no_more(
+    mesh: Any, nodes: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others have been promised the memory each time."""
+    session = await mesh.serve()
+    path = f"/api/sessions/{session['id']}/experts"
+    monkeypatch.setattr(Serving, "_is_free", lambda *_: False)
+    status, body = await mesh.call("POST", f"{path}/rebalance")
+    assert (status, body["error"]["code"]) == (422, "insufficient_memory")
+    _, body = await mesh.call("GET", path)
+    assert body["short"] is None, "a better balance is not missed"
+    await nodes[2].leave()
+    body = await mesh.poll(path, lambda body: body["short"])
+    assert "promised" in body["short"]
+    assert body["waiting_for"]
+
+
+async def test_that_no_more_hosts_are_possible_is_logged(
+    mesh: Any, nodes: list[Any], new_node: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("motley.orchestrator.serving.MAX_RANKS", 5)
+    session = await mesh.serve()
+    assert "no other host can join" not in caplog.text
+    await mesh.join(new_node("tower"))
+    await mesh.poll(f"/api/sessions/{session['id']}", lambda body: len(body["hosts"]) == 4)
+    assert f"session {session['id']} (mix) has had 5 ranks and expert hosts" in caplog.text
 
 
 async def test_what_groups_lack_is_told(mesh: Any, new_node: Any, moe: ModelProfile) -> None:

@@ -10,6 +10,7 @@ import pytest
 from motley.orchestrator.expert_hosts import (
     HOMELESS_S,
     RESTART_S,
+    RESTARTS,
     RETIRE_S,
     ExpertHost,
     ExpertMap,
@@ -215,6 +216,43 @@ def test_a_group_whose_worker_has_died_begins_anew_together(session: Session) ->
     ((_, told),) = fill(session, [host], 23)
     assert list(told.placement.alive) == [True, True]
     assert len(host.serving) == 32
+
+
+def test_a_node_is_in_one_host_at_a_time(session: Session) -> None:
+    """One that is in a new group is not started with the old one, which thus waits for nobody."""
+    serve(session)
+    experts = experts_of(session)
+    lost = experts.hosts[0]
+    session.on_node_lost("pc", "unplugged", 10)
+    assert experts.bound({}) == session.node_names - {TRUNK} == {"pc", "laptop", "nas", "box"}
+    assert experts.bound({"laptop": "laptop"}, complete=True) == {"laptop", "nas", "box"}, "that is still ending"
+    session.on_event("laptop", event(1, released=Empty()), 11)
+    assert experts.bound({"laptop": "laptop"}, complete=True) == {"nas", "box"}
+    assert experts.may_restart(lost, ["pc anew", "laptop"], 1000)
+    session.grow(group(2, "laptop", "tower", 5, MAX_RANKS + 2), 12)
+    assert not experts.may_restart(lost, ["pc anew", "laptop"], 1000)
+    assert "pc" not in session.node_names
+    able = {name: name for name in ("laptop", "nas", "box", "tower")}
+    assert experts.bound({**able, "pc": "pc anew"}) == able.keys()
+    session.on_node_lost("tower", "unplugged", 13)
+    assert session.node_names == {TRUNK, "pc", "laptop", "nas", "box", "tower"}
+    session.fail(Failure(code="rank_failed"), 14)
+    assert session.node_names == {TRUNK, "nas", "box"}
+
+
+def test_the_nodes_of_a_group_that_was_lost_too_often_may_be_in_others(session: Session) -> None:
+    serve(session)
+    experts = experts_of(session)
+    lost = experts.hosts[0]
+    session.on_event("pc", event(MAX_RANKS, failed=Failure(code="worker_died", message="killed")), 10)
+    session.on_event("laptop", event(1, released=Empty()), 10)
+    able = {name: name for name in ("pc", "laptop", "nas", "box")}
+    assert experts.bound(able) == able.keys()
+    lost.restarts = RESTARTS
+    assert experts.bound(able) == {"nas", "box"}
+    assert experts.bound({**able, "pc": "pc anew"}) == able.keys(), "it is tried again there"
+    assert experts.gave_up(group(2, "laptop", "pc", 5, MAX_RANKS + 2)), "the same two are not"
+    assert not experts.gave_up(group(2, "laptop", "tower", 5, MAX_RANKS + 2))
 
 
 def test_whom_the_leader_blames_is_named(session: Session) -> None:

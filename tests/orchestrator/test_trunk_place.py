@@ -61,9 +61,9 @@ def test_before_all_there_is_room_for_what_was_asked_for(mixtral: ModelProfile) 
 
 
 def test_a_token_is_forecast(mixtral: ModelProfile) -> None:
-    """All on one node: reading the trunk, and of each layer an expert."""
+    """All on one node: reading the trunk, and of each layer two experts."""
     (alone,) = [beside(mixtral, [host("pc", 32, 10)], "pc")]
-    assert alone == Forecast(0, pytest.approx(TRUNK / 10e9 + 32 * 90e6 / 10e9))
+    assert alone == Forecast(0, pytest.approx(TRUNK / 10e9 + 32 * 2 * 90e6 / 10e9))
 
 
 def test_what_there_is_room_for(mixtral: ModelProfile) -> None:

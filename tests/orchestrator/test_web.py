@@ -112,15 +112,13 @@ def test_scripts_never_turn_text_into_markup_or_code() -> None:
         assert not re.search(rf"{sinks}|\bFunction\(|\"on[a-z]+\"", script.read_text("utf-8"))
 
 
-@pytest.mark.skipif(BROWSER is None, reason="needs Chromium")
-async def test_hostile_names_are_text_in_a_real_browser(mesh: Any, new_node: Any, tmp_path: Path) -> None:
-    await mesh.join(new_node(HOSTILE))
-    await mesh.serve(name=HOSTILE)
+async def shown(url: str, tmp_path: Path) -> str:
+    """What a real browser makes of the page."""
     browser = await asyncio.create_subprocess_exec(
         *(str(BROWSER), "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
         *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
         *(f"--user-data-dir={tmp_path / 'browser'}", "--virtual-time-budget=3000", "--dump-dom"),
-        mesh.orchestrator.http_url,
+        url,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.DEVNULL,
     )
@@ -130,8 +128,27 @@ async def test_hostile_names_are_text_in_a_real_browser(mesh: Any, new_node: Any
     finally:
         if browser.returncode is None:
             browser.kill()
-    page = output.decode()
+    return output.decode()
+
+
+@pytest.mark.skipif(BROWSER is None, reason="needs Chromium")
+async def test_hostile_names_are_text_in_a_real_browser(mesh: Any, new_node: Any, tmp_path: Path) -> None:
+    await mesh.join(new_node(HOSTILE))
+    await mesh.serve(name=HOSTILE)
+    page = await shown(mesh.orchestrator.http_url, tmp_path)
     escaped = HOSTILE.replace("<", "&lt;").replace(">", "&gt;")
     assert page.count(f">{escaped}</h3>") == 2  # the node and the session
     assert "<title>Motley</title>" in page
     assert page.count("<img") == 1  # the logo
+
+
+@pytest.mark.skipif(BROWSER is None, reason="needs Chromium")
+async def test_a_node_that_is_forgotten_has_a_colour_where_a_session_names_it(
+    mesh: Any, bard: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("motley.orchestrator.nodes.FORGET_S", 0.0)
+    await bard.leave()
+    await mesh.poll("/api/nodes", lambda body: not body["nodes"])
+    page = await shown(mesh.orchestrator.http_url, tmp_path)
+    assert 'class="swatch c-forgotten"' in page
+    assert "undefined" not in page
