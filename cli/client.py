@@ -98,17 +98,21 @@ class Client:
             CliError: it failed.
         """
         while session["state"] != "ready":
-            failure, workers = session["failure"], session["ranks"] + session["hosts"]
-            if failure is None and session["state"] == "closing":
-                raise CliError(f"session {session['name']!r} did not come up: it was closed")
-            # Others may have missed a rank before it could say itself why it ended.
-            if failure and all(worker["state"] == "gone" for worker in workers if worker["rank"] == failure["rank"]):
-                raise CliError(f"session {session['name']!r} did not come up: {failure['message']}")
-            for worker in workers:
+            failure = session["failure"]
+            name, reason = session["name"] or session["id"], failure["message"] if failure else "it was closed"
+            why = f"session {name!r} did not come up: {reason}"
+            if session["explained"]:  # others may miss a rank before it can say itself why it ended
+                raise CliError(why)
+            for worker in session["ranks"] + session["hosts"]:
                 if worker["loading"]["total_bytes"]:
                     show(worker_name(worker), worker["loading"]["done_bytes"], worker["loading"]["total_bytes"])
             await asyncio.sleep(POLL_S)
-            session = await self.call("GET", f"/api/sessions/{session['id']}")
+            try:
+                session = await self.call("GET", f"/api/sessions/{session['id']}")
+            except Refused as refusal:
+                if failure and refusal.code == "session_not_found":  # somebody has closed it
+                    raise CliError(why) from refusal
+                raise
         return session
 
     def _request(self, method: str, path: str, body: dict[str, Any] | None, *, patient: bool = False) -> _Request:
@@ -116,9 +120,16 @@ class Client:
         return _Request(self._http.request(method, self._url + path, json=body, timeout=timeout), self._url)
 
 
-def _at_usual_port(url: str) -> str:
-    parts = urlsplit(url)
-    return f"{parts.scheme}://{re.sub(':[0-9]+$', '', parts.netloc)}:{urlsplit(DEFAULT_URL).port}"
+def broke_off(url: str, error: Exception) -> str:
+    """Of an address where somebody listens, and gives no answer: an orchestrator that ended, or something else."""
+    parts, usual = urlsplit(url), urlsplit(DEFAULT_URL).port
+    told = f"what listens at {url} has gone, or is no HTTP server ({type(error).__name__})"
+    if parts.port == usual:
+        return told
+    at_usual = f"{parts.scheme}://{re.sub(':[0-9]+$', '', parts.netloc)}:{usual}"
+    return (
+        f"{told}: is that the port where nodes join? The API has its own, {at_usual} unless `motley up` says otherwise"
+    )
 
 
 class _Request:
@@ -138,10 +149,7 @@ class _Request:
                 f"no orchestrator answers at {self._url}; start one with `motley up` or name one with --url"
             ) from error
         except aiohttp.ClientError as error:
-            raise CliError(
-                f"what listens at {self._url} does not speak HTTP ({type(error).__name__}): is that the port where"
-                f" nodes join? The API has its own, {_at_usual_port(self._url)} unless `motley up` says otherwise"
-            ) from error
+            raise CliError(broke_off(self._url, error)) from error
         if response.status >= 400:
             code = param = None
             try:

@@ -8,7 +8,7 @@ import shlex
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,8 +37,6 @@ from motley.cli.options import (
 from motley.cli.show import console, counted, loading_bars
 from motley.daemon.weights.hub import no_model
 
-ENGINE = "onnxruntime"
-"""Without a word of another."""
 OPTIONS = {"quantisation": "--quant", "quantisations": "--quant", "engines": "--engine"}
 """Of a request's fields, where they are not called alike..."""
 IN_OPTIONS = {
@@ -223,7 +221,7 @@ class Wanted:
             return [f"{own} on {node}" for node, own in loaded.items() if own != wanted[node]]
 
         used = {name for worker in session["ranks"] + session["hosts"] for name in _nodes_of(worker)}
-        elsewhere = list(self.nodes) not in ([], session["nodes"]) and set(self.nodes) != used
+        elsewhere = planned and list(self.nodes) not in ([], session["nodes"]) and set(self.nodes) != used
         length = session["context"]
         quants, engines = unlike_on(self.quants, "quantisation"), unlike_on(self.engines, "engine")
         for option, unlike, how in (
@@ -232,7 +230,7 @@ class Wanted:
             ("--engine", self.engine not in (None, session["engine"]), f"by {session['engine']}"),
             ("--engine", bool(engines), f"by {', '.join(engines)}"),
             ("--context", planned and self.context not in (None, length), f"for {length} tokens"),
-            ("--nodes", elsewhere, f"on {', '.join(sorted(used)) or 'other nodes'}"),
+            ("--nodes", elsewhere, f"on {', '.join(sorted(used))}"),
             ("--shares", list(self.shares) not in ([], session["shares"]), "in other shares"),
             ("--exact", self.exact and not session["exact"], "without exact sums"),
             ("--experts", planned and not placed, f"with experts {layout}"),
@@ -279,22 +277,30 @@ async def _find(client: Client, model: str) -> dict[str, Any] | None:
     return None
 
 
-async def _load(client: Client, wanted: Wanted) -> dict[str, Any]:
-    """A session of the model, made if there is none."""
+async def load(client: Client, wanted: Wanted, show: Callable[[str, int, int], None]) -> dict[str, Any]:
+    """A ready session of the model, made if there is none; for `show` see `Client.wait_ready`.
+
+    Raises:
+        CliError: it cannot be, or is loaded otherwise than `wanted`.
+    """
     session = await _find(client, wanted.model)
     if session is None:
         if (path := Path(wanted.model)).is_file() and path.suffix != ".gguf":
             raise CliError(no_model(path))
         console.print(f"[dim]{escape(wanted.model)} is not served yet: loading it[/]")
         try:
-            return await client.call("POST", "/api/sessions", wanted.body, patient=True)
+            made = await client.call("POST", "/api/sessions", wanted.body, patient=True)
         except Refused as refusal:
             # Somebody else may have had the same idea a moment ago.
             if refusal.code == "name_in_use":
                 session = await _find(client, wanted.model) or await _find(client, Path(wanted.model).name)
             if session is None:
                 raise CliError(_in_options(str(refusal), refusal.param)) from refusal
+        else:
+            return await client.wait_ready(made, show)
     wanted.check(session)
+    session = await client.wait_ready(session, show)
+    wanted.check(session)  # what was still in planning may have come out otherwise
     return session
 
 
@@ -304,9 +310,15 @@ def _stop(session: dict[str, Any]) -> str:
 
 
 def _again(session: dict[str, Any]) -> str:
-    """The command that starts a session anew as it was, for a shell."""
+    """The command that starts a session anew as it was, for a shell; but for `block`, `wire` and `threads`, which only
+    the API knows."""
+    from motley.orchestrator.sessions import SessionRequest
+
     words = ["motley", "run", session["model"], "PROMPT"]
-    for option, kind, default in (("--quant", "quantisation", Quantisation.STORED), ("--engine", "engine", ENGINE)):
+    for option, kind, default in (
+        ("--quant", "quantisation", SessionRequest.quantisation),
+        ("--engine", "engine", SessionRequest.engine),
+    ):
         whole = [session[kind]] if session[kind] != default else []
         for value in whole + [f"{own}@{node}" for node, own in session[f"{kind}s"].items()]:
             words += [option, value]
@@ -314,6 +326,7 @@ def _again(session: dict[str, Any]) -> str:
         ("--context", session["context"]),
         ("--nodes", ",".join(session["nodes"])),
         ("--shares", ",".join(f"{share:g}" for share in session["shares"])),
+        ("--experts", session["experts"]),
         ("--replicas", session["replicas"] if session["replicas"] > 1 else 0),
         ("--trunk", len(session["ranks"]) if session["hosts"] and len(session["ranks"]) > 1 else 0),
     ):
@@ -328,7 +341,7 @@ def _nodes_of(worker: dict[str, Any]) -> list[str]:
 
 async def _answer(client: Client, wanted: Wanted, body: dict[str, Any], as_json: bool) -> None:
     with loading_bars() as bars:
-        session = await client.wait_ready(await _load(client, wanted), bars.advance_to)
+        session = await load(client, wanted, bars.advance_to)
     context, most = session["context"], body["max_tokens"]
     if most > context:
         console.print(f"[yellow]--max-tokens {most}[/] is cut: prompt and answer have {context} tokens (the context)")

@@ -70,8 +70,10 @@ CLOSE_S = 15.0
 """The longest wait for a session's ranks to be released."""
 DEFAULT_CONTEXT = 4096
 """Tokens, or what the model allows if that is less."""
+HINT_S = 10.0
+"""Where a model does not fit, what would is looked for no longer than this."""
 CONTEXT_STEP = 256
-"""Where a model does not fit, the largest context that does is told in such steps."""
+"""The largest context that would is told in such steps."""
 NARROWER = {"fp32": ("int8", "int4"), "fp16": ("int8", "int4"), "stored": ("int4",), "int8": ("int4",)}
 """What a model that does not fit may be quantised to."""
 TICK_S = 0.25
@@ -89,6 +91,10 @@ class ServingError(Exception):
     def __init__(self, failure: Failure) -> None:
         super().__init__(failure.message)
         self.failure = failure
+
+
+class DescriptionError(ServingError):
+    """A node says that the model cannot be served, or not so quantised."""
 
 
 @dataclass
@@ -165,10 +171,11 @@ class Serving:
                 try:
                     async with self._laying_out:
                         self._check_planning(session)
-                        ranks, experts = await self._lay_out(session, spec, profiles, context)
+                        ranks, experts = await self._lay_out(session, request, spec, profiles, context)
                         self._carry_out(session, session.assign(spec, profile, ranks, context, self._clock(), experts))
                 except (PlanError, PlacementError) as error:
-                    raise type(error)(f"{error}\n{await self._what_fits(session, spec, profiles, context)}") from error
+                    hint = await self._what_fits(session, parts, spec, profiles, context)
+                    raise type(error)(f"{error}\n{hint}" if hint else str(error)) from error
             except BaseException:
                 self.sessions.remove(session)
                 raise
@@ -247,7 +254,12 @@ class Serving:
         return parts
 
     async def _describe(self, session: Session, spec: ModelSpec, node: Node) -> Profiles:
-        """What the model costs in each of its quantisations."""
+        """What the model costs in each of its quantisations.
+
+        Raises:
+            DescriptionError: it cannot be served.
+            ServingError: the session was closed, the node is lost or says nothing of use.
+        """
         request = session.request
         future: asyncio.Future[Described] = asyncio.get_running_loop().create_future()
         self._describing[session.id] = node, future
@@ -263,7 +275,8 @@ class Serving:
             del self._describing[session.id]
         if described.HasField("failure"):
             message = f"node {node.name!r}: {described.failure.message}"
-            raise _error(described.failure.code or "unsupported_model", message, "model")
+            code = described.failure.code or "unsupported_model"
+            raise DescriptionError(Failure(code=code, message=message, param="model"))
         profiles = [described.profile, *described.beside]
         needed = ["name", "kv_groups", "attention_splits", "mlp_units", "mlp_unit_bytes", "context_length"]
         if described.profile.expert_layers:
@@ -275,11 +288,12 @@ class Serving:
         return dict(zip((spec.quantisation, *spec.beside), profiles, strict=True))
 
     async def _lay_out(
-        self, session: Session, spec: ModelSpec, profiles: Profiles, context: int
+        self, session: Session, request: SessionRequest, spec: ModelSpec, profiles: Profiles, context: int
     ) -> tuple[list[Rank], ExpertMap | None]:
-        """The ranks of a session and, in parallel, what its experts are on: groups of nodes where there is no room for
-        whole ones. In ``auto`` it is sliced where the trunk or whole experts do not fit in parallel."""
-        request, profile = session.request, profiles[spec.quantisation]
+        """The ranks of a session by its request, or by another that is tried for it, and, in parallel, what its experts
+        are on: groups of nodes where there is no room for whole ones. In ``auto`` it is sliced where the trunk or whole
+        experts do not fit in parallel."""
+        profile = profiles[spec.quantisation]
         explicit = request.experts != "auto" or request.replicas > 1 or request.trunk > 1
         while True:
             session.planned = self._clock()
@@ -303,13 +317,13 @@ class Serving:
                 ranks = trunks[0]
                 try:
                     experts = hosting.on_nodes(ranks)
-                    answer = await self._first_answer(experts, ranks)
+                    answer = await self._first_answer(session, experts, ranks)
                 except PlacementError as error:
                     if not explicit:
                         raise
                     _check_alive(parts, ranks)
                     ranks, experts = hosting.on_groups(trunks, error)
-                    answer = await self._first_answer(experts, ranks)
+                    answer = await self._first_answer(session, experts, ranks)
             except (PlanError, PlacementError):
                 self._check_planning(session)
                 if explicit:
@@ -323,33 +337,59 @@ class Serving:
                 return ranks, experts
         return self._plan(request, profiles, context, self._parts_now(request, profiles)), None
 
-    async def _what_fits(self, session: Session, spec: ModelSpec, profiles: Profiles, context: int) -> str:
-        """What would fit of a model that does not: in a shorter context, or in narrower weights."""
+    async def _what_fits(
+        self, session: Session, parts: Sequence[_Part], spec: ModelSpec, profiles: Profiles, context: int
+    ) -> str:
+        """What would fit of a model that does not, in a shorter context or in narrower weights. Empty where it is nodes
+        that are missing, and where nobody found out: within `HINT_S`, and with the nodes that were asked for.
+
+        Raises:
+            ServingError: the session was closed meanwhile.
+        """
+        if session.request.replicas > max(1, len(self._able_nodes(session))):
+            return ""
+        try:
+            async with asyncio.timeout(HINT_S):
+                hint = await self._look_for_fits(session, parts, spec, profiles, context)
+        except (TimeoutError, ServingError):
+            hint = ""
+        self._check_planning(session)
+        return hint if all(part.node.alive for part in parts) else ""
+
+    async def _look_for_fits(
+        self, session: Session, parts: Sequence[_Part], spec: ModelSpec, profiles: Profiles, context: int
+    ) -> str:
+        request = session.request
+        everywhere = " on every node" if request.quantisations else ""
         ways, longest = [], 0
-        for narrower in (None, *NARROWER.get(session.request.quantisation, ())):
-            trial = session
-            with contextlib.suppress(ServingError, LayoutError, SetupError):  # a model or a node that cannot do that
+        for narrower in (None, *NARROWER.get(request.quantisation, ())):
+            trial = request
+            # Models and nodes that cannot do that.
+            with contextlib.suppress(DescriptionError, LayoutError, SetupError):
                 if narrower is not None:
-                    request = replace(session.request, quantisation=narrower, quantisations={})
-                    trial, parts = replace(session, request=request), self._choose_parts(request)
-                    spec = _spec(request, parts)
-                    profiles = await self._describe(trial, spec, parts[0].node)
-                fits = await self._largest_context(trial, spec, profiles, context)
+                    trial = replace(request, quantisation=narrower, quantisations={})
+                    own = [_Part(part.node, _setup(trial, part.node)) for part in parts]
+                    spec = _spec(trial, own)
+                    profiles = await self._describe(session, spec, own[0].node)
+                fits = await self._largest_context(session, trial, spec, profiles, context)
                 if fits > longest:
                     longest = fits
                     in_context = f"with a context of {fits}"
-                    narrowed = f"quantised to {narrower}" + (f" {in_context}" if fits < context else "")
+                    narrowed = f"quantised to {narrower}{everywhere}" + (f" {in_context}" if fits < context else "")
                     ways.append(narrowed if narrower else in_context)
-        self._check_planning(session)
         return f"It fits {', or '.join(ways)}." if ways else "It does not fit in a shorter context or narrower weights."
 
-    async def _largest_context(self, session: Session, spec: ModelSpec, profiles: Profiles, most: int) -> int:
+    async def _largest_context(
+        self, session: Session, request: SessionRequest, spec: ModelSpec, profiles: Profiles, most: int
+    ) -> int:
         """Tokens, `most` or a multiple of `CONTEXT_STEP`; 0: none fit."""
 
         async def fits(context: int) -> bool:
+            await asyncio.sleep(0)  # between two layouts it is everybody's turn
             try:
                 async with self._laying_out:
-                    await self._lay_out(session, spec, profiles, context)
+                    self._check_planning(session)
+                    await self._lay_out(session, request, spec, profiles, context)
             except (PlanError, PlacementError):
                 return False
             return True
@@ -366,7 +406,8 @@ class Serving:
         """Who takes part. Whoever has joined meanwhile, and would hold the model as nobody did, comes too late."""
         return [part for part in self._choose_parts(request) if part.setup.quantisation in profiles]
 
-    async def _first_answer(self, experts: ExpertMap, ranks: Sequence[Rank]) -> Answer:
+    async def _first_answer(self, session: Session, experts: ExpertMap, ranks: Sequence[Rank]) -> Answer:
+        self._check_planning(session)  # or the planners may be shut down
         question = experts.first_question(self._room([*ranks, *experts.hosts, *experts.members]))
         return await self._plan_apart(question)
 
@@ -705,9 +746,8 @@ class Serving:
         """Send what a session decided, and tell everyone who waits for it."""
         for node_id, command in commands:
             self._control.send(node_id, OrchestratorMessage(rank=command))
-        if not session.alive:
-            failure = session.failure if session.state is State.FAILED else None
-            self._end_requests(session, failure or self._closed(session))
+        if session.explained or session.state is State.CLOSING:  # soon: whoever is to blame is released
+            self._end_requests(session, session.failure or self._closed(session))
         if session.state is State.CLOSING and session.over:
             self.sessions.remove(session)
             self._heard.pop(session.id, None)

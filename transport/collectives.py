@@ -594,7 +594,8 @@ class Communicator:
 
     def _break(self, error: BaseException) -> None:
         """Close the communicator for good and tell the peers whom to blame."""
-        why = str(error) or repr(error)
+        of_python = type(error).__module__ == "builtins"  # whose words say little without the name
+        why = repr(error) if of_python else str(error) or repr(error)
         if isinstance(error, TransportError):
             self._broken = error
         else:

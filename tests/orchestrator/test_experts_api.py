@@ -688,6 +688,9 @@ async def test_replicas_without_memory_are_refused_with_the_shortage(
     assert [line.split(":")[0] for line in message.splitlines() if line[0] == " "] == ["  pc", "  laptop", "  box"]
     assert "laptop: 1.00 GB free, room for 24" in message
     assert "There is room for 2 of each: `--replicas 2`." in message
+    assert message.endswith("narrower weights.")
+    status, body = await mesh.call("POST", "/api/sessions", {"model": "mix", "replicas": 4})
+    assert (status, "It does not fit" in body["error"]["message"]) == (422, False), "it is nodes that are missing"
     assert (await mesh.call("POST", "/api/sessions", {"model": "mix", "replicas": 2}))[0] == 201
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from motley.protocol.mesh_pb2 import Described, Empty, ExpertLoad, ExpertReport, ModelProfile, RankCommand
+from motley.protocol.mesh_pb2 import Described, Empty, ExpertLoad, ExpertReport, Failure, ModelProfile, RankCommand
 
 Motley = Callable[..., Awaitable[tuple[int, str, str]]]
 
@@ -39,6 +39,15 @@ async def test_run_asks_for_experts_and_says_what_it_got(mesh: Any, nodes: list[
         status, _, err = await motley("run", "mix", "Hi", option, value)
         expected = f"session 'mix' has 'mix' loaded {how}: leave out {option}, or close it first with `motley stop mix`"
         assert (status, err) == (1, f"motley: {expected}\n")
+
+
+async def test_a_failed_session_is_started_again_in_its_layout(mesh: Any, nodes: list[Any], motley: Motley) -> None:
+    session = await mesh.serve(model="/models/mix", experts="sliced")
+    await nodes[0].event(nodes[0].commands[0], failed=Failure(code="wrong_results", message="it computes wrongly"))
+    await mesh.session(session["id"], "failed")
+    status, _, err = await motley("run", "mix", "Hi")
+    assert status == 1
+    assert err.endswith(f"motley run /models/mix PROMPT --context {session['context']} --experts sliced\n")
 
 
 async def test_a_model_without_experts_says_so(mesh: Any, bard: Any, motley: Motley) -> None:

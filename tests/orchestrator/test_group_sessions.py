@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from motley.orchestrator.api.sessions import session_json
 from motley.orchestrator.expert_hosts import (
     HOMELESS_S,
     RESTART_S,
@@ -196,6 +197,16 @@ def test_without_another_replica_the_reason_is_told(session: Session) -> None:
     assert session.failure.code == "insufficient_memory"
     assert "nodes 'pc' and 'laptop' (experts): node 'pc' is lost: on fire" in session.failure.message
     assert "nodes 'nas' and 'box' (experts): node 'nas' is lost: unplugged" in session.failure.message
+
+
+def test_who_is_to_blame_in_a_group_has_its_say(session: Session) -> None:
+    blamed = Failure(code="peer_lost", message="rank 0 is gone", lost_rank=MAX_RANKS + 1)
+    session.on_event("laptop", event(1, failed=blamed), 10)
+    told = session_json(session)
+    assert (told["state"], told["explained"]) == ("failed", False)
+    session.on_event("pc", event(MAX_RANKS, failed=Failure(code="load_failed", message="no such file")), 10)
+    told = session_json(session)
+    assert (told["explained"], told["failure"]["code"]) == (True, "load_failed")
 
 
 def test_a_group_whose_worker_has_died_begins_anew_together(session: Session) -> None:

@@ -15,7 +15,7 @@ import openai
 import pytest
 
 from motley.orchestrator import serving
-from motley.protocol.mesh_pb2 import Delta, Empty, Failure, Generate, LogprobRow, TokenLogprob
+from motley.protocol.mesh_pb2 import Delta, Empty, Failure, Generate, LogprobRow, RankCommand, TokenLogprob
 
 from .conftest import DEADLINE_S
 
@@ -222,6 +222,28 @@ async def test_a_lost_node_ends_its_requests_at_once(mesh: Any, bard: Any) -> No
     assert "the session of 'bard' has failed" in body["error"]["message"]
     _, body = await mesh.call("GET", "/v1/models")
     assert body["data"] == []
+
+
+async def test_a_request_ends_with_the_word_of_the_rank_to_blame(mesh: Any, new_node: Any) -> None:
+    first, second = [await mesh.join(new_node(name)) for name in ("pc", "box")]
+    await mesh.serve(nodes=["pc", "box"])
+    first.answer = stuck
+
+    async def explain(command: RankCommand) -> None:
+        if command.WhichOneof("body") == "release":
+            await second.event(command, failed=Failure(code="out_of_memory", message="its GPU is full"))
+
+    second.on_rank = explain
+    async with mesh.http.post("/v1/completions", json={**COMPLETION, "stream": True}) as response:
+        await response.content.readline()
+        lost = Failure(code="peer_lost", message="rank 1 is lost", lost_rank=2)
+        await first.event(first.commands[-1], failed=lost)
+        async with asyncio.timeout(DEADLINE_S):
+            last = last_event(await response.text())
+    assert (last["error"]["code"], last["error"]["message"]) == (
+        "out_of_memory",
+        "node 'box' (rank 1): its GPU is full",
+    )
 
 
 async def test_a_node_that_leaves_ends_its_requests_and_is_said_to_have_left(mesh: Any, bard: Any) -> None:

@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 
+from motley.cli.client import Client, broke_off
+from motley.cli.errors import CliError
+from motley.cli.options import Experts
+from motley.cli.run import Wanted, load
 from motley.cli.show import LINE_S, LoadingLines
 from motley.orchestrator.app import Orchestrator, OrchestratorConfig
-from motley.protocol.mesh_pb2 import Delta, Failure, Generate
+from motley.protocol.mesh_pb2 import Delta, Describe, Described, Empty, Failure, Generate, ModelProfile, RankCommand
 
 Motley = Callable[..., Awaitable[tuple[int, str, str]]]
+ALIKE_AND_NOT: tuple[dict[str, Any], ...] = ({"nodes": ["a", "b"]}, {"context": 200}, {"nodes": ["a"]})
+
+
+def wanted(**asked: Any) -> Wanted:
+    """The model "bard", with what is asked for."""
+    whichever = {"quant": None, "quants": {}, "engine": None, "engines": {}, "context": None, "nodes": [], "shares": []}
+    layout = {"exact": False, "experts": Experts.AUTO, "replicas": 1, "trunk": 1}
+    return Wanted(**{"model": "bard", **whichever, **layout, **asked})
 
 
 async def test_a_session_that_has_failed_says_why_and_how_to_go_on(mesh: Any, new_node: Any, motley: Motley) -> None:
@@ -54,6 +68,57 @@ async def test_what_others_saw_of_it_is_not_the_reason(mesh: Any, new_node: Any,
     status, _, err = await motley("run", "bard", "Hi", "--nodes", "a,b")
     assert status == 1
     assert err.endswith("session 'bard' did not come up: node 'a' (rank 0): this rank computes wrongly\n")
+
+
+async def test_the_last_word_of_a_session_that_is_closed_meanwhile(mesh: Any, new_node: Any) -> None:
+    first, second = [await mesh.join(new_node(name)) for name in ("a", "b")]
+    session = await mesh.serve(nodes=["a", "b"])
+
+    async def wait(_: RankCommand) -> None:
+        pass
+
+    first.on_rank = wait
+    failed = Failure(code="peer_lost", message="rank 0 is lost: it gave up", lost_rank=1)
+    await second.event(second.commands[-1], failed=failed)
+    session = await mesh.session(session["id"], "failed")
+    assert not session["explained"]
+    first.on_rank = first.obey
+    await first.event(first.commands[-1], released=Empty())
+    await mesh.call("DELETE", f"/api/sessions/{session['id']}")
+    async with Client(mesh.orchestrator.http_url) as client:
+        with pytest.raises(CliError, match=r"session 'bard' did not come up: node 'b' \(rank 1\): rank 0 is lost"):
+            await client.wait_ready(session, lambda *_: None)
+
+
+async def test_what_is_in_planning_is_compared_once_it_is_planned(
+    mesh: Any, new_node: Any, profile: ModelProfile
+) -> None:
+    nodes = [await mesh.join(new_node(name)) for name in ("a", "b")]
+    asked = asyncio.Queue[Describe]()
+    nodes[0].on_describe = asked.put_nowait
+    post = asyncio.create_task(mesh.call("POST", "/api/sessions", {"model": "bard", "context": 100}))
+    order = await asked.get()
+
+    class Watched(Client):
+        async def wait_ready(self, session: dict[str, Any], show: Callable[[str, int, int], None]) -> dict[str, Any]:
+            assert session["state"] == "planning"
+            waiting.set()
+            return await super().wait_ready(session, show)
+
+    waiting = asyncio.Event()
+    async with Watched(mesh.orchestrator.http_url) as client:
+        own = []
+        for asking in ALIKE_AND_NOT:
+            waiting.clear()
+            own.append(asyncio.create_task(load(client, wanted(**asking), lambda *_: None)))
+            own[-1].add_done_callback(lambda _: waiting.set())
+            await waiting.wait()
+        await nodes[0].send(described=Described(request_id=order.request_id, profile=profile))
+        alike, longer, elsewhere = await asyncio.gather(*own, return_exceptions=True)
+    assert (await post)[0] == 201
+    assert alike["state"] == "ready"
+    assert "loaded for 100 tokens: leave out --context" in str(longer)
+    assert "loaded on a, b: leave out --nodes" in str(elsewhere)
 
 
 async def test_context_nodes_and_shares(mesh: Any, new_node: Any, motley: Motley) -> None:
@@ -118,8 +183,14 @@ async def test_an_answer_that_the_context_cuts_short(mesh: Any, bard: Any, motle
 async def test_the_wrong_port(mesh: Any, motley: Motley) -> None:
     status, _, err = await motley("status", "--url", f"http://{mesh.orchestrator.join_target}")
     assert status == 1
-    assert "does not speak HTTP" in err
+    assert "has gone, or is no HTTP server (" in err
     assert "The API has its own, http://127.0.0.1:8000 unless" in err
+
+
+def test_who_breaks_off_at_the_usual_port_may_have_gone() -> None:
+    assert broke_off("http://there:8000", aiohttp.ServerDisconnectedError()) == (
+        "what listens at http://there:8000 has gone, or is no HTTP server (ServerDisconnectedError)"
+    )
 
 
 async def test_the_api_key_s_option_is_named(motley: Motley, tmp_path: Path) -> None:

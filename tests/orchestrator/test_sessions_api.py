@@ -7,7 +7,17 @@ from typing import Any
 
 import pytest
 
-from motley.protocol.mesh_pb2 import Described, Failure, GpuUser, Heartbeat, Loading, ModelProfile, RankCommand
+from motley.orchestrator import serving
+from motley.protocol.mesh_pb2 import (
+    Describe,
+    Described,
+    Failure,
+    GpuUser,
+    Heartbeat,
+    Loading,
+    ModelProfile,
+    RankCommand,
+)
 
 MODEL = {"model": "bard"}
 GB = 10**9
@@ -187,6 +197,9 @@ async def test_what_would_fit_is_told(mesh: Any, new_node: Any, profile: ModelPr
     box = await mesh.join(new_node("box", memory=120_000))
     box.on_describe = node.on_describe
     assert await told(name="second", nodes=["box"], context=200) == "It fits quantised to int4."
+    assert await told(name="second", nodes=["box"], context=200, quantisations={"box": "int8"}) == (
+        "It fits quantised to int4 on every node."
+    )
     assert await told(name="second", nodes=["box"], context=300, quantisation="int8") == (
         "It fits quantised to int4 with a context of 256."
     )
@@ -199,6 +212,61 @@ async def test_what_would_fit_is_told(mesh: Any, new_node: Any, profile: ModelPr
         "It does not fit in a shorter context or narrower weights."
     )
     assert (await mesh.call("GET", "/api/sessions"))[1]["sessions"][0]["context"] == 1280
+
+
+@pytest.mark.parametrize("why", ["silence", "node_lost"])
+async def test_what_nobody_found_out_is_not_told(
+    mesh: Any, new_node: Any, profile: ModelProfile, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    node = await mesh.join(new_node("pc", memory=30_000))
+    asked = asyncio.Event()
+
+    def describe(order: Describe) -> Described | None:
+        if order.model.quantisation == "stored":
+            return Described(profile=profile)
+        asked.set()
+        return None
+
+    node.on_describe = describe
+    if why == "silence":
+        monkeypatch.setattr(serving, "HINT_S", 0.01)
+    post = asyncio.create_task(mesh.call("POST", "/api/sessions", MODEL))
+    if why == "node_lost":
+        await asked.wait()
+        await node.leave()
+    status, body = await post
+    assert (status, body["error"]["code"]) == (422, "insufficient_memory")
+    assert "pc: 30.00 kB available" in body["error"]["message"]
+    assert "It does not fit" not in body["error"]["message"]
+
+
+@pytest.mark.parametrize("who", ["client", "orchestrator"])
+async def test_a_session_closed_while_it_is_sought_what_fits_was_closed(
+    mesh: Any, new_node: Any, moe: ModelProfile, who: str
+) -> None:
+    moe.expert_bytes = 10**8
+    node = await mesh.join(new_node())
+    asked, described = asyncio.Event(), []
+
+    def describe(order: Describe) -> Described | None:
+        described.append(order.model.quantisation)
+        if order.model.quantisation == "int8":
+            asked.set()
+            return None
+        return Described(profile=moe)
+
+    node.on_describe = describe
+    wanted = {**MODEL, "experts": "parallel", "quantisation": "fp32"}
+    post = asyncio.create_task(mesh.call("POST", "/api/sessions", wanted))
+    await asked.wait()
+    (session,) = (await mesh.call("GET", "/api/sessions"))[1]["sessions"]
+    if who == "client":
+        await mesh.call("DELETE", f"/api/sessions/{session['id']}")
+    else:
+        await mesh.orchestrator.stop()
+    status, body = await post
+    assert (status, body["error"]["code"]) == (503, "session_closed")
+    assert described == ["fp32", "int8"]
 
 
 async def test_memory_that_is_promised_is_not_promised_twice(mesh: Any, new_node: Any) -> None:

@@ -755,6 +755,34 @@ def test_a_broken_communicator_raises_the_same_error_at_once(run_ranks: Run) -> 
     assert all(error is errors[0] for error in errors)
 
 
+class WrongError(Exception):
+    """Meant for people."""
+
+
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [
+        (KeyError("layer"), "KeyError('layer')"),
+        (MemoryError(), "MemoryError()"),
+        (WrongError("this rank computes wrongly"), ": this rank computes wrongly"),
+    ],
+)
+def test_why_a_rank_gave_up_is_told(run_ranks: Run, error: Exception, why: str) -> None:
+    def work(communicator: Communicator) -> str:
+        def leave() -> None:
+            with communicator:
+                if communicator.rank == 1:
+                    raise error
+                communicator.barrier()
+
+        with pytest.raises((type(error), PeerLost)) as raised:
+            leave()
+        return str(raised.value)
+
+    told = run_ranks(2, work)[0]
+    assert ("it gave up" in told, why in told) == (True, True), told
+
+
 def test_calls_after_close_are_wrong(run_ranks: Run) -> None:
     def work(communicator: Communicator) -> None:
         communicator.close()
