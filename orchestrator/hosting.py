@@ -14,7 +14,7 @@ from motley.orchestrator.nodes import Node
 from motley.orchestrator.planning.experts import Host, PlacementError
 from motley.orchestrator.planning.groups import Group, Offer, form_groups, slice_bytes, slice_count
 from motley.orchestrator.planning.layout import LayoutError
-from motley.orchestrator.planning.room import expert_count, replicas_in, room_told
+from motley.orchestrator.planning.room import expert_count, experts_in, left_for_experts, replicas_in, room_told
 from motley.orchestrator.planning.setup import setup_of
 from motley.orchestrator.planning.trunk import Forecast, forecast
 from motley.orchestrator.sessions import SessionRequest
@@ -67,8 +67,7 @@ class Hosting:
         request, profile, free = self._request, self._profile, self._beside(ranks)
         for node in self._nodes.values():
             setup_of(node.name, node.capabilities, request.engine, request.quantisation)
-        least = profile.host_fixed_bytes + profile.expert_bytes
-        roomy = [node for node in self._nodes.values() if free(node.id) >= least]
+        roomy = [node for node in self._nodes.values() if experts_in(profile, free(node.id))]
         if not roomy:
             raise PlacementError("no node has room for a host of one expert")
         if len(ranks) + len(roomy) > MAX_RANKS:
@@ -165,7 +164,7 @@ def offers(profile: ModelProfile, nodes: Iterable[Node], free: Free) -> list[Off
     return [
         Offer(
             name=node.name,
-            memory=max(0, free(node.id) - profile.host_fixed_bytes),
+            memory=left_for_experts(profile, free(node.id)),
             speed=node.capabilities.memory_bandwidth,
             zone=node.capabilities.zone,
         )

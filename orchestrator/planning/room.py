@@ -17,9 +17,14 @@ def expert_count(profile: ModelProfile) -> int:
     return len(profile.expert_layers) * profile.expert_count
 
 
+def left_for_experts(profile: ModelProfile, free: int) -> int:
+    """Bytes that a host has for experts on a node with so many free."""
+    return max(0, free - profile.host_fixed_bytes)
+
+
 def experts_in(profile: ModelProfile, free: int) -> int:
     """Different experts that a host has room for on a node with so many bytes free."""
-    return min(expert_count(profile), max(0, free - profile.host_fixed_bytes) // profile.expert_bytes)
+    return min(expert_count(profile), left_for_experts(profile, free) // profile.expert_bytes)
 
 
 def replicas_in(profile: ModelProfile, free: Iterable[int]) -> int:
