@@ -9,7 +9,6 @@ import typer
 
 from motley.cli.errors import CliError
 from motley.cli.interrupt import run
-from motley.cli.machine import fit_to_machine
 from motley.cli.options import Advertise, Cache, CacheLimit, Memory, Models, Name, Threads, Zone, daemon_config
 from motley.cli.show import console
 
@@ -42,19 +41,17 @@ def join(
         parse_address(orchestrator)
     except ValueError as error:
         raise CliError(str(error)) from None
-    config = fit_to_machine(
-        daemon_config(
-            orchestrator=orchestrator,
-            token=token,
-            name=name,
-            memory=memory,
-            threads=threads,
-            models=models,
-            cache=cache,
-            cache_limit=cache_limit,
-            advertise=advertise,
-            zone=zone,
-        )
+    config = daemon_config(
+        orchestrator=orchestrator,
+        token=token,
+        name=name,
+        memory=memory,
+        threads=threads,
+        models=models,
+        cache=cache,
+        cache_limit=cache_limit,
+        advertise=advertise,
+        zone=zone,
     )
     with console.status("measuring this machine and joining") as status, closing(Narrator(status.stop)) as narrator:
         run(run_daemon(config, narrator), end_with_stdin=end_with_stdin)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn, TypeVar
 import typer
 
 from motley.cli.errors import CliError
+from motley.cli.machine import fit_to_machine
 from motley.cli.show import console, human_size
 
 if TYPE_CHECKING:
@@ -126,11 +127,11 @@ def daemon_config(
     token: str = "",
     advertise: str = "",
 ) -> DaemonConfig:
-    """A daemon's configuration from what was typed.
+    """A daemon's configuration from what was typed, fitted to this machine.
 
     Raises:
-        CliError: `name` is blank, `zone` is long or not printable, `memory` or `cache_limit` is no size, or `memory`
-            holds nothing.
+        CliError: `name` is blank, `zone` is long or not printable, `memory` or `cache_limit` is no size, `memory`
+            holds nothing, or `advertise` is no address.
     """
     from motley.daemon.app import DaemonConfig
     from motley.daemon.hardware import available_memory
@@ -147,16 +148,18 @@ def daemon_config(
         raise CliError(f"--memory: {memory} holds nothing: a rank takes {least} before its weights; give it more")
     if limit is not None and limit > (available := available_memory()):
         console.print(f"[yellow]--memory {memory}[/] is cut to the {human_size(available)} that are available here")
-    return DaemonConfig(
-        orchestrator=orchestrator,
-        token=token,
-        name=name or "",
-        advertise=advertise,
-        zone=zone,
-        memory_limit=limit,
-        threads=threads,
-        models=models,
-        cache=ShareCache(cache, _size("--cache-limit", cache_limit)),
+    return fit_to_machine(
+        DaemonConfig(
+            orchestrator=orchestrator,
+            token=token,
+            name=name or "",
+            advertise=advertise,
+            zone=zone,
+            memory_limit=limit,
+            threads=threads,
+            models=models,
+            cache=ShareCache(cache, _size("--cache-limit", cache_limit)),
+        )
     )
 
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from motley.cli.interrupt import run
-from motley.cli.machine import fit_to_machine
 from motley.cli.options import Advertise, Cache, CacheLimit, Memory, Models, Name, Threads, Zone, daemon_config
 from motley.cli.show import console
 
@@ -56,17 +55,15 @@ def up(
         state_dir=state or Path(platformdirs.user_data_dir("motley", appauthor=False)),
         api_key=api_key or None,
     )
-    local = fit_to_machine(
-        daemon_config(
-            name=name,
-            memory=memory,
-            threads=threads,
-            models=models,
-            cache=cache,
-            cache_limit=cache_limit,
-            advertise=advertise,
-            zone=zone,
-        )
+    local = daemon_config(
+        name=name,
+        memory=memory,
+        threads=threads,
+        models=models,
+        cache=cache,
+        cache_limit=cache_limit,
+        advertise=advertise,
+        zone=zone,
     )
     run(_serve(orchestrator, local if node else None))
 
