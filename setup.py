@@ -43,7 +43,15 @@ class BuildLibrary(build_ext):
         self.copy_file(str(built), str(destination))
 
 
+def packages() -> list[str]:
+    """Every folder of the tree that is imported, by the name it is imported by."""
+    tops = [path.parent for path in Path().glob("*/__init__.py")]
+    folders = [file.parent for top in tops for file in top.rglob("__init__.py")]
+    return sorted(".".join(("motley", *folder.parts)) for folder in folders)
+
+
 setup(
+    packages=packages(),
     ext_modules=[
         Extension(
             "motley.plugins.native._kernels",

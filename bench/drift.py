@@ -34,21 +34,21 @@ import onnx.inliner
 from onnx import helper, numpy_helper
 
 from motley.bench.thread_mesh import OnEveryRank, thread_mesh
-from motley.daemon.loading import share_from_proto
-from motley.daemon.model_files import open_model
 from motley.daemon.models.config import ConfigError, ModelConfig
+from motley.daemon.models.files import open_model
 from motley.daemon.models.graph import Declared, build_rank_graph
 from motley.daemon.models.profile import profile
 from motley.daemon.models.share import Share
 from motley.daemon.models.tensors import EMBEDDING
-from motley.daemon.peers import Peers
+from motley.daemon.rank.loading import share_from_proto
+from motley.daemon.rank.peers import Peers
 from motley.daemon.weights.cache import default_folder
 from motley.daemon.weights.share_file import write_share
 from motley.daemon.weights.spec import SHARE_FILE, Encoding, Placed, Weight, lay_out
 from motley.daemon.weights.stored import Source
 from motley.orchestrator.planning.shares import Candidate, plan_shares
-from motley.plugins.cupy import OPERATORS
 from motley.plugins.engine import F32, EngineOptions, RankGraph, load_engine
+from motley.plugins.reference.engine import OPERATORS
 from motley.plugins.segments import is_collective
 from motley.transport import Communicator
 

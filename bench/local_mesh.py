@@ -12,10 +12,10 @@ from typing import Any, Self
 
 import psutil
 
-from motley.daemon.describe import describe
-from motley.daemon.hardware import usable_cores
+from motley.daemon.node.describe import describe
+from motley.daemon.node.hardware import usable_cores
+from motley.daemon.node.worker import RankWorker
 from motley.daemon.weights.cache import ShareCache
-from motley.daemon.worker import RankWorker
 from motley.orchestrator.expert_hosts import to_message
 from motley.orchestrator.planning.experts import ExpertKey
 from motley.orchestrator.planning.shares import Candidate, RankPlan, plan_shares, trunk_profile
@@ -207,7 +207,7 @@ class LocalMesh:
     def _entry(self, rank: int) -> Sequence[str]:
         """The module that a worker runs, and its arguments: the network, and who is on the same machine."""
         if not self.spec.link:
-            return ("motley.daemon.rank",)
+            return ("motley.daemon.rank.process",)
         size = len(self.plans)
         near = rank + size if rank < size else rank - size  # there may be none; hosts have no links to each other
         return ("motley.bench.rank_over_link", self.spec.link, str(near))

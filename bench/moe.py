@@ -25,8 +25,8 @@ from motley.bench.latency import WARM_UP
 from motley.bench.local_mesh import LocalMesh, MeshError, MeshSpec, Progress
 from motley.bench.synth import synthesise
 from motley.bench.throughput import Throughput, throughput_of
-from motley.daemon.describe import describe
-from motley.daemon.expert_wire import EXPERT_BYTES, HEADER_BYTES
+from motley.daemon.experts.wire import EXPERT_BYTES, HEADER_BYTES
+from motley.daemon.node.describe import describe
 from motley.daemon.weights.cache import default_folder
 from motley.orchestrator.planning.experts import Expert, Host, place_experts
 from motley.protocol import mesh_pb2 as pb

@@ -1,7 +1,7 @@
 """A rank worker behind an emulated network: ``python -m motley.bench.rank_over_link LINK NEAR``.
 
 `LINK` is what `motley.bench.emulator.LinkSpec.parse` reads, `NEAR` the rank that is on the same machine and reached
-without it; everything else is as in `motley.daemon.rank`.
+without it; everything else is as in `motley.daemon.rank.process`.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from __future__ import annotations
 import sys
 
 from motley.bench.emulator import LinkSpec, Nic, sleep_exactly
-from motley.daemon import rank
+from motley.daemon.rank import process
 from motley.transport.security import Stream
 
 
-def network(link: LinkSpec, near: int, number: int) -> rank.Wrap:
+def network(link: LinkSpec, near: int, number: int) -> process.Wrap:
     """What the connections of rank `number` go through."""
     nic = Nic(link, seed=number)
 
@@ -26,4 +26,4 @@ def network(link: LinkSpec, near: int, number: int) -> rank.Wrap:
 if __name__ == "__main__":
     link, near = LinkSpec.parse(sys.argv[1]), int(sys.argv[2])
     sleep_exactly()
-    sys.exit(rank.main(lambda number: network(link, near, number)))
+    sys.exit(process.main(lambda number: network(link, near, number)))

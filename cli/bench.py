@@ -69,7 +69,7 @@ def latency(
     from motley.bench.latency import measure_sweep, write_csv
     from motley.bench.local_mesh import MeshSpec
     from motley.bench.plots import plot_latency, require_plotting
-    from motley.daemon.model_files import open_model
+    from motley.daemon.models.files import open_model
     from motley.daemon.weights.hub import resolve
 
     rank_counts = parse_counts("--ranks", ranks, at_most=16)
@@ -134,7 +134,7 @@ def throughput(
     """Tokens per second of a session that answers several requests at once."""
     from motley.bench.local_mesh import MeshSpec
     from motley.bench.throughput import measure_throughput
-    from motley.daemon.model_files import open_model
+    from motley.daemon.models.files import open_model
     from motley.daemon.weights.hub import resolve
 
     counts = parse_counts("--requests", requests, at_most=64)

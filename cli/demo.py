@@ -94,7 +94,7 @@ async def _demo(ranks: int, prompt: str, tokens: int, seed: int, quiet: bool) ->
 
 def memory_limits(ranks: int) -> list[int]:
     """Different limits, in proportion N, ..., 2, 1, which together hold the model with a fifth to spare."""
-    from motley.daemon.describe import describe
+    from motley.daemon.node.describe import describe
     from motley.protocol import mesh_pb2 as pb
 
     profile = describe(pb.ModelSpec(source=str(MODEL), quantisation="fp32"), None).profile

@@ -15,7 +15,7 @@ from typing import Any
 from motley.cli.client import Client
 from motley.cli.run import wait_for_nodes
 from motley.cli.show import console, human_size
-from motley.daemon.child import start_child
+from motley.daemon.node.child import start_child
 
 MODELS = Path(__file__).parent / "models"
 STOP_S = 10.0
@@ -90,8 +90,8 @@ def check_text(text: str, alone: str) -> bool:
 async def single_process(model: Path, prompt: str, tokens: int, seed: int) -> str:
     """What one rank process writes that has the whole model, without an orchestrator."""
     from motley.bench.local_mesh import LocalMesh, MeshSpec
-    from motley.daemon.generation import Generation
-    from motley.daemon.text import Tokenizer
+    from motley.daemon.text.generation import Generation
+    from motley.daemon.text.tokenizer import Tokenizer
     from motley.protocol import mesh_pb2 as pb
 
     sampling = pb.Sampling(temperature=TEMPERATURE, top_k=TOP_K, top_p=1.0, repetition_penalty=1.0, seed=seed)

@@ -34,8 +34,8 @@ def join(
 ) -> None:
     """Give this machine to the mesh of an orchestrator, until Ctrl-C."""
     from motley.cli.narrator import Narrator
-    from motley.daemon.address import parse_address
-    from motley.daemon.app import run_daemon
+    from motley.daemon.node.address import parse_address
+    from motley.daemon.node.app import run_daemon
 
     try:
         parse_address(orchestrator)

@@ -13,7 +13,7 @@ from motley.cli.errors import CliError
 from motley.cli.show import console, counted
 
 if TYPE_CHECKING:
-    from motley.daemon.app import DaemonConfig
+    from motley.daemon.node.app import DaemonConfig
 
 
 def fit_to_machine(config: DaemonConfig) -> DaemonConfig:
@@ -22,7 +22,7 @@ def fit_to_machine(config: DaemonConfig) -> DaemonConfig:
     Raises:
         CliError: `advertise` is no address.
     """
-    from motley.daemon.hardware import usable_cores
+    from motley.daemon.node.hardware import usable_cores
 
     if config.advertise:
         _check_address(config.advertise)

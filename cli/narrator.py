@@ -8,8 +8,8 @@ from collections.abc import Callable
 from rich.markup import escape
 
 from motley.cli.show import console, counted, human_size, loading_bars
-from motley.daemon.app import Observer
-from motley.daemon.control import NodeSettings
+from motley.daemon.node.app import Observer
+from motley.daemon.node.control import NodeSettings
 from motley.protocol import mesh_pb2 as pb
 
 

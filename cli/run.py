@@ -391,7 +391,7 @@ async def _answer(client: Client, wanted: Wanted, body: dict[str, Any], as_json:
 @asynccontextmanager
 async def mesh_of_one() -> AsyncIterator[Client]:
     """An orchestrator and a node in this process, on loopback, for as long as the context lasts."""
-    from motley.daemon.app import DaemonConfig, Observer, run_daemon
+    from motley.daemon.node.app import DaemonConfig, Observer, run_daemon
     from motley.orchestrator.app import Orchestrator, OrchestratorConfig
 
     with tempfile.TemporaryDirectory(prefix="motley-") as state:

@@ -15,7 +15,7 @@ from motley.cli.options import Advertise, Cache, CacheLimit, Memory, Models, Nam
 from motley.cli.show import console
 
 if TYPE_CHECKING:
-    from motley.daemon.app import DaemonConfig
+    from motley.daemon.node.app import DaemonConfig
     from motley.orchestrator.app import OrchestratorConfig
 
 
@@ -70,7 +70,7 @@ def up(
 
 async def _serve(config: OrchestratorConfig, local: DaemonConfig | None) -> None:
     from motley.cli.narrator import MeshLog, Narrator
-    from motley.daemon.app import run_daemon
+    from motley.daemon.node.app import run_daemon
     from motley.orchestrator.app import Orchestrator
 
     orchestrator = Orchestrator(config)

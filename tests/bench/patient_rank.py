@@ -7,7 +7,7 @@ from __future__ import annotations
 import runpy
 import sys
 
-from motley.daemon import expert_calls
+from motley.daemon.experts import calls as expert_calls
 
 expert_calls.PATIENCE_S = 3.0
 del sys.argv[0]

@@ -9,10 +9,10 @@ import pytest
 from gguf import GGMLQuantizationType as Type
 
 from motley.bench.local_mesh import LocalMesh, MeshSpec
-from motley.daemon.model_files import load_tokenizer, read_config
+from motley.daemon.models.files import load_tokenizer, read_config
 from motley.daemon.models.units import units
-from motley.plugins.cupy import ReferenceEngine
 from motley.plugins.engine import F32
+from motley.plugins.reference.engine import ReferenceEngine
 from tests.models.cases import LocalSession, uneven_shares
 from tests.models.to_gguf import to_gguf
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from motley.plugins.engine import F32, Collectives, EngineOptions, RankGraph
-from motley.plugins.onnxruntime import OnnxRuntimeEngine
+from motley.plugins.onnxruntime.engine import OnnxRuntimeEngine
 
 
 def repeating(graph: RankGraph) -> RankGraph:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 
-from motley.daemon.rank import main
+from motley.daemon.rank.process import main
 from motley.plugins.engine import Collectives, EngineOptions, RankGraph
-from motley.plugins.onnxruntime import OnnxRuntimeEngine
+from motley.plugins.onnxruntime.engine import OnnxRuntimeEngine
 from tests.e2e.faulty_engine import repeating
 
 

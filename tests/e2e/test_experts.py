@@ -16,7 +16,7 @@ import pytest
 from motley.bench.synth import SHAPES, synthesise
 from motley.cli.client import Client
 from motley.cli.errors import CliError
-from motley.daemon.describe import describe
+from motley.daemon.node.describe import describe
 from motley.daemon.weights.cache import LABEL, ShareCache
 from motley.daemon.weights.spec import SHARE_FILE
 from motley.orchestrator.planning.groups import slice_bytes

@@ -14,11 +14,11 @@ import pytest
 import motley.cli
 from motley.daemon.models.config import ConfigError
 from motley.daemon.models.units import units
-from motley.plugins.cublas import load_cublas
-from motley.plugins.cuda import CudaEngine
-from motley.plugins.cupy import ReferenceEngine
+from motley.plugins.cuda.cublas import load_cublas
+from motley.plugins.cuda.engine import CudaEngine
 from motley.plugins.engine import F32, EngineError, EngineFactory, EngineOptions
-from motley.plugins.tensorrt import TensorRTEngine, WholeTensorRTEngine
+from motley.plugins.reference.engine import ReferenceEngine
+from motley.plugins.tensorrt.engine import TensorRTEngine, WholeTensorRTEngine
 from motley.transport.cuda.driver import CudaDriver
 from motley.transport.cuda.errors import CudaError
 from motley.transport.cuda.stream import measure_host_steps

@@ -14,8 +14,8 @@ from typing import Self, TypeVar
 
 import numpy as np
 
-from motley.daemon.model_files import open_model
 from motley.daemon.models.config import ModelConfig, read_config
+from motley.daemon.models.files import open_model
 from motley.daemon.models.graph import Declared, build_rank_graph
 from motley.daemon.models.holding import has_floats
 from motley.daemon.models.share import Share

@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from motley.daemon.model_files import open_model
+from motley.daemon.models.files import open_model
 from motley.daemon.models.graph import build_rank_graph
 from motley.daemon.models.tensors import EMBEDDING
 from motley.daemon.models.units import units
 from motley.daemon.weights.share_file import write_share
 from motley.daemon.weights.spec import SHARE_FILE
-from motley.plugins.cupy import ReferenceEngine
 from motley.plugins.engine import F32, EngineFactory, EngineOptions
+from motley.plugins.reference.engine import ReferenceEngine
 from motley.transport import Communicator
 from tests.models.cases import LocalSession, uneven_shares
 

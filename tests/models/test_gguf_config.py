@@ -11,14 +11,14 @@ import gguf
 import numpy as np
 import pytest
 
-from motley.daemon.model_files import open_weights, read_config
 from motley.daemon.models.config import ConfigError, FactorScaling, LinearScaling, Llama3Scaling, Rope, YarnScaling
+from motley.daemon.models.files import open_weights, read_config
 from motley.daemon.models.graph import build_expert_graph, build_rank_graph
 from motley.daemon.models.rope import rotary_tables
 from motley.daemon.models.units import units
 from motley.daemon.weights.checkpoint import CheckpointError
 from motley.daemon.weights.share_file import write_share
-from motley.plugins.cupy import ReferenceEngine
+from motley.plugins.reference.engine import ReferenceEngine
 from tests.models.cases import GOLDEN, Case, LocalSession, golden_cases, uneven_shares
 from tests.models.test_whole_experts import joined
 from tests.models.to_gguf import to_gguf, write

@@ -10,14 +10,14 @@ import gguf
 import numpy as np
 import pytest
 
-from motley.daemon.model_files import open_model
+from motley.daemon.models.files import open_model
 from motley.daemon.models.graph import Declared, build_rank_graph
 from motley.daemon.models.profile import profile
 from motley.daemon.models.units import units
 from motley.daemon.weights.gguf_blocks import block_size
-from motley.plugins.cupy import ReferenceEngine
 from motley.plugins.engine import F32, EngineFactory
-from motley.plugins.onnxruntime import OnnxRuntimeEngine
+from motley.plugins.onnxruntime.engine import OnnxRuntimeEngine
+from motley.plugins.reference.engine import ReferenceEngine
 from tests.models.cases import LocalSession, uneven_shares
 from tests.models.test_whole_experts import joined
 from tests.models.to_gguf import add_config, write

@@ -10,7 +10,7 @@ import pytest
 from motley.daemon.models.config import read_config
 from motley.daemon.models.units import units
 from motley.plugins.engine import EngineOptions
-from motley.plugins.onnxruntime import OnnxRuntimeEngine
+from motley.plugins.onnxruntime.engine import OnnxRuntimeEngine
 from tests.models.cases import LocalSession, uneven_shares
 
 LONG = Path(__file__).parent / "long"

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from motley.daemon.model_files import load_tokenizer, read_config
+from motley.daemon.models.files import load_tokenizer, read_config
 from motley.daemon.models.units import units
-from motley.plugins.cupy import ReferenceEngine
+from motley.plugins.reference.engine import ReferenceEngine
 from tests.models.cases import GOLDEN, LocalSession, uneven_shares
 from tests.models.to_gguf import to_gguf
 

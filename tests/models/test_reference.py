@@ -10,8 +10,8 @@ import pytest
 
 from motley.daemon.models.share import Share
 from motley.daemon.models.units import units
-from motley.plugins.cupy import FIRST_CAPACITY, OPERATORS, ReferenceEngine
 from motley.plugins.engine import F32, EngineError, EngineOptions, load_engine
+from motley.plugins.reference.engine import FIRST_CAPACITY, OPERATORS, ReferenceEngine
 from tests.models.cases import Case, LocalSession, golden_cases, uneven_shares, whole_share
 from tests.models.local_group import LocalGroup
 

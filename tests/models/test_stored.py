@@ -18,8 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
-from motley.daemon.model_files import open_model
 from motley.daemon.models.config import ConfigError, read_config, read_packing
+from motley.daemon.models.files import open_model
 from motley.daemon.models.graph import SHARE_FILE, build_rank_graph
 from motley.daemon.models.holding import FLOATS, narrowed, wanted_format
 from motley.daemon.models.profile import profile
@@ -31,9 +31,9 @@ from motley.daemon.weights.quantise import dequantise, quantise, unpack
 from motley.daemon.weights.share_file import write_share
 from motley.daemon.weights.spec import Encoding
 from motley.daemon.weights.stored import Codes, Format, dequantised
-from motley.plugins.cupy import ReferenceEngine
 from motley.plugins.engine import F32, EngineFactory, EngineOptions
-from motley.plugins.onnxruntime import OnnxRuntimeEngine
+from motley.plugins.onnxruntime.engine import OnnxRuntimeEngine
+from motley.plugins.reference.engine import ReferenceEngine
 from tests.models.cases import LocalSession, uneven_shares
 from tests.models.test_units import TINYLLAMA
 from tests.weights.packing import Tensors, awq, dequantised_awq, dequantised_gptq, gptq, random_matrix, save

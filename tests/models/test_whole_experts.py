@@ -12,8 +12,8 @@ import onnx
 import onnx.inliner
 import pytest
 
-from motley.daemon.model_files import open_model
 from motley.daemon.models.config import ConfigError, ModelConfig
+from motley.daemon.models.files import open_model
 from motley.daemon.models.graph import Declared, DeclaredExpert, build_expert_graph, build_rank_graph
 from motley.daemon.models.holding import Formats
 from motley.daemon.models.share import Share
@@ -21,12 +21,12 @@ from motley.daemon.models.tensors import EMBEDDING
 from motley.daemon.models.units import units
 from motley.daemon.weights.share_file import write_share
 from motley.daemon.weights.spec import SHARE_FILE, Placed
-from motley.plugins.cupy import ReferenceEngine, ReferenceExperts
 from motley.plugins.engine import DOMAIN, F32, EngineError, EngineFactory, EngineOptions
 from motley.plugins.expert_engine import Expert, ExpertEngineFactory, ExpertGraph
 from motley.plugins.native import reach
-from motley.plugins.onnxruntime import OnnxRuntimeEngine
-from motley.plugins.onnxruntime_hosted import OnnxRuntimeExperts
+from motley.plugins.onnxruntime.engine import OnnxRuntimeEngine
+from motley.plugins.onnxruntime.hosted_experts import OnnxRuntimeExperts
+from motley.plugins.reference.engine import ReferenceEngine, ReferenceExperts
 from tests.models.cases import Case, LocalSession, dense_cases, expert_cases, uneven_shares
 
 TOLERANCE = 1e-4

@@ -20,15 +20,15 @@ from motley.daemon.models.graph import Declared, build_rank_graph
 from motley.daemon.models.share import Share
 from motley.daemon.models.tensors import expected_shapes
 from motley.daemon.models.units import units
-from motley.plugins.cupy import ReferenceEngine, ReferenceExperts
 from motley.plugins.engine import F32, EngineError, EngineFactory, EngineOptions, RankGraph
 from motley.plugins.expert_engine import Expert
 from motley.plugins.experts import Compute, Sent
 from motley.plugins.native.rows import Action
-from motley.plugins.onnxruntime import OnnxRuntimeEngine
-from motley.plugins.onnxruntime_experts import Chain
-from motley.plugins.onnxruntime_hosted import OnnxRuntimeExpert, OnnxRuntimeExperts
-from motley.plugins.onnxruntime_sessions import Store
+from motley.plugins.onnxruntime.engine import OnnxRuntimeEngine
+from motley.plugins.onnxruntime.experts import Chain
+from motley.plugins.onnxruntime.hosted_experts import OnnxRuntimeExpert, OnnxRuntimeExperts
+from motley.plugins.onnxruntime.sessions import Store
+from motley.plugins.reference.engine import ReferenceEngine, ReferenceExperts
 from tests.models.cases import GOLDEN, Case, LocalSession, expert_cases, golden_cases, uneven_shares, whole_share
 from tests.models.local_group import LocalMember
 from tests.models.test_whole_experts import all_experts, joined, share

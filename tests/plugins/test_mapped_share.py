@@ -16,7 +16,7 @@ from motley.daemon.models.config import read_config
 from motley.daemon.models.tensors import expected_shapes
 from motley.daemon.models.units import units
 from motley.plugins.mapped_share import HUGE_PAGE, MappedShare
-from motley.plugins.onnxruntime import OnnxRuntimeEngine
+from motley.plugins.onnxruntime.engine import OnnxRuntimeEngine
 from tests.models.cases import LocalSession, whole_share
 
 PAGES = 65536

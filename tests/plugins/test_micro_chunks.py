@@ -20,9 +20,9 @@ from motley.daemon.models.graph import SHARE_FILE, build_rank_graph
 from motley.daemon.models.units import units
 from motley.daemon.weights.checkpoint import Checkpoint
 from motley.daemon.weights.share_file import write_share
-from motley.plugins.cupy import ReferenceEngine
 from motley.plugins.engine import F32, ROW_TILE, EngineFactory, EngineOptions, Pending, micro_chunks
-from motley.plugins.onnxruntime import OnnxRuntimeEngine
+from motley.plugins.onnxruntime.engine import OnnxRuntimeEngine
+from motley.plugins.reference.engine import ReferenceEngine
 from motley.transport import Communicator, Listener, Membership, PeerLost, Plain, connect_mesh
 from tests.models.cases import LocalSession, uneven_shares
 
@@ -71,7 +71,7 @@ def test_halves_give_the_bits_of_the_whole(quantisation: str, block: int, count:
 
 @pytest.mark.parametrize(("quantisation", "block"), [("fp32", 32), ("int8", 128), ("int4", 128)])
 def test_the_size_of_chunks_leaves_no_trace(quantisation: str, block: int, tmp_path: Path) -> None:
-    """As long as they begin at even rows and none is a single row, see `motley.daemon.prefill`."""
+    """As long as they begin at even rows and none is a single row, see `motley.daemon.rank.chunk_sizes`."""
     tokens = [index * 37 % 1024 for index in range(300)]
     expected: list[F32] = []
     with session(tmp_path, 2, quantisation, block) as ranks:

@@ -11,10 +11,10 @@ import pytest
 from motley.daemon.models.config import ConfigError
 from motley.daemon.models.share import Share
 from motley.daemon.models.units import Units, units
-from motley.plugins.cuda import CudaEngine
-from motley.plugins.cupy import ReferenceEngine
+from motley.plugins.cuda.engine import CudaEngine
 from motley.plugins.engine import F32, Collectives, EngineFactory, EngineOptions, RankGraph
-from motley.plugins.onnxruntime import OnnxRuntimeEngine
+from motley.plugins.onnxruntime.engine import OnnxRuntimeEngine
+from motley.plugins.reference.engine import ReferenceEngine
 from tests.models.cases import Case, LocalSession, golden_cases, uneven_shares
 from tests.transport.cuda.host_driver import HostDriver
 

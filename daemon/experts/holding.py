@@ -1,0 +1,151 @@
+"""What an expert host holds, or a worker of a group that is one: it loads what is wanted, computes, and tells."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+
+from motley.daemon.experts.loading import ExpertKey, ExpertLoader, HeldExpert
+from motley.daemon.experts.wire import Call, Refusal, RefusalCode
+from motley.daemon.node.hardware import resident_bytes
+from motley.plugins.engine import F32
+from motley.protocol import mesh_pb2 as pb
+
+LOOK_S = 0.5
+"""Longest wait for a call or a command; both end it..."""
+LOADING_LOOK_S = 0.02
+"""...but not what has been loaded."""
+TELL_S = 0.2
+"""Between two reports on what has been loaded."""
+LIFE_S = 1.0
+"""Between two signs of life while something is being loaded..."""
+STUCK_S = 1800.0
+"""...unless nothing has come of it for so long: it hangs."""
+
+
+class Holding:
+    """The experts of one worker, or its slices of them. One thread owns it; use as a context."""
+
+    def __init__(self, wanted: Iterable[ExpertKey], loader: ExpertLoader, *, emit: Callable[..., None]) -> None:
+        """
+        Args:
+            loader: stays the caller's.
+            emit: sends a `RankEvent` with this body.
+        """
+        self._loader = loader
+        self._emit = emit
+        self._wanted = set(wanted)
+        self._held: dict[ExpertKey, HeldExpert] = {}
+        self._began = time.monotonic()
+        self._ready = False
+        self._changed = True
+        """What is held, or wanted, has changed since it was told."""
+        self._told_s = self._progressed_s = self._began
+        self._progress = (0, 0)
+        self._load()
+
+    @property
+    def hidden(self) -> int | None:
+        """See `ExpertLoader.hidden`."""
+        return self._loader.hidden
+
+    @property
+    def patience_s(self) -> float:
+        """After this time at the latest, `attend` has something to do."""
+        return LOADING_LOOK_S if self._loader.busy else LOOK_S
+
+    def __enter__(self) -> Holding:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for expert in self._held.values():
+            expert.close()
+
+    def attend(self, commands: Iterable[pb.RankCommand]) -> None:
+        """Do what the daemon wants, take what has been loaded, and tell about it.
+
+        Raises:
+            Exception: what iterating `commands`, `ExpertLoader.finished` and `ExpertLoader.hidden` raise.
+        """
+        for command in commands:
+            if command.WhichOneof("body") == "host":
+                self._want(keys_of(command.host))
+        for key, expert in self._loader.finished():
+            if key in self._wanted:
+                self._held[key] = expert
+                self._changed = True
+            else:
+                expert.close()
+        self._tell()
+
+    def refusal(self, call: Call) -> Refusal | None:
+        """Why a call cannot be answered here, if so."""
+        missing = [part.expert for part in call.parts if (call.layer, part.expert) not in self._held]
+        if not missing:
+            return None
+        reason = f"this host does not hold layer {call.layer} experts {missing}"
+        return Refusal(call.number, call.layer, RefusalCode.NOT_HERE, reason)
+
+    def sums(self, call: Call) -> Iterator[list[F32]]:
+        """Of each expert of a call in turn, see `HeldExpert.sums`; all of them are valid until the next call.
+
+        Raises:
+            EngineError: one cannot be computed.
+        """
+        start = 0
+        for part in call.parts:
+            yield self._held[call.layer, part.expert].sums(call.rows[start : start + part.rows])
+            start += part.rows
+
+    def _want(self, keys: Iterable[ExpertKey]) -> None:
+        self._wanted = set(keys)
+        for key in self._held.keys() - self._wanted:
+            self._held.pop(key).close()
+        self._load()
+        self._changed = True
+
+    def _load(self) -> None:
+        self._loader.load(sorted(self._wanted - self._held.keys()))
+
+    def _tell(self) -> None:
+        """Say what is held, and how far the loading is."""
+        now = time.monotonic()
+        busy = self._loader.busy
+        if busy:
+            if now - self._told_s < TELL_S:
+                return
+            self._tell_progress(now)
+        if self._changed and (self._ready or not busy):
+            self._changed = False
+            self._emit(hosted=hosted(self._held))
+        if not (self._ready or busy):
+            self._ready = True
+            total = sum(expert.weight_bytes for expert in self._held.values())
+            rss, load_s = resident_bytes().now, now - self._began
+            self._emit(ready=pb.Ready(share_bytes=total, rss_bytes=rss, load_s=load_s))
+
+    def _tell_progress(self, now: float) -> None:
+        progress = self._loader.progress
+        if progress != self._progress:
+            self._progress, self._progressed_s = progress, now
+        elif now - self._told_s < LIFE_S or now - self._progressed_s > STUCK_S:
+            return
+        self._told_s = now
+        done, total = progress
+        self._emit(loading=pb.Loading(done_bytes=done, total_bytes=total))
+
+
+def keys_of(hosted: pb.HostedExperts) -> Iterator[ExpertKey]:
+    """In the order in which they are told."""
+    return ((own.layer, index) for own in hosted.sets for index in own.indices)
+
+
+def hosted(held: dict[ExpertKey, HeldExpert]) -> pb.HostedExperts:
+    """What a worker says it holds, with digests."""
+    message = pb.HostedExperts()
+    for layer, index in sorted(held):
+        if not message.sets or message.sets[-1].layer != layer:
+            message.sets.add(layer=layer)
+        message.sets[-1].indices.append(index)
+        message.digests.extend(held[layer, index].digests)
+    return message

@@ -1,0 +1,96 @@
+"""A model's files, opened by what they are: a Hugging Face folder with safetensors, packed or not, or a GGUF file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from motley.daemon.models import config as config_json
+from motley.daemon.models.config import ModelConfig
+from motley.daemon.models.gguf_config import gguf_config
+from motley.daemon.models.holding import Formats
+from motley.daemon.models.tensors import expected_shapes, fused_matrices
+from motley.daemon.weights.checkpoint import Checkpoint, CheckpointError
+from motley.daemon.weights.gguf_checkpoint import GgufCheckpoint
+from motley.daemon.weights.packed import PackedCheckpoint
+from motley.daemon.weights.stored import Source
+
+if TYPE_CHECKING:
+    from motley.daemon.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class OpenModel:
+    """Config, weights, and how each matrix that the model multiplies with is stored."""
+
+    config: ModelConfig
+    source: Source
+    stored: Formats
+
+
+def open_weights(path: Path) -> Source:
+    """Open a model's weights.
+
+    Raises:
+        ConfigError: they are packed in a way that cannot be read.
+        CheckpointError: they are absent or broken.
+    """
+    if path.is_file():
+        return GgufCheckpoint(path)
+    packing = config_json.read_packing(path)
+    checkpoint = Checkpoint(path) if packing is None else PackedCheckpoint(path, packing)
+    packed = next((name for name in checkpoint.names() if name.endswith(".qweight")), None)
+    if packing is None and packed is not None:
+        problem = f"{packed!r} is packed, but config.json has no quantization_config for it"
+    elif packing is not None and packed is None:
+        problem = (
+            f"config.json's quantization_config says {packing.called}, but no tensor is packed (X.qweight): take the "
+            "files that belong to it, or remove it if the weights are meant to be floats"
+        )
+    else:
+        return checkpoint
+    checkpoint.close()
+    raise CheckpointError(f"{path}: {problem}")
+
+
+def read_config(path: Path) -> ModelConfig:
+    """Read a model's config.
+
+    Raises:
+        ConfigError: the config is absent or broken, or asks for something that is not supported.
+        CheckpointError: a GGUF file is broken.
+    """
+    if not path.is_file():
+        return config_json.read_config(path)
+    with GgufCheckpoint(path) as checkpoint:
+        return gguf_config(checkpoint)
+
+
+@contextmanager
+def open_model(path: Path) -> Iterator[OpenModel]:
+    """Open a model, and make sure that its weights are what its config says.
+
+    Raises:
+        ConfigError: the config is absent or broken, or asks for something that is not supported.
+        CheckpointError: the weights are absent or broken, or do not fit the config.
+    """
+    with open_weights(path) as source:
+        config = gguf_config(source) if isinstance(source, GgufCheckpoint) else config_json.read_config(path)
+        source.expect(expected_shapes(config))
+        stored = {name: source.format(name) for _, names in fused_matrices(config) for name in names}
+        yield OpenModel(config, source, stored)
+
+
+def load_tokenizer(path: Path) -> Tokenizer:
+    """Load a model's tokenizer.
+
+    Raises:
+        TokenizerError: there is none, or one that is broken or not supported.
+    """
+    from motley.daemon.text.gguf_tokenizer import load_gguf_tokenizer  # late: workers need no tokenizer
+    from motley.daemon.text.tokenizer import Tokenizer
+
+    return load_gguf_tokenizer(path) if path.is_file() else Tokenizer.load(path)

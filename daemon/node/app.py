@@ -1,0 +1,134 @@
+"""A node's daemon: measure the machine, join the mesh, stay in it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import socket
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from motley.daemon.node import hardware
+from motley.daemon.node.address import parse_address
+from motley.daemon.node.control import Control, NameTaken, NodeSettings, OrchestratorLost
+from motley.daemon.node.engines import installed_engines
+from motley.daemon.node.trust import JoinToken, TrustError, open_channel
+from motley.daemon.weights.cache import ShareCache
+from motley.protocol import mesh_pb2 as pb
+
+RETRY_S = (1.0, 2.0, 4.0, 8.0)
+"""Pauses between attempts to return to an orchestrator that was lost; the last one repeats."""
+
+
+@dataclass(frozen=True)
+class DaemonConfig:
+    """How a daemon runs.
+
+    Attributes:
+        orchestrator: ``host:port`` of the orchestrator's control plane.
+        token: the join token that `motley up` printed.
+        name: unique in the mesh; by default the host's name.
+        advertise: the address under which other nodes reach this one; by default that of the interface which leads
+            to the orchestrator.
+        zone: what fails together with this machine; empty: nothing is known to.
+        memory_limit: bytes that ranks may use here; by default what is available.
+        threads: compute threads; by default every usable core.
+        models: folder in which model names are looked up.
+        cache: where shares are kept, on a real disk.
+    """
+
+    orchestrator: str
+    token: str
+    name: str = ""
+    advertise: str = ""
+    zone: str = ""
+    memory_limit: int | None = None
+    threads: int = 0
+    models: Path | None = None
+    cache: ShareCache = field(default_factory=ShareCache)
+
+    @property
+    def node_name(self) -> str:
+        """What the node is called."""
+        return self.name or socket.gethostname()
+
+
+class Observer:
+    """What a daemon tells whoever watches it; override what is of interest."""
+
+    def joined(self, node_id: str, settings: NodeSettings) -> None:
+        """The orchestrator has welcomed this node."""
+
+    def lost(self, why: str, retry_s: float) -> None:
+        """The orchestrator is gone; another attempt follows."""
+
+    def rank(self, role: str, event: pb.RankEvent) -> None:
+        """A rank of this node, or its host of a session's experts, loads, is ready, or has ended."""
+
+
+async def run_daemon(config: DaemonConfig, observer: Observer) -> None:
+    """Join the mesh and stay until cancelled; an orchestrator that is lost later is looked for again.
+
+    Raises:
+        TrustError: at the first attempt, nobody answers or somebody else does.
+        JoinRefused: the orchestrator does not take this node.
+        CacheError: the folder for shares cannot be used.
+    """
+    host, port = parse_address(config.orchestrator)
+    token = JoinToken.parse(config.token)
+    address = config.advertise or await asyncio.to_thread(_address_towards, host, port)
+    engines = await installed_engines()
+    capabilities = await asyncio.to_thread(hardware.measure, engines, config.memory_limit, config.threads or None)
+    capabilities.zone = config.zone
+    await asyncio.to_thread(config.cache.prepare)
+    settings = NodeSettings(
+        name=config.node_name,
+        host=_listening_host(address),
+        address=address,
+        capabilities=capabilities,
+        models=config.models,
+        cache=config.cache,
+        threads=config.threads or capabilities.cores,
+    )
+    attempt = 0
+    joined_once = False
+
+    def joined(node_id: str) -> None:
+        nonlocal attempt, joined_once
+        attempt, joined_once = 0, True
+        observer.joined(node_id, settings)
+
+    while True:
+        try:
+            channel = await open_channel(host, port, token)
+            async with channel:
+                await Control(settings, observer.rank).stay(channel, token.secret, joined)
+        except (TrustError, OrchestratorLost, NameTaken) as error:
+            if not joined_once:
+                raise
+            pause = RETRY_S[min(attempt, len(RETRY_S) - 1)]
+            attempt += 1
+            observer.lost(str(error), pause)
+            await asyncio.sleep(pause)
+
+
+def _listening_host(address: str) -> str:
+    """Where ranks listen: on loopback only if nobody else could reach them anyway."""
+    try:
+        itself = ipaddress.ip_address(address)
+    except ValueError:
+        return "0.0.0.0"
+    if itself.is_loopback:
+        return address
+    return "::" if itself.version == 6 else "0.0.0.0"
+
+
+def _address_towards(host: str, port: int) -> str:
+    """This machine's address on the interface that leads to `host` (nothing is sent)."""
+    with contextlib.suppress(OSError):
+        family, kind, _, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(where)
+            return str(probe.getsockname()[0])
+    return socket.gethostname()

@@ -1,0 +1,383 @@
+"""The daemon's conversation with the orchestrator: one stream, rank workers behind it.
+
+Requests for the leader are turned into token ids here and its tokens into text, so that the worker's one thread
+does nothing but steps.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from motley.daemon.models.files import load_tokenizer
+from motley.daemon.node.address import join_address
+from motley.daemon.node.describe import DescribeError, describe_apart
+from motley.daemon.node.hardware import available_memory, gpus
+from motley.daemon.node.worker import RankWorker, WorkerError
+from motley.daemon.text.generation import Generation, RequestError
+from motley.daemon.text.tokenizer import Tokenizer, TokenizerError
+from motley.daemon.weights.cache import ShareCache
+from motley.daemon.weights.hub import ModelNotFound, resolve
+from motley.protocol import VERSION
+from motley.protocol import mesh_pb2 as pb
+from motley.protocol.mesh_pb2_grpc import MeshStub
+
+logger = logging.getLogger(__name__)
+
+WELCOME_S = 10.0
+LEAVE_S = 1.0
+"""The orchestrator has this long to take note that a node leaves."""
+END: object = grpc.aio.EOF  # type: ignore[attr-defined]
+REFUSALS = {
+    grpc.StatusCode.UNAUTHENTICATED,
+    grpc.StatusCode.FAILED_PRECONDITION,
+    grpc.StatusCode.INVALID_ARGUMENT,
+}
+"""The orchestrator's ways to say that trying again is of no use."""
+ENDED = {grpc.StatusCode.ABORTED, grpc.StatusCode.DEADLINE_EXCEEDED}
+"""Its ways to end a stream with a reason; what other codes come with is gRPC's."""
+
+
+class JoinRefused(Exception):
+    """The orchestrator does not take this node; trying again will not help."""
+
+
+class NameTaken(JoinRefused):
+    """Another node has the name, or this one had it a moment ago and has not been missed yet."""
+
+
+class OrchestratorLost(Exception):
+    """The stream to the orchestrator ended."""
+
+
+@dataclass(frozen=True)
+class NodeSettings:
+    """What a node brings to the mesh.
+
+    Attributes:
+        host: address that rank workers listen on.
+        address: address under which other nodes reach them.
+        threads: compute threads of each rank.
+    """
+
+    name: str
+    host: str
+    address: str
+    capabilities: pb.Capabilities
+    models: Path | None
+    cache: ShareCache
+    threads: int
+
+
+@dataclass
+class _Rank:
+    """A rank that this node holds."""
+
+    command: pb.RankCommand
+    worker: RankWorker | None = None
+    tokenizer: Tokenizer | None = None
+    generations: dict[str, Generation] = field(default_factory=dict)
+    releasing: bool = False
+
+    @property
+    def role(self) -> str:
+        """What it is on this node, for people."""
+        return f"rank {self.command.rank}" if self.command.rank < self.command.assign.size else "experts"
+
+
+RankObserver = Callable[[str, pb.RankEvent], None]
+"""Takes the role too of who said something."""
+_Key = tuple[str, int]
+
+
+class Control:
+    """One stay in the mesh: from the stream's first message to its end. Not to be used again."""
+
+    def __init__(self, settings: NodeSettings, observe: RankObserver) -> None:
+        self._settings = settings
+        self._observe = observe
+        self._outbox: asyncio.Queue[pb.NodeMessage] = asyncio.Queue()
+        self._ranks: dict[_Key, _Rank] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._tokenising = asyncio.Lock()
+        self._gpus: list[pb.Gpu] = []
+        self._preparing: set[str] = set()
+        """Requests that are being turned into tokens; a cancelled one is taken out."""
+
+    async def stay(self, channel: grpc.aio.Channel, secret: str, joined: Callable[[str], None]) -> None:
+        """Join and do what the orchestrator says until the stream ends.
+
+        Args:
+            joined: called with the node's id once the orchestrator has welcomed it.
+
+        Raises:
+            JoinRefused: wrong token, version or name.
+            OrchestratorLost: the stream broke or was closed.
+        """
+        settings = self._settings
+        hello = pb.Hello(
+            protocol=VERSION,
+            version=version("motley"),
+            name=settings.name,
+            address=settings.address,
+            capabilities=settings.capabilities,
+        )
+        call = MeshStub(channel).Join(  # type: ignore[no-untyped-call]
+            metadata=(("motley-token", secret),)
+        )
+        talk: list[asyncio.Task[None]] = []
+        patience = WELCOME_S
+        try:
+            await call.write(pb.NodeMessage(hello=hello))
+            first = await _read(call, patience)
+            if first is END or first.WhichOneof("body") != "welcome":
+                raise OrchestratorLost("the orchestrator answered without a welcome")
+            joined(first.welcome.node_id)
+            if settings.capabilities.gpus:
+                self._spawn(self._watch_gpus(first.welcome.heartbeat_s))
+            patience = first.welcome.silence_s
+            listener = asyncio.create_task(self._listen(call, patience))
+            talk = [listener, asyncio.create_task(self._send(call, first.welcome.heartbeat_s))]
+            try:
+                await asyncio.shield(listener)  # a read that is cancelled ends the stream
+            except asyncio.CancelledError:
+                self._say(leaving=pb.Empty())
+                await asyncio.wait({listener}, timeout=LEAVE_S)
+                raise
+        except TimeoutError:
+            raise OrchestratorLost(f"the orchestrator said nothing for {patience:.0f} s") from None
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.ALREADY_EXISTS:
+                raise NameTaken(error.details()) from error
+            if error.code() in REFUSALS:
+                raise JoinRefused(error.details()) from error
+            why = error.details() if error.code() in ENDED else "its connection is gone"
+            raise OrchestratorLost(f"the stream to the orchestrator broke: {why}") from error
+        except asyncio.InvalidStateError as error:  # a write met a stream that had ended
+            raise OrchestratorLost("the stream to the orchestrator broke") from error
+        finally:
+            call.cancel()
+            for task in talk:
+                task.cancel()
+            await asyncio.gather(*(self._end(key) for key in list(self._ranks)))
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, *talk, return_exceptions=True)
+
+    async def _listen(self, call: Any, patience: float) -> None:
+        """Do what the orchestrator says, for as long as it does."""
+        while (message := await _read(call, patience)) is not END:
+            self._obey(message)
+        raise OrchestratorLost("the orchestrator closed the stream")
+
+    async def _send(self, call: Any, heartbeat_s: float) -> None:
+        """Send what is in the outbox, and a heartbeat when it is due."""
+        loop = asyncio.get_running_loop()
+        due = loop.time()
+        while True:
+            try:
+                async with asyncio.timeout_at(due):
+                    message = await self._outbox.get()
+            except TimeoutError:
+                beat = pb.Heartbeat(memory_available_bytes=available_memory(), gpus=self._gpus)
+                message = pb.NodeMessage(heartbeat=beat)
+                due = loop.time() + heartbeat_s
+            await call.write(message)
+
+    async def _watch_gpus(self, every_s: float) -> None:
+        """Look now and then what is free on them, beside the heartbeats: a driver may take its time."""
+        while True:
+            self._gpus = await asyncio.to_thread(gpus)
+            await asyncio.sleep(every_s)
+
+    def _say(self, **body: Any) -> None:
+        self._outbox.put_nowait(pb.NodeMessage(**body))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _obey(self, message: pb.OrchestratorMessage) -> None:
+        match message.WhichOneof("body"):
+            case "describe":
+                self._spawn(self._describe(message.describe))
+            case "rank":
+                self._command(message.rank)
+            case "generate":
+                self._spawn(self._generate(message.generate))
+            case "cancel":
+                self._cancel(message.cancel.request_id)
+
+    async def _describe(self, request: pb.Describe) -> None:
+        try:
+            described = await describe_apart(request.model, self._settings.models)
+        except DescribeError as error:
+            described = pb.Described(failure=pb.Failure(code=error.code, message=str(error)))
+        described.request_id = request.request_id
+        self._say(described=described)
+
+    # ------------------------------------------------------------ ranks
+
+    def _command(self, command: pb.RankCommand) -> None:
+        key = (command.session, command.rank)
+        body = command.WhichOneof("body")
+        if body == "assign" and key in self._ranks:
+            message = f"node {self._settings.name!r} holds rank {command.rank} of session {command.session} already"
+            failure = pb.Failure(code="internal_error", message=message)
+            self._say(rank=pb.RankEvent(session=key[0], epoch=command.epoch, rank=key[1], failed=failure))
+        elif body == "assign":
+            self._ranks[key] = _Rank(command)
+            self._spawn(self._hold(key, self._ranks[key]))
+        elif (rank := self._ranks.get(key)) is None:
+            if body == "release":
+                gone = pb.RankEvent(session=key[0], epoch=command.epoch, rank=key[1], released=pb.Empty())
+                self._say(rank=gone)
+        elif body == "release":
+            self._spawn(self._end(key))
+        elif rank.worker is not None:
+            rank.worker.send(command)
+
+    async def _hold(self, key: _Key, rank: _Rank) -> None:
+        """See a rank's worker through its life, then report its end, whatever ended it."""
+        command = rank.command
+        try:
+            failure = await self._serve(rank)
+        except (WorkerError, TokenizerError, ModelNotFound) as error:
+            failure = pb.Failure(code="load_failed", message=str(error))
+        except Exception as error:
+            logger.exception("rank %d of session %s", command.rank, command.session)
+            failure = pb.Failure(code="internal_error", message=f"{type(error).__name__}: {error}")
+        finally:
+            asked = rank.releasing
+            if rank.worker is not None:
+                await rank.worker.stop()
+            if self._ranks.get(key) is rank:
+                del self._ranks[key]
+        end = pb.RankEvent(session=command.session, epoch=command.epoch, rank=command.rank)
+        if failure is None or asked:
+            end.released.CopyFrom(pb.Empty())
+        else:
+            end.failed.CopyFrom(failure)  # its requests end with the session
+        self._rank_event(rank, end)
+
+    async def _serve(self, rank: _Rank) -> pb.Failure | None:
+        """Start a rank's worker and pass on what it says until it is gone; why it ended, if it was not asked to."""
+        settings, command = self._settings, rank.command
+        worker = rank.worker = await RankWorker.start(
+            cache=settings.cache, models=settings.models, host=settings.host, threads=settings.threads
+        )
+        if rank.releasing:
+            return None
+        worker.send(command)
+        async for event in worker.events():
+            match event.WhichOneof("body"):
+                case "tokens":
+                    self._on_tokens(rank, event.tokens)
+                case "failed":
+                    return event.failed
+                case "released":
+                    return None
+                case body:
+                    if body == "listening":
+                        event.listening = join_address(settings.address, event.listening)
+                    elif body == "ready" and command.rank == 0:
+                        source = command.assign.model.source
+                        rank.tokenizer = await asyncio.to_thread(_load_tokenizer, source, settings.models)
+                    self._rank_event(rank, event)
+        await worker.stop()  # it hung up: nothing more can come
+        status = await worker.exit_status()
+        return pb.Failure(code="worker_died", message=_how_died(status))
+
+    async def _end(self, key: _Key) -> None:
+        """Have a rank's worker end; `_hold` reports it."""
+        rank = self._ranks.get(key)
+        if rank is not None:
+            rank.releasing = True
+            if rank.worker is not None:
+                await rank.worker.stop()
+
+    def _rank_event(self, rank: _Rank, event: pb.RankEvent) -> None:
+        self._observe(rank.role, event)
+        self._say(rank=event)
+
+    # ------------------------------------------------------------ requests
+
+    async def _generate(self, request: pb.Generate) -> None:
+        """Turn a request into tokens, beside the event loop and one at a time, and hand it to the leader."""
+        rank = self._ranks.get((request.session, 0))
+        if rank is None or rank.tokenizer is None:
+            message = f"this node does not lead a ready session {request.session!r}"
+            self._fail(request.request_id, pb.Failure(code="session_not_ready", message=message))
+            return
+        self._preparing.add(request.request_id)
+        try:
+            async with self._tokenising:
+                generation = await asyncio.to_thread(Generation, request, rank.tokenizer, rank.command.assign.context)
+        except RequestError as error:
+            self._fail(request.request_id, pb.Failure(code=error.code, message=str(error), param=error.param))
+            return
+        except Exception as error:
+            logger.exception("request %s", request.request_id)
+            failure = pb.Failure(code="internal_error", message=f"{type(error).__name__}: {error}")
+            self._fail(request.request_id, failure)
+            return
+        finally:
+            cancelled = request.request_id not in self._preparing
+            self._preparing.discard(request.request_id)
+        if cancelled:
+            self._say(delta=pb.Delta(request_id=request.request_id, finish="cancelled"))
+        elif rank.worker is None or self._ranks.get((request.session, 0)) is not rank:
+            failure = pb.Failure(code="session_closed", message=f"session {request.session!r} was closed")
+            self._fail(request.request_id, failure)
+        else:
+            rank.generations[request.request_id] = generation
+            rank.worker.send(self._to_leader(rank, decode=generation.start()))
+
+    def _on_tokens(self, rank: _Rank, tokens: pb.Tokens) -> None:
+        generation = rank.generations.get(tokens.request_id)
+        if generation is None:
+            return  # cancelled or stopped while these were under way
+        delta = generation.on_tokens(tokens)
+        if delta is not None:
+            self._say(delta=delta)
+        if generation.finished:
+            del rank.generations[tokens.request_id]
+            if generation.cancel_worker and rank.worker is not None:
+                rank.worker.send(self._to_leader(rank, cancel=tokens.request_id))
+
+    def _cancel(self, request_id: str) -> None:
+        self._preparing.discard(request_id)
+        for rank in self._ranks.values():
+            if request_id in rank.generations and rank.worker is not None:
+                rank.worker.send(self._to_leader(rank, cancel=request_id))
+
+    def _to_leader(self, rank: _Rank, **body: Any) -> pb.RankCommand:
+        command = rank.command
+        return pb.RankCommand(session=command.session, epoch=command.epoch, rank=command.rank, **body)
+
+    def _fail(self, request_id: str, failure: pb.Failure) -> None:
+        self._say(delta=pb.Delta(request_id=request_id, finish="error", failure=failure))
+
+
+async def _read(call: Any, patience: float) -> Any:
+    """The next message. Not by `asyncio.wait_for`: that can lose a cancellation that meets an error (Python 3.11)."""
+    async with asyncio.timeout(patience):
+        return await call.read()
+
+
+def _load_tokenizer(source: str, models: Path | None) -> Tokenizer:
+    return load_tokenizer(resolve(source, models))
+
+
+def _how_died(status: int) -> str:
+    how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
+    return f"its worker process {how}"

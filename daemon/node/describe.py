@@ -1,0 +1,100 @@
+"""What a model costs, told to the planner: the node that has the files reads their headers, the orchestrator plans.
+
+A process of its own does it, because it may mean a download of many minutes, which Ctrl-C must be able to end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+
+from motley.daemon.models.config import ConfigError
+from motley.daemon.models.files import load_tokenizer, open_model
+from motley.daemon.models.profile import profile
+from motley.daemon.node.child import end_with_owner, start_child
+from motley.daemon.text.tokenizer import TokenizerError
+from motley.daemon.weights.checkpoint import CheckpointError
+from motley.daemon.weights.hub import ModelNotFound, resolve
+from motley.protocol import mesh_pb2 as pb
+
+
+class DescribeError(Exception):
+    """The model cannot be served; `code` is ``invalid_model`` unless it is our fault."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+def describe(model: pb.ModelSpec, models: Path | None) -> pb.Described:
+    """Fetch a model if need be and read its config, its tokenizer and the headers of its weights.
+
+    Returns:
+        What it costs in each of its quantisations.
+
+    Raises:
+        ModelNotFound, ConfigError, CheckpointError, TokenizerError: the model cannot be served.
+    """
+    folder = resolve(model.source, models)
+    every = (model.quantisation, *model.beside)
+    with open_model(folder) as opened:
+        profiles = [profile(opened.config, each, model.block, opened.stored, model.exact, every) for each in every]
+        fingerprint = opened.source.fingerprint()
+    load_tokenizer(folder)
+    for profiled in profiles:
+        profiled.name, profiled.fingerprint = folder.name, fingerprint
+    return pb.Described(profile=profiles[0], beside=profiles[1:])
+
+
+async def describe_apart(model: pb.ModelSpec, models: Path | None) -> pb.Described:
+    """`describe` in a process of its own, killed if this is cancelled.
+
+    Raises:
+        DescribeError: the model cannot be served.
+    """
+    process = await start_child("motley.daemon.node.describe", stdout=asyncio.subprocess.PIPE)
+    order = {
+        "model": model.SerializeToString().hex(),
+        "models": str(models) if models else None,
+    }
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        process.stdin.write(json.dumps(order).encode() + b"\n")
+        out = await process.stdout.read()
+        await process.wait()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    try:
+        said = json.loads(out)
+    except ValueError:
+        raise DescribeError(
+            "internal_error", f"describing {model.source!r} ended with status {process.returncode}"
+        ) from None
+    if "described" not in said:
+        raise DescribeError(said["code"], said["message"])
+    return pb.Described.FromString(bytes.fromhex(said["described"]))
+
+
+def main() -> None:
+    """One order on stdin, one answer on stdout, both JSON; the end of stdin ends this, a download under way too."""
+    order = json.loads(sys.stdin.readline() or "null")
+    if order is None:
+        return
+    end_with_owner()
+    said: dict[str, str]
+    try:
+        model = pb.ModelSpec.FromString(bytes.fromhex(order["model"]))
+        told = describe(model, Path(order["models"]) if order["models"] else None)
+        said = {"described": told.SerializeToString().hex()}
+    except (ModelNotFound, ConfigError, CheckpointError, TokenizerError) as error:
+        said = {"code": "invalid_model", "message": str(error)}
+    json.dump(said, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

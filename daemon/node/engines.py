@@ -1,0 +1,62 @@
+"""The engines that are installed on this machine, what they are, and whether they can run here.
+
+Asking means importing them, and libraries of a gigabyte with them: a process of its own does it, which may also crash.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+
+from motley.daemon.node.child import end_with_owner, start_child
+from motley.plugins.engine import EngineError, engine_names, keeps_fp16, lacking, on_gpu
+from motley.protocol import mesh_pb2 as pb
+
+ASK_S = 120.0
+"""A library that is not loaded after so long hangs."""
+
+
+async def installed_engines() -> list[pb.Engine]:
+    """Every installed engine; one that could not be asked says so in `lacking`."""
+    process = await start_child("motley.daemon.node.engines", stdout=asyncio.subprocess.PIPE)
+    assert process.stdout is not None
+    out = b""
+    try:
+        async with asyncio.timeout(ASK_S):
+            while line := await process.stdout.readline():
+                out += line
+        why = f"asking it what it needs ended with status {await process.wait()}"
+    except TimeoutError:
+        why = f"it did not say within {ASK_S:.0f} s what it needs"
+    finally:
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+    said = {told["name"]: told for told in map(json.loads, out.decode().splitlines())}
+    return [pb.Engine(**said.get(name, {"name": name, "lacking": why})) for name in engine_names()]
+
+
+def _ask(name: str) -> dict[str, object]:
+    try:
+        kind = {"keeps_fp16": keeps_fp16(name), "on_gpu": on_gpu(name)}
+        return {"name": name, "lacking": lacking(name), **kind}
+    except EngineError as error:
+        return {"name": name, "lacking": str(error)}
+    except Exception as error:  # somebody else's code
+        return {"name": name, "lacking": f"{type(error).__name__}: {error}"}
+
+
+def main() -> None:
+    """A line of JSON for every engine, as it has been asked; what libraries print meanwhile goes to stderr."""
+    end_with_owner()
+    with os.fdopen(os.dup(1), "w", encoding="utf-8") as out:
+        os.dup2(2, 1)
+        for name in engine_names():
+            print(json.dumps(_ask(name)), file=out, flush=True)
+
+
+if __name__ == "__main__":
+    main()

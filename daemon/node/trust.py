@@ -1,0 +1,91 @@
+"""Trusting an orchestrator by its join token: ``<secret>.<sha256 of its certificate>``.
+
+The token travels by hand, so it can vouch for the certificate: the daemon fetches that over an unverified TLS
+connection, compares its fingerprint, and from then on trusts this one certificate and nothing else. The secret is
+sent only afterwards, over the verified channel.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import ssl
+from dataclasses import dataclass
+
+import grpc.aio
+
+from motley.daemon.node.address import join_address
+from motley.protocol import MESSAGE_BYTES
+
+CERTIFICATE_NAME = "motley"
+"""The name in the orchestrator's certificate; addresses at home change too often to be in it."""
+CONNECT_S = 10.0
+
+
+class TrustError(Exception):
+    """The orchestrator cannot be reached or is not the one that the token was made by."""
+
+
+@dataclass(frozen=True)
+class JoinToken:
+    secret: str
+    fingerprint: str
+
+    @classmethod
+    def parse(cls, text: str) -> JoinToken:
+        """Read a token as `motley up` prints it.
+
+        Raises:
+            TrustError: it is none.
+        """
+        secret, _, fingerprint = text.strip().partition(".")
+        if not secret or len(fingerprint) != 64 or not all(c in "0123456789abcdef" for c in fingerprint):
+            raise TrustError("that is not a join token; copy the whole line that `motley up` printed")
+        return cls(secret, fingerprint)
+
+
+async def open_channel(host: str, port: int, token: JoinToken) -> grpc.aio.Channel:
+    """An encrypted channel to the orchestrator that made `token`.
+
+    Raises:
+        TrustError: nobody answers there within `CONNECT_S`, or somebody else does.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE  # the fingerprint is checked instead
+    context.set_alpn_protocols(["h2"])
+    try:
+        async with asyncio.timeout(CONNECT_S):
+            _, writer = await asyncio.open_connection(host, port, ssl=context)
+            try:
+                certificate: bytes = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+            finally:
+                writer.close()
+    except TimeoutError:
+        raise TrustError(
+            f"no answer from {host}:{port} within {CONNECT_S:.0f} s; is the machine on, and does its firewall "
+            f"let port {port} in?"
+        ) from None
+    except ssl.SSLError as error:
+        raise TrustError(f"{host}:{port} answers, but not as a Motley orchestrator ({error.reason})") from error
+    except OSError as error:
+        raise TrustError(
+            f"cannot reach an orchestrator at {host}:{port} ({error.strerror or error}); is `motley up` running there?"
+        ) from error
+    found = hashlib.sha256(certificate).hexdigest()
+    if not hmac.compare_digest(found, token.fingerprint):
+        raise TrustError(
+            f"the orchestrator at {host}:{port} is not the one this join token is from "
+            f"(certificate ...{found[-16:]}, token ...{token.fingerprint[-16:]}); copy the line that its `motley up` "
+            "prints now"
+        )
+    credentials = grpc.ssl_channel_credentials(ssl.DER_cert_to_PEM_cert(certificate).encode())
+    return grpc.aio.secure_channel(
+        join_address(host, port),
+        credentials,
+        options=[
+            ("grpc.ssl_target_name_override", CERTIFICATE_NAME),
+            ("grpc.max_receive_message_length", MESSAGE_BYTES),
+        ],
+    )

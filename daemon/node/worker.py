@@ -1,0 +1,152 @@
+"""The daemon's end of a rank worker: starting the process, talking to it, stopping it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import json
+import os
+import secrets
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from motley.daemon.node.child import start_child
+from motley.daemon.node.pipe import LENGTH, MAX_MESSAGE, TOKEN_BYTES
+from motley.daemon.weights.cache import ShareCache
+from motley.protocol import mesh_pb2 as pb
+
+START_S = 60.0
+"""A worker has this long to import its packages and say hello."""
+STOP_S = 5.0
+"""A worker asked to stop has this long before it is killed."""
+
+
+HUGE_PAGES = "glibc.malloc.hugetlb=1"
+"""Weights in huge pages where the C library can ask for them: 4 % off a token."""
+
+
+class WorkerError(Exception):
+    """The worker process did not start or is gone."""
+
+
+class RankWorker:
+    """One rank worker process. Use `start`; read events with `events`; always `stop`."""
+
+    def __init__(
+        self, process: asyncio.subprocess.Process, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        self._process = process
+        self._reader = reader
+        self._writer = writer
+
+    @classmethod
+    async def start(
+        cls,
+        *,
+        cache: ShareCache,
+        models: Path | None = None,
+        host: str = "0.0.0.0",
+        threads: int = 1,
+        core: int | None = None,
+        entry: Sequence[str] = ("motley.daemon.rank.process",),
+    ) -> RankWorker:
+        """Start a worker.
+
+        Args:
+            cache: where its share is kept.
+            models: folder in which model names are looked up.
+            host: where its data plane listens.
+            threads: compute threads, where the assignment does not say.
+            core: pin it to this one of the usable cores.
+            entry: the module that is run, which calls `motley.daemon.rank.process.main`, and its arguments.
+
+        Raises:
+            WorkerError: the process did not come up in `START_S`.
+        """
+        token = secrets.token_bytes(TOKEN_BYTES)
+        connected: asyncio.Future[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = (
+            asyncio.get_running_loop().create_future()
+        )
+
+        async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            with contextlib.suppress(asyncio.IncompleteReadError, TimeoutError):
+                offered = await asyncio.wait_for(reader.readexactly(TOKEN_BYTES), 10)
+                if hmac.compare_digest(offered, token) and not connected.done():
+                    connected.set_result((reader, writer))
+                    return
+            writer.close()
+
+        server = await asyncio.start_server(accept, "127.0.0.1", 0, limit=MAX_MESSAGE)
+        process = None
+        try:
+            process = await start_child(*entry, env=_environment())
+            settings = {
+                "port": server.sockets[0].getsockname()[1],
+                "token": token.hex(),
+                "cache": str(cache.folder),
+                "cache_limit": cache.limit,
+                "models": str(models) if models else None,
+                "host": host,
+                "threads": threads,
+                "core": core,
+            }
+            assert process.stdin is not None
+            process.stdin.write(json.dumps(settings).encode() + b"\n")
+            dead = asyncio.create_task(process.wait())
+            either: set[asyncio.Future[Any]] = {connected, dead}
+            await asyncio.wait(either, timeout=START_S, return_when=asyncio.FIRST_COMPLETED)
+            dead.cancel()
+            if not connected.done():
+                raise WorkerError(
+                    f"the rank worker exited with status {process.returncode} before it said hello"
+                    if process.returncode is not None
+                    else f"the rank worker did not come up within {START_S:.0f} s"
+                )
+        except BaseException:
+            if process is not None and process.returncode is None:
+                process.kill()
+                await process.wait()
+            raise
+        finally:
+            server.close()
+        return cls(process, *connected.result())
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def send(self, command: pb.RankCommand) -> None:
+        """Hand a command to the worker; lost silently if it is gone (its end shows in `events`)."""
+        body = command.SerializeToString()
+        if not self._writer.is_closing():
+            self._writer.write(LENGTH.pack(len(body)) + body)
+
+    async def events(self) -> AsyncIterator[pb.RankEvent]:
+        """What the worker says, until it is gone."""
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            while True:
+                (length,) = LENGTH.unpack(await self._reader.readexactly(LENGTH.size))
+                yield pb.RankEvent.FromString(await self._reader.readexactly(length))
+
+    async def exit_status(self) -> int:
+        """Wait for the process to end."""
+        return await self._process.wait()
+
+    async def stop(self) -> None:
+        """Ask the worker to end, and kill it if it does not within `STOP_S`."""
+        if self._process.returncode is None:
+            self.send(pb.RankCommand(release=pb.Release()))
+            try:
+                await asyncio.wait_for(self._process.wait(), STOP_S)
+            except TimeoutError:
+                self._process.kill()
+                await self._process.wait()
+        self._writer.close()
+
+
+def _environment() -> dict[str, str]:
+    """This process's, with a C library's setting that others do not read."""
+    given = os.environ.get("GLIBC_TUNABLES")
+    return {**os.environ, "GLIBC_TUNABLES": f"{given}:{HUGE_PAGES}" if given else HUGE_PAGES}

@@ -1,0 +1,144 @@
+"""Executing step messages on one rank: embedding lookup, the engine, this slice's part in sampling."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from motley.daemon.rank.sampling import SamplingParams, ShardSampler
+from motley.daemon.rank.steps import Able, Close, Message, More, Open, Step, StepError, Stop, Wave, join
+from motley.plugins.engine import F32, Engine
+from motley.protocol import mesh_pb2 as pb
+from motley.transport import StatsSnapshot
+
+Embed = Callable[[Sequence[int]], F32]
+"""Token ids to f32[T, D]."""
+
+STEP_HISTORY = 4096
+
+
+class Clocks(Protocol):
+    """Where the time of a rank went."""
+
+    def snapshot(self) -> StatsSnapshot: ...
+
+
+@dataclass
+class DecodeTimes:
+    """Where the time of this rank's decode steps went, cumulative, in seconds. Sequences of one step share it."""
+
+    tokens: int = 0
+    compute: float = 0.0
+    wire: float = 0.0
+    wait: float = 0.0
+    collectives: int = 0
+    steps: deque[tuple[float, float, float]] = field(default_factory=lambda: deque(maxlen=STEP_HISTORY))
+    """(compute, wire, wait) of each of the latest steps, until someone has told of them and clears it."""
+
+
+@dataclass
+class _Sequence:
+    sampler: ShardSampler
+    prompt_tokens: int
+    logits: F32 | None = None
+    generated: int = 0
+
+
+class Executor:
+    """Everything a rank does with a step, the same on the leader and on its followers."""
+
+    def __init__(self, engine: Engine, embed: Embed, vocabulary: range, words_per_unit: int, stats: Clocks) -> None:
+        self._engine = engine
+        self._embed = embed
+        self._vocabulary = vocabulary
+        self._words_per_unit = words_per_unit
+        self._stats = stats
+        self._sequences: dict[int, _Sequence] = {}
+        self.times = DecodeTimes()
+
+    def execute(self, message: Message) -> bytes | None:
+        """Do what the leader says; the summary of this rank's logits where the message asks for one.
+
+        Raises:
+            StepError: the message does not fit the state of this rank.
+            motley.plugins.engine.EngineError, motley.transport.TransportError: from the engine.
+        """
+        match message:
+            case Step():
+                return self._step(message)
+            case Wave():
+                return self._decode(message)
+            case More(slot, want):
+                sequence = self._sequence(slot)
+                if sequence.logits is None:
+                    raise StepError(f"slot {slot} has no logits to say more about")
+                return sequence.sampler.summarise(sequence.logits, sequence.generated, want)
+            case Open(slot, sampling, prompt):
+                params = SamplingParams.from_proto(pb.Sampling.FromString(sampling))
+                ids = self._vocabulary
+                sampler = ShardSampler(params, ids.start, len(ids), prompt.tolist(), self._words_per_unit)
+                self._engine.open_slot(slot, len(prompt))
+                self._sequences[slot] = _Sequence(sampler, len(prompt))
+            case Close(slot):
+                self._sequence(slot)
+                del self._sequences[slot]
+                self._engine.close_slot(slot)
+            case Stop():
+                pass
+            case Able():
+                raise StepError("a follower is told how many sequences it can take")
+        return None
+
+    @property
+    def most_sequences(self) -> int:
+        """How many sequences a `Wave` may have on this rank."""
+        return self._engine.most_sequences
+
+    def close(self) -> None:
+        self._engine.close()
+
+    def _sequence(self, slot: int) -> _Sequence:
+        try:
+            return self._sequences[slot]
+        except KeyError:
+            raise StepError(f"slot {slot} is not open on this rank") from None
+
+    def _step(self, step: Step) -> bytes | None:
+        """A chunk of a prompt."""
+        sequence = self._sequence(step.slot)
+        rows = (len(step.tokens) - 1,) if step.want else ()
+        logits = self._engine.step(step.slot, self._embed(step.tokens.tolist()), step.position, rows, step.halved)
+        return self._summarise(sequence, logits[0], step.want) if step.want else None
+
+    def _decode(self, wave: Wave) -> bytes:
+        """A token each of some sequences; their summaries in order, of those that are wanted."""
+        slots, tokens = wave.slots.tolist(), wave.tokens.tolist()
+        sequences = [self._sequence(slot) for slot in slots]
+        began, before = time.perf_counter(), self._stats.snapshot()
+        for sequence, position, token in zip(sequences, wave.positions, tokens, strict=True):
+            if position >= sequence.prompt_tokens:  # by this session: fed back, or once more after a break
+                sequence.sampler.accept(token)
+                sequence.generated += 1
+        logits = self._engine.decode(slots, self._embed(tokens), wave.positions.tolist())
+        wanted = [
+            self._summarise(sequence, row, want)
+            for sequence, row, want in zip(sequences, logits, wave.wants.tolist(), strict=True)
+            if want
+        ]
+        after, times = self._stats.snapshot(), self.times
+        wire, wait = after.wire_s - before.wire_s, after.wait_s - before.wait_s
+        compute = time.perf_counter() - began - wire - wait
+        times.tokens += len(slots)
+        times.wire += wire
+        times.wait += wait
+        times.compute += compute
+        times.steps.append((compute, wire, wait))
+        times.collectives += after.collectives - before.collectives
+        return join(wanted)
+
+    def _summarise(self, sequence: _Sequence, logits: F32, want: int) -> bytes:
+        sequence.logits = logits
+        return sequence.sampler.summarise(logits, sequence.generated, want)

@@ -1,0 +1,48 @@
+"""Everyone that a rank computes with: the other ranks of its mesh, and the hosts of experts that no rank has."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy.typing as npt
+
+from motley.daemon.experts.dispatch import Dispatcher
+from motley.plugins.engine import EngineError, Pending
+from motley.plugins.experts import Compute
+from motley.transport import Communicator, StatsSnapshot
+
+
+class Peers:
+    """What an engine meets of them: `motley.plugins.engine.Collectives`.
+
+    Attributes:
+        now: what sums go through, see `motley.plugins.engine.transport`.
+        dispatcher: the way to expert hosts, once there is one.
+    """
+
+    def __init__(self, communicator: Communicator) -> None:
+        self.rank = communicator.rank
+        self.size = communicator.size
+        self.now = communicator
+        self.dispatcher: Dispatcher | None = None
+
+    def all_reduce(self, buffer: npt.NDArray[Any]) -> None:
+        self.now.all_reduce(buffer)
+
+    def all_reduce_start(self, buffer: npt.NDArray[Any]) -> Pending:
+        return self.now.all_reduce_start(buffer)
+
+    def all_gather(self, local: npt.NDArray[Any], out: Sequence[npt.NDArray[Any]]) -> None:
+        self.now.all_gather(local, out)
+
+    def experts(self, layer: int) -> Compute:
+        if self.dispatcher is None:
+            raise EngineError(f"the experts of layer {layer} are not in this rank's graph, and it has no expert hosts")
+        return self.dispatcher.experts(layer)
+
+    def snapshot(self) -> StatsSnapshot:
+        """The communicator's clocks; waiting for experts is waiting."""
+        taken = self.now.stats.snapshot()
+        return taken if self.dispatcher is None else replace(taken, wait_s=taken.wait_s + self.dispatcher.waited_s)

@@ -1,0 +1,293 @@
+"""The leader's side of a session: which sequences get the next step, and which tokens they get.
+
+Requests that are being answered get their next token in one step, a *wave*, which reads the weights once. All are in
+one if every rank's engine can take so many sequences, else in as few as the least able rank makes necessary. Before
+each round of waves one prompt is computed by a chunk, so that nobody waits for another's whole prompt. Together they
+may hold as many tokens as the session's context: when that is reached, the request admitted last steps back, and
+computes its tokens again once there is room. The oldest always goes on.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from motley.daemon.rank.chunk_sizes import ChunkSizes
+from motley.daemon.rank.executor import STEP_HISTORY, Executor
+from motley.daemon.rank.sampling import Choice, LogitsError, SamplingError, SamplingParams, choose, initial_want
+from motley.daemon.rank.steps import Able, Close, Message, More, Open, Step, StepError, Stop, Wave, decode, split
+from motley.protocol import mesh_pb2 as pb
+from motley.transport import Communicator
+
+LOOK_S = 0.5
+"""An idle leader looks after its peers this often."""
+MAX_ACTIVE = 16
+SIGN_OF_LIFE_S = 10.0
+"""While a long prompt is computed, its client hears of it this often."""
+HEADROOM = 32
+"""Tokens that every active request should have left when another is admitted, or they would soon step back again."""
+
+Emit = Callable[..., None]
+Commands = Callable[[float], Iterable[pb.RankCommand]]
+"""Commands of the daemon, waiting for the first up to so many seconds."""
+
+
+@dataclass(eq=False)
+class _Request:
+    decode: pb.Decode
+    params: SamplingParams
+    arrived: float
+    spoken: float
+    """When its client last heard something."""
+    tokens: list[int]
+    """The prompt and what has been generated."""
+    slot: int = -1
+    position: int = 0
+    """Tokens whose keys and values are in the caches."""
+
+    @property
+    def generated(self) -> int:
+        return len(self.tokens) - len(self.decode.prompt)
+
+    @property
+    def prompted(self) -> bool:
+        """Whether its prompt is in the caches."""
+        return self.position >= len(self.decode.prompt)
+
+
+@dataclass
+class Leader:
+    """Runs a session until its daemon releases it."""
+
+    executor: Executor
+    communicator: Communicator
+    context: int
+    max_rows: int
+    halves: bool
+    """Whether prompts may be computed in micro-chunks."""
+    emit: Emit
+    check: Callable[[], None]
+    """Called now and then while there is nothing to do, to see whether everyone is still there."""
+    report: Callable[[], None]
+    """Called after each request, to send where this rank's time went, and its rows."""
+    step_ms: deque[float] = field(default_factory=lambda: deque(maxlen=STEP_HISTORY))
+
+    def __post_init__(self) -> None:
+        self._queue: deque[_Request] = deque()
+        self._active: deque[_Request] = deque()
+        self._chunks = ChunkSizes(self.max_rows, self.halves)
+        self._most = 0
+        """Sequences that one wave may have, once the followers have told."""
+
+    def run(self, commands: Commands) -> None:
+        """The step loop."""
+        while True:
+            for command in commands(0.0 if self._active else LOOK_S):
+                self._obey(command)
+            self._make_room()
+            self._admit()
+            if self._active:
+                self._advance()
+            else:
+                self.check()
+
+    def stop(self) -> None:
+        """Tell the followers that the session is over."""
+        self._tell(Stop())
+
+    def _obey(self, command: pb.RankCommand) -> None:
+        match command.WhichOneof("body"):
+            case "decode":
+                self._accept(command.decode)
+            case "cancel":
+                self._cancel(command.cancel)
+
+    def _accept(self, decode: pb.Decode) -> None:
+        try:
+            params = SamplingParams.from_proto(decode.sampling)
+        except SamplingError as error:
+            failure = pb.Failure(code="invalid_request", message=str(error))
+            self._say(decode.request_id, finish="error", failure=failure)
+            return
+        now = time.perf_counter()
+        self._queue.append(_Request(decode, params, arrived=now, spoken=now, tokens=list(decode.prompt)))
+
+    def _cancel(self, request_id: str) -> None:
+        for request in [*self._queue, *self._active]:
+            if request.decode.request_id == request_id:
+                if request in self._queue:
+                    self._queue.remove(request)
+                else:
+                    self._active.remove(request)
+                    self._end(request)
+                self._say(request_id, finish="cancelled")
+                return
+
+    def _admit(self) -> None:
+        if self._queue and not self._most:
+            self._most = min([self.executor.most_sequences, *map(self._ability, range(1, self.communicator.size))])
+        while self._queue and len(self._active) < MAX_ACTIVE and self._has_room(self._queue[0]):
+            request = self._queue.popleft()
+            taken = {other.slot for other in self._active}
+            request.slot = next(slot for slot in range(MAX_ACTIVE) if slot not in taken)
+            prompt = np.array(request.decode.prompt, np.int32)
+            self._do(Open(request.slot, request.decode.sampling.SerializeToString(), prompt))
+            self._active.append(request)
+
+    def _has_room(self, request: _Request) -> bool:
+        """Whether `request` and the active ones can all go on for a while; one alone always can."""
+        headroom = HEADROOM * (len(self._active) + 1)
+        return not self._active or self._held() + len(request.tokens) + headroom <= self.context
+
+    def _held(self) -> int:
+        """Tokens that the active requests hold, or will when their prompts are computed."""
+        return sum(len(request.tokens) for request in self._active)
+
+    def _make_room(self) -> None:
+        """Have the request that was admitted last step back, if another token each would be too many."""
+        while len(self._active) > 1 and self._held() + len(self._active) > self.context:
+            last = max(self._active, key=lambda request: request.arrived)
+            self._active.remove(last)
+            self._do(Close(last.slot))
+            last.position = 0
+            self._queue.appendleft(last)
+
+    def _ability(self, rank: int) -> int:
+        """What a follower has said once it was loaded."""
+        with _from_rank(rank):
+            message = decode(self._hear(rank))
+        if not isinstance(message, Able):
+            raise StepError(f"rank {rank} has not said how many sequences it can take, but {message}")
+        return message.sequences
+
+    def _advance(self) -> None:
+        """Compute a chunk of one prompt, then a token of every request that is being answered."""
+        waiting = next((request for request in self._active if not request.prompted), None)
+        if waiting is not None:
+            self._compute_prompt(waiting)
+            self._active.remove(waiting)
+            self._active.append(waiting)
+        answered = [request for request in self._active if request.prompted and request is not waiting]
+        for start in range(0, len(answered), self._most):
+            self._answer(answered[start : start + self._most])
+        self._active = deque(request for request in self._active if request.slot >= 0)
+
+    def _compute_prompt(self, request: _Request) -> None:
+        began = time.perf_counter()
+        position, prompt = request.position, len(request.decode.prompt)
+        chunk = self._chunks.choose(position, prompt - position)
+        request.position = position + chunk.rows
+        tokens = np.array(request.tokens[position : request.position], np.int32)
+        want = self._want(request)
+        summary = self._do(Step(request.slot, position, want, chunk.halved, tokens))
+        self._chunks.took(chunk, position, time.perf_counter() - began)
+        if want:
+            assert summary is not None
+            self._settle(request, [summary, *map(self._hear, range(1, self.communicator.size))])
+        elif time.perf_counter() - request.spoken > SIGN_OF_LIFE_S:
+            self._say(request.decode.request_id)
+            request.spoken = time.perf_counter()
+
+    def _answer(self, requests: Sequence[_Request]) -> None:
+        """Have a wave run, and settle on the next tokens.
+
+        Tokens of an answer that are computed once more after a break come one by one, too: kernels for several tokens
+        of a sequence round otherwise, and its text must not change.
+        """
+        began = time.perf_counter()
+        positions = [request.position for request in requests]
+        tokens = [request.tokens[request.position] for request in requests]
+        for request in requests:
+            request.position += 1
+        wants = list(map(self._want, requests))
+        fields = [[request.slot for request in requests], positions, wants, tokens]
+        summary = self._do(Wave(*np.array(fields, np.int32)))
+        assert summary is not None
+        told = [summary, *map(self._hear, range(1, self.communicator.size))]
+        self.step_ms.append(1e3 * (time.perf_counter() - began))  # first: a request that ends has it reported
+        wanted = [request for request, want in zip(requests, wants, strict=True) if want]
+        by_rank = []
+        for rank, data in enumerate(told):
+            with _from_rank(rank):
+                by_rank.append(split(data, len(wanted)))
+        for request, *summaries in zip(wanted, *by_rank, strict=True):
+            self._settle(request, summaries)
+
+    def _want(self, request: _Request) -> int:
+        """How many candidates it takes, if the request's next token is due."""
+        return initial_want(request.params) if request.position == len(request.tokens) else 0
+
+    def _settle(self, request: _Request, summaries: list[bytes]) -> None:
+        """Choose a request's next token; it ends, or goes on with that."""
+        decode = request.decode
+        try:
+            choice = self._choose(request, summaries)
+        except LogitsError as error:
+            self._end(request)
+            self._say(decode.request_id, finish="error", failure=pb.Failure(code="bad_logits", message=str(error)))
+            return
+        request.tokens.append(choice.token)
+        finish = ""
+        if choice.token in decode.stop_tokens:
+            finish = "stop"
+        elif request.generated >= decode.max_tokens:
+            finish = "length"
+        said: dict[str, Any] = {"ids": [choice.token], "finish": finish}
+        if request.params.logprobs:
+            said["logprobs"] = [_logprob_row(choice)]
+        if request.generated == 1:
+            said["prefill_s"] = time.perf_counter() - request.arrived
+        if finish:
+            self._end(request)
+        self._say(decode.request_id, **said)
+
+    def _end(self, request: _Request) -> None:
+        self._do(Close(request.slot))
+        request.slot = -1
+        self.report()
+
+    def _choose(self, request: _Request, summaries: list[bytes]) -> Choice:
+        while True:
+            choice = choose(summaries, request.params, request.generated)
+            if isinstance(choice, Choice):
+                return choice
+            summary = self._do(More(request.slot, choice.want))
+            assert summary is not None
+            summaries = [summary, *map(self._hear, range(1, self.communicator.size))]
+
+    def _hear(self, rank: int) -> bytes:
+        return self.communicator.recv(rank, self.communicator.deadline_s)
+
+    def _do(self, message: Message) -> bytes | None:
+        """Have every rank, this one included, execute a message."""
+        self._tell(message)
+        return self.executor.execute(message)
+
+    def _tell(self, message: Message) -> None:
+        if self.communicator.size > 1:
+            self.communicator.broadcast_message(message.encode(), 0, None)
+
+    def _say(self, request_id: str, **said: Any) -> None:
+        self.emit(tokens=pb.Tokens(request_id=request_id, **said))
+
+
+@contextmanager
+def _from_rank(rank: int) -> Iterator[None]:
+    """Errors name the rank that a message is from."""
+    try:
+        yield
+    except StepError as error:
+        raise StepError(f"rank {rank}: {error}") from error
+
+
+def _logprob_row(choice: Choice) -> pb.LogprobRow:
+    return pb.LogprobRow(
+        chosen=pb.TokenLogprob(id=choice.token, logprob=choice.logprob),
+        top=[pb.TokenLogprob(id=token, logprob=logprob) for token, logprob in choice.top],
+    )

@@ -1,0 +1,175 @@
+"""One request's life on the leader's daemon: text to tokens for the worker, its tokens back to text.
+
+Pure: messages in, messages out. The worker knows tokens only; stop strings, text, usage and log-probability
+texts are made here.
+"""
+
+from __future__ import annotations
+
+import json
+
+from motley.daemon.rank.sampling import SamplingError, SamplingParams
+from motley.daemon.text.tokenizer import ChatError, StopChecker, Tokenizer
+from motley.protocol import mesh_pb2
+
+
+class RequestError(Exception):
+    """A request that cannot be served as it is.
+
+    Attributes:
+        code: ``context_length_exceeded`` or ``invalid_request``.
+        param: what of the request is to blame; empty: no single parameter.
+    """
+
+    def __init__(self, code: str, message: str, param: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.param = param
+
+
+class Generation:
+    """One request, from `start` to the `Delta` that carries a finish reason.
+
+    Args:
+        context: the longest sequence the session serves, prompt and answer together, in tokens.
+
+    Raises:
+        RequestError: the request cannot be served; nothing was started.
+    """
+
+    def __init__(self, request: mesh_pb2.Generate, tokenizer: Tokenizer, context: int) -> None:
+        self._request = request
+        self._tokenizer = tokenizer
+        self._prompt = _prompt(request, tokenizer)
+        self._max_tokens = _max_tokens(request, len(self._prompt), context)
+        self._stop_tokens = frozenset() if request.ignore_eos else tokenizer.stop_tokens
+        _check(request, tokenizer)
+        self._decoder = tokenizer.decoder(self._prompt)
+        self._stops = StopChecker(request.stop)
+        self._before = tokenizer.decode(self._prompt) if request.echo else ""
+        """Text that goes out ahead of the answer."""
+        self._generated = 0
+        self._prefill_s = 0.0
+        self.finished = False
+        """The last delta was made; further tokens are ignored."""
+        self.cancel_worker = False
+        """The text came to a stop string, which the worker cannot know: it must be told to stop."""
+
+    def start(self) -> mesh_pb2.Decode:
+        """The order for the leader's worker."""
+        return mesh_pb2.Decode(
+            request_id=self._request.request_id,
+            prompt=self._prompt,
+            sampling=self._request.sampling,
+            max_tokens=self._max_tokens,
+            stop_tokens=sorted(self._stop_tokens),
+        )
+
+    def on_tokens(self, tokens: mesh_pb2.Tokens) -> mesh_pb2.Delta | None:
+        """What to tell the orchestrator of new tokens; None once finished.
+
+        A stop token counts as generated, but has no text. Tokens after a stop string are dropped.
+        """
+        if self.finished:
+            return None
+        text, ids = self._before, []
+        self._before = ""
+        for token in tokens.ids:
+            ids.append(token)
+            if token not in self._stop_tokens:
+                text += self._stops.push(self._decoder.push(token))
+            if self._stops.stopped:
+                break
+        self._generated += len(ids)
+        finish = tokens.finish
+        if finish and not self._stops.stopped:
+            text += self._stops.push(self._decoder.flush()) + self._stops.flush()
+        if self._stops.stopped:
+            finish = "stop"
+        delta = mesh_pb2.Delta(
+            request_id=self._request.request_id,
+            text=text,
+            ids=ids,
+            logprobs=[self._with_texts(row) for row in tokens.logprobs[: len(ids)]],
+            finish=finish,
+        )
+        self._prefill_s = self._prefill_s or tokens.prefill_s
+        if finish:
+            self.finished = True
+            self.cancel_worker = not tokens.finish
+            delta.prompt_tokens = len(self._prompt)
+            delta.completion_tokens = self._generated
+            delta.prefill_s = self._prefill_s
+            if finish == "error":
+                delta.failure.CopyFrom(tokens.failure)
+        return delta
+
+    def _with_texts(self, row: mesh_pb2.LogprobRow) -> mesh_pb2.LogprobRow:
+        named = mesh_pb2.LogprobRow()
+        named.CopyFrom(row)
+        for entry in (named.chosen, *named.top):
+            entry.text = self._tokenizer.token_text(entry.id)
+        return named
+
+
+def _prompt(request: mesh_pb2.Generate, tokenizer: Tokenizer) -> list[int]:
+    kind = request.WhichOneof("input")
+    if kind == "messages_json":
+        try:
+            messages = json.loads(request.messages_json)
+        except (ValueError, RecursionError) as error:
+            raise RequestError("invalid_request", f"messages are not valid JSON: {error}", "messages") from error
+        try:
+            prompt = tokenizer.encode_chat(messages)
+        except ChatError as error:
+            raise RequestError("invalid_request", str(error), "messages") from error
+    elif kind == "prompt":
+        prompt = tokenizer.encode(request.prompt)
+    elif kind == "prompt_tokens":
+        prompt = list(request.prompt_tokens.ids)
+    else:
+        raise RequestError("invalid_request", "the request has neither messages nor a prompt", "")
+    if not prompt:
+        why = "the prompt is empty: there is no token to continue from"
+        raise RequestError("invalid_request", why, _input(request))
+    if (largest := max(prompt)) >= tokenizer.vocabulary:
+        raise RequestError(
+            "invalid_request",
+            f"token {largest} is not in the model's vocabulary of {tokenizer.vocabulary} tokens",
+            _input(request),
+        )
+    return prompt
+
+
+def _input(request: mesh_pb2.Generate) -> str:
+    """The parameter that the prompt is made of."""
+    return "messages" if request.WhichOneof("input") == "messages_json" else "prompt"
+
+
+def _max_tokens(request: mesh_pb2.Generate, prompt: int, context: int) -> int:
+    rest = context - prompt
+    if rest < 1:
+        what = _input(request)
+        raise RequestError(
+            "context_length_exceeded",
+            f"This model's maximum context length is {context} tokens. However, your {what} resulted in {prompt} "
+            f"tokens, and the answer needs at least 1. Please reduce the length of the {what}.",
+            what,
+        )
+    return min(request.max_tokens or rest, rest)
+
+
+def _check(request: mesh_pb2.Generate, tokenizer: Tokenizer) -> None:
+    try:
+        params = SamplingParams.from_proto(request.sampling)
+    except SamplingError as error:
+        raise RequestError("invalid_request", str(error), "") from error
+    for token in params.logit_bias:
+        if token >= tokenizer.vocabulary:
+            raise RequestError(
+                "invalid_request",
+                f"logit_bias names token {token}; the model's vocabulary has {tokenizer.vocabulary}",
+                "logit_bias",
+            )
+    if not all(request.stop):
+        raise RequestError("invalid_request", "a stop string must not be empty", "stop")

@@ -1,0 +1,125 @@
+"""The experts of a layer on this machine, of which a step runs those that its rows have chosen.
+
+Experts are bound once to the same buffers for each small number of rows, as decoded tokens come in. One that is not
+chosen costs nothing but memory.
+
+How many rows an expert gets depends on where a prompt's chunk was cut, and on who else is being answered. The runtime's
+kernels take rows by twos and may round a last odd one otherwise; so an expert that is computed by those is given an
+even number, the last one twice if need be, but for a token alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+
+from motley.plugins.engine import F32
+from motley.plugins.experts import I64, Sent, Terms, add_mixture
+from motley.plugins.native.rows import Action
+from motley.plugins.onnxruntime.sessions import Store, Workshop, compute
+from motley.plugins.segments import cut_into_segments
+
+MOST_BOUND = 16
+"""Rows of an expert that stay bound: as many as there are sequences in a step."""
+
+
+@dataclass(frozen=True)
+class BoundMixture:
+    """The weighted sums of a step's experts, on buffers.
+
+    Attributes:
+        totals: f32[T, D] each.
+        begin: those of them that must be given something to begin with, and what: zero, or what the sum is added to.
+    """
+
+    x: F32
+    weights: F32
+    chosen: I64
+    totals: Sequence[F32]
+    begin: Sequence[tuple[F32, F32 | float]]
+    compute: Terms
+
+    def add(self) -> None:
+        for total, value in self.begin:
+            np.copyto(total, value)
+        add_mixture(self.totals, self.x, self.weights, self.chosen, self.compute)
+
+
+class LocalExperts:
+    """All experts of a layer, on this machine: `motley.plugins.experts.Terms`."""
+
+    def __init__(
+        self,
+        experts: Sequence[onnx.GraphProto],
+        workshop: Workshop,
+        weights: Collection[str],
+        rows: F32,
+        store: Store,
+    ) -> None:
+        """
+        Args:
+            weights: the names of what is no activation.
+            rows: f32[max_rows, D] that experts find their rows in, one after another, ...
+            store: ... and leave their results.
+        """
+        self._rows = rows
+        self._experts = [_LocalExpert(expert, workshop, weights, store) for expert in experts]
+
+    def __call__(self, x: F32, sent: Sequence[Sent]) -> Iterator[list[F32]]:
+        for own in sent:
+            expert, count = self._experts[own.expert], len(own.rows)
+            np.take(x, own.rows, axis=0, out=self._rows[:count])
+            run = count if len(x) == 1 else expert.run_for(count)
+            self._rows[count:run] = self._rows[count - 1]
+            yield [result[:count] for result in expert(self._rows[:run])]
+
+
+class _LocalExpert:
+    """One expert: f32[N, D] -> f32[N, D], or several of these."""
+
+    def __init__(self, graph: onnx.GraphProto, workshop: Workshop, weights: Collection[str], store: Store) -> None:
+        self._chain = Chain(graph, graph.node, workshop, weights)
+        self._store = store
+        self._bound: dict[int, tuple[list[Action], list[F32]]] = {}
+        """By the number of rows."""
+
+    def run_for(self, count: int) -> int:
+        """How many rows are run for so many."""
+        return self._chain.run_for(count)
+
+    def __call__(self, x: F32) -> list[F32]:
+        """Always from the same memory; valid until another expert computes."""
+        bound = self._bound.get(len(x)) or self._chain.bind(x, self._store)
+        if len(x) <= MOST_BOUND:
+            self._bound[len(x)] = bound
+        actions, results = bound
+        compute(actions)
+        return results
+
+
+class Chain:
+    """An expert's segments, made ready."""
+
+    def __init__(
+        self, graph: onnx.GraphProto, nodes: Iterable[onnx.NodeProto], workshop: Workshop, weights: Collection[str]
+    ) -> None:
+        """`nodes`: the graph's, lowered; `weights`: the names of what is no activation."""
+        self._x, self._results = graph.input[0].name, [output.name for output in graph.output]
+        self._workshop = workshop
+        self._segments = cut_into_segments(nodes, weights, self._results)
+        self._parts = workshop.make(self._segments)
+
+    def run_for(self, count: int) -> int:
+        """How many rows are run for so many: the runtime's kernels want even numbers."""
+        return count + count % 2 if any(part.run for part in self._parts) else count
+
+    def bind(self, x: F32, store: Store) -> tuple[list[Action], list[F32]]:
+        """What computes the results, f32[N, D] each, from x f32[N, D]; where they are. `store` has N rows or more."""
+        buffers = self._workshop.buffers(self._segments, store)
+        places = {name: buffer[: len(x)] for name, buffer in buffers.items()} | {self._x: x}
+        binds = [bind for part in self._parts for bind in (part.run, part.then) if bind]
+        actions = [bind(places) for bind in binds]
+        return actions, [places[name] for name in self._results]

@@ -1,0 +1,312 @@
+"""Segments made ready to run: by a session of ONNX Runtime, or by our own kernels where they are small and common.
+
+What follows a segment is made ready with it, if it is no business of other ranks: a product is computed by our kernels,
+attention for one token too, and for more by a session.
+
+Weights are in memory once. Quantised matrices are moved from the share file to huge pages. What the runtime gets it
+packs into a layout of its own when a session is made, so the pages that a session has been made of are let go.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from itertools import chain
+from weakref import WeakSet
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+from onnx import TensorProto, helper
+
+from motley.plugins.engine import DOMAIN, EngineError, RankGraph
+from motley.plugins.expert_engine import ExpertGraph
+from motley.plugins.mapped_share import Array, MappedShare
+from motley.plugins.native.matmul import Pool
+from motley.plugins.native.reach import Product, choose_reach, is_chosen
+from motley.plugins.native.rows import Action
+from motley.plugins.onnxruntime.kernels import Bind, kernel
+from motley.plugins.onnxruntime.lowering import MICROSOFT, SEQLENS, TOTAL_LENGTH, attention_nodes, attributes_of
+from motley.plugins.segments import ATTENTION, PRODUCT, ROWS, Kernel, Segment, buffer_numbers
+
+POSITION = "position"
+
+EXACT_PROBE = 7
+"""Rows with which an exact engine tests its kernels: odd, as last rows are what some compute differently."""
+ROWS_DIFFER = (
+    "engine 'onnxruntime' cannot keep exact=true on this machine: its kernels give a row other bits beside other rows"
+)
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """A value [T, width] that crosses segments."""
+
+    width: int
+    kind: int = TensorProto.FLOAT
+
+    @classmethod
+    def declared(cls, value: onnx.ValueInfoProto) -> Crossing:
+        tensor = value.type.tensor_type
+        return cls(tensor.shape.dim[1].dim_value, tensor.elem_type)
+
+
+def _bind_session(session: ort.InferenceSession, segment: Segment, places: Mapping[str, Array]) -> Action:
+    binding = session.io_binding()
+    for name in segment.inputs:
+        place = places[name]
+        binding.bind_input(name, "cpu", 0, place.dtype.type, place.shape, place.ctypes.data)
+    for name in segment.outputs:
+        place = places[name]
+        binding.bind_output(name, "cpu", 0, place.dtype.type, place.shape, place.ctypes.data)
+    return partial(session.run_with_iobinding, binding)
+
+
+class Store:
+    """Buffers for chains of segments that run one after another: no value stays in one."""
+
+    def __init__(self, rows: int) -> None:
+        self._rows = rows
+        self._buffers: dict[tuple[Crossing, int], Array] = {}
+
+    def buffer(self, kind: Crossing, number: int) -> Array:
+        if (kind, number) not in self._buffers:
+            dtype = helper.tensor_dtype_to_np_dtype(kind.kind)
+            self._buffers[kind, number] = np.zeros((self._rows, kind.width), dtype)
+        return self._buffers[kind, number]
+
+
+def compute(actions: Iterable[Action]) -> None:
+    """Run one after another.
+
+    Raises:
+        EngineError: one fails.
+    """
+    try:
+        for action in actions:
+            action()
+    except Exception as error:  # the runtime's own classes share no other base
+        raise EngineError(f"engine 'onnxruntime' failed in a step: {error}") from error
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """A segment, and what computes it and what follows it, as far as there is something."""
+
+    segment: Segment
+    run: Bind | None
+    then: Bind | None
+    """Of a `Kernel`; of an attention, for one token."""
+    attend: Bind | None
+    """Of an attention, for more."""
+
+
+class Threads:
+    """Compute threads of this process, for the runtime and for products.
+
+    Raises:
+        EngineError: the kernels are missing, or this process has another number of threads already.
+    """
+
+    def __init__(self, count: int) -> None:
+        _share_threads(count)
+        self.count = count
+        self.workshops = WeakSet[Workshop]()
+        try:
+            self.pool = Pool(count)
+        except ImportError as error:
+            raise EngineError(f"engine 'onnxruntime' cannot be used: {error}") from error
+
+    def close(self) -> None:
+        self.pool.close()
+
+
+class Workshop:
+    """Makes parts of a graph, on its share file, with threads that they share."""
+
+    def __init__(
+        self, graph: RankGraph | ExpertGraph, initializers: Mapping[str, TensorProto], threads: Threads
+    ) -> None:
+        _share_arena()
+        self._crossing = {value.name: Crossing.declared(value) for value in graph.proto.graph.value_info}
+        self._residual = Crossing(graph.hidden)
+        self._graph = graph
+        self._initializers = initializers
+        self._threads = threads
+        self._share = MappedShare(graph.share_file)
+        self._values: list[ort.OrtValue] = []
+        self._moved: dict[str, Array] = {}
+        self.products: dict[int, list[Product]] = {}
+        """Of a token, by bits, until it is known how far ahead they should fetch."""
+        threads.workshops.add(self)
+
+    def make(self, segments: Sequence[Segment]) -> list[Part]:
+        """Parts of the segments that there is anything to do for, in order.
+
+        Raises:
+            EngineError: the runtime refuses one.
+            MemoryError: there is no room for it.
+        """
+        thens = [segment.then for segment in segments if isinstance(segment.then, Kernel)]
+        moved = dict.fromkeys(name for then in thens for name in then.node.input if name in self._initializers)
+        self._share.make_room(map(self._initializers.__getitem__, moved))
+        parts = [self._make(segment) for segment in segments if segment.outputs or segment.then]
+        self._choose_reach(parts)
+        return parts
+
+    def _choose_reach(self, parts: Iterable[Part]) -> None:
+        """Of all that these threads compute: an expert alone may be too small to tell."""
+        for part in parts:
+            then = part.segment.then
+            if not part.then or not isinstance(then, Kernel) or then.node.op_type != PRODUCT:
+                continue
+            bits = attributes_of(then.node)["bits"]
+            if not is_chosen(bits):
+                rows = {name: np.zeros((1, self.width(name)), np.float32) for name in then.operands + then.results}
+                codes = self._moved[then.node.input[1]]
+                self.products.setdefault(bits, []).append((codes.nbytes, part.then(rows)))
+        workshops = list(self._threads.workshops)
+        for bits in list(self.products):
+            choose_reach(bits, [product for each in workshops for product in each.products.get(bits, ())])
+            if is_chosen(bits):
+                for each in workshops:
+                    each.products.pop(bits, None)
+
+    def buffers(self, segments: Sequence[Segment], store: Store) -> dict[str, Array]:
+        """A buffer [rows, width] for every value that crosses these segments, which are made; see `buffer_numbers`.
+
+        What is neither declared nor a kernel's is as wide as the residual.
+        """
+        numbers = buffer_numbers(segments, self._kind)
+        return {name: store.buffer(self._kind(name), number) for name, number in numbers.items()}
+
+    def width(self, name: str) -> int:
+        """Of a value that crosses segments."""
+        return self._kind(name).width
+
+    def _kind(self, name: str) -> Crossing:
+        return self._crossing.get(name, self._residual)
+
+    def close(self) -> None:
+        """Let go of the weights; the sessions must be gone."""
+        self._values.clear()
+        self._moved.clear()
+        self.products.clear()
+        self._share.close()
+
+    def _make(self, segment: Segment) -> Part:
+        run = partial(_bind_session, self._open(segment), segment) if segment.outputs else None
+        if not isinstance(segment.then, Kernel):
+            return Part(segment, run, None, None)
+        then, widths = kernel(segment.then, self._weight, self._threads.pool)
+        self._crossing.update({name: Crossing(width) for name, width in widths.items()})
+        attends = segment.then.node.op_type == ATTENTION
+        return Part(segment, run, then, self._attend(segment.then.node) if attends else None)
+
+    def _weight(self, name: str) -> Array | None:
+        """A weight in huge pages."""
+        if name in self._initializers and name not in self._moved:
+            self._moved[name] = self._share.move(self._initializers[name])
+        return self._moved.get(name)
+
+    def _attend(self, node: onnx.NodeProto) -> Bind:
+        nodes = tuple(attention_nodes(node))
+        made = {name for own in nodes for name in own.output}
+        read = dict.fromkeys(name for own in nodes for name in own.input if name and name not in made)
+        inputs = tuple(name for name in read if name not in self._initializers)
+        segment = Segment(nodes, inputs, tuple(node.output))
+        return partial(_bind_session, self._open(segment), segment)
+
+    def _open(self, segment: Segment) -> ort.InferenceSession:
+        def declare(names: Sequence[str]) -> list[onnx.ValueInfoProto]:
+            kinds = {name: self._crossing[name].kind for name in names if name in self._crossing} | _ELEMENT_TYPES
+            return [helper.make_tensor_value_info(name, kinds.get(name, TensorProto.FLOAT), None) for name in names]
+
+        graph = self._graph
+        read = dict.fromkeys(chain.from_iterable(node.input for node in segment.nodes))
+        constants = [self._initializers[name] for name in read if name in self._initializers]
+        stored = [tensor for tensor in constants if tensor.data_location == TensorProto.EXTERNAL]
+        model = helper.make_model(
+            helper.make_graph(
+                segment.nodes,
+                "segment",
+                declare(segment.inputs),
+                declare(segment.outputs),
+                constants,
+            ),
+            functions=graph.proto.functions if any(node.domain == DOMAIN for node in segment.nodes) else (),
+            opset_imports=[*graph.proto.opset_import, helper.make_opsetid(MICROSOFT, 1)],
+            ir_version=graph.proto.ir_version,
+        )
+        options = ort.SessionOptions()
+        options.log_severity_level = 3
+        if self._threads.count > 1:
+            options.use_per_session_threads = False
+        else:
+            options.inter_op_num_threads = options.intra_op_num_threads = 1
+        options.add_session_config_entry("session.use_env_allocators", "1")
+        options.add_session_config_entry(
+            "session.model_external_initializers_file_folder_path", str(graph.share_file.parent)
+        )
+        for tensor in stored:
+            self._lend(tensor, options)
+        try:
+            session = ort.InferenceSession(
+                model.SerializeToString(), options, providers=["CPUExecutionProvider"], enable_fallback=0
+            )
+        except MemoryError:
+            raise
+        except Exception as error:  # the runtime's own classes share no other base
+            if _NO_MEMORY.search(str(error)):
+                raise MemoryError(str(error)) from error
+            raise EngineError(
+                f"engine 'onnxruntime' cannot prepare the part of the graph from {segment.nodes[0].name!r} on: {error}"
+            ) from error
+        for tensor in stored:
+            self._share.forget(tensor)  # what has not been packed comes back with use
+        return session
+
+    def _lend(self, tensor: TensorProto, options: ort.SessionOptions) -> None:
+        """Let the session that will be made with `options` have a weight; the value must outlive it."""
+        value = ort.OrtValue.ortvalue_from_numpy(self._share.view(tensor))
+        options.add_initializer(tensor.name, value)
+        self._values.append(value)
+
+
+_ELEMENT_TYPES = {
+    SEQLENS: TensorProto.INT32,
+    TOTAL_LENGTH: TensorProto.INT32,
+    ROWS: TensorProto.INT64,
+    POSITION: TensorProto.INT64,
+}
+
+_NO_MEMORY = re.compile("bad_alloc|bad allocation|Failed to allocate memory")
+"""How the runtime says so, where it does not raise a `MemoryError`."""
+
+_pool: list[int] = []
+"""The threads of the runtime's pool in this process, once there is one."""
+
+
+@cache
+def _share_arena() -> None:
+    """One arena for the temporaries of all segments: each session's own would keep a prefill's worth."""
+    where = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
+    ort.create_and_register_allocator(where, None)
+
+
+def _share_threads(threads: int) -> None:
+    """One pool for all segments: a pool for each made a token forty times slower.
+
+    Raises:
+        EngineError: the process has a pool of another size, which the runtime can neither replace nor leave unused.
+    """
+    if threads > 1 and not _pool:
+        ort.set_global_thread_pool_sizes(threads, 1)
+        _pool.append(threads)
+    if _pool and _pool != [threads]:
+        raise EngineError(
+            f"engine 'onnxruntime' cannot have threads={threads} in a process where it has had threads={_pool[0]}; "
+            "give every engine of a process the same number"
+        )

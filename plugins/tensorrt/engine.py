@@ -1,0 +1,374 @@
+"""The TensorRT engines: a rank's graph in TensorRT engines on one CUDA stream, one per segment or a single one.
+
+Not yet run on a GPU. What is tested without one: the lowering, that TensorRT builds every part, the kept plans, and
+what is submitted in which order.
+
+A step is submitted as a whole, and waited for once: copies of what the step reads, then engine after engine, with the
+sums over all ranks between them or inside (`motley.plugins.tensorrt.sums`). Values that cross a segment, KV caches and
+TensorRT's scratch memory lie in device memory of this engine; nothing is allocated in a decode step. Caches are updated
+in place, and are as long as the context, since TensorRT has no caches that grow.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from motley.plugins import nccl
+from motley.plugins.engine import (
+    F32,
+    Collectives,
+    EngineError,
+    EngineOptions,
+    OneByOne,
+    RankGraph,
+    check_skip,
+    check_step,
+    micro_chunks,
+)
+from motley.plugins.mapped_share import Array, MappedShare
+from motley.plugins.segments import ROWS, Reduction, Segment, buffer_numbers
+from motley.plugins.tensorrt.builds import PlanFolder, messages, open_library
+from motley.plugins.tensorrt.lowering import Part, lower, segments, whole
+from motley.plugins.tensorrt.sums import BetweenEngines, InsideEngine, rows_of
+from motley.transport.cuda.driver import CudaDriver, check_gpu
+from motley.transport.cuda.errors import CudaError
+from motley.transport.cuda.stream import CudaEvent, CudaStream, DeviceArray, measure_host_steps
+
+logger = logging.getLogger(__name__)
+
+DECODE = 0
+"""The optimisation profile of one row; the last one is for chunks."""
+SUMS_SINCE = (8, 0)
+"""The oldest GPUs that TensorRT's documentation gives collectives inside an engine."""
+STEP_S = 600.0
+"""Longest wait for a step; each collective in it has a deadline of its own."""
+ZEROS = 1 << 20
+"""Bytes that are cleared by one copy."""
+
+
+@dataclass(frozen=True)
+class _Loaded:
+    """A part's engine on the device, with an execution context per optimisation profile."""
+
+    part: Part
+    engine: Any
+    contexts: list[Any]
+
+    @property
+    def segment(self) -> Segment:
+        return self.part.segment
+
+
+@dataclass
+class _Slot:
+    """One sequence: where its rotary tables and caches are on the device, by graph input."""
+
+    memory: ExitStack
+    places: dict[str, DeviceArray]
+    length: int = 0
+
+
+class TensorRTEngine(OneByOne):
+    """See `motley.plugins.engine.Engine`. A TensorRT engine per segment, and sums between them. ``extra``: nothing."""
+
+    keeps_fp16 = True
+    name: ClassVar[str] = "tensorrt"
+    is_whole: ClassVar[bool] = False
+    """One TensorRT engine, and sums inside it."""
+    on_gpu: ClassVar[bool] = True
+
+    @classmethod
+    def check_machine(cls) -> None:
+        """See `motley.plugins.engine.lacking`."""
+        open_library()
+        try:
+            check_gpu()
+        except CudaError as error:
+            raise EngineError(f"engine {cls.name!r}: {error}") from error
+
+    def __init__(self, graph: RankGraph, collectives: Collectives, options: EngineOptions) -> None:
+        """Build what is not kept from an earlier start, in seconds to minutes, and load it.
+
+        Raises:
+            EngineError: no library, no driver or no GPU that it is for; or too little memory on it.
+        """
+        if options.extra:
+            raise EngineError(f"engine {self.name!r} has no settings, and these were given: {', '.join(options.extra)}")
+        if options.exact:
+            raise EngineError(f"engine {self.name!r} cannot keep exact=true; use engine 'onnxruntime'")
+        self._graph = graph
+        self._max_rows = options.max_rows
+        self._slots: dict[int, _Slot] = {}
+        self._bound: list[tuple[int, int, int] | None] = [None, None]
+        """(slot, rows, logits) that the contexts of a profile are bound to."""
+        self._rows = (1, options.max_rows) if options.max_rows > 1 else (1,)
+        self._library = open_library()
+        self._owned = ExitStack()
+        try:
+            self._driver = CudaDriver()
+            self._owned.callback(self._driver.close)
+            form = next(iter(measure_host_steps(self._driver)))
+            self._stream = CudaStream(self._driver, form, name=self.name)
+            self._owned.callback(self._stream.close)
+            self._done = CudaEvent(self._driver)
+            self._owned.callback(self._done.close)
+            self._zeros = self._pinned(ZEROS, self._owned)
+            lowered = lower(graph)
+            is_whole = self.is_whole and self._sums_inside(collectives.size)
+            parts = [whole(lowered)] if is_whole else segments(lowered)
+            self._places, self._staging = self._allocate_places([part.segment for part in parts])
+            self._sums: BetweenEngines | InsideEngine
+            if is_whole:
+                self._sums = InsideEngine(self._driver, form, collectives, graph.hidden)
+            else:
+                thens = [part.segment.then for part in parts]
+                operands = [self._places[each.partial] for each in thens if isinstance(each, Reduction)]
+                self._sums = BetweenEngines(self._stream, collectives, operands)
+            self._owned.callback(self._sums.close)
+            self._parts = self._load(parts)
+            self._owned.callback(self._unload)
+            self._share_scratch()
+        except (CudaError, nccl.BuildError, nccl.NcclError) as error:
+            self._owned.close()
+            raise EngineError(f"engine {self.name!r}: {error}") from error
+        except BaseException:
+            self._owned.close()
+            raise
+
+    def open_slot(self, slot: int, prompt: int = 0) -> None:
+        if slot in self._slots:
+            raise EngineError(f"slot {slot} is open already")
+        with ExitStack() as memory:
+            places = {}
+            try:
+                for name, table in self._graph.constants(prompt).items():
+                    places[name] = self._allocate(table.shape, np.float32, memory)
+                    self._upload(table, places[name])
+                for spec in self._graph.caches:
+                    for kind in ("key_cache", "value_cache"):
+                        shape = (1, spec.heads, self._graph.context, spec.head_dim)
+                        cache = self._allocate(shape, np.float32, memory)
+                        self._clear(cache.address, cache.nbytes)
+                        places[f"{kind}.{spec.layer}"] = places[f"{kind}.{spec.layer}.out"] = cache
+                self._stream.synchronise(STEP_S)
+            except CudaError as error:
+                raise EngineError(f"engine {self.name!r} cannot open slot {slot}: {error}") from error
+            self._slots[slot] = _Slot(memory.pop_all(), places)
+
+    def close_slot(self, slot: int) -> None:
+        self._slot(slot).memory.close()
+        del self._slots[slot]
+        self._bound = [None, None]
+
+    def skip(self, slot: int, position: int) -> None:
+        state = self._slot(slot)
+        check_skip(slot, state.length, position, self._graph.context)
+        for spec in self._graph.caches:
+            row = 4 * spec.head_dim
+            for kind in ("key_cache", "value_cache"):
+                start = state.places[f"{kind}.{spec.layer}"].address
+                for head in range(spec.heads):
+                    first = start + (head * self._graph.context + state.length) * row
+                    self._clear(first, (position - state.length) * row)
+        self._stream.synchronise(STEP_S)
+        state.length = position
+
+    def step(self, slot: int, hidden: F32, position: int, rows: Sequence[int], halved: bool = False) -> F32:
+        state = self._slot(slot)
+        tokens, end = len(hidden), position + len(hidden)
+        if not 1 <= tokens <= self._max_rows or len(rows) > self._max_rows:
+            raise EngineError(f"a step has 1 to {self._max_rows} rows and logits, not {tokens} and {len(rows)}")
+        check_step(slot, state.length, position, tokens, self._graph.context)
+        try:
+            logits = self._run(slot, state, hidden, position, rows, micro_chunks(tokens, halved))
+        except CudaError as error:
+            raise EngineError(f"engine {self.name!r} failed in a step: {error}") from error
+        except TimeoutError as error:
+            raise EngineError(f"engine {self.name!r}: the GPU has not finished a step: {error}") from error
+        state.length = end
+        return logits
+
+    def close(self) -> None:
+        for slot in list(self._slots):
+            self.close_slot(slot)
+        self._owned.close()
+
+    def _sums_inside(self, ranks: int) -> bool:
+        can = ranks > 1 and self._driver.capability >= SUMS_SINCE
+        if not can:
+            why = "TensorRT sums inside an engine for several ranks, on GPUs of compute capability 8.0 or newer"
+            logger.warning("engine %r runs as 'tensorrt' does, with an engine per segment: %s", self.name, why)
+        return can
+
+    def _load(self, parts: Sequence[Part]) -> list[_Loaded]:
+        trt, log = self._library.module, messages()
+        built = [part for part in parts if part.proto.graph.output]
+        folder = PlanFolder(self._graph.share_file, self._library, built, self._rows, self._driver.capability)
+        runtime = trt.Runtime(log)
+        share = MappedShare(self._graph.share_file)
+        loaded = []
+        try:
+            for part in parts:
+                engine, contexts = None, []
+                if part in built:
+                    engine = runtime.deserialize_cuda_engine(folder.plan(part, share))
+                    if engine is None:  # kept and intact, but this driver or library does not take it
+                        log.take_errors()
+                        engine = runtime.deserialize_cuda_engine(folder.rebuilt(part, share))
+                    if engine is None:
+                        raise EngineError(f"{self._library} cannot load {part.name}: {log.take_errors()}")
+                    contexts = [self._context(engine, index) for index in range(len(self._rows))]
+                loaded.append(_Loaded(part, engine, contexts))
+        finally:
+            share.close()
+        return loaded
+
+    def _unload(self) -> None:
+        """Let go of the contexts, also where an error that is still around holds the frames of its step."""
+        for loaded in self._parts:
+            loaded.contexts.clear()
+        self._parts.clear()
+
+    def _context(self, engine: Any, profile: int) -> Any:
+        strategy = self._library.module.ExecutionContextAllocationStrategy.USER_MANAGED
+        context = engine.create_execution_context(strategy)
+        if context is None or not context.set_optimization_profile_async(profile, int(self._stream.handle)):
+            raise EngineError(f"{self._library} cannot execute {engine.name}: {messages().take_errors()}")
+        if isinstance(self._sums, InsideEngine) and not self._sums.attach(context):
+            raise EngineError(
+                f"{self._library} does not sum through Motley's NCCL ({messages().take_errors()}); use engine "
+                "'tensorrt', which sums by itself"
+            )
+        return context
+
+    def _share_scratch(self) -> None:
+        """Give all contexts the same scratch memory: they run one after the other."""
+        sizes = [
+            loaded.engine.get_device_memory_size_for_profile_v2(profile)
+            for loaded in self._parts
+            for profile in range(len(loaded.contexts))
+        ]
+        nbytes = max(sizes, default=0)
+        if nbytes:
+            address = self._allocate((nbytes,), np.uint8, self._owned).address
+            for loaded in self._parts:
+                for context in loaded.contexts:
+                    context.set_device_memory(address, nbytes)
+
+    def _allocate_places(self, cut: Sequence[Segment]) -> tuple[dict[str, DeviceArray], dict[str, Array]]:
+        """Device memory for what crosses a segment, and pinned memory for what the host writes and reads."""
+        graph = self._graph
+        shape = (self._max_rows, graph.hidden)
+        numbers = buffer_numbers(cut, kind=lambda name: shape)
+        buffers = [self._allocate(shape, np.float32, self._owned) for _ in range(1 + max(numbers.values()))]
+        places = {name: buffers[number] for name, number in numbers.items()} | {
+            "position": self._allocate((1,), np.int64, self._owned),
+            ROWS: self._allocate((self._max_rows,), np.int64, self._owned),
+            "logits": self._allocate((self._max_rows, max(graph.vocabulary, 1)), np.float32, self._owned),
+        }
+        staging = {
+            name: self._pinned(places[name].nbytes, self._owned).view(places[name].dtype).reshape(places[name].shape)
+            for name in ("hidden", "position", ROWS, "logits")
+        }
+        return places, staging
+
+    def _run(
+        self, slot: int, state: _Slot, hidden: F32, position: int, rows: Sequence[int], chunks: Sequence[slice]
+    ) -> F32:
+        wanted = len(rows)
+        if isinstance(self._sums, InsideEngine):
+            rows = rows or [0]  # one engine has no head that could be left out, nor takes less than a row
+        tokens, count = len(hidden), len(rows)
+        staging, places, stream = self._staging, self._places, self._stream
+        self._sums.begin(tokens, chunks)  # before anything is under way
+        staging["hidden"][:tokens] = hidden
+        staging["position"][0] = position
+        staging[ROWS][:count] = rows
+        for name, used in (("hidden", tokens), ("position", 1), (ROWS, count)):
+            if used:
+                stream.copy_back(staging[name][:used], _first(places[name], used))
+        profile = DECODE if tokens == 1 and count <= 1 else len(self._rows) - 1
+        if self._bound[profile] != (slot, tokens, count):
+            self._bind(profile, state, tokens, count)
+            self._bound[profile] = (slot, tokens, count)
+        for loaded in self._parts:
+            if loaded.segment.head and not count:
+                continue
+            if loaded.contexts and not loaded.contexts[profile].execute_async_v3(int(stream.handle)):
+                raise EngineError(f"{self._library} failed in {loaded.part.name}: {messages().take_errors()}")
+            if isinstance(loaded.segment.then, Reduction):
+                assert isinstance(self._sums, BetweenEngines)
+                self._sums.submit(places[loaded.segment.then.partial])
+        if wanted and self._graph.vocabulary:
+            stream.copy_out(_first(places["logits"], wanted), staging["logits"][:wanted])
+        stream.record(self._done)
+        self._done.synchronise(STEP_S)
+        self._sums.check()
+        return staging["logits"][:wanted, : self._graph.vocabulary].copy()
+
+    def _bind(self, profile: int, state: _Slot, tokens: int, count: int) -> None:
+        """Point the contexts of a profile to a slot's caches, and tell them the shapes."""
+        for loaded in self._parts:
+            if not loaded.contexts or (loaded.segment.head and not count):
+                continue
+            context = loaded.contexts[profile]
+            for value in loaded.part.proto.graph.input:
+                sizes = value.type.tensor_type.shape.dim
+                known = {"T": tokens, "R": count}
+                shape = tuple(known[size.dim_param] if size.dim_param else size.dim_value for size in sizes)
+                context.set_input_shape(value.name, shape)
+            for name in (*loaded.segment.inputs, *loaded.segment.outputs):
+                place = state.places.get(name) or self._places[name]
+                context.set_tensor_address(name, place.address)
+
+    def _allocate(self, shape: tuple[int, ...], dtype: npt.DTypeLike, memory: ExitStack) -> DeviceArray:
+        """Device memory that is freed when `memory` is closed."""
+        place = DeviceArray(0, shape, np.dtype(dtype))
+        address = self._driver.allocate(place.nbytes)
+        memory.callback(self._driver.free, address)
+        return DeviceArray(address, shape, place.dtype)
+
+    def _pinned(self, nbytes: int, memory: ExitStack) -> npt.NDArray[np.uint8]:
+        pinned = self._driver.allocate_pinned(nbytes)
+        memory.callback(self._driver.free_pinned, pinned)
+        return pinned.host
+
+    def _upload(self, values: F32, place: DeviceArray) -> None:
+        with ExitStack() as passing:
+            staging = self._pinned(place.nbytes, passing).view(place.dtype).reshape(place.shape)
+            staging[...] = values
+            self._stream.copy_back(staging, place)
+            self._stream.synchronise(STEP_S)
+
+    def _clear(self, address: int, nbytes: int) -> None:
+        """Zero device memory, in the stream's order."""
+        for start in range(0, nbytes, ZEROS):
+            count = min(ZEROS, nbytes - start)
+            self._driver.copy(address + start, self._zeros.ctypes.data, count, self._stream.handle)
+
+    def _slot(self, slot: int) -> _Slot:
+        state = self._slots.get(slot)
+        if state is None:
+            raise EngineError(f"slot {slot} is not open")
+        return state
+
+
+def _first(place: DeviceArray, count: int) -> DeviceArray:
+    return rows_of(place, slice(0, count))
+
+
+class WholeTensorRTEngine(TensorRTEngine):
+    """See `motley.plugins.engine.Engine`. One TensorRT engine, which calls Motley's NCCL for its sums.
+
+    For a rank that is alone, and on old GPUs, it is a `TensorRTEngine`.
+    """
+
+    name = "tensorrt-whole"
+    is_whole = True

@@ -1,0 +1,285 @@
+"""The start-up gate: engines that are right pass at any split, and whatever is wrong is found and named."""
+
+from __future__ import annotations
+
+import json
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from motley.daemon.models.config import read_config
+from motley.daemon.models.graph import SHARE_FILE, Declared, build_rank_graph
+from motley.daemon.models.share import Share
+from motley.daemon.models.tensors import expected_shapes
+from motley.daemon.models.units import units
+from motley.daemon.rank.gate import LIMIT, Gate, GateError, _examined, reference_answers
+from motley.daemon.weights.checkpoint import Checkpoint
+from motley.daemon.weights.share_file import write_share
+from motley.plugins.engine import F32, Engine, EngineError, EngineFactory, EngineOptions, RankGraph
+from motley.plugins.onnxruntime.engine import OnnxRuntimeEngine
+from motley.plugins.reference.engine import ReferenceEngine
+from tests.models.cases import GOLDEN, golden_cases, uneven_shares
+from tests.models.cutting import apportion, cut
+from tests.models.local_group import LocalGroup
+
+BUNDLED = Path(__file__).parents[3] / "cli" / "models" / "shakespeare-2.6m"
+
+
+def share(
+    model: Path, quantisation: str, ranks: int, rank: int, folder: Path, *, exact: bool = False, trunk: bool = False
+) -> RankGraph:
+    config = read_config(model)
+    shares = uneven_shares(units(config, quantisation, 32, exact=exact), ranks)
+    declared = build_rank_graph(
+        config, shares, rank, quantisation, 32, config.context, exact=exact, experts_elsewhere=trunk
+    )
+    return written(model, declared, folder)
+
+
+def written(model: Path, declared: Declared, folder: Path) -> RankGraph:
+    folder.mkdir()
+    with Checkpoint(model) as checkpoint:
+        write_share(checkpoint, declared.weights, declared.share_bytes, folder / SHARE_FILE)
+    return declared.bind(folder / SHARE_FILE)
+
+
+def examine(graph: RankGraph, rank: int, ranks: int, faulty: RankGraph | None = None, *, exact: bool = False) -> Gate:
+    """Examine the CPU engine; on `faulty` if that is given, where the reference has `graph`."""
+    expected = reference_answers(graph, rank, ranks, ReferenceEngine)
+    gate = Gate(graph, LocalGroup(ranks).member(rank))  # of which no other member ever comes
+    with closing(OnnxRuntimeEngine(faulty or graph, gate, EngineOptions(exact=exact))) as engine:
+        gate.open(engine, expected)
+    return gate
+
+
+@pytest.mark.parametrize("ranks", [1, 3, 8])
+@pytest.mark.parametrize("case", golden_cases(), ids=str)
+def test_the_cpu_engine_passes_with_any_share(case: object, ranks: int, tmp_path: Path) -> None:
+    for rank in range(ranks):
+        examine(share(GOLDEN / str(case), "fp32", ranks, rank, tmp_path / str(rank)), rank, ranks)
+
+
+@pytest.mark.parametrize("quantisation", ["int8", "int4"])
+@pytest.mark.parametrize("ranks", [4, 5, 8])
+def test_quantised_shares_of_a_small_vocabulary_pass(ranks: int, quantisation: str, tmp_path: Path) -> None:
+    """Of even shares, a row's logits may nearly vanish where rounding does not."""
+    config = read_config(BUNDLED)
+    found = units(config, quantisation, 128)
+    split = found.attention_splits[-1]
+    ranges = (cut(apportion(whole, [1] * ranks)) for whole in (found.kv_groups * split, found.mlp, found.vocabulary))
+    shares = [Share(split, *own) for own in zip(*ranges, strict=True)]
+    for rank in range(ranks):
+        declared = build_rank_graph(config, shares, rank, quantisation, 128, config.context)
+        examine(written(BUNDLED, declared, tmp_path / str(rank)), rank, ranks)
+
+
+@pytest.mark.parametrize("ranks", [1, 3, 8])
+def test_exact_sums_are_examined_too(ranks: int, tmp_path: Path) -> None:
+    for rank in range(ranks):
+        examine(share(BUNDLED, "int4", ranks, rank, tmp_path / str(rank), exact=True), rank, ranks, exact=True)
+
+
+@pytest.mark.parametrize("quantisation", ["fp32", "int4"])
+@pytest.mark.parametrize("trunk", [False, True])
+@pytest.mark.parametrize("name", ["olmoe", "qwen2-moe"])
+def test_exact_sums_of_experts_are_examined_too(name: str, trunk: bool, quantisation: str, tmp_path: Path) -> None:
+    for ranks in (1, 3, 8):
+        for rank in range(ranks):
+            folder = tmp_path / f"{rank} of {ranks}"
+            graph = share(GOLDEN / name, quantisation, ranks, rank, folder, exact=True, trunk=trunk)
+            examine(graph, rank, ranks, exact=True)
+
+
+@pytest.mark.parametrize("quantisation", ["int8", "int4"])
+@pytest.mark.parametrize("name", ["olmoe", "mixtral", "qwen2-moe", "qwen3-moe"])
+def test_quantised_experts_pass(name: str, quantisation: str, tmp_path: Path) -> None:
+    for ranks in (1, 3, 8):
+        for rank in range(ranks):
+            graph = share(GOLDEN / name, quantisation, ranks, rank, tmp_path / f"{rank} of {ranks}")
+            examine(graph, rank, ranks)
+
+
+def examine_trunk(graph: RankGraph, rank: int, ranks: int, faulty: RankGraph | None = None) -> None:
+    """Examine the reference in float64, as any other engine."""
+    gate = Gate(graph, LocalGroup(ranks).member(rank))
+    with closing(ReferenceEngine(faulty or graph, gate, EngineOptions(extra={"dtype": "float64"}))) as engine:
+        gate.open(engine, reference_answers(graph, rank, ranks, ReferenceEngine))
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize("name", ["olmoe", "mixtral", "qwen2-moe", "qwen3-moe"])
+def test_a_trunk_is_examined_without_its_experts(name: str, ranks: int, tmp_path: Path) -> None:
+    for rank in range(ranks):
+        examine_trunk(share(GOLDEN / name, "fp32", ranks, rank, tmp_path / str(rank), trunk=True), rank, ranks)
+
+
+def test_rows_that_go_to_other_experts_than_they_should_are_found(tmp_path: Path) -> None:
+    """The first layer's router is upside down, which the second meets as a wrong residual."""
+    graph = share(GOLDEN / "mixtral", "fp32", 1, 0, tmp_path / "right", trunk=True)
+    (tensor,) = (each for each in graph.proto.graph.initializer if each.name == "layers.0.mlp.router.weight")
+    place = {entry.key: int(entry.value) for entry in tensor.external_data if entry.key != "location"}
+    (tmp_path / "wrong").mkdir()
+    content = np.fromfile(graph.share_file, np.uint8)
+    content[place["offset"] : place["offset"] + place["length"]].view(np.float32)[:] *= -1
+    content.tofile(tmp_path / "wrong" / SHARE_FILE)
+    with pytest.raises(GateError, match="computes wrongly: layer 1 attention of"):
+        examine_trunk(graph, 0, 1, replace(graph, share_file=tmp_path / "wrong" / SHARE_FILE))
+
+
+def test_a_layer_with_experts_is_among_the_examined(tmp_path: Path) -> None:
+    """Of six layers only the fourth has any; one of them is wrong."""
+    source = GOLDEN / "qwen2-moe"
+    settings = json.loads((source / "config.json").read_text())
+    settings |= {"num_hidden_layers": 6, "mlp_only_layers": [0, 1, 2, 4, 5]}
+    settings["layer_types"] = ["full_attention"] * 6
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    random = np.random.default_rng(0)
+    shapes = expected_shapes(read_config(tmp_path))
+    weights = {name: random.normal(0, 0.3, shape).astype(np.float32) for name, shape in shapes.items()}
+    save_file(weights, tmp_path / "model.safetensors")
+    graph = share(tmp_path, "fp32", 2, 0, tmp_path / "right")
+    tensor = next(each for each in graph.proto.graph.initializer if "experts.2.down" in each.name)
+    assert tensor.name.startswith("layers.3.")
+    place = {entry.key: int(entry.value) for entry in tensor.external_data if entry.key != "location"}
+    (tmp_path / "wrong").mkdir()
+    content = np.fromfile(graph.share_file, np.uint8)
+    content[place["offset"] : place["offset"] + place["length"]].view(np.float32)[:] *= -1
+    content.tofile(tmp_path / "wrong" / SHARE_FILE)
+    with pytest.raises(GateError, match="computes wrongly: layer 3 mlp of"):
+        examine(graph, 0, 2, replace(graph, share_file=tmp_path / "wrong" / SHARE_FILE))
+
+
+@pytest.mark.parametrize("quantisation", ["int8", "int4"])
+def test_quantised_shares_pass_with_room_to_spare(
+    quantisation: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("motley.daemon.rank.gate.LIMIT", LIMIT / 2)
+    for rank in range(3):
+        examine(share(BUNDLED, quantisation, 3, rank, tmp_path / str(rank)), rank, 3)
+
+
+@pytest.mark.parametrize(
+    ("weight", "where"),
+    [
+        ("layers.0.attention.qkv.weight", "layer 0 attention of 5 tokens from position 0"),
+        ("layers.5.mlp.down.weight", "layer 5 mlp of 5 tokens from position 0"),
+        ("head.weight", "logits of 5 tokens from position 0"),
+    ],
+)
+def test_a_misread_weight_is_found_where_it_is(weight: str, where: str, tmp_path: Path) -> None:
+    """Pairs of int4 values are swapped, the classic mistake."""
+    graph = share(BUNDLED, "int4", 3, 0, tmp_path / "right")
+    tensor = next(tensor for tensor in graph.proto.graph.initializer if tensor.name == weight)
+    place = {entry.key: int(entry.value) for entry in tensor.external_data if entry.key != "location"}
+    (tmp_path / "wrong").mkdir()
+    content = np.fromfile(graph.share_file, np.uint8)
+    codes = content[place["offset"] : place["offset"] + place["length"]]
+    codes[:] = codes >> 4 | codes << 4
+    content.tofile(tmp_path / "wrong" / SHARE_FILE)
+    with pytest.raises(GateError, match=f"computes wrongly: {where} differs from the reference by"):
+        examine(graph, 0, 3, replace(graph, share_file=tmp_path / "wrong" / SHARE_FILE))
+
+
+def test_positions_that_go_wrong_far_inside_a_sequence_are_found(tmp_path: Path) -> None:
+    graph = share(BUNDLED, "fp32", 1, 0, tmp_path / "share")
+
+    def wrong(prompt: int) -> dict[str, F32]:
+        """Rotations repeat after 512 positions."""
+        return {name: np.concatenate([table[:512]] * 2) for name, table in graph.constants(prompt).items()}
+
+    assert graph.context == 1024
+    with pytest.raises(GateError, match="layer 0 attention of 3 tokens from position 1020"):
+        examine(graph, 0, 1, replace(graph, constants=wrong))
+
+
+@pytest.mark.parametrize("build", [ReferenceEngine, OnnxRuntimeEngine])
+def test_a_sequence_goes_on_after_its_tokens_and_within_the_context(build: EngineFactory, tmp_path: Path) -> None:
+    graph = share(BUNDLED, "fp32", 1, 0, tmp_path / "share")
+    with closing(build(graph, LocalGroup(1).member(0), EngineOptions())) as engine:
+        engine.open_slot(0)
+        engine.step(0, np.ones((7, graph.hidden), np.float32), 0, [])
+        for position in (6, 1025):
+            with pytest.raises(EngineError, match=f"it cannot go on at {position}"):
+                engine.skip(0, position)
+        with pytest.raises(EngineError, match="slot 1 is not open"):
+            engine.skip(1, 9)
+
+
+def test_nonsense_is_no_small_difference(tmp_path: Path) -> None:
+    graph = share(BUNDLED, "fp32", 1, 0, tmp_path / "share")
+
+    def broken(prompt: int) -> dict[str, F32]:
+        return {name: table * np.float32("nan") for name, table in graph.constants(prompt).items()}
+
+    with pytest.raises(GateError, match="by nan of its norm"):
+        examine(graph, 0, 1, replace(graph, constants=broken))
+
+
+def test_the_session_gets_what_is_summed_after_the_exam(tmp_path: Path) -> None:
+    gate = examine(share(BUNDLED, "fp32", 1, 0, tmp_path / "share"), 0, 1)
+    values = np.ones((2, 3), np.float32)
+    gate.all_reduce(values)
+    assert (values == 1).all()
+
+
+def test_answers_are_kept_with_the_share(tmp_path: Path) -> None:
+    graph = share(BUNDLED, "int8", 2, 1, tmp_path / "share")
+    first = reference_answers(graph, 1, 2, ReferenceEngine, tmp_path)
+
+    def busy(*_: object) -> Engine:
+        raise AssertionError("the reference was asked again")
+
+    again = reference_answers(graph, 1, 2, busy, tmp_path)
+    assert first.keys() == again.keys()
+    assert all((first[what] == again[what]).all() for what in first)
+    (kept,) = tmp_path.glob("*.npz")
+    for damaged in (b"", b"PK not really", kept.read_bytes()[:200]):
+        kept.write_bytes(damaged)
+        assert reference_answers(graph, 1, 2, ReferenceEngine, tmp_path).keys() == first.keys()
+
+
+def test_kept_answers_that_are_wrong_are_no_accusation(tmp_path: Path) -> None:
+    """They may be another version's: the reference is asked again before a rank is refused."""
+    graph = share(BUNDLED, "int8", 1, 0, tmp_path / "share")
+    right = reference_answers(graph, 0, 1, ReferenceEngine)
+    for stale in ({what: -answer for what, answer in right.items()}, {"layer 9 of another question": np.ones(1)}):
+        gate = Gate(graph, LocalGroup(1).member(0))
+        with closing(OnnxRuntimeEngine(graph, gate, EngineOptions())) as engine:
+            with pytest.raises(GateError):
+                gate.open(engine, stale)
+            gate.open(engine, stale, lambda: right)
+
+
+@pytest.mark.parametrize("context", [1, 2, 5, 6, 7])
+def test_the_shortest_contexts(context: int, tmp_path: Path) -> None:
+    model = GOLDEN / "llama-mha"
+    declared = build_rank_graph(
+        read_config(model), uneven_shares(units(read_config(model), "fp32", 32), 1), 0, "fp32", 32, context
+    )
+    with Checkpoint(model) as checkpoint:
+        write_share(checkpoint, declared.weights, declared.share_bytes, tmp_path / SHARE_FILE)
+    examine(declared.bind(tmp_path / SHARE_FILE), 0, 1)
+
+
+def test_the_first_and_last_layer_of_each_kind_are_examined(tmp_path: Path) -> None:
+    """The second layer of two has a window."""
+    graph = share(GOLDEN / "qwen2-some-windows", "fp32", 1, 0, tmp_path / "share")
+    examined = {what.split()[1] for what in reference_answers(graph, 0, 1, ReferenceEngine) if what.startswith("layer")}
+    assert examined == {"0", "1", "2"}  # one without, two with
+
+
+def test_layers_whose_experts_are_elsewhere_are_of_one_kind(tmp_path: Path) -> None:
+    """Although each names itself in its graph: a few are examined, not all."""
+    config = json.loads((GOLDEN / "olmoe" / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 12}))
+    model = read_config(tmp_path)
+    shares = uneven_shares(units(model, "fp32", 32), 2)
+    for rank in range(2):
+        graph = build_rank_graph(model, shares, rank, "fp32", 32, 64, experts_elsewhere=True).bind(
+            tmp_path / SHARE_FILE
+        )
+        assert _examined(graph) == [0, 6, 11]

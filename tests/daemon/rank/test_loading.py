@@ -1,0 +1,364 @@
+"""Loading a rank: the second time from the cache, without its checkpoint's weights."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from motley.daemon.models.holding import for_engine
+from motley.daemon.models.profile import profile
+from motley.daemon.models.units import units
+from motley.daemon.rank.loading import GpuFull, LoadedRank, LoadError, check_gpu_room, load_rank
+from motley.daemon.rank.peers import Peers
+from motley.daemon.rank.process import failure_of, membership
+from motley.daemon.rank.steps import Open, Step
+from motley.daemon.weights.cache import ShareCache
+from motley.daemon.weights.checkpoint import Checkpoint, CheckpointError
+from motley.daemon.weights.share_file import write_share
+from motley.daemon.weights.spec import SHARE_FILE
+from motley.plugins.engine import Engine, load_engine
+from motley.plugins.onnxruntime.engine import OnnxRuntimeEngine
+from motley.plugins.reference.engine import ReferenceEngine
+from motley.protocol import GPU_RESERVE
+from motley.protocol import mesh_pb2 as pb
+from motley.transport import Listener, Membership, Plain, connect_mesh
+from tests.models.cases import Case, golden_cases, whole_share
+
+CASE = next(case for case in golden_cases() if case.config.hidden % 32 == 0 and not case.config.tied)
+
+
+@pytest.fixture
+def alone() -> Iterator[Peers]:
+    """A rank without others."""
+    member = Membership("s", 1, 0, 1, bytes(32), bytes(32))
+    with (
+        closing(Listener("127.0.0.1")) as listener,
+        connect_mesh(listener, member, ["nowhere:1"], security=Plain()) as communicator,
+    ):
+        yield Peers(communicator)
+
+
+def assignment(case: Case, quantisation: str) -> pb.Assignment:
+    share = whole_share(units(case.config, quantisation, 32))
+
+    def stretch(units: range) -> pb.Range:
+        return pb.Range(start=units.start, stop=units.stop)
+
+    with Checkpoint(case.folder) as checkpoint:
+        return pb.Assignment(
+            model=pb.ModelSpec(source=str(case.folder), quantisation=quantisation, block=32),
+            fingerprint=checkpoint.fingerprint(),
+            size=1,
+            shares=[
+                pb.Share(
+                    attention_split=1,
+                    attention=stretch(share.attention),
+                    mlp=stretch(share.mlp),
+                    vocabulary=stretch(share.vocabulary),
+                )
+            ],
+            context=case.config.context,
+            engine="onnxruntime",
+        )
+
+
+@contextmanager
+def loaded(
+    cache: ShareCache, peers: Peers, quantisation: str = "fp32", seen: list[int] | None = None
+) -> Iterator[LoadedRank]:
+    def progress(done: int, total: int) -> None:
+        assert 0 <= done <= total
+        if seen is not None:
+            seen.append(done)
+
+    order = assignment(CASE, quantisation)
+    with load_rank(order, 0, peers, models=None, cache=cache, threads=1, progress=progress) as rank:
+        yield rank
+
+
+def summary(rank: LoadedRank) -> bytes:
+    """What the rank says after the case's prompt."""
+    prompt = np.array(CASE.tokens[: CASE.prompt], np.int32)
+    sampling = pb.Sampling(top_p=1.0, repetition_penalty=1.0).SerializeToString()
+    rank.executor.execute(Open(0, sampling, prompt))
+    told = rank.executor.execute(Step(0, 0, 4, False, prompt))
+    assert told is not None
+    return told
+
+
+@pytest.mark.parametrize("quantisation", ["fp32", "int4"])
+def test_the_second_time_only_embeddings_are_read(
+    quantisation: str, alone: Peers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = ShareCache(tmp_path / "shares")
+    with loaded(cache, alone, quantisation) as rank:
+        first = summary(rank)
+        (entry,) = cache.entries()
+        assert not cache.remove(entry.key)
+    assert (entry.label.model, entry.label.quantisation) == (str(CASE.folder), quantisation)
+    assert entry.label.fraction == pytest.approx(1)
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("weights are read again")
+
+    monkeypatch.setattr(Checkpoint, "read_into", refuse)
+    seen: list[int] = []
+    with loaded(cache, alone, quantisation, seen) as rank:
+        assert summary(rank) == first
+    assert seen
+    assert [entry.key for entry in cache.entries()] == [entry.key]
+    assert cache.remove(entry.key)
+
+
+def test_fp16_is_fp32_for_an_engine_that_would_widen_it(alone: Peers, tmp_path: Path) -> None:
+    cache = ShareCache(tmp_path / "shares")
+    held = {}
+    for engine in ("onnxruntime", "reference"):
+        order = assignment(CASE, "fp16")
+        order.engine = engine
+        known = {entry.key for entry in cache.entries()}
+        with load_rank(order, 0, alone, models=None, cache=cache, threads=1, progress=lambda done, total: None) as rank:
+            (entry,) = (entry for entry in cache.entries() if entry.key not in known)
+            planned = profile(CASE.config, for_engine("fp16", engine), 0)
+            units_bytes = planned.kv_groups * (planned.attention_query_bytes + planned.attention_kv_bytes)
+            units_bytes += planned.mlp_units * planned.mlp_unit_bytes
+            held[engine] = entry.label.quantisation, rank.share_bytes, units_bytes
+    (cpu, cpu_bytes, cpu_planned), (narrow, narrow_bytes, narrow_planned) = held.values()
+    assert (cpu, narrow) == ("fp32", "fp16")
+    assert cpu_planned == 2 * narrow_planned
+    assert 1.8 * narrow_bytes < cpu_bytes < 2 * narrow_bytes
+
+
+def test_a_rank_holds_the_quantisation_of_its_share_in_units_that_suit_all(alone: Peers, tmp_path: Path) -> None:
+    """And what it holds is what the planner counts."""
+    cache = ShareCache(tmp_path / "shares")
+    order = assignment(CASE, "int4")
+    order.model.beside.append("fp32")
+    for quantisation in ("", "fp32"):
+        order.shares[0].quantisation = quantisation
+        known = {entry.key for entry in cache.entries()}
+        with load_rank(order, 0, alone, models=None, cache=cache, threads=1, progress=lambda done, total: None) as rank:
+            (entry,) = (entry for entry in cache.entries() if entry.key not in known)
+            held = quantisation or "int4"
+            assert entry.label.quantisation == held
+            planned = profile(CASE.config, held, 32, beside=["int4", "fp32"])
+            counted = planned.kv_groups * (planned.attention_query_bytes + planned.attention_kv_bytes)
+            counted += planned.mlp_units * planned.mlp_unit_bytes
+            counted += planned.vocabulary_units * planned.vocabulary_unit_bytes
+            norms = 4 * (2 * CASE.config.layers + 1) * CASE.config.hidden
+            last = planned.vocabulary_unit_bytes
+            assert counted + norms - last <= rank.share_bytes <= counted + norms
+    planned = profile(CASE.config, "fp32", 32, beside=["int4"])
+    assert planned.mlp_units == profile(CASE.config, "int4", 32).mlp_units < profile(CASE.config, "fp32", 32).mlp_units
+
+
+def test_ranks_agree_on_how_each_of_them_holds_the_model() -> None:
+    def agreement(order: pb.Assignment) -> bytes:
+        return membership(pb.RankCommand(session="s", epoch=1, rank=0, assign=order)).agreement
+
+    order = assignment(CASE, "int4")
+    first = agreement(order)
+    order.engine = "reference"
+    assert agreement(order) == first  # may differ from rank to rank
+    order.shares[0].quantisation = "int8"
+    other = agreement(order)
+    order.model.beside.append("int8")
+    assert len({first, other, agreement(order)}) == 3
+
+
+def gpu(free: int) -> pb.Gpu:
+    users = [pb.GpuUser(pid=7, name="game", bytes=9 * 10**9), pb.GpuUser(pid=8)]
+    return pb.Gpu(name="RTX 9", memory_bytes=12 * 10**9, free_bytes=free, users=users)
+
+
+class OnGpu(OnnxRuntimeEngine):
+    """What computes on a GPU, for all that loading knows."""
+
+    on_gpu = True
+
+
+@pytest.mark.parametrize("fits", [True, False])
+def test_a_gpu_that_is_full_is_refused_before_anything_is_read(
+    fits: bool, alone: Peers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights, the KV cache of the whole context and activations must fit beside what stays free."""
+    planned = profile(CASE.config, "fp32", 32)
+    weights = planned.kv_groups * (planned.attention_query_bytes + planned.attention_kv_bytes)
+    weights += planned.mlp_units * planned.mlp_unit_bytes
+    cache_bytes = planned.kv_groups * planned.cache_bytes_per_token * CASE.config.context
+    room = 64 << 20 if fits else weights + cache_bytes
+    monkeypatch.setattr("motley.plugins.engine.load_engine", lambda name: OnGpu)
+    monkeypatch.setattr(
+        "motley.daemon.rank.loading.load_engine", lambda name: OnGpu if name == "onnxruntime" else ReferenceEngine
+    )
+    monkeypatch.setattr("motley.daemon.rank.loading.gpus", lambda: [gpu(GPU_RESERVE + room)])
+    cache = ShareCache(tmp_path / "shares")
+    if fits:
+        with loaded(cache, alone) as rank:
+            assert summary(rank)
+        return
+    with pytest.raises(GpuFull) as refusal, loaded(cache, alone):
+        pass
+    assert cache.entries() == []
+    said = str(refusal.value)
+    assert said.startswith(f"RTX 9 has {(GPU_RESERVE + room) / 1e9:.2f} GB of 12.00 GB free; this rank needs 0.")
+    assert "0.54 GB must stay free. In use by game (7): 9.00 GB, a process (8): not told. Close what uses" in said
+    failure = failure_of(refusal.value)
+    assert (failure.code, failure.message) == ("insufficient_memory", said)
+
+
+def test_where_no_driver_tells_of_memory_the_engine_finds_out() -> None:
+    check_gpu_room(1 << 60, [])
+
+
+def test_a_damaged_share_is_made_anew(alone: Peers, tmp_path: Path) -> None:
+    cache = ShareCache(tmp_path / "shares")
+    with loaded(cache, alone) as rank:
+        first = summary(rank)
+    (entry,) = cache.entries()
+    with (cache.folder / entry.key / SHARE_FILE).open("r+b") as file:
+        file.write(bytes(4096))
+    with loaded(cache, alone) as rank:
+        assert summary(rank) == first
+
+
+def test_a_checkpoint_that_was_edited_is_read_again(alone: Peers, tmp_path: Path) -> None:
+    """Also where its fingerprint, which reads samples, does not see it."""
+    folder = shutil.copytree(CASE.folder, tmp_path / "model")
+    cache = ShareCache(tmp_path / "shares")
+    order = assignment(CASE, "fp32")
+    order.model.source = str(folder)
+    for count in (1, 2):
+        with load_rank(order, 0, alone, models=None, cache=cache, threads=1, progress=lambda done, total: None):
+            pass
+        assert len(cache.entries()) == count
+        weights = folder / "model.safetensors"
+        with weights.open("r+b") as file:
+            file.seek(-1, os.SEEK_END)
+            file.write(b"\0")
+
+
+def test_a_checkpoint_that_changes_while_it_is_read_makes_no_entry(
+    alone: Peers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = shutil.copytree(CASE.folder, tmp_path / "model")
+    cache = ShareCache(tmp_path / "shares")
+    order = assignment(CASE, "fp32")
+    order.model.source = str(folder)
+
+    def write_and_edit(*arguments: Any) -> None:
+        write_share(*arguments)
+        os.utime(folder / "model.safetensors", (1e9, 1e9))
+
+    monkeypatch.setattr("motley.daemon.rank.loading.write_share", write_and_edit)
+    with (
+        pytest.raises(CheckpointError, match="changed while it was read; start again"),
+        load_rank(order, 0, alone, models=None, cache=cache, threads=1, progress=lambda done, total: None),
+    ):
+        pass
+    assert cache.entries() == []
+
+
+class Patient:
+    """Makes an engine when a sign of life has been seen."""
+
+    def __init__(self, seen: threading.Event) -> None:
+        self._seen = seen
+        self.closed = False
+
+    def __call__(self, *arguments: Any) -> Engine:
+        assert self._seen.wait(30)
+        engine = OnnxRuntimeEngine(*arguments)
+        close = engine.close
+
+        def note() -> None:
+            self.closed = True
+            close()
+
+        engine.close = note  # type: ignore[method-assign]
+        return engine
+
+
+@pytest.mark.parametrize("released", [False, True])
+def test_signs_of_life_are_given_while_an_engine_is_made(
+    released: bool, alone: Peers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And what hears them may end the loading by raising."""
+    alive = threading.Event()
+    main = threading.current_thread()
+    patient = Patient(alive)
+    monkeypatch.setattr("motley.daemon.rank.loading.PROGRESS_S", 0.01)
+    monkeypatch.setattr(
+        "motley.daemon.rank.loading.load_engine", lambda name: patient if name == "onnxruntime" else load_engine(name)
+    )
+
+    def progress(done: int, total: int) -> None:
+        if threading.current_thread() is main:
+            return
+        assert done == total
+        alive.set()
+        if released:
+            raise InterruptedError("released")
+
+    loading = load_rank(
+        assignment(CASE, "fp32"),
+        0,
+        alone,
+        models=None,
+        cache=ShareCache(tmp_path / "shares"),
+        threads=1,
+        progress=progress,
+    )
+    with pytest.raises(InterruptedError, match="released") if released else nullcontext(), loading as rank:
+        assert summary(rank)
+    assert patient.closed
+
+
+def test_a_download_that_hangs_ends(alone: Peers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    over = threading.Event()
+
+    def hang(source: str, models: Path | None) -> Path:
+        over.wait(30)
+        return CASE.folder
+
+    monkeypatch.setattr("motley.daemon.rank.loading.resolve", hang)
+    monkeypatch.setattr("motley.daemon.rank.loading.fetched_bytes", lambda source: 7)
+    monkeypatch.setattr("motley.daemon.rank.loading.PROGRESS_S", 0.01)
+    monkeypatch.setattr("motley.daemon.rank.loading.DOWNLOAD_S", 0.1)
+    cache = ShareCache(tmp_path / "shares")
+    seen: list[int] = []
+    loading = load_rank(
+        assignment(CASE, "fp32"),
+        0,
+        alone,
+        models=None,
+        cache=cache,
+        threads=1,
+        progress=lambda done, total: seen.append(done),
+    )
+    try:
+        with pytest.raises(LoadError, match=r"nothing of .* has come for 0 s"), loading:
+            pass
+    finally:
+        over.set()
+    assert set(seen) == {7}
+
+
+def test_other_files_than_were_planned_for_are_refused(alone: Peers, tmp_path: Path) -> None:
+    order = assignment(CASE, "fp32")
+    order.fingerprint = "0" * 64
+    cache = ShareCache(tmp_path / "shares")
+    with (
+        pytest.raises(LoadError, match="not the ones this session was planned for"),
+        load_rank(order, 0, alone, models=None, cache=cache, threads=1, progress=lambda done, total: None),
+    ):
+        pass
+    assert cache.entries() == []

@@ -1,0 +1,78 @@
+"""Step messages: what is encoded is decoded, and nothing else is."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from motley.daemon.rank.steps import Able, Close, Message, More, Open, Step, StepError, Stop, Wave, decode, join, split
+
+counts = st.integers(0, 2**32 - 1)
+tokens = st.lists(st.integers(0, 2**31 - 1), max_size=50).map(lambda ids: np.array(ids, np.int32))
+waves = st.integers(1, 9).flatmap(
+    lambda count: st.lists(st.lists(st.integers(0, 2**31 - 1), min_size=count, max_size=count), min_size=4, max_size=4)
+)
+messages = st.one_of(
+    st.builds(Able, st.integers(1, 2**32 - 1)),
+    waves.map(lambda fields: Wave(*np.array(fields, np.int32))),
+    st.builds(Open, counts, st.binary(max_size=60), tokens),
+    st.builds(Step, counts, counts, counts, st.booleans(), tokens),
+    st.builds(More, counts, counts),
+    st.builds(Close, counts),
+    st.builds(Stop),
+)
+
+
+def fields(message: Message) -> dict[str, object]:
+    return {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in vars(message).items()}
+
+
+@given(messages)
+def test_round_trip(message: Message) -> None:
+    again = decode(message.encode())
+    assert type(again) is type(message)
+    assert fields(again) == fields(message)
+
+
+@given(messages, st.data())
+def test_a_message_cut_short_is_refused_or_another_message(message: Message, data: st.DataObject) -> None:
+    encoded = message.encode()
+    short = encoded[: data.draw(st.integers(0, len(encoded) - 1))]
+    try:
+        again = decode(short)
+    except StepError:
+        return
+    assert isinstance(message, Open | Step), "only their lists of tokens can be shorter"
+    assert again.encode() == short
+
+
+@given(st.binary(max_size=100))
+def test_garbage_is_refused_or_a_message(data: bytes) -> None:
+    try:
+        message = decode(data)
+    except StepError:
+        return
+    assert message.encode() == data
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"\x00", b"\x06", b"\x06\0\0\0\0", b"\x08", b"\x05\x00", b"\x03\x00", b"\x07\0\0\0\0"]
+)
+def test_what_is_no_message_is_refused(data: bytes) -> None:
+    with pytest.raises(StepError):
+        decode(data)
+
+
+@given(st.lists(st.binary(max_size=20), max_size=6), st.data())
+def test_summaries_are_split_as_they_were_joined(summaries: list[bytes], data: st.DataObject) -> None:
+    joined = join(summaries)
+    assert split(joined, len(summaries)) == summaries
+    short = joined[: data.draw(st.integers(0, len(joined)))]
+    if short != joined:
+        with pytest.raises(StepError):
+            split(short, len(summaries))
+    wrong = data.draw(st.integers(0, 7).filter(lambda count: count != len(summaries)))
+    with pytest.raises(StepError, match=f"{len(summaries)} summaries, not {wrong}"):
+        split(joined, wrong)

@@ -1,0 +1,185 @@
+"""A request's life on the leader: prompt, text deltas, finish reasons, usage."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from motley.daemon.text.generation import Generation, RequestError
+from motley.daemon.text.tokenizer import Tokenizer
+from motley.protocol import mesh_pb2
+
+TOKENIZER = Tokenizer.load(Path(__file__).parents[3] / "cli/models/shakespeare-2.6m")
+EOS = 1
+CONTEXT = 100
+
+
+def sampling(**fields: Any) -> mesh_pb2.Sampling:
+    return mesh_pb2.Sampling(**{"top_p": 1.0, "repetition_penalty": 1.0, **fields})
+
+
+def request(**fields: Any) -> mesh_pb2.Generate:
+    if not {"prompt", "prompt_tokens", "messages_json"} & fields.keys():
+        fields["prompt"] = "ROMEO:"
+    return mesh_pb2.Generate(**{"request_id": "r1", "sampling": sampling(), **fields})
+
+
+def tokens(text: str = "", *, ids: list[int] | None = None, **fields: Any) -> mesh_pb2.Tokens:
+    return mesh_pb2.Tokens(request_id="r1", ids=TOKENIZER.encode(text) if ids is None else ids, **fields)
+
+
+def on_tokens(generation: Generation, message: mesh_pb2.Tokens) -> mesh_pb2.Delta:
+    delta = generation.on_tokens(message)
+    assert delta is not None
+    return delta
+
+
+def test_a_prompt_becomes_an_order() -> None:
+    order = Generation(request(max_tokens=7, sampling=sampling(seed=3)), TOKENIZER, CONTEXT).start()
+    assert order == mesh_pb2.Decode(
+        request_id="r1",
+        prompt=TOKENIZER.encode("ROMEO:"),
+        sampling=sampling(seed=3),
+        max_tokens=7,
+        stop_tokens=[EOS],
+    )
+
+
+def test_every_kind_of_input() -> None:
+    expected = TOKENIZER.encode("ROMEO:")
+    chat = json.dumps([{"role": "user", "content": "ROMEO:"}])
+    for fields in ({"messages_json": chat}, {"prompt_tokens": mesh_pb2.TokenIds(ids=expected)}):
+        assert list(Generation(request(**fields), TOKENIZER, CONTEXT).start().prompt) == expected
+
+
+@pytest.mark.parametrize(("asked", "resolved"), [(0, 96), (1, 1), (96, 96), (97, 96), (4_000_000_000, 96)])
+def test_max_tokens_fit_the_context(asked: int, resolved: int) -> None:
+    prompt = mesh_pb2.TokenIds(ids=[5, 6, 7, 8])
+    assert Generation(request(prompt_tokens=prompt, max_tokens=asked), TOKENIZER, 100).start().max_tokens == resolved
+
+
+def test_a_prompt_must_leave_room_for_a_token() -> None:
+    fitting = request(prompt_tokens=mesh_pb2.TokenIds(ids=[5] * 99))
+    assert Generation(fitting, TOKENIZER, 100).start().max_tokens == 1
+    with pytest.raises(RequestError, match=r"maximum context length is 100 tokens.*resulted in 100 tokens") as caught:
+        Generation(request(prompt_tokens=mesh_pb2.TokenIds(ids=[5] * 100)), TOKENIZER, 100)
+    assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "prompt")
+
+
+@pytest.mark.parametrize(
+    ("fields", "what", "param"),
+    [
+        ({"prompt": ""}, "prompt is empty", "prompt"),
+        ({"prompt_tokens": mesh_pb2.TokenIds()}, "prompt is empty", "prompt"),
+        ({"prompt_tokens": mesh_pb2.TokenIds(ids=[1024])}, "token 1024 .* vocabulary of 1024", "prompt"),
+        ({"messages_json": "{"}, "not valid JSON", "messages"),
+        ({"messages_json": "[" * 100_000}, "not valid JSON", "messages"),
+        ({"messages_json": "[]"}, "non-empty list", "messages"),
+        ({"sampling": sampling(temperature=-1)}, "temperature must be between", ""),
+        ({"sampling": sampling(logit_bias={5000: 1.0})}, "logit_bias names token 5000", "logit_bias"),
+        ({"stop": ["a", ""]}, "stop string", "stop"),
+    ],
+)
+def test_invalid_requests_are_refused(fields: dict[str, Any], what: str, param: str) -> None:
+    with pytest.raises(RequestError, match=what) as caught:
+        Generation(request(**fields), TOKENIZER, CONTEXT)
+    assert (caught.value.code, caught.value.param) == ("invalid_request", param)
+
+
+def test_a_request_without_input_is_refused() -> None:
+    with pytest.raises(RequestError, match="neither messages nor a prompt"):
+        Generation(mesh_pb2.Generate(request_id="r1", sampling=sampling()), TOKENIZER, CONTEXT)
+
+
+def test_text_streams_and_usage_comes_with_the_end() -> None:
+    generation = Generation(request(), TOKENIZER, CONTEXT)
+    first = on_tokens(generation, tokens("But, ", prefill_s=0.25))
+    assert (first.text, first.finish, first.prompt_tokens, first.prefill_s) == ("But, ", "", 0, 0.0)
+    ids = [*TOKENIZER.encode("soft!"), EOS]
+    last = on_tokens(generation, tokens(ids=ids, finish="stop"))
+    assert (last.text, last.finish, list(last.ids)) == ("soft!", "stop", ids)
+    assert last.prompt_tokens == len(TOKENIZER.encode("ROMEO:"))
+    assert last.prefill_s == 0.25
+    assert last.completion_tokens == len(first.ids) + len(last.ids)
+    assert generation.finished
+    assert not generation.cancel_worker
+    assert generation.on_tokens(tokens("more")) is None
+
+
+@pytest.mark.parametrize("finish", ["length", "cancelled"])
+def test_the_worker_may_end_it_and_held_text_comes_out(finish: str) -> None:
+    generation = Generation(request(stop=["soft"]), TOKENIZER, CONTEXT)
+    rocket = TOKENIZER.encode("so🚀")
+    assert on_tokens(generation, tokens(ids=rocket[:-1])).text == ""
+    assert on_tokens(generation, tokens(ids=rocket[-1:])).text == "so🚀"
+    assert on_tokens(generation, tokens("so")).text == ""
+    last = on_tokens(generation, tokens(finish=finish))
+    assert (last.text, last.finish) == ("so", finish)
+
+
+def test_a_failure_is_passed_on() -> None:
+    generation = Generation(request(), TOKENIZER, CONTEXT)
+    failure = mesh_pb2.Failure(code="peer_lost", message="rank 1 is gone", lost_rank=2)
+    delta = on_tokens(generation, tokens(finish="error", failure=failure))
+    assert (delta.finish, delta.failure) == ("error", failure)
+
+
+def test_a_stop_string_ends_it_and_cancels_the_worker() -> None:
+    generation = Generation(request(stop=["\n\n", "light"]), TOKENIZER, CONTEXT)
+    assert on_tokens(generation, tokens("what li")).text == "what "
+    ids = TOKENIZER.encode("ght through")
+    last = on_tokens(generation, tokens(ids=ids))
+    assert (last.text, last.finish) == ("", "stop")
+    assert len(last.ids) < len(ids)
+    assert last.completion_tokens == len(TOKENIZER.encode("what li")) + len(last.ids)
+    assert generation.cancel_worker
+    assert generation.on_tokens(tokens(finish="cancelled")) is None
+
+
+def test_a_stop_string_in_the_worker_s_last_tokens_wins_and_cancels_nothing() -> None:
+    generation = Generation(request(stop=["light"]), TOKENIZER, CONTEXT)
+    last = on_tokens(generation, tokens("what light", finish="length"))
+    assert (last.text, last.finish) == ("what ", "stop")
+    assert not generation.cancel_worker
+
+
+def test_eos_may_be_ignored() -> None:
+    generation = Generation(request(ignore_eos=True), TOKENIZER, CONTEXT)
+    assert list(generation.start().stop_tokens) == []
+    ids = [*TOKENIZER.encode("a"), EOS, *TOKENIZER.encode("b")]
+    assert on_tokens(generation, tokens(ids=ids)).text == "ab"
+
+
+def test_echo_sends_the_prompt_first_and_never_stops_on_it() -> None:
+    generation = Generation(request(prompt="what light", echo=True, stop=["light"]), TOKENIZER, CONTEXT)
+    assert on_tokens(generation, tokens(" through")).text == "what light through"
+    assert on_tokens(generation, tokens("!")).text == "!"
+
+
+def test_log_probabilities_get_their_texts() -> None:
+    generation = Generation(request(), TOKENIZER, CONTEXT)
+    (thou,) = TOKENIZER.encode(" the")
+    row = mesh_pb2.LogprobRow(
+        chosen=mesh_pb2.TokenLogprob(id=thou, logprob=-0.5), top=[mesh_pb2.TokenLogprob(id=EOS, logprob=-2)]
+    )
+    (named,) = on_tokens(generation, tokens(ids=[thou], logprobs=[row])).logprobs
+    assert (named.chosen.text, named.chosen.logprob) == (" the", -0.5)
+    assert [(entry.text, entry.logprob) for entry in named.top] == [("<|end|>", -2)]
+
+
+@given(st.text(max_size=40), st.lists(st.integers(0, 200), max_size=6), st.booleans())
+def test_deltas_add_up_to_the_answer(text: str, cuts: list[int], stop: bool) -> None:
+    ids = TOKENIZER.encode(text)
+    generation = Generation(request(stop=["e"] if stop else []), TOKENIZER, 1000)
+    bounds = [0, *sorted(min(cut, len(ids)) for cut in cuts), len(ids)]
+    messages = [tokens(ids=ids[a:b]) for a, b in pairwise(bounds)]
+    deltas = [generation.on_tokens(message) for message in [*messages, tokens(ids=[EOS], finish="stop")]]
+    shown = "".join(delta.text for delta in deltas if delta)
+    assert shown == (text.split("e")[0] if stop else text)
+    assert [delta.finish for delta in deltas if delta][-1] == "stop"

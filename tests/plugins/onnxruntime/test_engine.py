@@ -1,0 +1,419 @@
+"""The ONNX Runtime engine: transformers' logits at any split in fp32, stated bounds when quantised, and its limits."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+import motley.cli
+from motley.daemon.models.config import ConfigError, ModelConfig, read_config
+from motley.daemon.models.tensors import expected_shapes
+from motley.daemon.models.units import units
+from motley.plugins.engine import F32, EngineError, EngineFactory, EngineOptions, load_engine
+from motley.plugins.onnxruntime.engine import FIRST_CAPACITY, OnnxRuntimeEngine
+from motley.plugins.onnxruntime.experts import _LocalExpert
+from motley.plugins.reference.engine import ReferenceEngine
+from tests.models.cases import Case, LocalSession, golden_cases, uneven_shares, whole_share
+
+FP32_TOLERANCE = 1e-4
+"""Of the largest logit, between ours and transformers' in float64."""
+QUANTISED_TOLERANCE = 0.04
+"""Relative RMS, between the runtime, which quantises activations to int8 per block, and float64 with equal weights.
+
+Tiny random models have few blocks for rounding to average out over.
+"""
+EXPERTS_TOLERANCE = 0.1
+"""The same where that rounding sends a few rows to other experts."""
+BUNDLED = Path(motley.cli.__path__[0]) / "models" / "shakespeare-2.6m"
+
+every_case = pytest.mark.parametrize("case", golden_cases(), ids=str)
+
+
+def session(
+    case: Case,
+    folder: Path,
+    ranks: int = 1,
+    *,
+    factory: EngineFactory = OnnxRuntimeEngine,
+    quantisation: str = "fp32",
+    options: EngineOptions | None = None,
+) -> LocalSession:
+    shares = uneven_shares(units(case.config, quantisation, 32), ranks)
+    return LocalSession(case.folder, factory, shares, folder, quantisation, options=options)
+
+
+def error(got: F32, expected: F32) -> float:
+    assert got.shape == expected.shape
+    return float(np.abs(got - expected).max() / np.abs(expected).max())
+
+
+def greedy(ranks: LocalSession, prompt: list[int], count: int) -> list[int]:
+    """The prompt and `count` tokens after it, decoded one by one."""
+    tokens = list(prompt)
+    ranks.open_slot()
+    logits = ranks.step(tokens, 0, rows=[len(tokens) - 1])
+    for _ in range(count - 1):
+        tokens.append(int(logits[0].argmax()))
+        logits = ranks.decode([0], tokens[-1:], [len(tokens) - 1])
+    tokens.append(int(logits[0].argmax()))
+    ranks.close_slot()
+    return tokens
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 8])
+@every_case
+def test_any_split_gives_the_same_logits_and_text(case: Case, count: int, tmp_path: Path) -> None:
+    with session(case, tmp_path, count) as ranks:
+        ranks.open_slot()
+        assert error(ranks.step(case.tokens[:-1], 0), case.logits) < FP32_TOLERANCE
+        ranks.close_slot()
+        assert greedy(ranks, case.tokens[: case.prompt], len(case.tokens) - case.prompt) == case.tokens
+
+
+@pytest.mark.parametrize("quantisation", ["int8", "int4"])
+@every_case
+def test_quantised_against_float64_at_any_split(case: Case, quantisation: str, tmp_path: Path) -> None:
+    try:
+        units(case.config, quantisation, 32)
+    except ConfigError:
+        pytest.skip("this case's widths cannot be quantised")
+    float64 = EngineOptions(extra={"dtype": "float64"})
+    with session(case, tmp_path / "64", factory=ReferenceEngine, quantisation=quantisation, options=float64) as ranks:
+        ranks.open_slot()
+        expected = ranks.step(case.tokens[:-1], 0)
+    tolerance = EXPERTS_TOLERANCE if case.config.experts else QUANTISED_TOLERANCE
+    alone: list[int] = []
+    for count in (1, 2, 3, 8):
+        with session(case, tmp_path / str(count), count, quantisation=quantisation) as ranks:
+            ranks.open_slot()
+            got = ranks.step(case.tokens[:-1], 0)
+            assert np.linalg.norm(got - expected) < tolerance * np.linalg.norm(expected)
+            ranks.close_slot()
+            text = greedy(ranks, case.tokens[: case.prompt], 8)
+            alone = alone or text
+            assert text == alone
+
+
+@every_case
+def test_chunks_give_what_the_whole_prompt_gives(case: Case, tmp_path: Path) -> None:
+    with session(case, tmp_path) as ranks:
+        ranks.open_slot(0)
+        whole = ranks.step(case.tokens[:-1], 0)
+        ranks.open_slot(1)
+        for start, stop in ((0, 1), (1, 8), (8, 9), (9, len(case.tokens) - 1)):
+            got = ranks.step(case.tokens[start:stop], start, slot=1)
+            assert error(got, whole[start:stop]) < FP32_TOLERANCE
+
+
+@pytest.mark.parametrize(
+    ("quantisation", "exact", "count"),
+    [("fp32", False, 1), ("fp32", True, 3), ("int4", True, 2), ("int8", False, 2), ("int4", False, 3)],
+)
+@every_case
+def test_sequences_decoded_together_get_what_each_gets_alone(
+    case: Case, quantisation: str, exact: bool, count: int, tmp_path: Path
+) -> None:
+    """Of different lengths, in changing company: the same bits where rows do not depend on each other."""
+    try:
+        cut = units(case.config, quantisation, 32, exact=exact)
+    except ConfigError:
+        pytest.skip("this case's widths cannot be quantised")
+    if exact and case.config.head_dim % 16:
+        pytest.skip("refused, see below")
+    lengths = (3, 9, 5)
+    company = [(0, 1, 2), (2, 0), (1,), (0, 1, 2), (2, 1)]
+    options = EngineOptions(exact=exact)
+    shares = uneven_shares(cut, count)
+    with LocalSession(
+        case.folder, OnnxRuntimeEngine, shares, tmp_path, quantisation, options=options, exact=exact
+    ) as ranks:
+        assert all(engine.most_sequences >= 16 for engine in ranks.engines)
+        for slot, length in enumerate(lengths):
+            for own in (slot, slot + 10):
+                ranks.open_slot(own)
+                ranks.step(case.tokens[:length], 0, rows=[], slot=own)
+        at = list(lengths)
+        for slots in company:
+            tokens = [case.tokens[at[slot]] for slot in slots]
+            positions = [at[slot] for slot in slots]
+            together = ranks.decode(slots, tokens, positions)
+            for row, slot, token, position in zip(together, slots, tokens, positions, strict=True):
+                alone = ranks.decode([slot + 10], [token], [position])[0]
+                if exact or quantisation != "fp32":
+                    np.testing.assert_array_equal(row, alone)
+                else:
+                    assert error(row, alone) < FP32_TOLERANCE
+                at[slot] += 1
+
+
+def test_sequences_decoded_together_grow_on_their_own(tmp_path: Path) -> None:
+    lengths = (FIRST_CAPACITY - 2, 4)
+    tokens = [index * 37 % 1024 for index in range(FIRST_CAPACITY + 8)]
+    shares = [whole_share(units(read_config(BUNDLED), "int8", 32))]
+    options = EngineOptions(max_rows=256)
+    with LocalSession(BUNDLED, OnnxRuntimeEngine, shares, tmp_path, "int8", options=options, context=512) as ranks:
+        for slot, length in enumerate(lengths):
+            for own in (slot, slot + 10):
+                ranks.open_slot(own)
+                ranks.step(tokens[:length], 0, rows=[], slot=own)
+        for step in range(6):
+            positions = [length + step for length in lengths]
+            fed = [tokens[position] for position in positions]
+            together = ranks.decode((0, 1), fed, positions)
+            for slot in (0, 1):
+                alone = ranks.decode([slot + 10], [fed[slot]], [positions[slot]])
+                np.testing.assert_array_equal(together[slot], alone[0])
+        ranks.close_slot(1)
+        ranks.open_slot(1)
+        with pytest.raises(EngineError, match="slot 1: it holds 0 tokens"):
+            ranks.decode((0, 1), [1, 1], [FIRST_CAPACITY + 4, 10])
+        with pytest.raises(EngineError, match="each once"):
+            ranks.decode((0, 0), [1, 1], [FIRST_CAPACITY + 4] * 2)
+
+
+def test_the_cache_grows_without_losing_anything(tmp_path: Path) -> None:
+    context = FIRST_CAPACITY + 2
+    tokens = [index * 37 % 1024 for index in range(context)]
+    shares = [whole_share(units(read_config(BUNDLED), "fp32", 32))]
+    options = EngineOptions(max_rows=context)
+    with LocalSession(BUNDLED, OnnxRuntimeEngine, shares, tmp_path, options=options, context=context) as ranks:
+        ranks.open_slot(0)
+        whole = ranks.step(tokens, 0)
+        ranks.open_slot(1)
+        ranks.step(tokens[: FIRST_CAPACITY - 1], 0, rows=[], slot=1)
+        for position in range(FIRST_CAPACITY - 1, context):  # the last row of the first buffer, then the second buffer
+            row = ranks.step(tokens[position : position + 1], position, slot=1)
+            assert error(row, whole[position : position + 1]) < FP32_TOLERANCE
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize(
+    ("family", "heads", "head_dim"), [("llama", 8, 16), ("qwen3", 8, 16), ("llama", 2, 16), ("llama", 4, 8)]
+)
+def test_decoded_tokens_of_every_kind_of_head(
+    family: str, heads: int, head_dim: int, ranks: int, tmp_path: Path
+) -> None:
+    """Heads in groups, alone, with normalised queries, and of a width that the runtime has no kernel for."""
+    settings = {
+        "model_type": family,
+        "hidden_size": 64,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": heads,
+        "num_key_value_heads": 2,
+        "head_dim": head_dim,
+        "vocab_size": 64,
+        "max_position_embeddings": 512,
+    }
+    config = random_model(tmp_path, settings)
+    length, decoded = 132, 8
+    tokens = [index * 37 % 64 for index in range(length)]
+    whole = units(config, "fp32", 32)
+    float64 = EngineOptions(extra={"dtype": "float64"})
+    with LocalSession(tmp_path, ReferenceEngine, [whole_share(whole)], tmp_path / "64", options=float64) as reference:
+        reference.open_slot()
+        expected = reference.step(tokens, 0)[-decoded:]
+    with LocalSession(tmp_path, OnnxRuntimeEngine, uneven_shares(whole, ranks), tmp_path / "32") as session:
+        session.open_slot()
+        session.step(tokens[:-decoded], 0, rows=[])
+        for position, row in enumerate(expected, length - decoded):
+            assert error(session.decode([0], [tokens[position]], [position])[0], row) < FP32_TOLERANCE
+
+
+def random_model(folder: Path, settings: dict[str, Any]) -> ModelConfig:
+    """Write a model folder with random weights."""
+    (folder / "config.json").write_text(json.dumps(settings), encoding="utf-8")
+    config = read_config(folder)
+    random = np.random.default_rng(0)
+    weights = {name: random.normal(0, 0.3, shape) for name, shape in expected_shapes(config).items()}
+    save_file({name: value.astype(np.float32) for name, value in weights.items()}, folder / "model.safetensors")
+    return config
+
+
+def test_a_window_and_a_stretched_rope_beyond_4096_positions(tmp_path: Path) -> None:
+    """A prompt in chunks, its first tokens left behind by the first layer's window: float64's last rows."""
+    settings: dict[str, Any] = {
+        "model_type": "qwen2",
+        "hidden_size": 32,
+        "intermediate_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "vocab_size": 64,
+        "max_position_embeddings": 2048,
+        "rope_parameters": {"rope_type": "yarn", "factor": 4.0},
+        "use_sliding_window": True,
+        "sliding_window": 4096,
+        "layer_types": ["sliding_attention", "full_attention"],
+    }
+    chunk, length = 512, 5000
+
+    def last_rows(window: int, factory: EngineFactory, **extra: str) -> F32:
+        model = tmp_path / f"{factory.__name__} {window}"
+        model.mkdir()
+        config = random_model(model, settings | {"sliding_window": window})
+        tokens = np.random.default_rng(0).integers(0, 64, length).tolist()
+        shares = [whole_share(units(config, "fp32", 32))]
+        options = EngineOptions(max_rows=chunk, extra=extra)
+        with LocalSession(model, factory, shares, model, options=options, context=length) as ranks:
+            ranks.open_slot()
+            for position in range(0, length - 8, chunk):
+                ranks.step(tokens[position : min(position + chunk, length - 8)], position, rows=[])
+            return ranks.step(tokens[-8:], length - 8)
+
+    got = last_rows(4096, OnnxRuntimeEngine)
+    assert error(got, last_rows(4096, ReferenceEngine, dtype="float64")) < FP32_TOLERANCE
+    assert error(got, last_rows(length, OnnxRuntimeEngine)) > 10 * FP32_TOLERANCE
+
+
+def test_heads_that_are_no_multiple_of_16(tmp_path: Path) -> None:
+    """The attention kernel does not take them: the function's body must be what the reference computes."""
+    settings = {
+        "model_type": "llama",
+        "hidden_size": 48,
+        "intermediate_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "vocab_size": 64,
+        "max_position_embeddings": 64,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(settings), encoding="utf-8")
+    config = read_config(tmp_path)
+    assert config.head_dim == 24
+    random = np.random.default_rng(0)
+    weights = {name: random.normal(0, 0.3, shape) for name, shape in expected_shapes(config).items()}
+    save_file({name: value.astype(np.float32) for name, value in weights.items()}, tmp_path / "model.safetensors")
+    rows = []
+    for factory in (OnnxRuntimeEngine, ReferenceEngine):
+        shares = [whole_share(units(config, "fp32", 32))]
+        with LocalSession(tmp_path, factory, shares, tmp_path / factory.__name__) as ranks:
+            ranks.open_slot()
+            rows.append(ranks.step(list(range(20)), 0))
+    assert error(*rows) < FP32_TOLERANCE
+
+
+def test_a_token_runs_only_the_experts_that_it_has_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = next(case for case in golden_cases() if str(case) == "qwen2-moe")
+    experts = case.config.experts
+    assert experts
+    ran: list[object] = []
+    run = _LocalExpert.__call__
+
+    def note(expert: _LocalExpert, x: F32) -> F32:
+        ran.append(expert)
+        return run(expert, x)
+
+    monkeypatch.setattr(_LocalExpert, "__call__", note)
+    with session(case, tmp_path) as ranks:
+        ranks.open_slot()
+        ranks.decode([0], case.tokens[:1], [0])
+        assert len(ran) == experts.chosen * sum(experts.layers)
+        assert len(set(map(id, ran))) == len(ran)
+
+
+@pytest.mark.parametrize(("quantisation", "block"), [("fp32", 32), ("int8", 32), ("int4", 32), ("int4", 128)])
+def test_experts_give_the_same_bits_in_chunks_of_any_size(quantisation: str, block: int, tmp_path: Path) -> None:
+    """Rows that have an expert for themselves in one chunk, and others beside them in another."""
+    settings = {
+        "model_type": "qwen2_moe",
+        "hidden_size": 128,
+        "intermediate_size": 128,
+        "moe_intermediate_size": 128,
+        "shared_expert_intermediate_size": 256,
+        "num_experts": 12,
+        "num_experts_per_tok": 3,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": 64,
+        "max_position_embeddings": 64,
+    }
+    config = random_model(tmp_path, settings)
+    tokens = [index * 37 % 64 for index in range(55)]
+    shares = uneven_shares(units(config, quantisation, block), 2)
+    with LocalSession(tmp_path, OnnxRuntimeEngine, shares, tmp_path, quantisation, block) as ranks:
+        ranks.open_slot(0)
+        whole = ranks.step(tokens, 0)
+        ranks.open_slot(1)
+        np.testing.assert_array_equal(ranks.step(tokens, 0, slot=1, halved=True), whole)
+        ranks.open_slot(2)
+        for start, stop in ((0, 6), (6, 22), (22, 24), (24, 55)):
+            got = ranks.step(tokens[start:stop], start, slot=2)
+            np.testing.assert_array_equal(got, whole[start:stop])
+
+
+def test_slots_do_not_see_each_other_and_can_go_back(tmp_path: Path) -> None:
+    case = golden_cases()[0]
+    with session(case, tmp_path, 2) as ranks:
+        ranks.open_slot(0)
+        ranks.open_slot(1)
+        for position, token in enumerate(case.tokens[:6]):
+            ranks.step([token], position, slot=0)
+            ranks.step([case.tokens[position + 6]], position, slot=1)
+        assert error(ranks.step(case.tokens[6:7], 6, slot=0), case.logits[6:7]) < FP32_TOLERANCE
+        assert error(ranks.step(case.tokens[3:5], 3, slot=0), case.logits[3:5]) < FP32_TOLERANCE
+
+
+@pytest.mark.parametrize(
+    ("misuse", "words"),
+    [
+        (lambda ranks: ranks.step([1], 0, slot=7), "slot 7 is not open"),
+        (lambda ranks: ranks.close_slot(7), "slot 7 is not open"),
+        (lambda ranks: ranks.open_slot(0), "slot 0 is open already"),
+        (lambda ranks: ranks.step([1] * 5, 0), "1 to 4 rows, not 5"),
+        (lambda ranks: ranks.step([1], 3), "positions 3 to 4 do not fit"),
+        (lambda ranks: [ranks.step([1], position) for position in range(9)], "of at most 8"),
+    ],
+)
+def test_misuse_is_named(misuse: Callable[[LocalSession], object], words: str, tmp_path: Path) -> None:
+    case = golden_cases()[0]
+    shares = [whole_share(units(case.config, "fp32", 32))]
+    options = EngineOptions(max_rows=4)
+    with LocalSession(case.folder, OnnxRuntimeEngine, shares, tmp_path, options=options, context=8) as ranks:
+        ranks.open_slot(0)
+        with pytest.raises(EngineError, match=words):
+            misuse(ranks)
+
+
+def test_unknown_settings_and_engines_are_refused(tmp_path: Path) -> None:
+    case = golden_cases()[0]
+    with pytest.raises(EngineError, match="no settings called"):
+        session(case, tmp_path, options=EngineOptions(extra={"tpyo": "1"}))
+    with pytest.raises(EngineError, match="'abacus'; installed: cuda, onnxruntime, reference, tensorrt"):
+        load_engine("abacus")
+
+
+def test_another_number_of_threads_in_the_same_process_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("motley.plugins.onnxruntime.sessions._pool", [3])
+    for threads in (1, 2):
+        with pytest.raises(EngineError, match=f"cannot have threads={threads} in a process where .* threads=3"):
+            session(golden_cases()[0], tmp_path / str(threads), options=EngineOptions(threads=threads))
+
+
+@pytest.mark.parametrize(
+    ("said", "error", "words"),
+    [
+        (RuntimeError("6 : RUNTIME_EXCEPTION : std::bad_alloc"), MemoryError, "bad_alloc"),
+        (RuntimeError("BFCArena: Failed to allocate memory for requested buffer"), MemoryError, "Failed to allocate"),
+        (MemoryError("std::bad_alloc"), MemoryError, "bad_alloc"),
+        (RuntimeError("no such kernel"), EngineError, "the part of the graph from 'layers.0.*' on: no such kernel"),
+    ],
+)
+def test_a_session_that_cannot_be_made_is_named(
+    said: Exception, error: type[Exception], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise said
+
+    monkeypatch.setattr("onnxruntime.InferenceSession", refuse)
+    with pytest.raises(error, match=words):
+        session(golden_cases()[0], tmp_path)
