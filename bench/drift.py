@@ -34,12 +34,12 @@ import onnx.inliner
 from onnx import helper, numpy_helper
 
 from motley.bench.thread_mesh import OnEveryRank, thread_mesh
-from motley.daemon.models.config import ConfigError, ModelConfig
+from motley.daemon.models.description import EMBEDDING, Model
 from motley.daemon.models.files import open_model
-from motley.daemon.models.graph import Declared, build_rank_graph
+from motley.daemon.models.keys import ConfigError
 from motley.daemon.models.profile import profile
+from motley.daemon.models.rank_graph import Declared, build_rank_graph
 from motley.daemon.models.share import Share
-from motley.daemon.models.tensors import EMBEDDING
 from motley.daemon.rank.loading import share_from_proto
 from motley.daemon.rank.peers import Peers
 from motley.daemon.weights.cache import default_folder
@@ -134,7 +134,7 @@ def measure_drift(model: Path, ranks: int, progress: Callable[[int, int], None] 
     """
     layers = []
     with open_model(model) as opened, thread_mesh(1) as alone, thread_mesh(ranks) as together:
-        config, source = opened.config, opened.source
+        config, source = opened.model, opened.source
         if config.experts:
             raise ConfigError(f"{model}: drift is measured of models without experts only; this one is {config.family}")
         tokens = np.random.default_rng(0).integers(0, config.vocabulary, POSITIONS).tolist()
@@ -178,7 +178,7 @@ def _error(got: Array, expected: Array, scale: float) -> tuple[float, float]:
     return float(difference.mean()), float(difference.max())
 
 
-def _even_shares(config: ModelConfig, ranks: int) -> list[Share]:
+def _even_shares(config: Model, ranks: int) -> list[Share]:
     plenty = 1 << 60
     candidates = [Candidate(f"rank {rank}", 1.0, plenty) for rank in range(ranks)]
     return [
@@ -190,7 +190,7 @@ def _even_shares(config: ModelConfig, ranks: int) -> list[Share]:
 # -- one layer as a model -------------------------------------------------------------------------------------------
 
 
-def layer_graph(config: ModelConfig, shares: Sequence[Share], rank: int, layer: int) -> Declared:
+def layer_graph(config: Model, shares: Sequence[Share], rank: int, layer: int) -> Declared:
     """One layer as a model of its own: ``hidden`` is the residual before it, ``logits`` f32[R, D] the one after it.
 
     Any engine can run it, for sequences of `POSITIONS` tokens.

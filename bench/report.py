@@ -26,9 +26,8 @@ from motley.bench.drift import Drift, measure_drift
 from motley.bench.latency import LatencyReport, measure_latency
 from motley.bench.local_mesh import MeshError, MeshSpec
 from motley.bench.synth import SHAPES, synthesise
-from motley.daemon.models.config import ModelConfig
+from motley.daemon.models.description import Model, expected_shapes
 from motley.daemon.models.files import open_model
-from motley.daemon.models.tensors import expected_shapes
 from motley.daemon.node.hardware import cpu_name, usable_cores
 from motley.daemon.weights.cache import default_folder
 
@@ -160,7 +159,7 @@ async def measure_standard(model: Path, standard: Standard, say: Callable[[str],
         what `open_model`, `measure_latency`, `measure` and `measure_drift` raise.
     """
     with open_model(model) as opened:
-        config = opened.config
+        config = opened.model
     shape = shape_name(config)
     longest = min(standard.contexts[1], config.context - standard.tokens - 1)
     latency: list[LatencyReport] = []
@@ -198,7 +197,7 @@ async def measure_standard(model: Path, standard: Standard, say: Callable[[str],
     return Results(date.today().isoformat(), this_machine(), shape, latency, contexts, exact, collectives, drift)
 
 
-def shape_name(config: ModelConfig) -> str:
+def shape_name(config: Model) -> str:
     """What a model of this config is: ``TinyLlama-1.1B shape``, or ``6 layers x 192 (2.6 M parameters)``."""
     sizes = {
         "hidden_size": config.hidden,

@@ -82,7 +82,7 @@ def latency(
         require_plotting()
     folder = resolve(str(model), None)
     with open_model(folder) as opened:
-        vocabulary = opened.config.vocabulary
+        vocabulary = opened.model.vocabulary
         quantised = any(form.block for form in opened.stored.values())
     default = Quantisation.STORED if quantised else Quantisation.INT4
     quantisations = [parse_choice("--quant", Quantisation, name) for name in (quant or default).split(",")]
@@ -140,7 +140,7 @@ def throughput(
     counts = parse_counts("--requests", requests, at_most=64)
     folder = resolve(str(model), None)
     with open_model(folder) as opened:
-        vocabulary = opened.config.vocabulary
+        vocabulary = opened.model.vocabulary
     spec = MeshSpec(
         model=folder,
         weights=[1.0] * ranks,

@@ -17,7 +17,7 @@ EXPECTED = {
     "motley.cli.errors.CliError",
     "motley.daemon.node.control.JoinRefused",
     "motley.daemon.node.control.OrchestratorLost",
-    "motley.daemon.models.config.ConfigError",
+    "motley.daemon.models.keys.ConfigError",
     "motley.daemon.text.tokenizer.TokenizerError",
     "motley.daemon.node.trust.TrustError",
     "motley.daemon.weights.cache.CacheError",

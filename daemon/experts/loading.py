@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeAlias
 
-from motley.daemon.models.graph import build_expert_graph
+from motley.daemon.models.expert_graph import build_expert_graph
 from motley.daemon.models.tree import fold, subtrees
 from motley.daemon.models.units import Units, units
 from motley.daemon.rank.gate import examine_expert
@@ -115,7 +115,7 @@ class ExpertLoader:
         Raises:
             Exception: what `motley.daemon.rank.loading.open_planned` and `units` raise.
         """
-        return self._model.result().planned.opened.config.hidden if self._model.done() else None
+        return self._model.result().planned.opened.model.hidden if self._model.done() else None
 
     @property
     def busy(self) -> bool:
@@ -179,12 +179,12 @@ class ExpertLoader:
     def _open(self) -> _Model:
         planned = self._files.enter_context(open_planned(self._assignment, self._models, self._on_fetched))
         spec, opened = planned.spec, planned.opened
-        cut = units(opened.config, planned.quantisation, spec.block, opened.stored, spec.exact, planned.beside)
+        cut = units(opened.model, planned.quantisation, spec.block, opened.stored, spec.exact, planned.beside)
         return _Model(planned, cut)
 
     def _load(self, key: ExpertKey) -> HeldExpert:
         model = self._model.result()
-        planned, config = model.planned, model.planned.opened.config
+        planned, config = model.planned, model.planned.opened.model
         slices = {number: build_expert_graph(config, model.cut, *key, number, self._all) for number in self._slices}
         weight_bytes = self._each = sum(declared.weight_bytes for declared in slices.values())
         self._part = 0.0

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from motley.daemon.models import config as config_json
-from motley.daemon.models.config import ModelConfig
-from motley.daemon.models.gguf_config import gguf_config
+from motley.daemon.models import reading
+from motley.daemon.models.description import Model, expected_shapes
+from motley.daemon.models.gguf_keys import gguf_model
 from motley.daemon.models.holding import Formats
-from motley.daemon.models.tensors import expected_shapes, fused_matrices
+from motley.daemon.models.packing_keys import read_packing
+from motley.daemon.models.units import fused_matrices
 from motley.daemon.weights.checkpoint import Checkpoint, CheckpointError
 from motley.daemon.weights.gguf_checkpoint import GgufCheckpoint
 from motley.daemon.weights.packed import PackedCheckpoint
@@ -24,9 +25,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class OpenModel:
-    """Config, weights, and how each matrix that the model multiplies with is stored."""
+    """A model's description, its weights, and how each matrix that it multiplies with is stored."""
 
-    config: ModelConfig
+    model: Model
     source: Source
     stored: Formats
 
@@ -40,7 +41,7 @@ def open_weights(path: Path) -> Source:
     """
     if path.is_file():
         return GgufCheckpoint(path)
-    packing = config_json.read_packing(path)
+    packing = read_packing(path)
     checkpoint = Checkpoint(path) if packing is None else PackedCheckpoint(path, packing)
     packed = next((name for name in checkpoint.names() if name.endswith(".qweight")), None)
     if packing is None and packed is not None:
@@ -56,17 +57,17 @@ def open_weights(path: Path) -> Source:
     raise CheckpointError(f"{path}: {problem}")
 
 
-def read_config(path: Path) -> ModelConfig:
-    """Read a model's config.
+def read_model(path: Path) -> Model:
+    """Read a model's description, from the config of a folder or the metadata of a GGUF file.
 
     Raises:
         ConfigError: the config is absent or broken, or asks for something that is not supported.
         CheckpointError: a GGUF file is broken.
     """
     if not path.is_file():
-        return config_json.read_config(path)
+        return reading.read_model(path)
     with GgufCheckpoint(path) as checkpoint:
-        return gguf_config(checkpoint)
+        return gguf_model(checkpoint)
 
 
 @contextmanager
@@ -78,10 +79,10 @@ def open_model(path: Path) -> Iterator[OpenModel]:
         CheckpointError: the weights are absent or broken, or do not fit the config.
     """
     with open_weights(path) as source:
-        config = gguf_config(source) if isinstance(source, GgufCheckpoint) else config_json.read_config(path)
-        source.expect(expected_shapes(config))
-        stored = {name: source.format(name) for _, names in fused_matrices(config) for name in names}
-        yield OpenModel(config, source, stored)
+        model = gguf_model(source) if isinstance(source, GgufCheckpoint) else reading.read_model(path)
+        source.expect(expected_shapes(model))
+        stored = {name: source.format(name) for _, names in fused_matrices(model) for name in names}
+        yield OpenModel(model, source, stored)
 
 
 def load_tokenizer(path: Path) -> Tokenizer:

@@ -14,7 +14,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from math import gcd
 
-from motley.daemon.models.config import ConfigError, ModelConfig
+from motley.daemon.models.description import Linear, Model
+from motley.daemon.models.keys import ConfigError
 from motley.daemon.weights.spec import Encoding
 from motley.daemon.weights.stored import Format
 from motley.plugins.engine import keeps_fp16
@@ -40,9 +41,11 @@ def for_engine(quantisation: str, engine: str) -> str:
     return Encoding.FP32 if quantisation == Encoding.FP16 and not keeps_fp16(engine) else quantisation
 
 
-def has_floats(config: ModelConfig, quantisation: str) -> bool:
+def has_floats(model: Model, quantisation: str) -> bool:
     """Whether some of the matrices that a model multiplies with are held as floats: routers always are."""
-    return quantisation in UNQUANTISED or config.experts is not None
+    return quantisation in UNQUANTISED or any(
+        w.routes for each in model.operations if isinstance(each, Linear) for w in each.ws
+    )
 
 
 def wanted_format(parts: Sequence[Format], quantisation: str, block: int) -> Format:

@@ -1,14 +1,25 @@
-"""What a model costs, in the planner's terms: bytes per unit, from the config alone."""
+"""What a model costs, in the planner's terms: bytes per unit, from its description alone."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
-from math import prod
 
-from motley.daemon.models.config import ModelConfig
-from motley.daemon.models.holding import Formats, told
-from motley.daemon.models.tensors import EMBEDDING, HEAD, Inner, Mlp, expected_shapes, mlps
-from motley.daemon.models.units import units
+from motley.daemon.models.description import (
+    Attend,
+    Axis,
+    Experts,
+    Heads,
+    Kind,
+    Linear,
+    Model,
+    Operation,
+    W,
+    numbered,
+    parameters,
+    weights_of,
+)
+from motley.daemon.models.holding import FLOATS, Formats, told
+from motley.daemon.models.units import Units, units
 from motley.daemon.weights.spec import Piece, Weight
 from motley.plugins.engine import EngineOptions
 from motley.protocol import mesh_pb2
@@ -21,7 +32,7 @@ EXPERT_BYTES = 192 << 10
 
 
 def profile(
-    config: ModelConfig,
+    model: Model,
     quantisation: str,
     block: int,
     stored: Formats | None = None,
@@ -30,8 +41,9 @@ def profile(
 ) -> mesh_pb2.ModelProfile:
     """Count units and bytes; the caller, who knows the files, adds ``name`` and ``fingerprint``.
 
-    Where units are unequal (in exact mode, or of MLPs of several widths), every one counts as the largest. All experts
-    count, although a token reads a few of them; the fields after ``hidden`` tell them from the rest.
+    Where units are unequal (in exact mode, of MLPs of several widths, or of layers with unlike heads), every one counts
+    as the largest. All experts count, although a token reads a few of them; the fields after ``hidden`` tell them from
+    the rest.
 
     Args:
         quantisation, block, stored, exact, beside: see `units`.
@@ -39,86 +51,141 @@ def profile(
     Raises:
         ConfigError: as `units`.
     """
-    cut = units(config, quantisation, block, stored, exact, beside)
-    kv_columns = -(-config.kv_heads // cut.kv_groups) * config.head_dim
-    hidden, group_columns, experts = config.hidden, config.group * kv_columns, config.experts
-    mlp_columns = {width: -(-width // block // cut.mlp) * block for width, block in cut.mlp_blocks.items()}
-    table = EMBEDDING if config.tied else HEAD
-
-    def held(name: str, rows: int, columns: int) -> int:
-        form = cut.held[name]
-        return Weight("", (Piece("", range(rows), range(columns)),), form.encoding, form.block, form.zeros).all_bytes
-
-    def held_mlp(layer: int, mlp: Mlp, columns: int) -> int:
-        at = f"model.layers.{layer}.{mlp.name}"
-        matrices = held(f"{at}.up_proj.weight", 2 * columns, hidden) + held(f"{at}.down_proj.weight", hidden, columns)
-        return matrices + 4 * config.mlp_bias * 2 * columns
-
-    query = key_value = trunk_mlp_unit = expert_unit = expert = 0
-    for layer in range(config.layers):
-        attention = f"model.layers.{layer}.self_attn"
-        query += held(f"{attention}.q_proj.weight", group_columns, hidden)
-        query += held(f"{attention}.o_proj.weight", hidden, group_columns)
-        key_value += held(f"{attention}.k_proj.weight", 2 * kv_columns, hidden)
-        for mlp in mlps(config, layer):
-            unit = held_mlp(layer, mlp, mlp_columns[mlp.columns])
-            if mlp.inner is Inner.EXPERT:
-                expert_unit += unit
-                expert = max(expert, held_mlp(layer, mlp, mlp.columns))
-            else:
-                trunk_mlp_unit += unit
-    qkv_bias = 4 * config.layers if config.qkv_bias else 0
-    trunk_fixed = RUNTIME_BYTES + 4 * (_replicated(config) + activations(config))
+    cut = units(model, quantisation, block, stored, exact, beside)
+    count = _Count(cut)
+    for layer in model.layers:
+        count.add(layer.operations)
+    first = model.experts
+    chosen = first.chosen.axis.size if first else 0
+    expert = max((count.whole_expert(layer.experts) for layer in model.layers if layer.experts), default=0)
+    sessions = EXPERT_BYTES * sum(layer.experts.count for layer in model.layers if layer.experts)
+    trunk_fixed = RUNTIME_BYTES + 4 * activations(model) + count.replicated + 4 * model.hidden
     return mesh_pb2.ModelProfile(
-        layers=config.layers,
+        layers=len(model.layers),
         kv_groups=cut.kv_groups,
         attention_splits=cut.attention_splits,
         mlp_units=cut.mlp,
         vocabulary_units=cut.vocabulary,
-        attention_query_bytes=query + qkv_bias * group_columns,
-        attention_kv_bytes=key_value + qkv_bias * 2 * kv_columns,
-        mlp_unit_bytes=trunk_mlp_unit + expert_unit,
-        vocabulary_unit_bytes=held(table, cut.vocabulary_rows, hidden),
-        cache_bytes_per_token=4 * config.layers * 2 * kv_columns,
-        fixed_bytes=trunk_fixed + _sessions(config),
-        context_length=config.context,
-        family=config.family,
-        parameters=_parameters(config),
+        attention_query_bytes=count.query,
+        attention_kv_bytes=count.key_value,
+        mlp_unit_bytes=count.mlp + count.experts,
+        vocabulary_unit_bytes=sum(
+            count.bytes_of(w, cut.vocabulary_rows, model.hidden)
+            for each in model.head
+            if isinstance(each, Linear)
+            for w in each.ws
+        ),
+        cache_bytes_per_token=4 * count.cached,
+        fixed_bytes=trunk_fixed + sessions,
+        context_length=model.context,
+        family=model.family,
+        parameters=parameters(model),
         matrices=told(cut.held, stored or {}),
-        hidden=hidden,
-        expert_layers=[layer for layer in range(config.layers) if config.experts_of(layer)],
-        expert_count=experts.count if experts else 0,
-        experts_per_token=experts.chosen if experts else 0,
-        expert_bytes=expert + EXPERT_BYTES if experts else 0,
+        hidden=model.hidden,
+        expert_layers=model.expert_layers,
+        expert_count=first.count if first else 0,
+        experts_per_token=chosen,
+        expert_bytes=expert + EXPERT_BYTES if first else 0,
         expert_weight_bytes=expert,
-        trunk_mlp_unit_bytes=trunk_mlp_unit,
+        trunk_mlp_unit_bytes=count.mlp,
         trunk_fixed_bytes=trunk_fixed,
-        host_fixed_bytes=RUNTIME_BYTES + 4 * activations(config),
+        host_fixed_bytes=RUNTIME_BYTES + 4 * activations(model),
     )
 
 
-def _sessions(config: ModelConfig) -> int:
-    """Bytes that all experts take besides their weights."""
-    return EXPERT_BYTES * config.experts.count * sum(config.experts.layers) if config.experts else 0
+class _Count:
+    """Adds up the bytes of layers.
+
+    Attributes:
+        query, key_value: of one KV group: what is cut by query heads, and what by KV heads.
+        mlp, experts: of one MLP unit: of what all rows go through, and of all experts together.
+        replicated: of what every rank has.
+        cached: elements that a token takes in the caches, of one KV group.
+    """
+
+    def __init__(self, cut: Units) -> None:
+        self._cut = cut
+        self.query = self.key_value = self.mlp = self.experts = self.replicated = self.cached = 0
+
+    def add(self, operations: Collection[Operation]) -> None:
+        """Count the weights of some operations, and of all experts that they name."""
+        for each in operations:
+            for w in weights_of(each):
+                self._add(w)
+            if isinstance(each, Attend):
+                self.cached += 2 * self._unit(Axis(Kind.KV_HEADS, 0, "", each.heads))
+            if isinstance(each, Experts):
+                matrices = [w for one in each.body for w in weights_of(one)]
+                for number in range(each.count):
+                    self.experts += sum(self._unit_bytes(w, number) for w in matrices)
+                self.replicated += each.count * sum(map(_summed_bias, matrices))
+
+    def _add(self, w: W) -> None:
+        size = self._unit_bytes(w)
+        self.replicated += _summed_bias(w)
+        match _cut_axis(w):
+            case None:
+                self.replicated += size
+            case Axis(kind=Kind.HEADS):
+                self.query += size
+            case Axis(kind=Kind.KV_HEADS):
+                self.key_value += size
+            case _:
+                self.mlp += size
+
+    def whole_expert(self, experts: Experts) -> int:
+        """Bytes of the weights of the largest expert of a layer."""
+        matrices = [w for one in experts.body for w in weights_of(one)]
+        return max(
+            sum(self.bytes_of(w, *w.shape, number) + 4 * bool(w.bias) * w.out.size for w in matrices)
+            for number in range(experts.count)
+        )
+
+    def _unit_bytes(self, w: W, expert: int | None = None) -> int:
+        """Bytes of what one unit has of a weight; of all of it if it is not cut."""
+        cut = _cut_axis(w)
+        rows = self._unit(cut) if cut is not None and w.out == cut else w.out.size
+        if w.in_ is None:
+            return 4 * rows
+        columns = self._unit(cut) if cut is not None and w.in_ == cut else w.in_.size
+        return self.bytes_of(w, rows, columns, expert) + 4 * rows * bool(w.bias and (w.out.cut or cut is None))
+
+    def _unit(self, axis: Axis) -> int:
+        """Elements of an axis that the largest unit has."""
+        if axis.kind is Kind.MLP:
+            block = self._cut.mlp_blocks[axis.size]
+            return -(-axis.size // block // self._cut.mlp) * block
+        assert axis.heads is not None
+        return _largest_group(axis.heads, axis.kind is Kind.HEADS, self._cut.kv_groups) * axis.heads.size
+
+    def bytes_of(self, w: W, rows: int, columns: int, expert: int | None = None) -> int:
+        """Bytes of some rows and columns of a matrix as it is held, without its bias."""
+        form = FLOATS if w.routes else self._cut.held[numbered(w.name, expert)]
+        pieces = (Piece("", range(rows), range(columns)),)
+        return Weight("", pieces, form.encoding, form.block, form.zeros).all_bytes
 
 
-def _replicated(config: ModelConfig) -> int:
-    """Elements of what is not cut: the norms, some biases, the routers."""
-    norms = 2 * config.qk_norm * config.head_dim * (config.heads if config.whole_qk_norm else 1)
-    per_layer = (2 + config.output_bias + config.mlp_bias) * config.hidden + norms
-    return config.layers * per_layer + config.hidden + _routers(config)
+def _largest_group(heads: Heads, queries: bool, kv_groups: int) -> int:
+    """Heads that the largest KV group has of a layer."""
+    keys = -(-heads.keys // kv_groups)
+    if not queries:
+        return keys
+    return heads.queries // kv_groups if heads.keys < kv_groups else heads.group * keys
 
 
-def _routers(config: ModelConfig) -> int:
-    experts = config.experts
-    return sum(experts.layers) * (experts.count + bool(experts.shared)) * config.hidden if experts else 0
+def _cut_axis(w: W) -> Axis | None:
+    """The axis along which a weight is cut over the ranks; None: every rank has all of it."""
+    return next((axis for axis in (w.out, w.in_) if axis is not None and axis.cut), None)
 
 
-def activations(config: ModelConfig) -> int:
+def _summed_bias(w: W) -> int:
+    """Bytes of a bias that is added to a sum over the ranks, by any one of them."""
+    return 4 * w.out.size if w.bias and w.in_ is not None and w.in_.cut else 0
+
+
+def activations(model: Model) -> int:
     """Elements of the values that are alive at a time in the widest step, generously: residual and MLP, twice."""
-    columns = max(mlp.columns for layer in range(config.layers) for mlp in mlps(config, layer))
-    return EngineOptions().max_rows * 2 * (2 * config.hidden + 3 * columns)
-
-
-def _parameters(config: ModelConfig) -> int:
-    return sum(prod(shape) for shape in expected_shapes(config).values())
+    columns = max(
+        w.out.size for each in model.operations if isinstance(each, Linear) for w in each.ws if w.out.kind is Kind.MLP
+    )
+    return EngineOptions().max_rows * 2 * (2 * model.hidden + 3 * columns)

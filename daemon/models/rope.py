@@ -1,38 +1,123 @@
-"""Rotary position embedding tables.
+"""Rotary position embeddings: what they are, and their tables.
 
 Sources: Su et al. 2021, https://arxiv.org/abs/2104.09864; Llama 3.1's reference code for its frequency scaling;
-Peng et al. 2023 (YaRN), https://arxiv.org/abs/2309.00071, with the details of transformers' modeling_rope_utils.
+Peng et al. 2023 (YaRN), https://arxiv.org/abs/2309.00071; Ding et al. 2024 (LongRoPE),
+https://arxiv.org/abs/2402.13753; with the details of transformers' modeling_rope_utils.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import ceil, floor, log, tau
 
 import numpy as np
 import numpy.typing as npt
 
-from motley.daemon.models.config import (
-    DynamicScaling,
-    FactorScaling,
-    LinearScaling,
-    Llama3Scaling,
-    Rope,
-    YarnScaling,
-)
-
 F32 = npt.NDArray[np.float32]
 F64 = npt.NDArray[np.float64]
 
 
-def rotary_tables(rope: Rope, head_dim: int, positions: int, prompt: int = 0) -> tuple[F32, F32]:
-    """Cosines and sines, f32[positions, head_dim / 2] each, computed in float64.
+@dataclass(frozen=True)
+class LinearScaling:
+    """Rotary frequencies all divided by the factor."""
 
-    A scaling that also scales attention (YaRN) has its factor in both tables, hence in queries and keys.
+    factor: float
+
+
+@dataclass(frozen=True)
+class Llama3Scaling:
+    """Rotary frequencies stretched for long contexts as Llama 3.1 does; wavelengths in tokens."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_context: int
+
+
+@dataclass(frozen=True)
+class YarnScaling:
+    """Rotary frequencies stretched as YaRN does (Peng et al. 2023, https://arxiv.org/abs/2309.00071).
+
+    What turns more than `beta_fast` times in the original context stays, what turns less than `beta_slow` times is
+    divided by the factor.
+    """
+
+    factor: float
+    original_context: int
+    beta_fast: float
+    beta_slow: float
+    truncate: bool
+    """Whether the range that is blended over starts and ends at whole frequencies."""
+    attention_factor: float
+    """What rotated queries and keys are multiplied by."""
+
+
+@dataclass(frozen=True)
+class DynamicScaling:
+    """Plain up to the original context; beyond, a base that grows with the sequence ("dynamic NTK").
+
+    A prompt is rotated by the base of its whole length, each later token by that of the length with it, and cached
+    keys keep their rotation: as transformers' ``generate()`` does, however the prompt is cut into steps here.
+    """
+
+    factor: float
+    original_context: int
+
+
+@dataclass(frozen=True)
+class FactorScaling:
+    """Each rotary frequency divided by a factor of its own (what GGUF files make of Llama 3.1's scaling)."""
+
+    factors: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class LongScaling:
+    """Frequencies divided by factors of their own: some for sequences up to the original context, others beyond.
+
+    A prompt is rotated by what its whole length asks for, each later token by what the length with it does, and cached
+    keys keep their rotation.
+    """
+
+    short: tuple[float, ...]
+    long: tuple[float, ...]
+    original_context: int
+    attention_factor: float
+    """What rotated queries and keys are multiplied by."""
+
+
+RopeScaling = LinearScaling | Llama3Scaling | YarnScaling | DynamicScaling | FactorScaling | LongScaling
+
+
+@dataclass(frozen=True)
+class Rope:
+    """A rotary position embedding: which elements of a head turn, and how fast.
+
+    Attributes:
+        theta: the base of the frequencies.
+        size: how many elements of a head turn, its first ones, in pairs i and i + size / 2; the others stay.
+    """
+
+    theta: float
+    size: int
+    scaling: RopeScaling | None = None
+
+    @property
+    def original_context(self) -> int | None:
+        """Sequences up to this length, tokens, have one table, longer ones others; None: all have the same."""
+        scaling = self.scaling
+        return scaling.original_context if isinstance(scaling, DynamicScaling | LongScaling) else None
+
+
+def rotary_tables(rope: Rope, positions: int, prompt: int = 0) -> tuple[F32, F32]:
+    """Cosines and sines, f32[positions, rope.size / 2] each, computed in float64.
+
+    A scaling that also scales attention (YaRN, LongRoPE) has its factor in both tables, hence in queries and keys.
 
     Args:
-        prompt: the sequence's prompt, tokens; only dynamic scaling depends on it.
+        prompt: the sequence's prompt, tokens; matters where `Rope.original_context` says so.
     """
-    exponents = -(np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
+    exponents = -(np.arange(0, rope.size, 2, dtype=np.float64) / rope.size)
     frequencies = rope.theta**exponents
     amplitude = 1.0
     match rope.scaling:
@@ -46,7 +131,11 @@ def rotary_tables(rope: Rope, head_dim: int, positions: int, prompt: int = 0) ->
             frequencies = _yarn(frequencies, rope.theta, scaling)
             amplitude = scaling.attention_factor
         case DynamicScaling() as scaling:
-            frequencies = _dynamic_bases(rope.theta, scaling, head_dim, positions, prompt)[:, None] ** exponents
+            frequencies = _dynamic_bases(rope, scaling, positions, prompt)[:, None] ** exponents
+        case LongScaling() as scaling:
+            stretched = _lengths(scaling.original_context, positions, prompt) > scaling.original_context
+            frequencies = frequencies / np.where(stretched[:, None], scaling.long, scaling.short)
+            amplitude = scaling.attention_factor
     angles = np.arange(positions, dtype=np.float64)[:, None] * frequencies
     return (amplitude * np.cos(angles)).astype(np.float32), (amplitude * np.sin(angles)).astype(np.float32)
 
@@ -59,27 +148,32 @@ def _llama3(frequencies: F64, scaling: Llama3Scaling) -> F64:
     return keep * frequencies + (1.0 - keep) * frequencies / scaling.factor
 
 
-def _dynamic_bases(theta: float, scaling: DynamicScaling, head_dim: int, positions: int, prompt: int) -> F64:
+def _lengths(original_context: int, positions: int, prompt: int) -> npt.NDArray[np.int64]:
+    """i64[positions]: the length of the sequence when a position was computed, at least the original context."""
+    return np.maximum(np.arange(1, positions + 1), max(prompt, original_context))
+
+
+def _dynamic_bases(rope: Rope, scaling: DynamicScaling, positions: int, prompt: int) -> F64:
     """f64[positions]: the base at each position, from the length of the sequence when it was computed."""
-    lengths = np.maximum(np.arange(1, positions + 1), max(prompt, scaling.original_context))
+    lengths = _lengths(scaling.original_context, positions, prompt)
     stretch = scaling.factor * lengths / scaling.original_context - (scaling.factor - 1)
-    bases: F64 = theta * stretch ** (head_dim / (head_dim - 2))
+    bases: F64 = rope.theta * stretch ** (rope.size / (rope.size - 2))
     return bases
 
 
 def _yarn(frequencies: F64, theta: float, scaling: YarnScaling) -> F64:
     """Keep the first frequencies, divide the last by the factor, and blend linearly in their index in between."""
-    head_dim = 2 * len(frequencies)
+    size = 2 * len(frequencies)
 
     def index(turns: float) -> float:
         """Of the frequency that turns so often over the original context."""
-        return head_dim * log(scaling.original_context / (turns * tau)) / (2 * log(theta))
+        return size * log(scaling.original_context / (turns * tau)) / (2 * log(theta))
 
     first, last = index(scaling.beta_fast), index(scaling.beta_slow)
     if scaling.truncate:
         first, last = floor(first), ceil(last)
-    # The limit is transformers', although there are only head_dim / 2 frequencies.
-    first, last = max(first, 0), min(last, head_dim - 1)
+    # The limit is transformers', although there are only size / 2 frequencies.
+    first, last = max(first, 0), min(last, size - 1)
     span = last - first or 0.001
     divide = np.clip((np.arange(len(frequencies)) - first) / span, 0.0, 1.0)
     blended: F64 = (1.0 - divide) * frequencies + divide * frequencies / scaling.factor

@@ -11,6 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import gcd
 
+from motley.daemon.models.description import Heads
+
 
 class ShareError(ValueError):
     """Shares that do not fit the model or each other."""
@@ -26,24 +28,24 @@ class Share:
     vocabulary: range
 
 
-def kv_heads(share: Share) -> list[tuple[int, range]]:
-    """The KV heads of a share as ``(kv group, attention units that read it)``, each with equally many units.
+def kv_heads(queries: range, heads: Heads) -> list[tuple[int, range]]:
+    """The KV heads that some query heads read, as ``(KV head, query heads that read it)``, equally many each.
 
-    Grouped-query kernels want the same number of query heads for every KV head. Where a share covers parts of
-    several groups unequally, a group's KV head is listed (and stored) more than once.
+    Grouped-query kernels want the same number of query heads for every KV head. Where the query heads are parts of
+    several groups, of unequal sizes, a KV head is listed (and stored) more than once.
     """
-    split, units = share.attention_split, share.attention
+    group = heads.group
     parts: list[range] = []
-    start = units.start
-    while start < units.stop:
-        stop = min(units.stop, (start // split + 1) * split)
+    start = queries.start
+    while start < queries.stop:
+        stop = min(queries.stop, (start // group + 1) * group)
         parts.append(range(start, stop))
         start = stop
     if not parts:
         return []
     step = gcd(*(len(part) for part in parts))
     return [
-        (part.start // split, range(first, first + step))
+        (part.start // group, range(first, first + step))
         for part in parts
         for first in range(part.start, part.stop, step)
     ]

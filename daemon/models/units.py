@@ -17,11 +17,11 @@ summed (see `motley.daemon.models.tree`). A leaf is a matmul of its own, so ther
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from motley.daemon.models.config import ConfigError, ModelConfig
+from motley.daemon.models.description import Attend, Axis, Heads, Kind, Linear, Model, numbered, products
 from motley.daemon.models.holding import (
     FLOATS,
     QUANTISATIONS,
@@ -31,8 +31,8 @@ from motley.daemon.models.holding import (
     narrowed,
     wanted_format,
 )
+from motley.daemon.models.keys import ConfigError
 from motley.daemon.models.share import Share, ShareError
-from motley.daemon.models.tensors import Inner, fused_matrices, mlps
 from motley.daemon.weights.stored import Format
 from motley.protocol import BLOCKS
 
@@ -55,8 +55,8 @@ class Units:
     """The units of a model and how its matrices are held.
 
     Attributes:
-        kv_groups: KV heads, each with the query heads that read it; in exact mode, runs of neighbouring KV heads
-            where there are more than `LEAVES`.
+        kv_groups: KV heads, each with the query heads that read it; where layers differ, as many as the layer with
+            most has; in exact mode, runs of neighbouring KV heads where there are more than `LEAVES`.
         attention_splits: into how many units a KV group may be cut, ascending, the first is 1. In exact mode the
             others divide the last, whose units are the leaves.
         mlp: runs of blocks of MLP columns; of one block each, unless in exact mode or where others are wider.
@@ -75,16 +75,15 @@ class Units:
     held: Formats
     exact: bool = False
 
-    def kv_heads(self, groups: range, config: ModelConfig) -> range:
-        """The KV heads of some KV groups."""
-        return range(*(config.kv_heads * bound // self.kv_groups for bound in (groups.start, groups.stop)))
-
-    def query_heads(self, attention: range, split: int, config: ModelConfig) -> range:
-        """The query heads of some attention units at a split of the KV groups."""
+    def query_heads(self, attention: range, split: int, heads: Heads) -> range:
+        """The query heads of a layer that some attention units have at a split of the KV groups."""
 
         def first(unit: int) -> int:
             group, part = divmod(unit, split)
-            return self.kv_heads(range(group), config).stop * config.group + config.group * part // split
+            if heads.keys < self.kv_groups:  # several groups of units share a KV head
+                each = heads.queries // self.kv_groups
+                return each * group + each * part // split
+            return heads.keys * group // self.kv_groups * heads.group + heads.group * part // split
 
         return range(first(attention.start), first(attention.stop))
 
@@ -96,7 +95,7 @@ class Units:
 
 
 def units(
-    config: ModelConfig,
+    model: Model,
     quantisation: str,
     block: int,
     stored: Formats | None = None,
@@ -116,7 +115,7 @@ def units(
 
     Raises:
         ConfigError: no such encoding or block, or a width of the model is no multiple of the smallest block; exact, and
-            the model is held in several quantisations.
+            the model is held in several quantisations; layers whose heads cannot be cut alike.
     """
     everyone = {quantisation, *beside}
     for name in everyone.difference(QUANTISATIONS):
@@ -129,54 +128,98 @@ def units(
     fused = {
         name: [
             (inner, names, wanted_format([(stored or {}).get(each, FLOATS) for each in names], name, block))
-            for inner, names in fused_matrices(config)
+            for inner, names in fused_matrices(model)
         ]
         for name in everyone
     }
     in_blocks = [matrix for name in blocked for matrix in fused[name]]
-    splits = [split for split in range(1, config.group + 1) if config.group % split == 0]
     together = max((blocks_together(form) for _, _, form in in_blocks), default=1)
-    if blocked:
-        splits = [split for split in splits if _attention_columns(config, split) % (BLOCKS[0] * together) == 0]
-    widths = _mlp_widths(config)
+    attentions = _attentions(model)
+    kv_groups = max(heads.keys for heads in attentions)
+    splits = _splits(attentions, kv_groups, BLOCKS[0] * together if blocked else 1)
     blocks = {}
-    for columns in widths.values():
-        down = [form for inner, _, form in in_blocks if widths.get(inner) == columns]
+    for columns in dict.fromkeys(axis.size for axis in _inner_axes(model) if axis.kind is Kind.MLP):
+        down = [form for inner, _, form in in_blocks if inner.kind is Kind.MLP and inner.size == columns]
         blocks[columns] = _mlp_block(columns, down, block, together)
-    cuts = {
-        Inner.HIDDEN: config.hidden,
-        Inner.HEADS: _attention_columns(config, splits[-1] if splits else 1),
-        **{inner: blocks[columns] for inner, columns in widths.items()},
-    }
-    vocabulary_rows = min(WIDEST, _power_of_two_up_to(max(1, config.vocabulary // FINE)))
-    kv_groups, mlp = config.kv_heads, min(columns // block for columns, block in blocks.items())
+    finest = splits[-1] if splits else 1
+
+    def cut_width(inner: Axis) -> int:
+        """Cuts of this input axis fall on multiples of so many elements."""
+        if inner.kind is Kind.MLP:
+            return blocks[inner.size]
+        return _attention_columns(inner.heads, kv_groups, finest) if inner.heads else inner.size
+
+    vocabulary_rows = min(WIDEST, _power_of_two_up_to(max(1, model.vocabulary // FINE)))
+    mlp = min(columns // block for columns, block in blocks.items())
     if exact:
         vocabulary_rows = max(vocabulary_rows, EXACT_ROWS)
-        kv_groups, mlp = min(kv_groups, LEAVES), min(mlp, LEAVES)
-        if config.experts:
-            mlp = min(mlp, max(2, config.experts.intermediate // EXPERT_LEAF))
-        finest = max((split for split in splits if config.kv_heads * split <= LEAVES), default=1)
+        most = kv_groups
+        kv_groups, mlp = min(most, LEAVES), min(mlp, LEAVES)
+        routed = [axis.size for axis in _inner_axes(model) if axis.routed]
+        if routed:
+            mlp = min(mlp, max(2, min(routed) // EXPERT_LEAF))
+        finest = max((split for split in splits if most * split <= LEAVES), default=1)
         splits = [split for split in splits if finest % split == 0]
     return Units(
         kv_groups=kv_groups,
         attention_splits=tuple(splits),
         mlp=mlp,
         mlp_blocks=blocks,
-        vocabulary=-(-config.vocabulary // vocabulary_rows),
+        vocabulary=-(-model.vocabulary // vocabulary_rows),
         vocabulary_rows=vocabulary_rows,
         held={
             name: held
             for inner, names, form in fused[quantisation]
-            for held in [narrowed(form, cuts[inner], inner.value)]
+            for held in [narrowed(form, cut_width(inner), inner.called)]
             for name in names
         },
         exact=exact,
     )
 
 
-def _mlp_widths(config: ModelConfig) -> dict[Inner, int]:
-    """The columns of each kind of MLP that the model has."""
-    return {mlp.inner: mlp.columns for layer in range(config.layers) for mlp in mlps(config, layer)}
+def fused_matrices(model: Model) -> Iterator[tuple[Axis, tuple[str, ...]]]:
+    """The matrices that a model multiplies with, by input axis; those that are one product, together."""
+    for product, expert in products(model):
+        inner = product.ws[0].in_
+        assert inner is not None
+        yield inner, tuple(numbered(w.name, expert) for w in product.ws)
+
+
+def _inner_axes(model: Model) -> Iterator[Axis]:
+    """The input axes of all products."""
+    for each in model.operations:
+        if isinstance(each, Linear) and each.ws[0].in_ is not None:
+            yield each.ws[0].in_
+
+
+def _attentions(model: Model) -> list[Heads]:
+    """The heads of each kind of attention that the model has.
+
+    Raises:
+        ConfigError: they cannot be cut alike.
+    """
+    kinds = list(dict.fromkeys(each.heads for each in model.operations if isinstance(each, Attend)))
+    most = max(heads.keys for heads in kinds)
+    for heads in kinds:
+        if most % heads.keys or heads.queries % most:
+            raise ConfigError(
+                f"layers of {most} and of {heads.keys} KV heads (with {heads.queries} query heads) cannot be cut alike"
+            )
+    return kinds
+
+
+def _splits(attentions: Sequence[Heads], kv_groups: int, multiple: int) -> list[int]:
+    """Into how many parts the query heads of a KV group can be cut in every layer, so that what a part has of the
+    output projection's columns is a multiple of a number."""
+    most = max(heads.queries // kv_groups for heads in attentions)
+    return [
+        split
+        for split in range(1, most + 1)
+        if all(
+            heads.queries // kv_groups % split == 0 and _attention_columns(heads, kv_groups, split) % multiple == 0
+            for heads in attentions
+        )
+    ]
 
 
 def _mlp_block(columns: int, down: Sequence[Format], block: int, together: int) -> int:
@@ -232,8 +275,9 @@ def _tile(what: str, ranges: list[range], total: int) -> None:
         raise ShareError(f"{what} units of the last rank stop at {ranges[-1].stop}; the model has {total}")
 
 
-def _attention_columns(config: ModelConfig, split: int) -> int:
-    return config.group // split * config.head_dim
+def _attention_columns(heads: Heads, kv_groups: int, split: int) -> int:
+    """Columns of the output projection that one attention unit has."""
+    return heads.queries // kv_groups // split * heads.size
 
 
 def _power_of_two_up_to(limit: int) -> int:

@@ -10,8 +10,8 @@ import json
 import sys
 from pathlib import Path
 
-from motley.daemon.models.config import ConfigError
 from motley.daemon.models.files import load_tokenizer, open_model
+from motley.daemon.models.keys import ConfigError
 from motley.daemon.models.profile import profile
 from motley.daemon.node.child import end_with_owner, start_child
 from motley.daemon.text.tokenizer import TokenizerError
@@ -40,7 +40,7 @@ def describe(model: pb.ModelSpec, models: Path | None) -> pb.Described:
     folder = resolve(model.source, models)
     every = (model.quantisation, *model.beside)
     with open_model(folder) as opened:
-        profiles = [profile(opened.config, each, model.block, opened.stored, model.exact, every) for each in every]
+        profiles = [profile(opened.model, each, model.block, opened.stored, model.exact, every) for each in every]
         fingerprint = opened.source.fingerprint()
     load_tokenizer(folder)
     for profiled in profiles:

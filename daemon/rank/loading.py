@@ -13,12 +13,12 @@ from functools import partial
 from math import prod
 from pathlib import Path
 
+from motley.daemon.models.description import EMBEDDING, expected_shapes
 from motley.daemon.models.files import OpenModel, open_model
-from motley.daemon.models.graph import build_rank_graph
 from motley.daemon.models.holding import for_engine, has_floats
 from motley.daemon.models.profile import activations
+from motley.daemon.models.rank_graph import build_rank_graph
 from motley.daemon.models.share import Share
-from motley.daemon.models.tensors import EMBEDDING, expected_shapes
 from motley.daemon.node.hardware import gpus
 from motley.daemon.rank.executor import Executor
 from motley.daemon.rank.gate import Gate, reference_answers
@@ -88,7 +88,7 @@ def load_rank(
     with open_planned(assignment, models, progress, assignment.shares[rank].quantisation) as planned:
         opened = planned.opened
         declared = build_rank_graph(
-            opened.config,
+            opened.model,
             shares,
             rank,
             planned.quantisation,
@@ -100,8 +100,8 @@ def load_rank(
             beside=planned.beside,
         )
         if on_gpu(assignment.engine):
-            check_gpu_room(declared.share_bytes + declared.cache_bytes + 4 * activations(opened.config), gpus())
-        floats = has_floats(opened.config, planned.quantisation)
+            check_gpu_room(declared.share_bytes + declared.cache_bytes + 4 * activations(opened.model), gpus())
+        floats = has_floats(opened.model, planned.quantisation)
         options = EngineOptions(threads=threads, exact=model.exact, floats=floats)
         loaded = partial(progress, declared.share_bytes, declared.share_bytes)
         with contextlib.ExitStack() as stack:
@@ -183,8 +183,8 @@ def open_planned(
                 f"{path}: these files are not the ones this session was planned for (fingerprint "
                 f"{fingerprint[:12]}, planned {assignment.fingerprint[:12]}); give every node the same model"
             )
-        shapes = expected_shapes(opened.config)
-        elements = sum(prod(shape) for name, shape in shapes.items() if name != EMBEDDING or opened.config.tied)
+        shapes = expected_shapes(opened.model)
+        elements = sum(prod(shape) for name, shape in shapes.items() if name != EMBEDDING or opened.model.tied)
         model = assignment.model
         asked = quantisation or model.quantisation
         held, beside = for_engine(asked, assignment.engine), {model.quantisation, *model.beside} - {asked}

@@ -29,7 +29,7 @@ from motley.daemon.experts.group import Group, GroupMember
 from motley.daemon.experts.holding import Holding, keys_of
 from motley.daemon.experts.host import ExpertHost, prepare_process
 from motley.daemon.experts.loading import ExpertLoader
-from motley.daemon.models.config import ConfigError
+from motley.daemon.models.keys import ConfigError
 from motley.daemon.models.share import ShareError
 from motley.daemon.node.hardware import pin_to_core, resident_bytes
 from motley.daemon.node.pipe import PipeClosed, WorkerPipe

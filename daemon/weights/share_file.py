@@ -143,6 +143,8 @@ def _encoded(source: Source, piece: Piece, weight: Weight) -> list[npt.NDArray[n
     else:
         values = source.read(piece)
         _check_finite(source, piece, values)
+        if weight.offset:
+            values = values + np.float32(weight.offset)
         if held.encoding is Encoding.FP32:
             return [values]
         if held.encoding is Encoding.FP16:

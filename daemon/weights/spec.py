@@ -51,6 +51,7 @@ class Weight:
             the place of the cut, so that quantising a share equals cutting the quantised whole.
         zeros: each block has a zero point of its own: a third initializer ``<name>.zero`` of the codes' type. Rows of
             int4 have an even number of blocks then, so that each row's zero points are whole bytes.
+        offset: what is added to every value while loading; of floats only.
     """
 
     name: str
@@ -58,6 +59,7 @@ class Weight:
     encoding: Encoding = Encoding.FP32
     block: int = 0
     zeros: bool = False
+    offset: float = 0.0
 
     @property
     def shape(self) -> tuple[int, ...]:

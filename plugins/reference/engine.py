@@ -434,8 +434,31 @@ def top_k(xp: ModuleType, x: Array, k: Array, *, axis: int, largest: int, sorted
     return [xp.take_along_axis(x, places, axis=-1), np.asarray(places, np.int64)]
 
 
-def swish(xp: ModuleType, x: Array) -> Array:
-    return x * sigmoid(xp, x)
+def swish(xp: ModuleType, x: Array, *, alpha: float = 1.0) -> Array:
+    return x * sigmoid(xp, x * x.dtype.type(alpha))
+
+
+def gelu(xp: ModuleType, x: Array, *, approximate: bytes) -> Array:
+    """By the approximation with tanh: ``x * sigmoid(2 * sqrt(2 / pi) * (x + 0.044715 x^3))``."""
+    assert approximate == b"tanh"
+    inner = x.dtype.type(2 * (2 / np.pi) ** 0.5) * (x + x.dtype.type(0.044715) * x * x * x)
+    return x * sigmoid(xp, inner)
+
+
+def clip(xp: ModuleType, x: Array, low: Array | None = None, high: Array | None = None) -> Array:
+    return xp.clip(x, low, high)
+
+
+def expand(xp: ModuleType, x: Array, dims: Array) -> Array:
+    """Broadcast both ways: a dimension of 1 in either is that of the other."""
+    return xp.broadcast_to(x, np.broadcast_shapes(x.shape, tuple(dims.tolist())))
+
+
+def slice_(xp: ModuleType, x: Array, starts: Array, ends: Array, axes: Array) -> Array:
+    places = [slice(None)] * x.ndim
+    for axis, start, end in zip(axes.tolist(), starts.tolist(), ends.tolist(), strict=True):
+        places[axis] = slice(start, end)
+    return x[tuple(places)]
 
 
 def dequantize_linear(
@@ -448,11 +471,15 @@ def dequantize_linear(
     return values.reshape(x.shape)
 
 
-def rotary_embedding(xp: ModuleType, x: Array, cos_cache: Array, sin_cache: Array, position_ids: Array) -> Array:
-    """x: f32[B, heads, T, head_dim]; each head's first half is rotated against its second."""
+def rotary_embedding(
+    xp: ModuleType, x: Array, cos_cache: Array, sin_cache: Array, position_ids: Array, *, rotary_embedding_dim: int
+) -> Array:
+    """x: f32[B, heads, T, head_dim]; of each head's first elements, as many as the attribute says, one half is rotated
+    against the other."""
     cos, sin = cos_cache[position_ids][:, None], sin_cache[position_ids][:, None]
-    first, second = xp.split(x, 2, axis=-1)
-    return xp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+    half = rotary_embedding_dim // 2
+    first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
+    return xp.concatenate([first * cos - second * sin, second * cos + first * sin, rest], axis=-1)
 
 
 def tensor_scatter(xp: ModuleType, cache: Array, update: Array, write_indices: Array, *, axis: int) -> Array:
@@ -464,11 +491,14 @@ def tensor_scatter(xp: ModuleType, cache: Array, update: Array, write_indices: A
     return updated
 
 
-def attention(xp: ModuleType, q: Array, k: Array, v: Array, mask: Array, *, scale: float) -> Array:
+def attention(xp: ModuleType, q: Array, k: Array, v: Array, mask: Array, *, scale: float, softcap: float) -> Array:
     """q: f32[1, heads, T, head_dim], k and v: f32[1, kv_heads, C, head_dim], mask: bool[T, C], true where seen."""
     group = q.shape[1] // k.shape[1]
     keys, values = xp.repeat(k, group, axis=1), xp.repeat(v, group, axis=1)
-    scores = xp.where(xp.asarray(mask), q @ keys.swapaxes(-1, -2) * q.dtype.type(scale), -xp.inf)
+    products = q @ keys.swapaxes(-1, -2) * q.dtype.type(scale)
+    if softcap:
+        products = q.dtype.type(softcap) * xp.tanh(products / q.dtype.type(softcap))
+    scores = xp.where(xp.asarray(mask), products, -xp.inf)
     weights = xp.exp(scores - scores.max(axis=-1, keepdims=True))
     return weights / weights.sum(axis=-1, keepdims=True) @ values
 
@@ -499,36 +529,44 @@ OPERATORS: dict[str, Operator] = {
     "Add": lambda xp, a, b: a + b,
     "And": lambda xp, a, b: a & b,
     "Attention": attention,
-    "Clip": lambda xp, x, low, high: xp.clip(x, low, high),
+    "Clip": clip,
     "Concat": lambda xp, *inputs, axis: np.concatenate(inputs, axis),
     "Constant": constant,
     "ConstantOfShape": constant_of_shape,
     "DequantizeLinear": dequantize_linear,
     "Div": lambda xp, a, b: a / b,
     "Equal": lambda xp, a, b: a == b,
-    "Expand": lambda xp, x, dims: xp.broadcast_to(x, dims.tolist()),
+    "Expand": expand,
     "Gather": lambda xp, x, indices, axis: xp.take(x, indices, axis),
+    "GatherElements": lambda xp, x, indices, axis: xp.take_along_axis(x, xp.asarray(indices), axis),
+    "Gelu": gelu,
     "Gemm": gemm,
     "GreaterOrEqual": lambda xp, a, b: a >= b,
+    "Identity": lambda xp, x: x,
     "Less": lambda xp, a, b: a < b,
+    "MatMul": lambda xp, a, b: a @ b,
     "Mul": lambda xp, a, b: a * b,
     "Or": lambda xp, a, b: a | b,
     "RMSNormalization": rms_normalization,
     "Range": lambda xp, start, limit, delta: np.arange(start, limit, delta),
     "ReduceSum": lambda xp, x, axes, keepdims: x.sum(axis=tuple(axes.tolist()), keepdims=bool(keepdims)),
+    "ReduceMin": lambda xp, x, axes, keepdims: x.min(axis=tuple(axes.tolist()), keepdims=bool(keepdims)),
     "Reshape": lambda xp, x, dims: x.reshape(dims.tolist()),
     "RotaryEmbedding": rotary_embedding,
     "Shape": shape,
     "Sigmoid": sigmoid,
+    "Slice": slice_,
     "Softmax": softmax,
     "Split": split,
     "Sqrt": lambda xp, x: xp.sqrt(x),
     "Squeeze": lambda xp, x: np.squeeze(x),
     "Sub": lambda xp, a, b: a - b,
     "Swish": swish,
+    "Tanh": lambda xp, x: xp.tanh(x),
     "TensorScatter": tensor_scatter,
     "TopK": top_k,
     "Transpose": lambda xp, x, perm: x.transpose(perm),
     "Unsqueeze": lambda xp, x, axes: np.expand_dims(x, tuple(axes.tolist())),
+    "Where": lambda xp, condition, a, b: xp.where(condition, a, b),
 }
 """By ONNX name, each with exactly the attributes that the graphs use."""

@@ -11,8 +11,8 @@ from gguf import GGMLQuantizationType as Type
 
 import motley.cli
 from motley.bench.drift import FLOAT64, FP16, Drift, LayerDrift, interpret, layer_graph, measure_drift, on_disk
-from motley.daemon.models.config import ConfigError
-from motley.daemon.models.tensors import EMBEDDING, HEAD
+from motley.daemon.models.description import EMBEDDING, HEAD
+from motley.daemon.models.keys import ConfigError
 from motley.daemon.models.units import units
 from motley.daemon.weights.checkpoint import Checkpoint
 from motley.daemon.weights.spec import Piece
@@ -37,24 +37,24 @@ LAYER = LayerDrift(
 
 def head(case: Case, checkpoint: Checkpoint, residual: F32) -> F32:
     """The logits of a residual, by the book."""
-    hidden = range(case.config.hidden)
+    hidden = range(case.model.hidden)
     norm = checkpoint.read(Piece("model.norm.weight", hidden)).astype(np.float64)
-    table = EMBEDDING if case.config.tied else HEAD
-    words = checkpoint.read(Piece(table, range(case.config.vocabulary), hidden)).astype(np.float64)
+    table = EMBEDDING if case.model.tied else HEAD
+    words = checkpoint.read(Piece(table, range(case.model.vocabulary), hidden)).astype(np.float64)
     mean_square = np.mean(residual**2, axis=1, keepdims=True)
-    logits: F32 = residual / np.sqrt(mean_square + case.config.norm_epsilon) * norm @ words.T
+    logits: F32 = residual / np.sqrt(mean_square + case.model.norm_epsilon) * norm @ words.T
     return logits
 
 
 @pytest.mark.parametrize("ranks", [1, 4])
-@pytest.mark.parametrize("case", [case for case in golden_cases() if not case.config.experts], ids=str)
+@pytest.mark.parametrize("case", [case for case in golden_cases() if not case.model.experts], ids=str)
 def test_layer_after_layer_is_the_whole_model(case: Case, ranks: int) -> None:
     """Windows, biases, norms of heads, repeated KV heads and empty shares included, against transformers in float64."""
-    shares = uneven_shares(units(case.config, "fp32", 0), ranks)
+    shares = uneven_shares(units(case.model, "fp32", 0), ranks)
     with Checkpoint(case.folder) as checkpoint:
         residual = checkpoint.rows(EMBEDDING, case.tokens[:-1])
-        for layer in range(case.config.layers):
-            declared = [layer_graph(case.config, shares, rank, layer) for rank in range(ranks)]
+        for layer in range(len(case.model.layers)):
+            declared = [layer_graph(case.model, shares, rank, layer) for rank in range(ranks)]
             with on_disk(checkpoint, declared) as graphs:
                 residual = interpret(graphs, residual, FLOAT64)
         logits = head(case, checkpoint, residual)
@@ -63,10 +63,10 @@ def test_layer_after_layer_is_the_whole_model(case: Case, ranks: int) -> None:
 
 def test_half_precision_is_rounded_after_every_operator() -> None:
     case = golden_cases()[0]
-    shares = uneven_shares(units(case.config, "fp32", 0), 2)
+    shares = uneven_shares(units(case.model, "fp32", 0), 2)
     with Checkpoint(case.folder) as checkpoint:
         embedded = checkpoint.rows(EMBEDDING, case.tokens[:8])
-        with on_disk(checkpoint, [layer_graph(case.config, shares, rank, 0) for rank in range(2)]) as graphs:
+        with on_disk(checkpoint, [layer_graph(case.model, shares, rank, 0) for rank in range(2)]) as graphs:
             half, exact = interpret(graphs, embedded, FP16), interpret(graphs, embedded, FLOAT64)
     assert np.array_equal(half, half.astype(np.float16))
     error = np.abs(half - exact).mean() / np.abs(exact).max()

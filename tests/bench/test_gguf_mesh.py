@@ -9,7 +9,7 @@ import pytest
 from gguf import GGMLQuantizationType as Type
 
 from motley.bench.local_mesh import LocalMesh, MeshSpec
-from motley.daemon.models.files import load_tokenizer, read_config
+from motley.daemon.models.files import load_tokenizer, read_model
 from motley.daemon.models.units import units
 from motley.plugins.engine import F32
 from motley.plugins.reference.engine import ReferenceEngine
@@ -40,7 +40,7 @@ def test_quantised_weights_compute_nearly_the_same(type_: Type, bound: float, tm
     tokens = load_tokenizer(SHAKESPEARE).encode(PROMPT)
 
     def logits(model: Path) -> F32:
-        shares = uneven_shares(units(read_config(model), "fp32", 32), 2)
+        shares = uneven_shares(units(read_model(model), "fp32", 32), 2)
         with LocalSession(model, ReferenceEngine, shares, tmp_path / model.stem) as ranks:
             ranks.open_slot()
             return ranks.step(tokens, 0)

@@ -25,7 +25,7 @@ from motley.bench.report import (
     write_json,
 )
 from motley.bench.synth import SHAPES
-from motley.daemon.models.config import read_config
+from motley.daemon.models.reading import read_model
 from motley.daemon.node.hardware import usable_cores
 from tests.bench.reports import results
 from tests.models.to_gguf import to_gguf
@@ -65,13 +65,13 @@ def test_a_model_is_called_by_its_shape(tmp_path: Path) -> None:
     assert [name.lower() for name in PUBLISHED] == [name for name, keys in SHAPES.items() if EXPERTS not in keys]
     for name in PUBLISHED:
         (tmp_path / "config.json").write_text(json.dumps(SHAPES[name.lower()]))
-        assert shape_name(read_config(tmp_path)) == f"{name} shape"
+        assert shape_name(read_model(tmp_path)) == f"{name} shape"
     (tmp_path / "config.json").write_text(json.dumps(SHAPES["mixtral-8x7b"]))  # otherwise Mistral's shape
-    assert shape_name(read_config(tmp_path)) == "32 layers x 4096 (46.7 B parameters)"
+    assert shape_name(read_model(tmp_path)) == "32 layers x 4096 (46.7 B parameters)"
     other = SHAPES["tinyllama-1.1b"] | {"num_hidden_layers": 44}
     (tmp_path / "config.json").write_text(json.dumps(other))
-    assert shape_name(read_config(tmp_path)) == "44 layers x 2048 (2.1 B parameters)"
-    assert shape_name(read_config(BUNDLED)) == "6 layers x 192 (2.6 M parameters)"
+    assert shape_name(read_model(tmp_path)) == "44 layers x 2048 (2.1 B parameters)"
+    assert shape_name(read_model(BUNDLED)) == "6 layers x 192 (2.6 M parameters)"
 
 
 async def test_the_standard_measurements_of_a_gguf_file(tmp_path: Path) -> None:

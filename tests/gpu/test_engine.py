@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import motley.cli
-from motley.daemon.models.config import ConfigError
+from motley.daemon.models.keys import ConfigError
 from motley.daemon.models.units import units
 from motley.plugins.cuda.cublas import load_cublas
 from motley.plugins.cuda.engine import CudaEngine
@@ -46,7 +46,7 @@ def logits(
 ) -> F32:
     """Of a prompt, of tokens one by one (from the second on they can be a captured graph), and of a last chunk."""
     try:
-        shares = uneven_shares(units(case.config, quantisation, 32), ranks)
+        shares = uneven_shares(units(case.model, quantisation, 32), ranks)
     except ConfigError:
         pytest.skip("this case's widths cannot be quantised")
     with LocalSession(case.folder, factory, shares, folder, quantisation, options=options) as group:
@@ -77,7 +77,7 @@ def test_waves_are_captured_and_company_does_not_show(
     gpu: CudaDriver, quantisation: str, ranks: int, tmp_path: Path
 ) -> None:
     case = next(each for each in dense_cases() if each.folder.name == "mistral-window")
-    shares = uneven_shares(units(case.config, quantisation, 32), ranks)
+    shares = uneven_shares(units(case.model, quantisation, 32), ranks)
     options = EngineOptions(extra={"host_step": "function"})
     with LocalSession(case.folder, CudaEngine, shares, tmp_path, quantisation, options=options) as group:
         group.open_slot(99)
@@ -100,12 +100,12 @@ def test_waves_are_captured_and_company_does_not_show(
 @some_cases
 def test_prompts_by_cublas(gpu: CudaDriver, case: Case, quantisation: str, tmp_path: Path) -> None:
     try:
-        shares = uneven_shares(units(case.config, quantisation, 32), 2)
+        shares = uneven_shares(units(case.model, quantisation, 32), 2)
         load_cublas()
     except (ConfigError, CudaError) as missing:
         pytest.skip(str(missing))
     length = min(40, len(case.tokens))
-    alone = uneven_shares(units(case.config, quantisation, 32), 1)
+    alone = uneven_shares(units(case.model, quantisation, 32), 1)
     float64 = EngineOptions(extra={"dtype": "float64"})
     with LocalSession(case.folder, ReferenceEngine, alone, tmp_path / "64", quantisation, options=float64) as group:
         group.open_slot()

@@ -10,16 +10,17 @@ from functools import cache
 from pathlib import Path
 from threading import BrokenBarrierError
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 
-from motley.daemon.models.config import ModelConfig, read_config
+from motley.daemon.models.description import EMBEDDING, Attend, Heads, Model, Sum, WholeNorm
 from motley.daemon.models.files import open_model
-from motley.daemon.models.graph import Declared, build_rank_graph
 from motley.daemon.models.holding import has_floats
+from motley.daemon.models.keys import Keys
+from motley.daemon.models.rank_graph import Declared, build_rank_graph
+from motley.daemon.models.reading import describe, read_model
 from motley.daemon.models.share import Share
-from motley.daemon.models.tensors import EMBEDDING
 from motley.daemon.models.units import Units
 from motley.daemon.weights.share_file import write_share
 from motley.daemon.weights.spec import SHARE_FILE
@@ -36,7 +37,7 @@ class Case:
     """A model folder and what transformers computes with it (see make_golden.py)."""
 
     folder: Path
-    config: ModelConfig
+    model: Model
     tokens: list[int]
     """The prompt and its greedy continuation."""
     prompt: int
@@ -47,6 +48,36 @@ class Case:
     def __str__(self) -> str:
         return self.folder.name
 
+    @property
+    def heads(self) -> Heads:
+        """Of the first layer's attention."""
+        return self.attentions[0].heads
+
+    @property
+    def attentions(self) -> list[Attend]:
+        """Of every layer."""
+        return [layer.attention for layer in self.model.layers if layer.attention]
+
+    @property
+    def windows(self) -> list[int]:
+        """How many positions a row of each layer sees; 0: all."""
+        return [attend.window for attend in self.attentions]
+
+    @property
+    def collectives(self) -> int:
+        """Sums over the ranks that a step takes where experts are sliced."""
+        return sum(isinstance(each, Sum | WholeNorm) for each in self.model.operations)
+
+    def changed(self, **changes: Any) -> Model:
+        """The model with other keys in its config."""
+        return changed(self.folder, **changes)
+
+
+def changed(folder: Path, **changes: Any) -> Model:
+    """The model of a folder with other keys in its config."""
+    keys = Keys.load(folder / "config.json")
+    return describe(Keys(keys.where, keys.values | changes))
+
 
 @cache
 def golden_cases() -> list[Case]:
@@ -56,7 +87,7 @@ def golden_cases() -> list[Case]:
             cases.append(
                 Case(
                     folder=folder,
-                    config=read_config(folder),
+                    model=read_model(folder),
                     tokens=expected["tokens"].tolist(),
                     prompt=int(expected["prompt"]),
                     logits=expected["logits"],
@@ -67,12 +98,12 @@ def golden_cases() -> list[Case]:
 
 def expert_cases() -> list[Case]:
     """Those with experts."""
-    return [case for case in golden_cases() if case.config.experts]
+    return [case for case in golden_cases() if case.model.experts]
 
 
 def dense_cases() -> list[Case]:
     """Those without experts."""
-    return [case for case in golden_cases() if case.config.experts is None]
+    return [case for case in golden_cases() if case.model.experts is None]
 
 
 def whole_share(units: Units) -> Share:
@@ -120,14 +151,14 @@ class LocalSession:
         each = [quantisation] * len(shares) if isinstance(quantisation, str) else quantisation
         self._files = ExitStack()
         opened = self._files.enter_context(open_model(model))
-        self._source, config = opened.source, opened.config
+        self._source, described = opened.source, opened.model
         self._group = LocalGroup(len(shares))
         self._threads = [ThreadPoolExecutor(1, f"rank {rank}") for rank in range(len(shares))]
         self.graphs: list[RankGraph] = []
         self.engines: list[Engine] = []
         try:
             for rank in range(len(shares)):
-                own = [config, shares, rank, each[rank], block, context or config.context, opened.stored, exact]
+                own = [described, shares, rank, each[rank], block, context or described.context, opened.stored, exact]
                 declared = declare(*own, beside=set(each)) if len(set(each)) > 1 else declare(*own)
                 share_file = folder / f"rank{rank}" / SHARE_FILE
                 share_file.parent.mkdir(parents=True)
@@ -135,7 +166,7 @@ class LocalSession:
                 self.graphs.append(declared.bind(share_file))
                 member = self._group.member(rank)
                 open_engine = factory[rank] if isinstance(factory, Sequence) else factory
-                own_options = replace(options or EngineOptions(), floats=has_floats(config, each[rank]))
+                own_options = replace(options or EngineOptions(), floats=has_floats(described, each[rank]))
                 build = self._threads[rank].submit(open_engine, self.graphs[rank], member, own_options)
                 self.engines.append(build.result())
         except BaseException:

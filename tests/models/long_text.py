@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from motley.daemon.models.description import EMBEDDING
 from motley.daemon.models.files import open_model
-from motley.daemon.models.graph import build_rank_graph
-from motley.daemon.models.tensors import EMBEDDING
+from motley.daemon.models.rank_graph import build_rank_graph
 from motley.daemon.models.units import units
 from motley.daemon.weights.share_file import write_share
 from motley.daemon.weights.spec import SHARE_FILE
@@ -36,7 +36,7 @@ def write_texts(
     """A rank's part in writing texts that begin with unlike tokens, a wave at a time; they are sampled (`_noise`)."""
     rank, size = communicator.rank, communicator.size
     with open_model(model) as opened:
-        config = opened.config
+        config = opened.model
         shares = uneven_shares(units(config, "fp32", 32), size)
         declared = [
             build_rank_graph(config, shares, each, "fp32", 32, config.context, opened.stored, False)
@@ -68,7 +68,7 @@ def regret(model: Path, folder: Path, texts: Texts) -> float:
     """By how much the reference would rather have had another token, where that is most: of the largest logit."""
     worst = 0.0
     with open_model(model) as opened:
-        config = opened.config
+        config = opened.model
     noise = np.stack([_noise(at, (len(texts), config.vocabulary)) for at in range(texts.shape[1] - 1)], axis=1)
     alone = uneven_shares(units(config, "fp32", 32), 1)
     with LocalSession(model, ReferenceEngine, alone, folder, options=EngineOptions(max_rows=CHUNK)) as group:

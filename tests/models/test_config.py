@@ -8,18 +8,10 @@ from typing import Any
 
 import pytest
 
-from motley.daemon.models.config import (
-    ConfigError,
-    DynamicScaling,
-    Experts,
-    LinearScaling,
-    Llama3Scaling,
-    ModelConfig,
-    Rope,
-    RopeScaling,
-    YarnScaling,
-    read_config,
-)
+from motley.daemon.models.description import Experts, Model, RopeScaling
+from motley.daemon.models.keys import ConfigError
+from motley.daemon.models.reading import read_model
+from motley.daemon.models.rope import DynamicScaling, LinearScaling, Llama3Scaling, Rope, YarnScaling
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",
@@ -57,11 +49,11 @@ LLAMA3 = {
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
 
 
-def read(folder: Path, config: dict[str, Any], generation: dict[str, Any] | None = None) -> ModelConfig:
+def read(folder: Path, config: dict[str, Any], generation: dict[str, Any] | None = None) -> Model:
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     if generation is not None:
         (folder / "generation_config.json").write_text(json.dumps(generation), encoding="utf-8")
-    return read_config(folder)
+    return read_model(folder)
 
 
 def without(config: dict[str, Any], key: str) -> dict[str, Any]:
@@ -69,7 +61,7 @@ def without(config: dict[str, Any], key: str) -> dict[str, Any]:
 
 
 def test_llama(tmp_path: Path) -> None:
-    assert read(tmp_path, LLAMA) == ModelConfig(
+    assert read(tmp_path, LLAMA) == Model(
         family="llama",
         layers=3,
         hidden=64,
@@ -347,12 +339,12 @@ def test_what_is_not_supported_is_named(tmp_path: Path, config: dict[str, Any], 
 def test_broken_files(tmp_path: Path, text: str) -> None:
     (tmp_path / "config.json").write_text(text, encoding="utf-8")
     with pytest.raises(ConfigError, match=r"config\.json"):
-        read_config(tmp_path)
+        read_model(tmp_path)
 
 
 def test_absent_files(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"config\.json: no such file"):
-        read_config(tmp_path / "nowhere")
+        read_model(tmp_path / "nowhere")
 
 
 def test_no_model_type(tmp_path: Path) -> None:

@@ -11,10 +11,11 @@ import gguf
 import numpy as np
 import pytest
 
-from motley.daemon.models.config import ConfigError, FactorScaling, LinearScaling, Llama3Scaling, Rope, YarnScaling
-from motley.daemon.models.files import open_weights, read_config
-from motley.daemon.models.graph import build_expert_graph, build_rank_graph
-from motley.daemon.models.rope import rotary_tables
+from motley.daemon.models.expert_graph import build_expert_graph
+from motley.daemon.models.files import open_weights, read_model
+from motley.daemon.models.keys import ConfigError
+from motley.daemon.models.rank_graph import build_rank_graph
+from motley.daemon.models.rope import FactorScaling, LinearScaling, Llama3Scaling, Rope, YarnScaling, rotary_tables
 from motley.daemon.models.units import units
 from motley.daemon.weights.checkpoint import CheckpointError
 from motley.daemon.weights.share_file import write_share
@@ -34,13 +35,13 @@ CASES = [
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_golden_models(case: Case, tmp_path: Path) -> None:
     file = to_gguf(case.folder, tmp_path / "m.gguf")
-    config = read_config(file)
-    if isinstance(case.config.rope.scaling, Llama3Scaling):
+    config = read_model(file)
+    if isinstance(case.model.rope.scaling, Llama3Scaling):
         assert isinstance(config.rope.scaling, FactorScaling)
-        tables = [np.stack(rotary_tables(each.rope, each.head_dim, 128)) for each in (config, case.config)]
+        tables = [np.stack(rotary_tables(each.rope, each.head_dim, 128)) for each in (config, case.model)]
         assert np.abs(tables[0] - tables[1]).max() < 1e-5  # the factors are float32
-    assert replace(config, rope=case.config.rope, eos=case.config.eos) == case.config
-    assert set(config.eos) <= set(case.config.eos)
+    assert replace(config, rope=case.model.rope, eos=case.model.eos) == case.model
+    assert set(config.eos) <= set(case.model.eos)
     with LocalSession(file, ReferenceEngine, uneven_shares(units(config, "fp32", 32), 3), tmp_path) as ranks:
         ranks.open_slot()
         logits = ranks.step(case.tokens[:-1], 0)
@@ -54,7 +55,7 @@ def test_a_share_of_the_file_is_that_of_the_folder_bit_for_bit(name: str, quanti
     file = to_gguf(GOLDEN / name, tmp_path / "m.gguf")
     written = []
     for path in (GOLDEN / name, file):
-        config = read_config(path)
+        config = read_model(path)
         shares = uneven_shares(units(config, quantisation, 32), 2)
         declared = build_rank_graph(config, shares, 0, quantisation, 32, config.context)
         with open_weights(path) as source:
@@ -68,7 +69,7 @@ def test_a_share_of_the_file_is_that_of_the_folder_bit_for_bit(name: str, quanti
 def test_whole_experts_beside_a_trunk(name: str, type_: gguf.GGMLQuantizationType, tmp_path: Path) -> None:
     case = next(case for case in CASES if str(case) == name)
     file = to_gguf(case.folder, tmp_path / "m.gguf", lambda name: type_)
-    shares = uneven_shares(units(read_config(file), "fp32", 32), 3)
+    shares = uneven_shares(units(read_model(file), "fp32", 32), 3)
     with LocalSession(file, ReferenceEngine, shares, tmp_path, declare=joined) as ranks:
         ranks.open_slot()
         logits = ranks.step(case.tokens[:-1], 0)
@@ -82,7 +83,7 @@ def test_experts_are_the_same_wherever_they_lie(name: str, experts: str, tmp_pat
     opened = []
     for how in ("stacked", experts):
         file = to_gguf(GOLDEN / name, tmp_path / f"{how}.gguf", experts=how)
-        config = read_config(file)
+        config = read_model(file)
         cut = units(config, "fp32", 32)
         declared = build_expert_graph(config, cut, config.layers - 1, 2)
         with open_weights(file) as source:
@@ -94,7 +95,7 @@ def test_experts_are_the_same_wherever_they_lie(name: str, experts: str, tmp_pat
 def test_experts_of_no_width_of_their_own(tmp_path: Path) -> None:
     """As in llama.cpp: those of a row together are as wide as an MLP."""
     adapt = mixture(tensor("blk.0.ffn_gate_inp.weight", 8, 32), "qwen3moe")
-    config = read_config(adapted(tmp_path, adapt, "qwen3moe"))
+    config = read_model(adapted(tmp_path, adapt, "qwen3moe"))
     assert config.experts is not None
     assert (config.experts.intermediate, config.experts.normalised) == (24, True)
 
@@ -145,7 +146,7 @@ def all_of(*adapt: Callable[[gguf.GGUFWriter], None]) -> Callable[[gguf.GGUFWrit
 
 
 def test_the_least_that_a_file_can_say(tmp_path: Path) -> None:
-    config = read_config(adapted(tmp_path, lambda writer: None))
+    config = read_model(adapted(tmp_path, lambda writer: None))
     assert (config.kv_heads, config.head_dim, config.vocabulary, config.rope) == (4, 8, 10, Rope(10000.0))
     assert (config.tied, config.windows, config.eos, config.context) == (True, (0, 0), (), 64)
 
@@ -179,7 +180,7 @@ def test_the_least_that_a_file_can_say(tmp_path: Path) -> None:
     ],
 )
 def test_rope(adapt: Callable[[gguf.GGUFWriter], None], rope: Rope, context: int, tmp_path: Path) -> None:
-    config = read_config(adapted(tmp_path, adapt))
+    config = read_model(adapted(tmp_path, adapt))
     assert (config.rope, config.context) == (rope, context)
 
 
@@ -262,30 +263,30 @@ def mixture(adapt: Callable[[gguf.GGUFWriter], None], architecture: str = "llama
 )
 def test_refusals(adapt: Callable[[gguf.GGUFWriter], None], complaint: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=complaint):
-        read_config(adapted(tmp_path, adapt))
+        read_model(adapted(tmp_path, adapt))
 
 
 def test_other_refusals(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError, match=r'general\.architecture = "gemma3" is not supported; supported: llama, qwen2'
     ):
-        read_config(adapted(tmp_path, lambda writer: None, "gemma3"))
+        read_model(adapted(tmp_path, lambda writer: None, "gemma3"))
     with pytest.raises(ConfigError, match=r"qwen2\.expert_count = 8 is not supported; supported: only 0"):
-        read_config(adapted(tmp_path, key("expert_count", 8, "qwen2"), "qwen2"))
+        read_model(adapted(tmp_path, key("expert_count", 8, "qwen2"), "qwen2"))
     with pytest.raises(ConfigError, match=r"olmoe\.attention\.clamp_kqv = 0\.75 is not supported"):
-        read_config(adapted(tmp_path, key("attention.clamp_kqv", 0.75, "olmoe"), "olmoe"))
+        read_model(adapted(tmp_path, key("attention.clamp_kqv", 0.75, "olmoe"), "olmoe"))
     with pytest.raises(ConfigError, match=r"qwen2\.attention\.sliding_window = 8 is not supported"):
-        read_config(adapted(tmp_path, key("attention.sliding_window", 8, "qwen2"), "qwen2"))
+        read_model(adapted(tmp_path, key("attention.sliding_window", 8, "qwen2"), "qwen2"))
     with pytest.raises(CheckpointError, match=r"'rope_freqs\.weight' has shape \[3\]; the config makes it \[4\]"):
-        read_config(adapted(tmp_path, tensor("rope_freqs.weight", 3)))
+        read_model(adapted(tmp_path, tensor("rope_freqs.weight", 3)))
     with pytest.raises(ConfigError, match=r"rope_freqs\.weight should hold numbers"):
-        read_config(adapted(tmp_path, lambda writer: writer.add_tensor("rope_freqs.weight", np.zeros(4, np.float32))))
+        read_model(adapted(tmp_path, lambda writer: writer.add_tensor("rope_freqs.weight", np.zeros(4, np.float32))))
     writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
     write(writer)
     with pytest.raises(ConfigError, match=r"llama\.block_count is absent; expected a whole number"):
-        read_config(tmp_path / "m.gguf")
+        read_model(tmp_path / "m.gguf")
 
 
 def test_a_window_in_every_layer_is_mistrals(tmp_path: Path) -> None:
-    config = read_config(adapted(tmp_path, key("attention.sliding_window", 16)))
+    config = read_model(adapted(tmp_path, key("attention.sliding_window", 16)))
     assert (config.family, config.windows) == ("mistral", (16, 16))

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from motley.daemon.models.files import open_model
-from motley.daemon.models.graph import Declared, build_rank_graph
 from motley.daemon.models.profile import profile
+from motley.daemon.models.rank_graph import Declared, build_rank_graph
 from motley.daemon.models.units import units
 from motley.daemon.weights.gguf_blocks import block_size
 from motley.plugins.engine import F32, EngineFactory
@@ -110,7 +110,7 @@ def logits(
     declare: Callable[..., Declared] = build_rank_graph,
 ) -> F32:
     with open_model(file) as opened:
-        shares = uneven_shares(units(opened.config, quantisation, 32, opened.stored), ranks)
+        shares = uneven_shares(units(opened.model, quantisation, 32, opened.stored), ranks)
     with LocalSession(file, engine, shares, folder, quantisation, declare=declare) as session:
         session.open_slot()
         return session.step(TOKENS, 0)
@@ -118,7 +118,7 @@ def logits(
 
 def told(file: Path, quantisation: str = "stored") -> str:
     with open_model(file) as opened:
-        return profile(opened.config, quantisation, 32, opened.stored).matrices
+        return profile(opened.model, quantisation, 32, opened.stored).matrices
 
 
 def distance(got: F32, expected: F32) -> float:

@@ -14,11 +14,12 @@ import onnx.inliner
 import pytest
 from onnx.reference import ReferenceEvaluator
 
-from motley.daemon.models.config import ConfigError, read_config
-from motley.daemon.models.graph import Declared, build_rank_graph
+from motley.daemon.models.description import EMBEDDING
+from motley.daemon.models.keys import ConfigError
 from motley.daemon.models.profile import EXPERT_BYTES, profile
+from motley.daemon.models.rank_graph import Declared, build_rank_graph
+from motley.daemon.models.reading import read_model
 from motley.daemon.models.share import Share, ShareError
-from motley.daemon.models.tensors import EMBEDDING
 from motley.daemon.models.units import units
 from motley.daemon.weights.checkpoint import Checkpoint
 from motley.daemon.weights.share_file import write_share
@@ -26,7 +27,7 @@ from motley.daemon.weights.spec import SHARE_FILE
 from tests.models.cases import GOLDEN, Case, expert_cases, golden_cases, uneven_shares, whole_share
 from tests.models.cutting import cut as deal
 
-QUANTISED = [case for case in golden_cases() if case.config.hidden % 16 == 0]
+QUANTISED = [case for case in golden_cases() if case.model.hidden % 16 == 0]
 ENCODED = [
     pytest.param(case, quantisation, id=f"{case}-{quantisation}")
     for quantisation in ("fp32", "fp16", "int8", "int4")
@@ -39,8 +40,8 @@ REPLICATED = ("norm", "o_proj.bias", "down_proj.bias", "mlp.gate.", "shared_expe
 
 
 def declare(case: Case, ranks: int, rank: int, quantisation: str = "fp32") -> Declared:
-    shares = uneven_shares(units(case.config, quantisation, 32), ranks)
-    return build_rank_graph(case.config, shares, rank, quantisation, 32, 64)
+    shares = uneven_shares(units(case.model, quantisation, 32), ranks)
+    return build_rank_graph(case.model, shares, rank, quantisation, 32, 64)
 
 
 def save(declared: Declared, case: Case, folder: Path, proto: onnx.ModelProto | None = None) -> Path:
@@ -71,14 +72,14 @@ def test_graphs_are_valid(quantisation: str, ranks: int, tmp_path: Path) -> None
 
 def test_a_rank_without_any_unit_has_a_valid_graph(tmp_path: Path) -> None:
     for case in golden_cases():
-        whole = whole_share(units(case.config, "fp32", 32))
+        whole = whole_share(units(case.model, "fp32", 32))
         nothing = Share(
             1,
             range(whole.attention.stop, whole.attention.stop),
             range(whole.mlp.stop, whole.mlp.stop),
             range(whole.vocabulary.stop, whole.vocabulary.stop),
         )
-        declared = build_rank_graph(case.config, [whole, nothing], 1, "fp32", 32, 64)
+        declared = build_rank_graph(case.model, [whole, nothing], 1, "fp32", 32, 64)
         assert (declared.weights, declared.share_bytes, declared.caches, len(declared.words)) == ([], 0, [], 0)
         onnx.checker.check_model(declared.proto, full_check=True)
 
@@ -90,7 +91,7 @@ def test_two_collectives_per_layer(ranks: int) -> None:
     for rank in range(ranks):
         nodes = declare(case, ranks, rank).proto.graph.node
         collectives = [node for node in nodes if node.op_type == "DistCollective"]
-        assert len(collectives) == 2 * case.config.layers
+        assert len(collectives) == 2 * len(case.model.layers)
         assert {node.domain for node in collectives} == {"motley"}
         assert _read(collectives[0]) == {
             "collective_operation": b"all_reduce",
@@ -137,7 +138,7 @@ def test_shares_partition_the_checkpoint(case: Case, quantisation: str) -> None:
                     region = np.ix_(*(list(part) for part in (piece.rows, *columns)))
                     owners.setdefault(piece.tensor, np.zeros(shape, np.int64))[region] += 1
         # An untied embedding table is looked up, not multiplied with.
-        names = {name for name in checkpoint.names() if name != EMBEDDING or case.config.tied}
+        names = {name for name in checkpoint.names() if name != EMBEDDING or case.model.tied}
     assert set(owners) == names
     for name, count in owners.items():
         shared = any(part in name for part in ("k_proj", "v_proj", *REPLICATED))
@@ -148,7 +149,7 @@ def test_shares_partition_the_checkpoint(case: Case, quantisation: str) -> None:
 @pytest.mark.parametrize("case", golden_cases(), ids=str)
 def test_another_interpreter_computes_the_same(case: Case, tmp_path: Path) -> None:
     """ONNX's own evaluator runs the inlined graph: only standard operators are left, used as their spec has them."""
-    declared = build_rank_graph(case.config, [whole_share(units(case.config, "fp32", 32))], 0, "fp32", 32, 64)
+    declared = build_rank_graph(case.model, [whole_share(units(case.model, "fp32", 32))], 0, "fp32", 32, 64)
     proto = onnx.inliner.inline_local_functions(declared.proto)
     nodes = [other for node in proto.graph.node for other in _in_standard_operators(node)]
     del proto.graph.node[:]
@@ -207,7 +208,7 @@ def _in_standard_operators(node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
 
 @pytest.mark.parametrize(("case", "quantisation"), ENCODED)
 def test_profile_counts_what_a_share_holds(case: Case, quantisation: str) -> None:
-    config = replace(case.config, vocabulary=64)  # so that no vocabulary unit is shorter than the others
+    config = replace(case.model, vocabulary=64)  # so that no vocabulary unit is shorter than the others
     told = profile(config, quantisation, 32)
     cut = units(config, quantisation, 32)
     declared = build_rank_graph(config, [whole_share(cut)], 0, quantisation, 32, 64)
@@ -235,7 +236,7 @@ def test_profile_counts_what_a_share_holds(case: Case, quantisation: str) -> Non
 
 @pytest.mark.parametrize(("case", "quantisation"), ENCODED)
 def test_profile_tells_experts_from_the_rest(case: Case, quantisation: str) -> None:
-    config, told = case.config, profile(case.config, quantisation, 32)
+    config, told = case.model, profile(case.model, quantisation, 32)
     cut, experts = units(config, quantisation, 32), config.experts
     in_units = told.mlp_units * (told.mlp_unit_bytes - told.trunk_mlp_unit_bytes)
     if experts is None:
@@ -253,7 +254,7 @@ def test_profile_tells_experts_from_the_rest(case: Case, quantisation: str) -> N
 
 @pytest.mark.parametrize(("case", "quantisation"), ENCODED)
 def test_exact_units_cost_at_most_what_the_profile_says(case: Case, quantisation: str) -> None:
-    config = replace(case.config, vocabulary=64, heads=case.config.group * 12, kv_heads=12)
+    config = replace(case.model, vocabulary=64, heads=case.heads.group * 12, kv_heads=12)
     told = profile(config, quantisation, 32, exact=True)
     cut = units(config, quantisation, 32, exact=True)
     counts = (cut.kv_groups, cut.mlp, cut.vocabulary)
@@ -279,20 +280,20 @@ def test_exact_units_cost_at_most_what_the_profile_says(case: Case, quantisation
 def test_profile_counts_parameters(case: Case) -> None:
     with Checkpoint(case.folder) as checkpoint:
         expected = sum(int(np.prod(checkpoint.tensor(name).shape)) for name in checkpoint.names())
-    assert profile(case.config, "fp32", 32).parameters == expected
+    assert profile(case.model, "fp32", 32).parameters == expected
 
 
 @pytest.mark.parametrize("elsewhere", [False, True])
 @pytest.mark.parametrize("case", expert_cases(), ids=str)
 def test_exact_experts_have_valid_graphs(case: Case, elsewhere: bool, tmp_path: Path) -> None:
     """And every rank meets the same gatherings: per layer of attention, its squares if they are needed, and an MLP."""
-    cut = units(case.config, "fp32", 32, exact=True)
+    cut = units(case.model, "fp32", 32, exact=True)
     for ranks in (1, 3, 8):
         met = []
         for rank in range(ranks):
             shares = uneven_shares(cut, ranks)
             declared = build_rank_graph(
-                case.config, shares, rank, "fp32", 32, 64, exact=True, experts_elsewhere=elsewhere
+                case.model, shares, rank, "fp32", 32, 64, exact=True, experts_elsewhere=elsewhere
             )
             proto = onnx.inliner.inline_local_functions(declared.proto)
             folder = tmp_path / f"{rank} of {ranks}"
@@ -304,14 +305,14 @@ def test_exact_experts_have_valid_graphs(case: Case, elsewhere: bool, tmp_path: 
             gatherings = [node for node in proto.graph.node if node.op_type == "DistCollective"]
             met.append([(node.name, list(node.output), _read(node)) for node in gatherings])
         assert all(each == met[0] for each in met)
-        mlps = case.config.layers
-        if elsewhere and case.config.experts is not None and not case.config.experts.shared:
-            mlps -= sum(case.config.experts.layers)
-        assert len(met[0]) == case.config.layers * (1 + case.config.whole_qk_norm) + mlps
+        mlps = len(case.model.layers)
+        if elsewhere and case.model.experts is not None and not case.model.experts.shared:
+            mlps -= sum(case.model.experts.layers)
+        assert len(met[0]) == len(case.model.layers) * (1 + case.model.whole_qk_norm) + mlps
 
 
 def test_impossible_requests_are_refused() -> None:
-    config = read_config(GOLDEN / "llama-mha")
+    config = read_model(GOLDEN / "llama-mha")
     whole = whole_share(units(config, "fp32", 32))
     with pytest.raises(ConfigError, match="context of 129 tokens"):
         build_rank_graph(config, [whole], 0, "fp32", 32, 129)

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from motley.daemon.models.config import read_config
+from motley.daemon.models.reading import read_model
 from motley.daemon.models.units import units
 from motley.plugins.engine import EngineOptions
 from motley.plugins.onnxruntime.engine import OnnxRuntimeEngine
@@ -21,7 +21,7 @@ CHUNK = 70
 
 @pytest.mark.parametrize("folder", sorted(LONG.iterdir()), ids=lambda folder: folder.name)
 def test_rows_at_the_borders_and_the_end(folder: Path, tmp_path: Path) -> None:
-    config = read_config(folder)
+    config = read_model(folder)
     with np.load(folder / "expected.npz") as golden:
         tokens, rows, logits = golden["tokens"].tolist(), golden["rows"].tolist(), golden["logits"]
         prompt = int(golden["prompt"])

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from motley.daemon.models.files import load_tokenizer, read_config
+from motley.daemon.models.files import load_tokenizer, read_model
 from motley.daemon.models.units import units
 from motley.plugins.reference.engine import ReferenceEngine
 from tests.models.cases import GOLDEN, LocalSession, uneven_shares
@@ -23,7 +23,7 @@ BUNDLED = Path(__file__).parents[2] / "cli" / "models" / "shakespeare-2.6m"
 def test_logits_of_a_fresh_prompt(model: Path, tmp_path: Path) -> None:
     from tests.models.make_golden import transformers_logits
 
-    config = read_config(model)
+    config = read_model(model)
     tokens = np.random.default_rng(2026).integers(0, config.vocabulary, 50).tolist()
     expected = transformers_logits(model, tokens)
     with LocalSession(model, ReferenceEngine, uneven_shares(units(config, "fp32", 32), 3), tmp_path) as ranks:
@@ -41,11 +41,11 @@ def test_gguf_files(name: str, type_: str, tmp_path: Path) -> None:
     from torch import from_numpy
     from transformers import AutoModelForCausalLM
 
-    width = read_config(GOLDEN / name).hidden
+    width = read_model(GOLDEN / name).hidden
     kind = GGMLQuantizationType[type_ if width % 32 == 0 else "F16"]
     file = to_gguf(GOLDEN / name, tmp_path / "m.gguf", lambda name: kind)
     reference = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file=file.name, dtype="float32")
-    config = read_config(file)
+    config = read_model(file)
     tokens = np.random.default_rng(2026).integers(0, config.vocabulary, 50)
     expected = reference(from_numpy(tokens)[None]).logits[0].detach().numpy()
     with LocalSession(file, ReferenceEngine, uneven_shares(units(config, "fp32", 32), 3), tmp_path) as ranks:

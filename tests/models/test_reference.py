@@ -25,7 +25,7 @@ every_case = pytest.mark.parametrize("case", golden_cases(), ids=str)
 def session(
     case: Case, folder: Path, ranks: int = 1, quantisation: str = "fp32", extra: Mapping[str, str] | None = None
 ) -> LocalSession:
-    shares = uneven_shares(units(case.config, quantisation, 32), ranks)
+    shares = uneven_shares(units(case.model, quantisation, 32), ranks)
     options = EngineOptions(extra=extra or {})
     return LocalSession(case.folder, ReferenceEngine, shares, folder, quantisation, options=options)
 
@@ -58,7 +58,7 @@ def test_any_split_gives_the_same_logits_and_text(case: Case, count: int, tmp_pa
 @every_case
 def test_ranks_that_have_nothing_only_take_part(case: Case, tmp_path: Path) -> None:
     """First (where it adds the biases) and last."""
-    cut = units(case.config, "fp32", 32)
+    cut = units(case.model, "fp32", 32)
     whole = whole_share(cut)
     before = Share(1, range(0), range(0), range(0))
     after = Share(1, *(range(own.stop, own.stop) for own in (whole.attention, whole.mlp, whole.vocabulary)))
@@ -69,7 +69,7 @@ def test_ranks_that_have_nothing_only_take_part(case: Case, tmp_path: Path) -> N
 
 def test_splits_include_empty_shares_and_repeated_kv_heads() -> None:
     """The splits above are as odd as they claim to be."""
-    shares = [share for case in golden_cases() for share in uneven_shares(units(case.config, "fp32", 32), 8)]
+    shares = [share for case in golden_cases() for share in uneven_shares(units(case.model, "fp32", 32), 8)]
     assert any(not share.attention and share.mlp for share in shares)
     assert any(share.attention and not share.mlp for share in shares)
     assert any(not share.vocabulary for share in shares)
@@ -77,7 +77,7 @@ def test_splits_include_empty_shares_and_repeated_kv_heads() -> None:
 
 
 @pytest.mark.parametrize("quantisation", ["int8", "int4"])
-@pytest.mark.parametrize("case", [case for case in golden_cases() if case.config.hidden % 16 == 0], ids=str)
+@pytest.mark.parametrize("case", [case for case in golden_cases() if case.model.hidden % 16 == 0], ids=str)
 def test_quantised_values_do_not_depend_on_the_split(case: Case, quantisation: str, tmp_path: Path) -> None:
     """Against the float64 forward pass of the same quantised weights; against unquantised ones, loosely.
 
@@ -92,7 +92,7 @@ def test_quantised_values_do_not_depend_on_the_split(case: Case, quantisation: s
             ranks.open_slot()
             assert error(ranks.step(case.tokens[:-1], 0), exact) < TOLERANCE
     distance = np.linalg.norm(exact - case.logits) / np.linalg.norm(case.logits)
-    assert distance < ({"int8": 0.2, "int4": 1.0} if case.config.experts else {"int8": 0.05, "int4": 0.7})[quantisation]
+    assert distance < ({"int8": 0.2, "int4": 1.0} if case.model.experts else {"int8": 0.05, "int4": 0.7})[quantisation]
 
 
 @pytest.mark.parametrize("chunks", [[1] * 30, [7, 1, 16, 6], [29, 1]])
@@ -112,7 +112,7 @@ def test_only_the_rows_asked_for(tmp_path: Path) -> None:
     case = golden_cases()[0]
     with session(case, tmp_path, 2) as ranks:
         ranks.open_slot()
-        assert ranks.step(case.tokens[:10], 0, rows=[]).shape == (0, case.config.vocabulary)
+        assert ranks.step(case.tokens[:10], 0, rows=[]).shape == (0, case.model.vocabulary)
         assert error(ranks.step(case.tokens[10:20], 10, rows=[9, 0, 4]), case.logits[[19, 10, 14]]) < TOLERANCE
 
 
@@ -129,11 +129,11 @@ def test_slots_are_apart_and_can_be_rewound(tmp_path: Path) -> None:
             ranks.step(case.tokens[:1], 26, slot=0)
 
 
-@pytest.mark.parametrize("case", [case for case in golden_cases() if any(case.config.windows)], ids=str)
+@pytest.mark.parametrize("case", [case for case in golden_cases() if any(case.windows)], ids=str)
 def test_a_window_ends_exactly_where_it_should(case: Case, tmp_path: Path) -> None:
     """In one windowed layer, a row sees `window` positions: with the one before them changed it is the same."""
-    window = max(case.config.windows)
-    first = case.config.windows.index(window)
+    window = max(case.windows)
+    first = case.windows.index(window)
     with session(case, tmp_path, extra=FLOAT64) as ranks:
         ranks.open_slot()
         ranks.step(case.tokens[:20], 0, rows=[])
@@ -141,7 +141,7 @@ def test_a_window_ends_exactly_where_it_should(case: Case, tmp_path: Path) -> No
         assert isinstance(engine, ReferenceEngine)
         caches = engine._slots[0].caches
         plain = ranks.step(case.tokens[20:21], 20)
-        for layer, seen in enumerate(case.config.windows):
+        for layer, seen in enumerate(case.windows):
             for kind in ("key", "value"):
                 caches[f"{kind}_cache.{layer}"] = caches[f"{kind}_cache.{layer}"].copy()
                 if seen:
@@ -155,7 +155,7 @@ def test_a_window_ends_exactly_where_it_should(case: Case, tmp_path: Path) -> No
 
 def test_the_cache_grows_to_the_context_and_no_further(tmp_path: Path) -> None:
     case = golden_cases()[0]
-    context = case.config.context
+    context = case.model.context
     assert context > FIRST_CAPACITY
     with session(case, tmp_path) as ranks:
         ranks.open_slot()
@@ -210,4 +210,4 @@ def test_it_is_installed_as_an_engine() -> None:
 
 def test_the_whole_model_is_one_share() -> None:
     case = golden_cases()[0]
-    assert uneven_shares(units(case.config, "fp32", 32), 1) == [whole_share(units(case.config, "fp32", 32))]
+    assert uneven_shares(units(case.model, "fp32", 32), 1) == [whole_share(units(case.model, "fp32", 32))]

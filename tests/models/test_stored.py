@@ -18,18 +18,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
-from motley.daemon.models.config import ConfigError, read_config, read_packing
 from motley.daemon.models.files import open_model
-from motley.daemon.models.graph import SHARE_FILE, build_rank_graph
 from motley.daemon.models.holding import FLOATS, narrowed, wanted_format
+from motley.daemon.models.keys import ConfigError
+from motley.daemon.models.packing_keys import read_packing
 from motley.daemon.models.profile import profile
-from motley.daemon.models.tensors import expected_shapes, fused_matrices
-from motley.daemon.models.units import units
+from motley.daemon.models.rank_graph import build_rank_graph
+from motley.daemon.models.reading import read_model
+from motley.daemon.models.units import fused_matrices, units
 from motley.daemon.weights.checkpoint import Checkpoint, CheckpointError
 from motley.daemon.weights.packed import Packing
 from motley.daemon.weights.quantise import dequantise, quantise, unpack
 from motley.daemon.weights.share_file import write_share
-from motley.daemon.weights.spec import Encoding
+from motley.daemon.weights.spec import SHARE_FILE, Encoding, expected_shapes
 from motley.daemon.weights.stored import Codes, Format, dequantised
 from motley.plugins.engine import F32, EngineFactory, EngineOptions
 from motley.plugins.onnxruntime.engine import OnnxRuntimeEngine
@@ -101,7 +102,7 @@ def make(kind: Kind, folder: Path) -> tuple[Path, Path]:
         "max_position_embeddings": 64,
     }
     plain = save(folder / "plain", {}, settings)
-    config = read_config(plain)
+    config = read_model(plain)
     packed: Tensors = {}
     twin: Tensors = {}
     random = np.random.default_rng(0)
@@ -137,7 +138,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 def logits(model: Path, folder: Path, factory: EngineFactory, ranks: int, quantisation: str, **extra: str) -> F32:
     with open_model(model) as opened:
-        shares = uneven_shares(units(opened.config, quantisation, 32, opened.stored), ranks)
+        shares = uneven_shares(units(opened.model, quantisation, 32, opened.stored), ranks)
     options = EngineOptions(extra=extra)
     with LocalSession(model, factory, shares, folder, quantisation, options=options) as session:
         session.open_slot()
@@ -173,9 +174,9 @@ def test_every_share_has_the_codes_of_the_checkpoint(kind: Kind, ranks: int, mod
     """Bit for bit, at any split: what a share's codes, scales and zero points stand for is the twin's float32."""
     packed, twin = models(kind)
     with open_model(packed) as opened, Checkpoint(twin) as floats:
-        shares = uneven_shares(units(opened.config, "stored", 32, opened.stored), ranks)
+        shares = uneven_shares(units(opened.model, "stored", 32, opened.stored), ranks)
         for rank in range(ranks):
-            declared = build_rank_graph(opened.config, shares, rank, "stored", 32, 64, opened.stored)
+            declared = build_rank_graph(opened.model, shares, rank, "stored", 32, 64, opened.stored)
             path = tmp_path / f"share {rank}"
             write_share(opened.source, declared.weights, declared.share_bytes, path)
             share = path.read_bytes()
@@ -202,8 +203,8 @@ def test_every_share_has_the_codes_of_the_checkpoint(kind: Kind, ranks: int, mod
 @pytest.mark.parametrize("kind", [KINDS[0], KINDS[3]], ids=str)
 def test_graphs_with_zero_points_are_valid(kind: Kind, models: Any, tmp_path: Path) -> None:
     with open_model(models(kind)[0]) as opened:
-        shares = uneven_shares(units(opened.config, "stored", 32, opened.stored), 2)
-        declared = build_rank_graph(opened.config, shares, 0, "stored", 32, 64, opened.stored)
+        shares = uneven_shares(units(opened.model, "stored", 32, opened.stored), 2)
+        declared = build_rank_graph(opened.model, shares, 0, "stored", 32, 64, opened.stored)
         write_share(opened.source, declared.weights, declared.share_bytes, tmp_path / SHARE_FILE)
     own = [tensor for tensor in declared.proto.graph.initializer if tensor.name.endswith(".zero")]
     assert len(own) == 8
@@ -214,7 +215,7 @@ def test_graphs_with_zero_points_are_valid(kind: Kind, models: Any, tmp_path: Pa
 def test_what_is_told(models: Any) -> None:
     def line(kind: Kind, quantisation: str) -> str:
         with open_model(models(kind)[0]) as opened:
-            return profile(opened.config, quantisation, 32, opened.stored).matrices
+            return profile(opened.model, quantisation, 32, opened.stored).matrices
 
     assert line(KINDS[0], "stored") == "14 GPTQ int4 as stored, 1 F16 converted to int8"
     assert line(KINDS[0], "int8") == "14 GPTQ int4 as stored, 1 F16 converted to int8"
@@ -297,8 +298,8 @@ def test_a_scale_that_is_no_number(models: Any, tmp_path: Path) -> None:
     tensors["model.layers.1.mlp.down_proj.scales"][3, 5] = np.inf
     save_file(tensors, tmp_path / "model.safetensors")
     with open_model(tmp_path) as opened:
-        shares = uneven_shares(units(opened.config, "stored", 32, opened.stored), 1)
-        declared = build_rank_graph(opened.config, shares, 0, "stored", 32, 64, opened.stored)
+        shares = uneven_shares(units(opened.model, "stored", 32, opened.stored), 1)
+        declared = build_rank_graph(opened.model, shares, 0, "stored", 32, 64, opened.stored)
         with pytest.raises(CheckpointError, match=r"1\.mlp\.down_proj\.weight' holds a NaN or an infinity"):
             write_share(opened.source, declared.weights, declared.share_bytes, tmp_path / "share")
 

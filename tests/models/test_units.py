@@ -8,16 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from motley.daemon.models.config import ConfigError, Experts, ModelConfig, Rope
+from motley.daemon.models.description import Experts, Model
+from motley.daemon.models.keys import ConfigError
+from motley.daemon.models.rope import Rope
 from motley.daemon.models.share import Share, ShareError
-from motley.daemon.models.tensors import fused_matrices
-from motley.daemon.models.units import LEAVES, Units, units, validate_shares
+from motley.daemon.models.units import LEAVES, Units, fused_matrices, units, validate_shares
 from motley.daemon.weights.spec import Encoding
 from motley.daemon.weights.stored import Format
 from motley.protocol import BLOCKS
 from tests.models.cutting import apportion, cut
 
-TINYLLAMA = ModelConfig(
+TINYLLAMA = Model(
     family="llama",
     layers=22,
     hidden=2048,
@@ -62,7 +63,7 @@ models = st.builds(
 
 
 @given(models, st.sampled_from(["fp32", "fp16", "int8", "int4"]), st.sampled_from(BLOCKS))
-def test_units_tile_the_model_and_blocks_fit_every_cut(config: ModelConfig, quantisation: str, block: int) -> None:
+def test_units_tile_the_model_and_blocks_fit_every_cut(config: Model, quantisation: str, block: int) -> None:
     widths = (config.hidden, config.intermediate, config.group * config.head_dim)
     if quantisation not in ("fp32", "fp16") and any(width % BLOCKS[0] for width in widths):
         with pytest.raises(ConfigError, match=f"{quantisation} needs"):
@@ -90,7 +91,7 @@ mixes = st.lists(st.sampled_from(["fp32", "fp16", "int8", "int4", "stored"]), mi
 
 @given(models, mixes, st.sampled_from(BLOCKS))
 def test_ranks_of_any_quantisations_have_the_same_units_and_none_cuts_a_block(
-    config: ModelConfig, quantisations: list[str], block: int
+    config: Model, quantisations: list[str], block: int
 ) -> None:
     try:
         cuts = [units(config, own, block, beside=quantisations) for own in quantisations]
@@ -141,7 +142,7 @@ def test_units_are_fine_enough_for_uneven_shares() -> None:
 
 
 @given(models, st.sampled_from(["fp32", "int4"]))
-def test_exact_units_are_few_and_tile_heads_and_columns(config: ModelConfig, quantisation: str) -> None:
+def test_exact_units_are_few_and_tile_heads_and_columns(config: Model, quantisation: str) -> None:
     try:
         plain = units(config, quantisation, 32)
     except ConfigError:
@@ -232,7 +233,7 @@ weights = st.lists(st.floats(0, 1e3), min_size=3, max_size=3).filter(lambda valu
 
 @given(models, weights, weights, weights)
 def test_whatever_is_cut_from_units_is_valid(
-    config: ModelConfig, attention: list[float], mlp: list[float], words: list[float]
+    config: Model, attention: list[float], mlp: list[float], words: list[float]
 ) -> None:
     whole = units(config, "fp32", 32)
     for split in whole.attention_splits:

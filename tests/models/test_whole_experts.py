@@ -12,12 +12,13 @@ import onnx
 import onnx.inliner
 import pytest
 
-from motley.daemon.models.config import ConfigError, ModelConfig
+from motley.daemon.models.description import EMBEDDING, Model
+from motley.daemon.models.expert_graph import DeclaredExpert, build_expert_graph
 from motley.daemon.models.files import open_model
-from motley.daemon.models.graph import Declared, DeclaredExpert, build_expert_graph, build_rank_graph
 from motley.daemon.models.holding import Formats
+from motley.daemon.models.keys import ConfigError
+from motley.daemon.models.rank_graph import Declared, build_rank_graph
 from motley.daemon.models.share import Share
-from motley.daemon.models.tensors import EMBEDDING
 from motley.daemon.models.units import units
 from motley.daemon.weights.share_file import write_share
 from motley.daemon.weights.spec import SHARE_FILE, Placed
@@ -39,7 +40,7 @@ every_case = pytest.mark.parametrize("case", expert_cases(), ids=str)
 every_quantisation = pytest.mark.parametrize("quantisation", QUANTISATIONS)
 
 
-def all_experts(config: ModelConfig) -> Iterator[tuple[int, int]]:
+def all_experts(config: Model) -> Iterator[tuple[int, int]]:
     """Layer and number of each."""
     assert config.experts
     layers = [layer for layer in range(config.layers) if config.experts_of(layer)]
@@ -47,7 +48,7 @@ def all_experts(config: ModelConfig) -> Iterator[tuple[int, int]]:
 
 
 def joined(
-    config: ModelConfig,
+    config: Model,
     shares: Sequence[Share],
     rank: int,
     quantisation: str,
@@ -100,14 +101,14 @@ def _move(to: onnx.TensorProto, tensor: onnx.TensorProto, by: int) -> None:
 
 def needs(case: Case, quantisation: str) -> None:
     try:
-        units(case.config, quantisation, 32)
+        units(case.model, quantisation, 32)
     except ConfigError:
         pytest.skip("this case's widths cannot be quantised")
 
 
 def logits(case: Case, folder: Path, factory: EngineFactory, quantisation: str, ranks: int, whole: bool) -> F32:
     """Of a prefill, some decoded tokens and the rest at once."""
-    shares = uneven_shares(units(case.config, quantisation, 32), ranks)
+    shares = uneven_shares(units(case.model, quantisation, 32), ranks)
     declare = joined if whole else build_rank_graph
     steps = [0, case.prompt, case.prompt + 1, case.prompt + 2, len(case.tokens) - 1]
     with LocalSession(case.folder, factory, shares, folder, quantisation, declare=declare) as session:
@@ -151,12 +152,12 @@ def test_quantised_values_are_those_of_slices(case: Case, quantisation: str, tmp
 @every_case
 def test_graphs_are_valid(case: Case, quantisation: str, tmp_path: Path) -> None:
     needs(case, quantisation)
-    cut = units(case.config, quantisation, 32)
+    cut = units(case.model, quantisation, 32)
     declared: list[Declared | DeclaredExpert] = [
-        build_rank_graph(case.config, uneven_shares(cut, 3), rank, quantisation, 32, 64, experts_elsewhere=True)
+        build_rank_graph(case.model, uneven_shares(cut, 3), rank, quantisation, 32, 64, experts_elsewhere=True)
         for rank in range(3)
     ]
-    declared += [build_expert_graph(case.config, cut, *expert) for expert in all_experts(case.config)]
+    declared += [build_expert_graph(case.model, cut, *expert) for expert in all_experts(case.model)]
     for number, each in enumerate(declared):
         proto = onnx.inliner.inline_local_functions(each.proto)
         folder = tmp_path / str(number)
@@ -174,7 +175,7 @@ def test_graphs_are_valid(case: Case, quantisation: str, tmp_path: Path) -> None
 def test_a_trunk_rank_sums_only_what_ranks_have_parts_of(case: Case) -> None:
     """A collective for attention (two with norms of whole rows), and one for an MLP or a shared expert if there is one;
     every rank routes."""
-    config = case.config
+    config = case.model
     assert config.experts
     for rank in range(3):
         shares = uneven_shares(units(config, "fp32", 32), 3)
@@ -189,20 +190,20 @@ def test_a_trunk_rank_sums_only_what_ranks_have_parts_of(case: Case) -> None:
 @every_case
 def test_trunk_and_experts_partition_the_checkpoint(case: Case) -> None:
     """Each expert's tensors are whole in its own share, and in no trunk rank's."""
-    cut = units(case.config, "fp32", 32)
+    cut = units(case.model, "fp32", 32)
     trunk = {
         piece.tensor
         for rank in range(3)
         for place in build_rank_graph(
-            case.config, uneven_shares(cut, 3), rank, "fp32", 32, 64, experts_elsewhere=True
+            case.model, uneven_shares(cut, 3), rank, "fp32", 32, 64, experts_elsewhere=True
         ).weights
         for piece in place.weight.pieces
     }
     seen: set[str] = set()
     with open_model(case.folder) as opened:
-        for layer, index in all_experts(case.config):
+        for layer, index in all_experts(case.model):
             own = set()
-            for place in build_expert_graph(case.config, cut, layer, index).weights:
+            for place in build_expert_graph(case.model, cut, layer, index).weights:
                 for piece in place.weight.pieces:
                     whole = opened.source.check(piece).shape
                     assert (len(piece.rows), len(piece.columns or ())) == whole
@@ -210,7 +211,7 @@ def test_trunk_and_experts_partition_the_checkpoint(case: Case) -> None:
             assert len(own) == 3
             assert not own & (seen | trunk)
             seen |= own
-        names = {name for name in opened.source.names() if name != EMBEDDING or case.config.tied}
+        names = {name for name in opened.source.names() if name != EMBEDDING or case.model.tied}
     assert trunk | seen == names
 
 
@@ -234,8 +235,8 @@ def share(
     case: Case, quantisation: str, folder: Path, layer: int, index: int, slice_: int = 0, slices: int = 1
 ) -> ExpertGraph:
     with open_model(case.folder) as opened:
-        cut = units(opened.config, quantisation, 32, opened.stored)
-        declared: DeclaredExpert = build_expert_graph(opened.config, cut, layer, index, slice_, slices)
+        cut = units(opened.model, quantisation, 32, opened.stored)
+        declared: DeclaredExpert = build_expert_graph(opened.model, cut, layer, index, slice_, slices)
         folder.mkdir(exist_ok=True)
         write_share(opened.source, declared.weights, declared.share_bytes, folder / SHARE_FILE)
     return declared.bind(folder / SHARE_FILE)
@@ -258,13 +259,13 @@ def dequantised(graph: ExpertGraph, x: F32) -> F32:
 @pytest.mark.parametrize("factory", EXPERT_ENGINES)
 def test_an_expert_of_any_rows(factory: ExpertEngineFactory, case: Case, quantisation: str, tmp_path: Path) -> None:
     needs(case, quantisation)
-    layer, index = list(all_experts(case.config))[-1]
+    layer, index = list(all_experts(case.model))[-1]
     graph = share(case, quantisation, tmp_path, layer, index)
     engine = factory(EngineOptions())
     expert: Expert = engine.open(graph)
     random = np.random.default_rng(7)
     for rows in (1, 2, 1, 5, 64, 3):
-        x = random.standard_normal((rows, case.config.hidden), np.float32)
+        x = random.standard_normal((rows, case.model.hidden), np.float32)
         given = x.copy()
         x.flags.writeable = False  # as rows in a message are
         y = expert(x)
@@ -284,10 +285,10 @@ def test_the_slices_of_an_expert_add_up_to_it(
     factory: ExpertEngineFactory, case: Case, quantisation: str, tmp_path: Path
 ) -> None:
     needs(case, quantisation)
-    layer, index = next(all_experts(case.config))
-    slices = min(5, units(case.config, quantisation, 32).mlp)
+    layer, index = next(all_experts(case.model))
+    slices = min(5, units(case.model, quantisation, 32).mlp)
     engine = factory(EngineOptions())
-    x = np.random.default_rng(7).standard_normal((3, case.config.hidden), np.float32)
+    x = np.random.default_rng(7).standard_normal((3, case.model.hidden), np.float32)
     total = np.zeros_like(x)
     for number in range(slices):
         expert = engine.open(share(case, quantisation, tmp_path / str(number), layer, index, number, slices))
@@ -310,7 +311,7 @@ def test_an_expert_has_no_more_slices_than_units() -> None:
 def test_experts_are_apart_and_outlive_each_other(factory: ExpertEngineFactory, tmp_path: Path) -> None:
     case = expert_cases()[0]
     engine = factory(EngineOptions())
-    x = np.ones((1, case.config.hidden), np.float32)
+    x = np.ones((1, case.model.hidden), np.float32)
     experts = []
     for index in range(3):
         (tmp_path / str(index)).mkdir()
@@ -338,7 +339,7 @@ def test_experts_that_are_too_small_alone_tell_how_far_ahead_to_fetch(
     graphs = [share(case, "int4", tmp_path / str(index), 0, index) for index in range(4)]
     monkeypatch.setattr(reach, "_chosen", {})
     engine = OnnxRuntimeExperts(EngineOptions())
-    x = np.random.default_rng(7).standard_normal((1, case.config.hidden), np.float32)
+    x = np.random.default_rng(7).standard_normal((1, case.model.hidden), np.float32)
     engine.open(graphs[0]).close()
     first = engine.open(graphs[0])
     before = first(x).copy()

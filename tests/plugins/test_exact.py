@@ -15,10 +15,11 @@ from safetensors.numpy import save_file
 
 import motley.cli
 from motley.bench.synth import SHAPES, synthesise
-from motley.daemon.models.config import ConfigError, read_config
-from motley.daemon.models.graph import Declared, build_rank_graph
+from motley.daemon.models.description import expected_shapes
+from motley.daemon.models.keys import ConfigError
+from motley.daemon.models.rank_graph import Declared, build_rank_graph
+from motley.daemon.models.reading import read_model
 from motley.daemon.models.share import Share
-from motley.daemon.models.tensors import expected_shapes
 from motley.daemon.models.units import units
 from motley.plugins.engine import F32, EngineError, EngineFactory, EngineOptions, RankGraph
 from motley.plugins.expert_engine import Expert
@@ -35,7 +36,7 @@ from tests.models.test_whole_experts import all_experts, joined, share
 
 BUNDLED = Path(motley.cli.__path__[0]) / "models" / "shakespeare-2.6m"
 EXACT = EngineOptions(exact=True)
-CASES = [case for case in golden_cases() if case.config.head_dim % 16 == 0]
+CASES = [case for case in golden_cases() if case.heads.size % 16 == 0]
 
 
 def session(
@@ -91,7 +92,7 @@ def same(got: F32, expected: F32) -> bool:
 @pytest.mark.parametrize("quantisation", ["fp32", "int8", "int4"])
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_every_split_and_chunking_gives_the_same_bits(case: Case, quantisation: str, tmp_path: Path) -> None:
-    cut = units(case.config, quantisation, 32, exact=True)
+    cut = units(case.model, quantisation, 32, exact=True)
     tokens = case.tokens[:-1]
     with session(case.folder, tmp_path / "1", [whole_share(cut)], quantisation) as alone:
         expected = run(alone, tokens, [128])
@@ -107,7 +108,7 @@ def test_every_split_and_chunking_gives_the_same_bits(case: Case, quantisation: 
 
 def test_splits_include_empty_shares_and_several_subtrees() -> None:
     """The splits above are as odd as they claim to be."""
-    shares = [share for case in CASES for share in uneven_shares(units(case.config, "fp32", 32, exact=True), 5)]
+    shares = [share for case in CASES for share in uneven_shares(units(case.model, "fp32", 32, exact=True), 5)]
     assert any(not share.attention for share in shares)
     assert any(not share.mlp for share in shares)
     assert any(not share.vocabulary for share in shares)
@@ -115,10 +116,10 @@ def test_splits_include_empty_shares_and_several_subtrees() -> None:
     assert any(share.attention_split > 1 and share.attention.start % share.attention_split for share in shares)
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case.config.kv_heads > 1], ids=str)
+@pytest.mark.parametrize("case", [case for case in CASES if case.heads.keys > 1], ids=str)
 def test_ranks_without_anything_add_nothing(case: Case, tmp_path: Path) -> None:
     """First (where the biases are), in between and last; also at an attention split coarser than the leaves."""
-    whole = whole_share(units(case.config, "fp32", 32, exact=True))
+    whole = whole_share(units(case.model, "fp32", 32, exact=True))
     tokens = case.tokens[:20]
 
     def part(numerator: int, denominator: int) -> list[int]:
@@ -140,7 +141,7 @@ def test_a_trained_model_beside_others_and_computed_again(quantisation: str, tmp
     random = np.random.default_rng(5)
     context = 301
     mine, other = (random.integers(0, 1024, context).tolist() for _ in range(2))
-    cut = units(read_config(BUNDLED), quantisation, 32, exact=True)
+    cut = units(read_model(BUNDLED), quantisation, 32, exact=True)
     with session(BUNDLED, tmp_path / "1", [whole_share(cut)], quantisation, context=context) as alone:
         expected = run(alone, mine, [128])
     with session(BUNDLED, tmp_path / "3", uneven_shares(cut, 3), quantisation, context=context) as ranks:
@@ -178,7 +179,7 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("quantisation", ["int8", "int4"])
 @pytest.mark.parametrize("block", [16, 32, 64, 128])
 def test_every_block_size_is_exact(quantisation: str, block: int, wide: Path, tmp_path: Path) -> None:
-    cut = units(read_config(wide), quantisation, block, exact=True)
+    cut = units(read_model(wide), quantisation, block, exact=True)
     assert {form.block for form in cut.held.values()} == {block}
     tokens = np.random.default_rng(6).integers(0, 512, 50).tolist()
     with session(wide, tmp_path / "1", [whole_share(cut)], quantisation, block=block) as alone:
@@ -192,7 +193,7 @@ def test_every_block_size_is_exact(quantisation: str, block: int, wide: Path, tm
 
 def test_kernels_that_mix_rows_are_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are, if odd numbers of rows are run as they come."""
-    cut = units(read_config(BUNDLED), "fp32", 32, exact=True)
+    cut = units(read_model(BUNDLED), "fp32", 32, exact=True)
     monkeypatch.setattr(OnnxRuntimeEngine, "_even", lambda self, rows: rows)
     with pytest.raises(EngineError, match="cannot keep exact=true on this machine"):
         session(BUNDLED, tmp_path, [whole_share(cut)])
@@ -200,14 +201,14 @@ def test_kernels_that_mix_rows_are_found_out(tmp_path: Path, monkeypatch: pytest
 
 @pytest.mark.parametrize("case", [case for case in golden_cases() if case not in CASES], ids=str)
 def test_heads_that_the_kernel_does_not_take_are_refused(case: Case, tmp_path: Path) -> None:
-    cut = units(case.config, "fp32", 32, exact=True)
-    with pytest.raises(EngineError, match=f"exact=true with attention heads of {case.config.head_dim}: a multiple"):
+    cut = units(case.model, "fp32", 32, exact=True)
+    with pytest.raises(EngineError, match=f"exact=true with attention heads of {case.heads.size}: a multiple"):
         session(case.folder, tmp_path, [whole_share(cut)])
 
 
 def test_the_reference_engine_refuses_but_computes_the_same_graph(tmp_path: Path) -> None:
     case = golden_cases()[0]
-    cut = units(case.config, "fp32", 32, exact=True)
+    cut = units(case.model, "fp32", 32, exact=True)
     with pytest.raises(EngineError, match="the reference engine cannot keep exact=true"):
         session(case.folder, tmp_path / "exact", [whole_share(cut)], factory=ReferenceEngine)
     for count in (1, 3, 8):
@@ -223,10 +224,10 @@ def test_exact_units_do_not_change_what_can_be_encoded() -> None:
     for case in golden_cases():
         for quantisation in ("int8", "int4"):
             try:
-                plain = units(case.config, quantisation, 32)
+                plain = units(case.model, quantisation, 32)
             except ConfigError:
                 continue
-            exact = units(case.config, quantisation, 32, exact=True)
+            exact = units(case.model, quantisation, 32, exact=True)
             assert plain.held == exact.held
 
 
@@ -259,14 +260,14 @@ def trunk(case: Case, folder: Path, quantisation: str, ranks: int) -> Iterator[L
 
     def factory(graph: RankGraph, member: LocalMember, options: EngineOptions) -> OnnxRuntimeEngine:
         hosted: dict[tuple[int, int], Expert] = {}
-        for layer, index in all_experts(case.config):
+        for layer, index in all_experts(case.model):
             at = folder / f"experts of {member.rank}" / f"{layer}.{index}"
             at.mkdir(parents=True)
             hosted[layer, index] = experts.open(share(case, quantisation, at, layer, index))
             opened.append(hosted[layer, index])
         return OnnxRuntimeEngine(graph, AskingHosts(member, hosted), options)
 
-    cut = units(case.config, quantisation, 32, exact=True)
+    cut = units(case.model, quantisation, 32, exact=True)
     with session(
         case.folder,
         folder,
@@ -284,7 +285,7 @@ def trunk(case: Case, folder: Path, quantisation: str, ranks: int) -> Iterator[L
 @every_quantisation
 @every_expert_case
 def test_whole_experts_give_the_same_bits_to_any_trunk(case: Case, quantisation: str, tmp_path: Path) -> None:
-    cut = units(case.config, quantisation, 32, exact=True)
+    cut = units(case.model, quantisation, 32, exact=True)
     tokens = case.tokens[:-1]
     with session(case.folder, tmp_path / "0", [whole_share(cut)], quantisation, declare=joined) as alone:
         expected = run(alone, tokens, [128])
@@ -301,9 +302,9 @@ def test_whole_experts_give_the_same_bits_to_any_trunk(case: Case, quantisation:
 @pytest.mark.parametrize("layout", ["sliced", "whole"])
 def test_decoded_company_does_not_show(layout: str, case: Case, quantisation: str, tmp_path: Path) -> None:
     """Sequences that begin and end together with others, and alone; the same as in a prompt of all tokens."""
-    cut = units(case.config, quantisation, 32, exact=True)
+    cut = units(case.model, quantisation, 32, exact=True)
     random = np.random.default_rng(3)
-    sequences = [random.integers(0, case.config.vocabulary, length).tolist() for length in (9, 14, 5, 11, 9)]
+    sequences = [random.integers(0, case.model.vocabulary, length).tolist() for length in (9, 14, 5, 11, 9)]
     sliced = session(case.folder, tmp_path, uneven_shares(cut, 3), quantisation) if layout == "sliced" else None
     with sliced or trunk(case, tmp_path, quantisation, 2) as ranks:
         together = decoded(ranks, sequences)
@@ -316,7 +317,7 @@ def test_decoded_company_does_not_show(layout: str, case: Case, quantisation: st
 def test_layouts_differ_by_rounding_only(tmp_path: Path) -> None:
     """Leaves of all experts are summed before leaves are; of whole experts it is the other way round."""
     case = next(case for case in EXPERT_CASES if str(case) == "mixtral")
-    cut = units(case.config, "fp32", 32, exact=True)
+    cut = units(case.model, "fp32", 32, exact=True)
     with session(case.folder, tmp_path / "sliced", [whole_share(cut)]) as sliced:
         one = run(sliced, case.tokens[:-1], [128])
     with session(case.folder, tmp_path / "whole", [whole_share(cut)], declare=joined) as whole:
@@ -341,7 +342,7 @@ def widened(name: str, folder: Path) -> Case:
     settings |= {key: size for key, size in WIDER.items() if key in settings}
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(settings))
-    config = read_config(folder)
+    config = read_model(folder)
     random = np.random.default_rng(0)
     weights = {
         name: random.normal(len(shape) == 1, shape[-1] ** -0.5, shape).astype(np.float32)
@@ -356,7 +357,7 @@ def widened(name: str, folder: Path) -> Case:
 @pytest.mark.parametrize("name", ["olmoe", "qwen2-moe"])
 def test_wide_experts_are_exact_in_both_layouts(name: str, quantisation: str, tmp_path: Path) -> None:
     case = widened(name, tmp_path / "model")
-    cut = units(case.config, quantisation, 32, exact=True)
+    cut = units(case.model, quantisation, 32, exact=True)
     assert cut.mlp == 5
     tokens = case.tokens
     with session(case.folder, tmp_path / "1", [whole_share(cut)], quantisation) as alone:
@@ -387,7 +388,7 @@ def test_the_runtime_is_given_even_numbers_of_rows(
         return bind(self, x, store)
 
     monkeypatch.setattr(Chain, "bind", spy)
-    cut = units(case.config, "fp32", 32, exact=True)
+    cut = units(case.model, "fp32", 32, exact=True)
     sliced = session(case.folder, tmp_path, uneven_shares(cut, 2)) if layout == "sliced" else None
     with sliced or trunk(case, tmp_path, "fp32", 2) as ranks:
         run(ranks, case.tokens, [19, 1, 5])

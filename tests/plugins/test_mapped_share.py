@@ -12,8 +12,8 @@ import pytest
 from onnx import TensorProto
 from safetensors.numpy import save_file
 
-from motley.daemon.models.config import read_config
-from motley.daemon.models.tensors import expected_shapes
+from motley.daemon.models.description import expected_shapes
+from motley.daemon.models.reading import read_model
 from motley.daemon.models.units import units
 from motley.plugins.mapped_share import HUGE_PAGE, MappedShare
 from motley.plugins.onnxruntime.engine import OnnxRuntimeEngine
@@ -162,7 +162,7 @@ def test_an_engine_holds_its_weights_once(quantisation: str, tmp_path: Path) -> 
         "max_position_embeddings": 64,
     }
     (tmp_path / "config.json").write_text(json.dumps(settings), encoding="utf-8")
-    config = read_config(tmp_path)
+    config = read_model(tmp_path)
     random = np.random.default_rng(0)
     weights = {name: random.random(shape, np.float32) for name, shape in expected_shapes(config).items()}
     save_file(weights, tmp_path / "model.safetensors")

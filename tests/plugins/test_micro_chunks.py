@@ -15,11 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import motley.cli
-from motley.daemon.models.config import read_config
-from motley.daemon.models.graph import SHARE_FILE, build_rank_graph
+from motley.daemon.models.rank_graph import build_rank_graph
+from motley.daemon.models.reading import read_model
 from motley.daemon.models.units import units
 from motley.daemon.weights.checkpoint import Checkpoint
 from motley.daemon.weights.share_file import write_share
+from motley.daemon.weights.spec import SHARE_FILE
 from motley.plugins.engine import F32, ROW_TILE, EngineFactory, EngineOptions, Pending, micro_chunks
 from motley.plugins.onnxruntime.engine import OnnxRuntimeEngine
 from motley.plugins.reference.engine import ReferenceEngine
@@ -45,7 +46,7 @@ def session(
     block: int = 32,
     factory: EngineFactory | Sequence[EngineFactory] = OnnxRuntimeEngine,
 ) -> LocalSession:
-    shares = uneven_shares(units(read_config(BUNDLED), quantisation, block), ranks)
+    shares = uneven_shares(units(read_model(BUNDLED), quantisation, block), ranks)
     assert ranks < 3 or not shares[1].mlp, "one has nothing to do"
     return LocalSession(BUNDLED, factory, shares, folder, quantisation, block)
 
@@ -117,7 +118,7 @@ class _Leaving:
 
 @pytest.mark.parametrize("starts", [0, 1, 2, 5])
 def test_a_peer_lost_between_two_micro_chunks_is_named_and_leaves_nothing_behind(starts: int, tmp_path: Path) -> None:
-    config = read_config(BUNDLED)
+    config = read_model(BUNDLED)
     shares = uneven_shares(units(config, "fp32", 32), 2)
     listeners = [Listener("127.0.0.1") for _ in shares]
     addresses = [f"127.0.0.1:{listener.port}" for listener in listeners]

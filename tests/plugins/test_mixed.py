@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from motley.daemon.models.config import ConfigError
+from motley.daemon.models.keys import ConfigError
 from motley.daemon.models.share import Share
 from motley.daemon.models.units import Units, units
 from motley.plugins.cuda.engine import CudaEngine
@@ -50,7 +50,7 @@ MIXES: dict[str, list[tuple[EngineFactory, str]]] = {
 
 def quantisable(case: Case) -> bool:
     try:
-        units(case.config, "int8", 32)
+        units(case.model, "int8", 32)
     except ConfigError:
         return False
     return True
@@ -60,7 +60,7 @@ CASES = [case for case in golden_cases() if quantisable(case)]
 
 
 def cut_for(case: Case, quantisations: Sequence[str]) -> Units:
-    return units(case.config, quantisations[0], 32, beside=quantisations)
+    return units(case.model, quantisations[0], 32, beside=quantisations)
 
 
 def whole_prompt(
@@ -80,7 +80,7 @@ def distance(got: F32, expected: F32) -> float:
 def test_ranks_of_different_kinds_agree_with_float64(case: Case, mix: str, tmp_path: Path) -> None:
     """A prompt, its halves, and single tokens; against the same weights, and against transformers'."""
     engines, quantisations = zip(*MIXES[mix], strict=True)
-    if on_host in engines and case.config.experts:
+    if on_host in engines and case.model.experts:
         pytest.skip("this engine has no experts")
     cut = cut_for(case, quantisations)
     shares = uneven_shares(cut, len(engines))
@@ -93,14 +93,14 @@ def test_ranks_of_different_kinds_agree_with_float64(case: Case, mix: str, tmp_p
         for position in range(5, len(case.tokens) - 1):
             one_by_one.append(mixed.decode([1], case.tokens[position : position + 1], [position]))
         halved = mixed.step(case.tokens[:-1], 0, slot=1, halved=True)
-    tolerance = EXPERTS if case.config.experts else SAME_WEIGHTS
+    tolerance = EXPERTS if case.model.experts else SAME_WEIGHTS
     for got in (whole, np.concatenate(one_by_one), halved):
         assert distance(got, expected) < tolerance
         assert np.median([distance(*rows) for rows in zip(got, expected, strict=True)]) < SAME_WEIGHTS
-    if case.config.experts:
+    if case.model.experts:
         return
     rounding = INT8
     if "int4" in quantisations:
-        alone = uneven_shares(units(case.config, "int4", 32), 1)
+        alone = uneven_shares(units(case.model, "int4", 32), 1)
         rounding = distance(whole_prompt(case, [in_float64], alone, tmp_path / "int4", ["int4"]), case.logits)
     assert distance(whole, case.logits) < rounding

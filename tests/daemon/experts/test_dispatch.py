@@ -19,8 +19,8 @@ from motley.daemon.experts import dispatch
 from motley.daemon.experts.calls import ExpertsMissing
 from motley.daemon.experts.dispatch import Dispatcher, replicas
 from motley.daemon.experts.wire import EXPERT_BYTES, HEADER_BYTES, Answer, ExpertWire, Part
-from motley.daemon.models.graph import build_rank_graph
-from motley.daemon.models.tensors import EMBEDDING
+from motley.daemon.models.description import EMBEDDING
+from motley.daemon.models.rank_graph import build_rank_graph
 from motley.daemon.models.units import units
 from motley.daemon.weights.checkpoint import Checkpoint
 from motley.daemon.weights.share_file import write_share
@@ -579,7 +579,7 @@ def test_replicas_are_told_by_host() -> None:
 def test_a_model_with_experts_elsewhere_computes_its_golden_logits(name: str, size: int, tmp_path: Path) -> None:
     """The reference engine on every rank of the trunk; two hosts read experts from the checkpoint."""
     case = next(case for case in golden_cases() if case.folder == GOLDEN / name)
-    config, experts = case.config, case.config.experts
+    config, experts = case.model, case.model.experts
     assert experts is not None
     shares = uneven_shares(units(config, "fp32", 32), size)
     every = [(layer, expert) for layer in range(config.layers) for expert in range(experts.count)]

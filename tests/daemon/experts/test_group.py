@@ -118,8 +118,8 @@ CALLS = [(0, [(3, 1)]), (-1, [(5, 1)]), (0, [(1, 4), (0, 1), (5, 3)]), (-1, [(0,
 async def test_a_group_answers_with_the_bits_of_one_that_has_all_slices(
     case: Case, quantisation: str, wire: str, limit: float, cuts: list[tuple[int, ...]], tmp_path: Path
 ) -> None:
-    keys = every_expert(case.config)
-    assert case.config.hidden == CASE.config.hidden
+    keys = every_expert(case.model)
+    assert case.model.hidden == CASE.model.hidden
     order = sliced(keys, slices=sum(cuts[0]), case=case, quantisation=quantisation, wire=wire)
     answers = []
     for cut in cuts:
@@ -177,7 +177,7 @@ async def test_a_long_call_and_what_is_not_held(tmp_path: Path) -> None:
 async def test_sums_that_are_longer_than_a_message_go_in_several(tmp_path: Path) -> None:
     """The call's rows are int8, the sums of its slices FP32."""
     order = sliced([(0, 0), (0, 1)], wire="int8")
-    rows = MAX_MESSAGE // (4 * CASE.config.hidden) + 1001
+    rows = MAX_MESSAGE // (4 * CASE.model.hidden) + 1001
     async with group(order, tmp_path, (1, 2, 1)) as workers:
         await ready(workers)
         with closing(TrunkRank(workers[-1])) as trunk:
@@ -248,14 +248,14 @@ async def test_a_call_goes_on_elsewhere_when_a_worker_dies_in_it(tmp_path: Path)
                 addresses=[f"127.0.0.1:{host.port}" for host in (workers[-1], other)],
                 alive=[True, True],
             ),
-            hidden=CASE.config.hidden,
+            hidden=CASE.model.hidden,
             wire_format=WireFormat.FP32,
             look=lambda _: None,
             emit=lambda **body: told.extend([body["experts"]] if "experts" in body else []),
         )
         with closing(dispatcher):
             dispatcher.meet(lambda: None)
-            x = np.random.default_rng(1).standard_normal((4, CASE.config.hidden), np.float32)
+            x = np.random.default_rng(1).standard_normal((4, CASE.model.hidden), np.float32)
             sent = [Sent(index, np.arange(1 + index % 4), np.zeros(1 + index % 4, np.int64)) for index in range(6)]
             results = []
             until = time.monotonic() + DEADLINE_S

@@ -22,9 +22,9 @@ from motley.daemon.experts.holding import hosted as hosted_message
 from motley.daemon.experts.holding import keys_of
 from motley.daemon.experts.loading import ExpertKey
 from motley.daemon.experts.wire import Answer, Call, ExpertWire, Part, Refusal, RefusalCode
-from motley.daemon.models.config import ModelConfig
+from motley.daemon.models.description import Model
+from motley.daemon.models.expert_graph import build_expert_graph
 from motley.daemon.models.files import open_model
-from motley.daemon.models.graph import build_expert_graph
 from motley.daemon.models.units import units
 from motley.daemon.node.worker import RankWorker
 from motley.daemon.rank.process import membership, with_hosts
@@ -47,7 +47,7 @@ DEADLINE_S = 60.0
 def assignment(
     case: Case, hosts: Sequence[Iterable[ExpertKey]], *, trunk: int = 1, quantisation: str = "fp32", wire: str = "fp32"
 ) -> pb.Assignment:
-    share = whole_share(units(case.config, quantisation, 32))
+    share = whole_share(units(case.model, quantisation, 32))
     whole = pb.Share(
         attention_split=1,
         attention=pb.Range(stop=share.attention.stop),
@@ -142,7 +142,7 @@ class TrunkRank:
         order = host.order
         command = pb.RankCommand(session=SESSION, epoch=1, rank=rank, assign=order)
         self.messenger = Messenger(with_hosts(membership(command)), Plain(), listener=None)
-        self.wire = ExpertWire(CASE.config.hidden, WireFormat(order.wire))
+        self.wire = ExpertWire(CASE.model.hidden, WireFormat(order.wire))
         self.connect()
 
     def connect(self) -> None:
@@ -175,7 +175,7 @@ class TrunkRank:
 
 def a_call(number: int, layer: int, parts: Sequence[tuple[int, int]], reply_to: int = 1) -> Call:
     rows = sum(count for _, count in parts)
-    x = np.random.default_rng(number).standard_normal((rows, CASE.config.hidden), np.float32)
+    x = np.random.default_rng(number).standard_normal((rows, CASE.model.hidden), np.float32)
     return Call(number, layer, reply_to, [Part(*part) for part in parts], x)
 
 
@@ -183,9 +183,9 @@ def right(call: Call, folder: Path, quantisation: str = "fp32", case: Case = CAS
     """What the reference makes of a call."""
     results, start = [], 0
     with open_model(case.folder) as opened:
-        cut = units(opened.config, quantisation, 32, opened.stored)
+        cut = units(opened.model, quantisation, 32, opened.stored)
         for index, count, _ in call.parts:
-            declared = build_expert_graph(opened.config, cut, call.layer, index)
+            declared = build_expert_graph(opened.model, cut, call.layer, index)
             file = folder / f"{quantisation} {call.layer} {index}" / SHARE_FILE
             if not file.exists():
                 file.parent.mkdir(parents=True)
@@ -200,7 +200,7 @@ def close_to(got: F32, expected: F32, limit: float) -> bool:
     return float(np.linalg.norm(got - expected)) < limit * float(np.linalg.norm(expected))
 
 
-def every_expert(config: ModelConfig) -> list[ExpertKey]:
+def every_expert(config: Model) -> list[ExpertKey]:
     assert config.experts
     layers = [layer for layer in range(config.layers) if config.experts_of(layer)]
     return [(layer, index) for layer in layers for index in range(config.experts.count)]
@@ -211,11 +211,11 @@ def every_expert(config: ModelConfig) -> list[ExpertKey]:
     [("fp32", "fp32", 1e-5), ("int4", "bf16", 0.05)],
 )
 async def test_calls_are_answered(quantisation: str, wire: str, limit: float, tmp_path: Path) -> None:
-    order = assignment(CASE, [every_expert(CASE.config)], quantisation=quantisation, wire=wire)
+    order = assignment(CASE, [every_expert(CASE.model)], quantisation=quantisation, wire=wire)
     async with started(order, tmp_path / "cache") as host:
         said = (await host.until("hosted")).hosted
         ready = (await host.until("ready")).ready
-        assert list(keys_of(said)) == every_expert(CASE.config)
+        assert list(keys_of(said)) == every_expert(CASE.model)
         assert len(set(said.digests)) == len(said.digests) == 12
         assert ready.share_bytes > 0
         assert ready.rss_bytes > 0
@@ -302,7 +302,7 @@ async def test_orders_that_follow_each_other_closely_end_in_the_last(tmp_path: P
     async with started(order, tmp_path) as host:
         assert not (await host.until("hosted")).hosted.sets
         assert not (await host.until("ready")).ready.share_bytes
-        everything = every_expert(CASE.config)
+        everything = every_expert(CASE.model)
         for keys in (everything, everything[6:], everything[:2], everything[5:8]):
             host.send(host=experts(keys))
         told = pb.HostedExperts()

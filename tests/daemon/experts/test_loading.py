@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from motley.daemon.experts.loading import ExpertKey, ExpertLoader, HeldExpert
-from motley.daemon.models.config import ConfigError
+from motley.daemon.models.expert_graph import build_expert_graph
 from motley.daemon.models.files import open_model
-from motley.daemon.models.graph import build_expert_graph
+from motley.daemon.models.keys import ConfigError
 from motley.daemon.models.units import units
 from motley.daemon.rank.gate import GateError, examine_expert
 from motley.daemon.rank.loading import LoadError
@@ -29,7 +29,7 @@ from motley.plugins.onnxruntime.sessions import Store
 from motley.plugins.reference.engine import ReferenceExperts
 from tests.daemon.experts.test_host import CASE, assignment, every_expert
 
-EVERY = every_expert(CASE.config)
+EVERY = every_expert(CASE.model)
 
 
 def loader(folder: Path, quantisation: str = "fp32", exact: bool = False) -> ExpertLoader:
@@ -83,7 +83,7 @@ def test_experts_come_in_order_and_from_the_cache_the_next_time(quantisation: st
             loading.load(EVERY)
             assert loading.busy
             held = take(loading)
-            assert loading.hidden == CASE.config.hidden
+            assert loading.hidden == CASE.model.hidden
             assert list(held) == EVERY
             assert loading.progress == (total := sum(expert.weight_bytes for expert in held.values()), total)
             digests.append([expert.digests for expert in held.values()])
@@ -187,7 +187,7 @@ def test_an_engine_that_computes_no_experts_is_named(tmp_path: Path) -> None:
 
 def share(folder: Path, index: int, quantisation: str = "fp32") -> ExpertGraph:
     with open_model(CASE.folder) as opened:
-        declared = build_expert_graph(opened.config, units(opened.config, quantisation, 32, opened.stored), 0, index)
+        declared = build_expert_graph(opened.model, units(opened.model, quantisation, 32, opened.stored), 0, index)
         folder.mkdir(exist_ok=True)
         write_share(opened.source, declared.weights, declared.share_bytes, folder / SHARE_FILE)
     return declared.bind(folder / SHARE_FILE)

@@ -24,10 +24,13 @@ from tests.daemon.experts.expert_server import Server, ServerThread, expert_of
 from tests.models.cases import GOLDEN, golden_cases, uneven_shares
 
 CASE = next(case for case in golden_cases() if case.folder == GOLDEN / "qwen2-moe")  # it has a shared expert
-assert CASE.config.experts is not None
-EXPERTS = CASE.config.experts
+assert CASE.model.experts is not None
+EXPERTS = CASE.model.experts
 EVERY = [
-    (layer, expert) for layer in range(CASE.config.layers) if EXPERTS.layers[layer] for expert in range(EXPERTS.count)
+    (layer, expert)
+    for layer in range(len(CASE.model.layers))
+    if EXPERTS.layers[layer]
+    for expert in range(EXPERTS.count)
 ]
 DEADLINE_S = 60.0
 
@@ -117,8 +120,8 @@ def assignment(size: int, held: Sequence[Sequence[tuple[int, int]]]) -> pb.Assig
         model=pb.ModelSpec(source=str(CASE.folder), quantisation="fp32", block=32),
         fingerprint=fingerprint,
         size=size,
-        shares=map(proto, uneven_shares(units(CASE.config, "fp32", 32), size)),
-        context=CASE.config.context,
+        shares=map(proto, uneven_shares(units(CASE.model, "fp32", 32), size)),
+        context=CASE.model.context,
         engine="onnxruntime",
         threads=1,
         secret=bytes(32),
@@ -164,7 +167,7 @@ async def session(
         servers = []
         for number in range(len(held)):
             compute = partial(expert_of, checkpoint)
-            options = {"hidden": CASE.config.hidden, "compute": compute, "leaves_at": 0 if number else leaves_at}
+            options = {"hidden": CASE.model.hidden, "compute": compute, "leaves_at": 0 if number else leaves_at}
             server = Server(number, size, len(held), **options)
             agreed = membership(pb.RankCommand(session="s", epoch=1, rank=size + number, assign=order))
             server.admit(with_hosts(agreed))

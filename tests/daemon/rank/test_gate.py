@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from motley.daemon.models.config import read_config
-from motley.daemon.models.graph import SHARE_FILE, Declared, build_rank_graph
+from motley.daemon.models.rank_graph import Declared, build_rank_graph
+from motley.daemon.models.reading import read_model
 from motley.daemon.models.share import Share
-from motley.daemon.models.tensors import expected_shapes
 from motley.daemon.models.units import units
 from motley.daemon.rank.gate import LIMIT, Gate, GateError, _examined, reference_answers
 from motley.daemon.weights.checkpoint import Checkpoint
 from motley.daemon.weights.share_file import write_share
+from motley.daemon.weights.spec import SHARE_FILE, expected_shapes
 from motley.plugins.engine import F32, Engine, EngineError, EngineFactory, EngineOptions, RankGraph
 from motley.plugins.onnxruntime.engine import OnnxRuntimeEngine
 from motley.plugins.reference.engine import ReferenceEngine
@@ -32,7 +32,7 @@ BUNDLED = Path(__file__).parents[3] / "cli" / "models" / "shakespeare-2.6m"
 def share(
     model: Path, quantisation: str, ranks: int, rank: int, folder: Path, *, exact: bool = False, trunk: bool = False
 ) -> RankGraph:
-    config = read_config(model)
+    config = read_model(model)
     shares = uneven_shares(units(config, quantisation, 32, exact=exact), ranks)
     declared = build_rank_graph(
         config, shares, rank, quantisation, 32, config.context, exact=exact, experts_elsewhere=trunk
@@ -67,7 +67,7 @@ def test_the_cpu_engine_passes_with_any_share(case: object, ranks: int, tmp_path
 @pytest.mark.parametrize("ranks", [4, 5, 8])
 def test_quantised_shares_of_a_small_vocabulary_pass(ranks: int, quantisation: str, tmp_path: Path) -> None:
     """Of even shares, a row's logits may nearly vanish where rounding does not."""
-    config = read_config(BUNDLED)
+    config = read_model(BUNDLED)
     found = units(config, quantisation, 128)
     split = found.attention_splits[-1]
     ranges = (cut(apportion(whole, [1] * ranks)) for whole in (found.kv_groups * split, found.mlp, found.vocabulary))
@@ -138,7 +138,7 @@ def test_a_layer_with_experts_is_among_the_examined(tmp_path: Path) -> None:
     settings["layer_types"] = ["full_attention"] * 6
     (tmp_path / "config.json").write_text(json.dumps(settings))
     random = np.random.default_rng(0)
-    shapes = expected_shapes(read_config(tmp_path))
+    shapes = expected_shapes(read_model(tmp_path))
     weights = {name: random.normal(0, 0.3, shape).astype(np.float32) for name, shape in shapes.items()}
     save_file(weights, tmp_path / "model.safetensors")
     graph = share(tmp_path, "fp32", 2, 0, tmp_path / "right")
@@ -258,7 +258,7 @@ def test_kept_answers_that_are_wrong_are_no_accusation(tmp_path: Path) -> None:
 def test_the_shortest_contexts(context: int, tmp_path: Path) -> None:
     model = GOLDEN / "llama-mha"
     declared = build_rank_graph(
-        read_config(model), uneven_shares(units(read_config(model), "fp32", 32), 1), 0, "fp32", 32, context
+        read_model(model), uneven_shares(units(read_model(model), "fp32", 32), 1), 0, "fp32", 32, context
     )
     with Checkpoint(model) as checkpoint:
         write_share(checkpoint, declared.weights, declared.share_bytes, tmp_path / SHARE_FILE)
@@ -276,7 +276,7 @@ def test_layers_whose_experts_are_elsewhere_are_of_one_kind(tmp_path: Path) -> N
     """Although each names itself in its graph: a few are examined, not all."""
     config = json.loads((GOLDEN / "olmoe" / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 12}))
-    model = read_config(tmp_path)
+    model = read_model(tmp_path)
     shares = uneven_shares(units(model, "fp32", 32), 2)
     for rank in range(2):
         graph = build_rank_graph(model, shares, rank, "fp32", 32, 64, experts_elsewhere=True).bind(

@@ -32,7 +32,7 @@ from motley.protocol import mesh_pb2 as pb
 from motley.transport import Listener, Membership, Plain, connect_mesh
 from tests.models.cases import Case, golden_cases, whole_share
 
-CASE = next(case for case in golden_cases() if case.config.hidden % 32 == 0 and not case.config.tied)
+CASE = next(case for case in golden_cases() if case.model.hidden % 32 == 0 and not case.model.tied)
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def alone() -> Iterator[Peers]:
 
 
 def assignment(case: Case, quantisation: str) -> pb.Assignment:
-    share = whole_share(units(case.config, quantisation, 32))
+    share = whole_share(units(case.model, quantisation, 32))
 
     def stretch(units: range) -> pb.Range:
         return pb.Range(start=units.start, stop=units.stop)
@@ -65,7 +65,7 @@ def assignment(case: Case, quantisation: str) -> pb.Assignment:
                     vocabulary=stretch(share.vocabulary),
                 )
             ],
-            context=case.config.context,
+            context=case.model.context,
             engine="onnxruntime",
         )
 
@@ -127,7 +127,7 @@ def test_fp16_is_fp32_for_an_engine_that_would_widen_it(alone: Peers, tmp_path: 
         known = {entry.key for entry in cache.entries()}
         with load_rank(order, 0, alone, models=None, cache=cache, threads=1, progress=lambda done, total: None) as rank:
             (entry,) = (entry for entry in cache.entries() if entry.key not in known)
-            planned = profile(CASE.config, for_engine("fp16", engine), 0)
+            planned = profile(CASE.model, for_engine("fp16", engine), 0)
             units_bytes = planned.kv_groups * (planned.attention_query_bytes + planned.attention_kv_bytes)
             units_bytes += planned.mlp_units * planned.mlp_unit_bytes
             held[engine] = entry.label.quantisation, rank.share_bytes, units_bytes
@@ -149,15 +149,15 @@ def test_a_rank_holds_the_quantisation_of_its_share_in_units_that_suit_all(alone
             (entry,) = (entry for entry in cache.entries() if entry.key not in known)
             held = quantisation or "int4"
             assert entry.label.quantisation == held
-            planned = profile(CASE.config, held, 32, beside=["int4", "fp32"])
+            planned = profile(CASE.model, held, 32, beside=["int4", "fp32"])
             counted = planned.kv_groups * (planned.attention_query_bytes + planned.attention_kv_bytes)
             counted += planned.mlp_units * planned.mlp_unit_bytes
             counted += planned.vocabulary_units * planned.vocabulary_unit_bytes
-            norms = 4 * (2 * CASE.config.layers + 1) * CASE.config.hidden
+            norms = 4 * (2 * len(CASE.model.layers) + 1) * CASE.model.hidden
             last = planned.vocabulary_unit_bytes
             assert counted + norms - last <= rank.share_bytes <= counted + norms
-    planned = profile(CASE.config, "fp32", 32, beside=["int4"])
-    assert planned.mlp_units == profile(CASE.config, "int4", 32).mlp_units < profile(CASE.config, "fp32", 32).mlp_units
+    planned = profile(CASE.model, "fp32", 32, beside=["int4"])
+    assert planned.mlp_units == profile(CASE.model, "int4", 32).mlp_units < profile(CASE.model, "fp32", 32).mlp_units
 
 
 def test_ranks_agree_on_how_each_of_them_holds_the_model() -> None:
@@ -190,10 +190,10 @@ def test_a_gpu_that_is_full_is_refused_before_anything_is_read(
     fits: bool, alone: Peers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Weights, the KV cache of the whole context and activations must fit beside what stays free."""
-    planned = profile(CASE.config, "fp32", 32)
+    planned = profile(CASE.model, "fp32", 32)
     weights = planned.kv_groups * (planned.attention_query_bytes + planned.attention_kv_bytes)
     weights += planned.mlp_units * planned.mlp_unit_bytes
-    cache_bytes = planned.kv_groups * planned.cache_bytes_per_token * CASE.config.context
+    cache_bytes = planned.kv_groups * planned.cache_bytes_per_token * CASE.model.context
     room = 64 << 20 if fits else weights + cache_bytes
     monkeypatch.setattr("motley.plugins.engine.load_engine", lambda name: OnGpu)
     monkeypatch.setattr(

@@ -16,7 +16,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto
 
-from motley.daemon.models.config import ConfigError
+from motley.daemon.models.keys import ConfigError
 from motley.daemon.models.units import units
 from motley.daemon.rank.gate import Gate, reference_answers
 from motley.daemon.rank.process import failure_of
@@ -58,7 +58,7 @@ def on_host(graph: RankGraph, collectives: Collectives, options: EngineOptions) 
 
 
 def session(case: Case, folder: Path, ranks: int, quantisation: str = "fp32") -> LocalSession:
-    shares = uneven_shares(units(case.config, quantisation, 32), ranks)
+    shares = uneven_shares(units(case.model, quantisation, 32), ranks)
     options = EngineOptions(extra={"host_step": "function"})
     return LocalSession(case.folder, on_host, shares, folder, quantisation, options=options)
 
@@ -94,11 +94,11 @@ def test_transformers_logits_at_any_split(case: Case, ranks: int, tmp_path: Path
 @pytest.mark.parametrize("case", dense_cases()[1::4], ids=str)
 def test_narrow_weights_against_float64(case: Case, quantisation: str, tmp_path: Path) -> None:
     try:
-        shares = uneven_shares(units(case.config, quantisation, 32), 2)
+        shares = uneven_shares(units(case.model, quantisation, 32), 2)
     except ConfigError:
         pytest.skip("this case's widths cannot be quantised")
     float64 = EngineOptions(extra={"dtype": "float64"})
-    alone = uneven_shares(units(case.config, quantisation, 32), 1)
+    alone = uneven_shares(units(case.model, quantisation, 32), 1)
     with LocalSession(case.folder, ReferenceEngine, alone, tmp_path / "64", quantisation, options=float64) as group:
         group.open_slot()
         expected = group.step(case.tokens[:6], 0)
@@ -132,7 +132,7 @@ def test_a_captured_step_is_the_same_step(
     """At every position, as caches grow, with slots that take turns; where nothing can be captured, without a word."""
     monkeypatch.setattr("motley.plugins.cuda.engine.FIRST_CAPACITY", 4)
     case = dense_cases()[0]
-    shares = uneven_shares(units(case.config, "fp32", 32), ranks)
+    shares = uneven_shares(units(case.model, "fp32", 32), ranks)
     drivers = []
 
     def engine(graph: RankGraph, collectives: Collectives, options: EngineOptions) -> CudaEngine:
@@ -170,7 +170,7 @@ def test_company_does_not_show(
     monkeypatch.setattr(cuda, "FIRST_CAPACITY", 4)
     monkeypatch.setattr(cuda, "MOST_SEQUENCES", 11)
     case = next(each for each in dense_cases() if each.folder.name == "mistral-window")
-    shares = uneven_shares(units(case.config, quantisation, 32), 2)
+    shares = uneven_shares(units(case.model, quantisation, 32), 2)
 
     def engine(graph: RankGraph, collectives: Collectives, options: EngineOptions) -> CudaEngine:
         return CudaEngine(graph, collectives, options, HostDriver(captures=captures), None)
@@ -370,12 +370,12 @@ def test_texts_are_the_same_whatever_the_host_step(run_ranks: Callable[..., list
 def test_prompts_by_cublas(case: Case, quantisation: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Matrices of many parts, then of one; the tokens after the prompt are never its business."""
     try:
-        shares = uneven_shares(units(case.config, quantisation, 32), 2)
+        shares = uneven_shares(units(case.model, quantisation, 32), 2)
     except ConfigError:
         pytest.skip("this case's widths cannot be quantised")
     length = min(40, len(case.tokens) - 4)
     float64 = EngineOptions(extra={"dtype": "float64"})
-    alone = uneven_shares(units(case.config, quantisation, 32), 1)
+    alone = uneven_shares(units(case.model, quantisation, 32), 1)
     with LocalSession(case.folder, ReferenceEngine, alone, tmp_path / "64", quantisation, options=float64) as group:
         group.open_slot()
         expected = group.step(case.tokens[: length + 2], 0)
@@ -410,7 +410,7 @@ def test_without_cublas_prompts_are_computed_all_the_same(tmp_path: Path, caplog
             assert isinstance(stream.driver, HostDriver)
             return Cublas(HostBlas(stream.driver, stream.handle, status=NOT_INITIALIZED), 0)
 
-    shares = uneven_shares(units(case.config, "fp32", 32), 1)
+    shares = uneven_shares(units(case.model, "fp32", 32), 1)
     with LocalSession(case.folder, partial(engine_with, Broken()), shares, tmp_path) as group:
         group.open_slot()
         assert error(group.step(case.tokens[:30], 0), case.logits[:30]) < TOLERANCE
@@ -440,7 +440,7 @@ def test_cublas_has_the_functions_that_are_called() -> None:
 
 def test_what_it_cannot_do_is_refused(tmp_path: Path) -> None:
     case = dense_cases()[0]
-    shares = uneven_shares(units(case.config, "fp32", 32), 1)
+    shares = uneven_shares(units(case.model, "fp32", 32), 1)
     for index, (options, said) in enumerate(
         [
             (EngineOptions(exact=True), "does not know exact=true"),
@@ -468,7 +468,7 @@ def test_too_little_memory_says_how_much(tmp_path: Path, monkeypatch: pytest.Mon
     """While loading, and in a step that makes a cache grow; nothing is left, and the rank tells which kind it was."""
     monkeypatch.setattr(cuda, "FIRST_CAPACITY", 8)
     case = dense_cases()[0]
-    shares = uneven_shares(units(case.config, "fp32", 32), 1)
+    shares = uneven_shares(units(case.model, "fp32", 32), 1)
     drivers: list[HostDriver] = []
 
     def with_memory(memory: int, graph: RankGraph, collectives: Collectives, options: EngineOptions) -> CudaEngine:
@@ -495,7 +495,7 @@ def test_a_device_lost_in_a_step_ends_the_rank_and_nobody_hangs(
 ) -> None:
     """Rank 1's device goes while a sum is exchanged. It says so, leaves and frees what it had; rank 0 blames it."""
     case = dense_cases()[0]
-    shares = uneven_shares(units(case.config, "fp32", 32), 2)
+    shares = uneven_shares(units(case.model, "fp32", 32), 2)
     with LocalSession(case.folder, on_host, shares, tmp_path) as group:
         graphs = group.graphs
 
@@ -548,7 +548,7 @@ def test_without_a_driver_it_says_what_to_do(tmp_path: Path) -> None:
     else:
         pytest.skip("there is a GPU here")
     case = dense_cases()[0]
-    shares = uneven_shares(units(case.config, "fp32", 32), 1)
+    shares = uneven_shares(units(case.model, "fp32", 32), 1)
     with pytest.raises(EngineError, match="engine 'cuda': ") as caught:
         LocalSession(case.folder, CudaEngine, shares, tmp_path)
     assert said in str(caught.value)

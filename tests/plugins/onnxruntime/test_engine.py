@@ -12,8 +12,9 @@ import pytest
 from safetensors.numpy import save_file
 
 import motley.cli
-from motley.daemon.models.config import ConfigError, ModelConfig, read_config
-from motley.daemon.models.tensors import expected_shapes
+from motley.daemon.models.description import Model, expected_shapes
+from motley.daemon.models.keys import ConfigError
+from motley.daemon.models.reading import read_model
 from motley.daemon.models.units import units
 from motley.plugins.engine import F32, EngineError, EngineFactory, EngineOptions, load_engine
 from motley.plugins.onnxruntime.engine import FIRST_CAPACITY, OnnxRuntimeEngine
@@ -44,7 +45,7 @@ def session(
     quantisation: str = "fp32",
     options: EngineOptions | None = None,
 ) -> LocalSession:
-    shares = uneven_shares(units(case.config, quantisation, 32), ranks)
+    shares = uneven_shares(units(case.model, quantisation, 32), ranks)
     return LocalSession(case.folder, factory, shares, folder, quantisation, options=options)
 
 
@@ -80,14 +81,14 @@ def test_any_split_gives_the_same_logits_and_text(case: Case, count: int, tmp_pa
 @every_case
 def test_quantised_against_float64_at_any_split(case: Case, quantisation: str, tmp_path: Path) -> None:
     try:
-        units(case.config, quantisation, 32)
+        units(case.model, quantisation, 32)
     except ConfigError:
         pytest.skip("this case's widths cannot be quantised")
     float64 = EngineOptions(extra={"dtype": "float64"})
     with session(case, tmp_path / "64", factory=ReferenceEngine, quantisation=quantisation, options=float64) as ranks:
         ranks.open_slot()
         expected = ranks.step(case.tokens[:-1], 0)
-    tolerance = EXPERTS_TOLERANCE if case.config.experts else QUANTISED_TOLERANCE
+    tolerance = EXPERTS_TOLERANCE if case.model.experts else QUANTISED_TOLERANCE
     alone: list[int] = []
     for count in (1, 2, 3, 8):
         with session(case, tmp_path / str(count), count, quantisation=quantisation) as ranks:
@@ -121,10 +122,10 @@ def test_sequences_decoded_together_get_what_each_gets_alone(
 ) -> None:
     """Of different lengths, in changing company: the same bits where rows do not depend on each other."""
     try:
-        cut = units(case.config, quantisation, 32, exact=exact)
+        cut = units(case.model, quantisation, 32, exact=exact)
     except ConfigError:
         pytest.skip("this case's widths cannot be quantised")
-    if exact and case.config.head_dim % 16:
+    if exact and case.heads.size % 16:
         pytest.skip("refused, see below")
     lengths = (3, 9, 5)
     company = [(0, 1, 2), (2, 0), (1,), (0, 1, 2), (2, 1)]
@@ -155,7 +156,7 @@ def test_sequences_decoded_together_get_what_each_gets_alone(
 def test_sequences_decoded_together_grow_on_their_own(tmp_path: Path) -> None:
     lengths = (FIRST_CAPACITY - 2, 4)
     tokens = [index * 37 % 1024 for index in range(FIRST_CAPACITY + 8)]
-    shares = [whole_share(units(read_config(BUNDLED), "int8", 32))]
+    shares = [whole_share(units(read_model(BUNDLED), "int8", 32))]
     options = EngineOptions(max_rows=256)
     with LocalSession(BUNDLED, OnnxRuntimeEngine, shares, tmp_path, "int8", options=options, context=512) as ranks:
         for slot, length in enumerate(lengths):
@@ -180,7 +181,7 @@ def test_sequences_decoded_together_grow_on_their_own(tmp_path: Path) -> None:
 def test_the_cache_grows_without_losing_anything(tmp_path: Path) -> None:
     context = FIRST_CAPACITY + 2
     tokens = [index * 37 % 1024 for index in range(context)]
-    shares = [whole_share(units(read_config(BUNDLED), "fp32", 32))]
+    shares = [whole_share(units(read_model(BUNDLED), "fp32", 32))]
     options = EngineOptions(max_rows=context)
     with LocalSession(BUNDLED, OnnxRuntimeEngine, shares, tmp_path, options=options, context=context) as ranks:
         ranks.open_slot(0)
@@ -226,10 +227,10 @@ def test_decoded_tokens_of_every_kind_of_head(
             assert error(session.decode([0], [tokens[position]], [position])[0], row) < FP32_TOLERANCE
 
 
-def random_model(folder: Path, settings: dict[str, Any]) -> ModelConfig:
+def random_model(folder: Path, settings: dict[str, Any]) -> Model:
     """Write a model folder with random weights."""
     (folder / "config.json").write_text(json.dumps(settings), encoding="utf-8")
-    config = read_config(folder)
+    config = read_model(folder)
     random = np.random.default_rng(0)
     weights = {name: random.normal(0, 0.3, shape) for name, shape in expected_shapes(config).items()}
     save_file({name: value.astype(np.float32) for name, value in weights.items()}, folder / "model.safetensors")
@@ -285,7 +286,7 @@ def test_heads_that_are_no_multiple_of_16(tmp_path: Path) -> None:
         "max_position_embeddings": 64,
     }
     (tmp_path / "config.json").write_text(json.dumps(settings), encoding="utf-8")
-    config = read_config(tmp_path)
+    config = read_model(tmp_path)
     assert config.head_dim == 24
     random = np.random.default_rng(0)
     weights = {name: random.normal(0, 0.3, shape) for name, shape in expected_shapes(config).items()}
@@ -301,7 +302,7 @@ def test_heads_that_are_no_multiple_of_16(tmp_path: Path) -> None:
 
 def test_a_token_runs_only_the_experts_that_it_has_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     case = next(case for case in golden_cases() if str(case) == "qwen2-moe")
-    experts = case.config.experts
+    experts = case.model.experts
     assert experts
     ran: list[object] = []
     run = _LocalExpert.__call__
@@ -374,7 +375,7 @@ def test_slots_do_not_see_each_other_and_can_go_back(tmp_path: Path) -> None:
 )
 def test_misuse_is_named(misuse: Callable[[LocalSession], object], words: str, tmp_path: Path) -> None:
     case = golden_cases()[0]
-    shares = [whole_share(units(case.config, "fp32", 32))]
+    shares = [whole_share(units(case.model, "fp32", 32))]
     options = EngineOptions(max_rows=4)
     with LocalSession(case.folder, OnnxRuntimeEngine, shares, tmp_path, options=options, context=8) as ranks:
         ranks.open_slot(0)

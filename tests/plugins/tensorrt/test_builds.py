@@ -21,8 +21,9 @@ import pytest
 from onnx import TensorProto
 from safetensors.numpy import save_file
 
-from motley.daemon.models.config import ConfigError, read_config
-from motley.daemon.models.tensors import expected_shapes
+from motley.daemon.models.description import expected_shapes
+from motley.daemon.models.keys import ConfigError
+from motley.daemon.models.reading import read_model
 from motley.daemon.models.units import units
 from motley.plugins.engine import EngineError, RankGraph
 from motley.plugins.mapped_share import MappedShare
@@ -96,7 +97,7 @@ def said() -> Iterator[list[str]]:
 
 def graphs(case: Case, form: str, ranks: int, folder: Path) -> list[RankGraph]:
     try:
-        cut = units(case.config, form, 32)
+        cut = units(case.model, form, 32)
     except ConfigError:
         pytest.skip("this case's widths cannot be quantised")
     shares = uneven_shares(cut, ranks)
@@ -154,7 +155,7 @@ def test_the_whole_graph_builds(
         for profile in (0, 1):
             layers = [layer for layer in got.layers if layer.profile == profile]
             reduced = [layer for layer in layers if layer.kind == "comm_allreduce"]
-            assert len(reduced) == 2 * case.config.layers
+            assert len(reduced) == 2 * len(case.model.layers)
         assert got.weights < 2 * size(part) + REST  # matrices as small as these may have a layout for each profile
         assert len(got.plan) > got.weights
 
@@ -163,7 +164,7 @@ def test_the_whole_graph_builds(
 def test_segments_build(form: str, library: Library, said: list[str], tmp_path: Path) -> None:
     for graph in graphs(CASES[-2], form, 2, tmp_path):
         parts = segments(lower(graph))
-        assert len(parts) == 2 * CASES[-2].config.layers + 1 + (graph.vocabulary > 0)
+        assert len(parts) == 2 * len(CASES[-2].model.layers) + 1 + (graph.vocabulary > 0)
         for part in parts:
             if part.proto.graph.output:
                 got = built(library, part, graph, said)
@@ -187,7 +188,7 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wide")
     (folder / "config.json").write_text(json.dumps(settings), encoding="utf-8")
     random = np.random.default_rng(0)
-    shapes = expected_shapes(read_config(folder))
+    shapes = expected_shapes(read_model(folder))
     weights = {name: random.normal(0, 0.02, shape).astype(np.float16) for name, shape in shapes.items()}
     save_file(weights, folder / "model.safetensors")
     return folder
@@ -198,7 +199,7 @@ def test_weights_stay_narrow_up_to_the_multiplication(
     form: str, wide: Path, library: Library, said: list[str], tmp_path: Path
 ) -> None:
     """No matrix is unpacked to memory: each is a constant, in its narrow type, of the kernel that multiplies."""
-    shares = [whole_share(units(read_config(wide), form, 32))]
+    shares = [whole_share(units(read_model(wide), form, 32))]
     with LocalSession(wide, ReferenceEngine, shares, tmp_path, form) as session:
         (graph,) = session.graphs
     part = whole(lower(graph))

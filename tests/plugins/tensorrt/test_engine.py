@@ -20,7 +20,7 @@ import onnxruntime as ort
 import pytest
 from onnx import helper
 
-from motley.daemon.models.config import ConfigError
+from motley.daemon.models.keys import ConfigError
 from motley.daemon.models.units import units
 from motley.daemon.rank.gate import Gate, reference_answers
 from motley.plugins import nccl
@@ -234,7 +234,7 @@ def without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_steps_of_two_slots(case: Case, form: str, ranks: int, factory: EngineFactory, tmp_path: Path) -> None:
     """Chunks, single tokens, steps without logits, tokens skipped, and slots that take turns: as the reference does."""
     try:
-        shares = uneven_shares(units(case.config, form, 32), ranks)
+        shares = uneven_shares(units(case.model, form, 32), ranks)
     except ConfigError:
         pytest.skip("this case's widths cannot be quantised")
     results = []
@@ -268,7 +268,7 @@ def test_where_tensorrt_cannot_sum_inside_there_is_an_engine_per_segment(
 ) -> None:
     monkeypatch.setattr(Device, "capability", capability)
     case = CASES[0]
-    shares = uneven_shares(units(case.config, "fp32", 32), ranks)
+    shares = uneven_shares(units(case.model, "fp32", 32), ranks)
     options = EngineOptions(max_rows=8)
     with LocalSession(case.folder, tensorrt.WholeTensorRTEngine, shares, tmp_path, options=options) as session:
         session.open_slot()
@@ -281,7 +281,7 @@ def test_where_tensorrt_cannot_sum_inside_there_is_an_engine_per_segment(
 def test_a_rank_is_examined_alone(factory: EngineFactory, tmp_path: Path) -> None:
     """Neither opening the engine nor its exam waits for the other ranks."""
     case = CASES[0]
-    shares = uneven_shares(units(case.config, "fp32", 32), 2)
+    shares = uneven_shares(units(case.model, "fp32", 32), 2)
     with LocalSession(case.folder, ReferenceEngine, shares, tmp_path) as session:
         for rank, graph in enumerate(session.graphs):
             gate = Gate(graph, LocalGroup(2).member(rank))
@@ -292,7 +292,7 @@ def test_a_rank_is_examined_alone(factory: EngineFactory, tmp_path: Path) -> Non
 @pytest.mark.usefixtures("without_gpu")
 def test_a_plan_that_the_runtime_refuses_is_built_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     case = CASES[0]
-    shares = [whole_share(units(case.config, "fp32", 32))]
+    shares = [whole_share(units(case.model, "fp32", 32))]
     options = EngineOptions(max_rows=8)
     build = Plans.plan
     rebuilt: list[str] = []
@@ -306,7 +306,7 @@ def test_a_plan_that_the_runtime_refuses_is_built_again(monkeypatch: pytest.Monk
     with LocalSession(case.folder, tensorrt.TensorRTEngine, shares, tmp_path / "1", options=options) as session:
         session.open_slot()
         assert session.step(case.tokens[:4], 0).size
-    assert len(rebuilt) == 2 * case.config.layers + 2
+    assert len(rebuilt) == 2 * len(case.model.layers) + 2
 
     monkeypatch.setattr(Plans, "rebuilt", lambda plans, part, share: STALE)
     with pytest.raises(EngineError, match="cannot load segment-000: made for another driver"):
@@ -318,7 +318,7 @@ def test_a_plan_that_the_runtime_refuses_is_built_again(monkeypatch: pytest.Monk
 def test_sums_beside_those_of_another_engine(factory: EngineFactory, tmp_path: Path) -> None:
     """A step in two micro-chunks has two sums for one, on every rank."""
     case = CASES[0]
-    shares = uneven_shares(units(case.config, "fp32", 32), 2)
+    shares = uneven_shares(units(case.model, "fp32", 32), 2)
     tokens = [token % 50 for token in range(40)]
     results = []
     for engines in ([ReferenceEngine] * 2, [OnnxRuntimeEngine, factory]):
@@ -346,13 +346,13 @@ def test_a_lost_rank_is_told_by_the_step(
             raise PeerLost(1 - member.rank, "its machine is gone")
 
     monkeypatch.setattr(Member, "all_reduce", all_reduce)
-    shares = uneven_shares(units(case.config, "fp32", 32), 2)
+    shares = uneven_shares(units(case.model, "fp32", 32), 2)
     with LocalSession(case.folder, factory, shares, tmp_path, options=EngineOptions(max_rows=8)) as session:
         session.open_slot()
         with pytest.raises(PeerLost, match="its machine is gone"):
             session.step([1, 2], 0)
-    assert begun == [[(2, case.config.hidden)] * 3] * 2
-    assert len(begun[0]) < 2 * case.config.layers
+    assert begun == [[(2, case.model.hidden)] * 3] * 2
+    assert len(begun[0]) < 2 * len(case.model.layers)
 
 
 @pytest.mark.parametrize(
@@ -364,7 +364,7 @@ def test_a_lost_rank_is_told_by_the_step(
 )
 def test_settings_are_refused(options: EngineOptions, words: str, tmp_path: Path) -> None:
     case = CASES[0]
-    shares = [whole_share(units(case.config, "fp32", 32))]
+    shares = [whole_share(units(case.model, "fp32", 32))]
     with pytest.raises(EngineError, match=words):
         LocalSession(case.folder, tensorrt.TensorRTEngine, shares, tmp_path, options=options)
 
@@ -379,6 +379,6 @@ def test_a_machine_without_a_driver_is_told_what_to_do(tmp_path: Path) -> None:
     else:
         pytest.skip("this machine has an NVIDIA driver")
     case = CASES[0]
-    shares = [whole_share(units(case.config, "fp32", 32))]
+    shares = [whole_share(units(case.model, "fp32", 32))]
     with pytest.raises(EngineError, match=r"engine 'tensorrt': there is no NVIDIA driver .*engine 'onnxruntime'"):
         LocalSession(case.folder, tensorrt.TensorRTEngine, shares, tmp_path)

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from onnx import TensorProto
 
-from motley.daemon.models.config import ConfigError
 from motley.daemon.models.files import open_model
+from motley.daemon.models.keys import ConfigError
 from motley.daemon.models.units import units
 from motley.plugins.engine import F32, EngineError, EngineFactory, EngineOptions
 from motley.plugins.reference.engine import ReferenceEngine
@@ -32,7 +32,7 @@ every_form = pytest.mark.parametrize("form", FORMS)
 def logits(case: Case, folder: Path, factory: EngineFactory, ranks: int, quantisation: str, **extra: str) -> F32:
     """Of a prompt in two chunks, and of single tokens after it."""
     try:
-        cut = units(case.config, quantisation, 32)
+        cut = units(case.model, quantisation, 32)
     except ConfigError:
         pytest.skip("this case's widths cannot be quantised")
     options = EngineOptions(extra=extra)
@@ -73,7 +73,7 @@ def test_zero_points_of_blocks(kind: Kind, tmp_path: Path) -> None:
     results = []
     for factory, ranks in ((ReferenceEngine, 1), (LoweredEngine, 1), (LoweredEngine, 3)):
         with open_model(packed) as opened:
-            shares = uneven_shares(units(opened.config, "stored", 32, opened.stored), ranks)
+            shares = uneven_shares(units(opened.model, "stored", 32, opened.stored), ranks)
         with LocalSession(packed, factory, shares, tmp_path / f"{factory.__name__} {ranks}", "stored") as session:
             session.open_slot()
             results.append(session.step([5, 9, 40, 2, 61], 0))
@@ -86,7 +86,7 @@ def test_zero_points_of_blocks(kind: Kind, tmp_path: Path) -> None:
 def test_constants_stay_narrow(form: str, most: float, tmp_path: Path) -> None:
     """Bytes, of those in the share: int8 has two more scales for each block (of 16 here)."""
     case = dense_cases()[-1]
-    shares = [whole_share(units(case.config, form, 32))]
+    shares = [whole_share(units(case.model, form, 32))]
     with LocalSession(case.folder, ReferenceEngine, shares, tmp_path, form) as session:
         graph = session.graphs[0]
     stored = sum(
@@ -109,7 +109,7 @@ def _bytes(constant: Constant) -> float:
 def test_a_rank_without_vocabulary_keeps_its_last_collective(tmp_path: Path) -> None:
     """TensorRT removes what no output needs, and the other ranks would wait for it."""
     case = dense_cases()[0]
-    shares = uneven_shares(units(case.config, "fp32", 32), 2)
+    shares = uneven_shares(units(case.model, "fp32", 32), 2)
     with LocalSession(case.folder, ReferenceEngine, shares, tmp_path) as session:
         parts = [whole(lower(graph)) for graph in session.graphs]
     assert [len(share.vocabulary) > 0 for share in shares] == [True, False]
@@ -118,13 +118,13 @@ def test_a_rank_without_vocabulary_keeps_its_last_collective(tmp_path: Path) -> 
     assert RESIDUAL not in outputs[0]
     assert RESIDUAL in outputs[1]
     assert [sum(node.op_type == "DistCollective" for node in part.proto.graph.node) for part in parts] == [
-        2 * case.config.layers
+        2 * len(case.model.layers)
     ] * 2
 
 
 def test_refusals(tmp_path: Path) -> None:
     case = dense_cases()[0]
-    shares = [whole_share(units(case.config, "fp32", 32, None, exact=True))]
+    shares = [whole_share(units(case.model, "fp32", 32, None, exact=True))]
     with (
         LocalSession(case.folder, ReferenceEngine, shares, tmp_path, exact=True) as session,
         pytest.raises(EngineError, match=r"does all_reduce, not all_gather .*engine 'onnxruntime'"),
@@ -133,9 +133,9 @@ def test_refusals(tmp_path: Path) -> None:
 
 
 def test_experts_are_refused_by_name(tmp_path: Path) -> None:
-    case = next(case for case in golden_cases() if case.config.experts)
+    case = next(case for case in golden_cases() if case.model.experts)
     with (
-        LocalSession(case.folder, ReferenceEngine, [whole_share(units(case.config, "fp32", 32))], tmp_path) as ranks,
+        LocalSession(case.folder, ReferenceEngine, [whole_share(units(case.model, "fp32", 32))], tmp_path) as ranks,
         pytest.raises(EngineError, match="'tensorrt' cannot run models with experts"),
     ):
         lower(ranks.graphs[0])

@@ -1,0 +1,116 @@
+"""The functions ``motley.CachedAttention`` and ``motley.CachedAttentionWithSinks`` in standard ONNX operators.
+
+Engines that have a kernel for the whole recognise the node; others inline the function.
+"""
+
+from __future__ import annotations
+
+import onnx
+import onnx.parser
+
+_BEGIN = """
+<domain: "motley", opset_import: ["": 24],
+ doc_string: "Rotates T rows, writes their keys and values into the cache at `position`, and attends to the cache.">
+%(name)s <q_heads, kv_heads, head_dim, rotary_dim, scale, window, soft_cap>
+    (q, k, v, key_cache, value_cache, position, cos_cache, sin_cache%(sinks)s) => (y, key_cache_out, value_cache_out)
+{
+    # q: f32[T, q_heads * head_dim], k and v: f32[T, kv_heads * head_dim], caches: f32[1, kv_heads, C, head_dim]
+    zero = Constant <value_int: int = 0> ()
+    one = Constant <value_int: int = 1> ()
+    vector = Constant <value_ints: ints = [1]> ()
+    first_axis = Constant <value_ints: ints = [0]> ()
+    second_axis = Constant <value_ints: ints = [1]> ()
+
+    # Row t stands at position + t.
+    row_count = Shape <start: int = 0, end: int = 1> (q)
+    row_limit = Squeeze (row_count)
+    row_numbers = Range (zero, row_limit, one)
+    row_positions = Add (position, row_numbers)
+    position_ids = Unsqueeze (row_positions, first_axis)
+
+    # Heads apart: [T, heads * head_dim] -> [1, heads, T, head_dim].
+    all_rows = Constant <value_ints: ints = [1, -1]> ()
+    q_count = Constant <value_int: int = @q_heads> ()
+    q_counts = Reshape (q_count, vector)
+    kv_count = Constant <value_int: int = @kv_heads> ()
+    kv_counts = Reshape (kv_count, vector)
+    width = Constant <value_int: int = @head_dim> ()
+    widths = Reshape (width, vector)
+    q_shape = Concat <axis: int = 0> (all_rows, q_counts, widths)
+    kv_shape = Concat <axis: int = 0> (all_rows, kv_counts, widths)
+    q_rows = Reshape (q, q_shape)
+    k_rows = Reshape (k, kv_shape)
+    v_rows = Reshape (v, kv_shape)
+    q_heads_apart = Transpose <perm: ints = [0, 2, 1, 3]> (q_rows)
+    k_heads_apart = Transpose <perm: ints = [0, 2, 1, 3]> (k_rows)
+    v_heads_apart = Transpose <perm: ints = [0, 2, 1, 3]> (v_rows)
+
+    q_rotated = RotaryEmbedding <rotary_embedding_dim: int = @rotary_dim>
+        (q_heads_apart, cos_cache, sin_cache, position_ids)
+    k_rotated = RotaryEmbedding <rotary_embedding_dim: int = @rotary_dim>
+        (k_heads_apart, cos_cache, sin_cache, position_ids)
+    key_cache_out = TensorScatter <axis: int = 2> (key_cache, k_rotated, position)
+    value_cache_out = TensorScatter <axis: int = 2> (value_cache, v_heads_apart, position)
+
+    # A row sees the positions up to its own: the last `window` of them, or all if the window is 0.
+    capacity = Shape <start: int = 2, end: int = 3> (key_cache)
+    key_limit = Squeeze (capacity)
+    key_positions = Range (zero, key_limit, one)
+    row_column = Unsqueeze (row_positions, second_axis)
+    distance = Sub (row_column, key_positions)
+    causal = GreaterOrEqual (distance, zero)
+    reach = Constant <value_int: int = @window> ()
+    near = Less (distance, reach)
+    unlimited = Equal (reach, zero)
+    within = Or (near, unlimited)
+    mask = And (causal, within)
+"""
+
+_PLAIN = """
+    attended = Attention <scale: float = @scale, softcap: float = @soft_cap>
+        (q_rotated, key_cache_out, value_cache_out, mask)
+"""
+
+# A sink is one more logit of the softmax, which has no value: it only takes its part of the weight.
+_WITH_SINKS = """
+    # [1, heads, T, head_dim] -> [1, kv_heads, heads / kv_heads, T, head_dim], and caches beside it.
+    rest = Constant <value_ints: ints = [-1]> ()
+    grouped_shape = Concat <axis: int = 0> (vector, kv_counts, rest, row_count, widths)
+    q_grouped = Reshape (q_rotated, grouped_shape)
+    group_axis = Constant <value_ints: ints = [2]> ()
+    keys = Unsqueeze (key_cache_out, group_axis)
+    values = Unsqueeze (value_cache_out, group_axis)
+    keys_turned = Transpose <perm: ints = [0, 1, 2, 4, 3]> (keys)
+    products = MatMul (q_grouped, keys_turned)
+    factor = Constant <value_float: float = @scale> ()
+    scores = Mul (products, factor)
+    nothing = Constant <value_float: float = -3.4e38> ()
+    seen = Where (mask, scores, nothing)
+    sink_shape = Concat <axis: int = 0> (vector, kv_counts, rest, vector, vector)
+    sink_logits = Reshape (sinks, sink_shape)
+    groups = Shape <start: int = 2, end: int = 3> (q_grouped)
+    rows_shape = Concat <axis: int = 0> (vector, kv_counts, groups, row_count, vector)
+    sink_column = Expand (sink_logits, rows_shape)
+    with_sinks = Concat <axis: int = 4> (seen, sink_column)
+    odds = Softmax <axis: int = -1> (with_sinks)
+    last_axis = Constant <value_ints: ints = [4]> ()
+    begin = Constant <value_ints: ints = [0]> ()
+    weights = Slice (odds, begin, capacity, last_axis)
+    attended_grouped = MatMul (weights, values)
+    heads_shape = Concat <axis: int = 0> (vector, q_counts, row_count, widths)
+    attended = Reshape (attended_grouped, heads_shape)
+"""
+
+_END = """    attended_rows = Transpose <perm: ints = [0, 2, 1, 3]> (attended)
+    y_shape = Shape (q)
+    y = Reshape (attended_rows, y_shape)
+}
+"""
+
+CACHED_ATTENTION = onnx.parser.parse_function(_BEGIN % {"name": "CachedAttention", "sinks": ""} + _PLAIN + _END)
+"""Rotary embedding, caching and attention of the rows of one sequence."""
+
+CACHED_ATTENTION_WITH_SINKS = onnx.parser.parse_function(
+    _BEGIN % {"name": "CachedAttentionWithSinks", "sinks": ", sinks"} + _WITH_SINKS + _END
+)
+"""The same with a logit f32[q_heads] per head that takes part in the softmax and is no position; no soft cap."""

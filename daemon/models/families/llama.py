@@ -1,0 +1,37 @@
+"""Llama 2 and 3, and the many models that have their config."""
+
+from __future__ import annotations
+
+from motley.daemon.models.blocks import (
+    attention,
+    gated_mlp,
+    mlp_axis,
+    model,
+    no_windows,
+    pre_norm_layer,
+    read_shape,
+    usual_names,
+)
+from motley.daemon.models.description import Layer, Model
+from motley.daemon.models.keys import Keys
+from motley.daemon.models.rope_keys import read_rope
+
+
+def llama(keys: Keys) -> Model:
+    """Describe a model of type ``llama``."""
+    shape = read_shape(keys, kv_heads=True)
+    rope, context = read_rope(keys, shape.heads.size)
+    no_windows(keys, shape.layers)
+    bias, mlp_bias = keys.flag("attention_bias", False), keys.flag("mlp_bias", False)
+    columns = mlp_axis(keys.size("intermediate_size"))
+
+    def layer(number: int) -> Layer:
+        names = usual_names(f"model.layers.{number}.mlp", mlp_bias)
+        return pre_norm_layer(
+            shape,
+            number,
+            lambda writer, x: attention(writer, shape, number, x, qkv_bias=bias, output_bias=bias),
+            lambda writer, x: gated_mlp(writer, f"layers.{number}.mlp", x, columns, names),
+        )
+
+    return model("llama", shape, layer, {"main": rope}, context)

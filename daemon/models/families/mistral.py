@@ -1,0 +1,38 @@
+"""Mistral: Llama with a sliding window."""
+
+from __future__ import annotations
+
+from motley.daemon.models.blocks import (
+    attention,
+    gated_mlp,
+    mlp_axis,
+    model,
+    pre_norm_layer,
+    read_shape,
+    usual_names,
+    windows_everywhere,
+    without_bias,
+)
+from motley.daemon.models.description import Layer, Model
+from motley.daemon.models.keys import Keys
+from motley.daemon.models.rope_keys import read_rope
+
+
+def mistral(keys: Keys) -> Model:
+    """Describe a model of type ``mistral``."""
+    shape = read_shape(keys)
+    rope, context = read_rope(keys, shape.heads.size)
+    windows = windows_everywhere(keys, shape.layers)
+    without_bias(keys, "attention_bias", "mlp_bias")
+    columns = mlp_axis(keys.size("intermediate_size"))
+
+    def layer(number: int) -> Layer:
+        names = usual_names(f"model.layers.{number}.mlp")
+        return pre_norm_layer(
+            shape,
+            number,
+            lambda writer, x: attention(writer, shape, number, x, window=windows[number]),
+            lambda writer, x: gated_mlp(writer, f"layers.{number}.mlp", x, columns, names),
+        )
+
+    return model("mistral", shape, layer, {"main": rope}, context)

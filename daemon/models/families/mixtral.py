@@ -1,0 +1,62 @@
+"""Mixtral: Mistral with experts in the place of every MLP."""
+
+from __future__ import annotations
+
+from motley.daemon.models.blocks import (
+    MlpNames,
+    attention,
+    expert_count,
+    experts,
+    model,
+    pre_norm_layer,
+    read_shape,
+    stacked_parts,
+    usual_names,
+    windows_everywhere,
+    without_bias,
+)
+from motley.daemon.models.description import Layer, Model, Part, Routing
+from motley.daemon.models.keys import Keys
+from motley.daemon.models.rope_keys import read_rope
+
+
+def mixtral(keys: Keys) -> Model:
+    """Describe a model of type ``mixtral``."""
+    shape = read_shape(keys, epsilon=1e-5)
+    rope, context = read_rope(keys, shape.heads.size, theta=1e6)
+    windows = windows_everywhere(keys, shape.layers, silent=0)
+    without_bias(keys, "attention_bias", "mlp_bias")
+    count, columns = expert_count(keys), keys.size("intermediate_size")
+    routing = Routing(keys.size("num_experts_per_tok"), normalised=True)
+
+    def layer(number: int) -> Layer:
+        return pre_norm_layer(
+            shape,
+            number,
+            lambda writer, x: attention(writer, shape, number, x, window=windows[number]),
+            lambda writer, x: experts(
+                writer,
+                shape,
+                number,
+                x,
+                count,
+                columns,
+                routing,
+                names=_names(number, shape.hidden, columns),
+                router_parts=(Part(f"model.layers.{number}.block_sparse_moe.gate.weight", (count, shape.hidden)),),
+            ),
+        )
+
+    return model("mixtral", shape, layer, {"main": rope}, context)
+
+
+def _names(number: int, hidden: int, columns: int) -> MlpNames:
+    """Files from before transformers 5 call gate, up and down w1, w3 and w2, of another module."""
+    module = f"model.layers.{number}"
+    stacked = stacked_parts(f"{module}.mlp.experts", hidden, columns)
+    older = f"{module}.block_sparse_moe.experts.{{expert}}"
+    letters = {"gate": ("w1", (columns, hidden)), "up": ("w3", (columns, hidden)), "down": ("w2", (hidden, columns))}
+    parts = {
+        part: (Part(f"{older}.{letter}.weight", shape), *stacked[part]) for part, (letter, shape) in letters.items()
+    }
+    return usual_names(f"{module}.mlp.experts.{{expert}}", parts=parts)

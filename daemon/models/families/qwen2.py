@@ -1,0 +1,38 @@
+"""Qwen2 and Qwen2.5: Llama with biases of queries, keys and values, and windows in some layers."""
+
+from __future__ import annotations
+
+from motley.daemon.models.blocks import (
+    attention,
+    gated_mlp,
+    mlp_axis,
+    model,
+    pre_norm_layer,
+    read_shape,
+    usual_names,
+    windows_from_a_layer,
+    without_bias,
+)
+from motley.daemon.models.description import Layer, Model
+from motley.daemon.models.keys import Keys
+from motley.daemon.models.rope_keys import read_rope
+
+
+def qwen2(keys: Keys) -> Model:
+    """Describe a model of type ``qwen2``."""
+    shape = read_shape(keys)
+    rope, context = read_rope(keys, shape.heads.size)
+    windows = windows_from_a_layer(keys, shape.layers)
+    without_bias(keys, "mlp_bias")
+    columns = mlp_axis(keys.size("intermediate_size"))
+
+    def layer(number: int) -> Layer:
+        names = usual_names(f"model.layers.{number}.mlp")
+        return pre_norm_layer(
+            shape,
+            number,
+            lambda writer, x: attention(writer, shape, number, x, qkv_bias=True, window=windows[number]),
+            lambda writer, x: gated_mlp(writer, f"layers.{number}.mlp", x, columns, names),
+        )
+
+    return model("qwen2", shape, layer, {"main": rope}, context)

@@ -1,0 +1,51 @@
+"""Qwen2 MoE: experts and a shared one, gated by row; some layers may have an MLP."""
+
+from __future__ import annotations
+
+from motley.daemon.models.blocks import (
+    SharedExpert,
+    attention,
+    expert_count,
+    experts,
+    gated_mlp,
+    mlp_axis,
+    model,
+    no_windows,
+    pre_norm_layer,
+    read_shape,
+    sparse_layers,
+    usual_names,
+    without_bias,
+)
+from motley.daemon.models.description import Layer, Model, Routing
+from motley.daemon.models.keys import Keys
+from motley.daemon.models.rope_keys import read_rope
+
+
+def qwen2_moe(keys: Keys) -> Model:
+    """Describe a model of type ``qwen2_moe``."""
+    shape = read_shape(keys)
+    rope, context = read_rope(keys, shape.heads.size)
+    no_windows(keys, shape.layers)
+    without_bias(keys, "mlp_bias")
+    bias = keys.flag("qkv_bias", True)
+    count, columns = expert_count(keys), keys.size("moe_intermediate_size")
+    sparse = sparse_layers(keys, shape.layers)
+    plain = None if all(sparse) else mlp_axis(keys.size("intermediate_size"))
+    shared = SharedExpert(keys.size("shared_expert_intermediate_size"))
+    routing = Routing(keys.size("num_experts_per_tok"), normalised=keys.flag("norm_topk_prob", False))
+
+    def layer(number: int) -> Layer:
+        names = usual_names(f"model.layers.{number}.mlp")
+        return pre_norm_layer(
+            shape,
+            number,
+            lambda writer, x: attention(writer, shape, number, x, qkv_bias=bias),
+            lambda writer, x: (
+                experts(writer, shape, number, x, count, columns, routing, shared=shared)
+                if plain is None or sparse[number]
+                else gated_mlp(writer, f"layers.{number}.mlp", x, plain, names)
+            ),
+        )
+
+    return model("qwen2_moe", shape, layer, {"main": rope}, context)

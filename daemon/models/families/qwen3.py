@@ -1,0 +1,41 @@
+"""Qwen3: Llama with norms of every query and key head, and windows in some layers."""
+
+from __future__ import annotations
+
+from motley.daemon.models.blocks import (
+    attention,
+    gated_mlp,
+    mlp_axis,
+    model,
+    pre_norm_layer,
+    read_shape,
+    usual_names,
+    windows_from_a_layer,
+    without_bias,
+)
+from motley.daemon.models.description import Layer, Model
+from motley.daemon.models.keys import Keys
+from motley.daemon.models.rope_keys import read_rope
+
+
+def qwen3(keys: Keys) -> Model:
+    """Describe a model of type ``qwen3``."""
+    shape = read_shape(keys, head_dim=128)
+    rope, context = read_rope(keys, shape.heads.size)
+    windows = windows_from_a_layer(keys, shape.layers)
+    without_bias(keys, "mlp_bias")
+    bias = keys.flag("attention_bias", False)
+    columns = mlp_axis(keys.size("intermediate_size"))
+
+    def layer(number: int) -> Layer:
+        names = usual_names(f"model.layers.{number}.mlp")
+        return pre_norm_layer(
+            shape,
+            number,
+            lambda writer, x: attention(
+                writer, shape, number, x, qkv_bias=bias, output_bias=bias, qk_norm=True, window=windows[number]
+            ),
+            lambda writer, x: gated_mlp(writer, f"layers.{number}.mlp", x, columns, names),
+        )
+
+    return model("qwen3", shape, layer, {"main": rope}, context)

@@ -1,0 +1,49 @@
+"""Qwen3 MoE: Qwen3 with experts; some layers may have an MLP."""
+
+from __future__ import annotations
+
+from motley.daemon.models.blocks import (
+    attention,
+    expert_count,
+    experts,
+    gated_mlp,
+    mlp_axis,
+    model,
+    no_windows,
+    pre_norm_layer,
+    read_shape,
+    sparse_layers,
+    usual_names,
+    without_bias,
+)
+from motley.daemon.models.description import Layer, Model, Routing
+from motley.daemon.models.keys import Keys
+from motley.daemon.models.rope_keys import read_rope
+
+
+def qwen3_moe(keys: Keys) -> Model:
+    """Describe a model of type ``qwen3_moe``."""
+    shape = read_shape(keys)
+    rope, context = read_rope(keys, shape.heads.size)
+    no_windows(keys, shape.layers)
+    without_bias(keys, "mlp_bias")
+    bias = keys.flag("attention_bias", False)
+    count, columns = expert_count(keys), keys.size("moe_intermediate_size")
+    sparse = sparse_layers(keys, shape.layers)
+    plain = None if all(sparse) else mlp_axis(keys.size("intermediate_size"))
+    routing = Routing(keys.size("num_experts_per_tok"), normalised=keys.flag("norm_topk_prob", False))
+
+    def layer(number: int) -> Layer:
+        names = usual_names(f"model.layers.{number}.mlp")
+        return pre_norm_layer(
+            shape,
+            number,
+            lambda writer, x: attention(writer, shape, number, x, qkv_bias=bias, output_bias=bias, qk_norm=True),
+            lambda writer, x: (
+                experts(writer, shape, number, x, count, columns, routing)
+                if plain is None or sparse[number]
+                else gated_mlp(writer, f"layers.{number}.mlp", x, plain, names)
+            ),
+        )
+
+    return model("qwen3_moe", shape, layer, {"main": rope}, context)

@@ -1,0 +1,53 @@
+"""How a checkpoint that is quantised already is packed, from its ``config.json``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from motley.daemon.models.keys import Keys
+from motley.daemon.weights.packed import Packing
+
+PACKED_GROUPS = (16, 32, 64, 128, 256)
+"""Sizes of groups that packed checkpoints may have."""
+
+
+def read_packing(folder: Path) -> Packing | None:
+    """How a checkpoint that is quantised already is packed, from the ``quantization_config``; None: it is not.
+
+    Raises:
+        ConfigError: it is quantised in a way that cannot be read.
+    """
+    config = Keys.load(folder / "config.json")
+    if config.values.get("quantization_config") is None:
+        return None
+    keys = config.inner("quantization_config")
+    given = keys.values
+    method = given.get("quant_method")
+    if method not in ("gptq", "awq"):
+        raise keys.refusal(
+            "quant_method", '"gptq" or "awq"; or take the model unquantised, it can be quantised while loading'
+        )
+    for key, also in (("bits", "w_bit"), ("group_size", "q_group_size")):
+        if key not in given and also in given:
+            given[key] = given[also]
+    bits = keys.size("bits")
+    group = given.get("group_size")
+    if group != -1 and (group not in PACKED_GROUPS or isinstance(group, bool)):
+        raise keys.refusal("group_size", f"{', '.join(map(str, PACKED_GROUPS))}, or -1 for whole rows")
+    group = max(group, 0)
+    keys.only("pack_dtype", "int32")
+    keys.only("dynamic", {})
+    keys.only("is_marlin_format", False)
+    if method == "awq":
+        if bits != 4:
+            raise keys.refusal("bits", "only 4 with AWQ")
+        if not isinstance(version := given.get("version", "gemm"), str) or version.lower() != "gemm":
+            raise keys.refusal("version", 'only "gemm"')
+        keys.only("zero_point", True)
+        return Packing("awq", bits, group)
+    if bits not in (4, 8):
+        raise keys.refusal("bits", "4 or 8 with GPTQ")
+    layouts = {"gptq": 1, "gptq_v2": 0}
+    keys.only("format", *layouts)
+    layout = keys.one_of("checkpoint_format", layouts, default=given.get("format") or "gptq")
+    return Packing("gptq", bits, group, zero_offset=layouts[layout], reordered=keys.flag("desc_act", False))

@@ -1,0 +1,69 @@
+"""A model's description from its ``config.json``; what cannot be computed is refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from motley.daemon.models.description import Model
+from motley.daemon.models.families import FAMILIES
+from motley.daemon.models.keys import ConfigError, Keys
+
+NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "hidden_act": ("silu",),
+    "attention_multiplier": (),
+    "attn_logit_softcapping": (),
+    "clip_qkv": (),
+    "embedding_multiplier": (1.0,),
+    "final_logit_softcapping": (),
+    "is_causal": (True,),
+    "layernorm_scale": (1.0,),
+    "logit_scale": (1.0,),
+    "logits_scaling": (1.0,),
+    "no_rope_layers": ([],),
+    "n_group": (1,),
+    "n_shared_experts": (0,),
+    "num_experts": (0,),
+    "num_local_experts": (0,),
+    "partial_rotary_factor": (1.0,),
+    "qk_layernorm": (False,),
+    "residual_multiplier": (1.0,),
+    "rope_interleaved": (False,),
+    "routed_scaling_factor": (1.0,),
+    "scale_depth": (1.0,),
+    "scale_emb": (1.0,),
+    "scoring_func": ("softmax",),
+    "shared_expert_intermediate_size": (0,),
+    "use_bidirectional_attention": (False,),
+    "use_qk_norm": (False,),
+}
+"""Keys that change the maths in ways few families have, with the values (besides null) that change nothing."""
+
+
+def read_model(folder: Path) -> Model:
+    """Describe the model of a folder, by ``config.json`` and, where there is one, ``generation_config.json``.
+
+    Raises:
+        ConfigError: a file is absent or broken, or asks for something that is not supported.
+    """
+    model = describe(Keys.load(folder / "config.json"))
+    generation = folder / "generation_config.json"
+    if not generation.exists():
+        return model
+    ends = Keys.load(generation).tokens("eos_token_id")
+    return replace(model, eos=tuple(dict.fromkeys([*ends, *model.eos])))
+
+
+def describe(keys: Keys) -> Model:
+    """Describe the model that some keys ask for.
+
+    Raises:
+        ConfigError: they ask for something that is not supported.
+    """
+    if "model_type" not in keys.values:
+        raise ConfigError(f"{keys.where}: no model_type; supported: {', '.join(FAMILIES)}")
+    model = FAMILIES[keys.one_of("model_type", FAMILIES)](keys)
+    keys.check_the_rest(NEUTRAL)
+    return model
