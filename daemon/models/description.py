@@ -437,6 +437,7 @@ class Model:
         head: from `head_x`, the residuals of the rows that are asked for, to `logits`.
         ropes: rotary embeddings by name, as `Attend.rope` calls them.
         ignored: what the names of tensors begin with that a checkpoint may have and this model does not use.
+        prefixes: what names may begin with in the place of ``model.``: the model is a part of a larger one.
     """
 
     family: str
@@ -452,6 +453,7 @@ class Model:
     ropes: Mapping[str, Rope] = field(default_factory=dict)
     embedding_scale: float = 1.0
     ignored: tuple[str, ...] = ()
+    prefixes: tuple[str, ...] = ()
 
     @property
     def tied(self) -> bool:
@@ -502,10 +504,18 @@ def weights_of(operation: Operation) -> tuple[W, ...]:
 
 def tensors(model: Model) -> Iterator[Tensor]:
     """Every tensor that a model wants, those of all experts apart; a tied head is the embedding table."""
-    yield from model.embedding.tensors()
-    for layer in model.layers:
-        yield from _tensors(layer.operations)
-    yield from (tensor for tensor in _tensors(model.head) if tensor.name != model.embedding.name)
+    found = [*model.embedding.tensors(), *(each for layer in model.layers for each in _tensors(layer.operations))]
+    found += [tensor for tensor in _tensors(model.head) if tensor.name != model.embedding.name]
+    for tensor in found:
+        elsewhere = (Part(_with_prefix(tensor.name, prefix), tensor.shape) for prefix in model.prefixes)
+        yield Tensor(tensor.name, tensor.shape, (*tensor.parts, *elsewhere))
+
+
+def _with_prefix(name: str, prefix: str) -> str:
+    """The name of a tensor of a model that is a part of a larger one; its head is beside the rest."""
+    if name.startswith("model."):
+        return prefix + name.removeprefix("model.")
+    return prefix.removesuffix("model.") + name
 
 
 def _tensors(operations: Iterable[Operation]) -> Iterator[Tensor]:

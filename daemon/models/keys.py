@@ -85,6 +85,13 @@ class Keys:
             raise self.refusal(key, "an object")
         return Keys(self.where, value or {}, prefix=f"{self._prefix}{self._spelled.get(key, key)}.")
 
+    def filled(self, defaults: Mapping[str, Any]) -> Keys:
+        """The same keys with others where they are absent or null."""
+        given = {key: value for key, value in self.values.items() if value is not None or key not in defaults}
+        filled = Keys(self.where, {**defaults, **given}, self._prefix, self._spelled)
+        filled._read = self._read
+        return filled
+
     def size(self, key: str, default: int | None = None, least: int = 1) -> int:
         """A whole number of at least `least`; `default` where the key is absent or null."""
         value = self.get(key)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from motley.daemon.models.description import Model
-from motley.daemon.models.families import FAMILIES
+from motley.daemon.models.families import FAMILIES, TEXT_PARTS
 from motley.daemon.models.keys import ConfigError, Keys
 
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
@@ -41,6 +41,9 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 }
 """Keys that change the maths in ways few families have, with the values (besides null) that change nothing."""
 
+TEXT_PREFIXES = ("language_model.model.", "model.language_model.")
+"""What the tensors of a text part begin with, in the place of ``model.``, beside those of other parts."""
+
 
 def read_model(folder: Path) -> Model:
     """Describe the model of a folder, by ``config.json`` and, where there is one, ``generation_config.json``.
@@ -63,7 +66,21 @@ def describe(keys: Keys) -> Model:
         ConfigError: they ask for something that is not supported.
     """
     if "model_type" not in keys.values:
-        raise ConfigError(f"{keys.where}: no model_type; supported: {', '.join(FAMILIES)}")
-    model = FAMILIES[keys.one_of("model_type", FAMILIES)](keys)
+        raise ConfigError(f"{keys.where}: no model_type; supported: {', '.join([*FAMILIES, *TEXT_PARTS])}")
+    kind = keys.one_of("model_type", [*FAMILIES, *TEXT_PARTS])
+    if kind in TEXT_PARTS:
+        return replace(describe(_text_keys(keys, TEXT_PARTS[kind])), prefixes=TEXT_PREFIXES)
+    model = FAMILIES[kind](keys)
     keys.check_the_rest(NEUTRAL)
     return model
+
+
+def _text_keys(keys: Keys, kind: str) -> Keys:
+    """The keys of the text part of a model; some may stand beside it."""
+    if keys.get("text_config") is None:
+        raise keys.refusal("text_config", "the keys of the text part")
+    beside = {key: keys.values[key] for key in ("eos_token_id", "tie_word_embeddings") if key in keys.values}
+    text = keys.inner("text_config").filled({"model_type": kind})
+    text.one_of("model_type", [kind])
+    text.values |= beside
+    return text

@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from motley.daemon.models.description import Model
+from motley.daemon.models.families.gemma3 import gemma3
+from motley.daemon.models.families.glm4_moe import glm4_moe
+from motley.daemon.models.families.gpt_oss import gpt_oss
 from motley.daemon.models.families.llama import llama
 from motley.daemon.models.families.mistral import mistral
 from motley.daemon.models.families.mixtral import mixtral
 from motley.daemon.models.families.olmoe import olmoe
+from motley.daemon.models.families.phi3 import phi3
 from motley.daemon.models.families.qwen2 import qwen2
 from motley.daemon.models.families.qwen2_moe import qwen2_moe
 from motley.daemon.models.families.qwen3 import qwen3
@@ -16,13 +20,20 @@ from motley.daemon.models.families.qwen3_moe import qwen3_moe
 from motley.daemon.models.keys import Keys
 
 FAMILIES: Mapping[str, Callable[[Keys], Model]] = {
+    "gemma3_text": gemma3,
+    "glm4_moe": glm4_moe,
+    "gpt_oss": gpt_oss,
     "llama": llama,
     "mistral": mistral,
     "mixtral": mixtral,
     "olmoe": olmoe,
+    "phi3": phi3,
     "qwen2": qwen2,
     "qwen2_moe": qwen2_moe,
     "qwen3": qwen3,
     "qwen3_moe": qwen3_moe,
 }
 """What describes a model, by the ``model_type`` of its config. Each raises `ConfigError`."""
+
+TEXT_PARTS: Mapping[str, str] = {"gemma3": "gemma3_text"}
+"""Models of more than text whose text part (``text_config``) is of a family: its ``model_type``."""

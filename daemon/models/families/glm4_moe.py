@@ -1,0 +1,80 @@
+"""GLM-4.5 and 4.6: experts in groups, chosen by sigmoids with a correction, after some layers with an MLP."""
+
+from __future__ import annotations
+
+from motley.daemon.models.blocks import (
+    SharedExpert,
+    attention,
+    expert_count,
+    experts,
+    gated_mlp,
+    mlp_axis,
+    model,
+    no_windows,
+    pre_norm_layer,
+    read_shape,
+    usual_names,
+)
+from motley.daemon.models.description import Axis, Kind, Layer, Model, Routing, W
+from motley.daemon.models.keys import Keys
+from motley.daemon.models.rope_keys import read_rope
+
+
+def glm4_moe(keys: Keys) -> Model:
+    """Describe a model of type ``glm4_moe``."""
+    shape = read_shape(keys, epsilon=1e-5)
+    rope, context = read_rope(keys, shape.heads.size, partial=0.5)
+    no_windows(keys, shape.layers)
+    bias, qk_norm = keys.flag("attention_bias", False), keys.flag("use_qk_norm", False)
+    count, columns = expert_count(keys, "n_routed_experts", "num_local_experts"), keys.size("moe_intermediate_size")
+    dense = keys.size("first_k_dense_replace", 1, least=0)
+    plain, shared = mlp_axis(keys.size("intermediate_size")), keys.size("n_shared_experts", 1, least=0)
+
+    def layer(number: int) -> Layer:
+        names = usual_names(f"model.layers.{number}.mlp")
+        return pre_norm_layer(
+            shape,
+            number,
+            lambda writer, x: attention(writer, shape, number, x, qkv_bias=bias, qk_norm=qk_norm),
+            lambda writer, x: (
+                gated_mlp(writer, f"layers.{number}.mlp", x, plain, names)
+                if number < dense
+                else experts(
+                    writer,
+                    shape,
+                    number,
+                    x,
+                    count,
+                    columns,
+                    _routing(keys, number, count),
+                    shared=SharedExpert(shared * columns, "shared_experts", gated=False) if shared else None,
+                )
+            ),
+        )
+
+    # Layers beyond the last one predict tokens further ahead.
+    further = range(shape.layers, shape.layers + keys.size("num_nextn_predict_layers", 1, least=0))
+    return model(
+        "glm4_moe", shape, layer, {"main": rope}, context, ignored=[f"model.layers.{each}." for each in further]
+    )
+
+
+def _routing(keys: Keys, number: int, count: int) -> Routing:
+    groups, kept, chosen = keys.size("n_group", 1), keys.size("topk_group", 1), keys.size("num_experts_per_tok")
+    if count % groups or (groups > 1 and count // groups < 2):
+        raise keys.refusal("n_group", f"a divisor of n_routed_experts = {count} that leaves two experts in a group")
+    if kept > groups or kept * (count // groups) < chosen:
+        raise keys.refusal("topk_group", f"at most n_group = {groups}, with num_experts_per_tok = {chosen} experts")
+    correction = W(
+        f"model.layers.{number}.mlp.gate.e_score_correction_bias", Axis(Kind.PLAIN, count, "n_routed_experts")
+    )
+    return Routing(
+        chosen,
+        scores="sigmoid",
+        normalised=keys.flag("norm_topk_prob", True),
+        epsilon=1e-20,
+        groups=groups,
+        groups_kept=kept,
+        scaling=keys.number("routed_scaling_factor", 1.0),
+        correction=correction,
+    )
