@@ -14,9 +14,11 @@ struct attention {
     const float *cos; /* [places, turned] */
     const float *sin; /* the same */
     const int64_t *position;
-    float *y; /* [heads * size] */
+    const float *sinks; /* [heads], a logit each that is no position's; or NULL */
+    float *y;           /* [heads * size] */
     int64_t heads, kv_heads, size, capacity, places, turned, window;
     float scale;
+    float soft_cap; /* scores are cap * tanh(score / cap); 0: they are not */
 };
 
 /* An attention under way, in stretches of SIGHT positions, the last of which may be shorter. */

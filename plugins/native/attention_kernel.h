@@ -68,6 +68,15 @@ ALWAYS void score(const struct attending *now, const float *q, const float *keys
     for (int h = 0; h < heads; h++) memcpy(scores + h * SIGHT, totals + h * positions, (size_t)positions * 4);
 }
 
+/* cap * tanh(score / cap), in place; with e = exp(-2 |x|), tanh |x| = (1 - e) / (1 + e). */
+ALWAYS void cap_scores(float *scores, int64_t count, float cap) {
+    for (int64_t i = 0; i < count; i += LANES) {
+        const floats here = load_floats(scores + i, LANES), x = here / cap;
+        const floats e = exponential((floats)((ints)x | INT32_MIN) * 2), bounded = (1 - e) / (1 + e);
+        store_floats(scores + i, (floats)((ints)bounded | ((ints)x & INT32_MIN)) * cap, LANES);
+    }
+}
+
 /* Scores to exponentials, in place; their sum and the largest score. */
 ALWAYS void exponentiate(float *scores, int64_t count, float *largest, float *sum) {
     floats most = all_lanes(LEAST), lanes[PARTS][TILE];
@@ -131,6 +140,8 @@ static void attend_heads(const struct attending *now, int64_t stretch, int64_t k
 #define SCORE_ONE(n) score(now, q + h * now->wide, keys + t * size, scores[h] + t, n, 1)
     for (; t + TILE_TOKENS <= positions; t += TILE_TOKENS) FOR_HEADS(heads, h, SCORE_TILE)
     for (; t < positions; t++) FOR_HEADS(heads, h, SCORE_ONE)
+    if (a->soft_cap != 0)
+        for (int64_t h = 0; h < heads; h++) cap_scores(scores[h], positions, a->soft_cap);
     for (int64_t h = 0; h < heads; h++)
         exponentiate(scores[h], positions, now->largest + summary + h, now->sums + summary + h);
 #define WEIGH_TILE(n) weigh(now, scores[h], values + i, positions, LANES, sight + h * now->wide + i, n, TILE_TOKENS)
@@ -149,11 +160,13 @@ static void combine(const struct attending *now) {
     const int64_t heads = now->a.heads, size = now->a.size;
     for (int64_t h = 0; h < heads; h += LANES) {
         const int64_t left = heads - h;
-        floats most = all_lanes(LEAST), sum = {0};
+        const floats sinks = now->a.sinks ? load_floats(now->a.sinks + h, left) : all_lanes(0);
+        floats most = now->a.sinks ? sinks : all_lanes(LEAST), sum = {0};
         for (int64_t s = 0; s < now->stretches; s++) {
             const floats here = load_floats(now->largest + s * heads + h, left);
             most = choose(here > most, here, most);
         }
+        if (now->a.sinks) sum = exponential(sinks - most);
         for (int64_t s = 0; s < now->stretches; s++) {
             const floats weight = exponential(load_floats(now->largest + s * heads + h, left) - most);
             store_floats(now->largest + s * heads + h, weight, left);

@@ -58,7 +58,13 @@ class Norm(ctypes.Structure):
 class Gated(ctypes.Structure):
     """``struct gated`` of rows.h."""
 
-    _fields_ = (("gate_up", c_void_p), ("y", c_void_p), ("rows", c_int64), ("columns", c_int64))
+    _fields_ = (
+        ("gate_up", c_void_p),
+        ("y", c_void_p),
+        ("rows", c_int64),
+        ("columns", c_int64),
+        ("activation", c_int32),
+    )
 
 
 class Attention(ctypes.Structure):
@@ -72,6 +78,7 @@ class Attention(ctypes.Structure):
         ("cos", c_void_p),
         ("sin", c_void_p),
         ("position", c_void_p),
+        ("sinks", c_void_p),
         ("y", c_void_p),
         ("heads", c_int64),
         ("kv_heads", c_int64),
@@ -81,10 +88,11 @@ class Attention(ctypes.Structure):
         ("turned", c_int64),
         ("window", c_int64),
         ("scale", c_float),
+        ("soft_cap", c_float),
     )
 
 
-INTERFACE = (2, *map(ctypes.sizeof, (Matmul, Norm, Gated, Attention)))
+INTERFACE = (3, *map(ctypes.sizeof, (Matmul, Norm, Gated, Attention)))
 """``motley_interface`` of library.c: a number that both count up when they no longer understand each other, and what
 each struct takes. It tells a library that was built before an update."""
 

@@ -2,8 +2,11 @@
  *
  * - Norm: lane i of 16 adds the squares of elements i, i + 16, ... by lane = fma(total, total, lane), starting from 0;
  *   lanes are added as the tree of matmul.c. With s = 1 / sqrt(sum / columns + epsilon), y = total * s * weight.
- * - Gate: with e = exp(-|gate|) (floats.h), silu = gate / (1 + e), for negative gates gate * e / (1 + e), where a
- *   gate below -120 counts as -120 (e is 0 there); y = silu * up.
+ * - Gate: gate * sigmoid(z) with e = exp(-|z|) (floats.h) is gate / (1 + e), for negative z gate * e / (1 + e), where
+ *   a gate below -120 counts as -120 (e is 0 there).
+ *   SILU: z = gate; y = gate * sigmoid(z) * up.
+ *   GELU_TANH: z = 2 sqrt(2 / pi) (gate + 0.044715 gate^3), which is gelu by the approximation with tanh; y likewise.
+ *   CLAMPED: gate is at most 7, up within -7 and 7, z = 1.702 gate; y = gate * sigmoid(z) * (up + 1).
  */
 #include "library.h"
 

@@ -14,10 +14,13 @@ struct norm {
     float epsilon;
 };
 
-/* SHARED with library.py. y[rows, columns] = silu(gate) * up, of gate_up[rows, 2 * columns], gates first. */
+enum activation { SILU, GELU_TANH, CLAMPED };
+
+/* SHARED with library.py. y[rows, columns] of gate_up[rows, 2 * columns], gates first: see rows.c. */
 struct gated {
     const float *gate_up;
     float *y;
     int64_t rows, columns;
+    int32_t activation;
 };
 #endif

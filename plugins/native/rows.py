@@ -49,8 +49,12 @@ def bind_norm(x: F32, skip: F32 | None, weight: F32, epsilon: float, y: F32, tot
     return partial(library().motley_norm, ctypes.byref(norm))
 
 
-def bind_gated(gate_up: F32, y: F32) -> Action:
-    """SwiGLU of rows: ``y = silu(gate) * up``.
+ACTIVATIONS = ("silu", "gelu_tanh", "clamped")
+"""What gates may be opened by, see rows.c: the numbers that rows.h calls them by are their places."""
+
+
+def bind_gated(gate_up: F32, y: F32, activation: str = "silu") -> Action:
+    """What a gated MLP makes of gate and up: ``y = silu(gate) * up``, or with another of `ACTIVATIONS`.
 
     Args:
         gate_up: f32[M, 2F], gates first.
@@ -62,6 +66,7 @@ def bind_gated(gate_up: F32, y: F32) -> Action:
         gate_up=address("gate_up", gate_up, np.float32, rows, 2 * columns),
         rows=rows,
         columns=columns,
+        activation=ACTIVATIONS.index(activation),
     )
     gated.kept = (gate_up, y)
     return partial(library().motley_gated, ctypes.byref(gated))
@@ -81,6 +86,8 @@ def bind_attention(
     scale: float,
     window: int,
     pool: Pool,
+    soft_cap: float = 0.0,
+    sinks: F32 | None = None,
 ) -> Action:
     """One token's attention to the positions up to its own, of ``C`` that the caches have room for.
 
@@ -99,6 +106,8 @@ def bind_attention(
         heads: of q; groups of ``heads / kv_heads`` share a head of k and v.
         scale: of the products of q and k.
         window: how many positions the token sees, its own among them; 0: all.
+        soft_cap: products are ``cap * tanh(product / cap)``; 0: they are not.
+        sinks: f32[heads], a logit each that takes part in the softmax and is no position.
         pool: computes; several threads if there is enough to see.
 
     Raises:
@@ -124,6 +133,7 @@ def bind_attention(
         cos=address("cos", cos, np.float32, places, turned),
         sin=address("sin", sin, np.float32, places, turned),
         position=address("position", position, np.int64, 1),
+        sinks=None if sinks is None else address("sinks", sinks, np.float32, heads),
         y=place("y", y, np.float32, 1, heads * size),
         heads=heads,
         kv_heads=kv_heads,
@@ -133,8 +143,9 @@ def bind_attention(
         turned=turned,
         window=window,
         scale=scale,
+        soft_cap=soft_cap,
     )
     if not library().motley_prepare_attention(attention):
         raise MemoryError(f"no memory to attend to {capacity} positions with {heads} heads of {size}")
-    attention.kept = (qkv, key_cache, value_cache, cos, sin, position, y, pool)
+    attention.kept = (qkv, key_cache, value_cache, cos, sin, position, y, sinks, pool)
     return partial(library().motley_attention, ctypes.byref(attention))

@@ -24,19 +24,39 @@ static void normalise(const struct norm *norm) {
     }
 }
 
-ALWAYS floats silu(floats gate) {
-    const floats e = exponential((floats)((ints)gate | INT32_MIN)); /* of minus its magnitude */
+/* gate * sigmoid(z) */
+ALWAYS floats open_gate(floats gate, floats z) {
+    const floats e = exponential((floats)((ints)z | INT32_MIN)); /* of minus its magnitude */
     const floats bounded = choose(gate < -120.f, all_lanes(-120), gate);
-    return choose(gate < 0.f, bounded * e, gate) / (1 + e);
+    return choose(z < 0.f, bounded * e, gate) / (1 + e);
 }
 
-static void gate(const struct gated *gated) {
+ALWAYS floats activate(floats gate, floats up, const enum activation activation) {
+    if (activation == SILU) return open_gate(gate, gate) * up;
+    if (activation == GELU_TANH) {
+        const floats cubed = gate * gate * gate * 0x1.6e4e26p-5f;
+        return open_gate(gate, (gate + cubed) * 0x1.988454p0f) * up;
+    }
+    gate = choose(gate > 7.f, all_lanes(7), gate);
+    up = choose(up > 7.f, all_lanes(7), up);
+    up = choose(up < -7.f, all_lanes(-7), up);
+    return open_gate(gate, gate * 0x1.b3b646p0f) * (up + 1);
+}
+
+ALWAYS void gate_rows(const struct gated *gated, const enum activation activation) {
     const int64_t columns = gated->columns;
     for (int64_t row = 0; row < gated->rows; row++) {
         const float *gates = gated->gate_up + row * 2 * columns, *ups = gates + columns;
         float *y = gated->y + row * columns;
-        for (int64_t i = 0; i < columns; i += LANES)
-            store_floats(y + i, silu(load_floats(gates + i, columns - i)) * load_floats(ups + i, columns - i),
-                         columns - i);
+        for (int64_t i = 0; i < columns; i += LANES) {
+            const floats gate = load_floats(gates + i, columns - i), up = load_floats(ups + i, columns - i);
+            store_floats(y + i, activate(gate, up, activation), columns - i);
+        }
     }
+}
+
+static void gate(const struct gated *gated) {
+    if (gated->activation == GELU_TANH) gate_rows(gated, GELU_TANH);
+    else if (gated->activation == CLAMPED) gate_rows(gated, CLAMPED);
+    else gate_rows(gated, SILU);
 }

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from motley.plugins.native.library import F32
 from motley.plugins.native.matmul import Pool
-from motley.plugins.native.rows import bind_attention, bind_gated, bind_norm
+from motley.plugins.native.rows import ACTIVATIONS, bind_attention, bind_gated, bind_norm
 from tests.plugins.native.native_levels import LEVELS, assert_same, set_level
 
 F64 = np.ndarray[Any, np.dtype[np.float64]]
@@ -105,10 +105,46 @@ def test_what_is_not_finite_does_not_vanish_in_norms(level: str, value: float) -
 # Gates
 
 
-def gated(gate_up: F32) -> F32:
+def gated(gate_up: F32, activation: str = "silu") -> F32:
     y = np.full((len(gate_up), gate_up.shape[1] // 2), np.nan, np.float32)
-    bind_gated(gate_up, y)()
+    bind_gated(gate_up, y, activation)()
     return y
+
+
+def exactly_gated(gate_up: F32, activation: str) -> F64:
+    """By the formulas of `motley.daemon.models.description.Activation`."""
+    gate, up = np.split(gate_up.astype(np.float64), 2, axis=1)
+    if activation == "gelu_tanh":
+        return 0.5 * gate * (1 + np.tanh(np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3))) * up
+    gate, up = np.minimum(gate, 7), np.clip(up, -7, 7)
+    return gate / (1 + np.exp(-1.702 * gate)) * (up + 1)
+
+
+@settings(max_examples=60)
+@given(
+    rows=st.integers(1, 4),
+    columns=st.integers(1, 200),
+    scale=st.sampled_from((0.1, 3, 40)),
+    activation=st.sampled_from(ACTIVATIONS[1:]),
+)
+def test_other_gates(rows: int, columns: int, scale: float, activation: str) -> None:
+    gate_up = normal(np.random.default_rng([rows, columns]), rows, 2 * columns) * np.float32(scale)
+    y = at_all_levels(lambda: gated(gate_up, activation))
+    exact = exactly_gated(gate_up, activation)
+    largest = np.abs(gate_up).max(initial=1)
+    assert (np.abs(y - exact) <= 1e-5 * np.abs(exact) + 2e-7 * largest).all()
+    for row in range(rows):
+        assert_same(gated(gate_up[row : row + 1], activation), y[row : row + 1])
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS[1:])
+def test_other_gates_at_their_limits(activation: str) -> None:
+    gate = np.array([np.inf, 3e38, 200, 0, -0.0, -200, -3e38, -np.inf, np.nan], np.float32)
+    y = at_all_levels(lambda: gated(np.concatenate([gate, np.ones_like(gate)])[None], activation))[0]
+    assert np.isnan(y[8])
+    np.testing.assert_array_equal(y[3:8], 0)
+    np.testing.assert_array_equal(y[:3], gate[:3] if activation == "gelu_tanh" else y[0])
+    assert y[0] == np.inf if activation == "gelu_tanh" else abs(y[0] - 14) < 1e-3
 
 
 def silu(gate: F32) -> F64:
@@ -164,6 +200,8 @@ class Case:
     heads: int
     window: int = 0
     scale: float = 0.3
+    soft_cap: float = 0.0
+    sinks: F32 | None = None
 
     @classmethod
     def random(
@@ -203,6 +241,8 @@ class Case:
             scale=self.scale,
             window=self.window,
             pool=POOLS[threads],
+            soft_cap=self.soft_cap,
+            sinks=self.sinks,
         )
 
     def result(self, threads: int = 1) -> F32:
@@ -227,8 +267,14 @@ class Case:
         seen = slice(max(0, self.position - self.window + 1) if self.window else 0, self.position + 1)
         grouped = queries.reshape(self.kv_heads, -1, queries.shape[1])
         scores = np.float32(self.scale) * grouped @ keys[:, seen].transpose(0, 2, 1)
-        e = np.exp(scores - scores.max(-1, keepdims=True))
-        return (e / e.sum(-1, keepdims=True) @ values[:, seen]).reshape(1, -1)
+        if self.soft_cap:
+            scores = self.soft_cap * np.tanh(scores / self.soft_cap)
+        sinks = np.full(self.heads, -np.inf) if self.sinks is None else self.sinks.astype(np.float64)
+        sinks = sinks.reshape(self.kv_heads, -1, 1)
+        largest = np.maximum(scores.max(-1, keepdims=True), sinks)
+        e = np.exp(scores - largest)
+        total = e.sum(-1, keepdims=True) + np.exp(sinks - largest)
+        return (e / total @ values[:, seen]).reshape(1, -1)
 
     def bound(self) -> float:
         """Of the values: twice what a score's sum by 16 lanes is off by, and a stretch's sum of 128 positions."""
@@ -260,6 +306,16 @@ def cases(draw: st.DrawFn) -> Case:
 def test_attention(case: Case) -> None:
     y = at_all_levels(case.result)
     assert np.abs(y - case.exact()).max() <= case.bound()
+
+
+@settings(max_examples=80, deadline=None)
+@given(case=cases(), cap=st.sampled_from((0.0, 0.5, 30.0)), size=st.sampled_from((0.0, 1.0, 8.0)))
+def test_attention_with_a_soft_cap_and_sinks(case: Case, cap: float, size: float) -> None:
+    sinks = normal(np.random.default_rng(case.heads), case.heads) * np.float32(size) if size else None
+    changed = replace(case, soft_cap=cap, sinks=sinks)
+    y = at_all_levels(changed.result)
+    largest = max(np.abs(case.values).max(), np.abs(case.qkv).max())
+    assert np.abs(y - changed.exact()).max() <= case.bound() + 16 * HALF_ULP * cap * float(largest)
 
 
 @settings(max_examples=30)
