@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from math import ceil, log
 from typing import Any
 
-from motley.daemon.models.description import EMBEDDING, HEAD, Model, expected_shapes
+from motley.daemon.models.blocks import FULL, SLIDING
+from motley.daemon.models.description import EMBEDDING, HEAD, Model, tensors
 from motley.daemon.models.keys import ConfigError, Keys
 from motley.daemon.models.reading import describe
 from motley.daemon.models.rope_keys import MAX_ROPE_FACTOR
@@ -21,6 +22,8 @@ from motley.daemon.weights.gguf_checkpoint import ROPE_FACTORS, GgufCheckpoint
 from motley.daemon.weights.spec import Piece
 
 ROUTER = "mlp.gate.weight"
+LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
+"""What each rotary frequency is divided by, f32[r / 2], in long texts and in short ones (phi3)."""
 
 COMMON: Mapping[str, str] = {
     "hidden_size": "embedding_length",
@@ -114,14 +117,17 @@ class Architecture:
 
     Attributes:
         family: what it is, or what tells it.
-        read: keys besides those that all architectures have.
         more: the family's keys that do not just have another name.
+        read: llama.cpp's keys besides those that all architectures have.
+        names: what llama.cpp calls keys of the family besides those of `COMMON`.
+        partial: a part of each head may be rotated.
     """
 
     family: str | Callable[[Metadata], str]
     more: Callable[[Metadata], dict[str, Any]]
-    read: frozenset[str] = field(default_factory=frozenset)
+    read: frozenset[str] = frozenset()
     names: Mapping[str, str] = field(default_factory=dict)
+    partial: bool = False
 
 
 def gguf_model(checkpoint: GgufCheckpoint) -> Model:
@@ -146,13 +152,18 @@ def gguf_model(checkpoint: GgufCheckpoint) -> Model:
     model = describe(keys)
     unknown = sorted(
         name
-        for name in set(checkpoint.names()) - set(expected_shapes(model)) - {ROPE_FACTORS}
+        for name in set(checkpoint.names()) - _wanted(model) - {ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS}
         if not name.startswith(model.ignored or "\0")
     )
     if unknown:
         named = ", ".join(unknown[:MAX_PROBLEMS]) + (", ..." if len(unknown) > MAX_PROBLEMS else "")
         raise ConfigError(f"{checkpoint.file}: a {metadata.architecture} model of this kind has no tensors {named}")
     return model
+
+
+def _wanted(model: Model) -> set[str]:
+    """The tensors that a model wants, and those that these may be parts of."""
+    return {name for tensor in tensors(model) for name in (tensor.name, *(part.tensor for part in tensor.parts))}
 
 
 def _metadata(checkpoint: GgufCheckpoint) -> Metadata:
@@ -167,12 +178,13 @@ def _metadata(checkpoint: GgufCheckpoint) -> Metadata:
     prefix = f"{architecture}."
     values = {key.removeprefix(prefix): each for key, each in checkpoint.metadata.items() if key.startswith(prefix)}
     own = Keys(checkpoint.file, {key: _short(value) for key, value in values.items()}, prefix)
-    known = _READ | ARCHITECTURES[architecture].read
+    kind = ARCHITECTURES[architecture]
+    known = _READ | kind.read | set(kind.names.values())
     for key, value in own.values.items():
         if key not in known and value not in _NEUTRAL.get(key, ()):
             neutral = _NEUTRAL.get(key)
             raise own.refusal(key, f"only {neutral[0]}" if neutral else "only its absence")
-    layers = own.size("block_count")
+    layers = own.size("block_count") - own.size("nextn_predict_layers", 0, least=0)
     if f"model.layers.{layers - 1}.input_layernorm.weight" not in checkpoint:
         raise own.refusal("block_count", "the number of layers whose tensors are there")
     if EMBEDDING not in checkpoint:
@@ -209,12 +221,17 @@ def _facts(metadata: Metadata) -> dict[str, Any]:
 
 
 def _rope(metadata: Metadata) -> dict[str, Any]:
-    """The keys of a rotary embedding of whole heads."""
+    """The keys of the rotary embedding."""
     own, checkpoint, head_size = metadata.own, metadata.checkpoint, metadata.head_size
     size = own.size("rope.dimension_count", head_size)
-    if size != head_size:
+    if size != head_size and not ARCHITECTURES[metadata.architecture].partial:
         raise own.refusal("rope.dimension_count", f"only the size of a head, {head_size}")
-    rope: dict[str, Any] = {"rope_theta": own.number("rope.freq_base", 10000.0)}
+    if size > head_size:
+        raise own.refusal("rope.dimension_count", f"at most the size of a head, {head_size}")
+    rope: dict[str, Any] = {
+        "rope_theta": own.number("rope.freq_base", 10000.0),
+        "partial_rotary_factor": size / head_size,
+    }
     context = own.size("context_length")
     factor_key = "rope.scaling.factor" if "rope.scaling.factor" in own.values else "rope.scale_linear"
     kind = own.values.get("rope.scaling.type", "linear" if factor_key in own.values else "none")
@@ -349,6 +366,85 @@ def _experts(metadata: Metadata, *, normalised: bool, own_width: bool) -> dict[s
     }
 
 
+def _gemma3(metadata: Metadata) -> dict[str, Any]:
+    """Only layers that see everything have a scaled rotary embedding; the scale of attention is told by the size."""
+    own = metadata.own
+    _no_experts(metadata)
+    heads, size = own.size("attention.head_count"), metadata.head_size
+    largest = metadata.layers == 62  # the model of 27 billion parameters
+    period = own.get("attention.sliding_window_pattern") or 6
+    windowed = own.size("attention.sliding_window", 0, least=0)
+    sliding = period if isinstance(period, list) else [(layer + 1) % period != 0 for layer in range(metadata.layers)]
+    kinds = [SLIDING if windowed and each else FULL for each in sliding]
+    return {
+        "rope_parameters": {
+            "full_attention": _rope(metadata)["rope_parameters"],
+            "sliding_attention": {"rope_theta": own.number("rope.freq_base_swa", 10000.0)},
+        },
+        "query_pre_attn_scalar": own.size("embedding_length") / heads if largest else size,
+        "sliding_window": windowed or None,
+        "layer_types": kinds,
+        "max_position_embeddings": own.size("context_length"),
+    }
+
+
+def _gpt_oss(metadata: Metadata) -> dict[str, Any]:
+    own = metadata.own
+    period = own.get("attention.sliding_window_pattern") or 2
+    sliding = period if isinstance(period, list) else [(layer + 1) % period != 0 for layer in range(metadata.layers)]
+    rope = _rope(metadata)["rope_parameters"]
+    return {
+        "rope_parameters": rope | ({"truncate": False} if rope.get("rope_type") == "yarn" else {}),
+        "layer_types": [SLIDING if each else FULL for each in sliding],
+        "intermediate_size": own.size("expert_feed_forward_length"),
+        "num_experts": own.size("expert_count"),
+        "num_experts_per_tok": own.size("expert_used_count"),
+        "attention_bias": metadata.has("self_attn.q_proj.bias"),
+    }
+
+
+def _glm4_moe(metadata: Metadata) -> dict[str, Any]:
+    own = metadata.own
+    if own.size("expert_gating_func", 2, least=0) not in (0, 2):
+        raise own.refusal("expert_gating_func", "only 2, a sigmoid")
+    normalised = own.flag("expert_weights_norm", True)
+    return {
+        "num_hidden_layers": metadata.layers,
+        "num_nextn_predict_layers": own.size("nextn_predict_layers", 0, least=0),
+        "attention_bias": metadata.has("self_attn.q_proj.bias"),
+        "use_qk_norm": metadata.has("self_attn.q_norm.weight"),
+        "first_k_dense_replace": own.size("leading_dense_block_count", 0, least=0),
+        "n_routed_experts": own.size("expert_count"),
+        "num_experts_per_tok": own.size("expert_used_count"),
+        "moe_intermediate_size": own.size("expert_feed_forward_length"),
+        "n_shared_experts": own.size("expert_shared_count", 0, least=0),
+        "norm_topk_prob": normalised,
+        "routed_scaling_factor": own.number("expert_weights_scale", 1.0),
+        "n_group": max(1, own.size("expert_group_count", 1, least=0)),
+        "topk_group": max(1, own.size("expert_group_used_count", 1, least=0)),
+    }
+
+
+def _phi3(metadata: Metadata) -> dict[str, Any]:
+    """Factors of the rotary frequencies are tensors, for short texts and for long ones."""
+    own, checkpoint = metadata.own, metadata.checkpoint
+    _no_experts(metadata)
+    keys: dict[str, Any] = {"sliding_window": own.size("attention.sliding_window", 0, least=0) or None}
+    if LONG_FACTORS not in checkpoint:
+        return keys
+    size = own.size("rope.dimension_count", metadata.head_size) // 2
+    checkpoint.expect({LONG_FACTORS: (size,), SHORT_FACTORS: (size,)})
+    long, short = (checkpoint.read(Piece(name, range(size))).tolist() for name in (LONG_FACTORS, SHORT_FACTORS))
+    rope = _rope(metadata)["rope_parameters"] | {
+        "rope_type": "longrope",
+        "long_factor": long,
+        "short_factor": short,
+        "attention_factor": own.number("rope.scaling.attn_factor", 1.0),
+    }
+    original = own.size("rope.scaling.original_context_length", own.size("context_length"))
+    return keys | {"rope_parameters": rope, "original_max_position_embeddings": original}
+
+
 ARCHITECTURES: Mapping[str, Architecture] = {
     "llama": Architecture(_llama_family, _llama),
     "qwen2": Architecture("qwen2", _qwen),
@@ -356,5 +452,29 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "olmoe": Architecture("olmoe", _olmoe),
     "qwen2moe": Architecture("qwen2_moe", _qwen2_moe),
     "qwen3moe": Architecture("qwen3_moe", _qwen3_moe),
+    "gemma3": Architecture(
+        "gemma3_text",
+        _gemma3,
+        frozenset({"attention.sliding_window_pattern", "rope.freq_base_swa"}),
+        {"final_logit_softcapping": "final_logit_softcapping"},
+    ),
+    "gpt-oss": Architecture("gpt_oss", _gpt_oss, frozenset({"attention.sliding_window_pattern", "rope.freq_base_swa"})),
+    "glm4moe": Architecture(
+        "glm4_moe",
+        _glm4_moe,
+        frozenset(
+            {
+                "nextn_predict_layers",
+                "leading_dense_block_count",
+                "expert_gating_func",
+                "expert_group_count",
+                "expert_group_used_count",
+                "expert_shared_count",
+                "expert_weights_scale",
+            }
+        ),
+        partial=True,
+    ),
+    "phi3": Architecture("phi3", _phi3, frozenset({"rope.scaling.attn_factor"}), partial=True),
 }
 """By llama.cpp's name."""
