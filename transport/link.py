@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import select
 import socket
 import sys
@@ -36,14 +35,6 @@ PEACE_S = 5.0
 """How long a rank that leaves in peace waits for its peers to take what it has sent."""
 LAST_WORDS_S = 0.25
 """How long a rank that gives up tries to say why, and its peers try to hear it."""
-
-if sys.platform == "linux":
-    give_way = os.sched_yield
-else:
-
-    def give_way() -> None:
-        """Let another process have this core, if one wants it."""
-        time.sleep(0)
 
 
 class Waitable(Protocol):

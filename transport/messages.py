@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Container, Sequence
-from time import perf_counter_ns, thread_time_ns
+from time import perf_counter_ns
 from typing import Any, NamedTuple, TypeVar
 
 from numpy.typing import NDArray
 
 from .connecting import MAX_STRANGERS, STRANGER_S, Arrival, Connector, Failure, Listener, check_membership
 from .errors import PeerLost, ProtocolError, UsageError
-from .exchange import PARK_S, PROBE_NS, Patience
-from .link import IncomingMessage, Link, Waitable, give_way, part, wait_ready
+from .link import IncomingMessage, Link, Waitable, part, wait_ready
 from .security import Plain, Stream, Tls
+from .waiting import PARK_S, Spin
 from .wire import HEADER_SIZE, MAX_MESSAGE, Membership, Op, Purpose, pack_abort, pack_frame, pack_header
 
 Buffer = bytes | bytearray | memoryview | NDArray[Any]
@@ -147,9 +147,7 @@ class Messenger:
             max_strangers=MAX_STRANGERS,
         )
         self._glance_s = 0.0
-        self._patience = Patience(outnumbered=False)
-        # Windows counts in 16 ms: too coarse to see anything.
-        self._probes = time.get_clock_info("thread_time").resolution < 1e-6
+        self._spin = Spin(outnumbered=False)
 
     @property
     def connected(self) -> Collection[int]:
@@ -218,29 +216,14 @@ class Messenger:
 
     def _await(self, look: Callable[[Container[Waitable]], Found], others: Sequence[Waitable], seconds: float) -> Found:
         """Call `look` with what is ready until it finds something: in a spin, and after each sleep."""
-        patience, began = self._patience, perf_counter_ns()
+        spin, may_spin, began = self._spin, bool(self._peers), perf_counter_ns()
         limit = began + int(seconds * 1e9)
-        spin_until = began + (patience.budget_ns if self._peers else 0)
-        probed = probed_processor = 0
         found = look(self._glance())
         while not found and (now := perf_counter_ns()) < limit:
-            ready: Container[Waitable] = ()
-            if now < spin_until:
-                if not probed and now - began > PROBE_NS and self._probes:
-                    probed, probed_processor = now, thread_time_ns()
-                if patience.crowded:
-                    give_way()
-            else:
-                if probed and now - probed > PROBE_NS // 2:
-                    patience.spun(now - probed, thread_time_ns() - probed_processor)
-                probed = 0
-                ready = self._sleep(others, (limit - now) / 1e9)
-            found = look(ready)
+            spins = may_spin and spin.goes_on(now, now - began)
+            found = look(() if spins else self._sleep(others, (limit - now) / 1e9))
         now = perf_counter_ns()
-        if probed and now - probed > PROBE_NS // 2:
-            patience.spun(now - probed, thread_time_ns() - probed_processor)
-        if seconds:
-            patience.waited(now - began)
+        spin.end(now, now - began if seconds else None)
         return found
 
     def _sleep(self, others: Sequence[Waitable], seconds: float) -> set[Waitable]:

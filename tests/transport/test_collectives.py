@@ -37,7 +37,6 @@ from motley.transport import collectives as collectives_module
 from motley.transport import exchange as exchange_module
 from motley.transport import schedule as schedule_module
 from motley.transport import stats as stats_module
-from motley.transport.exchange import CROWDED_SPIN_S, FUTILE_SPIN_S, PARK_S, SPIN_S, Patience
 from motley.transport.link import wait_ready
 from motley.transport.schedule import Operation, Schedule, build
 from motley.transport.stats import RECORDS
@@ -930,42 +929,6 @@ def test_stats_charge_the_last_rank_with_what_it_alone_cost() -> None:
     stats.reset()
     assert stats.snapshot().straggler is None
     assert stats.snapshot().last_s == (0, 0, 0, 0)
-
-
-LIMIT_NS = int(SPIN_S * 1e9)
-
-
-def test_patience_spins_as_long_as_that_is_likely_to_end_a_wait() -> None:
-    patience = Patience(outnumbered=False)
-    assert (patience.budget_ns, patience.crowded) == (LIMIT_NS, False)
-    patience.waited(60 * 10**9)  # once is no habit
-    assert patience.budget_ns == LIMIT_NS
-    for _ in range(5):
-        patience.waited(10 * LIMIT_NS)
-    assert patience.budget_ns == FUTILE_SPIN_S * 1e9
-    for _ in range(20):
-        patience.waited(20_000)
-    assert patience.budget_ns == LIMIT_NS
-
-
-def test_patience_gives_way_where_the_core_is_shared() -> None:
-    assert Patience(outnumbered=True).crowded
-    assert Patience(outnumbered=True).budget_ns == CROWDED_SPIN_S * 1e9
-    patience = Patience(outnumbered=False)
-    for _ in range(10):
-        patience.spun(100_000, 30_000)
-    assert (patience.crowded, patience.budget_ns) == (True, CROWDED_SPIN_S * 1e9)
-    for _ in range(30):
-        patience.spun(100_000, 100_000)
-    assert (patience.crowded, patience.budget_ns) == (False, LIMIT_NS)
-
-
-def test_a_given_spin_is_kept() -> None:
-    patience = Patience(outnumbered=True, spin_s=0.01)
-    patience.waited(10**9)
-    patience.spun(100, 0)
-    assert patience.budget_ns == 10_000_000
-    assert Patience(outnumbered=True, spin_s=60.0).budget_ns == PARK_S * 1e9
 
 
 COLLECTIVES = int(os.environ.get("MOTLEY_TEST_COLLECTIVES", "20000"))

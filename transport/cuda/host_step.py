@@ -23,7 +23,7 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Protocol
 
-from ..link import give_way
+from ..waiting import give_way
 from .driver import Driver, Handle
 from .errors import CudaError
 
