@@ -1,7 +1,7 @@
-"""Keys and X.509 certificates: a server's, signed by itself, and those of ranks, signed by an authority of their session.
+"""Makes X.509 certificates and their keys: self-signed ones for servers, and those of ranks, signed by an authority.
 
-`motley.transport.security` uses them for links; a server may use them for anything else that is TLS. All is PEM. Keys are
-P-256, which every TLS library takes, and not encrypted.
+All of them are for TLS, between ranks (`motley.transport.security`) and elsewhere, and in PEM. Keys are P-256, which
+every TLS library takes, and not encrypted.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@
 - a foreign program makes them as ever: ``ncclGetUniqueId`` in one process, ``ncclCommInitRank`` in all (`rendezvous`);
 - `bind` gives what is there already, a mesh or a session's sums, the handle that TensorRT wants.
 
-The library is built when Motley is installed (`setup.py`). NCCL's own ways of tuning (environment, ``ncclConfig_t``) have
-no meaning here and are ignored; user-made reductions, windows and buffer registration are not offered.
+The library is built when Motley is installed (`setup.py`). NCCL's own ways of tuning (environment, ``ncclConfig_t``)
+have no meaning here and are ignored; user-made reductions, windows and buffer registration are not offered.
 """
 
 from .binding import bind, install, release

@@ -79,7 +79,7 @@ class InsideEngine:
             hidden: D, the width of what is summed.
 
         Raises:
-            motley.plugins.nccl.NcclError: the library that TensorRT calls is missing, or another NCCL is in this process.
+            motley.plugins.nccl.NcclError: the library that TensorRT calls is missing, or there is another NCCL here.
         """
         self.rank = collectives.rank
         self.size = collectives.size

@@ -103,7 +103,9 @@ class CudaGraph:
 
 
 class CudaStream:
-    """`motley.transport.streams.Stream` of `DeviceArray`s. One thread submits; use it as a context, as a `HostStream`.
+    """`motley.transport.streams.Stream` of `DeviceArray`s. One thread submits.
+
+    Use it as a context, which ends with `synchronise` (unless an error is on its way) and `close`.
 
     Staging is pinned memory (`Driver.allocate_pinned`): copies to and from other memory would wait.
     """

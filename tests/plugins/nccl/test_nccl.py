@@ -525,7 +525,7 @@ def test_a_stream_that_is_captured_is_refused() -> None:
 
 def test_a_library_that_was_not_built_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(library_module, "PATH", tmp_path / "libnccl.so.2")
-    with pytest.raises(nccl.NcclError, match=r"libnccl\.so\.2 is missing; it is built by installation: run `pip install"):
+    with pytest.raises(nccl.NcclError, match=r"libnccl\.so\.2 is missing; it is built by installation: run `pip"):
         library_module.library()
 
 

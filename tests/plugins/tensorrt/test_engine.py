@@ -32,11 +32,11 @@ from motley.plugins.segments import Reduction
 from motley.plugins.tensorrt.builds import Library
 from motley.plugins.tensorrt.lowering import Part
 from motley.transport.errors import PeerLost
-from motley.transport.streams import HostStream
 from tests.models.cases import Case, LocalSession, dense_cases, uneven_shares, whole_share
 from tests.models.local_group import LocalGroup, LocalMember
 from tests.plugins.onnxruntime.lowered_engine import cut_at_sums, for_onnxruntime, with_data
 from tests.plugins.tensorrt.test_lowering import FORMS, FP16_TOLERANCE, FP32_TOLERANCE, error
+from tests.transport.host_stream import HostStream
 
 tensorrt = pytest.importorskip("motley.plugins.tensorrt.engine", reason="needs motley.transport.cuda")
 host_driver = pytest.importorskip("tests.transport.cuda.host_driver", reason="no device made of host streams")
