@@ -28,10 +28,11 @@ from .connecting import (
 )
 from .errors import PeerTimeout, ProtocolError, TransportError, UsageError
 from .exchange import Exchange
+from .forecast import FRAME_S, Crowd, Network, choose
 from .formats import WireFormat
 from .link import Incoming, Link, part_with_blame, wait_ready
 from .liveness import Pulse, Watch, listen
-from .schedule import FRAME_S, Algorithm, Crowd, Network, all_reduce, choose
+from .schedule import Algorithm, all_reduce
 from .security import Plain, Stream, Tls
 from .wire import HEADER_SIZE, Membership, Op, Purpose, pack_frame, pack_header
 

@@ -14,10 +14,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from .forecast import Choice
 from .formats import Bytes, Codec, Codecs, Exact
 from .link import Incoming, Link
+from .progress import NOW, Duty, Progress
 from .reduce import sum_encoded, sum_in_order
-from .schedule import NOW, SUMMED, Choice, Duty, Operation, Progress, Transfer
+from .schedule import SUMMED, Operation, Transfer
 from .wire import DTYPE_CODES, HEADER_SIZE, Op, pack_header
 
 STAGED_BYTES = 64 << 10

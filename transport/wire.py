@@ -151,7 +151,8 @@ def mismatch(expected: Header, got: Header) -> str:
     raise AssertionError("the headers are equal")
 
 
-def pack_frame(op: Op, payload: bytes = b"", sequence: int = 0) -> bytes:
+def pack_frame(op: Op, payload: bytes | memoryview = b"", sequence: int = 0) -> bytes:
+    """A whole frame, for `payload` that is small or copied anyway."""
     return Header(op, sequence=sequence, length=len(payload)).pack() + payload
 
 

@@ -33,8 +33,9 @@ from motley.transport import (
     UsageError,
     WireFormat,
 )
-from motley.transport import collectives as collectives_module
+from motley.transport import endpoint as endpoint_module
 from motley.transport import exchange as exchange_module
+from motley.transport import plans as plans_module
 from motley.transport import schedule as schedule_module
 from motley.transport import stats as stats_module
 from motley.transport.link import wait_ready
@@ -688,8 +689,8 @@ def test_an_accused_rank_accuses_nobody_else(run_ranks: Run, monkeypatch: pytest
         told.append(blamed)
         return pack_abort(blamed, why)
 
-    monkeypatch.setattr(collectives_module, "pack_abort", tell)
-    monkeypatch.setattr(collectives_module, "LAST_WORDS_S", LIMIT_S)  # those of rank 0 are waited for
+    monkeypatch.setattr(endpoint_module, "pack_abort", tell)
+    monkeypatch.setattr(endpoint_module, "LAST_WORDS_S", LIMIT_S)  # those of rank 0 are waited for
 
     def work(communicator: Communicator) -> None:
         if communicator.rank == 0:
@@ -986,7 +987,7 @@ def test_a_call_that_repeats_allocates_nothing_that_lasts(run_ranks: Run) -> Non
 
 
 def test_plans_are_kept_within_bytes_the_latest_longest(run_ranks: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(collectives_module, "MAX_PLAN_BYTES", 200_000)
+    monkeypatch.setattr(plans_module, "MAX_PLAN_BYTES", 200_000)
 
     def work(communicator: Communicator) -> None:
         communicator.barrier()
@@ -994,12 +995,12 @@ def test_plans_are_kept_within_bytes_the_latest_longest(run_ranks: Run, monkeypa
             for _ in range(2):
                 communicator.all_reduce(np.zeros(elements, np.float32), Algorithm.ONE_SHOT)
             communicator.all_reduce(np.zeros(10_000, np.float32), Algorithm.ONE_SHOT)
-            kept = communicator._plans.values()
+            kept = communicator._plans.kept.values()
             assert sum(plan.nbytes for plan in kept) <= 200_000
-        sizes = [plan.nbytes // 4000 for plan in communicator._plans.values() if plan.nbytes > 4000]
+        sizes = [plan.nbytes // 4000 for plan in communicator._plans.kept.values() if plan.nbytes > 4000]
         assert sorted(sizes) == [10, 12, 13, 14]
         communicator.all_reduce(np.zeros(1 << 18, np.float32), Algorithm.ONE_SHOT)  # alone it is more than that
-        assert len(communicator._plans) == 1
+        assert len(communicator._plans.kept) == 1
         communicator.barrier()
 
     assert run_ranks(2, work) == [None] * 2

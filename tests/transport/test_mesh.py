@@ -25,7 +25,7 @@ from motley.transport import (
     connect_mesh,
 )
 from motley.transport import mesh as mesh_module
-from motley.transport.schedule import Crowd
+from motley.transport.forecast import Crowd
 from motley.transport.wire import Op, pack_frame
 from tests.ports import unanswered_port
 
