@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from numpy.typing import NDArray
 
-from .connecting import MAX_STRANGERS, STRANGER_S, Arrival, Connector, Failure, Listener, check_membership
+from .connecting import Arrival, Connector, Failure, Listener, check_membership
 from .errors import PeerLost, ProtocolError, UsageError
 from .link import IncomingMessage, Link, Waitable, part, wait_ready
 from .security import Plain, Stream, Tls
@@ -143,8 +143,6 @@ class Messenger:
             listener,
             {(rank, Purpose.MESSAGES) for rank in range(membership.size) if rank in accepts},
             wrap,
-            stranger_s=STRANGER_S,
-            max_strangers=MAX_STRANGERS,
         )
         self._glance_s = 0.0
         self._spin = Spin(outnumbered=False)
@@ -155,7 +153,7 @@ class Messenger:
         return tuple(self._peers)
 
     def connect(self, peer: int, address: str, timeout_s: float) -> None:
-        """Begin to reach a peer, again and again if need be; `Connected` or `Lost` follows, within this time.
+        """Begin to reach a peer at `address`, for up to `timeout_s`; `Connected` or `Lost` follows.
 
         Raises:
             UsageError: it is connected or being reached, or is no rank, or this is no address.
@@ -184,29 +182,30 @@ class Messenger:
         self._peers[peer].send(views, size)
 
     def receive(self, timeout_s: float) -> list[Connected | Message | Lost]:
-        """What has happened, waiting up to so long until something does: spinning at first, then asleep.
+        """What has happened, waiting up to `timeout_s` until something does: spinning at first, then asleep.
 
         What is unsent leaves meanwhile, and connections are made: call it often, if only with a time of 0.
         """
         return self._await(self._move, (), timeout_s)
 
     def wait(self, others: Sequence[Waitable], seconds: float) -> None:
-        """Wait up to so long until `receive` has something to do or one of `others` can be read.
+        """Wait up to `seconds` until `receive` has something to do or one of `others` can be read.
 
         It may end early, without an event: what is unsent can be sent, or a connection goes on.
         """
         self._await(lambda ready: bool(ready) or self._has_work(others), others, seconds)
 
     def drop(self, peer: int, reason: str) -> None:
-        """Tell a peer that it is given up and why, and forget it, without waiting, and with no event to follow; a peer
-        that is being reached is reached no more.
+        """Tell a peer that it is given up and why, and forget it; no event follows. Does not wait.
+
+        A peer that is still being reached is reached no more.
         """
         self._connector.cancel(peer)
         if peer in self._peers:
             part([self._peers.pop(peer).link], pack_abort(peer, reason), 0.0)
 
     def close(self) -> None:
-        """Leave in peace; what is unsent has a moment to go."""
+        """Leave all peers in peace; what is unsent has `LAST_WORDS_S` (`motley.transport.link`) to go."""
         self._connector.close()
         links = [peer.link for peer in self._peers.values()]
         self._peers.clear()
@@ -215,7 +214,10 @@ class Messenger:
     # -- waiting ----------------------------------------------------------------------------------------------------
 
     def _await(self, look: Callable[[Container[Waitable]], Found], others: Sequence[Waitable], seconds: float) -> Found:
-        """Call `look` with what is ready until it finds something: in a spin, and after each sleep."""
+        """Call `look` until it finds something, for up to `seconds`: in a spin, and then after each sleep.
+
+        `look` is told what the system calls ready: nothing, in a spin.
+        """
         spin, may_spin, began = self._spin, bool(self._peers), perf_counter_ns()
         limit = began + int(seconds * 1e9)
         found = look(self._glance())

@@ -74,7 +74,7 @@ class _Callbacks(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Settings:
-    """How this process takes part; see `install`."""
+    """How this process takes part: the arguments of `install`."""
 
     host: str | None
     plain: bool
@@ -110,6 +110,7 @@ class _Bound:
 
     @cached_property
     def messages(self) -> Messages:
+        """The sends and receives between the ranks."""
         return Messages(self.mesh)
 
     def note(self, error: BaseException) -> None:

@@ -27,6 +27,7 @@ from typing import Any, Self
 
 from motley.transport import Communicator, Listener, Membership, Plain, Tls, connect_mesh
 from motley.transport.certificates import Authority
+from motley.transport.connecting import join_address
 
 from .codes import NcclError, Result
 
@@ -119,7 +120,7 @@ def join(unique: UniqueId, rank: int, size: int) -> tuple[Communicator, str]:
     with connection:
         host = connection.getsockname()[0]
         with closing(Listener(host)) as listener:
-            address = _address(host, listener.port)
+            address = join_address(host, listener.port)
             try:
                 connection.sendall(_seal({"rank": rank, "size": size, "address": address}, unique.secret))
                 connection.settimeout(RENDEZVOUS_S + STRANGER_S)  # it says itself who did not come
@@ -163,7 +164,12 @@ def split(parent: Communicator, host: str, color: int | None, key: int, *, plain
         TransportError: as `connect_mesh`.
     """
     with closing(Listener(host)) as listener:
-        mine = {"color": color, "key": key, "address": _address(host, listener.port), "secret": secrets.token_hex(32)}
+        mine = {
+            "color": color,
+            "key": key,
+            "address": join_address(host, listener.port),
+            "secret": secrets.token_hex(32),
+        }
         rows = _gather(parent, mine)
         if color is None:
             return None
@@ -183,10 +189,6 @@ def _gather(parent: Communicator, mine: dict[str, Any]) -> list[dict[str, Any]]:
     return [
         json.loads(text if rank == parent.rank else parent.recv(rank, parent.deadline_s)) for rank in range(parent.size)
     ]
-
-
-def _address(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 class _Rendezvous:

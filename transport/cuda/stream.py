@@ -43,10 +43,12 @@ class DeviceArray:
 
     @property
     def size(self) -> int:
+        """How many elements."""
         return prod(self.shape)
 
     @property
     def nbytes(self) -> int:
+        """How many bytes."""
         return self.size * self.dtype.itemsize
 
 
