@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-NATIVE := setup.py $(wildcard plugins/native/*.[ch])
+NATIVE := setup.py $(wildcard plugins/native/*.[ch]) plugins/nccl/library.c
 PACKAGES := bench cli daemon orchestrator plugins protocol transport
 
 .PHONY: demo test gpu lint format protocol nccl clean
@@ -37,7 +37,7 @@ protocol: $(VENV)/installed-dev
 		--python_out=build/protocol --pyi_out=build/protocol --grpc_python_out=build/protocol motley/protocol/mesh.proto
 	cp build/protocol/motley/protocol/mesh_pb2* protocol/
 
-# Builds the library that makes NCCL's users run over Motley, and prints where it is.
+# Prints where the library is that makes NCCL's users run over Motley; installation has built it.
 nccl: $(VENV)/installed
 	$(BIN)/python -m motley.plugins.nccl
 
@@ -52,4 +52,4 @@ $(VENV)/installed-dev: pyproject.toml $(NATIVE)
 	touch $@ $(VENV)/installed
 
 clean:
-	rm -rf $(VENV) build *.egg-info plugins/native/_kernels.*
+	rm -rf $(VENV) build *.egg-info plugins/native/_kernels.* plugins/nccl/libnccl.so.2 plugins/nccl/nccl.dll

@@ -1,4 +1,8 @@
-"""Builds the CPU kernels (`plugins/native`) with a C compiler that comes as a Python package: no user needs one."""
+"""Builds Motley's C libraries with a C compiler that comes as a Python package: no user needs one.
+
+They are the CPU kernels (`plugins/native`) and the stand-in for NCCL (`plugins/nccl`). Both are loaded by ctypes and
+know nothing of Python, so a file's name says no version of it.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,13 @@ from pathlib import Path
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
-NATIVE = Path("plugins/native")
+NATIVE, NCCL = Path("plugins/native"), Path("plugins/nccl")
+WINDOWS = sys.platform == "win32"
+FILES = {
+    "_kernels": "_kernels.dll" if WINDOWS else "_kernels.so",
+    "nccl": "nccl.dll" if WINDOWS else "libnccl.so.2",  # as NCCL's own, which programs look for
+}
+"""By the last part of a library's name, the file it is built to."""
 TARGETS = {
     "linux-x86_64": "x86_64-linux-gnu.2.17",
     "linux-aarch64": "aarch64-linux-gnu.2.17",
@@ -25,22 +35,35 @@ FLAGS = [
 
 
 class BuildLibrary(build_ext):
-    """Builds a library that is loaded by ctypes: it knows nothing of Python, and its name says no version of it."""
+    """Builds the libraries, each by one call of the compiler."""
 
     def get_ext_filename(self, fullname: str) -> str:
-        return str(Path(*fullname.split(".")).with_suffix(".dll" if sys.platform == "win32" else ".so"))
+        """Where a library lies in the tree of packages, by its name with or without its package."""
+        *package, name = fullname.split(".")
+        return str(Path(*package, FILES[name]))
 
     def build_extension(self, extension: Extension) -> None:
         platform = sysconfig.get_platform()
         if platform not in TARGETS:
-            raise SystemExit(f"Motley's CPU kernels are built for {', '.join(TARGETS)}, not for {platform}")
+            raise SystemExit(f"Motley's C libraries are built for {', '.join(TARGETS)}, not for {platform}")
         destination = Path(self.get_ext_fullpath(extension.name))
         built = Path(self.build_temp) / destination.name  # what else the linker writes stays there
         built.parent.mkdir(parents=True, exist_ok=True)
         destination.parent.mkdir(parents=True, exist_ok=True)
         compiler = [sys.executable, "-m", "ziglang", "cc", "-target", TARGETS[platform], *FLAGS]
+        if not WINDOWS:  # whoever opens the file's name later gets what is loaded already, wherever it lies
+            compiler.append(f"-Wl,-soname,{destination.name}")
         subprocess.run([*compiler, *extension.sources, "-o", str(built)], check=True)
         self.copy_file(str(built), str(destination))
+
+
+def library(name: str, folder: Path) -> Extension:
+    """The library `name` of all C files in a folder of the tree."""
+    return Extension(
+        ".".join(("motley", *folder.parts, name)),
+        sources=sorted(map(str, folder.glob("*.c"))),
+        depends=sorted(map(str, folder.glob("*.h"))),
+    )
 
 
 def packages() -> list[str]:
@@ -52,12 +75,6 @@ def packages() -> list[str]:
 
 setup(
     packages=packages(),
-    ext_modules=[
-        Extension(
-            "motley.plugins.native._kernels",
-            sources=sorted(map(str, NATIVE.glob("*.c"))),
-            depends=sorted(map(str, NATIVE.glob("*.h"))),
-        )
-    ],
+    ext_modules=[library("_kernels", NATIVE), library("nccl", NCCL)],
     cmdclass={"build_ext": BuildLibrary},
 )

@@ -16,15 +16,14 @@ import secrets
 from dataclasses import dataclass
 from pathlib import Path
 
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
+from motley.transport.certificates import Papers, self_signed
 
 SERVER_NAME = "motley"
 """The name in the certificate, wherever the server really is."""
 LIFETIME = datetime.timedelta(days=3650)
+"""How long the certificate is valid; when it is renewed, every node has to be given a new join token."""
 RENEW_BEFORE = datetime.timedelta(days=30)
+"""A certificate that is valid for less time than this is renewed when the orchestrator starts."""
 _SECRET = re.compile(r"[A-Za-z0-9_-]{8,}")
 
 
@@ -42,8 +41,8 @@ class Identity:
 
     @property
     def join_token(self) -> str:
-        certificate = x509.load_pem_x509_certificate(self.certificate_pem)
-        return f"{self.secret}.{certificate.fingerprint(hashes.SHA256()).hex()}"
+        """What a node is given to join: the secret, and how it knows the server's certificate."""
+        return f"{self.secret}.{Papers(self.certificate_pem, self.key_pem).fingerprint}"
 
     def admits(self, token: str) -> bool:
         """Whether a node that shows `token` (the secret, or the whole join token) may join. In constant time."""
@@ -63,11 +62,10 @@ def load_identity(state_dir: Path, secret: str | None = None) -> Identity:
     path = state_dir / "identity.pem"
     try:
         pem = _read(path)
-        if pem is None or _expires_soon(x509.load_pem_x509_certificate(pem)):
-            pem = _create_certificate()
-            _write_private(path, pem)
-        certificate = x509.load_pem_x509_certificate(pem).public_bytes(serialization.Encoding.PEM)
-        key = serialization.load_pem_private_key(pem, password=None)
+        papers = None if pem is None else Papers.read(pem)
+        if papers is None or papers.expires - datetime.datetime.now(datetime.UTC) < RENEW_BEFORE:
+            papers = self_signed(SERVER_NAME, LIFETIME)
+            _write_private(path, papers.certificate + papers.key)
         join_secret = _secret(state_dir / "join_secret", secret)
     except ValueError as error:
         raise IdentityError(f"{path} is damaged ({error}); delete it, then let every node join anew") from error
@@ -75,21 +73,24 @@ def load_identity(state_dir: Path, secret: str | None = None) -> Identity:
         raise IdentityError(
             f"cannot keep the mesh's identity in {state_dir} ({error}); choose another folder"
         ) from error
-    return Identity(
-        certificate_pem=certificate,
-        key_pem=key.private_bytes(
-            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-        ),
-        secret=join_secret,
-    )
+    return Identity(certificate_pem=papers.certificate, key_pem=papers.key, secret=join_secret)
 
 
 def load_api_key(state_dir: Path) -> str:
-    """The API key kept in `state_dir`, created on the first call."""
+    """The API key kept in `state_dir`, created on the first call.
+
+    Raises:
+        IdentityError: the file that keeps it holds no usable key.
+    """
     return _secret(state_dir / "api_key", None)
 
 
 def _secret(path: Path, given: str | None) -> str:
+    """The secret that is `given`, or else that of the file `path`, which is created if need be.
+
+    Raises:
+        IdentityError: it is too short, or has other characters than it may have.
+    """
     kept = None if given is not None else _read(path)
     if given is None and kept is None:
         given = secrets.token_hex(16)
@@ -101,32 +102,8 @@ def _secret(path: Path, given: str | None) -> str:
     return secret
 
 
-def _expires_soon(certificate: x509.Certificate) -> bool:
-    return certificate.not_valid_after_utc - datetime.datetime.now(datetime.UTC) < RENEW_BEFORE
-
-
-def _create_certificate() -> bytes:
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, SERVER_NAME)])
-    now = datetime.datetime.now(datetime.UTC)
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(days=1))  # other machines' clocks differ
-        .not_valid_after(now + LIFETIME)
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName(SERVER_NAME)]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    return certificate.public_bytes(serialization.Encoding.PEM) + key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
-
-
 def _read(path: Path) -> bytes | None:
+    """What a file holds; None if there is none."""
     try:
         return path.read_bytes()
     except FileNotFoundError:

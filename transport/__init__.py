@@ -4,7 +4,7 @@ Make a `Listener`, tell the others its port, call `connect_mesh` with the same p
 that protect the links (`Tls`, or `Plain` where nothing needs to), and use the `Communicator` it returns.
 """
 
-from .collectives import Communicator, Pending, Record, Stats, StatsSnapshot
+from .collectives import Communicator, Pending
 from .connecting import Listener
 from .errors import PeerLost, PeerTimeout, ProtocolError, TransportError, UsageError
 from .formats import WireFormat
@@ -12,6 +12,7 @@ from .mesh import connect_mesh
 from .messages import Connected, Lost, Message, Messenger
 from .schedule import Algorithm
 from .security import Plain, Tls
+from .stats import Record, Stats, StatsSnapshot
 from .wire import MAX_MESSAGE, Membership, Op
 
 __all__ = [

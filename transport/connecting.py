@@ -26,7 +26,9 @@ from .wire import Handshake, Membership, Purpose, Refusal
 log = logging.getLogger(__name__)
 
 MAX_RANKS = 64
+"""Ranks of a mesh at most: every pair has links."""
 MAX_SESSION = 256
+"""Longest id of a session, in bytes: it must fit in a handshake."""
 REDIAL_S = 0.1
 """Pause before a dial that was refused is tried again: the peer may still be starting."""
 STRANGER_S = 5.0
@@ -62,17 +64,20 @@ class Listener:
 
     @property
     def port(self) -> int:
+        """The TCP port, also if the system chose it."""
         port: int = self.socket.getsockname()[1]
         return port
 
     def close(self) -> None:
+        """Give back the port; links that were accepted here stay."""
         self.socket.close()
 
 
 def check_membership(membership: Membership) -> None:
-    """
+    """Refuse a membership with which no handshake could succeed.
+
     Raises:
-        UsageError: no handshake could be made with it.
+        UsageError: which of its fields is wrong, and why.
     """
     if not 0 <= membership.rank < membership.size <= MAX_RANKS:
         raise UsageError(f"rank {membership.rank} of {membership.size}: ranks are 0 to size - 1, at most {MAX_RANKS}")
@@ -96,6 +101,11 @@ def split_address(address: str) -> tuple[str, int]:
     if not colon or not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
         raise UsageError(f"{address!r} is no address: write host:port or [IPv6 host]:port")
     return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def join_address(host: str, port: int) -> str:
+    """What `split_address` reads: "host:port", or "[host]:port" for an IPv6 host."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 class Arrival(NamedTuple):
@@ -141,6 +151,7 @@ class _Attempt:
     authenticated: bool = False
 
     def fileno(self) -> int:
+        """The descriptor of the connection, for the system's poll."""
         return self.socket.fileno()
 
     def advance(self, security: Tls | Plain) -> int:
@@ -189,8 +200,9 @@ class _Attempt:
 
 
 class Connector:
-    """All connections of a rank that are on their way. Its owner waits for `readers` and `writers`, at most until
-    `due`, and calls `step`.
+    """All connections of a rank that are on their way to become links.
+
+    Its owner waits for `readers` and `writers`, at most until `due`, and calls `step` with those that are ready.
 
     Attributes:
         trouble: per rank, what went wrong last.
@@ -203,16 +215,12 @@ class Connector:
         listener: Listener | None,
         expected: Collection[tuple[int, Purpose]],
         wrap: Callable[[int, Stream], Stream] | None,
-        *,
-        stranger_s: float,
-        max_strangers: int,
     ) -> None:
         """
         Args:
             listener: stays the caller's; None accepts nobody.
             expected: who may dial this rank, and what for; may change. Nobody is accepted while it is empty.
             wrap: see `connect_mesh`.
-            stranger_s, max_strangers: see `STRANGER_S` and `MAX_STRANGERS`.
         """
         self.trouble: dict[int, str] = {}
         self._membership = membership
@@ -220,16 +228,15 @@ class Connector:
         self._listener = listener
         self._expected = expected
         self._wrap = wrap
-        self._stranger_s = stranger_s
-        self._max_strangers = max_strangers
         self._dials: dict[int, _Dial] = {}
         self._targets: dict[str, list[tuple[Any, ...]]] = {}
         """By address, what it has resolved to: that is asked once, for the answer may block."""
         self._attempts: set[_Attempt] = set()
 
     def dial(self, rank: int, purpose: Purpose, address: str, deadline: float = math.inf) -> None:
-        """Reach this peer from the next `step` on, trying again until `deadline` (by the monotonic clock); one purpose
-        at a time.
+        """Reach peer `rank` at `address` from the next `step` on, trying again until `deadline` (monotonic, seconds).
+
+        For one purpose at a time: the link for the other is dialled when that for the first is there.
 
         Raises:
             UsageError: it is no address.
@@ -239,12 +246,13 @@ class Connector:
         self._dials[rank] = _Dial(rank, purpose, address, deadline)
 
     def cancel(self, rank: int) -> None:
-        """Give up reaching this peer."""
+        """Give up reaching peer `rank`, if it is being reached."""
         dial = self._dials.pop(rank, None)
         for attempt in [attempt for attempt in self._attempts if dial is not None and attempt.dial is dial]:
             self._drop(attempt)
 
     def is_dialling(self, rank: int) -> bool:
+        """Whether this peer is being reached."""
         return rank in self._dials
 
     @property
@@ -272,14 +280,14 @@ class Connector:
         return min((*expiries, *(min(dial.due, dial.deadline) for dial in self._dials.values())), default=math.inf)
 
     def step(self, ready: Container[Waitable]) -> Iterator[Arrival | Failure]:
-        """Go on with all that is ready or due; what comes of it, one by one, as it happens."""
+        """Go on with all that is ready or due; yields what comes of it, one by one, as it happens."""
         if self._listener is not None and self._listener.socket in ready:
             self._accept()
         for attempt in [attempt for attempt in self._attempts if attempt in ready]:
             yield from self._advance(attempt)
         now = time.monotonic()
         for attempt in [attempt for attempt in self._attempts if attempt.expires <= now]:
-            refusal = attempt.handshake.refusal(f"no handshake within {self._stranger_s:g} s", retry=True)
+            refusal = attempt.handshake.refusal(f"no handshake within {STRANGER_S:g} s", retry=True)
             yield from self._refuse(attempt, refusal)
         for dial in [dial for dial in self._dials.values() if min(dial.due, dial.deadline) <= now]:
             if dial.deadline <= now:
@@ -336,13 +344,13 @@ class Connector:
         except OSError:  # it has gone already
             return
         strangers = [attempt for attempt in self._attempts if attempt.dial is None]
-        if len(strangers) >= self._max_strangers:  # whoever has waited longest is least likely to be a rank
+        if len(strangers) >= MAX_STRANGERS:  # whoever has waited longest is least likely to be a rank
             oldest = min(strangers, key=lambda attempt: attempt.expires)
             self._turn_away(oldest, oldest.handshake.refusal("too many connections at a time", retry=True))
         tune(connection)
         stream = self._security.protect(connection, dials=False)
         handshake = Handshake(self._membership, self._expected)
-        expires = time.monotonic() + self._stranger_s
+        expires = time.monotonic() + STRANGER_S
         self._attempts.add(_Attempt(connection, stream, address, handshake, None, expires, connecting=False))
 
     def _advance(self, attempt: _Attempt) -> Iterator[Arrival | Failure]:
@@ -404,4 +412,4 @@ class Connector:
 
 def _peer_address(connection: socket.socket) -> str:
     host, port, *_ = connection.getpeername()
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return join_address(host, port)

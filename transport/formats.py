@@ -1,4 +1,4 @@
-"""How the terms of a sum look on the wire, and how exact sums are taken of them.
+"""How the terms of a sum look on the wire, and what is rounded when.
 
 A session has one *wire format*. It is about sums only: what is merely moved (gathers, broadcasts, messages) arrives bit
 by bit as it was. Sums are taken in FP32 whatever travels.
@@ -39,6 +39,8 @@ _CHUNK = 128 * BLOCK
 
 
 class WireFormat(StrEnum):
+    """How float32 values travel in sums; see the table above."""
+
     FP32 = "fp32"
     BF16 = "bf16"
     INT8 = "int8"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import select
 import socket
 import sys
@@ -37,19 +36,13 @@ PEACE_S = 5.0
 LAST_WORDS_S = 0.25
 """How long a rank that gives up tries to say why, and its peers try to hear it."""
 
-if sys.platform == "linux":
-    give_way = os.sched_yield
-else:
-
-    def give_way() -> None:
-        """Let another process have this core, if one wants it."""
-        time.sleep(0)
-
 
 class Waitable(Protocol):
     """Something that the system's poll can wait for. It may also have a method `ready_in`, see `Stream`."""
 
-    def fileno(self) -> int: ...
+    def fileno(self) -> int:
+        """The descriptor to wait for."""
+        ...
 
 
 if sys.platform == "win32":
@@ -116,7 +109,16 @@ def tune(connection: socket.socket) -> None:
 
 
 class Link:
-    """A connection whose handshake is done."""
+    """A connection to one peer whose handshake is done; its owner pushes frames and expects others.
+
+    Attributes:
+        own_rank: the rank at this end...
+        rank: ...and the one at the other.
+        address: of the peer, for messages to people.
+        socket: what is talked through, plain or encrypted.
+        is_local: both ends are on one machine.
+        unsent: what the system has not taken yet, in order.
+    """
 
     __slots__ = (
         "address",
@@ -133,7 +135,6 @@ class Link:
     )
 
     def __init__(self, own_rank: int, rank: int, address: str, stream: Stream, *, is_local: bool) -> None:
-        """`stream`: see `Stream`. `is_local`: both ends are on one machine."""
         self.own_rank = own_rank
         self.rank = rank
         self.address = address
@@ -143,7 +144,9 @@ class Link:
         self.receiving: Incoming | None = None
         """The frame that is expected or has come in part."""
         self.messages_in = 0
+        """Messages that were received whole..."""
         self.messages_out = 0
+        """...and that were given to be sent; the next ones have these numbers."""
         self.received = 0
         """Bytes that have come..."""
         self.sent = 0
@@ -153,6 +156,7 @@ class Link:
         return f"rank {self.rank} at {self.address}"
 
     def fileno(self) -> int:
+        """The descriptor of the connection, for the system's poll."""
         return self.socket.fileno()
 
     def ready_in(self) -> float | None:
@@ -226,7 +230,10 @@ class Link:
         return True
 
     def obituary(self, why: str) -> PeerLost:
-        """Read the peer's last words and name the rank that was truly lost; `why` if the peer left none."""
+        """The error for a connection that has failed: who is lost and why, by the peer's last words, or else `why`.
+
+        Reads what has come, for up to `LAST_WORDS_S`: a peer that gave up because of another rank has said so.
+        """
         decoder = Decoder(sys.maxsize)
         deadline = time.monotonic() + LAST_WORDS_S
         data = b"" if self.receiving is None else self.receiving.received()
@@ -251,7 +258,10 @@ class Link:
 
 
 def part(links: Sequence[Link], farewell: bytes, seconds: float = LAST_WORDS_S) -> None:
-    """Say `farewell` to every peer, after what is still unsent, as far as that goes in time, and close all links."""
+    """Send the frame `farewell` to every peer, after what is still unsent, and close all links.
+
+    What is not sent within `seconds` is dropped.
+    """
     deadline = time.monotonic() + seconds
     talking = list(links)
     for link in talking:
@@ -286,10 +296,12 @@ def close_gently(connection: Stream) -> None:
 
 
 def part_in_peace(links: Sequence[Link]) -> None:
+    """Tell all peers that this rank leaves as it should, and close all links; what is unsent has `PEACE_S` to go."""
     part(links, pack_frame(Op.BYE), PEACE_S)
 
 
 def part_with_blame(links: Sequence[Link], blamed: int, why: str) -> None:
+    """Tell all peers that this rank gives up because of rank `blamed`, and close all links."""
     part(links, pack_abort(blamed, why))
 
 
@@ -299,13 +311,17 @@ class Incoming:
     __slots__ = ("_expected", "_header", "_index", "_rest", "_views", "begun", "link")
 
     def __init__(self, link: Link, views: Sequence[memoryview]) -> None:
-        """`views`: one after the other they take header and payload; none is empty, the first has the header."""
+        """
+        Args:
+            views: the memory that takes the frame, one after the other; none is empty, and the first begins with room
+                for the header.
+        """
         self.link = link
         self._views = views
         self._header = views[0][:HEADER_SIZE]
 
     def expect(self, header: bytes) -> None:
-        """Make ready for a frame with this header."""
+        """Make ready for a frame with this header, packed; the same object may take frame after frame."""
         self._expected = header
         self._rest = self._views[0]
         self._index = 0
@@ -344,10 +360,12 @@ class Incoming:
         return False
 
     def _check_header(self) -> None:
+        """Compare the header that has come with the one that was expected; raises as `pull`."""
         if self._header != self._expected:
             raise self._unexpected(unpack_header(self._expected))
 
     def _unexpected(self, expected: Header) -> PeerLost | ProtocolError:
+        """The error for a header that is not the expected one: the peer may have said that it leaves."""
         try:
             got = unpack_header(self._header)
         except WireError as error:

@@ -25,15 +25,20 @@ from .link import Link, part, wait_ready
 from .wire import MAX_HANDSHAKE, Decoder, Op, WireError, pack_beat, pack_frame, unpack_abort, unpack_beat
 
 BEAT_S = 0.5
+"""From one beat to the next."""
 SILENCE_S = 4.0
 """A peer that has been silent this long is lost."""
 JOIN_S = 5.0
+"""How long closing waits for the thread that beats to end."""
 SUSPENDED_S = 2.0
 """If nobody looked for so long, this rank was suspended or busy with its bootstrap: the silence was its own."""
 
 
 class Watch:
-    """Who of the peers lives, from what they sent and when. Pure: bytes and times come in, `lost` comes out."""
+    """Decides which peers live, from what they sent and when. Pure: bytes and times come in, `lost` comes out.
+
+    Times are seconds of a monotonic clock. It also hears which ranks the peers have lost.
+    """
 
     def __init__(self, own_rank: int) -> None:
         self.lost: dict[int, str] = {}
@@ -60,7 +65,8 @@ class Watch:
         self._decoders[rank] = Decoder(2 * MAX_HANDSHAKE)
 
     def raise_if_lost(self) -> None:
-        """
+        """Raise the first loss, if there is one.
+
         Raises:
             PeerLost: a rank is lost, as this rank has found or another one has reported.
         """
@@ -68,7 +74,7 @@ class Watch:
             raise PeerLost(*next(iter(tuple(self.lost.items()))))
 
     def look(self, now: float, awaited: Mapping[int, tuple[int, int]]) -> float:
-        """Judge the silence of all peers; returns when to look again at the latest.
+        """Find the peers that have been silent for too long by now; returns when to look again at the latest.
 
         Args:
             awaited: the peers whose data this rank waits for, having read all that is here; how many bytes of it have
@@ -103,8 +109,11 @@ class Watch:
         return min(waits, default=now) + SILENCE_S
 
     def last(self, suspect: int, sequence: int) -> int:
-        """The peer that was in the earliest collective when it beat last, if that is earlier than those of `suspect`
-        and of this rank, which is in number `sequence`; otherwise `suspect`.
+        """The peer that is furthest behind in its collectives, by the latest beats; `suspect` if none is behind it.
+
+        Args:
+            suspect: the peer that is waited for, perhaps in vain because it waits itself.
+            sequence: the number of the collective that this rank is in; only who has not come so far is behind.
         """
         sequences = self._sequences.copy()
         limit = min(sequences.get(suspect, 0), sequence)
@@ -112,7 +121,7 @@ class Watch:
         return min(behind, key=sequences.__getitem__, default=suspect)
 
     def receive(self, rank: int, data: bytes, now: float) -> None:
-        """Take what peer `rank` has sent; no bytes are the end of its connection."""
+        """Take `data` that peer `rank` has sent on its connection for beats; no bytes are the connection's end."""
         if not data:
             self._lose(rank, rank, "its connection ended without a farewell")
             return
@@ -140,7 +149,7 @@ class Watch:
             self._lose(rank, rank, str(error))
 
     def end(self, rank: int, why: str) -> None:
-        """The connection to peer `rank` has failed."""
+        """Note that the connection for beats to peer `rank` has failed: it is lost."""
         self._lose(rank, rank, why)
 
     def _lose(self, source: int, blamed: int, why: str) -> None:
@@ -153,7 +162,7 @@ class Watch:
 
 
 def listen(watch: Watch, link: Link) -> None:
-    """Give to the watch what has come over a link for beats."""
+    """Let `watch` take what has come over a link for beats, without waiting."""
     try:
         data = link.socket.recv(1 << 12)
     except BlockingIOError:
@@ -197,27 +206,30 @@ class Pulse:
         return self._ours.fileno()
 
     def raise_if_lost(self) -> None:
-        """See `Watch`."""
+        """See `Watch.raise_if_lost`."""
         self._watch.raise_if_lost()
 
     @property
     def accused(self) -> bool:
-        """See `Watch`."""
+        """A peer has given up because of this rank."""
         return self._watch.accused
 
     def last(self, suspect: int) -> int:
-        """See `Watch`."""
+        """The peer that is furthest behind in its collectives; see `Watch.last`."""
         return self._watch.last(suspect, self.sequence)
 
     def first_loss(self, seconds: float) -> tuple[int, str] | None:
-        """The rank that was lost first and why, waiting so long for the news; None if there is no loss."""
+        """The rank that was lost first and why, waiting up to `seconds` for the news; None if there is no loss."""
         deadline = time.monotonic() + seconds
         while not self.lost and time.monotonic() < deadline:
             wait_ready([self], (), deadline - time.monotonic())
         return next(iter(tuple(self.lost.items())), None)
 
     def close(self, farewell: bytes = pack_frame(Op.BYE)) -> None:
-        """End the thread, tell the peers (give `pack_abort(blamed, why)` when the mesh breaks), close all sockets."""
+        """End the thread, send the peers the frame `farewell`, and close all connections for beats.
+
+        Give ``pack_abort(blamed, why)`` when the mesh breaks: it is how survivors learn whom to blame.
+        """
         if self._closing:
             return
         self._closing = True

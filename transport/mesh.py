@@ -1,4 +1,4 @@
-"""Bootstrap: everyone connects to everyone, measures, agrees.
+"""How a mesh is made: every rank connects to every other, and together they measure their connections.
 
 Rank i dials every lower rank, for data and then for beats, and is dialled by every higher one. All connections are
 driven by one loop (`motley.transport.connecting`), so a stranger delays nobody.
@@ -16,22 +16,14 @@ from dataclasses import replace
 import numpy as np
 
 from .collectives import Communicator
-from .connecting import (
-    MAX_STRANGERS,
-    STRANGER_S,
-    Arrival,
-    Connector,
-    Failure,
-    Listener,
-    check_membership,
-    split_address,
-)
+from .connecting import Arrival, Connector, Failure, Listener, check_membership, split_address
 from .errors import PeerTimeout, ProtocolError, TransportError, UsageError
 from .exchange import Exchange
+from .forecast import FRAME_S, Crowd, Network, choose
 from .formats import WireFormat
 from .link import Incoming, Link, part_with_blame, wait_ready
 from .liveness import Pulse, Watch, listen
-from .schedule import FRAME_S, Algorithm, Crowd, Network, all_reduce, choose
+from .schedule import Algorithm, all_reduce
 from .security import Plain, Stream, Tls
 from .wire import HEADER_SIZE, Membership, Op, Purpose, pack_frame, pack_header
 
@@ -40,6 +32,7 @@ PURPOSES = Purpose.DATA, Purpose.BEATS
 REHEARSAL_S = 0.05
 """How long calls are timed where ranks share cores, to see what a frame costs there, and again what a byte costs."""
 REHEARSALS = 3, 15
+"""Rehearsals of a chain, at least and at most."""
 CHAINS = 3
 """Chains of rehearsals, of which the fastest counts."""
 REHEARSED = 8 << 10
@@ -55,11 +48,13 @@ PINGING_S = 12e-3
 PINGS = range(4, 64)
 """The best of so many pings is near the truth also on a busy machine."""
 BURST_TRIALS = range(3, 6)
+"""Bursts of one size, at least and at most."""
 WIDE_S = 10e-3
 """A network with longer round trips is wide: what frames cost the processor drowns in its jitter, and..."""
 WIDE_TRIALS = range(2, 3)
 """...so few pings must do there, and so few bursts of one size: ranks of a crowd wait for the pairs before them."""
 WIDE_BURST = 128 << 10
+"""Bytes that measure bandwidth on a wide network."""
 GRACE_S = 5.0
 """A rank that still misses another gives up when its time is over: the others wait a little longer, to hear whom."""
 ROW = 16
@@ -69,6 +64,7 @@ ROW_TRIP_S = 2e-3
 FRAME_BOUNDS_S = (1e-6, 20e-6)
 """A frame cannot cost less or more; on a network with jitter a row of pings may seem to say so."""
 REQUEST_SIZE = 8
+"""Bytes in which one rank tells the other what to send."""
 BURSTS = (16 << 10, 128 << 10, 1 << 20)
 """Bytes that measure bandwidth, one size after the other, until one takes longer than two round trips and a 16th of the
 time for a pair: the next would take half of that time, and this one is long enough, also for TCP to have sped up."""
@@ -88,6 +84,8 @@ def connect_mesh(
     """Connect this rank to all others and return when every link is up and measured.
 
     Args:
+        listener: where higher ranks reach this one; it stays the caller's.
+        membership: this rank's place in the session; what all ranks have in common is compared in the handshakes.
         addresses: "host:port" (IPv6: "[host]:port") of the listener of every rank, in order of rank.
         timeout: seconds until all ranks must be there.
         security: how links are protected, the same on all ranks.
@@ -160,9 +158,7 @@ class _Bootstrap:
         self._missing = {(peer, purpose) for peer in range(membership.size) if peer != rank for purpose in PURPOSES}
         self._above = {(peer, purpose) for peer, purpose in self._missing if peer > rank}  # those that dial us
         self._heard: set[Link] = set()  # those that are done and measure already
-        self._connector = Connector(
-            membership, security, listener, self._above, wrap, stranger_s=STRANGER_S, max_strangers=MAX_STRANGERS
-        )
+        self._connector = Connector(membership, security, listener, self._above, wrap)
         for peer in range(rank):
             self._connector.dial(peer, Purpose.DATA, addresses[peer])
 

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Container, Sequence
-from time import perf_counter_ns, thread_time_ns
+from time import perf_counter_ns
 from typing import Any, NamedTuple, TypeVar
 
 from numpy.typing import NDArray
 
-from .connecting import MAX_STRANGERS, STRANGER_S, Arrival, Connector, Failure, Listener, check_membership
+from .connecting import Arrival, Connector, Failure, Listener, check_membership
 from .errors import PeerLost, ProtocolError, UsageError
-from .exchange import PARK_S, PROBE_NS, Patience
-from .link import IncomingMessage, Link, Waitable, give_way, part, wait_ready
+from .link import IncomingMessage, Link, Waitable, part, wait_ready
 from .security import Plain, Stream, Tls
+from .waiting import PARK_S, Spin
 from .wire import HEADER_SIZE, MAX_MESSAGE, Membership, Op, Purpose, pack_abort, pack_frame, pack_header
 
 Buffer = bytes | bytearray | memoryview | NDArray[Any]
@@ -143,13 +143,9 @@ class Messenger:
             listener,
             {(rank, Purpose.MESSAGES) for rank in range(membership.size) if rank in accepts},
             wrap,
-            stranger_s=STRANGER_S,
-            max_strangers=MAX_STRANGERS,
         )
         self._glance_s = 0.0
-        self._patience = Patience(outnumbered=False)
-        # Windows counts in 16 ms: too coarse to see anything.
-        self._probes = time.get_clock_info("thread_time").resolution < 1e-6
+        self._spin = Spin(outnumbered=False)
 
     @property
     def connected(self) -> Collection[int]:
@@ -157,7 +153,7 @@ class Messenger:
         return tuple(self._peers)
 
     def connect(self, peer: int, address: str, timeout_s: float) -> None:
-        """Begin to reach a peer, again and again if need be; `Connected` or `Lost` follows, within this time.
+        """Begin to reach a peer at `address`, for up to `timeout_s`; `Connected` or `Lost` follows.
 
         Raises:
             UsageError: it is connected or being reached, or is no rank, or this is no address.
@@ -186,29 +182,30 @@ class Messenger:
         self._peers[peer].send(views, size)
 
     def receive(self, timeout_s: float) -> list[Connected | Message | Lost]:
-        """What has happened, waiting up to so long until something does: spinning at first, then asleep.
+        """What has happened, waiting up to `timeout_s` until something does: spinning at first, then asleep.
 
         What is unsent leaves meanwhile, and connections are made: call it often, if only with a time of 0.
         """
         return self._await(self._move, (), timeout_s)
 
     def wait(self, others: Sequence[Waitable], seconds: float) -> None:
-        """Wait up to so long until `receive` has something to do or one of `others` can be read.
+        """Wait up to `seconds` until `receive` has something to do or one of `others` can be read.
 
         It may end early, without an event: what is unsent can be sent, or a connection goes on.
         """
         self._await(lambda ready: bool(ready) or self._has_work(others), others, seconds)
 
     def drop(self, peer: int, reason: str) -> None:
-        """Tell a peer that it is given up and why, and forget it, without waiting, and with no event to follow; a peer
-        that is being reached is reached no more.
+        """Tell a peer that it is given up and why, and forget it; no event follows. Does not wait.
+
+        A peer that is still being reached is reached no more.
         """
         self._connector.cancel(peer)
         if peer in self._peers:
             part([self._peers.pop(peer).link], pack_abort(peer, reason), 0.0)
 
     def close(self) -> None:
-        """Leave in peace; what is unsent has a moment to go."""
+        """Leave all peers in peace; what is unsent has `LAST_WORDS_S` (`motley.transport.link`) to go."""
         self._connector.close()
         links = [peer.link for peer in self._peers.values()]
         self._peers.clear()
@@ -217,30 +214,18 @@ class Messenger:
     # -- waiting ----------------------------------------------------------------------------------------------------
 
     def _await(self, look: Callable[[Container[Waitable]], Found], others: Sequence[Waitable], seconds: float) -> Found:
-        """Call `look` with what is ready until it finds something: in a spin, and after each sleep."""
-        patience, began = self._patience, perf_counter_ns()
+        """Call `look` until it finds something, for up to `seconds`: in a spin, and then after each sleep.
+
+        `look` is told what the system calls ready: nothing, in a spin.
+        """
+        spin, may_spin, began = self._spin, bool(self._peers), perf_counter_ns()
         limit = began + int(seconds * 1e9)
-        spin_until = began + (patience.budget_ns if self._peers else 0)
-        probed = probed_processor = 0
         found = look(self._glance())
         while not found and (now := perf_counter_ns()) < limit:
-            ready: Container[Waitable] = ()
-            if now < spin_until:
-                if not probed and now - began > PROBE_NS and self._probes:
-                    probed, probed_processor = now, thread_time_ns()
-                if patience.crowded:
-                    give_way()
-            else:
-                if probed and now - probed > PROBE_NS // 2:
-                    patience.spun(now - probed, thread_time_ns() - probed_processor)
-                probed = 0
-                ready = self._sleep(others, (limit - now) / 1e9)
-            found = look(ready)
+            spins = may_spin and spin.goes_on(now, now - began)
+            found = look(() if spins else self._sleep(others, (limit - now) / 1e9))
         now = perf_counter_ns()
-        if probed and now - probed > PROBE_NS // 2:
-            patience.spun(now - probed, thread_time_ns() - probed_processor)
-        if seconds:
-            patience.waited(now - began)
+        spin.end(now, now - began if seconds else None)
         return found
 
     def _sleep(self, others: Sequence[Waitable], seconds: float) -> set[Waitable]:

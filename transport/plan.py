@@ -14,10 +14,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from .forecast import Choice
 from .formats import Bytes, Codec, Codecs, Exact
 from .link import Incoming, Link
+from .progress import NOW, Duty, Progress
 from .reduce import sum_encoded, sum_in_order
-from .schedule import NOW, SUMMED, Choice, Duty, Operation, Progress, Transfer
+from .schedule import SUMMED, Operation, Transfer
 from .wire import DTYPE_CODES, HEADER_SIZE, Op, pack_header
 
 STAGED_BYTES = 64 << 10
@@ -53,12 +55,12 @@ class Layout:
 
 
 class _Place:
-    """A part of one of several arrays."""
+    """Where some elements lie: a part of one of several arrays, which differ from call to call."""
 
     __slots__ = ("_array", "_part", "_whole", "elements")
 
     def __init__(self, part: range, arrays: Sequence[range]) -> None:
-        """`part` of the elements, which lie in `arrays`."""
+        """`part`: the elements; `arrays`: which elements each of the arrays holds."""
         self._array, own = next(
             (index, own) for index, own in enumerate(arrays) if own.start <= part.start and part.stop <= own.stop
         )
@@ -67,10 +69,12 @@ class _Place:
         self.elements = len(part)
 
     def of(self, arrays: Arrays) -> Array:
+        """The elements in these arrays, without a copy."""
         values = arrays[self._array]
         return values if self._whole else values[self._part]
 
     def bytes_of(self, arrays: Arrays) -> Bytes:
+        """The same as bytes."""
         return self.of(arrays).view(np.uint8)
 
 
@@ -97,7 +101,7 @@ class _Outgoing:
         self.views: list[memoryview] = [frame.data]
 
     def load(self, given: Arrays, taken: Arrays) -> None:
-        """Provide the payload. Here an action has left it already."""
+        """Bring the payload from the arrays that the rank gives from and takes into; here an action has done it."""
 
     def unload(self) -> None:
         """Let go of the caller's arrays."""
@@ -152,12 +156,16 @@ class _Encoded(_Outgoing):
 
 
 class _ExactSum:
-    """A sum of terms that need no decoding, in place."""
+    """What is done when a gate opens: terms that need no decoding are summed where they lie."""
 
     __slots__ = ("_given", "_own", "_passed", "_taken", "_terms")
 
     def __init__(self, terms: list[Array], own: int, given: _Place, taken: _Place | None, passed: Array | None) -> None:
-        """The sum goes into the array at `taken`, or into `passed`, the payload of a frame."""
+        """
+        Args:
+            terms: in rank order; ``terms[own]`` is replaced by the rank's own, which lies at `given`.
+            taken: where the sum goes; None: into `passed`, the payload of a frame.
+        """
         self._terms = terms
         self._own = own
         self._given = given
@@ -173,7 +181,7 @@ class _ExactSum:
 
 
 class _CodedSum:
-    """A sum of terms that must be decoded, or rounded in the end."""
+    """What is done when a gate opens: terms that must be decoded, or rounded in the end, are summed."""
 
     __slots__ = ("_given", "_native", "_own", "_passed", "_passes", "_scratch", "_taken", "_terms", "_total")
 
@@ -217,7 +225,7 @@ class _CodedSum:
 
 
 class _Decoding:
-    """A sum that has come encoded, and perhaps goes on like that."""
+    """What is done when a gate opens: a sum that has come encoded is decoded, and perhaps passed on as it came."""
 
     __slots__ = ("_codec", "_native", "_passed", "_payload", "_taken", "_total")
 
@@ -239,7 +247,7 @@ class _Decoding:
 
 
 class _Arrival:
-    """A frame to come."""
+    """A frame that comes in a call, and where it goes."""
 
     __slots__ = ("incoming", "index", "nbytes", "place", "step")
 
@@ -253,7 +261,7 @@ class _Arrival:
 
 
 class _Lane:
-    """What one link brings, in order."""
+    """The frames that one link brings in a call, in order, and how far it has come."""
 
     __slots__ = ("header", "link", "position", "queue")
 

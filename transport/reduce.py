@@ -1,4 +1,4 @@
-"""FP32 reduction on a host rank.
+"""The sums of collectives, as a rank takes them on its host.
 
 Sums are always taken in rank order, ``((x0 + x1) + x2) + ...``, whatever the algorithm that brought the terms here, so
 that every rank holds the same bits and the result does not depend on the algorithm.
@@ -34,7 +34,13 @@ def sum_in_order(terms: Sequence[Array], own: int, out: Array) -> None:
 
 
 def sum_encoded(terms: Sequence[tuple[Codec, Bytes]], total: Array, scratch: Array) -> None:
-    """Sum ``terms`` from first to last into `total`; `scratch` is as long and of the same type."""
+    """Sum ``terms`` from first to last into `total`, without allocating.
+
+    Args:
+        terms: each as it travels, with what decodes it; all of as many elements as `total`.
+        total: accumulator[n], takes the sum.
+        scratch: accumulator[n], is overwritten.
+    """
     (codec, payload), *others = terms
     codec.decode(payload, total)
     for codec, payload in others:

@@ -31,15 +31,25 @@ class Stream(Protocol):
         """Take some of `data`; after BlockingIOError the caller must offer the same bytes again."""
         ...
 
-    def recv(self, size: int, flags: int = 0, /) -> bytes: ...
+    def recv(self, size: int, flags: int = 0, /) -> bytes:
+        """Take up to `size` bytes of what has come; no bytes are the end. BlockingIOError: nothing is there."""
+        ...
 
-    def recv_into(self, buffer: memoryview, size: int = 0, /) -> int: ...
+    def recv_into(self, buffer: memoryview, size: int = 0, /) -> int:
+        """As `recv`, into memory of the caller's; returns how many bytes it took."""
+        ...
 
-    def fileno(self) -> int: ...
+    def fileno(self) -> int:
+        """The descriptor to wait for."""
+        ...
 
-    def shutdown(self, how: int, /) -> None: ...
+    def shutdown(self, how: int, /) -> None:
+        """As of a socket."""
+        ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Give back what the system holds."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -47,11 +57,11 @@ class Plain:
     """Nothing is encrypted: for ranks of one machine, or a network that is protected by other means."""
 
     def protect(self, connection: socket.socket, *, dials: bool) -> Stream:
-        """The stream to use instead of `connection`."""
+        """The stream to use instead of `connection`: itself. `dials`: this rank has dialled."""
         return connection
 
     def authenticate(self, stream: Stream) -> Collection[str] | None:
-        """The names that the peer has proven to own; None as there is no such proof here."""
+        """The DNS names that the peer has proven to own: None, as there is no such proof here."""
         return None
 
 
@@ -59,7 +69,11 @@ class Tls:
     """Mutual TLS 1.3: both ends show a certificate that `authority` has signed."""
 
     def __init__(self, certificate: Path | bytes, key: Path | bytes, authority: Path | bytes) -> None:
-        """All in PEM, as a file or as its content; `certificate` may be a chain, the rank's own first.
+        """
+        Args:
+            certificate: the rank's own, in PEM, as a file or as its content; those that have signed it may follow.
+            key: the certificate's private key, likewise.
+            authority: the certificates of which one must have signed the peers', likewise.
 
         Raises:
             UsageError: they cannot be read or do not fit each other.
@@ -82,7 +96,7 @@ class Tls:
         self._contexts[False].num_tickets = 0  # nothing is ever resumed
 
     def protect(self, connection: socket.socket, *, dials: bool) -> Stream:
-        """The stream to use instead of `connection`."""
+        """The encrypted stream to use instead of `connection`. `dials`: this rank has dialled."""
         return TlsStream(connection, self._contexts[dials], dials=dials)
 
     def authenticate(self, stream: Stream) -> Collection[str] | None:
@@ -97,7 +111,7 @@ class Tls:
 
 
 def explain(error: ssl.SSLError) -> str:
-    """Say why TLS failed."""
+    """Why TLS failed, in words for people and for the peer."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate is refused: {error.verify_message}"
     return f"TLS failed: {(error.reason or str(error)).lower().replace('_', ' ')}"
@@ -234,12 +248,15 @@ class TlsStream:
         return 0.0 if self._peeked or self._holds_bytes() else None
 
     def fileno(self) -> int:
+        """See `Stream`."""
         return self._connection.fileno()
 
     def shutdown(self, how: int, /) -> None:
+        """See `Stream`; the records that the peer gets before are whole."""
         self._connection.shutdown(how)
 
     def close(self) -> None:
+        """See `Stream`."""
         self._connection.close()
 
     def _holds_bytes(self) -> bool:

@@ -51,7 +51,7 @@ class StatsSnapshot:
 
 
 class Stats:
-    """Cumulative clocks of a communicator."""
+    """The clocks of one rank, which its calls move. Times that are taken and given are those of `perf_counter_ns`."""
 
     __slots__ = (
         "_collectives",
@@ -75,6 +75,7 @@ class Stats:
         self.reset()
 
     def reset(self) -> None:
+        """Begin to count anew, from now on."""
         self._compute_ns = self._wait_ns = self._wire_ns = self._collectives = self._prompt = 0
         for clocks in (self._waited_ns, self._last_ns):
             clocks[:] = [0] * len(clocks)
@@ -82,6 +83,7 @@ class Stats:
         self._left_ns = perf_counter_ns()
 
     def snapshot(self) -> StatsSnapshot:
+        """What was counted since the last reset, until the end of the last call."""
         return StatsSnapshot(
             self._compute_ns / 1e9,
             self._wait_ns / 1e9,
@@ -116,21 +118,21 @@ class Stats:
         return self._last_ns.index(most) if most else None
 
     def enter(self) -> int:
-        """The rank stops computing; should the call be refused, it computes on from here."""
+        """A call begins; returns the time. Until now the rank computed, and if the call is refused it still does."""
         now = perf_counter_ns()
         self._compute_ns += now - self._left_ns
         self._left_ns = now
         return now
 
     def pause(self, entered: int) -> None:
-        """The rank computes again while a collective that it has begun goes on; so far that was work on the wire."""
+        """The rank computes while a collective, begun at `entered`, goes on; until now that was time on the wire."""
         self._left_ns = now = perf_counter_ns()
         self._wire_ns += now - entered
 
     def leave(
         self, entered: int, heard: Sequence[int] = (), *, prompt: bool = False, op: int = 0, sequence: int = 0
     ) -> None:
-        """A collective ends.
+        """A collective ends: its time is divided into waiting for peers and moving bytes.
 
         Args:
             entered: what `enter` returned.
@@ -160,5 +162,5 @@ class Stats:
         self._collectives += 1
 
     def restart(self) -> None:
-        """The rank computes from now on; what came before counts nowhere."""
+        """The rank computes from now on; the time since the last call counts nowhere."""
         self._left_ns = perf_counter_ns()

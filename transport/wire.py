@@ -57,6 +57,7 @@ MAGIC = b"MT"
 MAX_MESSAGE = 64 << 20
 """Longest message in bytes; a header that announces more is refused before a byte of it is stored."""
 MAX_HANDSHAKE = 1024
+"""Longest payload, in bytes, of a frame of the handshake, and longest reason of an ABORT."""
 
 _HEADER = Struct("<2sBBIQQ")
 _HELLO = Struct("<HBIHH32s32s")
@@ -104,6 +105,8 @@ class WireError(Exception):
 
 
 class Header(NamedTuple):
+    """The header of a frame; what its fields mean is told at the top of this file."""
+
     op: int
     dtype: int = 0
     step: int = 0
@@ -111,11 +114,12 @@ class Header(NamedTuple):
     length: int = 0
 
     def pack(self) -> bytes:
+        """Its 24 bytes."""
         return _HEADER.pack(MAGIC, *self)
 
 
 def pack_header(op: int, dtype: int, step: int, sequence: int, length: int) -> bytes:
-    """`Header.pack` without making the tuple: this is on the hot path of every collective."""
+    """The 24 bytes of a header, as `Header.pack`, without making the tuple: every frame of a collective needs it."""
     return _HEADER.pack(MAGIC, op, dtype, step, sequence, length)
 
 
@@ -151,27 +155,38 @@ def mismatch(expected: Header, got: Header) -> str:
     raise AssertionError("the headers are equal")
 
 
-def pack_frame(op: Op, payload: bytes = b"", sequence: int = 0) -> bytes:
+def pack_frame(op: Op, payload: bytes | memoryview = b"", sequence: int = 0) -> bytes:
+    """A whole frame, for `payload` that is small or copied anyway."""
     return Header(op, sequence=sequence, length=len(payload)).pack() + payload
 
 
 def pack_abort(blamed: int, why: str) -> bytes:
+    """The frame by which a rank that gives up tells which rank is to blame, and why."""
     return pack_frame(Op.ABORT, _BLAME.pack(blamed) + why.encode()[:MAX_HANDSHAKE])
 
 
 def unpack_abort(payload: bytes) -> tuple[int, str]:
-    """The rank that an ABORT blames, and why."""
+    """The rank that the payload of an ABORT blames, and why.
+
+    Raises:
+        WireError: it is too short.
+    """
     if len(payload) < _BLAME.size:
         raise WireError("an abort frame that blames nobody")
     return _BLAME.unpack_from(payload)[0], payload[_BLAME.size :].decode(errors="replace")
 
 
 def pack_beat(sequence: int, sent: int) -> bytes:
+    """A sign of life: which collective this rank has come to, and how many bytes it has sent on the link for data."""
     return pack_frame(Op.BEAT, _SENT.pack(sent), sequence)
 
 
 def unpack_beat(payload: bytes) -> int:
-    """The bytes that the sender of a BEAT has sent on the link for data."""
+    """The bytes that the sender of a BEAT has sent on the link for data, by the beat's payload.
+
+    Raises:
+        WireError: it is none.
+    """
     if len(payload) != _SENT.size:
         raise WireError(f"a beat of {len(payload)} bytes")
     sent: int = _SENT.unpack(payload)[0]
@@ -179,6 +194,8 @@ def unpack_beat(payload: bytes) -> int:
 
 
 class Frame(NamedTuple):
+    """A frame that has come whole."""
+
     header: Header
     payload: bytes
 
@@ -187,12 +204,13 @@ class Decoder:
     """Cuts a stream of bytes into frames, however it arrives."""
 
     def __init__(self, max_length: int) -> None:
+        """`max_length`: of a payload, in bytes; a longer one is an error."""
         self._max_length = max_length
         self._buffer = bytearray()
 
     @property
     def missing(self) -> int:
-        """Bytes still needed for the next boundary (a header, then its frame); never reaches into a later frame."""
+        """How many bytes to read next at most: the rest of a header, or of its frame, but never of a later one."""
         held = len(self._buffer)
         if held < HEADER_SIZE:
             return HEADER_SIZE - held
@@ -250,7 +268,7 @@ class Refusal(Exception):
 
     Attributes:
         reply: the REFUSE frame to send to the peer; empty if it was the peer that refused.
-        retry: the peer may accept later: it is still in an older epoch.
+        retry: the same handshake may succeed later, as the peer is still in an older epoch.
     """
 
     def __init__(self, reason: str, *, reply: bytes, retry: bool) -> None:

@@ -6,15 +6,14 @@
 - a foreign program makes them as ever: ``ncclGetUniqueId`` in one process, ``ncclCommInitRank`` in all (`rendezvous`);
 - `bind` gives what is there already, a mesh or a session's sums, the handle that TensorRT wants.
 
-The library is built when it is first wanted (`build`). NCCL's own ways of tuning (environment, ``ncclConfig_t``) have
-no meaning here and are ignored; user-made reductions, windows and buffer registration are not offered.
+The library is built when Motley is installed (`setup.py`). NCCL's own ways of tuning (environment, ``ncclConfig_t``)
+have no meaning here and are ignored; user-made reductions, windows and buffer registration are not offered.
 """
 
 from .binding import bind, install, release
-from .build import BuildError
 from .codes import NcclError, Result
 from .cuda import CudaDevice
 from .memory import Device, Region
 from .operations import Sums
 
-__all__ = ["BuildError", "CudaDevice", "Device", "NcclError", "Region", "Result", "Sums", "bind", "install", "release"]
+__all__ = ["CudaDevice", "Device", "NcclError", "Region", "Result", "Sums", "bind", "install", "release"]

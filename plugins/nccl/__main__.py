@@ -1,11 +1,12 @@
-"""``python -m motley.plugins.nccl``: build the library and print where it is."""
+"""``python -m motley.plugins.nccl``: print the path of the library, for programs that want to be told."""
 
 import sys
 
-from .build import BuildError, library
+from .codes import NcclError
+from .library import library
 
 if __name__ == "__main__":
     try:
         print(library())
-    except BuildError as error:
+    except NcclError as error:
         sys.exit(str(error))

@@ -17,8 +17,8 @@ from typing import Any, cast
 from motley.transport import Communicator, UsageError
 
 from . import memory, rendezvous
-from .build import NAME, library
 from .codes import DATA_TYPES, NcclError, Reduction, Result, result_of
+from .library import NAME, library
 from .memory import Array, Device, Region, Step, host_view
 from .operations import Call, Kind, Messages, Ranks, Sums, collective
 
@@ -74,7 +74,7 @@ class _Callbacks(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Settings:
-    """How this process takes part; see `install`."""
+    """How this process takes part: the arguments of `install`."""
 
     host: str | None
     plain: bool
@@ -110,6 +110,7 @@ class _Bound:
 
     @cached_property
     def messages(self) -> Messages:
+        """The sends and receives between the ranks."""
         return Messages(self.mesh)
 
     def note(self, error: BaseException) -> None:
@@ -324,8 +325,7 @@ def install(*, host: str | None = None, plain: bool = False, device: Device | No
         The library, for programs that want its path.
 
     Raises:
-        BuildError: the library has to be built, and cannot be.
-        NcclError: another NCCL is in this process already, or this one with other settings.
+        NcclError: the library is missing, another NCCL is in this process already, or this one with other settings.
     """
     global _installed
     settings = Settings(host, plain, device)
@@ -350,7 +350,6 @@ def bind(ranks: Communicator | Sums, *, host: str | None = None, device: Device 
         device: what runs its calls on CUDA streams; by default that of `install`.
 
     Raises:
-        BuildError: as `install`.
         NcclError: as `install`.
     """
     if _installed is None:

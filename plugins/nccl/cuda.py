@@ -43,6 +43,7 @@ class CudaDevice:
         self._submitting = threading.Lock()  # ranks of one process call from several threads
 
     def current(self) -> int:
+        """See `Device.current`: there is only this GPU."""
         return self._driver.number
 
     def submit(self, stream: Handle, reads: Sequence[Region], writes: Sequence[Region], step: Step) -> None:
@@ -68,6 +69,7 @@ class CudaDevice:
                 self._driver.copy(region.pointer, place.ctypes.data, region.nbytes, stream)
 
     def synchronise(self, stream: Handle) -> None:
+        """See `Device.synchronise`. TimeoutError: that took longer than `DEADLINE_S`."""
         self._driver.attach()
         if stream in self._streams:
             self._streams[stream].synchronise(DEADLINE_S)

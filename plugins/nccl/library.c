@@ -19,11 +19,6 @@
 #else
 #define EXPORT __attribute__((visibility("default")))
 #endif
-#ifdef _MSC_VER
-#define PER_THREAD __declspec(thread)
-#else
-#define PER_THREAD _Thread_local
-#endif
 
 #define VERSION 22807 /* of the API: major * 10000 + minor * 100 + patch; 2.28 is the first with AlltoAll and Gather */
 #define MESSAGE 512
@@ -72,12 +67,12 @@ typedef struct {
 } Callbacks;
 
 static Callbacks callbacks;
-static PER_THREAD char lastError[MESSAGE];
+static _Thread_local char lastError[MESSAGE];
 /* A group belongs to the thread that starts it. */
-static PER_THREAD int groupDepth;
-static PER_THREAD ncclResult_t groupError;
-static PER_THREAD Call *queue;
-static PER_THREAD size_t queued, room;
+static _Thread_local int groupDepth;
+static _Thread_local ncclResult_t groupError;
+static _Thread_local Call *queue;
+static _Thread_local size_t queued, room;
 
 static ncclResult_t fail(ncclResult_t code, const char *function, const char *why) {
     snprintf(lastError, sizeof lastError, "%s: %s", function, why);

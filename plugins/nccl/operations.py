@@ -64,21 +64,30 @@ class Call:
 
     @property
     def nbytes(self) -> int:
+        """How many bytes `count` elements have."""
         return self.count * self.dtype.itemsize
 
 
 class Sums(Protocol):
-    """What sums of float32 need."""
+    """What sums of float32 need: somebody who can sum over all ranks."""
 
     @property
-    def rank(self) -> int: ...
+    def rank(self) -> int:
+        """Which of the ranks this one is."""
+        ...
+
     @property
-    def size(self) -> int: ...
-    def all_reduce(self, buffer: Array) -> None: ...
+    def size(self) -> int:
+        """How many ranks there are."""
+        ...
+
+    def all_reduce(self, buffer: Array) -> None:
+        """Sum `buffer` (f32, any shape) over all ranks, in place."""
+        ...
 
 
 class Ranks(Sums, Protocol):
-    """What all operations need of a `motley.transport.Communicator`."""
+    """What all operations need of a `motley.transport.Communicator`; its methods are described there."""
 
     def reduce_scatter(self, data: Array, out: Array, lengths: Sequence[int] | None = None) -> None: ...
     def all_gather(self, local: Array, out: Sequence[Array]) -> None: ...
@@ -87,7 +96,10 @@ class Ranks(Sums, Protocol):
 
 
 def collective(call: Call, ranks: Ranks) -> tuple[list[Region], list[Region], Step]:
-    """What one rank's part in a collective call reads and writes, and the step that leads from one to the other."""
+    """One rank's part in a collective call: what it reads, what it writes, and the step from one to the other.
+
+    The step raises `TransportError` as the communicator does.
+    """
     size, rank, root, nbytes = ranks.size, ranks.rank, call.peer, call.nbytes
     is_root = rank == root
     row = nbytes * size
@@ -210,6 +222,7 @@ class Messages:
     """
 
     CHUNK = 32 << 20
+    """Bytes of one message of the transport at most; longer buffers take several."""
     _DATA, _RECEIPT = b"D", b"R"
 
     def __init__(self, ranks: MessageRanks) -> None:
@@ -260,7 +273,7 @@ class Messages:
 
 
 class MessageRanks(Protocol):
-    """What `Messages` needs of a `motley.transport.Communicator`."""
+    """What `Messages` needs of a `motley.transport.Communicator`; its methods are described there."""
 
     deadline_s: float
 

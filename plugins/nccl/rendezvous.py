@@ -6,7 +6,7 @@ gets the list and calls `connect_mesh`. Both ways are authenticated with an HMAC
 can neither join nor misdirect; what is said is no secret.
 
 The links are mutual TLS 1.3 unless the id says plain. Whoever has the id is trusted to be a rank, so the secret itself
-makes the authority that certifies them: all ranks derive the same Ed25519 key from it, sign a certificate of their own,
+makes the authority that certifies them: all ranks derive the same signing key from it, sign a certificate of their own,
 and accept no other signer's. **The id is to be kept as secret as a password**: hand it over in a protected way.
 """
 
@@ -25,12 +25,9 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import Any, Self
 
-from cryptography import x509
-from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from cryptography.x509.oid import NameOID
-
 from motley.transport import Communicator, Listener, Membership, Plain, Tls, connect_mesh
+from motley.transport.certificates import Authority
+from motley.transport.connecting import join_address
 
 from .codes import NcclError, Result
 
@@ -41,7 +38,10 @@ CONNECT_S = 60.0
 """The same for the links among ranks that all have come."""
 STRANGER_S = 5.0
 """How long a connection to the rendezvous may take to say who it is."""
+LIFETIME = datetime.timedelta(days=2)
+"""Of the links' certificates: the unique id is forgotten sooner."""
 MAX_LINE = 16 << 10
+"""Longest line in bytes that is read of a rendezvous."""
 _ID = struct.Struct("<8s32sBH64s21x")
 _MAGIC = b"MotleyN1"
 
@@ -120,7 +120,7 @@ def join(unique: UniqueId, rank: int, size: int) -> tuple[Communicator, str]:
     with connection:
         host = connection.getsockname()[0]
         with closing(Listener(host)) as listener:
-            address = _address(host, listener.port)
+            address = join_address(host, listener.port)
             try:
                 connection.sendall(_seal({"rank": rank, "size": size, "address": address}, unique.secret))
                 connection.settimeout(RENDEZVOUS_S + STRANGER_S)  # it says itself who did not come
@@ -146,25 +146,8 @@ def connect(listener: Listener, secret: bytes, rank: int, addresses: list[str], 
 
 def certified(secret: bytes, rank: int) -> Tls:
     """A certificate for a rank by the authority that all who know `secret` have in common."""
-    authority = Ed25519PrivateKey.from_private_bytes(hmac.digest(secret, b"certificate authority", "sha256"))
-    key = Ed25519PrivateKey.generate()
-    signer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "the ranks of a unique id")])
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"rank {rank}")])
-    now = datetime.datetime.now(datetime.UTC)
-    margin = datetime.timedelta(days=2)  # machines' clocks differ; the id itself is forgotten sooner
-
-    def build(name: x509.Name, owner: Ed25519PrivateKey, extension: x509.ExtensionType) -> bytes:
-        builder = x509.CertificateBuilder().subject_name(name).issuer_name(signer).public_key(owner.public_key())
-        builder = builder.serial_number(x509.random_serial_number())
-        builder = builder.not_valid_before(now - margin).not_valid_after(now + margin)
-        certificate = builder.add_extension(extension, critical=True).sign(authority, None)
-        return certificate.public_bytes(serialization.Encoding.PEM)
-
-    return Tls(
-        build(subject, key, x509.SubjectAlternativeName([x509.DNSName(f"rank-{rank}.{SESSION}")])),
-        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()),
-        build(signer, authority, x509.BasicConstraints(ca=True, path_length=0)),
-    )
+    authority = Authority("the ranks of a unique id", secret=secret, lifetime=LIFETIME)
+    return Tls(*authority.issue_rank(rank, SESSION, LIFETIME), authority.pem)
 
 
 def split(parent: Communicator, host: str, color: int | None, key: int, *, plain: bool) -> Communicator | None:
@@ -181,7 +164,12 @@ def split(parent: Communicator, host: str, color: int | None, key: int, *, plain
         TransportError: as `connect_mesh`.
     """
     with closing(Listener(host)) as listener:
-        mine = {"color": color, "key": key, "address": _address(host, listener.port), "secret": secrets.token_hex(32)}
+        mine = {
+            "color": color,
+            "key": key,
+            "address": join_address(host, listener.port),
+            "secret": secrets.token_hex(32),
+        }
         rows = _gather(parent, mine)
         if color is None:
             return None
@@ -201,10 +189,6 @@ def _gather(parent: Communicator, mine: dict[str, Any]) -> list[dict[str, Any]]:
     return [
         json.loads(text if rank == parent.rank else parent.recv(rank, parent.deadline_s)) for rank in range(parent.size)
     ]
-
-
-def _address(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 class _Rendezvous:

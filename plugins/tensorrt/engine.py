@@ -135,7 +135,7 @@ class TensorRTEngine(OneByOne):
             self._parts = self._load(parts)
             self._owned.callback(self._unload)
             self._share_scratch()
-        except (CudaError, nccl.BuildError, nccl.NcclError) as error:
+        except (CudaError, nccl.NcclError) as error:
             self._owned.close()
             raise EngineError(f"engine {self.name!r}: {error}") from error
         except BaseException:

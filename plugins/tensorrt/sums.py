@@ -79,8 +79,7 @@ class InsideEngine:
             hidden: D, the width of what is summed.
 
         Raises:
-            motley.plugins.nccl.BuildError: the library that TensorRT calls cannot be built.
-            motley.plugins.nccl.NcclError: another NCCL is in this process.
+            motley.plugins.nccl.NcclError: the library that TensorRT calls is missing, or there is another NCCL here.
         """
         self.rank = collectives.rank
         self.size = collectives.size

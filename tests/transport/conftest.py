@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from motley.transport import Communicator, Listener, Membership, Plain, Tls, connect_mesh, mesh
+from motley.transport.connecting import join_address
 
 SECRET = b"a secret of the session".ljust(32)
 AGREEMENT = hashlib.sha256(b"the plan").digest()
@@ -53,8 +54,7 @@ def run_ranks() -> RunRanks:
     ) -> list[Any]:
         with ExitStack() as stack:
             listeners = [stack.enter_context(closing(Listener(host))) for _ in range(size)]
-            written = f"[{host}]" if ":" in host else host
-            addresses = [f"{written}:{listener.port}" for listener in listeners]
+            addresses = [join_address(host, listener.port) for listener in listeners]
 
             def one(rank: int) -> Any:
                 member = _membership(rank, size, **(changes[rank] if changes else {}))

@@ -23,9 +23,10 @@ from motley.transport import (
     ProtocolError,
     UsageError,
     connect_mesh,
+    connecting,
 )
 from motley.transport import mesh as mesh_module
-from motley.transport.schedule import Crowd
+from motley.transport.forecast import Crowd
 from motley.transport.wire import Op, pack_frame
 from tests.ports import unanswered_port
 
@@ -228,7 +229,7 @@ def test_a_rank_that_is_ahead_waits_for_the_others(membership: MakeMember) -> No
 def test_strangers_are_refused_and_disturb_nobody(
     membership: MakeMember, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mesh_module, "STRANGER_S", 0.3)
+    monkeypatch.setattr(connecting, "STRANGER_S", 0.3)
     caplog.set_level(logging.WARNING)
     listeners = [Listener("127.0.0.1") for _ in range(2)]
     addresses = [address_of(listener) for listener in listeners]
@@ -271,7 +272,7 @@ def test_strangers_are_refused_and_disturb_nobody(
 def test_silent_strangers_do_not_keep_the_ranks_waiting(
     membership: MakeMember, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mesh_module, "MAX_STRANGERS", 3)
+    monkeypatch.setattr(connecting, "MAX_STRANGERS", 3)
     listeners = [Listener("127.0.0.1") for _ in range(2)]
     addresses = [address_of(listener) for listener in listeners]
     with ThreadPoolExecutor(2) as pool, ExitStack() as strangers:
@@ -281,7 +282,7 @@ def test_silent_strangers_do_not_keep_the_ranks_waiting(
         began = time.monotonic()
         second = pool.submit(connect_mesh, listeners[1], membership(1, 2), addresses, 20.0, security=Plain())
         with first.result(20), second.result(20):
-            assert time.monotonic() - began < mesh_module.STRANGER_S
+            assert time.monotonic() - began < connecting.STRANGER_S
     for listener in listeners:
         listener.close()
 

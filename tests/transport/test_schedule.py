@@ -9,19 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from motley.transport.forecast import FRAME_S, SUM_S, Choice, Crowd, Network, choose, cost
+from motley.transport.progress import NOW, Duty, Progress
 from motley.transport.schedule import (
     ALGORITHMS,
-    FRAME_S,
-    NOW,
-    SUM_S,
     Algorithm,
-    Choice,
-    Crowd,
-    Duty,
     Goal,
-    Network,
     Operation,
-    Progress,
     Schedule,
     Transfer,
     all_gather,
@@ -29,8 +23,6 @@ from motley.transport.schedule import (
     all_to_all,
     broadcast,
     build,
-    choose,
-    cost,
     even_parts,
     one_shot,
     reduce_scatter,

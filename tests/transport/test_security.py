@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -235,7 +236,7 @@ def refused(name: str, **how: Any) -> Tls:
         ),
         pytest.param(
             AUTHORITY.tls(0),
-            refused("rank-1.test", days=-1),
+            refused("rank-1.test", lifetime=-timedelta(days=1)),
             {},
             ("its certificate is refused: certificate has expired", "alert certificate expired"),
             id="expired",

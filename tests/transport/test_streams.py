@@ -10,15 +10,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from motley.transport import Communicator, PeerLost, UsageError
 from motley.transport.cuda.host_step import HostStep
-from motley.transport.cuda.stream import CudaStream
-from motley.transport.streams import Event, HostEvent, HostStream, Stream, ordered_collective
+from motley.transport.cuda.stream import CudaEvent, CudaStream, DeviceArray
+from motley.transport.streams import Event, Stream, ordered_collective
 from tests.transport.cuda.host_driver import HostDriver
 from tests.transport.cuda.memory import Memory
+from tests.transport.host_stream import HostEvent, HostStream
 
 Run = Callable[..., list[Any]]
 Array = np.ndarray[Any, Any]
@@ -81,12 +82,15 @@ def stream(streams: Streams) -> Iterator[Any]:
         yield stream
 
 
-def test_the_host_stream_fulfils_the_contract() -> None:
-    with HostStream("compute") as stream:
-        contract: Stream[np.ndarray[Any, Any], HostEvent] = stream
-        event: Event = HostEvent()
-        assert contract is stream
-        assert event.done()
+def test_both_kinds_fulfil_the_contract() -> None:
+    driver = HostDriver()
+    with Memory(driver) as memory, HostStream("host") as host, CudaStream(driver, name="device") as device:
+        host_contract: Stream[Array, HostEvent] = host
+        device_contract: Stream[DeviceArray, CudaEvent] = device
+        events: list[Event] = [HostEvent(), memory.event()]
+        host_contract.synchronise(DEADLINE_S)
+        device_contract.synchronise(DEADLINE_S)
+        assert all(event.done() for event in events)
 
 
 def test_work_runs_in_submission_order_beside_the_caller(streams: Streams, stream: Any) -> None:
@@ -128,13 +132,25 @@ def test_a_wait_captures_the_recording_that_was_there_at_submission(streams: Str
         event.synchronise(DEADLINE_S)
 
 
+@pytest.mark.parametrize("form", [None, *HostStep], ids=lambda form: form or "host")  # no fixture beside Hypothesis
 @given(
-    st.lists(st.tuples(st.sampled_from(["work", "record", "wait"]), st.integers(0, 2), st.integers(0, 2)), max_size=30)
+    program=st.lists(
+        st.tuples(st.sampled_from(["work", "record", "wait"]), st.integers(0, 2), st.integers(0, 2)), max_size=30
+    )
 )
-def test_any_program_runs_and_respects_every_captured_recording(program: list[tuple[str, int, int]]) -> None:
+@settings(deadline=None)
+def test_any_program_runs_and_respects_every_captured_recording(
+    form: HostStep | None, program: list[tuple[str, int, int]]
+) -> None:
     """Whatever is recorded and waited for: it ends, and work sees all that stood before the recording it waits for."""
-    streams = [HostStream(str(index)) for index in range(3)]
-    events = [HostEvent() for _ in range(3)]
+    with Streams(form) as kind:
+        check_program(kind, program)
+
+
+def check_program(kind: Streams, program: list[tuple[str, int, int]]) -> None:
+    """Submit what a program says, run it, and compare what was seen with what it promises."""
+    streams = [kind.stream(str(index)) for index in range(3)]
+    events = [kind.event() for _ in range(3)]
     log: list[tuple[int, int]] = []
     counts = [0, 0, 0]
     marks: list[tuple[int, int] | None] = [None] * 3  # what an event stands for: so much work of that stream
@@ -283,6 +299,26 @@ def test_the_error_of_a_host_step_comes_out_where_the_caller_waits(run_ranks: Ru
         return blamed, ran
 
     assert run_ranks(2, work)[0] == ([1, 1, 1, 1], [0])
+
+
+def test_streams_that_wait_for_each_other_find_an_error(streams: Streams) -> None:
+    one, two, event = streams.stream("one"), streams.stream("two"), streams.event()
+
+    def fail() -> None:
+        raise ValueError("a broken layer")
+
+    for stream, next_stream in ((one, two), (two, one), (one, two)):
+        stream.submit(lambda: None, "a layer")
+        stream.record(event)
+        next_stream.wait(event)
+    one.submit(fail, "a layer")
+    two.synchronise(DEADLINE_S)
+    one.record(event)
+    two.wait(event)
+    for stream in (one, two):
+        with pytest.raises(ValueError, match="a broken layer"):
+            stream.synchronise(DEADLINE_S)
+        stream.close()
 
 
 def test_a_deadline_names_the_stream_and_what_it_is_at(streams: Streams, stream: Any) -> None:

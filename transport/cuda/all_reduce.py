@@ -9,23 +9,30 @@ from typing import Any, Protocol, Self
 import numpy as np
 import numpy.typing as npt
 
+from ..forecast import Choice
 from ..formats import Bytes, WireFormat
-from ..schedule import Algorithm, Choice, Operation
+from ..schedule import Algorithm, Operation
 from ..streams import ordered_collective
 from .reduction import SOURCES, THREADS, Reduction
 from .stream import CudaEvent, CudaStream, DeviceArray
 
 
 class Summing(Protocol):
-    """What can sum at all."""
+    """The least that an `AllReduce` needs of a communicator: a sum in host memory."""
 
     @property
-    def rank(self) -> int: ...
+    def rank(self) -> int:
+        """Which of the ranks this one is."""
+        ...
 
     @property
-    def size(self) -> int: ...
+    def size(self) -> int:
+        """How many ranks there are."""
+        ...
 
-    def all_reduce(self, buffer: npt.NDArray[Any]) -> None: ...
+    def all_reduce(self, buffer: npt.NDArray[Any]) -> None:
+        """See `motley.transport.Communicator.all_reduce`."""
+        ...
 
 
 class Exchange(Summing, Protocol):
@@ -33,9 +40,13 @@ class Exchange(Summing, Protocol):
 
     wire_format: WireFormat
 
-    def forecast(self, operation: Operation, elements: int, dtype: npt.DTypeLike) -> Choice: ...
+    def forecast(self, operation: Operation, elements: int, dtype: npt.DTypeLike) -> Choice:
+        """See `motley.transport.Communicator.forecast`."""
+        ...
 
-    def exchange_terms(self, own: Bytes, others: Sequence[Bytes], dtype: npt.DTypeLike) -> None: ...
+    def exchange_terms(self, own: Bytes, others: Sequence[Bytes], dtype: npt.DTypeLike) -> None:
+        """See `motley.transport.Communicator.exchange_terms`."""
+        ...
 
 
 class AllReduce:

@@ -67,15 +67,25 @@ class Driver(Protocol):
         """Make this GPU the calling thread's."""
         ...
 
-    def create_stream(self) -> Handle: ...
+    def create_stream(self) -> Handle:
+        """A new stream, which waits for no other."""
+        ...
 
-    def destroy_stream(self, stream: Handle) -> None: ...
+    def destroy_stream(self, stream: Handle) -> None:
+        """Give back a stream; what was submitted to it still runs."""
+        ...
 
-    def create_event(self) -> Handle: ...
+    def create_event(self) -> Handle:
+        """A new event, not recorded yet."""
+        ...
 
-    def destroy_event(self, event: Handle) -> None: ...
+    def destroy_event(self, event: Handle) -> None:
+        """Give back an event; streams that wait for it still do."""
+        ...
 
-    def record(self, event: Handle, stream: Handle) -> None: ...
+    def record(self, event: Handle, stream: Handle) -> None:
+        """Make `event` stand for this place in `stream`."""
+        ...
 
     def wait(self, stream: Handle, event: Handle) -> None:
         """Hold the stream back until the latest recording of `event` submitted before this call is reached."""
@@ -89,11 +99,17 @@ class Driver(Protocol):
         """Memory on the device, aligned to 256 bytes."""
         ...
 
-    def free(self, address: int) -> None: ...
+    def free(self, address: int) -> None:
+        """Give back what `allocate` gave."""
+        ...
 
-    def allocate_pinned(self, nbytes: int) -> Pinned: ...
+    def allocate_pinned(self, nbytes: int) -> Pinned:
+        """Memory on the host that copies and the device can use."""
+        ...
 
-    def free_pinned(self, pinned: Pinned) -> None: ...
+    def free_pinned(self, pinned: Pinned) -> None:
+        """Give back what `allocate_pinned` gave; waits for the device."""
+        ...
 
     def copy(self, target: int, source: int, nbytes: int, stream: Handle) -> None:
         """Between device memory and pinned host memory, or on the device."""
@@ -138,7 +154,9 @@ class Driver(Protocol):
         """Run all of a graph at this place in the stream."""
         ...
 
-    def destroy_graph(self, graph: Handle) -> None: ...
+    def destroy_graph(self, graph: Handle) -> None:
+        """Give back a graph, whose last run must be over."""
+        ...
 
 
 class CudaDriver:
@@ -168,6 +186,7 @@ class CudaDriver:
 
     @property
     def name(self) -> str:
+        """The GPU's, as its maker calls it."""
         return str(self._call("cuDeviceGetName", 256, self._device).decode().rstrip("\0"))
 
     def attach(self) -> None:

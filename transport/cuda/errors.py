@@ -1,4 +1,4 @@
-"""What can go wrong with a GPU; the messages say what to do."""
+"""What can go wrong with a GPU; the messages say what to do about it."""
 
 from __future__ import annotations
 

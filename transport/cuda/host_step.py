@@ -8,8 +8,9 @@ spinning          `cuLaunchHostFunc_v2`: the same thread spins until it is calle
 memory            the stream writes a number to pinned memory and waits for the answer there; a thread of ours spins
 ================  ===================================================================================================
 
-Whichever it is, the work runs on another thread than the caller's, under the interpreter's lock, and must not call
-CUDA. The lock cannot dead: whoever waits for a stream here polls and lets go of it in between.
+Whichever it is, the work runs on another thread than the caller's, and must not call CUDA. It needs the interpreter's
+lock, so nobody may hold that while waiting for a stream, or the two would wait for each other for ever: whoever waits
+for a stream here asks again and again whether it has come so far, and lets go of the lock in between.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Protocol
 
-from ..link import give_way
+from ..waiting import give_way
 from .driver import Driver, Handle
 from .errors import CudaError
 
@@ -38,6 +39,8 @@ Work = Callable[[], None]
 
 
 class HostStep(StrEnum):
+    """The forms of a host step; see the table above."""
+
     FUNCTION = "function"
     SPINNING = "spinning"
     MEMORY = "memory"
@@ -67,13 +70,18 @@ class HostSteps(Protocol):
 
 
 def open_host_steps(form: HostStep, driver: Driver, stream: Handle) -> HostSteps:
+    """Host steps of this form for one stream; the caller closes them.
+
+    Raises:
+        CudaError: no memory for them.
+    """
     if form is HostStep.MEMORY:
         return StreamMemory(driver, stream)
     return HostFunctions(driver, stream, spinning=form is HostStep.SPINNING)
 
 
 class HostFunctions:
-    """Steps that are called by the driver, with a ticket in the place of a pointer."""
+    """`HostSteps` that the driver calls, each with a ticket in a pointer's place, by which its work is found."""
 
     def __init__(self, driver: Driver, stream: Handle, *, spinning: bool) -> None:
         self._driver = driver
@@ -122,7 +130,7 @@ _called_for_ever: list[HostFunctions] = []
 
 
 class StreamMemory:
-    """Steps that are asked for and answered in two words of pinned memory.
+    """`HostSteps` that are asked for and answered in two words of pinned memory, without the driver's help.
 
     The stream writes the step's ticket as the *request* and waits until the *answer* has come to it; the thread does
     the opposite. Tickets count around.
@@ -176,7 +184,7 @@ class StreamMemory:
 
 
 class Pause:
-    """Called between two looks at something: lets go of the interpreter, and sleeps after a while."""
+    """Passes the time between two looks at something: lets others have the interpreter, and sleeps after a while."""
 
     def __init__(self) -> None:
         self._sleeps_from = time.perf_counter() + SPIN_S

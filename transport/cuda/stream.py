@@ -43,10 +43,12 @@ class DeviceArray:
 
     @property
     def size(self) -> int:
+        """How many elements."""
         return prod(self.shape)
 
     @property
     def nbytes(self) -> int:
+        """How many bytes."""
         return self.size * self.dtype.itemsize
 
 
@@ -103,7 +105,9 @@ class CudaGraph:
 
 
 class CudaStream:
-    """`motley.transport.streams.Stream` of `DeviceArray`s. One thread submits; use it as a context, as a `HostStream`.
+    """`motley.transport.streams.Stream` of `DeviceArray`s. One thread submits.
+
+    Use it as a context, which ends with `synchronise` (unless an error is on its way) and `close`.
 
     Staging is pinned memory (`Driver.allocate_pinned`): copies to and from other memory would wait.
     """

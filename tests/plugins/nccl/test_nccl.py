@@ -20,7 +20,8 @@ import numpy as np
 import pytest
 
 from motley.plugins import nccl
-from motley.plugins.nccl import build, rendezvous
+from motley.plugins.nccl import library as library_module
+from motley.plugins.nccl import rendezvous
 from motley.plugins.nccl.binding import Process, Settings, _Comm
 from motley.plugins.nccl.codes import DATA_TYPES, Reduction, result_of
 from motley.plugins.nccl.operations import Call, Kind
@@ -38,10 +39,6 @@ TENSORRT = """
 CUPY = "Bcast CommAbort CommCuDevice CommGetAsyncError CommInitRankConfig"
 NAMES = f"{TENSORRT} {CUPY}".split()
 """What these load or are linked against."""
-
-pytestmark = pytest.mark.skipif(
-    not any(map(shutil.which, ("cc", "gcc", "clang", "cl"))), reason="no C compiler to build the NCCL library with"
-)
 
 
 def run_ranks(size: int, part: str, folder: Path, *extra: str) -> list[dict[str, Array]]:
@@ -206,7 +203,7 @@ def at(array: Array) -> c_void_p:
 
 def test_the_library_exports_every_name_and_is_found_under_nccls(lib: ctypes.CDLL) -> None:
     assert [name for name in NAMES if not hasattr(lib, f"nccl{name}")] == []
-    by_name = ctypes.CDLL(build.NAME)
+    by_name = ctypes.CDLL(library_module.NAME)
     assert ctypes.addressof(c_int.in_dll(by_name, "ncclGetVersion")) == ctypes.addressof(
         c_int.in_dll(lib, "ncclGetVersion")
     )
@@ -223,7 +220,7 @@ def test_the_library_exports_nothing_else(path: Path) -> None:
 
 
 def test_numbers_are_those_of_the_c_file() -> None:
-    text = build.SOURCE.read_text("utf-8")
+    text = Path(nccl.__file__).with_name("library.c").read_text("utf-8")
     (kinds,) = re.findall(r"enum \{ (ALL_REDUCE.*?) \}", text)
     assert kinds.split(", ") == [kind.name for kind in Kind]
     (sizes,) = re.findall(r"ITEM_SIZES\[\] = \{(.*?)\}", text)
@@ -523,26 +520,18 @@ def test_a_stream_that_is_captured_is_refused() -> None:
     assert driver.live == 0
 
 
-# -- building ---------------------------------------------------------------------------------------------------------
+# -- the library that installation builds -----------------------------------------------------------------------------
 
 
-def test_no_compiler_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setenv("LOCALAPPDATA", str(tmp_path))
-    monkeypatch.setattr(build, "SOURCE", tmp_path / "other.c")
-    (tmp_path / "other.c").write_text("int other;")
-    monkeypatch.setenv("CC", "no-such-compiler")
-    with pytest.raises(nccl.BuildError, match="needs a C compiler once, and no-such-compiler is not on the PATH"):
-        build.library()
-    monkeypatch.delenv("CC")
-    (tmp_path / "other.c").write_text("nonsense")
-    with pytest.raises(nccl.BuildError, match="failed"):
-        build.library()
+def test_a_library_that_was_not_built_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(library_module, "PATH", tmp_path / "libnccl.so.2")
+    with pytest.raises(nccl.NcclError, match=r"libnccl\.so\.2 is missing; it is built by installation: run `pip"):
+        library_module.library()
 
 
-def test_every_compiler_has_its_command_line() -> None:
-    assert "/LD" in build.command(["cl"], Path("nccl.dll"))
-    assert "-shared" in build.command(["clang"], Path("nccl.dll"))
+def test_its_path_is_printed_for_other_programs(path: Path) -> None:
+    done = subprocess.run([sys.executable, "-m", "motley.plugins.nccl"], capture_output=True, text=True, check=True)
+    assert done.stdout == f"{path}\n"
 
 
 def test_without_motley_the_library_says_so(path: Path) -> None:

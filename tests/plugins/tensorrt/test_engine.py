@@ -8,7 +8,6 @@ TensorRT computes the same: that takes a GPU.
 from __future__ import annotations
 
 import ctypes
-import shutil
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
@@ -26,18 +25,18 @@ from motley.daemon.rank.gate import Gate, reference_answers
 from motley.plugins import nccl
 from motley.plugins.engine import EngineError, EngineFactory, EngineOptions
 from motley.plugins.mapped_share import MappedShare
-from motley.plugins.nccl.build import NAME
+from motley.plugins.nccl.library import NAME
 from motley.plugins.onnxruntime.engine import OnnxRuntimeEngine
 from motley.plugins.reference.engine import ReferenceEngine
 from motley.plugins.segments import Reduction
 from motley.plugins.tensorrt.builds import Library
 from motley.plugins.tensorrt.lowering import Part
 from motley.transport.errors import PeerLost
-from motley.transport.streams import HostStream
 from tests.models.cases import Case, LocalSession, dense_cases, uneven_shares, whole_share
 from tests.models.local_group import LocalGroup, LocalMember
 from tests.plugins.onnxruntime.lowered_engine import cut_at_sums, for_onnxruntime, with_data
 from tests.plugins.tensorrt.test_lowering import FORMS, FP16_TOLERANCE, FP32_TOLERANCE, error
+from tests.transport.host_stream import HostStream
 
 tensorrt = pytest.importorskip("motley.plugins.tensorrt.engine", reason="needs motley.transport.cuda")
 host_driver = pytest.importorskip("tests.transport.cuda.host_driver", reason="no device made of host streams")
@@ -47,9 +46,7 @@ CASES = [case for case in dense_cases() if case.folder.name in ("llama-mha", "qw
 FLOAT32, SUM = 7, 0
 """NCCL's."""
 STALE = b"a plan that the runtime does not take"
-HAS_COMPILER = any(map(shutil.which, ("cc", "gcc", "clang", "cl")))
-needs_compiler = pytest.mark.skipif(not HAS_COMPILER, reason="no C compiler to build the NCCL library with")
-ENGINES = [tensorrt.TensorRTEngine, pytest.param(tensorrt.WholeTensorRTEngine, marks=needs_compiler)]
+ENGINES = [tensorrt.TensorRTEngine, tensorrt.WholeTensorRTEngine]
 
 
 class Device(host_driver.HostDriver):  # type: ignore[misc, name-defined]
@@ -209,8 +206,7 @@ class Member(LocalMember):
 
 @pytest.fixture
 def without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    if HAS_COMPILER:
-        nccl.install(host="127.0.0.1")  # as the tests of NCCL that may share this process
+    nccl.install(host="127.0.0.1")  # as the tests of NCCL that may share this process
     runtime = SimpleNamespace(deserialize_cuda_engine=lambda plan: None if plan is STALE else plan)
     module: Any = SimpleNamespace(
         Runtime=lambda log: runtime, ExecutionContextAllocationStrategy=SimpleNamespace(USER_MANAGED=0)

@@ -15,8 +15,8 @@ import numpy as np
 
 from motley.transport.cuda.driver import Pinned
 from motley.transport.cuda.errors import CudaError, DeviceLost, OutOfDeviceMemory
-from motley.transport.streams import HostEvent, HostStream
 from tests.transport.cuda.host_kernels import launch
+from tests.transport.host_stream import HostEvent, HostStream
 
 DEVICE = 1 << 60
 """Added to addresses as the device sees them, so that nothing mistakes one for the other."""
