@@ -139,7 +139,7 @@ def _check(body: dict[str, Any]) -> None:
         CliError: naming the option.
     """
     from motley.orchestrator.api.errors import ApiError
-    from motley.orchestrator.api.parameters import chat_parameters, completion_parameters
+    from motley.orchestrator.api.openai_parameters import chat_parameters, completion_parameters
 
     parameters = completion_parameters if "prompt" in body else chat_parameters
     try:
@@ -312,7 +312,7 @@ def _stop(session: dict[str, Any]) -> str:
 def _again(session: dict[str, Any]) -> str:
     """The command that starts a session anew as it was, for a shell; but for `block`, `wire` and `threads`, which only
     the API knows."""
-    from motley.orchestrator.sessions import SessionRequest
+    from motley.orchestrator.session_request import SessionRequest
 
     words = ["motley", "run", session["model"], "PROMPT"]
     for option, kind, default in (

@@ -22,7 +22,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from motley.orchestrator.planning.experts import PlacementError
+from motley.orchestrator.planning.placement.terms import PlacementError
 from motley.orchestrator.planning.shares import human_bytes
 from motley.protocol import MAX_RANKS
 from motley.protocol.mesh_pb2 import ModelProfile

@@ -12,23 +12,21 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from motley.orchestrator.expert_hosts import (
+from motley.orchestrator.experts.checksums import HostedError
+from motley.orchestrator.experts.hosts import ExpertHost
+from motley.orchestrator.experts.messages import from_message, to_message
+from motley.orchestrator.experts.moves import RETIRE_S
+from motley.orchestrator.experts.questions import Answer
+from motley.orchestrator.experts.recovery import RESTART_S, RESTARTS, may_restart
+from motley.orchestrator.experts.registry import (
     HOMELESS_S,
     REBALANCE_S,
-    RESTART_S,
-    RESTARTS,
-    RETIRE_S,
     SKEW_ROWS,
     SKEWED,
     UNREACHABLE_S,
-    Answer,
-    ExpertHost,
     ExpertMap,
-    HostedError,
-    from_message,
-    to_message,
 )
-from motley.orchestrator.planning.experts import ExpertKey, Move, PlacementError
+from motley.orchestrator.planning.placement.terms import ExpertKey, Move, PlacementError
 from motley.protocol.mesh_pb2 import ExpertLoad, ExpertReport, HostedExperts, HostReport, ModelProfile, Ready, Starved
 
 SIZE = 10
@@ -239,10 +237,10 @@ def test_a_host_that_comes_back_is_not_blamed_for_its_predecessor() -> None:
     experts.lose(host, "killed", 1, ended=True)
     _, gone = experts.advance(1)
     assert gone is not None
-    assert not experts.may_restart(host, ["id1"], 1 + RESTART_S - 0.1)
-    assert experts.may_restart(host, ["id1"], 1 + RESTART_S)
+    assert not may_restart(experts.hosts, host, ["id1"], 1 + RESTART_S - 0.1)
+    assert may_restart(experts.hosts, host, ["id1"], 1 + RESTART_S)
     needed = host.first_bytes
-    experts.restart(host, ["id1"], [needed], 7)
+    host.restart(["id1"], [needed], 7)
     assert (host.ordered, host.memory_bytes) == (first, needed)
     host.address, host.ready = "node1:2", Ready()
     experts.on_hosted(host, hosted(first), 8)
@@ -294,11 +292,11 @@ def test_a_host_is_not_started_again_for_ever() -> None:
     for _ in range(RESTARTS):
         now += 1000
         experts.lose(host, "killed", now, ended=True)
-        assert experts.may_restart(host, ["id1"], now + 1000)
-        experts.restart(host, ["id1"], [1000], now)
+        assert may_restart(experts.hosts, host, ["id1"], now + 1000)
+        host.restart(["id1"], [1000], now)
     experts.lose(host, "killed", now, ended=True)
-    assert not experts.may_restart(host, ["id1"], now + 1e6)
-    assert experts.may_restart(host, ["id1 anew"], now + 1e6)
+    assert not may_restart(experts.hosts, host, ["id1"], now + 1e6)
+    assert may_restart(experts.hosts, host, ["id1 anew"], now + 1e6)
 
 
 def test_a_host_that_does_nothing_about_its_orders_hangs() -> None:

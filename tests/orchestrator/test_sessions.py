@@ -6,20 +6,12 @@ from typing import Any
 
 import pytest
 
+from motley.orchestrator.assignments import model_spec
 from motley.orchestrator.planning.setup import Setup
 from motley.orchestrator.planning.shares import Candidate, plan_shares
-from motley.orchestrator.sessions import (
-    EPOCH,
-    LISTEN_S,
-    PROGRESS_S,
-    RELEASE_S,
-    Command,
-    NameInUseError,
-    Session,
-    SessionRequest,
-    SessionTable,
-    State,
-)
+from motley.orchestrator.session_request import SessionRequest
+from motley.orchestrator.session_table import NameInUseError, SessionTable
+from motley.orchestrator.sessions import LISTEN_S, PROGRESS_S, RELEASE_S, Command, Session, State
 from motley.orchestrator.workers import Rank
 from motley.protocol.mesh_pb2 import Empty, Failure, Loading, ModelProfile, RankEvent, Ready, Timing
 
@@ -27,7 +19,7 @@ NODES = ["pc", "laptop", "box"]
 SETUP = Setup("onnxruntime", "int4", on_gpu=False)
 
 
-def event(rank: int, epoch: int = EPOCH, **body: Any) -> RankEvent:
+def event(rank: int, epoch: int = 1, **body: Any) -> RankEvent:
     return RankEvent(session="s", epoch=epoch, rank=rank, **body)
 
 
@@ -41,7 +33,7 @@ def session(profile: ModelProfile) -> Session:
     plans = plan_shares([profile] * 3, [Candidate(name, 1.0, 10**9) for name in NODES], 100)
     session = Session("s", SessionRequest("bard"), "bard", created=0)
     ranks = [Rank(i, name, name, 10**9, plan, SETUP) for i, (name, plan) in enumerate(zip(NODES, plans, strict=True))]
-    commands = session.assign(session.request.spec("int4"), profile, ranks, 100, now=0)
+    commands = session.assign(model_spec(session.request, "int4"), profile, ranks, 100, now=0)
     assert kinds(commands) == [(name, rank, "assign") for rank, name in enumerate(NODES)]
     return session
 
@@ -63,7 +55,7 @@ def test_every_rank_gets_the_same_assignment(profile: ModelProfile) -> None:
     plans = plan_shares([profile] * 2, [Candidate("pc", 1.0, 10**9)] * 2, 100)
     session = Session("s", SessionRequest("bard", threads=3, quantisation="int4"), "bard", created=0)
     ranks = [Rank(i, "pc", "pc", 77, plan, SETUP) for i, plan in enumerate(plans)]
-    commands = session.assign(session.request.spec("int4"), profile, ranks, 100, now=0)
+    commands = session.assign(model_spec(session.request, "int4"), profile, ranks, 100, now=0)
     first, second = (command.assign for _, command in commands)
     assert first.tls.authority == second.tls.authority
     assert first.tls.certificate != second.tls.certificate
@@ -171,9 +163,9 @@ def test_a_rank_that_ends_unasked_fails_the_session(session: Session) -> None:
 
 def test_what_is_not_from_the_ranks_node_and_epoch_is_ignored(session: Session) -> None:
     session.on_event("box", event(0, failed=Failure(code="x")), 1)
-    session.on_event("pc", event(0, epoch=EPOCH + 1, failed=Failure(code="x")), 1)
+    session.on_event("pc", event(0, epoch=session.epoch + 1, failed=Failure(code="x")), 1)
     session.on_event("pc", event(3, failed=Failure(code="x")), 1)
-    session.on_event("pc", RankEvent(session="s", epoch=EPOCH), 1)
+    session.on_event("pc", RankEvent(session="s", epoch=session.epoch), 1)
     assert session.state is State.STARTING
 
 

@@ -9,25 +9,23 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from itertools import accumulate
 
-from motley.orchestrator.expert_hosts import LINK_BANDWIDTH, LINK_S, ExpertHost, ExpertMap, Member, row_bytes
+from motley.orchestrator.experts.hosts import LINK_BANDWIDTH, LINK_S, ExpertHost, Member
+from motley.orchestrator.experts.registry import ExpertMap, Free, row_bytes
 from motley.orchestrator.nodes import Node
-from motley.orchestrator.planning.experts import Host, PlacementError
 from motley.orchestrator.planning.groups import Group, Offer, form_groups, slice_bytes, slice_count
 from motley.orchestrator.planning.layout import LayoutError
+from motley.orchestrator.planning.placement.terms import Host, PlacementError
 from motley.orchestrator.planning.room import expert_count, experts_in, left_for_experts, replicas_in, room_told
 from motley.orchestrator.planning.setup import setup_of
 from motley.orchestrator.planning.trunk import Forecast, forecast
-from motley.orchestrator.sessions import SessionRequest
+from motley.orchestrator.session_request import SessionRequest
 from motley.orchestrator.workers import Rank
 from motley.protocol import MAX_RANKS
 from motley.protocol.mesh_pb2 import ModelProfile
 
-Free = Callable[[str], int]
-"""Bytes free on a node, by its id."""
-
 
 class Hosting:
-    """What nodes offer to a new session."""
+    """The expert hosts that nodes can be for a new session."""
 
     def __init__(
         self,
@@ -47,7 +45,11 @@ class Hosting:
         self._beside = beside
 
     def forecast(self, ranks: Sequence[Rank], speeds: Sequence[float]) -> Forecast:
-        """Of a session with this trunk, whose ranks read so many bytes per second."""
+        """What a token is forecast to take in a session with this trunk.
+
+        Args:
+            speeds: bytes per second that each of the trunk's ranks reads.
+        """
         request, profile = self._request, self._profile
         hosts = [
             Host(offer.name, offer.memory, offer.speed, latency=LINK_S, bandwidth=LINK_BANDWIDTH)
@@ -58,11 +60,12 @@ class Hosting:
         return forecast(profile, reads, own, hosts, request.replicas, row_bytes(profile, request.wire))
 
     def on_nodes(self, ranks: Sequence[Rank]) -> ExpertMap:
-        """A host on every node that has room for one beside the trunk.
+        """A host on every node that has room for an expert beside the trunk.
 
         Raises:
-            PlacementError: none has.
-            LayoutError, SetupError: more have than can be, and are named; or one cannot.
+            PlacementError: no node has room.
+            LayoutError: the request names more nodes than a session can have hosts.
+            SetupError: a node cannot run the session's engine.
         """
         request, profile, free = self._request, self._profile, self._beside(ranks)
         for node in self._nodes.values():
@@ -81,10 +84,13 @@ class Hosting:
         return ExpertMap(profile, hosts, request.replicas, request.wire)
 
     def on_groups(self, trunks: Sequence[list[Rank]], because: PlacementError) -> tuple[list[Rank], ExpertMap]:
-        """Groups of nodes as hosts, `because` whole experts do not fit, beside the first trunk where these do.
+        """Groups of nodes as hosts, beside the first of these trunks that leaves room for them.
+
+        Args:
+            because: why whole experts do not fit on single nodes.
 
         Raises:
-            PlacementError: beside none; the message says what every node has, and what would fit.
+            PlacementError: no trunk leaves room; the message says what every node has, and what would fit.
         """
         request, profile = self._request, self._profile
         refusals = [str(because)]
@@ -106,7 +112,8 @@ class Hosting:
         return [node for node in self._nodes.values() if node.alive]
 
     def _form_groups(self, ranks: Sequence[Rank], replicas: int) -> list[Group]:
-        """
+        """Groups with room for all replicas, beside ranks of a trunk.
+
         Raises:
             PlacementError: there is no room for them.
         """
@@ -136,12 +143,15 @@ class Hosting:
 def more_groups(
     profile: ModelProfile, experts: ExpertMap, missing: int, nodes: Collection[Node], ranks: int, free: Free
 ) -> list[ExpertHost]:
-    """More hosts for a session whose experts are cut, with room for so many `missing` replicas, or for all experts once
-    less, and so on; none, if nodes have not.
+    """More hosts for a session whose experts are cut in slices.
+
+    They have room for all missing replicas; failing that, for one replica of every expert fewer, and so on; where nodes
+    have no room even for those, there are none.
 
     Args:
-        nodes: in no host of it.
-        ranks: of its trunk.
+        missing: replicas that have no place on the session's hosts.
+        nodes: those that are in no host of the session.
+        ranks: how many the session's trunk has.
     """
     index, count = ranks + len(experts.hosts), len(experts.keys)
     for wanted in range(missing, 0, -count):
@@ -160,7 +170,7 @@ def more_groups(
 
 
 def offers(profile: ModelProfile, nodes: Iterable[Node], free: Free) -> list[Offer]:
-    """To hold experts, or slices of them."""
+    """What nodes offer to hold experts, or slices of them."""
     return [
         Offer(
             name=node.name,
@@ -181,12 +191,13 @@ def group_hosts(
     free: Free,
     others: int = MAX_RANKS,
 ) -> list[ExpertHost]:
-    """The hosts that groups of some nodes are.
+    """A host of every group.
 
     Args:
-        number: of the first one among the session's hosts.
-        index: of the worker that leads it.
-        others: index of the first worker that leads none.
+        nodes: among them all members of the groups.
+        number: the first host's place among the session's hosts.
+        index: the index of the worker that leads the first host.
+        others: the index of the first worker that leads no host.
     """
     by_name = {node.name: node for node in nodes}
     hosts = []
@@ -209,8 +220,10 @@ def expert_host(
     """A host on one node, or on a group of them, of which the last one leads.
 
     Args:
-        slices: of an expert, on every node.
-        others: index of the first worker that does not lead.
+        slices: how many of every expert's slices each node has.
+        number: the host's place among the session's hosts.
+        index: the index of the worker that leads it.
+        others: the index of its first worker that does not lead.
     """
     ends = list(accumulate(slices))
     each = slice_bytes(profile, ends[-1])

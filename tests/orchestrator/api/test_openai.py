@@ -14,10 +14,10 @@ import grpc
 import openai
 import pytest
 
-from motley.orchestrator import serving
+from motley.orchestrator.serving import requests
 from motley.protocol.mesh_pb2 import Delta, Empty, Failure, Generate, LogprobRow, RankCommand, TokenLogprob
 
-from .conftest import DEADLINE_S
+from ..conftest import DEADLINE_S
 
 CHAT = {"model": "bard", "messages": [{"role": "user", "content": "Hi"}]}
 COMPLETION = {"model": "bard", "prompt": "Hi"}
@@ -280,7 +280,7 @@ async def test_a_deleted_session_ends_its_requests(mesh: Any, bard: Any) -> None
 
 
 async def test_a_silent_leader_is_given_up(mesh: Any, bard: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serving, "ANSWER_S", 0.5)
+    monkeypatch.setattr(requests, "ANSWER_S", 0.5)
     bard.answer = stuck
     status, body = await mesh.call("POST", "/v1/completions", COMPLETION)
     assert (status, body["error"]["code"]) == (504, "timed_out")

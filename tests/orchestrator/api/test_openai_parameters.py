@@ -10,7 +10,7 @@ from hypothesis import event, given
 from hypothesis import strategies as st
 
 from motley.orchestrator.api.errors import ApiError
-from motley.orchestrator.api.parameters import Parameters, chat_parameters, completion_parameters
+from motley.orchestrator.api.openai_parameters import Parameters, chat_parameters, completion_parameters
 
 USER = {"role": "user", "content": "Hi"}
 

@@ -14,16 +14,17 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from motley.orchestrator.planning import experts as planner
-from motley.orchestrator.planning.experts import (
-    SPARE_COST,
+from motley.orchestrator.planning.placement.balance import DEALT, STEPS
+from motley.orchestrator.planning.placement.board import Board
+from motley.orchestrator.planning.placement.place import place_experts
+from motley.orchestrator.planning.placement.replicas import SPARE_COST
+from motley.orchestrator.planning.placement.terms import (
     Expert,
     ExpertKey,
     Host,
     Placement,
     PlacementError,
     PlacementInputError,
-    place_experts,
 )
 
 GB = 10**9
@@ -405,14 +406,14 @@ def test_room_is_made_by_moving_others_out_of_the_way() -> None:
 def test_work_at_full_size_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """64 layers of 128 experts on 64 nodes take well under a second; here by what is done, not by the clock."""
     changes = 0
-    assign = planner._Board.assign
+    assign = Board.assign
 
-    def counted(board: planner._Board, expert: int, holders: Sequence[int]) -> None:
+    def counted(board: Board, expert: int, holders: Sequence[int]) -> None:
         nonlocal changes
         changes += 1
         assign(board, expert, holders)
 
-    monkeypatch.setattr(planner._Board, "assign", counted)
+    monkeypatch.setattr(Board, "assign", counted)
     draw = random.Random(1)
     experts = [replace(expert, load=8 / 128 * draw.lognormvariate(0, 0.5)) for expert in layers_of(64, 128, 10_000_000)]
     hosts = [
@@ -422,7 +423,7 @@ def test_work_at_full_size_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     placement = place_experts(experts, hosts, replicas=2)
     assert_sound(placement, experts, hosts, 2, 2)
     assert spread(placement, hosts, 1)
-    assert changes <= 2 * len(experts) + planner._STEPS * planner._DEALT
+    assert changes <= 2 * len(experts) + STEPS * DEALT
     assert placement.seconds_per_token <= 1.02 * sum(placement.seconds.values()) / len(hosts)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from motley.orchestrator import serving
+from motley.orchestrator.serving import fitting
 from motley.protocol.mesh_pb2 import (
     Describe,
     Described,
@@ -229,7 +229,7 @@ async def test_what_nobody_found_out_is_not_told(
 
     node.on_describe = describe
     if why == "silence":
-        monkeypatch.setattr(serving, "HINT_S", 0.01)
+        monkeypatch.setattr(fitting, "HINT_S", 0.01)
     post = asyncio.create_task(mesh.call("POST", "/api/sessions", MODEL))
     if why == "node_lost":
         await asked.wait()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from motley.orchestrator.expert_loads import HALF_LIFE_S, PRIOR_ROWS, ExpertLoads
+from motley.orchestrator.experts.loads import HALF_LIFE_S, PRIOR_ROWS, ExpertLoads
 from motley.protocol.mesh_pb2 import ExpertLoad, ExpertReport
 
 

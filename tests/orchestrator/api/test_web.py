@@ -16,7 +16,7 @@ import pytest
 from motley.orchestrator.api.web import PAGE_PATHS
 from motley.orchestrator.app import Orchestrator, OrchestratorConfig
 
-from .conftest import DEADLINE_S
+from ..conftest import DEADLINE_S
 
 WEB = files("motley.orchestrator") / "web"
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
