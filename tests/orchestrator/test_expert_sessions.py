@@ -13,7 +13,7 @@ from motley.orchestrator.experts.messages import from_message, to_message
 from motley.orchestrator.experts.moves import RETIRE_S
 from motley.orchestrator.experts.recovery import RESTART_S, may_restart
 from motley.orchestrator.experts.registry import HOMELESS_S, UNREACHABLE_S, ExpertMap
-from motley.orchestrator.planning.placement.terms import PlacementError
+from motley.orchestrator.planning.placement.terms import PlacementError, expert_name
 from motley.orchestrator.planning.setup import Setup
 from motley.orchestrator.planning.shares import Candidate, plan_shares, trunk_profile
 from motley.orchestrator.session_request import SessionRequest

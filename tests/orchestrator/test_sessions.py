@@ -169,6 +169,14 @@ def test_what_is_not_from_the_ranks_node_and_epoch_is_ignored(session: Session) 
     assert session.state is State.STARTING
 
 
+def test_a_session_s_epoch_is_its_own(session: Session) -> None:
+    listen(session)
+    session.epoch = 2
+    session.on_event("pc", event(0, epoch=1, failed=Failure(code="x")), 1)
+    assert session.state is State.CONNECTING, "that was said of the plan before"
+    assert {command.epoch for _, command in session.fail(Failure(code="x"), 2)} == {2}
+
+
 def test_closing_waits_for_the_ranks_but_not_for_ever(session: Session) -> None:
     make_ready(session)
     assert len(session.close(10)) == 3
