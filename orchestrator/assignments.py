@@ -62,7 +62,7 @@ class Assignments:
         )
         """What the assignments of all workers have in common."""
         self._credentials = issue_credentials(session_id, MAX_RANKS if experts else len(ranks))
-        """By rank and host, and of as many hosts as may still join."""
+        """By index of the worker: of all ranks and hosts, and of as many hosts as may still join."""
         self._groups: dict[int, Group] = {}
         """By the index of a worker of a group: its place there."""
         self._experts = experts

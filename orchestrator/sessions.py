@@ -62,7 +62,7 @@ RELEASE_S = 10.0
 """A rank that was told to stop, and does not say that it has, is taken for gone after this."""
 
 Command = tuple[str, RankCommand]
-"""A node's id and what to tell a rank of it."""
+"""The id of a node, and what to tell one of the workers there."""
 
 
 class State(StrEnum):
@@ -212,7 +212,10 @@ class Session:
         return []
 
     def on_node_lost(self, node_id: str, reason: str, now: float) -> list[Command]:
-        """A node is lost, of this session or of others. It ends the session if the node had a rank of the trunk."""
+        """A node is lost, whether it is one of this session's or not.
+
+        A session that is ready goes on if only expert hosts were on the node; else the loss of a worker ends it.
+        """
         if self.experts:
             self.experts.on_node_lost(node_id)
         lost = [worker for worker in self.workers if worker.node_id == node_id and not worker.gone]

@@ -33,7 +33,7 @@ class Worker:
 
     @property
     def role(self) -> str:
-        """What it is on its node, for people."""
+        """What it is to its session, for people: ``rank 2``."""
         raise NotImplementedError
 
     @property

@@ -70,7 +70,7 @@ class Parameters:
     """Without ids and session."""
     stream: bool
     include_usage: bool
-    """In a stream, as its last chunk."""
+    """Tell the usage as the last chunk of a stream."""
 
 
 def chat_parameters(body: object) -> Parameters:

@@ -161,7 +161,7 @@ class ExpertHost(Holder):
 
     @property
     def state(self) -> str:
-        """As `Worker.state`: what all of its workers are."""
+        """See `Worker.state`; it is as far as the last of its workers."""
         if self.gone or self.up:
             return "gone" if self.gone else "ready"
         return "listening" if all(worker.address for worker in self.group) else "starting"

@@ -16,7 +16,7 @@ MAX_ROWS = 1 << 40
 
 
 class ExpertLoads:
-    """Of every expert, the rows it was sent.
+    """The rows that every expert of a session was sent.
 
     Attributes:
         rows: since the session began, i64[layers, experts].
@@ -28,12 +28,12 @@ class ExpertLoads:
         Args:
             layers: the numbers of the layers that have experts.
             experts: in each of them.
-            chosen: of these, by each row.
+            chosen: how many of a layer's experts each row chooses.
         """
         self._places = {layer: place for place, layer in enumerate(layers)}
         self._chosen = chosen
         self._counted: dict[int, NDArray[np.int64]] = {}
-        """By rank of the trunk: what it has told last."""
+        """By rank of the trunk: the rows that it says it has sent, i64[layers, experts]."""
         self.rows = np.zeros((len(layers), experts), dtype=np.int64)
         self._lately = np.zeros((len(layers), experts))
         self._at = 0.0
@@ -56,7 +56,10 @@ class ExpertLoads:
         self.fresh += int(more.sum())
 
     def per_token(self) -> NDArray[np.float64]:
-        """Of every expert, the rows it gets per token lately, f64[layers, experts]; a layer's add up to `chosen`."""
+        """The rows per token that every expert gets lately, f64[layers, experts].
+
+        Those of a layer add up to `chosen`.
+        """
         evenly = PRIOR_ROWS / self.rows.shape[1]
         weights: NDArray[np.float64] = self._lately + evenly
         weights *= self._chosen / weights.sum(axis=1, keepdims=True)

@@ -11,10 +11,10 @@ from motley.orchestrator.planning.placement.terms import Expert, ExpertKey, Host
 
 @dataclass(frozen=True)
 class Question:
-    """What the planner is asked, apart from the state, which goes on changing meanwhile."""
+    """Everything that the planner needs to know: the session goes on changing while it thinks."""
 
     revision: int
-    """Of the hosts, when it was asked: an answer about other hosts comes too late."""
+    """The number of the session's hosts as they were then: an answer about others comes too late."""
     experts: tuple[Expert, ...]
     hosts: tuple[Host, ...]
     replicas: int
@@ -64,7 +64,7 @@ class Answer:
     cost_now: float
     """Seconds per token as experts are placed now; 0: not asked."""
     short: str
-    """What is missing for all replicas; empty: nothing."""
+    """What is missing, where there is no room for all replicas that are wanted; empty: nothing."""
 
     @property
     def fetches(self) -> int:

@@ -27,7 +27,7 @@ class LayoutError(Exception):
 
 
 def is_parallel(request: SessionRequest, profile: ModelProfile, engines: Mapping[str, Collection[str]]) -> bool:
-    """Whether experts become services of their hosts.
+    """Whether the experts of a session are parallel, else they are sliced.
 
     ``auto`` means: wherever that is possible on more than one node. It is sliced on one node, where engines have no
     experts of their own, with shares by hand or nodes that hold it in their own way (both are of slices: the replicas

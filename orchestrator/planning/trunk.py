@@ -23,12 +23,12 @@ from motley.protocol.mesh_pb2 import ModelProfile
 
 @dataclass(frozen=True, order=True)
 class Forecast:
-    """The least is the best."""
+    """What is expected of a trunk on some nodes. Forecasts compare: the least one is the best trunk."""
 
     lacking: int
     """Replicas for which the hosts have no room beside this trunk."""
     seconds: float
-    """That a token alone takes."""
+    """How long a token takes that is alone in the mesh."""
 
 
 def forecast(
@@ -39,11 +39,11 @@ def forecast(
     replicas: int,
     row_bytes: int,
 ) -> Forecast:
-    """Of a trunk on some nodes.
+    """What to expect with the trunk on some nodes.
 
     Args:
-        trunk: of each of its ranks, the bytes that it reads for a token, and how many in a second.
-        own: the names of its nodes.
+        trunk: for each rank of the trunk, the bytes that it reads for a token, and those that it reads in a second.
+        own: the names of the trunk's nodes.
         hosts: every node that may have experts, with the bytes that are left for them beside this trunk.
         replicas: of every expert.
         row_bytes: of one row on the wire, there and back.

@@ -41,8 +41,8 @@ class Layouts:
         self, session: Session, request: SessionRequest, spec: ModelSpec, profiles: Profiles, context: int
     ) -> tuple[list[Rank], ExpertMap | None]:
         """The ranks of a session and, in parallel, what its experts are on: groups of nodes where there is no room for
-        whole experts. In ``auto`` it is sliced where the trunk or whole experts do not fit in parallel. Whoever is told
-        so must reserve it before anybody else is asked.
+        whole experts. In ``auto`` it is sliced where the trunk or whole experts do not fit in parallel. The caller must
+        reserve the memory for them before it awaits anything.
 
         Args:
             request: the session's own, or another that is tried for it.

@@ -37,8 +37,8 @@ class Memory:
         return lambda node_id: max(0, self.free(nodes[node_id]) - taken[node_id])
 
     def has(self, claims: Iterable[tuple[str, int]]) -> bool:
-        """Whether nodes still have what was planned with: others may have been promised it meanwhile. Whoever is told
-        so must reserve it before anybody else is asked.
+        """Whether nodes still have memory that was planned with: others may have been promised it meanwhile. If they
+        have, the caller must reserve it before it awaits anything.
 
         Args:
             claims: ids of nodes, and bytes there.

@@ -22,7 +22,7 @@ from motley.orchestrator.sessions import Session, State
 from motley.protocol import MAX_RANKS
 
 QUESTIONS = 10
-"""In a row about the same experts, while others are promised the memory of each answer."""
+"""How often the planner is asked in a row, where others are promised the memory of each answer."""
 
 _log = logging.getLogger(__name__)
 
@@ -97,7 +97,7 @@ class Upkeep:
                 self._carrier.carry_out(session, session.restart(host, node_ids, rooms, now))
 
     def _add_hosts(self, session: Session, experts: ExpertMap, now: float) -> None:
-        """On nodes that have registered since the session was planned, and that it may use."""
+        """Start hosts on nodes that have registered since the session was planned, and that it may use."""
         able = able_hosts(session.request, self._nodes)
         bound = bound_nodes(experts.hosts, {node.name: node.id for node in able})
         for node in able:
@@ -110,8 +110,9 @@ class Upkeep:
                 self._grow(session, host, now)
 
     def _add_groups(self, session: Session, experts: ExpertMap, now: float) -> None:
-        """Of nodes that are in no host now, for replicas that have found no place on the hosts that are left. A lost
-        host that may come back as it was keeps its nodes, and so does one that is still ending."""
+        """Start hosts that are groups of nodes, for replicas that have found no place on the hosts that are left. The
+        nodes are in no host now; a lost host that may come back as it was keeps its own, and so does one that is still
+        ending."""
         if experts.slices == 1 or experts.is_starting:
             return
         room = self._memory.beside()

@@ -40,7 +40,7 @@ class _Step:
 
 
 class _Leaving:
-    """The experts that may leave a host, and what is known of them whatever comes instead."""
+    """The experts that may leave a host, and what that would mean for every host they may go to."""
 
     def __init__(self, board: Board, host: int) -> None:
         self.board = board

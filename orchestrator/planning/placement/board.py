@@ -44,7 +44,7 @@ class Board:
         self.quota = math.ceil(replicas / max(1, len(roomy)))
         """Replicas of an expert in one zone, at most, while that is possible."""
         self.spreads = True
-        """No room for a replica in another zone was searched for in vain, yet."""
+        """As far as is known, there is room, or room can be made, for replicas in different zones."""
 
         self.deals = DEALS
         """Partial deals that may still be looked at."""

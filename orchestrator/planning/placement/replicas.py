@@ -22,7 +22,11 @@ SPARE_COST = 1.05
 
 
 def restore(board: Board, previous: Mapping[str, Collection[ExpertKey]], replicas: int, most: int) -> int:
-    """Put what the hosts hold already on the board. The number of fetches that the changes of the hosts account for."""
+    """Put what the hosts hold already on the board.
+
+    Returns:
+        How many fetches the hosts that have left and joined account for; see `moves` of `place_experts`.
+    """
     numbers = {expert.key: number for number, expert in enumerate(board.experts)}
     holders: list[list[int]] = [[] for _ in board.experts]
     unknown: list[Move] = []
@@ -150,7 +154,7 @@ def _make_room(board: Board, expert: int, allowed: Sequence[int], quota: float) 
 
 
 def place_spare(board: Board, most: int, budget: float) -> int:
-    """Replicas beyond those asked for: step 2. How many there are now."""
+    """Place replicas beyond those asked for: step 2. Returns how many."""
     limit = SPARE_COST * board.seconds.max()
     heap = [
         (-board.load[expert] / len(holders), expert)

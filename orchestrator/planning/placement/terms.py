@@ -25,7 +25,7 @@ class Expert:
     layer: int
     index: int
     bytes: int
-    """Of weights, in the format in which they are held."""
+    """Bytes of its weights, in the format in which they are held."""
     load: float
     """Rows per token, 0 or more: `num_experts_per_tok / num_experts` until measured."""
 
