@@ -16,8 +16,8 @@ from motley.daemon.node.describe import describe
 from motley.daemon.node.hardware import usable_cores
 from motley.daemon.node.worker import RankWorker
 from motley.daemon.weights.cache import ShareCache
-from motley.orchestrator.expert_hosts import to_message
-from motley.orchestrator.planning.experts import ExpertKey
+from motley.orchestrator.experts.messages import to_message
+from motley.orchestrator.planning.placement.terms import ExpertKey
 from motley.orchestrator.planning.shares import Candidate, RankPlan, plan_shares, trunk_profile
 from motley.protocol import mesh_pb2 as pb
 

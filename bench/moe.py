@@ -28,7 +28,8 @@ from motley.bench.throughput import Throughput, throughput_of
 from motley.daemon.experts.wire import EXPERT_BYTES, HEADER_BYTES
 from motley.daemon.node.describe import describe
 from motley.daemon.weights.cache import default_folder
-from motley.orchestrator.planning.experts import Expert, Host, place_experts
+from motley.orchestrator.planning.placement.place import place_experts
+from motley.orchestrator.planning.placement.terms import Expert, Host
 from motley.protocol import mesh_pb2 as pb
 
 PROMPT = 8
@@ -157,7 +158,7 @@ async def measure_moe(
 
     Raises:
         MeshError: the model has no experts, or a rank failed.
-        motley.orchestrator.planning.experts.PlacementError: more replicas than nodes.
+        motley.orchestrator.planning.placement.terms.PlacementError: more replicas than nodes.
         motley.orchestrator.planning.shares.PlanError: the model cannot be cut for so many nodes.
     """
     model = pb.ModelSpec(source=str(spec.model), quantisation=spec.quantisation, block=spec.block)
@@ -199,7 +200,7 @@ def place(profile: pb.ModelProfile, nodes: int, replicas: int) -> list[tuple[tup
     """What each of some equal nodes holds, if every expert is chosen equally often.
 
     Raises:
-        motley.orchestrator.planning.experts.PlacementError: more replicas than nodes.
+        motley.orchestrator.planning.placement.terms.PlacementError: more replicas than nodes.
     """
     load = profile.experts_per_token / profile.expert_count
     experts = [

@@ -27,7 +27,7 @@ EXPECTED = {
     "motley.daemon.node.worker.WorkerError",
     "motley.orchestrator.app.OrchestratorError",
     "motley.orchestrator.identity.IdentityError",
-    "motley.orchestrator.planning.experts.PlacementError",
+    "motley.orchestrator.planning.placement.terms.PlacementError",
     "motley.orchestrator.planning.shares.PlanError",
 }
 """By name: importing them here would load every part of Motley for every command."""

@@ -8,7 +8,7 @@ import shlex
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,15 +36,16 @@ from motley.cli.options import (
 )
 from motley.cli.show import console, counted, loading_bars
 from motley.daemon.weights.hub import no_model
+from motley.orchestrator.session_request import SessionRequest
 
 OPTIONS = {"quantisation": "--quant", "quantisations": "--quant", "engines": "--engine"}
-"""Of a request's fields, where they are not called alike..."""
+"""By a request's field, the option for it, where they are not called alike."""
 IN_OPTIONS = {
     "exact=true": "--exact",
     "experts 'sliced'": "--experts sliced",
     "experts, replicas and trunk": "--experts, --replicas and --trunk",
 }
-"""...and what the orchestrator says of values."""
+"""By what the orchestrator says of values, what that is on the command line."""
 JOIN_S = 60.0
 """The local node of a mesh of one has this long to measure itself and join."""
 
@@ -116,18 +117,22 @@ def run(
     whole, quants = by_node("--quant", quant or (), [*Quantisation])
     everywhere, engines = by_node("--engine", engine or ())
     wanted = Wanted(
-        model=model,
-        quant=whole,
-        quants=quants,
-        engine=everywhere,
-        engines=engines,
-        context=context,
-        nodes=parse_nodes(nodes) if nodes else [],
-        shares=parse_shares(shares) if shares else [],
-        exact=exact,
-        experts=experts,
-        replicas=replicas,
-        trunk=trunk,
+        SessionRequest(
+            model=model,
+            quantisation=whole or SessionRequest.quantisation,
+            quantisations=quants,
+            engine=everywhere or SessionRequest.engine,
+            engines=engines,
+            context=context or 0,
+            nodes=tuple(parse_nodes(nodes)) if nodes else (),
+            shares=tuple(parse_shares(shares)) if shares else (),
+            exact=exact,
+            experts=str(experts),
+            replicas=replicas,
+            trunk=trunk,
+        ),
+        any_quantisation=whole is None,
+        any_engine=everywhere is None,
     )
     run_interruptibly(_run(wanted, body, url, api_key, may_be_alone, as_json))
 
@@ -139,7 +144,7 @@ def _check(body: dict[str, Any]) -> None:
         CliError: naming the option.
     """
     from motley.orchestrator.api.errors import ApiError
-    from motley.orchestrator.api.parameters import chat_parameters, completion_parameters
+    from motley.orchestrator.api.openai_parameters import chat_parameters, completion_parameters
 
     parameters = completion_parameters if "prompt" in body else chat_parameters
     try:
@@ -152,51 +157,27 @@ def _in_options(refusal: str, param: str | None) -> str:
     """What the orchestrator refuses, in the words of the command line; `param` is the request's field to blame."""
     if param and refusal.startswith(f"{param} "):
         is_text = param.startswith(("messages", "prompt"))
-        option = "the prompt" if is_text else OPTIONS.get(param, f"--{param.replace('_', '-')}")
+        option = "the prompt" if is_text else _option(param)
         refusal = option + refusal.removeprefix(param)
     for word, option in IN_OPTIONS.items():
         refusal = refusal.replace(word, option)
     return refusal
 
 
-@dataclass(frozen=True, kw_only=True)
+def _option(field: str) -> str:
+    """The option for a field of a request."""
+    return OPTIONS.get(field, f"--{field.replace('_', '-')}")
+
+
+@dataclass(frozen=True)
 class Wanted:
     """A model and how it should be loaded."""
 
-    model: str
-    quant: str | None
-    quants: Mapping[str, str]
-    """By node."""
-    engine: str | None
-    engines: Mapping[str, str]
-    """By node."""
-    context: int | None
-    nodes: Sequence[str]
-    """One per rank; empty: whichever there are."""
-    shares: Sequence[float]
-    """One per rank; empty: the planner's choice."""
-    exact: bool
-    experts: Experts
-    replicas: int
-    trunk: int
-
-    @property
-    def body(self) -> dict[str, Any]:
-        """Of the request for a session."""
-        return {
-            "model": self.model,
-            "quantisation": self.quant or Quantisation.STORED,
-            "exact": self.exact,
-            "experts": self.experts,
-            "replicas": self.replicas,
-            "trunk": self.trunk,
-            "quantisations": dict(self.quants),
-            "engines": dict(self.engines),
-            **({"engine": self.engine} if self.engine else {}),
-            **({"context": self.context} if self.context else {}),
-            **({"nodes": list(self.nodes)} if self.nodes else {}),
-            **({"shares": list(self.shares)} if self.shares else {}),
-        }
+    request: SessionRequest
+    any_quantisation: bool = True
+    """If the model is loaded already, its quantisation does not matter (but on nodes that have one of their own)."""
+    any_engine: bool = True
+    """If the model is loaded already, its engine does not matter (but on nodes that have one of their own)."""
 
     def check(self, session: dict[str, Any]) -> None:
         """Refuse a session that was loaded otherwise.
@@ -204,43 +185,42 @@ class Wanted:
         Raises:
             CliError: which option it is not loaded by, and what to do.
         """
+        request = self.request
         layout, replicas, planned = session["experts"], session["replicas"], bool(session["ranks"])
-        if planned and layout is None:
-            for option, meant in (
-                ("--experts", self.experts is Experts.PARALLEL),
-                ("--replicas", self.replicas > 1),
-                ("--trunk", self.trunk > 1),
-            ):
-                if meant:
-                    raise CliError(f"{self.model!r} has no experts, which {option} is about; leave it out")
-        ranks = len(session["ranks"]) or self.trunk  # not known while it is in planning
-        placed = self.experts in (Experts.AUTO, layout or Experts.SLICED)
+        if planned and layout is None and request.wants_parallel:
+            option = _option(request.asking_for_parallel[0])
+            raise CliError(f"{request.model!r} has no experts, which {option} is about; leave it out")
+        ranks = len(session["ranks"]) or request.trunk  # not known while it is in planning
+        placed = request.experts in ("auto", layout or "sliced")
 
         def unlike_on(wanted: Mapping[str, str], kind: str) -> list[str]:
             loaded = {node: session[f"{kind}s"].get(node, session[kind]) for node in wanted}
             return [f"{own} on {node}" for node, own in loaded.items() if own != wanted[node]]
 
+        def unlike_all(field: str, any_will_do: bool) -> bool:
+            return not any_will_do and getattr(request, field) != session[field]
+
         used = {name for worker in session["ranks"] + session["hosts"] for name in _nodes_of(worker)}
-        elsewhere = planned and list(self.nodes) not in ([], session["nodes"]) and set(self.nodes) != used
+        elsewhere = planned and list(request.nodes) not in ([], session["nodes"]) and set(request.nodes) != used
         length = session["context"]
-        quants, engines = unlike_on(self.quants, "quantisation"), unlike_on(self.engines, "engine")
+        quants, engines = unlike_on(request.quantisations, "quantisation"), unlike_on(request.engines, "engine")
         for option, unlike, how in (
-            ("--quant", self.quant not in (None, session["quantisation"]), f"as {session['quantisation']}"),
+            ("--quant", unlike_all("quantisation", self.any_quantisation), f"as {session['quantisation']}"),
             ("--quant", bool(quants), f"as {', '.join(quants)}"),
-            ("--engine", self.engine not in (None, session["engine"]), f"by {session['engine']}"),
+            ("--engine", unlike_all("engine", self.any_engine), f"by {session['engine']}"),
             ("--engine", bool(engines), f"by {', '.join(engines)}"),
-            ("--context", planned and self.context not in (None, length), f"for {length} tokens"),
+            ("--context", planned and request.context not in (0, length), f"for {length} tokens"),
             ("--nodes", elsewhere, f"on {', '.join(sorted(used))}"),
-            ("--shares", list(self.shares) not in ([], session["shares"]), "in other shares"),
-            ("--exact", self.exact and not session["exact"], "without exact sums"),
+            ("--shares", list(request.shares) not in ([], session["shares"]), "in other shares"),
+            ("--exact", request.exact and not session["exact"], "without exact sums"),
             ("--experts", planned and not placed, f"with experts {layout}"),
-            ("--replicas", self.replicas > replicas, f"with {counted(replicas, 'replica')} of every expert"),
-            ("--trunk", self.trunk not in (1, ranks), f"on {counted(ranks, 'rank')}"),
+            ("--replicas", request.replicas > replicas, f"with {counted(replicas, 'replica')} of every expert"),
+            ("--trunk", request.trunk not in (1, ranks), f"on {counted(ranks, 'rank')}"),
         ):
             if unlike:
                 name = session["name"] or session["id"]
                 raise CliError(
-                    f"session {name!r} has {self.model!r} loaded {how}: leave out {option}, or close it first with"
+                    f"session {name!r} has {request.model!r} loaded {how}: leave out {option}, or close it first with"
                     f" `{_stop(session)}`"
                 )
 
@@ -283,17 +263,18 @@ async def load(client: Client, wanted: Wanted, show: Callable[[str, int, int], N
     Raises:
         CliError: it cannot be, or is loaded otherwise than `wanted`.
     """
-    session = await _find(client, wanted.model)
+    model = wanted.request.model
+    session = await _find(client, model)
     if session is None:
-        if (path := Path(wanted.model)).is_file() and path.suffix != ".gguf":
+        if (path := Path(model)).is_file() and path.suffix != ".gguf":
             raise CliError(no_model(path))
-        console.print(f"[dim]{escape(wanted.model)} is not served yet: loading it[/]")
+        console.print(f"[dim]{escape(model)} is not served yet: loading it[/]")
         try:
-            made = await client.call("POST", "/api/sessions", wanted.body, patient=True)
+            made = await client.call("POST", "/api/sessions", wanted.request.body(), patient=True)
         except Refused as refusal:
             # Somebody else may have had the same idea a moment ago.
             if refusal.code == "name_in_use":
-                session = await _find(client, wanted.model) or await _find(client, Path(wanted.model).name)
+                session = await _find(client, model) or await _find(client, Path(model).name)
             if session is None:
                 raise CliError(_in_options(str(refusal), refusal.param)) from refusal
         else:
@@ -312,8 +293,6 @@ def _stop(session: dict[str, Any]) -> str:
 def _again(session: dict[str, Any]) -> str:
     """The command that starts a session anew as it was, for a shell; but for `block`, `wire` and `threads`, which only
     the API knows."""
-    from motley.orchestrator.sessions import SessionRequest
-
     words = ["motley", "run", session["model"], "PROMPT"]
     for option, kind, default in (
         ("--quant", "quantisation", SessionRequest.quantisation),

@@ -15,6 +15,7 @@ import grpc.aio
 from aiohttp import web
 
 from motley.orchestrator.api.errors import errors_as_json
+from motley.orchestrator.api.experts import ExpertsApi
 from motley.orchestrator.api.guard import guard, is_loopback
 from motley.orchestrator.api.nodes import NodesApi
 from motley.orchestrator.api.openai import OpenAiApi
@@ -23,7 +24,7 @@ from motley.orchestrator.api.web import PAGE_PATHS, page_routes
 from motley.orchestrator.control import Control
 from motley.orchestrator.identity import Identity, load_api_key, load_identity
 from motley.orchestrator.nodes import NodeTable
-from motley.orchestrator.serving import Serving
+from motley.orchestrator.serving.service import Serving
 from motley.protocol import MESSAGE_BYTES
 from motley.protocol.mesh_pb2_grpc import add_MeshServicer_to_server
 
@@ -116,7 +117,7 @@ class Orchestrator:
             await self._start_http(stack, serving)
             watch = asyncio.create_task(serving.watch())
             stack.callback(watch.cancel)
-            stack.push_async_callback(serving.close_all)
+            stack.push_async_callback(serving.stop)
             self._stack = stack.pop_all()
 
     async def stop(self) -> None:
@@ -148,8 +149,12 @@ class Orchestrator:
         config = self._config
         middlewares = [errors_as_json, guard(self.api_key, public=PAGE_PATHS)]
         app = web.Application(middlewares=middlewares, client_max_size=MAX_BODY)
-        app.router.add_routes([*NodesApi(serving).routes(), *OpenAiApi(serving).routes()])
-        app.router.add_routes([*SessionsApi(serving).routes(), *page_routes()])
+        sessions = serving.sessions
+        app.router.add_routes(NodesApi(serving.nodes, sessions).routes())
+        app.router.add_routes(SessionsApi(sessions, serving.lifecycle).routes())
+        app.router.add_routes(ExpertsApi(sessions, serving.upkeep).routes())
+        app.router.add_routes(OpenAiApi(sessions, serving.requests).routes())
+        app.router.add_routes(page_routes())
         runner = web.AppRunner(
             app,
             handler_cancellation=True,  # a client that has gone cancels its request

@@ -41,14 +41,16 @@ if TYPE_CHECKING:
 class Listener(Protocol):
     """Who wants to know what nodes say."""
 
-    def on_message(self, node: Node, message: NodeMessage) -> None: ...
+    def on_message(self, node: Node, message: NodeMessage) -> None:
+        """A node says something that is not about its being there."""
 
-    def on_lost(self, node: Node) -> None: ...
+    def on_lost(self, node: Node) -> None:
+        """A node is gone, for the reason in `node.lost`."""
 
 
 @dataclass
 class _Stream:
-    """One node's stream."""
+    """The stream to one node, for as long as that is in the mesh."""
 
     outbox: asyncio.Queue[OrchestratorMessage] = field(default_factory=asyncio.Queue)
     leash: asyncio.Timeout = field(default_factory=lambda: asyncio.timeout(None))
@@ -56,6 +58,7 @@ class _Stream:
     """Why the node is lost, once it is."""
 
     def end(self, reason: str) -> None:
+        """End the stream, for this reason unless it had one already."""
         if not self.leash.expired():
             self.reason = reason
             self.leash.reschedule(0)

@@ -21,11 +21,11 @@ SILENCE_S = 5.0
 FORGET_S = 600.0
 """A lost node is listed for so long, and for as long as a session would start workers on it again."""
 FORGET_LEFT_S = 120.0
-"""One that has left likewise: whoever ended it knows."""
+"""A node that has left is listed for so long: whoever ended its daemon knows of it."""
 LEFT = "its daemon was ended there"
-"""Why a node is lost that has said so itself."""
+"""The reason of a node that has said itself that it leaves."""
 COLOURS = 8
-"""That the page has for nodes."""
+"""How many colours the page has for nodes."""
 
 
 class HelloError(Exception):
@@ -38,6 +38,8 @@ class NameTakenError(Exception):
 
 @dataclass
 class Node:
+    """A registered node: what it has said of itself, and whether it is still there."""
+
     id: str
     name: str
     address: str
@@ -50,7 +52,7 @@ class Node:
     memory_available: int = 0
     """Bytes free on the machine by its last heartbeat; 0: not told yet."""
     gpus: Sequence[Gpu] = ()
-    """As of then."""
+    """Its GPUs, as of then."""
     lost: str = ""
     """Why the node is lost; empty while it is alive."""
     lost_at: float = 0.0
@@ -61,7 +63,7 @@ class Node:
 
     @property
     def left(self) -> bool:
-        """It is gone because it was meant to go."""
+        """It is gone because somebody ended its daemon."""
         return self.lost == LEFT
 
     @property
@@ -71,11 +73,17 @@ class Node:
 
 
 def what_became(reason: str) -> str:
-    """Of a node that is lost, to follow its name."""
+    """``has left: ...`` or ``is lost: ...``, to follow the name of a node in messages.
+
+    Args:
+        reason: why the node is lost.
+    """
     return f"{'has left' if reason == LEFT else 'is lost'}: {reason}"
 
 
 class NodeTable:
+    """All nodes that are in the mesh, or were until lately."""
+
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._nodes: dict[str, Node] = {}
@@ -145,6 +153,7 @@ class NodeTable:
             node.last_heartbeat += seconds
 
     def lose(self, node_id: str, reason: str) -> None:
+        """A node is gone."""
         node = self._nodes[node_id]
         node.lost, node.lost_at = reason, self._clock()
 

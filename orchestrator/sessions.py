@@ -1,4 +1,4 @@
-"""A model served by a set of ranks: each session is a state machine, kept in a table. Pure.
+"""A session is a model served by a set of ranks, as a state machine. Pure.
 
 Events come in (what ranks say, a lost node, time), commands for ranks come out; `motley.orchestrator.serving`
 carries them. The life of a session:
@@ -17,7 +17,7 @@ carries them. The life of a session:
 
 From every state a failure leads to *failed* and a deletion to *closing*; both release all ranks that are not gone.
 
-A session may have *expert hosts* besides the ranks of its trunk (`motley.orchestrator.expert_hosts`). They come up as
+A session may have *expert hosts* besides the ranks of its trunk (`motley.orchestrator.experts`). They come up as
 ranks do, but once it is ready the loss of one does not end it: the trunk is told, and what the host held is placed
 elsewhere. A node that registers later may become a host as well. Only when an expert has found no place for long does
 the session fail. A host may be a group of workers on several nodes, which come up, and are lost, together.
@@ -25,34 +25,25 @@ the session fail. A host may be a group of workers on several nodes, which come 
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from motley.orchestrator.certificates import issue_credentials
-from motley.orchestrator.expert_hosts import (
-    UNREACHABLE_S,
-    Answer,
-    ExpertHost,
-    ExpertMap,
-    Holder,
-    HostedError,
-    Member,
-    Question,
-    name_of,
-    to_message,
-)
+from motley.orchestrator.assignments import Assignments
+from motley.orchestrator.experts.checksums import HostedError
+from motley.orchestrator.experts.hosts import ExpertHost, Holder, Member
+from motley.orchestrator.experts.messages import to_message
+from motley.orchestrator.experts.questions import Answer, Question
+from motley.orchestrator.experts.recovery import bound_nodes
+from motley.orchestrator.experts.registry import UNREACHABLE_S, ExpertMap
 from motley.orchestrator.nodes import what_became
-from motley.orchestrator.planning.experts import PlacementError
+from motley.orchestrator.planning.placement.terms import PlacementError, expert_name
+from motley.orchestrator.session_request import SessionRequest
 from motley.orchestrator.workers import Rank, Worker
 from motley.protocol import MAX_RANKS
 from motley.protocol.mesh_pb2 import (
     Assignment,
-    Credentials,
     Failure,
-    Gpu,
-    Group,
     HostedExperts,
     ModelProfile,
     ModelSpec,
@@ -66,16 +57,17 @@ from motley.protocol.mesh_pb2 import (
 LISTEN_S = 90.0
 """Every rank worker listens this soon after its assignment (its daemon gives a worker 60 s to start)."""
 PROGRESS_S = 120.0
-"""While ranks connect and load, some rank says how far it is at least this often; a rank that hangs does not."""
+"""While ranks connect and load, at least one of them says this often how far it is; else they are taken to hang."""
 RELEASE_S = 10.0
-"""A rank that was told to stop and does not say so is taken for gone after this."""
-EPOCH = 1
+"""A rank that was told to stop, and does not say that it has, is taken for gone after this."""
 
 Command = tuple[str, RankCommand]
-"""A node's id and what to tell a rank of it."""
+"""The id of a node, and what to tell one of the workers there."""
 
 
 class State(StrEnum):
+    """See the table above."""
+
     PLANNING = "planning"
     STARTING = "starting"
     CONNECTING = "connecting"
@@ -85,48 +77,10 @@ class State(StrEnum):
     CLOSING = "closing"
 
 
-@dataclass(frozen=True)
-class SessionRequest:
-    """What a client asks for; see `POST /api/sessions`."""
-
-    model: str
-    name: str = ""
-    quantisation: str = "stored"
-    block: int = 128
-    nodes: tuple[str, ...] = ()
-    shares: tuple[float, ...] = ()
-    context: int = 0
-    engine: str = "onnxruntime"
-    quantisations: Mapping[str, str] = field(default_factory=dict)
-    """Of the ranks on some nodes, by their names; of all others it is `quantisation`..."""
-    engines: Mapping[str, str] = field(default_factory=dict)
-    """...and `engine`."""
-    wire: str = "fp32"
-    """How sums travel between ranks."""
-    exact: bool = False
-    """The same bits for every split and batch."""
-    threads: int = 0
-    experts: str = "auto"
-    """See `motley.orchestrator.planning.layout`."""
-    replicas: int = 1
-    """Of every expert, where they are parallel."""
-    trunk: int = 1
-    """Ranks of the trunk, where they are."""
-
-    @property
-    def named(self) -> set[str]:
-        """Nodes whose ranks have an engine or a quantisation of their own."""
-        return {*self.quantisations, *self.engines}
-
-    def spec(self, quantisation: str, beside: Sequence[str] = ()) -> ModelSpec:
-        """The model, held in some quantisations, as engines hold them."""
-        return ModelSpec(
-            source=self.model, quantisation=quantisation, block=self.block, exact=self.exact, beside=beside
-        )
-
-
 @dataclass
 class Session:
+    """One session. Its methods are told what has happened, and return what its workers are to be told."""
+
     id: str
     request: SessionRequest
     name: str
@@ -134,60 +88,64 @@ class Session:
     created: float
     """Unix time."""
     planned: float = 0.0
-    """When its nodes were chosen: those that register later are new to it."""
+    """When its nodes were chosen: a node that registers later is new to the session."""
     state: State = State.PLANNING
     profile: ModelProfile = field(default_factory=ModelProfile)
     context: int = 0
+    """Tokens that prompt and answer have together."""
+    epoch: int = 1
+    """The number of the plan that its workers follow. What a worker of another plan says is ignored."""
     ranks: list[Rank] = field(default_factory=list)
     experts: ExpertMap | None = None
     """Where its experts are; None: in the ranks' shares, or there are none."""
     failure: Failure | None = None
     deadline_from: float = 0.0
-    """The time of the last sign of life while it starts, or of the release."""
-    _assignment: Assignment = field(default_factory=Assignment, repr=False)
-    """What those of all workers have in common."""
-    _credentials: list[Credentials] = field(default_factory=list, repr=False)
-    """By rank and host, and of as many hosts as may still join."""
-    _groups: dict[int, Group] = field(default_factory=dict, repr=False)
-    """By index, of the workers of groups: their places there."""
+    """While it starts: when a worker last showed life. Once it has ended: when its workers were told to stop."""
+    _assignments: Assignments | None = field(default=None, repr=False)
+    """What its workers are started with; None: it is not planned yet."""
 
     @property
     def workers(self) -> Sequence[Worker]:
-        """The ranks, then the expert hosts, by index, then the other workers of their groups."""
+        """All its workers: the ranks and the expert hosts by index, then the workers of groups that do not lead one."""
         return [*self.ranks, *(self.experts.hosts + self.experts.members if self.experts else ())]
 
     def worker(self, index: int) -> Worker | None:
+        """The worker with this index, if there is one."""
         return next((worker for worker in self.workers if worker.index == index), None)
 
     @property
     def node_names(self) -> set[str]:
-        """Of the nodes that it has workers on, or lost hosts that may begin anew."""
+        """Names of the nodes where it has workers, or where a lost host of it may begin anew."""
         names = {worker.node_name for worker in self.workers if not worker.gone}
-        return names | (self.experts.bound({}) if self.experts and self.alive else set())
+        return names | (bound_nodes(self.experts.hosts, {}) if self.experts and self.alive else set())
 
     @property
     def leader(self) -> Rank:
+        """The rank that takes the requests."""
         return self.ranks[0]
 
     @property
     def alive(self) -> bool:
+        """It serves, or is on its way up."""
         return self.state not in (State.FAILED, State.CLOSING)
 
     @property
     def over(self) -> bool:
-        """No rank is left of it."""
+        """It has ended, and no worker is left of it."""
         return not self.alive and all(worker.gone for worker in self.workers)
 
     @property
     def explained(self) -> bool:
-        """It has ended, and whoever is to blame has said why, or is gone without a word."""
+        """It has ended, and the reason is final: the worker to blame has said why, or is gone and cannot."""
         blamed = self.worker(self.failure.lost_rank - 1) if self.failure else None
         return not self.alive and (blamed is None or blamed.gone)
 
     @property
     def waiting_for(self) -> list[str]:
         """Experts that no host can be asked for now, by name: requests that need one wait."""
-        return [name_of(key) for key in self.experts.waiting_for] if self.experts and self.state is State.READY else []
+        if self.experts is None or self.state is not State.READY:
+            return []
+        return [expert_name(key) for key in self.experts.waiting_for]
 
     def assign(
         self,
@@ -202,46 +160,18 @@ class Session:
 
         Args:
             spec: the model with every quantisation that units must suit.
-            profile: in the first of these.
+            profile: what the model costs in the first of these.
         """
         assert self.state is State.PLANNING
         self.profile, self.ranks, self.context, self.experts = profile, list(ranks), context, experts
         self.state, self.deadline_from = State.STARTING, now
-        self._assignment = Assignment(
-            model=spec,
-            fingerprint=profile.fingerprint,
-            size=len(ranks),
-            shares=[rank.plan.to_share(rank.setup.quantisation) for rank in ranks],
-            context=context,
-            wire=self.request.wire,
-            threads=self.request.threads,
-            secret=secrets.token_bytes(32),
-            expert_slices=experts.slices if experts else 0,
-        )
-        self._credentials = issue_credentials(self.id, MAX_RANKS if experts else len(ranks))
-        for host in experts.hosts if experts else ():
-            if host.others:
-                self._form_group(host)
+        self._assignments = Assignments(self.id, self.request, spec, profile, ranks, context, experts)
         return [self._assign(worker) for worker in self.workers]
 
-    def _form_group(self, host: ExpertHost) -> None:
-        """Give every worker of a host's group its place there; only the leader is one of the session's peers."""
-        secret = secrets.token_bytes(32)
-        issued = issue_credentials(f"{self.id}.h{host.number}", len(host.group))
-        for member, worker in enumerate(host.group):
-            self._groups[worker.index] = Group(
-                host=host.number,
-                member=member,
-                slices=[len(each.slices) for each in host.group],
-                ranks=[each.index for each in host.group],
-                secret=secret,
-                tls=issued[member],
-            )
-
     def on_event(self, node_id: str, event: RankEvent, now: float) -> list[Command]:
-        """A rank said something; what is not from the node that has the rank is ignored."""
+        """A worker said something. Ignored unless it comes from the worker's node, and from the plan of now."""
         worker = self.worker(event.rank)
-        if event.epoch != EPOCH or worker is None or worker.node_id != node_id:
+        if event.epoch != self.epoch or worker is None or worker.node_id != node_id:
             return []
         body = event.WhichOneof("body")
         if worker.gone:
@@ -282,6 +212,10 @@ class Session:
         return []
 
     def on_node_lost(self, node_id: str, reason: str, now: float) -> list[Command]:
+        """A node is lost, whether it is one of this session's or not.
+
+        A session that is ready goes on if only expert hosts were on the node; else the loss of a worker ends it.
+        """
         if self.experts:
             self.experts.on_node_lost(node_id)
         lost = [worker for worker in self.workers if worker.node_id == node_id and not worker.gone]
@@ -323,10 +257,12 @@ class Session:
         return []
 
     def fail(self, failure: Failure, now: float) -> list[Command]:
+        """It cannot serve any more: stop its workers."""
         self.state, self.failure = State.FAILED, failure
         return self._release(now)
 
     def close(self, now: float) -> list[Command]:
+        """Nobody wants it any more: stop its workers, unless they were told to stop before."""
         already_released = not self.alive
         self.state = State.CLOSING
         return [] if already_released else self._release(now)
@@ -334,8 +270,8 @@ class Session:
     # ------------------------------------------------------------ expert hosts
 
     def claims(self, answer: Answer) -> list[tuple[str, int]]:
-        """Nodes, and the bytes that the planner's answer takes there beside what is reserved already; none if it comes
-        too late."""
+        """The planner's answer takes memory beyond what is reserved: nodes, and how many bytes more there. An answer
+        that comes too late takes none."""
         return self.experts.claims(answer) if self.experts and self._concerns(answer.question) else []
 
     def _concerns(self, question: Question) -> bool:
@@ -364,19 +300,23 @@ class Session:
         return self.fail(Failure(code="insufficient_memory", message=message), now)
 
     def restart(self, host: ExpertHost, node_ids: Sequence[str], rooms: Sequence[int], now: float) -> list[Command]:
-        """Start a lost host again, on the nodes that have the names of its own now and so many bytes free."""
-        assert self.experts is not None
-        self.experts.restart(host, node_ids, rooms, now)
+        """Start a lost host again.
+
+        Args:
+            node_ids: the nodes that have the names of its own now.
+            rooms: bytes free on each of these.
+        """
+        host.restart(node_ids, rooms, now)
         return [self._assign(worker) for worker in host.group]
 
     def grow(self, host: ExpertHost, now: float) -> list[Command]:
-        """Start another host, on a node that has joined or on several as a group. It has nothing yet: once it is ready,
-        the planner knows of it."""
+        """Start another host, on a node that has joined or on several as a group. It holds nothing yet: once it is
+        ready, the planner gives it experts."""
         assert self.experts is not None
         assert host.index == len(self.ranks) + len(self.experts.hosts) < MAX_RANKS
         self.experts.join(host, now)
-        if host.others:
-            self._form_group(host)
+        assert self._assignments is not None
+        self._assignments.form_group(host)
         return [self._assign(worker) for worker in host.group]
 
     def _on_hosted(self, worker: Holder, hosted: HostedExperts, now: float) -> list[Command]:
@@ -392,7 +332,7 @@ class Session:
     def _lose(
         self, workers: Sequence[Worker], why: str, now: float, *, ended: bool = False, node_lost: bool = False
     ) -> list[Command]:
-        """Give up the hosts that some workers are, or are a part of; those that may live on are released."""
+        """Give up the hosts that these workers are, or belong to, and stop what is still running of them."""
         assert self.experts is not None
         released = []
         for worker in workers:
@@ -404,7 +344,7 @@ class Session:
         return released + self._go_on(now)
 
     def _go_on(self, now: float) -> list[Command]:
-        """Carry out what the placement needs next."""
+        """Carry out the moves of experts that are possible now."""
         if self.experts is None or self.state is not State.READY:
             return []
         ordered, placement = self.experts.advance(now)
@@ -417,7 +357,7 @@ class Session:
     # ------------------------------------------------------------ up and down
 
     def _on_progress(self, worker: Worker, now: float) -> list[Command]:
-        """A worker listens or is ready: go on when it was the last one, or if it is a host that came (back)."""
+        """A worker listens or is ready. Go on if all are, or if it is a host that joins or comes back."""
         self.deadline_from = now
         if self.state is State.STARTING and all(worker.address for worker in self.workers):
             self.state = State.CONNECTING
@@ -439,7 +379,7 @@ class Session:
         return []
 
     def _peers(self, worker: Worker) -> Peers:
-        """All whom the trunk has to do with and, for a worker of a group, the others of that."""
+        """The addresses that a worker needs: of all ranks and hosts and, if it belongs to a group, of that group."""
         named = [each for each in self.workers if not isinstance(each, Member)]
         host = worker.host if isinstance(worker, Holder) else None
         group = host.group if host and host.others else ()
@@ -459,7 +399,7 @@ class Session:
         return self.fail(failure, now)
 
     def _blame(self, worker: Worker, failure: Failure) -> Failure:
-        """What a worker reported, with the nodes named."""
+        """The failure that a worker reported, with the names of its node and of the one to blame."""
         message = f"{worker}: {failure.message}"
         blamed = self.worker(failure.lost_rank - 1)
         if blamed is not None and blamed is not worker:
@@ -475,17 +415,8 @@ class Session:
         return [self._command(worker, release=Release()) for worker in self.workers if not worker.gone]
 
     def _assign(self, worker: Worker) -> Command:
-        """What a worker is started with; of a group's, only the leader is known to the trunk."""
-        assignment = Assignment(group=self._groups.get(worker.index))
-        assignment.MergeFrom(self._assignment)
-        assignment.engine = worker.setup.engine if isinstance(worker, Rank) else self.request.engine
-        if isinstance(worker, Member):
-            assignment.ClearField("secret")
-        else:
-            assignment.tls.CopyFrom(self._credentials[worker.index])
-        if self.experts:
-            assignment.hosts.extend(to_message(host.first) for host in self.experts.hosts)
-        return self._command(worker, assign=assignment)
+        assert self._assignments is not None
+        return self._command(worker, assign=self._assignments.of(worker))
 
     def _command(
         self,
@@ -499,7 +430,7 @@ class Session:
     ) -> Command:
         command = RankCommand(
             session=self.id,
-            epoch=EPOCH,
+            epoch=self.epoch,
             rank=worker.index,
             assign=assign,
             peers=peers,
@@ -508,72 +439,3 @@ class Session:
             host=host,
         )
         return worker.node_id, command
-
-
-class NameInUseError(Exception):
-    """Another session serves a model under this name."""
-
-
-class SessionTable:
-    def __init__(self) -> None:
-        self._sessions: dict[str, Session] = {}
-
-    def __iter__(self) -> Iterator[Session]:
-        """All sessions, oldest first; safe against changes while iterating."""
-        return iter(list(self._sessions.values()))
-
-    def get(self, session_id: str) -> Session | None:
-        return self._sessions.get(session_id)
-
-    def named(self, name: str) -> Session | None:
-        """The session that serves `name`; a failed one if there is none alive."""
-        namesakes = [session for session in self if session.name == name and session.state is not State.CLOSING]
-        return max(namesakes, key=lambda session: session.alive, default=None)
-
-    def open(self, request: SessionRequest, created: float) -> Session:
-        """A new session in planning.
-
-        Raises:
-            NameInUseError: the request has a name, and it is taken.
-        """
-        session = Session(secrets.token_hex(4), request, "", created)
-        if request.name:
-            self.rename(session, request.name)
-        self.add(session)
-        return session
-
-    def add(self, session: Session) -> None:
-        self._sessions[session.id] = session
-
-    def rename(self, session: Session, name: str) -> None:
-        """Name a session; a failed one of that name gives way.
-
-        Raises:
-            NameInUseError: a live session has the name.
-        """
-        for other in self:
-            if other.name != name or other is session:
-                continue
-            if other.alive:
-                raise NameInUseError(
-                    f"session {other.id} serves a model named {name!r} already; use it, delete it, or choose"
-                    ' another "name"'
-                )
-            other.state = State.CLOSING
-        session.name = name
-
-    def remove(self, session: Session) -> None:
-        self._sessions.pop(session.id, None)
-
-    def reserved(self, node_id: str) -> int:
-        """Bytes of a node's own memory that the plans of running workers give to them."""
-        return sum(
-            worker.host_bytes
-            for session in self
-            for worker in session.workers
-            if worker.node_id == node_id and not worker.gone
-        )
-
-    def promised_gpu(self, node_id: str, gpu: Gpu) -> int:
-        """Bytes that running ranks may yet take of a node's GPU, as that is now."""
-        return sum(rank.gpu_to_come(gpu) for session in self for rank in session.ranks if rank.node_id == node_id)

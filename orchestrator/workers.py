@@ -11,12 +11,14 @@ from motley.protocol.mesh_pb2 import Gpu, Loading, Ready, Timing
 
 @dataclass
 class Worker:
+    """A worker process of a session, and what it has said of itself."""
+
     index: int
-    """Its rank: those that compute in step come first, then the expert hosts."""
+    """Its number in the session: ranks, which compute in step, come first, then expert hosts."""
     node_id: str
     node_name: str
     memory_limit: int
-    """Bytes that it is offered of the memory it computes in: its node's, or its GPU's."""
+    """Bytes that it may use of the memory in which it computes: its node's, or its GPU's."""
     address: str = field(default="", kw_only=True)
     """Where its data plane listens; empty until it does."""
     loading: Loading = field(default_factory=Loading, kw_only=True)
@@ -26,17 +28,17 @@ class Worker:
 
     @property
     def memory_bytes(self) -> int:
-        """What the plan gives to it."""
+        """Bytes that the plan gives to it, in the memory in which it computes."""
         raise NotImplementedError
 
     @property
     def role(self) -> str:
-        """What it is on its node, for people."""
+        """What it is to its session, for people: ``rank 2``."""
         raise NotImplementedError
 
     @property
     def host_bytes(self) -> int:
-        """What that takes of its node's own memory."""
+        """Bytes that the plan gives to it of its node's own memory."""
         return self.memory_bytes
 
     @property
@@ -50,7 +52,7 @@ class Worker:
 
 @dataclass
 class Rank(Worker):
-    """One that computes in step with the others, on its share of the model."""
+    """A worker that computes in step with the other ranks, on its share of the model."""
 
     plan: RankPlan
     setup: Setup

@@ -1,9 +1,10 @@
-"""Imports point down: the table in ARCHITECTURE.md."""
+"""Imports point down: between the parts, and between the rooms of a part. ARCHITECTURE.md shows them."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -20,9 +21,36 @@ ALLOWED = {  # by package, what its files may import: whole packages, or single 
     "bench": EVERYTHING - {"cli"},
 }
 
+DAEMON = {
+    "machine": set[str](),
+    "pipe": set[str](),
+    "weights": set[str](),
+    "sampling": set[str](),
+    "text": {"sampling", "weights"},
+    "models": {"text", "weights"},
+    "loading": {"models", "weights"},
+    "experts": {"loading", "machine", "models", "pipe", "weights"},
+    "rank": {"experts", "loading", "machine", "models", "pipe", "sampling", "weights"},
+    "worker": {"experts", "loading", "machine", "models", "pipe", "rank", "sampling", "weights"},
+    "node": {"loading", "machine", "models", "pipe", "text", "weights"},
+}
+"""By room, which others it may import. The node starts worker processes by their module's name."""
+
+ORCHESTRATOR = (
+    {"session_request", "nodes", "identity", "certificates"},
+    {"planning"},
+    {"workers"},
+    {"experts"},
+    {"assignments", "sessions", "session_table"},
+    {"control", "serving"},
+    {"api"},
+    {"app"},
+)
+"""Rooms and files by floor: descriptions, pure decisions and state tables below, shells that carry messages above."""
+
 
 def imported(file: Path) -> Iterator[str]:
-    """The modules of ours (or what is in them) that a file imports, wherever in it, by names as in `ALLOWED`."""
+    """What a file imports of ours, wherever in it: modules or what is in them, by names as in `ALLOWED`."""
     for node in ast.walk(ast.parse(file.read_text("utf-8"))):
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         if isinstance(node, ast.ImportFrom) and not node.level:
@@ -32,18 +60,41 @@ def imported(file: Path) -> Iterator[str]:
                 yield name.removeprefix("motley.")
 
 
+def outside(files: list[Path], allowed: set[str]) -> set[str]:
+    """The imports of some files that are not among what is allowed: packages, rooms or modules."""
+    assert files
+    return {
+        f"{file.relative_to(ROOT)} imports motley.{name}"
+        for file in files
+        for name in imported(file)
+        if not any(f"{name}.".startswith(f"{own}.") for own in allowed)
+    }
+
+
 @pytest.mark.parametrize("package", sorted(ALLOWED))
 def test_imports_point_down(package: str) -> None:
-    files = list((ROOT / package).rglob("*.py"))
-    assert files
-    upward = {
-        f"{file.relative_to(ROOT)} imports motley.{other}"
-        for file in files
-        for other in imported(file)
-        if not any(f"{other}.".startswith(f"{allowed}.") for allowed in ALLOWED[package] | {package})
-    }
-    assert not upward
+    assert not outside(list((ROOT / package).rglob("*.py")), ALLOWED[package] | {package})
 
 
-def test_every_package_is_in_the_table() -> None:
+@pytest.mark.parametrize("room", sorted(DAEMON))
+def test_imports_point_down_in_the_daemon(room: str) -> None:
+    rooms = {f"daemon.{own}" for own in DAEMON[room] | {room}}
+    assert not outside(list((ROOT / "daemon" / room).rglob("*.py")), rooms | EVERYTHING - {"daemon"})
+
+
+@pytest.mark.parametrize("floor", range(len(ORCHESTRATOR)))
+def test_imports_point_down_in_the_orchestrator(floor: int) -> None:
+    below = {f"orchestrator.{own}" for own in set[str]().union(*ORCHESTRATOR[: floor + 1])}
+    rooms = [ROOT / "orchestrator" / name for name in ORCHESTRATOR[floor]]
+    files = [file for room in rooms for file in (*room.rglob("*.py"), *room.parent.glob(f"{room.name}.py"))]
+    assert len(files) >= len(rooms)
+    assert not outside(files, below | EVERYTHING - {"orchestrator"})
+
+
+def test_every_package_and_every_room_is_in_the_tables() -> None:
     assert {path.parent.name for path in ROOT.glob("*/__init__.py")} == EVERYTHING
+    assert {path.parent.name for path in (ROOT / "daemon").glob("*/__init__.py")} == set(DAEMON)
+    TopologicalSorter(DAEMON).prepare()  # raises where rooms import each other in a circle
+    rooms = {path.stem for path in (ROOT / "orchestrator").glob("*.py")} - {"__init__"}
+    rooms |= {path.parent.name for path in (ROOT / "orchestrator").glob("*/__init__.py")}
+    assert rooms == set[str]().union(*ORCHESTRATOR)

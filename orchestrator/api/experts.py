@@ -1,4 +1,4 @@
-"""The map of a session's experts as clients see it: expert by group of layers, on which hosts, with its load."""
+"""The experts of a session as clients see and move them: the map of which host has which, and rebalancing."""
 
 from __future__ import annotations
 
@@ -7,25 +7,65 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from aiohttp import web
 from numpy.typing import NDArray
 
-from motley.orchestrator.expert_hosts import ExpertHost, ExpertMap
-from motley.orchestrator.planning.experts import ExpertKey
+from motley.orchestrator.api.errors import ApiError
+from motley.orchestrator.api.sessions import find_session
+from motley.orchestrator.experts.hosts import ExpertHost
+from motley.orchestrator.experts.registry import ExpertMap
+from motley.orchestrator.planning.placement.terms import ExpertKey
+from motley.orchestrator.serving.errors import ServingError
+from motley.orchestrator.serving.upkeep import Upkeep
+from motley.orchestrator.session_table import SessionTable
 from motley.orchestrator.sessions import Session
 
 GROUPS = 8
 """Groups of consecutive layers that are shown, at most."""
 
 
+class ExpertsApi:
+    def __init__(self, sessions: SessionTable, upkeep: Upkeep) -> None:
+        self._sessions = sessions
+        self._upkeep = upkeep
+
+    def routes(self) -> list[web.RouteDef]:
+        return [
+            web.get("/api/sessions/{id}/experts", self.experts),
+            web.post("/api/sessions/{id}/experts/rebalance", self.rebalance),
+        ]
+
+    async def experts(self, request: web.Request) -> web.Response:
+        """Which hosts have which experts, by groups of layers; with ``?layers=each``, every layer by itself."""
+        layers = request.query.get("layers")
+        if layers not in (None, "each"):
+            raise ApiError(400, f"layers can be 'each', not {layers!r}", param="layers", code="invalid_value")
+        session = find_session(self._sessions, request)
+        if session.experts is None:
+            message = f"the experts of {session.name!r} are not on hosts: it has none, or they are in its ranks' shares"
+            raise ApiError(409, message, code="no_expert_hosts")
+        return web.json_response(experts_json(session, session.experts, each=layers == "each"))
+
+    async def rebalance(self, request: web.Request) -> web.Response:
+        """Move experts where that shortens the longest time that a host is busy; answers when that was decided."""
+        try:
+            answer = await self._upkeep.rebalance(find_session(self._sessions, request))
+        except ServingError as error:
+            raise ApiError.from_failure(error.failure) from error
+        moved = answer.fetches if answer.worthwhile else 0
+        after = answer.placement.seconds_per_token if answer.worthwhile else answer.cost_now
+        return web.json_response({"moves": moved, "busy_ms": 1e3 * answer.cost_now, "busy_ms_after": 1e3 * after})
+
+
 def experts_json(session: Session, experts: ExpertMap, each: bool = False) -> dict[str, Any]:
-    """The map.
+    """The map of a session's experts: by expert and group of layers, the hosts that have it.
 
     ``load`` of an expert is how often it is chosen lately, 1 being its even share; of a host, its part of all rows so
     far. A host has an expert in so many layers of a group, by state: ``serving``, ``fetching``, ``leaving``, or
     ``dead`` where a replica is missing that a lost host had.
 
     Args:
-        each: every layer is a group of its own.
+        each: show every layer by itself, as a group of its own.
     """
     states = _states(experts)
     even = session.profile.experts_per_token / session.profile.expert_count
@@ -54,7 +94,7 @@ def experts_json(session: Session, experts: ExpertMap, each: bool = False) -> di
 
 
 def _states(experts: ExpertMap) -> list[dict[ExpertKey, str]]:
-    """By host: what becomes of each expert that it has or had."""
+    """By number of the host: the state of each expert that it has or had."""
     served = Counter(key for host in experts.hosts for key in host.serving)
     return [
         dict.fromkeys((key for key in host.ordered if served[key] < experts.replicas), "dead")

@@ -6,19 +6,20 @@ from typing import Any
 
 from aiohttp import web
 
-from motley.orchestrator.nodes import Node
-from motley.orchestrator.serving import Serving
+from motley.orchestrator.nodes import Node, NodeTable
+from motley.orchestrator.session_table import SessionTable
 
 
 class NodesApi:
-    def __init__(self, serving: Serving) -> None:
-        self._serving = serving
+    def __init__(self, nodes: NodeTable, sessions: SessionTable) -> None:
+        self._nodes = nodes
+        self._sessions = sessions
 
     def routes(self) -> list[web.RouteDef]:
         return [web.get("/api/nodes", self.nodes)]
 
     async def nodes(self, _: web.Request) -> web.Response:
-        return web.json_response({"nodes": [self._node_json(node) for node in self._serving.nodes]})
+        return web.json_response({"nodes": [self._node_json(node) for node in self._nodes]})
 
     def _node_json(self, node: Node) -> dict[str, Any]:
         capabilities = node.capabilities
@@ -28,7 +29,7 @@ class NodesApi:
             "zone": node.capabilities.zone or None,
             "state": node.state,
             "lost": node.lost or None,
-            "gone_s": None if node.alive else round(self._serving.nodes.gone_s(node), 3),
+            "gone_s": None if node.alive else round(self._nodes.gone_s(node), 3),
             "colour": node.colour,
             "address": node.address,
             "version": node.version,
@@ -58,17 +59,17 @@ class NodesApi:
             "memory_bandwidth": capabilities.memory_bandwidth,
             "memory_bytes": capabilities.memory_bytes,
             "memory_available_bytes": node.memory_available or None,
-            "memory_reserved_bytes": self._serving.sessions.reserved(node.id),
-            "silence_s": round(self._serving.nodes.silence_s(node), 3),
+            "memory_reserved_bytes": self._sessions.reserved(node.id),
+            "silence_s": round(self._nodes.silence_s(node), 3),
             "ranks": [
                 {"session": session.id, "model": session.name, "rank": rank.index}
-                for session in self._serving.sessions
+                for session in self._sessions
                 for rank in session.ranks
                 if rank.node_id == node.id and not rank.gone
             ],
             "expert_hosts": [
                 {"session": session.id, "model": session.name, "host": host.number}
-                for session in self._serving.sessions
+                for session in self._sessions
                 for host in (session.experts.hosts if session.experts else ())
                 if not host.gone and any(worker.node_id == node.id for worker in host.group)
             ],

@@ -12,8 +12,10 @@ from aiohttp import web
 
 from motley.orchestrator.api.body import read_json
 from motley.orchestrator.api.errors import ApiError
-from motley.orchestrator.api.parameters import Parameters, chat_parameters, completion_parameters
-from motley.orchestrator.serving import Serving, ServingError
+from motley.orchestrator.api.openai_parameters import Parameters, chat_parameters, completion_parameters
+from motley.orchestrator.serving.errors import ServingError
+from motley.orchestrator.serving.requests import Requests
+from motley.orchestrator.session_table import SessionTable
 from motley.orchestrator.sessions import Session, State
 from motley.protocol.mesh_pb2 import Delta, LogprobRow
 
@@ -22,8 +24,9 @@ LEAST_LOGPROB = -9999.0
 
 
 class OpenAiApi:
-    def __init__(self, serving: Serving) -> None:
-        self._serving = serving
+    def __init__(self, sessions: SessionTable, requests: Requests) -> None:
+        self._sessions = sessions
+        self._requests = requests
 
     def routes(self) -> list[web.RouteDef]:
         return [
@@ -34,7 +37,7 @@ class OpenAiApi:
         ]
 
     async def models(self, _: web.Request) -> web.Response:
-        served = [_model(session) for session in self._serving.sessions if session.state is State.READY]
+        served = [_model(session) for session in self._sessions if session.state is State.READY]
         return web.json_response({"object": "list", "data": served})
 
     async def model(self, request: web.Request) -> web.Response:
@@ -47,9 +50,9 @@ class OpenAiApi:
         return await self._answer(request, completion_parameters(await read_json(request)), _Completion())
 
     def _session(self, model: str) -> Session:
-        session = self._serving.sessions.named(model)
+        session = self._sessions.named(model)
         if session is None:
-            served = ", ".join(s.name for s in self._serving.sessions if s.state is State.READY) or "none"
+            served = ", ".join(s.name for s in self._sessions if s.state is State.READY) or "none"
             message = f"no model named {model!r} is served; served: {served}"
             raise ApiError(404, message, param="model", code="model_not_found")
         return session
@@ -63,7 +66,7 @@ class OpenAiApi:
             "system_fingerprint": f"fp_{session.profile.fingerprint[:12]}",
         }
         try:
-            async with self._serving.generate(session, parameters.generate) as deltas:
+            async with self._requests.generate(session, parameters.generate) as deltas:
                 if parameters.stream:
                     return await _stream(http, parameters, form, envelope, deltas)
                 return await _whole(form, envelope, deltas)

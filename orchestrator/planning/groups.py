@@ -22,13 +22,13 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from motley.orchestrator.planning.experts import PlacementError
+from motley.orchestrator.planning.placement.terms import PlacementError
 from motley.orchestrator.planning.shares import human_bytes
 from motley.protocol import MAX_RANKS
 from motley.protocol.mesh_pb2 import ModelProfile
 
 SLICES = 8
-"""That an expert is cut in, where the model has as many MLP units: each is a product of its own, and a cached file."""
+"""How many slices an expert is cut in, at most: each is a product of its own, and a cached file."""
 
 
 @dataclass(frozen=True)
@@ -37,29 +37,36 @@ class Offer:
 
     name: str
     memory: int
-    """Bytes left for them."""
+    """Bytes left for experts."""
     speed: float
-    """Bytes of weights per second."""
+    """Bytes of weights that the node reads per second."""
     zone: str = ""
     """What fails together with the node; empty: not known, which is taken for one place."""
 
 
 @dataclass(frozen=True)
 class Group:
+    """Some nodes that are one expert host together."""
+
     members: tuple[str, ...]
-    """The last one leads."""
+    """Their names. The last one leads the group."""
     slices: tuple[int, ...]
-    """Of every member, at least one; they make up an expert."""
+    """How many slices of every expert each member has, at least one; together they make up the expert."""
     experts: int
-    """For so many there is room."""
+    """How many experts the group has room for."""
 
 
 def slice_count(profile: ModelProfile) -> int:
+    """How many slices a model's experts are cut in: `SLICES`, or fewer where it has fewer MLP units."""
     return min(SLICES, profile.mlp_units)
 
 
 def slice_bytes(profile: ModelProfile, slices: int) -> int:
-    """Of the widest of an expert's slices, with what an engine takes for it; there is one if experts are whole."""
+    """Bytes of the widest slice of an expert, with what an engine takes for it.
+
+    Args:
+        slices: that the expert is cut in; 1: it is whole.
+    """
     units = -(-profile.mlp_units // slices)
     engine_bytes = profile.expert_bytes - profile.expert_weight_bytes
     return -(-profile.expert_weight_bytes * units // profile.mlp_units) + engine_bytes
@@ -78,9 +85,11 @@ def form_groups(
     """Groups with room for all replicas, each of them on different nodes. The same input, in any order, gives the same.
 
     Args:
-        slices: of an expert, each of `slice_bytes`.
-        near: nodes that lead a group rather than others: those of the trunk.
-        most: groups.
+        slices: that every expert is cut in, each of `slice_bytes`.
+        experts: how many the model has.
+        replicas: of every expert.
+        near: names of nodes that lead a group rather than others do: those of the trunk.
+        most: how many groups there may be.
 
     Raises:
         PlacementError: there is no room; the message says how much is missing.
@@ -101,7 +110,11 @@ def form_groups(
 
 
 def zones_apart(hosts: Sequence[Collection[str]]) -> list[str]:
-    """Of every host, given by the zones it has nodes in, one name: if it differs, they have no zone in common."""
+    """One name of a zone for every host, so that hosts with different names have no zone in common.
+
+    Args:
+        hosts: of every host, the zones of its nodes.
+    """
     names = {zone: zone for zones in hosts for zone in zones}
     for zones in hosts:  # those that a host spans count as one
         spanned = {names[zone] for zone in zones}
@@ -110,10 +123,13 @@ def zones_apart(hosts: Sequence[Collection[str]]) -> list[str]:
 
 
 def _deal(pools: Sequence[Sequence[Offer]], room: dict[str, int], count: int) -> list[list[Offer]]:
-    """So many groups of all nodes, each of one pool's if that has any; no more in a pool than it has nodes.
+    """Deal all nodes out to groups. Every pool gets groups by its room, at most one per node; the nodes of a pool that
+    gets no group go to the groups of others.
 
     Args:
         pools: nodes that are close to each other, those with the most room first.
+        room: of every node, by name, the slices that it has room for.
+        count: how many groups.
     """
     totals = [sum(room[offer.name] for offer in pool) for pool in pools]
     counts = [0] * len(pools)

@@ -18,27 +18,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
+from motley.orchestrator.session_request import SessionRequest
 from motley.protocol.mesh_pb2 import ModelProfile
-
-LAYOUTS = ("auto", "sliced", "parallel")
 
 
 class LayoutError(Exception):
     """The layout asked for is not possible with this model or engine; the message says why."""
 
 
-def is_parallel(
-    asked: str,
-    profile: ModelProfile,
-    *,
-    engines: Mapping[str, Collection[str]],
-    engine: str,
-    replicas: int,
-    trunk: int,
-    by_hand: bool,
-    exact: bool,
-) -> bool:
-    """Whether experts become services of their hosts.
+def is_parallel(request: SessionRequest, profile: ModelProfile, engines: Mapping[str, Collection[str]]) -> bool:
+    """Whether the experts of a session are parallel, else they are sliced.
 
     ``auto`` means: wherever that is possible on more than one node. It is sliced on one node, where engines have no
     experts of their own, with shares by hand or nodes that hold it in their own way (both are of slices: the replicas
@@ -46,31 +35,28 @@ def is_parallel(
     that are the same on any number of nodes include those of one.
 
     Args:
-        asked: one of `LAYOUTS`.
-        engines: of every node that takes part, by its name, those that compute single experts, and trunks whose experts
-            are elsewhere.
-        replicas: of every expert; more than 1 is possible in parallel only, as is a `trunk` of more than 1 rank.
-        by_hand: shares are given, or single nodes have an engine or quantisation of their own.
-        exact: the session's bits shall not depend on how many nodes it has.
+        engines: of every node that takes part, by its name, the engines that compute single experts, and trunks whose
+            experts are elsewhere.
 
     Raises:
-        LayoutError: it was asked for, and is not possible.
+        LayoutError: parallel experts were asked for, and are not possible.
     """
-    wanted = asked == "parallel" or replicas > 1 or trunk > 1
     if not profile.expert_layers:
-        if wanted:
+        if request.wants_parallel:
             raise LayoutError(
                 f"{profile.name} ({profile.family}) has no experts that could be on nodes of their own; leave out"
                 " experts, replicas and trunk"
             )
         return False
-    able = sum(engine in has for has in engines.values())
-    if wanted and not able:
+    able = sum(request.engine in has for has in engines.values())
+    if request.wants_parallel and not able:
         others = " or ".join(map(repr, sorted(set[str]().union(*engines.values()))))
         instead = f"engine {others}, or " if others else ""
         raise LayoutError(
-            f"engine {engine!r} cannot have experts elsewhere on {', '.join(engines)}; use {instead}experts 'sliced'"
+            f"engine {request.engine!r} cannot have experts elsewhere on {', '.join(engines)}; use {instead}experts"
+            " 'sliced'"
         )
-    if asked != "auto" or wanted:
-        return wanted
-    return able > 1 and not by_hand and not exact
+    if request.experts != "auto" or request.wants_parallel:
+        return request.wants_parallel
+    by_hand = bool(request.shares or request.named)
+    return able > 1 and not by_hand and not request.exact

@@ -13,7 +13,7 @@ from motley.protocol.mesh_pb2 import ModelProfile
 
 
 def expert_count(profile: ModelProfile) -> int:
-    """Of all layers."""
+    """How many experts a model has in all layers together."""
     return len(profile.expert_layers) * profile.expert_count
 
 
@@ -36,8 +36,8 @@ def room_told(profile: ModelProfile, free: Mapping[str, int], trunk: Iterable[st
     """What each node has room for, for messages.
 
     Args:
-        free: bytes of every node, by its name, beside the trunk...
-        trunk: ...which is on these.
+        free: by the name of a node, the bytes that it has free beside the trunk.
+        trunk: names of the nodes on which the trunk is.
         fitting: replicas of every expert for which there is room.
     """
     count, size, fixed = expert_count(profile), human_bytes(profile.expert_bytes), human_bytes(profile.host_fixed_bytes)

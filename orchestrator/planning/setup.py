@@ -19,13 +19,13 @@ class SetupError(Exception):
 
 @dataclass(frozen=True)
 class Setup:
-    """A rank's."""
+    """How a rank computes on its node."""
 
     engine: str
     quantisation: str
     """As the engine holds matrices: ``fp16`` is ``fp32`` for one that would widen it."""
     on_gpu: bool
-    """It computes on the node's first GPU, in the memory of that."""
+    """It computes on the node's first GPU, in that GPU's memory."""
 
 
 def setup_of(node: str, capabilities: Capabilities, engine: str, quantisation: str) -> Setup:

@@ -44,17 +44,17 @@ class Candidate:
     """A node's offer for one rank."""
 
     name: str
-    """With what there is to say of its memory, for messages."""
+    """The node's name, for messages; with what is to be said of its memory."""
     speed: float
-    """Bytes of weights per second; 0: no units."""
+    """Bytes of weights that it reads per second; 0: it gets no units."""
     memory: int
     """Bytes the rank may use."""
     share: float | None = None
-    """Of the model, in proportion to those of the others, if it is given by hand: followed in the place of speed."""
+    """Its part of the model, relative to the others', given by hand: it is followed instead of the speed."""
 
     @property
     def takes_part(self) -> bool:
-        """It gets units, not only what every rank has."""
+        """It gets units, beside what every rank has."""
         return (self.speed if self.share is None else self.share) > 0
 
 
@@ -70,10 +70,14 @@ class RankPlan:
     memory_bytes: int
     """Weights, KV cache at full context, and what every rank needs."""
     fixed_bytes: int
-    """The last alone."""
+    """Of `memory_bytes`, what every rank needs, whatever its share is."""
 
     def to_share(self, quantisation: str = "") -> Share:
-        """For the control plane; `quantisation` in which it is held, empty: in the first of the model's."""
+        """The plan as the control plane tells it.
+
+        Args:
+            quantisation: in which the rank holds its share; empty: in the first of the model's.
+        """
         return Share(
             quantisation=quantisation,
             attention_split=self.attention_split,
@@ -214,7 +218,10 @@ class _Rates:
 
     @classmethod
     def of(cls, sizes: Sequence[int], candidates: Sequence[Candidate]) -> _Rates:
-        """`sizes`: of the part as each rank would hold it."""
+        """
+        Args:
+            sizes: bytes of the part, as each rank would hold it.
+        """
         scale = [sizes[0] / size if size and sizes[0] else 1.0 for size in sizes]
         speeds = [
             candidate.speed * own if candidate.share is None else candidate.share
@@ -223,7 +230,11 @@ class _Rates:
         return cls(sizes[0], speeds, scale)
 
     def pour(self, room: Sequence[float]) -> list[float] | None:
-        """The whole by speed, within the rooms, which are in each rank's own bytes; None: they do not hold it."""
+        """How much of the part each rank gets: by speed, within its room. None: there is not room for all of it.
+
+        Args:
+            room: of every rank, in bytes of its own encoding.
+        """
         caps = [
             free * own if speed > 0 else 0.0 for free, own, speed in zip(room, self.scale, self.speeds, strict=True)
         ]
@@ -233,7 +244,7 @@ class _Rates:
 def _place_attention(
     costs: Sequence[_Costs], candidates: Sequence[Candidate], room: Sequence[int]
 ) -> list[range] | None:
-    """Attention units of every rank, or None if the fill does not surely fit around any way to cut them."""
+    """The attention units of every rank; None if, however they are cut, the fill may not fit around them."""
     least = min(own.attention_memory(range(own.attention_units)) for own in costs)
     if sum(room) < least + min(own.fill_bytes for own in costs):
         return None
@@ -251,7 +262,7 @@ def _place_attention(
 
 
 def _fill_room(costs: Sequence[_Costs], room: Sequence[int], attention: Sequence[range]) -> list[int]:
-    """Bytes of fill that surely fit on each rank beside its attention, whatever the rounding."""
+    """Bytes of fill that fit on each rank beside its attention, however units are rounded."""
     return [
         max(0, free - own.attention_memory(units) - own.rounding)
         for own, free, units in zip(costs, room, attention, strict=True)

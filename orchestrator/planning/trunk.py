@@ -2,8 +2,8 @@
 
 The trunk reads all its bytes for every token and waits for its slowest rank. For each layer rows go to the hosts of the
 chosen experts together, without a link where that is the trunk's own node, and are back when these have been read, one
-after another. Experts are poured over the hosts by answer times (see `motley.orchestrator.planning.experts`), within
-what each has room for beside the trunk: so a trunk also costs what it drives out of a fast node's memory.
+after another. Experts are poured over the hosts by answer times (see `motley.orchestrator.planning.placement.place`),
+within what each has room for beside the trunk: so a trunk also costs what it drives out of a fast node's memory.
 
 This compares places for the trunk, with links that are taken to be alike; it is no measure of time. What it leaves out
 (the slowest of a layer's answers, sums between the trunk's ranks, requests that share a step) hardly depends on the
@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from motley.orchestrator.planning.experts import Host
+from motley.orchestrator.planning.placement.terms import Host
 from motley.orchestrator.planning.room import expert_count
 from motley.orchestrator.planning.shares import pour
 from motley.protocol.mesh_pb2 import ModelProfile
@@ -23,12 +23,12 @@ from motley.protocol.mesh_pb2 import ModelProfile
 
 @dataclass(frozen=True, order=True)
 class Forecast:
-    """The least is the best."""
+    """What is expected of a trunk on some nodes. Forecasts compare: the least one is the best trunk."""
 
     lacking: int
     """Replicas for which the hosts have no room beside this trunk."""
     seconds: float
-    """That a token alone takes."""
+    """How long a token takes that is alone in the mesh."""
 
 
 def forecast(
@@ -39,11 +39,11 @@ def forecast(
     replicas: int,
     row_bytes: int,
 ) -> Forecast:
-    """Of a trunk on some nodes.
+    """What to expect with the trunk on some nodes.
 
     Args:
-        trunk: of each of its ranks, the bytes that it reads for a token, and how many in a second.
-        own: the names of its nodes.
+        trunk: for each rank of the trunk, the bytes that it reads for a token, and those that it reads in a second.
+        own: the names of the trunk's nodes.
         hosts: every node that may have experts, with the bytes that are left for them beside this trunk.
         replicas: of every expert.
         row_bytes: of one row on the wire, there and back.

@@ -15,7 +15,7 @@ from motley.bench import local_mesh
 from motley.bench.moe import place
 from motley.bench.synth import SHAPES
 from motley.cli.commands import app
-from motley.orchestrator.planning.experts import PlacementError
+from motley.orchestrator.planning.placement.terms import PlacementError
 from motley.protocol import mesh_pb2 as pb
 
 ROOT = Path(__file__).parents[2]

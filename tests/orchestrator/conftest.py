@@ -30,6 +30,7 @@ from motley.protocol.mesh_pb2 import (
     Described,
     Empty,
     Engine,
+    ExpertReport,
     Generate,
     Gpu,
     Heartbeat,
@@ -296,6 +297,29 @@ class Mesh:
         return dict(await self.poll(f"/api/sessions/{session_id}", lambda body: body["state"] == state))
 
 
+def of_kind(node: Any, body: str) -> list[RankCommand]:
+    """The commands of one kind that a node was sent."""
+    return [command for command in node.commands if command.WhichOneof("body") == body]
+
+
+async def report(node: Any, **values: Any) -> None:
+    """Say something as the trunk's only rank."""
+    await node.event(of_kind(node, "assign")[0], experts=ExpertReport(**values))
+
+
+async def join_able(mesh: Any, new_node: Any, **memory: int) -> dict[str, Any]:
+    """Nodes with so much memory, which describe a model with experts alike in every quantisation."""
+
+    def describe(order: Any) -> Described:
+        return Described(profile=expert_profile(), beside=[expert_profile() for _ in order.model.beside])
+
+    joined = {}
+    for name, size in memory.items():
+        joined[name] = await mesh.join(new_node(name, memory=size))
+        joined[name].on_describe = describe
+    return joined
+
+
 @pytest.fixture
 async def mesh(tmp_path: Path) -> AsyncIterator[Mesh]:
     config = OrchestratorConfig(host="127.0.0.1", grpc_port=0, http_port=0, state_dir=tmp_path / "state")
@@ -355,3 +379,14 @@ def profile() -> ModelProfile:
 def moe() -> ModelProfile:
     """Of a model with experts."""
     return expert_profile()
+
+
+@pytest.fixture
+async def nodes(mesh: Any, new_node: Any, moe: ModelProfile) -> list[Any]:
+    """Three nodes that know a model with experts; the first is the fastest."""
+    joined = []
+    for number, name in enumerate(["pc", "laptop", "box"]):
+        node = new_node(name, bandwidth=(10 - number) * 1e9, zone="attic" if name == "box" else "")
+        node.on_describe = lambda _: Described(profile=moe)
+        joined.append(await mesh.join(node))
+    return joined

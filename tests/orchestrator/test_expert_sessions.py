@@ -7,21 +7,18 @@ from typing import Any
 
 import pytest
 
-from motley.orchestrator.expert_hosts import (
-    HOMELESS_S,
-    RESTART_S,
-    RETIRE_S,
-    UNREACHABLE_S,
-    ExpertHost,
-    ExpertMap,
-    from_message,
-    name_of,
-    to_message,
-)
-from motley.orchestrator.planning.experts import PlacementError
+from motley.orchestrator.assignments import model_spec
+from motley.orchestrator.experts.hosts import ExpertHost
+from motley.orchestrator.experts.messages import from_message, to_message
+from motley.orchestrator.experts.moves import RETIRE_S
+from motley.orchestrator.experts.recovery import RESTART_S, may_restart
+from motley.orchestrator.experts.registry import HOMELESS_S, UNREACHABLE_S, ExpertMap
+from motley.orchestrator.planning.placement.terms import PlacementError, expert_name
 from motley.orchestrator.planning.setup import Setup
 from motley.orchestrator.planning.shares import Candidate, plan_shares, trunk_profile
-from motley.orchestrator.sessions import PROGRESS_S, Command, Session, SessionRequest, SessionTable, State
+from motley.orchestrator.session_request import SessionRequest
+from motley.orchestrator.session_table import SessionTable
+from motley.orchestrator.sessions import PROGRESS_S, Command, Session, State
 from motley.orchestrator.workers import Rank
 from motley.protocol.mesh_pb2 import (
     Empty,
@@ -74,7 +71,7 @@ def session(moe: ModelProfile) -> Session:
     experts.begin(experts.first_question(lambda _: 32_000).answer().placement)
     session = Session("s", SessionRequest("mix", experts="parallel"), "mix", created=0)
     ranks = [Rank(0, TRUNK, TRUNK, 10**9, plans[0], SETUP)]
-    commands = session.assign(session.request.spec("stored"), moe, ranks, 100, 0, experts)
+    commands = session.assign(model_spec(session.request, "stored"), moe, ranks, 100, 0, experts)
     assert kinds(commands) == [(name, index, "assign") for index, name in enumerate(WORKERS)]
     for index, (_, command) in enumerate(commands):
         assert (command.assign.size, len(command.assign.shares), len(command.assign.hosts)) == (1, 1, 3)
@@ -203,7 +200,7 @@ def test_a_host_that_died_alone_is_started_again_with_what_it_had(session: Sessi
     assert ask(session, 10, room=11) == []  # no room elsewhere, but it may come back
     assert session.state is State.READY
     assert len(session.waiting_for) == len(had)
-    assert experts_of(session).may_restart(host, ["laptop"], 10 + RESTART_S)
+    assert may_restart(experts_of(session).hosts, host, ["laptop"], 10 + RESTART_S)
     (again,) = session.restart(host, ["laptop"], [10**6], 16)
     assert (again[0], again[1].rank, set(from_message(again[1].assign.hosts[1]))) == ("laptop", 2, had)
     assert kinds(session.on_event("laptop", event(2, listening="laptop:2"), 17)) == [("laptop", 2, "peers")]
@@ -311,7 +308,7 @@ def test_what_found_no_place_goes_to_who_joins(session: Session) -> None:
     assert ("tower", 4, "host") in kinds(commands)
     (*_, (node, told)) = obey(session, commands, 120)
     assert node == TRUNK
-    assert missing & set(map(name_of, from_message(told.placement.hosts[3])))
+    assert missing & set(map(expert_name, from_message(told.placement.hosts[3])))
     assert session.waiting_for == []
     assert session.on_time(10_000) == []
 
@@ -329,7 +326,7 @@ def test_a_node_that_comes_back_smaller_begins_with_nothing(session: Session) ->
     serve(session)
     host = experts_of(session).hosts[1]
     session.on_node_lost("laptop", "unplugged", 10)
-    assert experts_of(session).may_restart(host, ["laptop anew"], 16)
+    assert may_restart(experts_of(session).hosts, host, ["laptop anew"], 16)
     ((node, again),) = session.restart(host, ["laptop anew"], [host.first_bytes - 1], 16)
     assert (node, from_message(again.assign.hosts[1])) == ("laptop anew", [])
     ((_, told),) = come_up(session, host, 17)
@@ -347,9 +344,9 @@ def test_a_host_that_the_trunk_gives_up_is_released_and_may_begin_anew_when_it_h
     commands = session.on_event(TRUNK, event(0, experts=gone), 10)
     assert kinds(commands) == [("box", 3, "release"), (TRUNK, 0, "placement")]
     assert session.on_event(TRUNK, event(0, experts=gone), 11) == []
-    assert not experts_of(session).may_restart(host, ["box"], 1000)
+    assert not may_restart(experts_of(session).hosts, host, ["box"], 1000)
     session.on_event("box", event(3, released=Empty()), 12)
-    assert experts_of(session).may_restart(host, ["box"], 1000)
+    assert may_restart(experts_of(session).hosts, host, ["box"], 1000)
 
 
 def test_two_hosts_with_unlike_weights_of_one_expert(session: Session) -> None:

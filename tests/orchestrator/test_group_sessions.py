@@ -8,21 +8,18 @@ from typing import Any
 import pytest
 
 from motley.orchestrator.api.sessions import session_json
-from motley.orchestrator.expert_hosts import (
-    HOMELESS_S,
-    RESTART_S,
-    RESTARTS,
-    RETIRE_S,
-    ExpertHost,
-    ExpertMap,
-    Member,
-    from_message,
-    to_message,
-)
-from motley.orchestrator.planning.experts import PlacementError
+from motley.orchestrator.assignments import model_spec
+from motley.orchestrator.experts.hosts import ExpertHost, Member
+from motley.orchestrator.experts.messages import from_message, to_message
+from motley.orchestrator.experts.moves import RETIRE_S
+from motley.orchestrator.experts.recovery import RESTART_S, RESTARTS, bound_nodes, gave_up, may_restart
+from motley.orchestrator.experts.registry import HOMELESS_S, ExpertMap
+from motley.orchestrator.planning.placement.terms import PlacementError
 from motley.orchestrator.planning.setup import Setup
 from motley.orchestrator.planning.shares import Candidate, plan_shares, trunk_profile
-from motley.orchestrator.sessions import Command, Session, SessionRequest, SessionTable, State
+from motley.orchestrator.session_request import SessionRequest
+from motley.orchestrator.session_table import SessionTable
+from motley.orchestrator.sessions import Command, Session, State
 from motley.orchestrator.workers import Rank, Worker
 from motley.protocol import MAX_RANKS
 from motley.protocol.mesh_pb2 import Empty, Failure, HostedExperts, ModelProfile, Ready
@@ -57,7 +54,7 @@ def begun(moe: ModelProfile, replicas: int) -> Session:
     experts.begin(experts.first_question(lambda _: 40 * 5 * SLICE).answer().placement)
     session = Session("s", SessionRequest("mix", experts="parallel", replicas=replicas), "mix", created=0)
     ranks = [Rank(0, TRUNK, TRUNK, 10**9, plans[0], Setup("onnxruntime", "stored", on_gpu=False))]
-    commands = session.assign(session.request.spec("stored"), moe, ranks, 100, 0, experts)
+    commands = session.assign(model_spec(session.request, "stored"), moe, ranks, 100, 0, experts)
     assert kinds(commands) == [(node, index, "assign") for index, node in EVERYONE.items()]
     for _, command in commands:
         order = command.assign
@@ -153,7 +150,7 @@ def test_a_group_is_lost_with_any_of_its_nodes(session: Session, lost: str) -> N
     host = experts_of(session).hosts[0]
     assert host.lost == f"node {lost!r} is lost: unplugged"
     assert (host.state, session.waiting_for) == ("gone", [])
-    assert not experts_of(session).may_restart(host, ["pc", "laptop"], 1000)
+    assert not may_restart(experts_of(session).hosts, host, ["pc", "laptop"], 1000)
     assert session.on_event(other, event(index, released=Empty()), 11) == []
     assert session.state is State.READY
 
@@ -215,10 +212,10 @@ def test_a_group_whose_worker_has_died_begins_anew_together(session: Session) ->
     commands = session.on_event("pc", event(MAX_RANKS, failed=Failure(code="worker_died", message="killed")), 10)
     assert kinds(commands) == [("laptop", 1, "release"), (TRUNK, 0, "placement")]
     assert "node 'pc' of nodes 'pc' and 'laptop'" in host.lost or "killed" in host.lost
-    assert not experts_of(session).may_restart(host, ["pc", "laptop"], 1000), "the leader has not ended"
+    assert not may_restart(experts_of(session).hosts, host, ["pc", "laptop"], 1000), "the leader has not ended"
     blamed = Failure(code="peer_lost", message="rank 0 is gone", lost_rank=MAX_RANKS + 1)
     session.on_event("laptop", event(1, failed=blamed), 10)
-    assert experts_of(session).may_restart(host, ["pc", "laptop"], 10 + RESTART_S)
+    assert may_restart(experts_of(session).hosts, host, ["pc", "laptop"], 10 + RESTART_S)
     again = session.restart(host, ["pc", "laptop"], [10**6] * 2, 20)
     assert kinds(again) == [("pc", MAX_RANKS, "assign"), ("laptop", 1, "assign")]
     assert listen(session, [host.others[0]], 21) == []
@@ -235,16 +232,18 @@ def test_a_node_is_in_one_host_at_a_time(session: Session) -> None:
     experts = experts_of(session)
     lost = experts.hosts[0]
     session.on_node_lost("pc", "unplugged", 10)
-    assert experts.bound({}) == session.node_names - {TRUNK} == {"pc", "laptop", "nas", "box"}
-    assert experts.bound({"laptop": "laptop"}, complete=True) == {"laptop", "nas", "box"}, "that is still ending"
+    assert bound_nodes(experts.hosts, {}) == session.node_names - {TRUNK} == {"pc", "laptop", "nas", "box"}
+    assert bound_nodes(experts.hosts, {"laptop": "laptop"}, complete=True) == {"laptop", "nas", "box"}, (
+        "that is still ending"
+    )
     session.on_event("laptop", event(1, released=Empty()), 11)
-    assert experts.bound({"laptop": "laptop"}, complete=True) == {"nas", "box"}
-    assert experts.may_restart(lost, ["pc anew", "laptop"], 1000)
+    assert bound_nodes(experts.hosts, {"laptop": "laptop"}, complete=True) == {"nas", "box"}
+    assert may_restart(experts.hosts, lost, ["pc anew", "laptop"], 1000)
     session.grow(group(2, "laptop", "tower", 5, MAX_RANKS + 2), 12)
-    assert not experts.may_restart(lost, ["pc anew", "laptop"], 1000)
+    assert not may_restart(experts.hosts, lost, ["pc anew", "laptop"], 1000)
     assert "pc" not in session.node_names
     able = {name: name for name in ("laptop", "nas", "box", "tower")}
-    assert experts.bound({**able, "pc": "pc anew"}) == able.keys()
+    assert bound_nodes(experts.hosts, {**able, "pc": "pc anew"}) == able.keys()
     session.on_node_lost("tower", "unplugged", 13)
     assert session.node_names == {TRUNK, "pc", "laptop", "nas", "box", "tower"}
     session.fail(Failure(code="rank_failed"), 14)
@@ -258,12 +257,12 @@ def test_the_nodes_of_a_group_that_was_lost_too_often_may_be_in_others(session: 
     session.on_event("pc", event(MAX_RANKS, failed=Failure(code="worker_died", message="killed")), 10)
     session.on_event("laptop", event(1, released=Empty()), 10)
     able = {name: name for name in ("pc", "laptop", "nas", "box")}
-    assert experts.bound(able) == able.keys()
+    assert bound_nodes(experts.hosts, able) == able.keys()
     lost.restarts = RESTARTS
-    assert experts.bound(able) == {"nas", "box"}
-    assert experts.bound({**able, "pc": "pc anew"}) == able.keys(), "it is tried again there"
-    assert experts.gave_up(group(2, "laptop", "pc", 5, MAX_RANKS + 2)), "the same two are not"
-    assert not experts.gave_up(group(2, "laptop", "tower", 5, MAX_RANKS + 2))
+    assert bound_nodes(experts.hosts, able) == {"nas", "box"}
+    assert bound_nodes(experts.hosts, {**able, "pc": "pc anew"}) == able.keys(), "it is tried again there"
+    assert gave_up(experts.hosts, group(2, "laptop", "pc", 5, MAX_RANKS + 2)), "the same two are not"
+    assert not gave_up(experts.hosts, group(2, "laptop", "tower", 5, MAX_RANKS + 2))
 
 
 def test_whom_the_leader_blames_is_named(session: Session) -> None:

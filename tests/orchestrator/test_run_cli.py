@@ -12,21 +12,19 @@ import pytest
 
 from motley.cli.client import Client, broke_off
 from motley.cli.errors import CliError
-from motley.cli.options import Experts
 from motley.cli.run import Wanted, load
 from motley.cli.show import LINE_S, LoadingLines
 from motley.orchestrator.app import Orchestrator, OrchestratorConfig
+from motley.orchestrator.session_request import SessionRequest
 from motley.protocol.mesh_pb2 import Delta, Describe, Described, Empty, Failure, Generate, ModelProfile, RankCommand
 
 Motley = Callable[..., Awaitable[tuple[int, str, str]]]
-ALIKE_AND_NOT: tuple[dict[str, Any], ...] = ({"nodes": ["a", "b"]}, {"context": 200}, {"nodes": ["a"]})
+ALIKE_AND_NOT: tuple[dict[str, Any], ...] = ({"nodes": ("a", "b")}, {"context": 200}, {"nodes": ("a",)})
 
 
 def wanted(**asked: Any) -> Wanted:
     """The model "bard", with what is asked for."""
-    whichever = {"quant": None, "quants": {}, "engine": None, "engines": {}, "context": None, "nodes": [], "shares": []}
-    layout = {"exact": False, "experts": Experts.AUTO, "replicas": 1, "trunk": 1}
-    return Wanted(**{"model": "bard", **whichever, **layout, **asked})
+    return Wanted(SessionRequest("bard", **asked))
 
 
 async def test_a_session_that_has_failed_says_why_and_how_to_go_on(mesh: Any, new_node: Any, motley: Motley) -> None:

@@ -1,0 +1,243 @@
+"""OpenAI's request bodies, checked completely and turned into what the leader is asked. Pure.
+
+Nothing that would change the answer is ignored: a parameter is obeyed, or refused by name. Where OpenAI leaves room:
+
+- ``max_tokens`` defaults to 16 for completions, and to the rest of the context for chats, as at OpenAI.
+- The parts of a text given in parts are joined by newlines.
+- The role ``developer`` is the model's ``system``.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from motley.orchestrator.api.body import Fields, is_integer, is_number, is_text
+from motley.protocol.mesh_pb2 import Generate, Sampling, TokenIds
+
+MAX_STOPS = 4
+_UINT32 = 2**32 - 1
+_HARMLESS = frozenset(
+    {
+        "metadata",
+        "parallel_tool_calls",
+        "prediction",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "safety_identifier",
+        "service_tier",
+        "store",
+        "user",
+    }
+)
+"""OpenAI's parameters that cannot change the answer of this server."""
+_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+
+_CHAT_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "audio": (),
+    "function_call": ("none", "auto"),
+    "functions": ([],),
+    "modalities": (["text"],),
+    "n": (1,),
+    "reasoning_effort": (),
+    "response_format": ({"type": "text"},),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
+    "verbosity": (),
+    "web_search_options": (),
+}
+"""OpenAI's parameters that are not supported, with the values that ask for nothing."""
+_COMPLETION_NEUTRAL: Mapping[str, tuple[Any, ...]] = {"best_of": (1,), "n": (1,), "suffix": ("",)}
+_MESSAGE_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "annotations": ([],),
+    "audio": (),
+    "function_call": (),
+    "refusal": (),
+    "tool_call_id": (),
+    "tool_calls": ([],),
+}
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """A checked request."""
+
+    model: str
+    generate: Generate
+    """Without ids and session."""
+    stream: bool
+    include_usage: bool
+    """Tell the usage as the last chunk of a stream."""
+
+
+def chat_parameters(body: object) -> Parameters:
+    """The body of ``POST /v1/chat/completions``.
+
+    Raises:
+        ApiError: 400, naming the parameter.
+    """
+    fields = Fields(body)
+    generate = Generate(messages_json=_messages(fields))
+    top_logprobs = fields.integer("top_logprobs", 0, 20)
+    logprobs = fields.boolean("logprobs")
+    if top_logprobs is not None and not logprobs:
+        fields.refuse("top_logprobs", "needs logprobs to be true")
+    newer = fields.integer("max_completion_tokens", 1, _UINT32)
+    older = fields.integer("max_tokens", 1, _UINT32)
+    if newer is not None and older is not None and newer != older:
+        fields.refuse("max_tokens", "contradicts max_completion_tokens; give one of them")
+    generate.max_tokens = newer or older or 0
+    return _finish(fields, generate, _CHAT_NEUTRAL, logprobs, top_logprobs or 0)
+
+
+def completion_parameters(body: object) -> Parameters:
+    """The body of ``POST /v1/completions``.
+
+    Raises:
+        ApiError: 400, naming the parameter.
+    """
+    fields = Fields(body)
+    generate = Generate(echo=fields.boolean("echo"))
+    prompt = fields.take("prompt")
+    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
+        (prompt,) = prompt  # many clients send every prompt as a list of one
+    if is_text(prompt):
+        generate.prompt = prompt
+    elif isinstance(prompt, list) and prompt and all(is_integer(i) and 0 <= i <= _UINT32 for i in prompt):
+        generate.prompt_tokens.CopyFrom(TokenIds(ids=prompt))
+    elif isinstance(prompt, list) and prompt and all(isinstance(item, str | list) for item in prompt):
+        fields.refuse("prompt", "must be one prompt; several in one request are not supported", "unsupported_value")
+    else:
+        fields.refuse("prompt", "must be a string, or a list of token ids that is not empty")
+    top_logprobs = fields.integer("logprobs", 0, 5)
+    if top_logprobs is not None and generate.echo:
+        fields.refuse("logprobs", "of a prompt (with echo) are not supported", "unsupported_parameter")
+    generate.max_tokens = fields.integer("max_tokens", 1, _UINT32) or 16
+    return _finish(fields, generate, _COMPLETION_NEUTRAL, top_logprobs is not None, top_logprobs or 0)
+
+
+def _finish(
+    fields: Fields,
+    generate: Generate,
+    neutral: Mapping[str, tuple[Any, ...]],
+    logprobs: bool,
+    top_logprobs: int,
+) -> Parameters:
+    """What both kinds of request have in common."""
+    model = fields.string("model")
+    if not model:
+        fields.refuse("model", "is missing; GET /v1/models lists what is served", "missing_parameter")
+    generate.sampling.CopyFrom(_sampling(fields))
+    generate.sampling.logprobs, generate.sampling.top_logprobs = logprobs, top_logprobs
+    generate.stop.extend(_stop(fields))
+    generate.ignore_eos = fields.boolean("ignore_eos")
+    stream = fields.boolean("stream")
+    stream_options = fields.take("stream_options")
+    include_usage = False
+    if stream_options is not None:
+        if not stream:
+            fields.refuse("stream_options", "needs stream to be true")
+        options = Fields(stream_options, "stream_options")
+        include_usage = options.boolean("include_usage")
+        options.finish(ignored={"include_obfuscation"})
+    _refuse_unsupported(fields, neutral)
+    fields.finish(ignored=_HARMLESS)
+    return Parameters(model, generate, stream, include_usage)
+
+
+def _sampling(fields: Fields) -> Sampling:
+    def number(name: str, default: float, low: float, high: float, above: bool = False) -> float:
+        value = fields.number(name, low, high, above=above)
+        return default if value is None else value
+
+    seed = fields.integer("seed", -(2**63), 2**64 - 1)
+    return Sampling(
+        temperature=number("temperature", 1.0, 0.0, 2.0),
+        top_k=fields.integer("top_k", 0, _UINT32) or 0,
+        top_p=number("top_p", 1.0, 0.0, 1.0) or _LEAST_TOP_P,
+        min_p=number("min_p", 0.0, 0.0, 1.0),
+        repetition_penalty=number("repetition_penalty", 1.0, 0.0, 10.0, above=True),
+        presence_penalty=number("presence_penalty", 0.0, -2.0, 2.0),
+        frequency_penalty=number("frequency_penalty", 0.0, -2.0, 2.0),
+        seed=secrets.randbits(64) if seed is None else seed % 2**64,
+        logit_bias=_logit_bias(fields),
+    )
+
+
+_LEAST_TOP_P = 1e-9
+"""What a top_p of 0 comes to: only the likeliest token passes."""
+
+
+def _logit_bias(fields: Fields) -> dict[int, float]:
+    bias = fields.take("logit_bias")
+    if bias is None:
+        return {}
+    if not isinstance(bias, dict):
+        fields.refuse("logit_bias", "must be an object from token ids to numbers")
+    result = {}
+    for token, value in bias.items():
+        if not (token.isascii() and token.isdigit() and len(token) <= 10 and int(token) <= _UINT32):
+            fields.refuse("logit_bias", f"has a key that is no token id: {token!r}")
+        if not is_number(value) or not -100 <= value <= 100:
+            fields.refuse("logit_bias", f"of token {token} must be a number from -100 to 100")
+        result[int(token)] = float(value)
+    return result
+
+
+def _stop(fields: Fields) -> list[str]:
+    stop = fields.take("stop")
+    stops = [] if stop is None else stop if isinstance(stop, list) else [stop]
+    if len(stops) > MAX_STOPS or not all(is_text(item) and item for item in stops):
+        fields.refuse("stop", f"must be a string, or a list of at most {MAX_STOPS}; none may be empty")
+    return stops
+
+
+def _messages(fields: Fields) -> str:
+    """The messages as the JSON that the leader takes: ``[{"role", "content"}]``."""
+    messages = fields.take("messages")
+    if not isinstance(messages, list) or not messages:
+        fields.refuse("messages", "must be a list with at least one message")
+    parsed = [_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
+    return json.dumps(parsed, ensure_ascii=False, separators=(",", ":"))
+
+
+def _message(message: object, path: str) -> dict[str, str]:
+    fields = Fields(message, path)
+    role = fields.string("role")
+    if role in ("tool", "function"):
+        fields.refuse("role", f"{role!r} is not supported", "unsupported_value")
+    if role not in _ROLES:
+        fields.refuse("role", f"must be one of {', '.join(_ROLES)}")
+    content = fields.take("content")
+    if isinstance(content, list) and content:
+        texts = [_text_part(part, f"{path}.content[{index}]") for index, part in enumerate(content)]
+        content = "\n".join(texts)
+    elif not is_text(content):
+        fields.refuse("content", "must be a string of valid Unicode, or a list of text parts")
+    fields.string("name")  # chat templates have no place for it
+    _refuse_unsupported(fields, _MESSAGE_NEUTRAL)
+    fields.finish()
+    return {"role": _ROLES[role], "content": content}
+
+
+def _text_part(part: object, path: str) -> str:
+    fields = Fields(part, path)
+    kind = fields.string("type")
+    if kind != "text":
+        fields.refuse("type", f"must be 'text', not {kind!r}: this server takes text only", "unsupported_value")
+    text = fields.string("text")
+    if text is None:
+        fields.refuse("text", "is missing", "missing_parameter")
+    fields.finish()
+    return text
+
+
+def _refuse_unsupported(fields: Fields, neutral: Mapping[str, tuple[Any, ...]]) -> None:
+    for name, values in neutral.items():
+        value = fields.take(name)
+        if value is not None and not any(type(value) is type(same) and value == same for same in values):
+            hint = f"; leave it out or give {json.dumps(values[0])}" if values else "; leave it out"
+            fields.refuse(name, f"is not supported{hint}", "unsupported_parameter")

@@ -1,0 +1,92 @@
+"""The body of ``POST /api/sessions``, checked completely and turned into a `SessionRequest`. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from motley.orchestrator.api.body import Fields, is_number, is_text
+from motley.orchestrator.session_request import (
+    ByNode,
+    ContradictionError,
+    Flag,
+    Integer,
+    Kind,
+    NodeNames,
+    SessionRequest,
+    Text,
+    Weights,
+    kinds,
+)
+from motley.protocol import MAX_RANKS
+
+
+def session_request(body: object) -> SessionRequest:
+    """What a client asks for.
+
+    Raises:
+        ApiError: 400, naming the field.
+    """
+    fields = Fields(body)
+    given = {name: _read(fields, name, kind) for name, kind in kinds().items()}
+    if not given["model"]:
+        fields.refuse("model", "is missing: a local folder or a hub id", "missing_parameter")
+    name = given["name"]
+    if name is not None and (not name.strip() or "/" in name):
+        fields.refuse("name", f"must not be blank or have a / in it, as {name!r} is; leave it out for the model's own")
+    request = SessionRequest(**{name: value for name, value in given.items() if value})
+    held = {request.quantisation, *request.quantisations.values()}
+    if given["block"] is not None and held <= {"fp32", "fp16"}:
+        fields.refuse(
+            "block", f"is for quantised weights: quantisation {request.quantisation!r} has no blocks; leave it out"
+        )
+    try:
+        request.check()
+    except ContradictionError as error:
+        fields.refuse(error.field, str(error))
+    fields.finish()
+    return request
+
+
+def _read(fields: Fields, name: str, kind: Kind) -> Any:
+    """One field as `SessionRequest` has it; None, or what is false, if absent."""
+    match kind:
+        case Text(choices):
+            return fields.string(name, choices=choices)
+        case Integer(low, high, choices):
+            value = fields.integer(name, low, high)
+            if value is not None and choices and value not in choices:
+                fields.refuse(name, f"must be one of {', '.join(map(str, choices))}, not {value}")
+            return value
+        case Flag():
+            return fields.boolean(name)
+        case NodeNames():
+            names = fields.take(name)
+            if names is not None and not (_is_list(names) and all(is_text(node) for node in names)):
+                fields.refuse(name, f"must be a list of 1 to {MAX_RANKS} node names, one per rank")
+            return tuple(names or ())
+        case Weights():
+            weights = fields.take(name)
+            if weights is not None and not (
+                _is_list(weights) and all(is_number(each) and 0 <= each <= 1e9 for each in weights) and any(weights)
+            ):
+                fields.refuse(name, "must be a list of weights from 0 to 1e9, one per rank, not all 0")
+            return tuple(map(float, weights or ()))
+        case ByNode(choices):
+            return _by_node(fields, name, choices)
+
+
+def _by_node(fields: Fields, name: str, choices: tuple[str, ...]) -> dict[str, str]:
+    """A JSON object from node names to strings; empty if absent."""
+    value = fields.take(name)
+    if value is None:
+        return {}
+    if not isinstance(value, dict) or not all(map(is_text, (*value, *value.values()))):
+        fields.refuse(name, f'must be an object of strings by node names, like {{"gaming-pc": ...}}, not {value!r}')
+    for node, own in value.items():
+        if choices and own not in choices:
+            fields.refuse(name, f"of node {node!r} must be one of {', '.join(choices)}, not {own!r}")
+    return dict(value)
+
+
+def _is_list(value: object) -> bool:
+    return isinstance(value, list) and 1 <= len(value) <= MAX_RANKS

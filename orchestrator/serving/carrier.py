@@ -1,0 +1,61 @@
+"""What sessions decide is carried out: commands go to nodes, and whoever waits for a session is told."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+
+from motley.orchestrator.control import Control
+from motley.orchestrator.serving.errors import ServingError
+from motley.orchestrator.serving.requests import Requests
+from motley.orchestrator.session_table import SessionTable
+from motley.orchestrator.sessions import Command, Session, State
+from motley.protocol.mesh_pb2 import Failure, OrchestratorMessage
+
+
+class Carrier:
+    """Must be given everything that a session returns."""
+
+    def __init__(self, sessions: SessionTable, control: Control, requests: Requests) -> None:
+        self._sessions = sessions
+        self._control = control
+        self._requests = requests
+        self._changed = asyncio.Event()
+        self.stopping = False
+        """The orchestrator shuts down, which is why sessions are closed."""
+
+    def carry_out(self, session: Session, commands: Iterable[Command]) -> None:
+        """Send what a session decided, end its requests if it has ended, and forget it once it is over."""
+        for node_id, command in commands:
+            self._control.send(node_id, OrchestratorMessage(rank=command))
+        if session.explained or session.state is State.CLOSING:  # soon: whoever is to blame is released
+            self._requests.end(session, session.failure or self.closed(session).failure)
+        if session.state is State.CLOSING and session.over:
+            self._sessions.remove(session)
+            self._requests.forget(session)
+            for other in self._sessions:
+                if other.experts is not None:
+                    other.experts.retry()
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Wait until a condition on sessions holds."""
+        while not condition():
+            await self._changed.wait()
+
+    def check_planning(self, session: Session) -> None:
+        """Make sure that a session is still wanted while it is planned.
+
+        Raises:
+            ServingError: it was closed meanwhile.
+        """
+        if session.state is not State.PLANNING:
+            raise self.closed(session)
+
+    def closed(self, session: Session) -> ServingError:
+        """The error to raise where a session was closed."""
+        message = f"session {session.id} ({session.request.model}) was closed"
+        if self.stopping:
+            message = "the orchestrator is shutting down"
+        return ServingError(Failure(code="session_closed", message=message))

@@ -1,0 +1,33 @@
+"""What is told to clients whose wish cannot be fulfilled."""
+
+from __future__ import annotations
+
+from motley.orchestrator.sessions import Session, State
+from motley.protocol.mesh_pb2 import Failure
+
+
+class ServingError(Exception):
+    """What was asked for cannot be done. `failure.code` is stable, `failure.message` is for people."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.message)
+        self.failure = failure
+
+
+class DescriptionError(ServingError):
+    """A node says that the model cannot be served, or not so quantised."""
+
+
+def refusal(code: str, message: str, param: str = "") -> ServingError:
+    """An error to raise; `param` is the field of the request that is to blame, if one is."""
+    return ServingError(Failure(code=code, message=message, param=param))
+
+
+def unready(session: Session) -> ServingError:
+    """The error to raise where a session must be ready and is not."""
+    if session.state is State.FAILED and session.failure is not None:
+        message = f"the session of {session.name!r} has failed: {session.failure.message}"
+        return ServingError(Failure(code=session.failure.code, message=message, lost_rank=session.failure.lost_rank))
+    return refusal(
+        "session_not_ready", f"{session.name!r} is not ready (its session is {session.state}); try again soon"
+    )

@@ -1,0 +1,112 @@
+"""What would fit of a model that does not: in a shorter context, or in narrower weights."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+from dataclasses import replace
+
+from motley.orchestrator.nodes import NodeTable
+from motley.orchestrator.planning.layout import LayoutError
+from motley.orchestrator.planning.placement.terms import PlacementError
+from motley.orchestrator.planning.setup import SetupError
+from motley.orchestrator.planning.shares import PlanError
+from motley.orchestrator.serving.carrier import Carrier
+from motley.orchestrator.serving.descriptions import Descriptions, Profiles
+from motley.orchestrator.serving.errors import DescriptionError, ServingError
+from motley.orchestrator.serving.layouts import Layouts
+from motley.orchestrator.serving.participants import Participant, able_hosts, participant, wanted_model
+from motley.orchestrator.session_request import SessionRequest
+from motley.orchestrator.sessions import Session
+from motley.protocol.mesh_pb2 import ModelSpec
+
+HINT_S = 10.0
+"""Where a model does not fit, what would is looked for no longer than this."""
+CONTEXT_STEP = 256
+"""The largest context that would fit is told in such steps."""
+NARROWER = {"fp32": ("int8", "int4"), "fp16": ("int8", "int4"), "stored": ("int4",), "int8": ("int4",)}
+"""What a model that does not fit may be quantised to."""
+
+
+class Fitting:
+    """Looks for what would fit by laying out one session after another that nobody has asked for."""
+
+    def __init__(self, nodes: NodeTable, descriptions: Descriptions, layouts: Layouts, carrier: Carrier) -> None:
+        self._nodes = nodes
+        self._descriptions = descriptions
+        self._layouts = layouts
+        self._carrier = carrier
+
+    async def hint(
+        self,
+        session: Session,
+        participants: Sequence[Participant],
+        spec: ModelSpec,
+        profiles: Profiles,
+        context: int,
+    ) -> str:
+        """What would fit of a session that does not, for people. Empty where it is nodes that are missing, and where
+        nobody found out: within `HINT_S`, and with the nodes that were asked for.
+
+        Raises:
+            ServingError: the session was closed meanwhile.
+        """
+        if session.request.replicas > max(1, len(able_hosts(session.request, self._nodes))):
+            return ""
+        try:
+            async with asyncio.timeout(HINT_S):
+                hint = await self._look(session, participants, spec, profiles, context)
+        except (TimeoutError, ServingError):
+            hint = ""
+        self._carrier.check_planning(session)
+        return hint if all(one.node.alive for one in participants) else ""
+
+    async def _look(
+        self,
+        session: Session,
+        participants: Sequence[Participant],
+        spec: ModelSpec,
+        profiles: Profiles,
+        context: int,
+    ) -> str:
+        request = session.request
+        everywhere = " on every node" if request.quantisations else ""
+        ways, longest = [], 0
+        for narrower in (None, *NARROWER.get(request.quantisation, ())):
+            trial = request
+            # Models and nodes that cannot do that.
+            with contextlib.suppress(DescriptionError, LayoutError, SetupError):
+                if narrower is not None:
+                    trial = replace(request, quantisation=narrower, quantisations={})
+                    own = [participant(trial, one.node) for one in participants]
+                    spec = wanted_model(trial, own)
+                    profiles = await self._descriptions.describe(session, spec, own[0].node)
+                fits = await self._largest_context(session, trial, spec, profiles, context)
+                if fits > longest:
+                    longest = fits
+                    in_context = f"with a context of {fits}"
+                    narrowed = f"quantised to {narrower}{everywhere}" + (f" {in_context}" if fits < context else "")
+                    ways.append(narrowed if narrower else in_context)
+        return f"It fits {', or '.join(ways)}." if ways else "It does not fit in a shorter context or narrower weights."
+
+    async def _largest_context(
+        self, session: Session, request: SessionRequest, spec: ModelSpec, profiles: Profiles, most: int
+    ) -> int:
+        """Tokens, `most` or a multiple of `CONTEXT_STEP`; 0: none fit."""
+
+        async def fits(context: int) -> bool:
+            await asyncio.sleep(0)  # between two layouts it is everybody's turn
+            try:
+                await self._layouts.lay_out(session, request, spec, profiles, context)
+            except (PlanError, PlacementError):
+                return False
+            return True
+
+        if await fits(most):
+            return most
+        low, high = 0, -(-most // CONTEXT_STEP)
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if await fits(middle * CONTEXT_STEP) else (low, middle)
+        return low * CONTEXT_STEP

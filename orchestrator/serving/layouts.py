@@ -1,0 +1,100 @@
+"""Laying a new session out over the nodes: the ranks of all the model, or a trunk's ranks and hosts of experts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from motley.orchestrator.experts.hosting import Hosting
+from motley.orchestrator.experts.questions import Answer
+from motley.orchestrator.experts.registry import ExpertMap
+from motley.orchestrator.nodes import NodeTable
+from motley.orchestrator.planning.layout import is_parallel
+from motley.orchestrator.planning.placement.terms import PlacementError
+from motley.orchestrator.planning.shares import PlanError
+from motley.orchestrator.serving.carrier import Carrier
+from motley.orchestrator.serving.descriptions import Profiles
+from motley.orchestrator.serving.memory import Memory
+from motley.orchestrator.serving.participants import Participant, check_alive, choose_participants
+from motley.orchestrator.serving.planner import Planner
+from motley.orchestrator.serving.ranks import plan_ranks, plan_trunks
+from motley.orchestrator.session_request import SessionRequest
+from motley.orchestrator.sessions import Session
+from motley.orchestrator.workers import Rank
+from motley.protocol.mesh_pb2 import ModelSpec
+
+
+class Layouts:
+    """Lays sessions out, one at a time, so that there is always a planner for those that serve."""
+
+    def __init__(
+        self, nodes: NodeTable, memory: Memory, planner: Planner, carrier: Carrier, clock: Callable[[], float]
+    ) -> None:
+        self._nodes = nodes
+        self._memory = memory
+        self._planner = planner
+        self._carrier = carrier
+        self._clock = clock
+        self._one_at_a_time = asyncio.Lock()
+
+    async def lay_out(
+        self, session: Session, request: SessionRequest, spec: ModelSpec, profiles: Profiles, context: int
+    ) -> tuple[list[Rank], ExpertMap | None]:
+        """The ranks of a session and, in parallel, what its experts are on: groups of nodes where there is no room for
+        whole experts. In ``auto`` it is sliced where the trunk or whole experts do not fit in parallel. The caller must
+        reserve the memory for them before it awaits anything.
+
+        Args:
+            request: the session's own, or another that is tried for it.
+
+        Raises:
+            PlanError, PlacementError: the model does not fit.
+            LayoutError, SetupError: parallel experts were asked for, and are not possible with these engines.
+            ServingError: the session was closed meanwhile, or the nodes are not what the request asks for.
+        """
+        async with self._one_at_a_time:
+            self._carrier.check_planning(session)
+            profile = profiles[spec.quantisation]
+            while True:
+                session.planned = self._clock()
+                participants = self._participants(request, profiles)
+                engines = {one.node.name: one.node.capabilities.expert_engines for one in participants}
+                if not is_parallel(request, profile, engines):
+                    break
+                able = [one for one in participants if one.may_be_trunk or one.node.name in request.named]
+                nodes = [one.node for one in participants if request.engine in engines[one.node.name]]
+                hosting = Hosting(request, profile, nodes, self._memory.beside)
+                try:
+                    trunks = plan_trunks(request, profiles, context, able, hosting, self._memory)
+                    ranks = trunks[0]
+                    try:
+                        experts = hosting.on_nodes(ranks)
+                        answer = await self._first_answer(session, experts, ranks)
+                    except PlacementError as error:
+                        if not request.wants_parallel:
+                            raise
+                        check_alive(participants, ranks)
+                        ranks, experts = hosting.on_groups(trunks, error)
+                        answer = await self._first_answer(session, experts, ranks)
+                except (PlanError, PlacementError):
+                    self._carrier.check_planning(session)
+                    if request.wants_parallel:
+                        raise
+                    break
+                self._carrier.check_planning(session)
+                planned = [*ranks, *experts.hosts, *experts.members]
+                check_alive(participants, planned)
+                experts.begin(answer.placement)
+                if self._memory.has((worker.node_id, worker.host_bytes) for worker in planned):
+                    return ranks, experts
+            participants = self._participants(request, profiles)
+            return plan_ranks(request, profiles, context, participants, self._memory), None
+
+    def _participants(self, request: SessionRequest, profiles: Profiles) -> list[Participant]:
+        """Who takes part now. Whoever has joined meanwhile, and would hold the model as nobody did, comes too late."""
+        return [one for one in choose_participants(request, self._nodes) if one.setup.quantisation in profiles]
+
+    async def _first_answer(self, session: Session, experts: ExpertMap, ranks: Sequence[Rank]) -> Answer:
+        self._carrier.check_planning(session)  # or the planner may be stopped
+        free = self._memory.beside([*ranks, *experts.hosts, *experts.members])
+        return await self._planner.answer(experts.first_question(free))

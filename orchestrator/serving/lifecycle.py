@@ -1,0 +1,129 @@
+"""A session's way up and down: a node describes its model, it is laid out, its workers start, and are released."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable
+
+from motley.orchestrator.nodes import NodeTable
+from motley.orchestrator.planning.layout import LayoutError
+from motley.orchestrator.planning.placement.terms import PlacementError
+from motley.orchestrator.planning.setup import SetupError
+from motley.orchestrator.planning.shares import PlanError
+from motley.orchestrator.serving.carrier import Carrier
+from motley.orchestrator.serving.descriptions import Descriptions
+from motley.orchestrator.serving.errors import ServingError, refusal
+from motley.orchestrator.serving.fitting import Fitting
+from motley.orchestrator.serving.layouts import Layouts
+from motley.orchestrator.serving.participants import choose_participants, wanted_model
+from motley.orchestrator.session_request import SessionRequest
+from motley.orchestrator.session_table import NameInUseError, SessionTable
+from motley.orchestrator.sessions import Session, State
+from motley.protocol.mesh_pb2 import ModelProfile
+
+READY_S = 3600.0
+"""The longest wait for a session to be ready; its own deadlines are shorter while nothing happens."""
+CLOSE_S = 15.0
+"""The longest wait for a session's ranks to be released."""
+DEFAULT_CONTEXT = 4096
+"""Tokens, or what the model allows if that is less."""
+
+
+class Lifecycle:
+    """Brings sessions up and down, as clients ask."""
+
+    def __init__(
+        self,
+        nodes: NodeTable,
+        sessions: SessionTable,
+        descriptions: Descriptions,
+        layouts: Layouts,
+        fitting: Fitting,
+        carrier: Carrier,
+        clock: Callable[[], float],
+    ) -> None:
+        self._nodes = nodes
+        self._sessions = sessions
+        self._descriptions = descriptions
+        self._layouts = layouts
+        self._fitting = fitting
+        self._carrier = carrier
+        self._clock = clock
+
+    async def create(self, request: SessionRequest) -> Session:
+        """Plan a session and start its ranks; returns once the assignments are sent.
+
+        Raises:
+            ServingError: the name is taken, a node or engine is unknown, or the model cannot be served or fitted.
+        """
+        try:
+            participants = choose_participants(request, self._nodes)
+            spec = wanted_model(request, participants)
+            session = self._sessions.open(request, time.time())
+            try:
+                profiles = await self._descriptions.describe(session, spec, participants[0].node)
+                profile = profiles[spec.quantisation]
+                self._carrier.check_planning(session)
+                context = _context(request, profile)
+                self._sessions.rename(session, request.name or profile.name)
+                try:
+                    ranks, experts = await self._layouts.lay_out(session, request, spec, profiles, context)
+                except (PlanError, PlacementError) as error:
+                    hint = await self._fitting.hint(session, participants, spec, profiles, context)
+                    raise type(error)(f"{error}\n{hint}" if hint else str(error)) from error
+                commands = session.assign(spec, profile, ranks, context, self._clock(), experts)
+                self._carrier.carry_out(session, commands)
+            except BaseException:
+                self._sessions.remove(session)
+                raise
+        except NameInUseError as error:
+            raise refusal("name_in_use", str(error), "name") from error
+        except LayoutError as error:
+            raise refusal("invalid_request", str(error), "experts") from error
+        except SetupError as error:
+            raise refusal(error.code, str(error), "engine") from error
+        except (PlanError, PlacementError) as error:
+            raise refusal("insufficient_memory", str(error)) from error
+        return session
+
+    async def wait_ready(self, session: Session) -> None:
+        """Wait until a session has left its way up, or `READY_S` have passed.
+
+        Raises:
+            ServingError: it failed or was closed.
+        """
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(READY_S):
+                await self._carrier.until(lambda: session.state is State.READY or session.explained)
+        if not session.alive:
+            raise ServingError(session.failure) if session.failure else self._carrier.closed(session)
+
+    async def close(self, session: Session) -> None:
+        """Release a session's ranks and wait, at most `CLOSE_S`, until they are gone."""
+        self._carrier.carry_out(session, session.close(self._clock()))
+        self._descriptions.cancel(session, self._carrier.closed(session))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_S):
+                await self._carrier.until(lambda: session.over)
+
+    async def close_all(self) -> None:
+        """Close every session, for the orchestrator stops; requests under way are told so."""
+        self._carrier.stopping = True
+        await asyncio.gather(*(self.close(session) for session in self._sessions))
+
+
+def _context(request: SessionRequest, profile: ModelProfile) -> int:
+    """Tokens.
+
+    Raises:
+        ServingError: the model does not allow as many as are asked for.
+    """
+    if request.context > profile.context_length:
+        raise refusal(
+            "invalid_request",
+            f"a context of {request.context} tokens was asked for; {profile.name} allows {profile.context_length}",
+            "context",
+        )
+    return request.context or min(DEFAULT_CONTEXT, profile.context_length)

@@ -1,0 +1,132 @@
+"""Which nodes take part in a session, and how: as a request names them, or as they are able to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from motley.orchestrator.assignments import model_spec
+from motley.orchestrator.nodes import Node, what_became
+from motley.orchestrator.planning.setup import Setup, SetupError, setup_of
+from motley.orchestrator.serving.errors import refusal
+from motley.orchestrator.session_request import SessionRequest
+from motley.orchestrator.workers import Worker
+from motley.protocol.mesh_pb2 import ModelSpec
+
+
+@dataclass(frozen=True)
+class Participant:
+    """A node that is to have one rank of a session; a node that is to have two is there twice."""
+
+    node: Node
+    setup: Setup
+
+    @property
+    def speed(self) -> float:
+        """Bytes/s that the device reads on which its rank computes; 0: not known."""
+        capabilities = self.node.capabilities
+        return self.node.gpus[0].memory_bandwidth if self.setup.on_gpu else capabilities.memory_bandwidth
+
+    @property
+    def may_be_trunk(self) -> bool:
+        """Its rank can compute with experts that are elsewhere."""
+        return self.setup.engine in self.node.capabilities.expert_engines
+
+
+def choose_participants(request: SessionRequest, nodes: Iterable[Node]) -> list[Participant]:
+    """The node of every rank, in rank order: as the request names them; in the order they joined if it has only
+    shares; else the fastest first. A node may be named more than once.
+
+    Raises:
+        ServingError: there is none, one is unknown or too many, or an engine is unknown or cannot run.
+    """
+    alive = {node.name: node for node in nodes if node.alive}
+    if request.nodes:
+        for name in request.nodes:
+            if name not in alive:
+                there = ", ".join(sorted(alive)) or "none"
+                raise refusal("unknown_node", f"no live node is named {name!r}; live nodes: {there}", "nodes")
+        chosen = [alive[name] for name in request.nodes]
+    else:
+        chosen = list(alive.values())
+    if not chosen:
+        raise refusal("no_nodes", "no node is in the mesh; start one with `motley join`")
+    if request.shares and len(request.shares) != len(chosen):
+        raise refusal(
+            "invalid_request",
+            f"{_counted(len(request.shares), 'share')} given for {_counted(len(chosen), 'rank')}"
+            f" ({', '.join(node.name for node in chosen)}); give one for each",
+            "shares",
+        )
+    taking = {node.name for node in chosen}
+    for field_name, own in (("engines", request.engines), ("quantisations", request.quantisations)):
+        for name in sorted(own.keys() - taking):
+            message = f"{field_name} names {name!r}, which takes no part; these do: {', '.join(sorted(taking))}"
+            raise refusal("invalid_request", message, field_name)
+    participants = [participant(request, node) for node in chosen]
+    if not request.nodes and not request.shares:
+        participants.sort(key=lambda each: -each.speed)
+    return participants
+
+
+def participant(request: SessionRequest, node: Node) -> Participant:
+    """A node with the engine and the quantisation that a request has for it.
+
+    Raises:
+        ServingError: the node has no such engine, or it cannot run there.
+    """
+    engine = request.engines.get(node.name, request.engine)
+    quantisation = request.quantisations.get(node.name, request.quantisation)
+    try:
+        return Participant(node, setup_of(node.name, node.capabilities, engine, quantisation))
+    except SetupError as error:
+        raise refusal(error.code, str(error), "engines" if node.name in request.engines else "engine") from error
+
+
+def able_hosts(request: SessionRequest, nodes: Iterable[Node]) -> list[Node]:
+    """The nodes that may be expert hosts of a session: alive, able to, and named by the request if it names any."""
+    return [
+        node
+        for node in nodes
+        if node.alive and _can_host(request, node) and (not request.nodes or node.name in request.nodes)
+    ]
+
+
+def _can_host(request: SessionRequest, node: Node) -> bool:
+    """Whether a node can compute single experts for a session."""
+    try:
+        setup_of(node.name, node.capabilities, request.engine, request.quantisation)
+    except SetupError:
+        return False
+    return request.engine in node.capabilities.expert_engines
+
+
+def check_alive(participants: Sequence[Participant], planned: Iterable[Worker]) -> None:
+    """Make sure that a plan is for nodes that are there.
+
+    Raises:
+        ServingError: a node that workers are planned on was lost meanwhile.
+    """
+    used = {worker.node_id for worker in planned}
+    for node in (each.node for each in participants):
+        if node.id in used and not node.alive:
+            raise refusal("node_lost", f"node {node.name!r} {what_became(node.lost)}")
+
+
+def wanted_model(request: SessionRequest, participants: Sequence[Participant]) -> ModelSpec:
+    """The model as the ranks hold it. Where experts are asked to be on hosts, the quantisation of the session comes
+    first, as that is how hosts hold them.
+
+    Raises:
+        SetupError: the first participant cannot run the engine of the session.
+    """
+    held = list(dict.fromkeys(each.setup.quantisation for each in participants))
+    if request.named and request.wants_parallel:
+        first = participants[0].node
+        own = setup_of(first.name, first.capabilities, request.engine, request.quantisation).quantisation
+        held = [own, *(each for each in held if each != own)]
+    return model_spec(request, held[0], held[1:])
+
+
+def _counted(count: int, thing: str) -> str:
+    return f"{count} {thing}" if count == 1 else f"{count} {thing}s"

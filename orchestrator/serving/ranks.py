@@ -1,0 +1,154 @@
+"""The ranks of a session that nodes have room for: of the whole model, or of a trunk whose experts are elsewhere."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from motley.orchestrator.experts.hosting import Hosting
+from motley.orchestrator.planning.layout import LayoutError
+from motley.orchestrator.planning.setup import gpu_room, gpu_told
+from motley.orchestrator.planning.shares import (
+    Candidate,
+    PlanError,
+    RankPlan,
+    human_bytes,
+    plan_shares,
+    trunk_profile,
+    usable,
+)
+from motley.orchestrator.planning.trunk import Forecast
+from motley.orchestrator.serving.descriptions import Profiles
+from motley.orchestrator.serving.errors import refusal
+from motley.orchestrator.serving.memory import Memory
+from motley.orchestrator.serving.participants import Participant
+from motley.orchestrator.session_request import SessionRequest
+from motley.orchestrator.workers import Rank
+from motley.protocol.mesh_pb2 import ModelProfile
+
+
+def plan_ranks(
+    request: SessionRequest, profiles: Profiles, context: int, participants: Sequence[Participant], memory: Memory
+) -> list[Rank]:
+    """The ranks of a whole model. Nodes that are too small for a rank are left out, but for those that the request
+    names.
+
+    Raises:
+        PlanError: the model does not fit.
+        ServingError: nobody knows how fast a GPU is.
+    """
+    each = [profiles[one.setup.quantisation] for one in participants]
+    candidates = _candidates(participants, each, memory, request.shares)
+    if not request.nodes and not request.shares:
+        fitting = usable(each, candidates)
+        taking = [
+            index
+            for index, (one, candidate) in enumerate(zip(participants, candidates, strict=True))
+            if candidate in fitting or one.node.name in request.named
+        ]
+        if not taking:
+            least = human_bytes(min(profile.fixed_bytes for profile in each))
+            offers = "".join(f"\n  {offer.name}: {human_bytes(offer.memory)} available" for offer in candidates)
+            raise PlanError(f"no node has the {least} free that every rank of {each[0].name} needs:{offers}")
+        participants = [participants[index] for index in taking]
+        each = [each[index] for index in taking]
+        candidates = [candidates[index] for index in taking]
+    return _ranks(participants, candidates, plan_shares(each, candidates, context))
+
+
+def plan_trunks(
+    request: SessionRequest,
+    profiles: Profiles,
+    context: int,
+    participants: Sequence[Participant],
+    hosting: Hosting,
+    memory: Memory,
+) -> list[list[Rank]]:
+    """The ranks of every trunk that is looked at and possible, the one with the best forecast first. All are on the
+    nodes that the request has an engine or a quantisation for; beyond these it may be any node or, if the request
+    asks for more, any that are next to each other in speed.
+
+    Raises:
+        PlanError: no trunk fits.
+        LayoutError: an engine that the request has for a node cannot have experts elsewhere.
+        ServingError: fewer nodes take part than the request wants ranks, or nobody knows how fast a GPU is.
+    """
+    own = list({one.node.id: one for one in participants if one.node.name in request.named}.values())
+    others = sorted((one for one in participants if one not in own), key=lambda one: -one.speed)
+    more = max(0, request.trunk - len(own))
+    if more > len(others):
+        message = f"a trunk of {request.trunk} ranks needs as many nodes; {len(own) + len(others)} take part"
+        raise refusal("invalid_request", message, "trunk")
+    _check_trunk(own)
+    trunks: list[tuple[Forecast, list[Rank]]] = []
+    refusals = []
+    for first in range(len(others) - more + 1 if more else 1):
+        chosen = own + others[first : first + more]
+        each = [trunk_profile(profiles[one.setup.quantisation]) for one in chosen]
+        try:
+            candidates = _candidates(chosen, each, memory)
+            ranks = _ranks(chosen, candidates, plan_shares(each, candidates, context))
+        except PlanError as error:
+            refusals.append(error)
+        else:
+            trunks.append((hosting.forecast(ranks, [candidate.speed for candidate in candidates]), ranks))
+    if not trunks:
+        raise refusals[0]
+    return [ranks for _, ranks in sorted(trunks, key=lambda trunk: trunk[0])]
+
+
+def _check_trunk(chosen: Sequence[Participant]) -> None:
+    """
+    Raises:
+        LayoutError: a node that an engine is given for has a rank of the trunk, and cannot.
+    """
+    for one in chosen:
+        if not one.may_be_trunk:
+            able = " or ".join(map(repr, one.node.capabilities.expert_engines)) or "of another node"
+            raise LayoutError(
+                f"engine {one.setup.engine!r} of node {one.node.name!r} cannot have experts elsewhere; use engine"
+                f" {able}, or experts 'sliced'"
+            )
+
+
+def _candidates(
+    participants: Sequence[Participant],
+    profiles: Sequence[ModelProfile],
+    memory: Memory,
+    shares: Sequence[float] = (),
+) -> list[Candidate]:
+    """What each node offers for a rank: speed and memory are divided among its ranks, shares are for each.
+
+    Raises:
+        PlanError: beside a GPU there is no room for what a rank on it needs of its node.
+        ServingError: nobody knows how fast a GPU is.
+    """
+    ranks_on = Counter(one.node.id for one in participants)
+    by_hand: Sequence[float | None] = shares or [None] * len(participants)
+    candidates = []
+    for one, profile, share in zip(participants, profiles, by_hand, strict=True):
+        node, ranks = one.node, ranks_on[one.node.id]
+        name, free = node.name, memory.free(node) // ranks
+        if one.setup.on_gpu:
+            if free < profile.fixed_bytes:
+                needed, left = human_bytes(profile.fixed_bytes), human_bytes(free)
+                raise PlanError(
+                    f"{name}: a rank on its GPU needs {needed} of the machine's own memory; {left} are free"
+                )
+            if not one.speed and share is None and len(participants) > 1:
+                message = f"the driver of node {name!r} does not tell how fast the memory of its GPU is: give shares"
+                raise refusal("invalid_request", message)
+            promised = memory.promised_gpu(node, node.gpus[0])
+            name, free = gpu_told(name, node.gpus[0], promised), gpu_room(node.gpus[0], promised) // ranks
+        speed = one.speed / ranks or 1.0
+        candidates.append(Candidate(name=name, speed=speed, memory=free, share=share))
+    return candidates
+
+
+def _ranks(
+    participants: Sequence[Participant], candidates: Sequence[Candidate], plans: Sequence[RankPlan]
+) -> list[Rank]:
+    return [
+        Rank(index, one.node.id, one.node.name, candidate.memory, plan, one.setup)
+        for index, (one, candidate, plan) in enumerate(zip(participants, candidates, plans, strict=True))
+    ]

@@ -1,0 +1,87 @@
+"""Everything that serves, put together: what nodes say and the passing of time reach the sessions from here."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from motley.orchestrator.control import Control
+from motley.orchestrator.nodes import Node, NodeTable
+from motley.orchestrator.serving.carrier import Carrier
+from motley.orchestrator.serving.descriptions import Descriptions
+from motley.orchestrator.serving.fitting import Fitting
+from motley.orchestrator.serving.layouts import Layouts
+from motley.orchestrator.serving.lifecycle import Lifecycle
+from motley.orchestrator.serving.memory import Memory
+from motley.orchestrator.serving.planner import Planner
+from motley.orchestrator.serving.requests import Requests
+from motley.orchestrator.serving.upkeep import Upkeep
+from motley.orchestrator.session_table import SessionTable
+from motley.protocol.mesh_pb2 import NodeMessage, OrchestratorMessage, RankCommand, RankEvent, Release
+
+TICK_S = 0.25
+"""How often deadlines are looked at."""
+
+
+class Serving:
+    """A `motley.orchestrator.control.Listener`."""
+
+    def __init__(self, nodes: NodeTable, control: Control, clock: Callable[[], float]) -> None:
+        self.nodes = nodes
+        self.sessions = SessionTable()
+        self.requests = Requests(control, clock)
+        self._control = control
+        self._clock = clock
+        self._planner = Planner()
+        self._descriptions = Descriptions(control)
+        self._carrier = Carrier(self.sessions, control, self.requests)
+        memory = Memory(nodes, self.sessions)
+        layouts = Layouts(nodes, memory, self._planner, self._carrier, clock)
+        fitting = Fitting(nodes, self._descriptions, layouts, self._carrier)
+        self.lifecycle = Lifecycle(nodes, self.sessions, self._descriptions, layouts, fitting, self._carrier, clock)
+        self.upkeep = Upkeep(nodes, memory, self._planner, self._carrier, clock)
+
+    def on_message(self, node: Node, message: NodeMessage) -> None:
+        match message.WhichOneof("body"):
+            case "described":
+                self._descriptions.on_described(node, message.described)
+            case "rank":
+                self._on_rank_event(node, message.rank)
+            case "delta":
+                self.requests.on_delta(node, message.delta)
+
+    def on_lost(self, node: Node) -> None:
+        self._descriptions.on_lost(node)
+        for session in self.sessions:
+            self._carrier.carry_out(session, session.on_node_lost(node.id, node.lost, self._clock()))
+            self.upkeep.look_after(session)
+
+    def _on_rank_event(self, node: Node, event: RankEvent) -> None:
+        session = self.sessions.get(event.session)
+        if session is not None:
+            self._carrier.carry_out(session, session.on_event(node.id, event, self._clock()))
+            self.upkeep.look_after(session)
+        elif event.WhichOneof("body") not in ("released", "failed"):  # a worker that outlived its session
+            release = RankCommand(session=event.session, epoch=event.epoch, rank=event.rank, release=Release())
+            self._control.send(node.id, OrchestratorMessage(rank=release))
+
+    async def watch(self) -> None:
+        """Notice silent nodes and passed deadlines, for ever."""
+        last = self._clock()
+        while True:
+            await asyncio.sleep(TICK_S)
+            now = self._clock()
+            if now - last > 4 * TICK_S:
+                self.nodes.excuse(now - last)
+            last = now
+            self._control.drop_silent()
+            self.nodes.forget(set[str]().union(*(session.node_names for session in self.sessions)))
+            for session in self.sessions:
+                self._carrier.carry_out(session, session.on_time(now))
+                self.upkeep.look_after(session)
+
+    async def stop(self) -> None:
+        """Close every session, for the orchestrator stops."""
+        await self.lifecycle.close_all()
+        await self.upkeep.finish()
+        self._planner.stop()

@@ -1,0 +1,333 @@
+"""OpenAI's routes over real sockets: by hand, and with the official client."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import math
+from collections.abc import AsyncIterator
+from typing import Any
+
+import aiohttp
+import grpc
+import openai
+import pytest
+
+from motley.orchestrator.serving import requests
+from motley.protocol.mesh_pb2 import Delta, Empty, Failure, Generate, LogprobRow, RankCommand, TokenLogprob
+
+from ..conftest import DEADLINE_S
+
+CHAT = {"model": "bard", "messages": [{"role": "user", "content": "Hi"}]}
+COMPLETION = {"model": "bard", "prompt": "Hi"}
+
+
+async def events(mesh: Any, path: str, body: dict[str, Any]) -> list[Any]:
+    """The events of a stream; the last may be "[DONE]"."""
+    async with mesh.http.post(path, json={**body, "stream": True}) as response:
+        assert response.status == 200
+        assert response.content_type == "text/event-stream"
+        lines = (await response.text()).split("\n\n")
+    assert lines.pop() == ""
+    data = [line.removeprefix("data: ") for line in lines]
+    return [item if item == "[DONE]" else json.loads(item) for item in data]
+
+
+def last_event(rest: str) -> Any:
+    return json.loads(rest.strip().rpartition("data: ")[2])
+
+
+async def failing(_: Generate) -> AsyncIterator[Delta]:
+    yield Delta(finish="error", failure=Failure(code="context_length_exceeded", message="12 tokens, 8 allowed"))
+
+
+async def breaking(_: Generate) -> AsyncIterator[Delta]:
+    yield Delta(text="Once upon")
+    yield Delta(finish="error", failure=Failure(code="peer_lost", message="rank 2 is gone"))
+
+
+async def stuck(_: Generate) -> AsyncIterator[Delta]:
+    yield Delta(text="Once upon")
+    await asyncio.Event().wait()
+
+
+async def with_logprobs(_: Generate) -> AsyncIterator[Delta]:
+    for text, other in (("a", "b"), ("é", "e")):
+        top = [TokenLogprob(text=text, logprob=-0.5), TokenLogprob(text=other, logprob=-math.inf)]
+        yield Delta(text=text, logprobs=[LogprobRow(chosen=top[0], top=top)])
+    yield Delta(finish="length", prompt_tokens=1, completion_tokens=2)
+
+
+async def test_a_chat(mesh: Any, bard: Any) -> None:
+    status, body = await mesh.call("POST", "/v1/chat/completions", {**CHAT, "max_tokens": 7, "seed": 4})
+    assert status == 200
+    assert body["object"] == "chat.completion"
+    assert body["id"].startswith("chatcmpl-")
+    assert body["model"] == "bard"
+    assert body["system_fingerprint"] == "fp_0123456789ab"
+    assert body["usage"] == {"prompt_tokens": 5, "completion_tokens": 3, "total_tokens": 8}
+    assert body["timings"] == {"ttft_ms": 250.0}
+    (choice,) = body["choices"]
+    assert choice["message"] == {"role": "assistant", "content": "Hello, world", "refusal": None}
+    assert choice["finish_reason"] == "stop"
+    (generate,) = bard.generated
+    assert json.loads(generate.messages_json) == CHAT["messages"]
+    assert (generate.max_tokens, generate.sampling.seed) == (7, 4)
+
+
+async def test_a_chat_stream(mesh: Any, bard: Any) -> None:
+    *chunks, done = await events(mesh, "/v1/chat/completions", CHAT)
+    assert done == "[DONE]"
+    assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"}
+    assert len({chunk["id"] for chunk in chunks}) == 1
+    assert [chunk["choices"][0]["delta"] for chunk in chunks] == [
+        {"role": "assistant", "content": ""},
+        {"content": "Hello"},
+        {"content": ", "},
+        {"content": "world"},
+        {},
+    ]
+    assert [chunk["choices"][0]["finish_reason"] for chunk in chunks] == [None] * 4 + ["stop"]
+    assert all("usage" not in chunk for chunk in chunks)
+    assert [chunk["timings"] for chunk in chunks if "timings" in chunk] == [{"ttft_ms": 250.0}]
+    assert "timings" in chunks[-1]
+
+
+async def test_a_completion_and_its_stream_with_usage(mesh: Any, bard: Any) -> None:
+    _, body = await mesh.call("POST", "/v1/completions", COMPLETION)
+    assert body["object"] == "text_completion"
+    assert body["choices"][0]["text"] == "Hello, world"
+    usage = {"stream_options": {"include_usage": True}}
+    *chunks, last, done = await events(mesh, "/v1/completions", {**COMPLETION, **usage})
+    assert done == "[DONE]"
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == "Hello, world"
+    assert all(chunk["usage"] is None for chunk in chunks)
+    assert (last["choices"], last["usage"]["total_tokens"]) == ([], 8)
+
+
+async def test_logprobs_in_both_forms(mesh: Any, bard: Any) -> None:
+    bard.answer = with_logprobs
+    body = {**CHAT, "logprobs": True, "top_logprobs": 2}
+    _, answer = await mesh.call("POST", "/v1/chat/completions", body)
+    second = answer["choices"][0]["logprobs"]["content"][1]
+    assert (second["token"], second["logprob"], second["bytes"]) == ("é", -0.5, [0xC3, 0xA9])
+    assert [top["logprob"] for top in second["top_logprobs"]] == [-0.5, -9999.0]
+    chunks = await events(mesh, "/v1/chat/completions", body)
+    assert chunks[2]["choices"][0]["logprobs"]["content"][0] == second
+
+    body = {**COMPLETION, "logprobs": 2}
+    _, answer = await mesh.call("POST", "/v1/completions", body)
+    assert answer["choices"][0]["logprobs"] == {
+        "tokens": ["a", "é"],
+        "token_logprobs": [-0.5, -0.5],
+        "top_logprobs": [{"a": -0.5, "b": -9999.0}, {"é": -0.5, "e": -9999.0}],
+        "text_offset": [0, 1],
+    }
+    chunks = await events(mesh, "/v1/completions", body)
+    assert chunks[1]["choices"][0]["logprobs"]["text_offset"] == [1]
+
+
+async def test_the_official_client(mesh: Any, bard: Any) -> None:
+    url = f"{mesh.orchestrator.http_url}/v1"
+    async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as client:
+        assert [model.id async for model in client.models.list()] == ["bard"]
+        assert (await client.models.retrieve("bard")).owned_by == "motley"
+        chat = await client.chat.completions.create(**CHAT)  # type: ignore[call-overload]
+        assert chat.choices[0].message.content == "Hello, world"
+        completion = await client.completions.create(**COMPLETION)
+        assert completion.choices[0].text == "Hello, world"
+        stream = await client.chat.completions.create(
+            model="bard",
+            messages=[{"role": "user", "content": "Hi"}],
+            stream=True,
+            stream_options={"include_usage": True},
+            extra_body={"top_k": 4},
+        )
+        chunks = [chunk async for chunk in stream]
+        assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == "Hello, world"
+        assert chunks[-1].usage is not None
+        assert chunks[-1].usage.completion_tokens == 3
+        assert bard.generated[-1].sampling.top_k == 4
+        text = [c.choices[0].text async for c in await client.completions.create(**COMPLETION, stream=True)]
+        assert "".join(text) == "Hello, world"
+        with pytest.raises(openai.NotFoundError) as caught:
+            await client.chat.completions.create(**{**CHAT, "model": "gpt"})  # type: ignore[call-overload]
+        assert (caught.value.code, caught.value.param) == ("model_not_found", "model")
+        assert "served: bard" in str(caught.value)
+        with pytest.raises(openai.BadRequestError, match="temperature must be a number from 0 to 2"):
+            await client.chat.completions.create(**CHAT, temperature=3)  # type: ignore[call-overload]
+        bard.answer = breaking
+        with pytest.raises(openai.APIError, match="rank 2 is gone"):
+            [chunk async for chunk in await client.completions.create(**COMPLETION, stream=True)]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_failure_known_at_once_has_its_status(mesh: Any, bard: Any, stream: bool) -> None:
+    bard.answer = failing
+    status, body = await mesh.call("POST", "/v1/chat/completions", {**CHAT, "stream": stream})
+    assert status == 400
+    assert body == {
+        "error": {
+            "message": "12 tokens, 8 allowed",
+            "type": "invalid_request_error",
+            "param": None,
+            "code": "context_length_exceeded",
+        }
+    }
+
+
+async def test_an_answer_that_breaks_off_says_so(mesh: Any, bard: Any) -> None:
+    bard.answer = breaking
+    status, body = await mesh.call("POST", "/v1/chat/completions", CHAT)
+    assert (status, body["error"]["code"], body["error"]["type"]) == (503, "peer_lost", "server_error")
+    *chunks, last = await events(mesh, "/v1/chat/completions", CHAT)
+    assert chunks[-1]["choices"][0]["delta"] == {"content": "Once upon"}
+    assert last["error"]["message"] == "rank 2 is gone"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_that_hangs_up_cancels(mesh: Any, bard: Any, stream: bool) -> None:
+    bard.answer = stuck
+    body = {**CHAT, "stream": stream}
+    async with aiohttp.ClientSession(mesh.orchestrator.http_url) as client:
+        post = asyncio.create_task(client.post("/v1/chat/completions", json=body))
+        await bard.until(lambda: bard.generated)
+        if stream:
+            response = await post
+            await response.content.readline()
+            response.close()
+        post.cancel()
+        await asyncio.gather(post, return_exceptions=True)
+    async with asyncio.timeout(DEADLINE_S):
+        assert await bard.cancelled.get() == bard.generated[0].request_id
+
+
+async def test_a_lost_node_ends_its_requests_at_once(mesh: Any, bard: Any) -> None:
+    bard.answer = stuck
+
+    async with mesh.http.post("/v1/completions", json={**COMPLETION, "stream": True}) as response:
+        await response.content.readline()
+        whole = asyncio.create_task(mesh.call("POST", "/v1/chat/completions", CHAT))
+        await bard.until(lambda: len(bard.generated) == 2)
+        async with asyncio.timeout(DEADLINE_S):
+            await bard.leave()
+            status, body = await whole
+            last = last_event(await response.text())
+    assert (status, body["error"]["code"]) == (503, "node_lost")
+    assert "node 'pc' (rank 0) is lost" in body["error"]["message"]
+    assert last["error"]["code"] == "node_lost"
+    status, body = await mesh.call("POST", "/v1/chat/completions", CHAT)
+    assert (status, body["error"]["code"]) == (503, "node_lost")
+    assert "the session of 'bard' has failed" in body["error"]["message"]
+    _, body = await mesh.call("GET", "/v1/models")
+    assert body["data"] == []
+
+
+async def test_a_request_ends_with_the_word_of_the_rank_to_blame(mesh: Any, new_node: Any) -> None:
+    first, second = [await mesh.join(new_node(name)) for name in ("pc", "box")]
+    await mesh.serve(nodes=["pc", "box"])
+    first.answer = stuck
+
+    async def explain(command: RankCommand) -> None:
+        if command.WhichOneof("body") == "release":
+            await second.event(command, failed=Failure(code="out_of_memory", message="its GPU is full"))
+
+    second.on_rank = explain
+    async with mesh.http.post("/v1/completions", json={**COMPLETION, "stream": True}) as response:
+        await response.content.readline()
+        lost = Failure(code="peer_lost", message="rank 1 is lost", lost_rank=2)
+        await first.event(first.commands[-1], failed=lost)
+        async with asyncio.timeout(DEADLINE_S):
+            last = last_event(await response.text())
+    assert (last["error"]["code"], last["error"]["message"]) == (
+        "out_of_memory",
+        "node 'box' (rank 1): its GPU is full",
+    )
+
+
+async def test_a_node_that_leaves_ends_its_requests_and_is_said_to_have_left(mesh: Any, bard: Any) -> None:
+    bard.answer = stuck
+    whole = asyncio.create_task(mesh.call("POST", "/v1/completions", COMPLETION))
+    await bard.until(lambda: bard.generated)
+    await bard.send(leaving=Empty())
+    status, body = await whole
+    assert (status, body["error"]["code"]) == (503, "node_lost")
+    assert body["error"]["message"].startswith("node 'pc' (rank 0) has left: its daemon was ended there. ")
+    assert await bard.ended() is grpc.StatusCode.ABORTED
+    _, body = await mesh.call("GET", "/api/nodes")
+    assert (body["nodes"][0]["state"], body["nodes"][0]["lost"]) == ("left", "its daemon was ended there")
+
+
+async def test_requests_are_told_that_the_orchestrator_stops(mesh: Any, bard: Any) -> None:
+    bard.answer = stuck
+    async with mesh.http.post("/v1/completions", json={**COMPLETION, "stream": True}) as response:
+        await response.content.readline()
+        stopping = asyncio.create_task(mesh.orchestrator.stop())
+        assert last_event(await response.text())["error"]["message"] == "the orchestrator is shutting down"
+        await stopping
+
+
+async def test_a_deleted_session_ends_its_requests(mesh: Any, bard: Any) -> None:
+    bard.answer = stuck
+    async with mesh.http.post("/v1/completions", json={**COMPLETION, "stream": True}) as response:
+        await response.content.readline()
+        _, listed = await mesh.call("GET", "/api/sessions")
+        await mesh.call("DELETE", f"/api/sessions/{listed['sessions'][0]['id']}")
+        assert last_event(await response.text())["error"]["code"] == "session_closed"
+    status, body = await mesh.call("POST", "/v1/completions", COMPLETION)
+    assert (status, body["error"]["code"]) == (404, "model_not_found")
+
+
+async def test_a_silent_leader_is_given_up(mesh: Any, bard: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(requests, "ANSWER_S", 0.5)
+    bard.answer = stuck
+    status, body = await mesh.call("POST", "/v1/completions", COMPLETION)
+    assert (status, body["error"]["code"]) == (504, "timed_out")
+    assert "node 'pc' (rank 0) has said nothing" in body["error"]["message"]
+    assert await bard.cancelled.get() == bard.generated[0].request_id
+
+
+async def test_requests_run_side_by_side(mesh: Any, bard: Any) -> None:
+    async def echo(generate: Generate) -> AsyncIterator[Delta]:
+        for letter in generate.prompt:
+            await asyncio.sleep(0)
+            yield Delta(text=letter)
+        yield Delta(finish="stop")
+
+    bard.answer = echo
+    prompts = [f"prompt {number}" for number in range(20)]
+    answers = await asyncio.gather(
+        *(mesh.call("POST", "/v1/completions", {**COMPLETION, "prompt": prompt}) for prompt in prompts)
+    )
+    assert [body["choices"][0]["text"] for _, body in answers] == prompts
+
+
+@pytest.mark.parametrize(
+    ("data", "status", "code"),
+    [
+        (b"", 400, "invalid_json"),
+        (b"{", 400, "invalid_json"),
+        (b"\xff\xfe", 400, "invalid_json"),
+        (b'{"model": NaN}', 400, "invalid_json"),
+        (b"[" * 100_000, 400, "invalid_json"),
+        (b"[]", 400, None),
+        (b'{"model": "bard", "messages": [], "surprise": 1}', 400, "invalid_value"),
+        (b" " * (2 * 1024 * 1024 + 1), 413, "request_too_large"),
+    ],
+    ids=["empty", "cut", "binary", "nan", "deep", "list", "messages", "large"],
+)
+async def test_bad_bodies(mesh: Any, data: bytes, status: int, code: str | None) -> None:
+    async with mesh.http.post("/v1/chat/completions", data=io.BytesIO(data)) as response:
+        body = await response.json()
+        assert (response.status, body["error"]["code"]) == (status, code)
+
+
+async def test_unknown_routes_and_methods_have_the_same_form(mesh: Any) -> None:
+    status, body = await mesh.call("GET", "/v1/nothing")
+    assert (status, body["error"]["code"]) == (404, "not_found")
+    status, body = await mesh.call("GET", "/v1/completions")
+    assert (status, body["error"]["code"]) == (405, "method_not_allowed")
+    assert body["error"]["message"] == "/v1/completions takes POST, not GET"
+    status, body = await mesh.call("GET", "/v1/models/owner/name")
+    assert (status, body["error"]["code"]) == (404, "model_not_found")

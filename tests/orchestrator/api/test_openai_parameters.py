@@ -1,0 +1,277 @@
+"""OpenAI's request bodies: what is obeyed, what is refused and how it is named. No server needed."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import event, given
+from hypothesis import strategies as st
+
+from motley.orchestrator.api.errors import ApiError
+from motley.orchestrator.api.openai_parameters import Parameters, chat_parameters, completion_parameters
+
+USER = {"role": "user", "content": "Hi"}
+
+
+def chat(**fields: Any) -> Parameters:
+    return chat_parameters({"model": "bard", "messages": [USER], **fields})
+
+
+def completion(**fields: Any) -> Parameters:
+    return completion_parameters({"model": "bard", "prompt": "Hi", **fields})
+
+
+def messages(**fields: Any) -> Any:
+    return json.loads(chat(**fields).generate.messages_json)
+
+
+def test_defaults_are_openais() -> None:
+    parameters = chat()
+    sampling = parameters.generate.sampling
+    assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (1, 1, 0, 0)
+    assert (sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty) == (1, 0, 0)
+    assert not sampling.logprobs
+    assert (parameters.generate.max_tokens, list(parameters.generate.stop)) == (0, [])
+    assert not parameters.stream
+    assert completion().generate.max_tokens == 16
+    assert chat().generate.sampling.seed != chat().generate.sampling.seed
+
+
+def test_everything_asked_for_arrives() -> None:
+    parameters = chat(
+        temperature=0,
+        top_p=0.5,
+        top_k=7,
+        min_p=0.1,
+        repetition_penalty=1.5,
+        presence_penalty=-2,
+        frequency_penalty=2,
+        seed=-1,
+        logit_bias={"50256": -100, "7": 2.5},
+        logprobs=True,
+        top_logprobs=3,
+        max_completion_tokens=9,
+        stop=["a", "b"],
+        ignore_eos=True,
+        stream=True,
+        stream_options={"include_usage": True},
+    )
+    sampling = parameters.generate.sampling
+    assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (0, 0.5, 7, 0.1)
+    assert (sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty) == (1.5, -2, 2)
+    assert (sampling.seed, dict(sampling.logit_bias)) == (2**64 - 1, {50256: -100, 7: 2.5})
+    assert (sampling.logprobs, sampling.top_logprobs) == (True, 3)
+    assert (parameters.generate.max_tokens, list(parameters.generate.stop)) == (9, ["a", "b"])
+    assert parameters.generate.ignore_eos
+    assert parameters.stream
+    assert parameters.include_usage
+
+
+def test_null_is_the_same_as_absent() -> None:
+    names = ("temperature", "top_p", "max_tokens", "stop", "logit_bias", "n", "tools", "stream_options", "seed")
+    assert chat(**dict.fromkeys(names)).generate.max_tokens == 0
+
+
+def test_messages_are_normalised() -> None:
+    parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
+    given_messages = [
+        {"role": "developer", "content": "Be brief."},
+        {"role": "user", "content": parts, "name": "Ann"},
+        {"role": "assistant", "content": "Ünïcode", "tool_calls": None, "refusal": None},
+    ]
+    assert messages(messages=given_messages) == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "one\ntwo"},
+        {"role": "assistant", "content": "Ünïcode"},
+    ]
+
+
+def test_prompts_come_as_text_or_token_ids() -> None:
+    assert completion(prompt="").generate.WhichOneof("input") == "prompt"
+    assert list(completion(prompt=[1, 0, 70000]).generate.prompt_tokens.ids) == [1, 0, 70000]
+    assert completion(echo=True).generate.echo
+    assert completion(logprobs=0).generate.sampling.logprobs
+
+
+@pytest.mark.parametrize(
+    "harmless",
+    [
+        {"user": "ann"},
+        {"store": True, "metadata": {"a": "b"}},
+        {"service_tier": "auto", "safety_identifier": "x", "prompt_cache_key": "y"},
+        {"n": 1, "tools": [], "tool_choice": "none", "parallel_tool_calls": False},
+        {"response_format": {"type": "text"}, "modalities": ["text"]},
+    ],
+)
+def test_what_cannot_change_the_answer_is_accepted(harmless: dict[str, Any]) -> None:
+    chat(**harmless)
+
+
+COMMON = [
+    ("temperature", -0.1),
+    ("temperature", 2.1),
+    ("temperature", "1"),
+    ("temperature", True),
+    ("temperature", 10**400),
+    ("top_p", -0.1),
+    ("top_p", 1.1),
+    ("top_k", -1),
+    ("top_k", 1.5),
+    ("min_p", -0.1),
+    ("min_p", 1.1),
+    ("repetition_penalty", 0),
+    ("presence_penalty", -2.1),
+    ("frequency_penalty", 2.1),
+    ("seed", 1.5),
+    ("seed", 2**64),
+    ("max_tokens", 0),
+    ("max_tokens", -5),
+    ("max_tokens", 2**32),
+    ("max_tokens", "ten"),
+    ("stop", ""),
+    ("stop", ["a", ""]),
+    ("stop", ["a"] * 5),
+    ("stop", [1]),
+    ("stop", 1),
+    ("logit_bias", [1]),
+    ("logit_bias", {"a": 1}),
+    ("logit_bias", {"-1": 1}),
+    ("logit_bias", {"²": 1}),
+    ("logit_bias", {"1": 101}),
+    ("logit_bias", {"1": None}),
+    ("logit_bias", {str(2**32): 1}),
+    ("stream", "yes"),
+    ("stream_options", {"include_usage": True}),
+    ("ignore_eos", 1),
+    ("n", 2),
+    ("n", True),
+    ("model", ""),
+    ("model", None),
+    ("model", 7),
+    ("model", "\ud800"),
+    ("temprature", 1),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *COMMON,
+        ("messages", None),
+        ("messages", []),
+        ("messages", "Hi"),
+        ("top_logprobs", 5),
+        ("logprobs", 3),
+        ("tools", [{"type": "function"}]),
+        ("tool_choice", "required"),
+        ("functions", [{}]),
+        ("response_format", {"type": "json_object"}),
+        ("audio", {"voice": "alloy"}),
+        ("modalities", ["text", "audio"]),
+        ("reasoning_effort", "high"),
+        ("prompt", "Hi"),
+        ("suffix", "x"),
+    ],
+)
+def test_a_chat_is_refused_by_parameter(name: str, value: Any) -> None:
+    with pytest.raises(ApiError) as caught:
+        chat(**{name: value})
+    assert (caught.value.status, caught.value.param) == (400, name)
+    assert name in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *COMMON,
+        ("prompt", None),
+        ("prompt", []),
+        ("prompt", ["one", "two"]),
+        ("prompt", [[1], [2]]),
+        ("prompt", [1, -1]),
+        ("prompt", [1, "a"]),
+        ("prompt", [True]),
+        ("prompt", {"text": "Hi"}),
+        ("prompt", "\udfff"),
+        ("logprobs", 6),
+        ("logprobs", True),
+        ("best_of", 2),
+        ("suffix", "x"),
+        ("messages", [USER]),
+        ("top_logprobs", 3),
+        ("max_completion_tokens", 3),
+    ],
+)
+def test_a_completion_is_refused_by_parameter(name: str, value: Any) -> None:
+    with pytest.raises(ApiError) as caught:
+        completion(**{name: value})
+    assert (caught.value.status, caught.value.param) == (400, name)
+
+
+@pytest.mark.parametrize(
+    ("message", "param"),
+    [
+        ("Hi", "messages[1]"),
+        ({"content": "Hi"}, "messages[1].role"),
+        ({"role": "wizard", "content": "Hi"}, "messages[1].role"),
+        ({"role": "tool", "content": "Hi", "tool_call_id": "x"}, "messages[1].role"),
+        ({"role": "user"}, "messages[1].content"),
+        ({"role": "assistant", "content": None}, "messages[1].content"),
+        ({"role": "user", "content": []}, "messages[1].content"),
+        ({"role": "user", "content": "\ud800"}, "messages[1].content"),
+        ({"role": "user", "content": "Hi", "mood": "good"}, "messages[1].mood"),
+        ({"role": "assistant", "content": "Hi", "tool_calls": [{}]}, "messages[1].tool_calls"),
+        ({"role": "user", "content": [{"type": "image_url"}]}, "messages[1].content[0].type"),
+        ({"role": "user", "content": [{"type": "text"}]}, "messages[1].content[0].text"),
+        ({"role": "user", "content": ["Hi"]}, "messages[1].content[0]"),
+    ],
+)
+def test_a_message_is_refused_by_its_place(message: Any, param: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        chat(messages=[USER, message])
+    assert caught.value.param == param
+
+
+def test_contradictions_are_refused() -> None:
+    with pytest.raises(ApiError, match="contradicts"):
+        chat(max_tokens=3, max_completion_tokens=4)
+    assert chat(max_tokens=3, max_completion_tokens=3).generate.max_tokens == 3
+    with pytest.raises(ApiError, match="logprobs of a prompt"):
+        completion(echo=True, logprobs=1)
+    with pytest.raises(ApiError) as caught:
+        chat(stream=True, stream_options={"verbose": True})
+    assert caught.value.param == "stream_options.verbose"
+
+
+def test_codes_tell_kinds_of_refusal_apart() -> None:
+    for fields, code in (
+        ({"temprature": 1}, "unknown_parameter"),
+        ({"tools": [{}]}, "unsupported_parameter"),
+        ({"temperature": 3}, "invalid_value"),
+        ({"model": None}, "missing_parameter"),
+    ):
+        with pytest.raises(ApiError) as caught:
+            chat(**fields)
+        assert caught.value.code == code
+
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+NAMES = """model messages prompt stop logit_bias temperature seed max_tokens logprobs stream stream_options n tools
+response_format echo suffix"""
+
+
+@given(values | st.dictionaries(st.sampled_from(NAMES.split()), values))
+def test_no_json_makes_it_stumble(body: Any) -> None:
+    """Whatever comes in, it is read or refused with a reason."""
+    for parse in (chat_parameters, completion_parameters):
+        try:
+            parse(body).generate.SerializeToString()
+        except ApiError as error:
+            json.dumps(error.body)
+            event(f"refused with {error.status}")

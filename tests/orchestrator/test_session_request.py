@@ -1,0 +1,68 @@
+"""One description of what a client asks for: read, told and typed by the same fields."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from motley.cli.options import Experts, Quantisation
+from motley.orchestrator.api.session_parameters import session_request
+from motley.orchestrator.session_request import LAYOUTS, QUANTISATIONS, SessionRequest, kinds
+
+UNUSUAL: dict[str, Any] = {
+    "name": "poet",
+    "quantisation": "int4",
+    "block": 32,
+    "nodes": ("pc", "laptop"),
+    "shares": (3.0, 1.0),
+    "context": 100,
+    "engine": "warp",
+    "quantisations": {"pc": "fp16"},
+    "engines": {"laptop": "cuda"},
+    "wire": "bf16",
+    "threads": 3,
+    "experts": "sliced",
+}
+
+
+def test_every_field_says_what_it_may_be() -> None:
+    assert list(kinds()) == [field.name for field in dataclasses.fields(SessionRequest)]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        UNUSUAL,
+        {"exact": True},
+        {"experts": "parallel", "replicas": 2, "trunk": 3},
+        *({f: UNUSUAL[f]} for f in UNUSUAL),
+    ],
+)
+def test_a_body_is_read_as_what_it_was_made_of(fields: dict[str, Any]) -> None:
+    request = SessionRequest("bard", **fields)
+    assert request.body().keys() == {"model", *fields}, "what has its default is left out"
+    assert session_request(request.body()) == request
+
+
+def test_the_command_line_has_the_same_words() -> None:
+    assert {*Quantisation} == {*QUANTISATIONS}
+    assert {*Experts} == {*LAYOUTS}
+
+
+@pytest.mark.parametrize(
+    ("fields", "asking"),
+    [
+        ({}, []),
+        ({"experts": "sliced"}, []),
+        ({"experts": "parallel"}, ["experts"]),
+        ({"replicas": 2}, ["replicas"]),
+        ({"trunk": 2, "experts": "parallel"}, ["experts", "trunk"]),
+    ],
+)
+def test_who_wants_parallel_experts(fields: dict[str, Any], asking: list[str]) -> None:
+    request = SessionRequest("mix", **fields)
+    assert request.asking_for_parallel == asking
+    assert request.wants_parallel is bool(asking)

@@ -1,0 +1,214 @@
+"""The life of a session, event by event, without a socket and with a clock of our own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from motley.orchestrator.assignments import model_spec
+from motley.orchestrator.planning.setup import Setup
+from motley.orchestrator.planning.shares import Candidate, plan_shares
+from motley.orchestrator.session_request import SessionRequest
+from motley.orchestrator.session_table import NameInUseError, SessionTable
+from motley.orchestrator.sessions import LISTEN_S, PROGRESS_S, RELEASE_S, Command, Session, State
+from motley.orchestrator.workers import Rank
+from motley.protocol.mesh_pb2 import Empty, Failure, Loading, ModelProfile, RankEvent, Ready, Timing
+
+NODES = ["pc", "laptop", "box"]
+SETUP = Setup("onnxruntime", "int4", on_gpu=False)
+
+
+def event(rank: int, epoch: int = 1, **body: Any) -> RankEvent:
+    return RankEvent(session="s", epoch=epoch, rank=rank, **body)
+
+
+def kinds(commands: list[Command]) -> list[tuple[str, int, str | None]]:
+    return [(node, command.rank, command.WhichOneof("body")) for node, command in commands]
+
+
+@pytest.fixture
+def session(profile: ModelProfile) -> Session:
+    """In state starting, since time 0: rank r is on node `NODES[r]`, whose id is its name."""
+    plans = plan_shares([profile] * 3, [Candidate(name, 1.0, 10**9) for name in NODES], 100)
+    session = Session("s", SessionRequest("bard"), "bard", created=0)
+    ranks = [Rank(i, name, name, 10**9, plan, SETUP) for i, (name, plan) in enumerate(zip(NODES, plans, strict=True))]
+    commands = session.assign(model_spec(session.request, "int4"), profile, ranks, 100, now=0)
+    assert kinds(commands) == [(name, rank, "assign") for rank, name in enumerate(NODES)]
+    return session
+
+
+def listen(session: Session, now: float = 1) -> list[Command]:
+    commands: list[Command] = []
+    for rank, name in enumerate(NODES):
+        commands += session.on_event(name, event(rank, listening=f"{name}:1"), now)
+    return commands
+
+
+def make_ready(session: Session, now: float = 2) -> None:
+    listen(session)
+    for rank, name in enumerate(NODES):
+        session.on_event(name, event(rank, ready=Ready(share_bytes=1)), now)
+
+
+def test_every_rank_gets_the_same_assignment(profile: ModelProfile) -> None:
+    plans = plan_shares([profile] * 2, [Candidate("pc", 1.0, 10**9)] * 2, 100)
+    session = Session("s", SessionRequest("bard", threads=3, quantisation="int4"), "bard", created=0)
+    ranks = [Rank(i, "pc", "pc", 77, plan, SETUP) for i, plan in enumerate(plans)]
+    commands = session.assign(model_spec(session.request, "int4"), profile, ranks, 100, now=0)
+    first, second = (command.assign for _, command in commands)
+    assert first.tls.authority == second.tls.authority
+    assert first.tls.certificate != second.tls.certificate
+    for own in (first, second):
+        own.ClearField("tls")
+    assert first == second
+    assert len(first.secret) == 32
+    assert (first.size, len(first.shares), first.context, first.threads) == (2, 2, 100, 3)
+    assert (first.fingerprint, first.model.quantisation) == (profile.fingerprint, "int4")
+    assert first.shares[0].mlp.stop == first.shares[1].mlp.start
+    assert [(share.quantisation, own.engine) for share, own in zip(first.shares, (first, second), strict=True)] == [
+        ("int4", "onnxruntime")
+    ] * 2
+
+
+def test_the_way_up(session: Session) -> None:
+    assert session.state is State.STARTING
+    for rank, name in enumerate(NODES[:2]):
+        assert session.on_event(name, event(rank, listening=f"{name}:1"), 1) == []
+    commands = session.on_event("box", event(2, listening="box:1"), 1)
+    assert kinds(commands) == [(name, rank, "peers") for rank, name in enumerate(NODES)]
+    assert list(commands[0][1].peers.addresses) == ["pc:1", "laptop:1", "box:1"]
+    assert session.state is State.CONNECTING
+    session.on_event("pc", event(0, loading=Loading(done_bytes=1, total_bytes=9)), 2)
+    assert session.state is State.LOADING
+    for rank, name in enumerate(NODES):
+        assert session.state is State.LOADING
+        session.on_event(name, event(rank, ready=Ready()), 3)
+    assert session.state is State.READY
+    session.on_event("pc", event(0, timing=Timing(tokens=5)), 4)
+    assert session.leader.timing is not None
+    assert session.on_time(1e9) == []
+    assert session.state is State.READY
+
+
+def test_a_failed_rank_ends_the_session_and_releases_the_others(session: Session) -> None:
+    make_ready(session)
+    failed = Failure(code="peer_lost", message="rank 2 said nothing", lost_rank=3)
+    commands = session.on_event("laptop", event(1, failed=failed), 5)
+    assert kinds(commands) == [("pc", 0, "release"), ("box", 2, "release")]
+    assert session.state is State.FAILED
+    assert session.failure is not None
+    assert session.failure.code == "peer_lost"
+    assert session.failure.message == ("node 'laptop' (rank 1): rank 2 said nothing (to blame: node 'box' (rank 2))")
+    assert not session.over
+    session.on_event("pc", event(0, failed=Failure(code="other")), 6)
+    session.on_event("box", event(2, released=Empty()), 6)
+    assert session.over
+    assert session.failure.code == "peer_lost"
+
+
+def test_whoever_is_to_blame_may_still_say_why(session: Session) -> None:
+    make_ready(session)
+    session.on_event("laptop", event(1, failed=Failure(code="peer_lost", message="rank 2 is lost", lost_rank=3)), 5)
+    assert not session.explained
+    session.on_event("pc", event(0, failed=Failure(code="peer_lost", message="rank 2 is lost, too", lost_rank=3)), 6)
+    assert not session.explained
+    session.on_event("box", event(2, failed=Failure(code="wrong_results", message="this rank computes wrongly")), 7)
+    assert session.explained
+    assert session.failure is not None
+    assert (session.failure.code, session.failure.lost_rank) == ("wrong_results", 3)
+    assert session.failure.message == "node 'box' (rank 2): this rank computes wrongly"
+
+
+def test_a_lost_node_fails_the_session_by_name(session: Session) -> None:
+    make_ready(session)
+    commands = session.on_node_lost("laptop", "no heartbeat for 5 s", 9)
+    assert kinds(commands) == [("pc", 0, "release"), ("box", 2, "release")]
+    assert session.failure is not None
+    assert (session.failure.code, session.failure.lost_rank) == ("node_lost", 2)
+    assert "node 'laptop' (rank 1) is lost: no heartbeat for 5 s" in session.failure.message
+    assert session.on_node_lost("stranger", "gone", 9) == []
+
+
+def test_ranks_that_do_not_listen_are_named(session: Session) -> None:
+    session.on_event("pc", event(0, listening="pc:1"), 0)
+    assert session.on_time(LISTEN_S) == []
+    assert len(session.on_time(LISTEN_S + 1)) == 3
+    assert session.failure is not None
+    assert "node 'laptop' (rank 1), node 'box' (rank 2) did not start" in session.failure.message
+
+
+def test_slow_loading_is_fine_and_silence_is_not(session: Session) -> None:
+    listen(session, now=0)
+    session.on_event("pc", event(0, loading=Loading(done_bytes=9, total_bytes=9)), 0)
+    now = 0.0
+    for done in (1, 9, 9, 9, 2, 4):  # bytes are counted, something else is done, and they are counted anew
+        now += PROGRESS_S
+        session.on_event("box", event(2, loading=Loading(done_bytes=done, total_bytes=9)), now)
+        assert session.on_time(now + PROGRESS_S) == []
+    session.on_event("laptop", event(1, ready=Ready()), now)
+    session.on_time(now + PROGRESS_S + 1)
+    assert session.state is State.FAILED
+    assert session.failure is not None
+    assert (session.failure.code, session.failure.lost_rank) == ("timed_out", 3)
+    assert session.failure.message.startswith("node 'box' (rank 2) gave no sign of life")
+
+
+def test_a_rank_that_ends_unasked_fails_the_session(session: Session) -> None:
+    session.on_event("box", event(2, released=Empty()), 1)
+    assert session.state is State.FAILED
+    assert session.failure is not None
+    assert session.failure.code == "rank_ended"
+
+
+def test_what_is_not_from_the_ranks_node_and_epoch_is_ignored(session: Session) -> None:
+    session.on_event("box", event(0, failed=Failure(code="x")), 1)
+    session.on_event("pc", event(0, epoch=session.epoch + 1, failed=Failure(code="x")), 1)
+    session.on_event("pc", event(3, failed=Failure(code="x")), 1)
+    session.on_event("pc", RankEvent(session="s", epoch=session.epoch), 1)
+    assert session.state is State.STARTING
+
+
+def test_a_session_s_epoch_is_its_own(session: Session) -> None:
+    listen(session)
+    session.epoch = 2
+    session.on_event("pc", event(0, epoch=1, failed=Failure(code="x")), 1)
+    assert session.state is State.CONNECTING, "that was said of the plan before"
+    assert {command.epoch for _, command in session.fail(Failure(code="x"), 2)} == {2}
+
+
+def test_closing_waits_for_the_ranks_but_not_for_ever(session: Session) -> None:
+    make_ready(session)
+    assert len(session.close(10)) == 3
+    assert session.close(11) == []
+    session.on_event("pc", event(0, released=Empty()), 11)
+    session.on_time(10 + RELEASE_S)
+    assert not session.over
+    session.on_time(10 + RELEASE_S + 1)
+    assert session.over
+
+
+def test_names_are_unique_among_the_living() -> None:
+    table = SessionTable()
+    first = table.open(SessionRequest("bard", name="bard"), 0)
+    with pytest.raises(NameInUseError, match=first.id):
+        table.open(SessionRequest("other", name="bard"), 0)
+    other = table.open(SessionRequest("other"), 0)
+    with pytest.raises(NameInUseError):
+        table.rename(other, "bard")
+    first.fail(Failure(code="x"), 1)
+    assert table.named("bard") is first
+    table.rename(other, "bard")
+    assert table.named("bard") is other
+    assert first.state is State.CLOSING
+
+
+def test_memory_is_reserved_until_ranks_are_gone(session: Session) -> None:
+    table = SessionTable()
+    table.add(session)
+    planned = session.ranks[0].plan.memory_bytes
+    assert table.reserved("pc") == planned
+    session.fail(Failure(code="x"), 1)
+    assert table.reserved("pc") == planned
+    session.on_event("pc", event(0, released=Empty()), 2)
+    assert table.reserved("pc") == 0
