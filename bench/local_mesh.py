@@ -12,8 +12,8 @@ from typing import Any, Self
 
 import psutil
 
+from motley.daemon.machine.processor import usable_cores
 from motley.daemon.node.describe import describe
-from motley.daemon.node.hardware import usable_cores
 from motley.daemon.node.worker import RankWorker
 from motley.daemon.weights.cache import ShareCache
 from motley.orchestrator.expert_hosts import to_message

@@ -22,7 +22,7 @@ def fit_to_machine(config: DaemonConfig) -> DaemonConfig:
     Raises:
         CliError: `advertise` is no address.
     """
-    from motley.daemon.node.hardware import usable_cores
+    from motley.daemon.machine.processor import usable_cores
 
     if config.advertise:
         _check_address(config.advertise)

@@ -133,9 +133,9 @@ def daemon_config(
         CliError: `name` is blank, `zone` is long or not printable, `memory` or `cache_limit` is no size, `memory`
             holds nothing, or `advertise` is no address.
     """
+    from motley.daemon.machine.memory import available_memory
     from motley.daemon.models.profile import RUNTIME_BYTES
     from motley.daemon.node.app import DaemonConfig
-    from motley.daemon.node.hardware import available_memory
     from motley.daemon.weights.cache import ShareCache
 
     if name is not None and not name.strip():
@@ -220,7 +220,7 @@ def parse_nodes(text: str) -> list[str]:
 
 
 def _size(option: str, typed: str) -> int:
-    from motley.daemon.node.hardware import parse_size
+    from motley.cli.sizes import parse_size
 
     try:
         return parse_size(typed)

@@ -1,6 +1,8 @@
-"""The control plane's schema (`mesh.proto`) and its generated code (`make protocol`).
+"""What processes say to each other, as schemas with generated code (`make protocol`), and the limits they agree on.
 
-`VERSION` grows with every change that an older peer would misread; both sides refuse another one by name.
+`mesh.proto` is what a node's daemon and the orchestrator say, `worker.proto` what a daemon and its worker processes say.
+`VERSION` grows with every change of `mesh.proto` that an older peer would misread; both sides refuse another one by
+name. The pipe to a worker needs none: both ends are of one installation.
 """
 
 VERSION = 3

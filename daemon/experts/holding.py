@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from motley.daemon.experts.loading import ExpertKey, ExpertLoader, HeldExpert
 from motley.daemon.experts.wire import Call, Refusal, RefusalCode
-from motley.daemon.node.hardware import resident_bytes
+from motley.daemon.machine.memory import resident_bytes
 from motley.plugins.engine import F32
 from motley.protocol import mesh_pb2 as pb
 

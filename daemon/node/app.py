@@ -9,8 +9,8 @@ import socket
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from motley.daemon.node import hardware
 from motley.daemon.node.address import parse_address
+from motley.daemon.node.capabilities import measure
 from motley.daemon.node.control import Control, NameTaken, NodeSettings, OrchestratorLost
 from motley.daemon.node.engines import installed_engines
 from motley.daemon.node.trust import JoinToken, TrustError, open_channel
@@ -79,7 +79,7 @@ async def run_daemon(config: DaemonConfig, observer: Observer) -> None:
     token = JoinToken.parse(config.token)
     address = config.advertise or await asyncio.to_thread(_address_towards, host, port)
     engines = await installed_engines()
-    capabilities = await asyncio.to_thread(hardware.measure, engines, config.memory_limit, config.threads or None)
+    capabilities = await asyncio.to_thread(measure, engines, config.memory_limit, config.threads or None)
     capabilities.zone = config.zone
     await asyncio.to_thread(config.cache.prepare)
     settings = NodeSettings(

@@ -17,10 +17,11 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from motley.daemon.machine.gpus import gpus
+from motley.daemon.machine.memory import available_memory
 from motley.daemon.models.files import load_tokenizer
 from motley.daemon.node.address import join_address
 from motley.daemon.node.describe import DescribeError, describe_apart
-from motley.daemon.node.hardware import available_memory, gpus
 from motley.daemon.node.worker import RankWorker, WorkerError
 from motley.daemon.text.generation import Generation, RequestError
 from motley.daemon.text.tokenizer import Tokenizer, TokenizerError

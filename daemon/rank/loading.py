@@ -13,13 +13,13 @@ from functools import partial
 from math import prod
 from pathlib import Path
 
+from motley.daemon.machine.gpus import gpus
 from motley.daemon.models.files import OpenModel, open_model
 from motley.daemon.models.graph import build_rank_graph
 from motley.daemon.models.holding import for_engine, has_floats
 from motley.daemon.models.profile import activations
 from motley.daemon.models.share import Share
 from motley.daemon.models.tensors import EMBEDDING, expected_shapes
-from motley.daemon.node.hardware import gpus
 from motley.daemon.rank.executor import Executor
 from motley.daemon.rank.gate import Gate, reference_answers
 from motley.daemon.rank.peers import Peers

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import json
 
-from motley.daemon.rank.sampling import SamplingError, SamplingParams
-from motley.daemon.text.tokenizer import ChatError, StopChecker, Tokenizer
+from motley.daemon.sampling.parameters import SamplingError, SamplingParams
+from motley.daemon.text.messages import ChatError
+from motley.daemon.text.stops import StopChecker
+from motley.daemon.text.streaming import IncrementalDecoder
+from motley.daemon.text.tokenizer import Tokenizer
 from motley.protocol import mesh_pb2
 
 
@@ -44,7 +47,7 @@ class Generation:
         self._max_tokens = _max_tokens(request, len(self._prompt), context)
         self._stop_tokens = frozenset() if request.ignore_eos else tokenizer.stop_tokens
         _check(request, tokenizer)
-        self._decoder = tokenizer.decoder(self._prompt)
+        self._decoder = IncrementalDecoder(tokenizer, self._prompt)
         self._stops = StopChecker(request.stop)
         self._before = tokenizer.decode(self._prompt) if request.echo else ""
         """Text that goes out ahead of the answer."""

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
-from jinja2 import TemplateError
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 
-from motley.daemon.text.tokenizer import Tokenizer, TokenizerError, compile_template
+from motley.daemon.text.templates import ChatTemplate, InvalidTemplate
+from motley.daemon.text.tokenizer import Tokenizer, TokenizerError
 from motley.daemon.weights.checkpoint import CheckpointError
 from motley.daemon.weights.gguf_header import read_header
 
@@ -264,13 +264,13 @@ class _Keys:
             raise self.refusal("pre", ", ".join(WORDS))
         return known
 
-    def template(self) -> Any:
+    def template(self) -> ChatTemplate | None:
         source = self._metadata.get("tokenizer.chat_template")
         if source is None:
             return None
         if not isinstance(source, str):
             raise self.error("tokenizer.chat_template is not text")
         try:
-            return compile_template(source)
-        except TemplateError as error:
+            return ChatTemplate(source)
+        except InvalidTemplate as error:
             raise self.error(f"the chat template is not valid: {error}") from error
