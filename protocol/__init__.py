@@ -1,6 +1,6 @@
 """What processes say to each other, as schemas with generated code (`make protocol`), and the limits they agree on.
 
-`mesh.proto` is what a node's daemon and the orchestrator say, `worker.proto` what a daemon and its worker processes say.
+`mesh.proto` is what a node's daemon and the orchestrator say, `worker.proto` what a daemon and a worker process say.
 `VERSION` grows with every change of `mesh.proto` that an older peer would misread; both sides refuse another one by
 name. The pipe to a worker needs none: both ends are of one installation.
 """

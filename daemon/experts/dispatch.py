@@ -17,6 +17,7 @@ import numpy as np
 
 from motley.daemon.experts.calls import PIECE, Action, Ask, Dial, Drop, Expert, ExpertCalls, Starve
 from motley.daemon.experts.wire import Answer, Call, ExpertWire, ExpertWireError, Part, Refusal, RefusalCode
+from motley.daemon.pipe.daemon import Tell
 from motley.plugins.engine import F32
 from motley.plugins.experts import I64, Compute, Sent
 from motley.protocol import mesh_pb2 as pb
@@ -31,8 +32,6 @@ LOOK_S = 0.1
 
 Look = Callable[[float], None]
 """Look for up to so many seconds whether there are commands; it may call `Dispatcher.place`."""
-Emit = Callable[..., None]
-"""Send a `RankEvent` with this body."""
 
 
 class Dispatcher:
@@ -48,7 +47,7 @@ class Dispatcher:
         hidden: int,
         wire_format: WireFormat,
         look: Look,
-        emit: Emit,
+        tell: Tell,
     ) -> None:
         """
         Args:
@@ -57,7 +56,7 @@ class Dispatcher:
             placement: the first one.
             hidden: D, the width of a row.
             look: called now and then while a step waits.
-            emit: sends `starved` when a step waits for an expert that no host has, and `experts` when a host is lost.
+            tell: sends `starved` when a step waits for an expert that no host has, and `experts` when a host is lost.
         """
         self.waited_s = 0.0
         """In which steps waited for experts."""
@@ -65,7 +64,7 @@ class Dispatcher:
         self._messenger = messenger
         self._wire = ExpertWire(hidden, wire_format)
         self._look = look
-        self._emit = emit
+        self._tell = tell
         self._calls = ExpertCalls(rank, size)
         self._to_all = (1 << size) - 1
         self._to_me = 1 << rank
@@ -244,7 +243,7 @@ class Dispatcher:
                     todo.extend(self._dial(host))
                 case Starve(layer, expert):
                     version = self._placement.version
-                    self._emit(starved=pb.Starved(layer=layer, index=expert, version=version))
+                    self._tell(starved=pb.Starved(layer=layer, index=expert, version=version))
 
     def _send(self, host: int, experts: Sequence[int], for_all: bool) -> None:
         if self._size + host not in self._messenger.connected:  # its loss is about to be told
@@ -285,7 +284,7 @@ class Dispatcher:
             self._report_links()
 
     def _report_links(self) -> None:
-        self._emit(experts=self.report())
+        self._tell(experts=self.report())
 
     def _adopt(self, placement: pb.Placement) -> None:
         before, self._placement = self._placement, placement

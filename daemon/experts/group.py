@@ -10,7 +10,7 @@ The links are those of a mesh. A worker that is lost ends the group: its calls c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -18,8 +18,8 @@ import numpy as np
 from motley.daemon.experts.holding import LOADING_LOOK_S, Holding
 from motley.daemon.experts.wire import Answer, Buffer, Call, ExpertWire, Part, Refusal, RefusalCode
 from motley.daemon.models.tree import fold, subtrees
+from motley.daemon.pipe.daemon import Commands
 from motley.plugins.engine import F32, EngineError
-from motley.protocol import mesh_pb2 as pb
 from motley.transport import MAX_MESSAGE, Communicator, WireFormat
 
 
@@ -109,9 +109,9 @@ class GroupMember:
         holding: Holding,
         *,
         wire_format: WireFormat,
-        commands: Callable[[float], Iterable[pb.RankCommand]],
+        commands: Commands,
     ) -> None:
-        """`wire_format`: of the calls. `commands`: see `motley.daemon.experts.host`."""
+        """`wire_format`: of the calls. `commands`: the daemon's."""
         self._communicator = communicator
         self._leader = communicator.size - 1
         self._holding = holding

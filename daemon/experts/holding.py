@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
 from motley.daemon.experts.loading import ExpertKey, ExpertLoader, HeldExpert
 from motley.daemon.experts.wire import Call, Refusal, RefusalCode
+from motley.daemon.loading.progress import Watch
 from motley.daemon.machine.memory import resident_bytes
+from motley.daemon.pipe.daemon import Tell
 from motley.plugins.engine import F32
 from motley.protocol import mesh_pb2 as pb
+from motley.protocol.worker_pb2 import WorkerCommand
 
 LOOK_S = 0.5
 """Longest wait for a call or a command; both end it..."""
@@ -26,22 +29,23 @@ STUCK_S = 1800.0
 class Holding:
     """The experts of one worker, or its slices of them. One thread owns it; use as a context."""
 
-    def __init__(self, wanted: Iterable[ExpertKey], loader: ExpertLoader, *, emit: Callable[..., None]) -> None:
+    def __init__(self, wanted: Iterable[ExpertKey], loader: ExpertLoader, *, tell: Tell) -> None:
         """
         Args:
             loader: stays the caller's.
-            emit: sends a `RankEvent` with this body.
+            tell: sends the daemon `hosted`, `loading` and `ready`.
         """
         self._loader = loader
-        self._emit = emit
+        self._say = tell
         self._wanted = set(wanted)
         self._held: dict[ExpertKey, HeldExpert] = {}
         self._began = time.monotonic()
         self._ready = False
         self._changed = True
         """What is held, or wanted, has changed since it was told."""
-        self._told_s = self._progressed_s = self._began
+        self._told_s = self._began
         self._progress = (0, 0)
+        self._watch = Watch(STUCK_S)
         self._load()
 
     @property
@@ -61,7 +65,7 @@ class Holding:
         for expert in self._held.values():
             expert.close()
 
-    def attend(self, commands: Iterable[pb.RankCommand]) -> None:
+    def attend(self, commands: Iterable[WorkerCommand]) -> None:
         """Do what the daemon wants, take what has been loaded, and tell about it.
 
         Raises:
@@ -117,22 +121,22 @@ class Holding:
             self._tell_progress(now)
         if self._changed and (self._ready or not busy):
             self._changed = False
-            self._emit(hosted=hosted(self._held))
+            self._say(hosted=hosted(self._held))
         if not (self._ready or busy):
             self._ready = True
             total = sum(expert.weight_bytes for expert in self._held.values())
             rss, load_s = resident_bytes().now, now - self._began
-            self._emit(ready=pb.Ready(share_bytes=total, rss_bytes=rss, load_s=load_s))
+            self._say(ready=pb.Ready(share_bytes=total, rss_bytes=rss, load_s=load_s))
 
     def _tell_progress(self, now: float) -> None:
+        """Say how far the loading is when it has moved, and now and then when it has not, unless it hangs."""
         progress = self._loader.progress
-        if progress != self._progress:
-            self._progress, self._progressed_s = progress, now
-        elif now - self._told_s < LIFE_S or now - self._progressed_s > STUCK_S:
+        hangs, moved = self._watch.hangs(progress), progress != self._progress
+        if not moved and (hangs or now - self._told_s < LIFE_S):
             return
-        self._told_s = now
+        self._progress, self._told_s = progress, now
         done, total = progress
-        self._emit(loading=pb.Loading(done_bytes=done, total_bytes=total))
+        self._say(loading=pb.Loading(done_bytes=done, total_bytes=total))
 
 
 def keys_of(hosted: pb.HostedExperts) -> Iterator[ExpertKey]:

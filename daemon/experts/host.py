@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -20,8 +20,8 @@ import numpy as np
 from motley.daemon.experts.group import Group, Refused
 from motley.daemon.experts.holding import Holding
 from motley.daemon.experts.wire import Answer, Buffer, Call, ExpertWire, ExpertWireError, Refusal, RefusalCode
+from motley.daemon.pipe.daemon import Commands
 from motley.plugins.engine import F32, EngineError
-from motley.protocol import mesh_pb2 as pb
 from motley.transport import Message, Messenger, WireFormat
 from motley.transport.link import Waitable
 
@@ -31,9 +31,6 @@ SWITCH_S = 5e-4
 """The interpreter goes from thread to thread after so long, ten times as soon as usual: calls wait for the loading."""
 FILES = 1 << 16
 """Files that a host may have open, where the system lets it: an expert has two."""
-
-Commands = Callable[[float], Iterable[pb.RankCommand]]
-"""The daemon's commands that are there, waiting up to so many seconds for the first."""
 
 
 class ExpertHost:

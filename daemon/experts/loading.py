@@ -17,11 +17,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeAlias
 
+from motley.daemon.experts.gate import examine_expert
+from motley.daemon.loading.planned import PlannedModel, open_planned
 from motley.daemon.models.graph import build_expert_graph
 from motley.daemon.models.tree import fold, subtrees
 from motley.daemon.models.units import Units, units
-from motley.daemon.rank.gate import examine_expert
-from motley.daemon.rank.loading import PlannedModel, open_planned
 from motley.daemon.weights.cache import ShareCache
 from motley.plugins.engine import F32, EngineOptions
 from motley.plugins.expert_engine import Expert, load_expert_engine
@@ -113,7 +113,7 @@ class ExpertLoader:
         """D, the width of a row; None as long as the model is not opened.
 
         Raises:
-            Exception: what `motley.daemon.rank.loading.open_planned` and `units` raise.
+            Exception: what `motley.daemon.loading.planned.open_planned` and `units` raise.
         """
         return self._model.result().planned.opened.config.hidden if self._model.done() else None
 

@@ -29,6 +29,7 @@ from motley.daemon.weights.cache import ShareCache
 from motley.daemon.weights.hub import ModelNotFound, resolve
 from motley.protocol import VERSION
 from motley.protocol import mesh_pb2 as pb
+from motley.protocol import worker_pb2 as wp
 from motley.protocol.mesh_pb2_grpc import MeshStub
 
 logger = logging.getLogger(__name__)
@@ -45,6 +46,10 @@ REFUSALS = {
 """The orchestrator's ways to say that trying again is of no use."""
 ENDED = {grpc.StatusCode.ABORTED, grpc.StatusCode.DEADLINE_EXCEEDED}
 """Its ways to end a stream with a reason; what other codes come with is gRPC's."""
+
+
+PASSED_ON = {"peers", "placement", "host"}
+"""What the orchestrator commands a rank and its worker obeys, as it comes."""
 
 
 class JoinRefused(Exception):
@@ -92,6 +97,11 @@ class _Rank:
     def role(self) -> str:
         """What it is on this node, for people."""
         return f"rank {self.command.rank}" if self.command.rank < self.command.assign.size else "experts"
+
+    def event(self, **body: Any) -> pb.RankEvent:
+        """What the orchestrator is told of it: a field of `RankEvent`, by name."""
+        command = self.command
+        return pb.RankEvent(session=command.session, epoch=command.epoch, rank=command.rank, **body)
 
 
 RankObserver = Callable[[str, pb.RankEvent], None]
@@ -244,8 +254,8 @@ class Control:
                 self._say(rank=gone)
         elif body == "release":
             self._spawn(self._end(key))
-        elif rank.worker is not None:
-            rank.worker.send(command)
+        elif rank.worker is not None and body in PASSED_ON:
+            rank.worker.send(wp.WorkerCommand(**{body: getattr(command, body)}))
 
     async def _hold(self, key: _Key, rank: _Rank) -> None:
         """See a rank's worker through its life, then report its end, whatever ended it."""
@@ -263,12 +273,10 @@ class Control:
                 await rank.worker.stop()
             if self._ranks.get(key) is rank:
                 del self._ranks[key]
-        end = pb.RankEvent(session=command.session, epoch=command.epoch, rank=command.rank)
         if failure is None or asked:
-            end.released.CopyFrom(pb.Empty())
+            self._rank_event(rank, rank.event(released=pb.Empty()))
         else:
-            end.failed.CopyFrom(failure)  # its requests end with the session
-        self._rank_event(rank, end)
+            self._rank_event(rank, rank.event(failed=failure))  # its requests end with the session
 
     async def _serve(self, rank: _Rank) -> pb.Failure | None:
         """Start a rank's worker and pass on what it says until it is gone; why it ended, if it was not asked to."""
@@ -278,22 +286,25 @@ class Control:
         )
         if rank.releasing:
             return None
-        worker.send(command)
+        start = wp.Start(session=command.session, epoch=command.epoch, rank=command.rank, assignment=command.assign)
+        worker.send(wp.WorkerCommand(start=start))
         async for event in worker.events():
             match event.WhichOneof("body"):
+                case None:
+                    pass
                 case "tokens":
                     self._on_tokens(rank, event.tokens)
                 case "failed":
                     return event.failed
                 case "released":
                     return None
+                case "listening":
+                    self._rank_event(rank, rank.event(listening=join_address(settings.address, event.listening)))
                 case body:
-                    if body == "listening":
-                        event.listening = join_address(settings.address, event.listening)
-                    elif body == "ready" and command.rank == 0:
+                    if body == "ready" and command.rank == 0:
                         source = command.assign.model.source
                         rank.tokenizer = await asyncio.to_thread(_load_tokenizer, source, settings.models)
-                    self._rank_event(rank, event)
+                    self._rank_event(rank, rank.event(**{body: getattr(event, body)}))
         await worker.stop()  # it hung up: nothing more can come
         status = await worker.exit_status()
         return pb.Failure(code="worker_died", message=_how_died(status))
@@ -341,9 +352,9 @@ class Control:
             self._fail(request.request_id, failure)
         else:
             rank.generations[request.request_id] = generation
-            rank.worker.send(self._to_leader(rank, decode=generation.start()))
+            rank.worker.send(wp.WorkerCommand(decode=generation.start()))
 
-    def _on_tokens(self, rank: _Rank, tokens: pb.Tokens) -> None:
+    def _on_tokens(self, rank: _Rank, tokens: wp.Tokens) -> None:
         generation = rank.generations.get(tokens.request_id)
         if generation is None:
             return  # cancelled or stopped while these were under way
@@ -353,17 +364,13 @@ class Control:
         if generation.finished:
             del rank.generations[tokens.request_id]
             if generation.cancel_worker and rank.worker is not None:
-                rank.worker.send(self._to_leader(rank, cancel=tokens.request_id))
+                rank.worker.send(wp.WorkerCommand(cancel=tokens.request_id))
 
     def _cancel(self, request_id: str) -> None:
         self._preparing.discard(request_id)
         for rank in self._ranks.values():
             if request_id in rank.generations and rank.worker is not None:
-                rank.worker.send(self._to_leader(rank, cancel=request_id))
-
-    def _to_leader(self, rank: _Rank, **body: Any) -> pb.RankCommand:
-        command = rank.command
-        return pb.RankCommand(session=command.session, epoch=command.epoch, rank=command.rank, **body)
+                rank.worker.send(wp.WorkerCommand(cancel=request_id))
 
     def _fail(self, request_id: str, failure: pb.Failure) -> None:
         self._say(delta=pb.Delta(request_id=request_id, finish="error", failure=failure))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
-import json
 import os
 import secrets
 from collections.abc import AsyncIterator, Sequence
@@ -13,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from motley.daemon.node.child import start_child
-from motley.daemon.node.pipe import LENGTH, MAX_MESSAGE, TOKEN_BYTES
+from motley.daemon.pipe.framing import LENGTH, MAX_MESSAGE, TOKEN_BYTES
+from motley.daemon.pipe.settings import WorkerSettings
 from motley.daemon.weights.cache import ShareCache
-from motley.protocol import mesh_pb2 as pb
+from motley.protocol.mesh_pb2 import Release
+from motley.protocol.worker_pb2 import WorkerCommand, WorkerEvent
 
 START_S = 60.0
 """A worker has this long to import its packages and say hello."""
@@ -50,7 +51,7 @@ class RankWorker:
         host: str = "0.0.0.0",
         threads: int = 1,
         core: int | None = None,
-        entry: Sequence[str] = ("motley.daemon.rank.process",),
+        entry: Sequence[str] = ("motley.daemon.worker.process",),
     ) -> RankWorker:
         """Start a worker.
 
@@ -60,7 +61,7 @@ class RankWorker:
             host: where its data plane listens.
             threads: compute threads, where the assignment does not say.
             core: pin it to this one of the usable cores.
-            entry: the module that is run, which calls `motley.daemon.rank.process.main`, and its arguments.
+            entry: the module that is run, which calls `motley.daemon.worker.process.main`, and its arguments.
 
         Raises:
             WorkerError: the process did not come up in `START_S`.
@@ -82,18 +83,18 @@ class RankWorker:
         process = None
         try:
             process = await start_child(*entry, env=_environment())
-            settings = {
-                "port": server.sockets[0].getsockname()[1],
-                "token": token.hex(),
-                "cache": str(cache.folder),
-                "cache_limit": cache.limit,
-                "models": str(models) if models else None,
-                "host": host,
-                "threads": threads,
-                "core": core,
-            }
+            settings = WorkerSettings(
+                port=server.sockets[0].getsockname()[1],
+                token=token.hex(),
+                cache=str(cache.folder),
+                cache_limit=cache.limit,
+                models=str(models) if models else None,
+                host=host,
+                threads=threads,
+                core=core,
+            )
             assert process.stdin is not None
-            process.stdin.write(json.dumps(settings).encode() + b"\n")
+            process.stdin.write(settings.to_line())
             dead = asyncio.create_task(process.wait())
             either: set[asyncio.Future[Any]] = {connected, dead}
             await asyncio.wait(either, timeout=START_S, return_when=asyncio.FIRST_COMPLETED)
@@ -117,18 +118,18 @@ class RankWorker:
     def pid(self) -> int:
         return self._process.pid
 
-    def send(self, command: pb.RankCommand) -> None:
+    def send(self, command: WorkerCommand) -> None:
         """Hand a command to the worker; lost silently if it is gone (its end shows in `events`)."""
         body = command.SerializeToString()
         if not self._writer.is_closing():
             self._writer.write(LENGTH.pack(len(body)) + body)
 
-    async def events(self) -> AsyncIterator[pb.RankEvent]:
+    async def events(self) -> AsyncIterator[WorkerEvent]:
         """What the worker says, until it is gone."""
         with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
             while True:
                 (length,) = LENGTH.unpack(await self._reader.readexactly(LENGTH.size))
-                yield pb.RankEvent.FromString(await self._reader.readexactly(length))
+                yield WorkerEvent.FromString(await self._reader.readexactly(length))
 
     async def exit_status(self) -> int:
         """Wait for the process to end."""
@@ -137,7 +138,7 @@ class RankWorker:
     async def stop(self) -> None:
         """Ask the worker to end, and kill it if it does not within `STOP_S`."""
         if self._process.returncode is None:
-            self.send(pb.RankCommand(release=pb.Release()))
+            self.send(WorkerCommand(release=Release()))
             try:
                 await asyncio.wait_for(self._process.wait(), STOP_S)
             except TimeoutError:

@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from motley.daemon.rank.sampling import SamplingParams, ShardSampler
 from motley.daemon.rank.steps import Able, Close, Message, More, Open, Step, StepError, Stop, Wave, join
+from motley.daemon.sampling.parameters import SamplingParams
+from motley.daemon.sampling.shard import ShardSampler
 from motley.plugins.engine import F32, Engine
 from motley.protocol import mesh_pb2 as pb
 from motley.transport import StatsSnapshot

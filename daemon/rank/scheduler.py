@@ -11,18 +11,21 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from motley.daemon.pipe.daemon import Commands, Tell
 from motley.daemon.rank.chunk_sizes import ChunkSizes
 from motley.daemon.rank.executor import STEP_HISTORY, Executor
-from motley.daemon.rank.sampling import Choice, LogitsError, SamplingError, SamplingParams, choose, initial_want
 from motley.daemon.rank.steps import Able, Close, Message, More, Open, Step, StepError, Stop, Wave, decode, split
+from motley.daemon.sampling.choice import Choice, LogitsError, choose, initial_want
+from motley.daemon.sampling.parameters import SamplingError, SamplingParams
 from motley.protocol import mesh_pb2 as pb
+from motley.protocol import worker_pb2 as wp
 from motley.transport import Communicator
 
 LOOK_S = 0.5
@@ -33,14 +36,10 @@ SIGN_OF_LIFE_S = 10.0
 HEADROOM = 32
 """Tokens that every active request should have left when another is admitted, or they would soon step back again."""
 
-Emit = Callable[..., None]
-Commands = Callable[[float], Iterable[pb.RankCommand]]
-"""Commands of the daemon, waiting for the first up to so many seconds."""
-
 
 @dataclass(eq=False)
 class _Request:
-    decode: pb.Decode
+    decode: wp.Decode
     params: SamplingParams
     arrived: float
     spoken: float
@@ -62,7 +61,7 @@ class _Request:
 
 
 @dataclass
-class Leader:
+class Scheduler:
     """Runs a session until its daemon releases it."""
 
     executor: Executor
@@ -71,7 +70,7 @@ class Leader:
     max_rows: int
     halves: bool
     """Whether prompts may be computed in micro-chunks."""
-    emit: Emit
+    tell: Tell
     check: Callable[[], None]
     """Called now and then while there is nothing to do, to see whether everyone is still there."""
     report: Callable[[], None]
@@ -99,16 +98,16 @@ class Leader:
 
     def stop(self) -> None:
         """Tell the followers that the session is over."""
-        self._tell(Stop())
+        self._broadcast(Stop())
 
-    def _obey(self, command: pb.RankCommand) -> None:
+    def _obey(self, command: wp.WorkerCommand) -> None:
         match command.WhichOneof("body"):
             case "decode":
                 self._accept(command.decode)
             case "cancel":
                 self._cancel(command.cancel)
 
-    def _accept(self, decode: pb.Decode) -> None:
+    def _accept(self, decode: wp.Decode) -> None:
         try:
             params = SamplingParams.from_proto(decode.sampling)
         except SamplingError as error:
@@ -266,15 +265,15 @@ class Leader:
 
     def _do(self, message: Message) -> bytes | None:
         """Have every rank, this one included, execute a message."""
-        self._tell(message)
+        self._broadcast(message)
         return self.executor.execute(message)
 
-    def _tell(self, message: Message) -> None:
+    def _broadcast(self, message: Message) -> None:
         if self.communicator.size > 1:
             self.communicator.broadcast_message(message.encode(), 0, None)
 
     def _say(self, request_id: str, **said: Any) -> None:
-        self.emit(tokens=pb.Tokens(request_id=request_id, **said))
+        self.tell(tokens=wp.Tokens(request_id=request_id, **said))
 
 
 @contextmanager

@@ -13,7 +13,8 @@ from motley.daemon.text.messages import ChatError
 from motley.daemon.text.stops import StopChecker
 from motley.daemon.text.streaming import IncrementalDecoder
 from motley.daemon.text.tokenizer import Tokenizer
-from motley.protocol import mesh_pb2
+from motley.protocol import mesh_pb2 as pb
+from motley.protocol import worker_pb2 as wp
 
 
 class RequestError(Exception):
@@ -40,7 +41,7 @@ class Generation:
         RequestError: the request cannot be served; nothing was started.
     """
 
-    def __init__(self, request: mesh_pb2.Generate, tokenizer: Tokenizer, context: int) -> None:
+    def __init__(self, request: pb.Generate, tokenizer: Tokenizer, context: int) -> None:
         self._request = request
         self._tokenizer = tokenizer
         self._prompt = _prompt(request, tokenizer)
@@ -58,9 +59,9 @@ class Generation:
         self.cancel_worker = False
         """The text came to a stop string, which the worker cannot know: it must be told to stop."""
 
-    def start(self) -> mesh_pb2.Decode:
+    def start(self) -> wp.Decode:
         """The order for the leader's worker."""
-        return mesh_pb2.Decode(
+        return wp.Decode(
             request_id=self._request.request_id,
             prompt=self._prompt,
             sampling=self._request.sampling,
@@ -68,7 +69,7 @@ class Generation:
             stop_tokens=sorted(self._stop_tokens),
         )
 
-    def on_tokens(self, tokens: mesh_pb2.Tokens) -> mesh_pb2.Delta | None:
+    def on_tokens(self, tokens: wp.Tokens) -> pb.Delta | None:
         """What to tell the orchestrator of new tokens; None once finished.
 
         A stop token counts as generated, but has no text. Tokens after a stop string are dropped.
@@ -89,7 +90,7 @@ class Generation:
             text += self._stops.push(self._decoder.flush()) + self._stops.flush()
         if self._stops.stopped:
             finish = "stop"
-        delta = mesh_pb2.Delta(
+        delta = pb.Delta(
             request_id=self._request.request_id,
             text=text,
             ids=ids,
@@ -107,15 +108,15 @@ class Generation:
                 delta.failure.CopyFrom(tokens.failure)
         return delta
 
-    def _with_texts(self, row: mesh_pb2.LogprobRow) -> mesh_pb2.LogprobRow:
-        named = mesh_pb2.LogprobRow()
+    def _with_texts(self, row: pb.LogprobRow) -> pb.LogprobRow:
+        named = pb.LogprobRow()
         named.CopyFrom(row)
         for entry in (named.chosen, *named.top):
             entry.text = self._tokenizer.token_text(entry.id)
         return named
 
 
-def _prompt(request: mesh_pb2.Generate, tokenizer: Tokenizer) -> list[int]:
+def _prompt(request: pb.Generate, tokenizer: Tokenizer) -> list[int]:
     kind = request.WhichOneof("input")
     if kind == "messages_json":
         try:
@@ -144,12 +145,12 @@ def _prompt(request: mesh_pb2.Generate, tokenizer: Tokenizer) -> list[int]:
     return prompt
 
 
-def _input(request: mesh_pb2.Generate) -> str:
+def _input(request: pb.Generate) -> str:
     """The parameter that the prompt is made of."""
     return "messages" if request.WhichOneof("input") == "messages_json" else "prompt"
 
 
-def _max_tokens(request: mesh_pb2.Generate, prompt: int, context: int) -> int:
+def _max_tokens(request: pb.Generate, prompt: int, context: int) -> int:
     rest = context - prompt
     if rest < 1:
         what = _input(request)
@@ -162,7 +163,7 @@ def _max_tokens(request: mesh_pb2.Generate, prompt: int, context: int) -> int:
     return min(request.max_tokens or rest, rest)
 
 
-def _check(request: mesh_pb2.Generate, tokenizer: Tokenizer) -> None:
+def _check(request: pb.Generate, tokenizer: Tokenizer) -> None:
     try:
         params = SamplingParams.from_proto(request.sampling)
     except SamplingError as error:

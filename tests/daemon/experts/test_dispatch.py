@@ -103,7 +103,7 @@ class Trunk:
                 hidden=hidden,
                 wire_format=wire_format,
                 look=lambda seconds, rank=rank: look(self, rank),
-                emit=lambda rank=rank, **body: self.told[rank].append(body),
+                tell=lambda rank=rank, **body: self.told[rank].append(body),
             )
             for rank in range(size)
         ]
@@ -539,7 +539,7 @@ def test_a_host_that_refuses_the_link_is_named_at_once() -> None:
             hidden=HIDDEN,
             wire_format=WireFormat.FP32,
             look=lambda seconds: None,
-            emit=lambda **body: None,
+            tell=lambda **body: None,
         )
         with pytest.raises(PeerLost, match=r"rank 1 is lost: expert host 0 cannot be reached: .*a mesh of 7 ranks"):
             stranger.meet(lambda: None)

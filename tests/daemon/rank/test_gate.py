@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from motley.daemon.loading.answers import LIMIT, GateError
 from motley.daemon.models.config import read_config
 from motley.daemon.models.graph import SHARE_FILE, Declared, build_rank_graph
 from motley.daemon.models.share import Share
 from motley.daemon.models.tensors import expected_shapes
 from motley.daemon.models.units import units
-from motley.daemon.rank.gate import LIMIT, Gate, GateError, _examined, reference_answers
+from motley.daemon.rank.gate import Gate, _examined, reference_answers
 from motley.daemon.weights.checkpoint import Checkpoint
 from motley.daemon.weights.share_file import write_share
 from motley.plugins.engine import F32, Engine, EngineError, EngineFactory, EngineOptions, RankGraph
@@ -157,7 +158,7 @@ def test_a_layer_with_experts_is_among_the_examined(tmp_path: Path) -> None:
 def test_quantised_shares_pass_with_room_to_spare(
     quantisation: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("motley.daemon.rank.gate.LIMIT", LIMIT / 2)
+    monkeypatch.setattr("motley.daemon.loading.answers.LIMIT", LIMIT / 2)
     for rank in range(3):
         examine(share(BUNDLED, quantisation, 3, rank, tmp_path / str(rank)), rank, 3)
 

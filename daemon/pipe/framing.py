@@ -1,0 +1,16 @@
+"""How messages go through the pipe between a daemon and a worker: protobufs, each behind its length.
+
+The pipe is a loopback connection. A socket rather than an anonymous pipe, because both ends can wait for it with a
+deadline on every platform. The daemon listens on an ephemeral loopback port; the worker proves itself by sending first
+the token that it was given on its standard input (`motley.daemon.pipe.settings`).
+"""
+
+from __future__ import annotations
+
+import struct
+
+LENGTH = struct.Struct("<I")
+"""Before every message: its bytes."""
+TOKEN_BYTES = 32
+MAX_MESSAGE = 64 << 20
+"""Bytes of the longest message."""
