@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from motley.cli.show import console, counted, table
+from motley.cli.show import console, table
 from motley.cli.timeline import WIDTH, legend, sparkline, stacked_bar
+from motley.protocol.wording import counted
 
 if TYPE_CHECKING:
     from motley.bench.drift import Drift

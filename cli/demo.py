@@ -20,7 +20,8 @@ from motley.cli.demo_mesh import (
 )
 from motley.cli.errors import CliError
 from motley.cli.interrupt import run
-from motley.cli.show import console, counted, loading_bars, session_table
+from motley.cli.show import console, loading_bars, session_table
+from motley.protocol.wording import counted
 
 MODEL = MODELS / "shakespeare-2.6m"
 RANKS = 3

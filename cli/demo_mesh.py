@@ -14,8 +14,9 @@ from typing import Any
 
 from motley.cli.client import Client
 from motley.cli.run import wait_for_nodes
-from motley.cli.show import console, human_size
+from motley.cli.show import console
 from motley.daemon.node.child import start_child
+from motley.protocol.wording import short_bytes
 
 MODELS = Path(__file__).parent / "models"
 STOP_S = 10.0
@@ -62,7 +63,7 @@ async def mesh_of_processes(limits: list[int]) -> AsyncIterator[DemoMesh]:
         ends: list[asyncio.Task[str]] = []
         try:
             for name, limit in zip(node_names(len(limits)), limits, strict=True):
-                console.print(f"starting {name} with {human_size(limit)} of memory")
+                console.print(f"starting {name} with {short_bytes(limit)} of memory")
                 where = orchestrator.join_target, orchestrator.join_token
                 daemons[name] = await _start_daemon(*where, name, limit, _log(folder, name))
             ends = [asyncio.create_task(_last_words(daemon, _log(folder, name))) for name, daemon in daemons.items()]

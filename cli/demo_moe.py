@@ -22,7 +22,8 @@ from motley.cli.demo_mesh import (
     single_process,
 )
 from motley.cli.errors import CliError
-from motley.cli.show import console, counted, loading_bars, session_table
+from motley.cli.show import console, loading_bars, session_table
+from motley.protocol.wording import counted
 
 MODEL = MODELS / "shakespeare-moe-1.5m"
 MEMORY = 10**9

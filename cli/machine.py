@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from rich.markup import escape
 
 from motley.cli.errors import CliError
-from motley.cli.show import console, counted
+from motley.cli.show import console
+from motley.protocol.wording import counted
 
 if TYPE_CHECKING:
     from motley.daemon.node.app import DaemonConfig

@@ -34,8 +34,9 @@ from motley.cli.options import (
     parse_nodes,
     parse_shares,
 )
-from motley.cli.show import console, counted, loading_bars
+from motley.cli.show import console, loading_bars
 from motley.daemon.weights.hub import no_model
+from motley.protocol.wording import counted
 
 OPTIONS = {"quantisation": "--quant", "quantisations": "--quant", "engines": "--engine"}
 """Of a request's fields, where they are not called alike..."""

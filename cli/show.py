@@ -16,6 +16,8 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColum
 from rich.table import Table
 from rich.text import Text
 
+from motley.protocol.wording import counted, short_bytes
+
 NAMED = 5
 """Experts without a host that are named, at most."""
 LINE_S = 10.0
@@ -63,7 +65,10 @@ class LoadingLines:
         if (whole and was_whole) or (not whole and now - since < LINE_S):
             return
         self._said[rank] = now, whole
-        console.print(escape(f"{_label(rank, self._verb)}: {human_size(done)} of {human_size(total)}"), highlight=False)
+        console.print(
+            escape(f"{_label(rank, self._verb)}: {short_bytes(done)} of {short_bytes(total)}"),
+            highlight=False,
+        )
 
 
 def _label(rank: int | str, verb: str) -> str:
@@ -80,19 +85,6 @@ def loading_bars(verb: str = "loading") -> Iterator[LoadingBars | LoadingLines]:
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as progress:
         yield LoadingBars(progress, verb)
-
-
-def human_size(count: float) -> str:
-    """``1.50 GB``: decimal units, three digits."""
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= size:
-            return f"{count / size:.3g} {unit}"
-    return f"{count:.0f} bytes"
-
-
-def counted(count: int, thing: str) -> str:
-    """``1 rank``, ``2 ranks``."""
-    return f"{count} {thing}" if count == 1 else f"{count} {thing}s"
 
 
 def ago(seconds: float) -> str:
@@ -134,11 +126,11 @@ def session_table(session: dict[str, Any]) -> RenderableType:
     shares = percentages([rank["share"]["fraction"] for rank in ranks] + [host["fraction"] for host in hosts])
     rows = []
     for rank, share in zip(ranks, shares, strict=False):
-        timing, weights = rank["timing"], human_size(rank["share"]["weight_bytes"])
+        timing, weights = rank["timing"], short_bytes(rank["share"]["weight_bytes"])
         parts = [f"{timing[part]:.2f}" for part in ("compute_ms", "wire_ms", "wait_ms")] if timing else ["-"] * 3
         rows.append([worker_name(rank) + _unlike(session, rank), rank["state"], share, weights, *parts])
     for host, share in zip(hosts, shares[len(ranks) :], strict=True):
-        held = [share, human_size(host["weight_bytes"]), counted(host["experts"], "expert")]
+        held = [share, short_bytes(host["weight_bytes"]), counted(host["experts"], "expert")]
         rows.append([worker_name(host), host["state"], *held, "", ""])
     columns = ["node", "state", "share", "weights", "compute", "wire", "wait ms"]
     exact = ", exact" if session["exact"] else ""

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import math
 
+_UNITS = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
 
-def human_bytes(count: float, *, short: bool = False) -> str:
-    """Say so many bytes in decimal units: ``1.50 GB``, ``153.20 MB``, ``17 bytes``.
 
-    Args:
-        count: negative where bytes are too few.
-        short: three digits at most of what is less than 1000, and no zeros behind the point: ``1.5 GB``, ``153 MB``.
-            For tables; figures that a reader may add up should have the same two decimals.
+def human_bytes(count: float) -> str:
+    """Say so many bytes in decimal units with two decimals, as readers may add figures up: ``1.50 GB``, ``17 bytes``.
+
+    A negative count keeps its sign.
     """
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+    for unit, size in _UNITS:
         if abs(count) >= size:
+            return f"{count / size:.2f} {unit}"
+    return f"{count:.0f} bytes"
+
+
+def short_bytes(count: float) -> str:
+    """Say so many bytes as shortly as a table wants it, in about three digits: ``1.5 GB``, ``153 MB``, ``17 bytes``."""
+    for unit, size in _UNITS:
+        if count >= size:
             amount = count / size
-            if not short:
-                return f"{amount:.2f} {unit}"
-            return f"{round(amount, max(0, 2 - int(math.log10(abs(amount))))):g} {unit}"
+            return f"{round(amount, max(0, 2 - int(math.log10(amount)))):g} {unit}"
     return f"{count:.0f} bytes"
 
 

@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from motley.daemon.experts.calls import PIECE, Action, Ask, Dial, Drop, Expert, ExpertCalls, Starve
+from motley.daemon.experts.calls import PIECE, Action, Ask, Dial, Drop, ExpertCalls, Starve
+from motley.daemon.experts.keys import replicas
 from motley.daemon.experts.wire import Answer, Call, ExpertWire, ExpertWireError, Part, Refusal, RefusalCode
 from motley.daemon.pipe.daemon import Tell
 from motley.plugins.engine import F32
@@ -294,16 +295,6 @@ class Dispatcher:
         lived += [None] * (len(now) - len(lived))
         moved = {host for host, (was, address) in enumerate(zip(lived, now, strict=True)) if address not in (None, was)}
         self._do(self._calls.place(replicas(placement.hosts), placement.alive, moved, time.monotonic()))
-
-
-def replicas(hosts: Iterable[pb.HostedExperts]) -> dict[Expert, list[int]]:
-    """The hosts of every expert, ascending."""
-    held: defaultdict[Expert, list[int]] = defaultdict(list)
-    for number, host in enumerate(hosts):
-        for one in host.sets:
-            for index in one.indices:
-                held[one.layer, index].append(number)
-    return dict(held)
 
 
 def _routing(sent: Sequence[Sent]) -> int:

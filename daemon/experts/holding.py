@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator
 
-from motley.daemon.experts.loading import ExpertKey, ExpertLoader, HeldExpert
+from motley.daemon.experts.keys import ExpertKey, keys_of
+from motley.daemon.experts.loading import ExpertLoader, HeldExpert
 from motley.daemon.experts.wire import Call, Refusal, RefusalCode
 from motley.daemon.loading.progress import Watch
 from motley.daemon.machine.memory import resident_bytes
@@ -137,11 +138,6 @@ class Holding:
         self._progress, self._told_s = progress, now
         done, total = progress
         self._say(loading=pb.Loading(done_bytes=done, total_bytes=total))
-
-
-def keys_of(hosted: pb.HostedExperts) -> Iterator[ExpertKey]:
-    """In the order in which they are told."""
-    return ((own.layer, index) for own in hosted.sets for index in own.indices)
 
 
 def hosted(held: dict[ExpertKey, HeldExpert]) -> pb.HostedExperts:

@@ -15,9 +15,10 @@ from functools import partial
 from itertools import takewhile
 from pathlib import Path
 from types import TracebackType
-from typing import Self, TypeAlias
+from typing import Self
 
 from motley.daemon.experts.gate import examine_expert
+from motley.daemon.experts.keys import ExpertKey
 from motley.daemon.loading.planned import PlannedModel, open_planned
 from motley.daemon.models.graph import build_expert_graph
 from motley.daemon.models.tree import fold, subtrees
@@ -26,9 +27,6 @@ from motley.daemon.weights.cache import ShareCache
 from motley.plugins.engine import F32, EngineOptions
 from motley.plugins.expert_engine import Expert, load_expert_engine
 from motley.protocol import mesh_pb2 as pb
-
-ExpertKey: TypeAlias = tuple[int, int]
-"""Layer, and the expert's number in it."""
 
 
 class _Abandoned(Exception):

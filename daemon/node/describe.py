@@ -10,13 +10,14 @@ import json
 import sys
 from pathlib import Path
 
+from motley.daemon.loading.fetching import LoadError, fetch
 from motley.daemon.models.config import ConfigError
 from motley.daemon.models.files import load_tokenizer, open_model
 from motley.daemon.models.profile import profile
 from motley.daemon.node.child import end_with_owner, start_child
 from motley.daemon.text.tokenizer import TokenizerError
 from motley.daemon.weights.checkpoint import CheckpointError
-from motley.daemon.weights.hub import ModelNotFound, resolve
+from motley.daemon.weights.hub import ModelNotFound
 from motley.protocol import mesh_pb2 as pb
 
 
@@ -35,9 +36,10 @@ def describe(model: pb.ModelSpec, models: Path | None) -> pb.Described:
         What it costs in each of its quantisations.
 
     Raises:
+        LoadError: a download of it brings nothing any more.
         ModelNotFound, ConfigError, CheckpointError, TokenizerError: the model cannot be served.
     """
-    folder = resolve(model.source, models)
+    folder = fetch(model.source, models, lambda done, total: None)
     every = (model.quantisation, *model.beside)
     with open_model(folder) as opened:
         profiles = [profile(opened.config, each, model.block, opened.stored, model.exact, every) for each in every]
@@ -91,7 +93,7 @@ def main() -> None:
         model = pb.ModelSpec.FromString(bytes.fromhex(order["model"]))
         told = describe(model, Path(order["models"]) if order["models"] else None)
         said = {"described": told.SerializeToString().hex()}
-    except (ModelNotFound, ConfigError, CheckpointError, TokenizerError) as error:
+    except (LoadError, ModelNotFound, ConfigError, CheckpointError, TokenizerError) as error:
         said = {"code": "invalid_model", "message": str(error)}
     json.dump(said, sys.stdout)
 

@@ -6,8 +6,9 @@ import contextlib
 from collections.abc import Sequence
 
 from motley.daemon.experts.group import Group, GroupMember
-from motley.daemon.experts.holding import Holding, keys_of
+from motley.daemon.experts.holding import Holding
 from motley.daemon.experts.host import ExpertHost, prepare_process
+from motley.daemon.experts.keys import keys_of
 from motley.daemon.experts.loading import ExpertLoader
 from motley.daemon.worker.membership import group_membership, group_protection, membership, protection, with_hosts
 from motley.daemon.worker.worker import CONNECT_S, Worker

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from motley.daemon.experts.dispatch import Dispatcher
-from motley.daemon.experts.holding import keys_of
-from motley.daemon.experts.loading import ExpertKey, slices_of
+from motley.daemon.experts.keys import ExpertKey, keys_of
+from motley.daemon.experts.loading import slices_of
 from motley.daemon.experts.wire import Answer, Call, Part, Refusal, RefusalCode
 from motley.daemon.node.worker import RankWorker
 from motley.daemon.weights.cache import ShareCache

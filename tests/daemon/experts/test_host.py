@@ -19,8 +19,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from motley.daemon.experts.holding import hosted as hosted_message
-from motley.daemon.experts.holding import keys_of
-from motley.daemon.experts.loading import ExpertKey
+from motley.daemon.experts.keys import ExpertKey, keys_of
 from motley.daemon.experts.wire import Answer, Call, ExpertWire, Part, Refusal, RefusalCode
 from motley.daemon.models.config import ModelConfig
 from motley.daemon.models.files import open_model

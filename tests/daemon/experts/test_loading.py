@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from motley.daemon.experts.gate import examine_expert
-from motley.daemon.experts.loading import ExpertKey, ExpertLoader, HeldExpert
+from motley.daemon.experts.keys import ExpertKey
+from motley.daemon.experts.loading import ExpertLoader, HeldExpert
 from motley.daemon.loading.answers import GateError
 from motley.daemon.loading.fetching import LoadError
 from motley.daemon.models.config import ConfigError

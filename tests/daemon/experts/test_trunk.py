@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from motley.daemon.experts.calls import SILENT_S
+from motley.daemon.experts.asked_host import SILENT_S
 from motley.daemon.models.share import Share
 from motley.daemon.models.units import units
 from motley.daemon.node.worker import RankWorker
