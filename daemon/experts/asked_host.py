@@ -27,46 +27,71 @@ answers, what was known of it counts half as much."""
 
 @dataclass(eq=False)
 class Asked:
-    """A question that a host owes an answer to."""
+    """A question that a host owes an answer to. Times are by one clock, in seconds.
+
+    Attributes:
+        number: of the call that it belongs to.
+        missing: experts whose results have not come.
+        rows: of all experts that were asked for.
+        heard_at: when the host last answered this or an earlier question; it answers them in order.
+        expected_s: how long the answer was expected to take.
+        idle_s: how long the host had not been asked before.
+        late: whether patience with it has ended.
+        busy_s: how long the host says that it has computed what has come.
+    """
 
     number: int
     missing: set[int]
     rows: int
     sent_at: float
     heard_at: float
-    """When the host last answered this or an earlier question: it answers them in order."""
     expected_s: float
     idle_s: float
-    """For so long the host had not been asked."""
     late: bool = False
     busy_s: float = 0.0
 
     @property
     def late_at(self) -> float:
+        """When patience ends; infinity: it has ended."""
         return math.inf if self.late else self.sent_at + patience_s(self.expected_s)
 
     @property
     def silent_at(self) -> float:
+        """When the host is to be dropped, unless it says something before."""
         return self.heard_at + max(SILENT_S, PATIENCE * self.expected_s)
 
 
 @dataclass
 class Host:
-    """What is known of a host."""
+    """What is known of a host. Times are by one clock, in seconds.
+
+    Attributes:
+        connected: whether there is a link to it.
+        lost: why there is none; empty while there is, or before the first try.
+        calls, rows: that it has answered.
+        computed_s: how long it has computed them, as it says.
+        owing_s: how long it has owed an answer, up to when it last owed none.
+        waited_s: how long this rank has waited for it; divided, where it waited for several.
+        stalls_s: what failing over from it has cost, per call, since it was last reported.
+        round_trip_s, row_s: estimates of a message there and back, and of computing a row; None: it has never answered.
+        asked: questions that it owes an answer to, the oldest first.
+        queued: rows of these.
+        owing_since: since when it owes answers, if it does.
+        asked_at: when it was last asked.
+        dialled: whether it is being reached at the moment.
+        redial_at: when it is to be dialled; infinity: not at all.
+        pause_s: the pause before that, which grows with every failure.
+        barred: it computes wrongly, or the orchestrator has given it up: not dialled until it has been started anew.
+    """
 
     connected: bool = False
     lost: str = ""
-    """Why it is not."""
     calls: int = 0
     rows: int = 0
-    """Answered, both."""
     computed_s: float = 0.0
     owing_s: float = 0.0
-    """In which it owed an answer."""
     waited_s: float = 0.0
-    """In which this rank waited for it; divided, where it waited for several."""
     stalls_s: list[float] = field(default_factory=list)
-    """What failing over from it has cost, per call."""
     round_trip_s: float | None = None
     row_s: float | None = None
     asked: list[Asked] = field(default_factory=list)
@@ -77,26 +102,26 @@ class Host:
     redial_at: float = math.inf
     pause_s: float = REDIAL_S
     barred: bool = False
-    """It computes wrongly, or the orchestrator has given it up: not dialled until it has been started anew."""
 
     @property
     def suspect(self) -> bool:
-        """It is late with an answer."""
+        """Whether it is late with an answer."""
         return any(asked.late for asked in self.asked)
 
     def expected_s(self, rows: int) -> float:
-        """Until it has answered all that it owes and so many rows more; 0 for a host that has never answered."""
+        """Estimate how long it takes to answer all that it owes and so many rows more; 0: it has never answered."""
         return (self.round_trip_s or 0.0) + (self.queued + rows) * (self.row_s or 0.0)
 
     def faded_s(self, rows: int, now: float) -> float:
-        """`expected_s`, less if it has not been asked for long."""
+        """The estimate of `expected_s`, which fades while a host is not asked."""
         return self.expected_s(rows) * math.exp2((self.asked_at - now) / FADING_S)
 
     def patient_s(self, rows: int) -> float:
-        """`expected_s` for whom it would be wrong to expect too little."""
+        """The estimate of `expected_s` for those who count on it: not too short for a host that has never answered."""
         return self.expected_s(rows) if self.row_s is not None else (self.queued + rows) * FIRST_ROW_S
 
     def measure(self, asked: Asked, now: float) -> None:
+        """Learn from a question that has been answered in full."""
         row_s = asked.busy_s / asked.rows
         round_trip_s = max(0.0, now - asked.sent_at - asked.busy_s)
         weight = 1 - (1 - SMOOTHING) * math.exp2(-asked.idle_s / FADING_S)

@@ -36,12 +36,12 @@ from motley.daemon.experts.asked_host import REDIAL_MAX_S, REDIAL_S, Asked, Host
 from motley.daemon.experts.keys import ExpertKey
 
 PIECE = 1 << 16
-"""Experts have lower numbers."""
+"""What the numbers of an expert's pieces differ by; experts have lower numbers."""
 
 RESEND_S = 0.1
-"""What another rank asks for may come so much later than what this one does."""
+"""Seconds that the results which another rank asks for may come later than those that this rank asks for."""
 STARVED_S = 120.0
-"""Nothing is asked for any more so long after an expert's first failure; what has been asked may still come."""
+"""Seconds after an expert's first failure from which on nobody is asked for it; an answer under way may still come."""
 NEARLY = 1.25
 """Hosts that are expected to take no longer than the quickest, times this, take turns."""
 
@@ -90,29 +90,45 @@ Action: TypeAlias = Ask | Drop | Dial | Starve
 
 @dataclass(eq=False)
 class _Want:
-    """An expert whose result is missing."""
+    """An expert of the current call whose result is missing.
+
+    Attributes:
+        rows: that were sent to it.
+        due: when this rank asks for it; later where it is another rank that asks on behalf of all.
+        tried: hosts that owe it, or that have refused it.
+        failed_at: when a host first failed it, or none was left to ask.
+        told: whether `Starve` has told of it, for the present placement.
+    """
 
     rows: int
     due: float
-    """When this rank asks for it."""
     tried: set[int] = field(default_factory=set)
-    """Hosts that owe it, or that have refused it."""
     failed_at: float | None = None
     told: bool = False
 
 
 @dataclass(eq=False)
 class _Call:
+    """The experts that one layer of one step needs.
+
+    Attributes:
+        number: the place among this session's calls, and in its lower 32 bits a digest of what was routed.
+        rows: of each expert.
+        wants: the experts whose results are missing.
+        failed: hosts that failed it, and when they had been asked.
+    """
+
     number: int
     layer: int
     rows: Mapping[int, int]
     wants: dict[int, _Want]
     failed: dict[int, float] = field(default_factory=dict)
-    """Hosts that failed it, and when they had been asked."""
 
 
 class ExpertCalls:
-    """One trunk rank's side of the calls of a session, see above. There is one current call.
+    """One trunk rank's decisions about whom to ask for experts, call after call: there is one current call.
+
+    Its methods are told what has happened, and when, and return what is to be done.
 
     Attributes:
         hosts: by number.
@@ -120,6 +136,7 @@ class ExpertCalls:
     """
 
     def __init__(self, rank: int, size: int) -> None:
+        """`size`: trunk ranks, of which this is number `rank`; all of them make the same calls in the same order."""
         self.hosts: list[Host] = []
         self.results: dict[int, Any] = {}
         self._rank = rank
@@ -137,7 +154,7 @@ class ExpertCalls:
 
     @property
     def due(self) -> float:
-        """When `tick` has something to do."""
+        """When `tick` has something to do; infinity: never, unless something else happens."""
         times = [host.redial_at for host in self.hosts]
         for host in self.hosts:
             for asked in host.asked:
@@ -162,7 +179,13 @@ class ExpertCalls:
     def place(
         self, replicas: Mapping[ExpertKey, Sequence[int]], alive: Sequence[bool], moved: Collection[int], now: float
     ) -> list[Action]:
-        """A placement is to be adopted; `moved` are hosts that are new, or were started anew."""
+        """A placement is to be adopted.
+
+        Args:
+            replicas: the hosts of every expert.
+            alive: of every host, whether it may be asked at all.
+            moved: hosts that are new, or were started anew.
+        """
         self._replicas = replicas
         self.hosts += [Host(asked_at=now) for _ in range(len(alive) - len(self.hosts))]
         actions: list[Action] = []
@@ -229,7 +252,14 @@ class ExpertCalls:
     def answered(
         self, number: int, call: int, layer: int, parts: Sequence[tuple[int, int, Any]], busy_s: float, now: float
     ) -> list[Action]:
-        """A host answers call `call`: experts with their rows and results."""
+        """A host answers.
+
+        Args:
+            number: of the host.
+            call: the number of the call that it answers.
+            parts: experts, each with its number of rows and its result.
+            busy_s: how long the host says that it has computed.
+        """
         self._count_wait(now)
         host = self.hosts[number]
         if not host.connected:
@@ -266,7 +296,7 @@ class ExpertCalls:
         return self._ask_open(now)
 
     def garbage(self, number: int, reason: str, now: float) -> list[Action]:
-        """What a host says is wrong: it is not asked again until it has been started anew."""
+        """A host has said what is wrong: it is not asked again until it has been started anew."""
         if not self.hosts[number].connected:
             return []
         self.hosts[number].barred = True
@@ -341,6 +371,7 @@ class ExpertCalls:
         return min(near, key=lambda number: (hosts[number].queued, hosts[number].asked_at, hosts[number].rows, number))
 
     def _note(self, number: int, experts: Sequence[int], now: float) -> None:
+        """Remember that a host is being asked for experts."""
         host = self.hosts[number]
         rows = sum(self._call.wants[expert].rows for expert in experts)
         if not host.asked:
@@ -352,6 +383,7 @@ class ExpertCalls:
         return [Drop(number, reason), *self.lost(number, reason, now)]
 
     def _dials(self, now: float) -> list[Action]:
+        """The hosts that are to be dialled now."""
         actions: list[Action] = []
         for number, host in enumerate(self.hosts):
             if now >= host.redial_at:
@@ -421,6 +453,7 @@ class ExpertCalls:
         return gives_up is not None and now >= gives_up
 
     def _obituary(self, experts: Iterable[int]) -> str:
+        """Say which experts are missing, and what became of each of their hosts."""
         layer = self._call.layer
         said = []
         for expert in sorted({part % PIECE for part in experts}):

@@ -25,18 +25,22 @@ from motley.protocol import mesh_pb2 as pb
 from motley.transport import MAX_MESSAGE, Connected, Lost, Message, Messenger, PeerLost, TransportError, WireFormat
 
 MEET_S = 1800.0
-"""At first, hosts have this long to load what they shall hold; the orchestrator watches them meanwhile."""
+"""When a session begins, hosts have so many seconds to load what they shall hold; the orchestrator watches them."""
 DIAL_S = 10.0
-"""Later, one that cannot be reached within this time is lost."""
+"""Later, a host that cannot be reached within so many seconds is lost."""
 LOOK_S = 0.1
-"""Who waits looks this often for what else has happened."""
+"""Seconds between two looks for what else has happened, while a step waits for experts."""
 
 Look = Callable[[float], None]
 """Look for up to so many seconds whether there are commands; it may call `Dispatcher.place`."""
 
 
 class Dispatcher:
-    """What a trunk rank knows of expert hosts, and its end of the links to them. One thread owns it."""
+    """Has a trunk rank's experts computed by expert hosts, over its links to them. One thread owns it.
+
+    Attributes:
+        waited_s: seconds that steps have waited for experts.
+    """
 
     def __init__(
         self,
@@ -60,7 +64,6 @@ class Dispatcher:
             tell: sends `starved` when a step waits for an expert that no host has, and `experts` when a host is lost.
         """
         self.waited_s = 0.0
-        """In which steps waited for experts."""
         self._size = size
         self._messenger = messenger
         self._wire = ExpertWire(hidden, wire_format)
@@ -81,9 +84,10 @@ class Dispatcher:
         self._adopt(placement)
 
     def experts(self, layer: int) -> Compute:
-        """What computes the experts of a layer, see `motley.plugins.engine.Collectives`.
+        """What computes the experts of a layer, as `motley.plugins.engine.Collectives.experts` has it.
 
-        It raises `motley.daemon.experts.calls.ExpertsMissing` where experts stay without a host, and what `look` does.
+        Calling it raises `motley.daemon.experts.calls.ExpertsMissing` where experts stay without a host, and whatever
+        `look` raises.
         """
         return partial(self._compute, layer)
 
@@ -93,7 +97,7 @@ class Dispatcher:
             self._adopt(placement)
 
     def meet(self, tell: Callable[[], None]) -> None:
-        """Wait until every host that is alive is there, calling `tell` meanwhile.
+        """Wait until every host that is alive is there, calling `tell` meanwhile, which may end this by raising.
 
         Raises:
             PeerLost: one cannot be reached.
@@ -143,7 +147,7 @@ class Dispatcher:
         )
 
     def close(self) -> None:
-        """Leave in peace."""
+        """End the links to the hosts, who need not take this rank for lost."""
         self._messenger.close()
 
     # -- a call -----------------------------------------------------------------------------------------------------
@@ -162,7 +166,7 @@ class Dispatcher:
         return self._results(sent)
 
     def _pieces(self, own: Sent) -> dict[int, I64]:
-        """An expert's rows by part, see `motley.daemon.experts.calls`: as many of them as fit in a message."""
+        """An expert's rows in pieces that fit in a message, by their numbers, see `motley.daemon.experts.calls`."""
         stretches = self._wire.stretches(len(own.rows), MAX_MESSAGE)
         return {own.expert + PIECE * piece: own.rows[stretch] for piece, stretch in enumerate(stretches)}
 

@@ -32,7 +32,7 @@ class Refused(Exception):
 
 
 class Group:
-    """The leader's end of the links to the other workers. One thread owns it."""
+    """The other workers of a group, for the one that leads it: it has each call computed by all. One thread owns it."""
 
     def __init__(self, communicator: Communicator, slices: Sequence[int]) -> None:
         """
@@ -48,7 +48,8 @@ class Group:
         self._spans = [subtrees(range(start, stop), bounds[-1]) for start, stop in pairwise(bounds)]
 
     def check(self) -> None:
-        """
+        """Look whether everyone is still there.
+
         Raises:
             PeerLost: a worker is gone.
         """
@@ -101,7 +102,7 @@ class Group:
 
 
 class GroupMember:
-    """The life of a worker of a group that does not lead it."""
+    """A worker of a group that does not lead it: it computes its slices for the one that does."""
 
     def __init__(
         self,
@@ -111,7 +112,13 @@ class GroupMember:
         wire_format: WireFormat,
         commands: Commands,
     ) -> None:
-        """`wire_format`: of the calls. `commands`: the daemon's."""
+        """
+        Args:
+            communicator: of the group; stays the caller's.
+            holding: this worker's slices of the experts.
+            wire_format: how rows travel in calls; in answers to the worker that leads they are FP32.
+            commands: the daemon's.
+        """
         self._communicator = communicator
         self._leader = communicator.size - 1
         self._holding = holding
@@ -159,4 +166,5 @@ class GroupMember:
 
 
 def _stretch_of(part: Part, rows: slice) -> Part:
+    """The part of an answer that brings these of an expert's rows."""
     return part._replace(rows=rows.stop - rows.start)

@@ -1,4 +1,4 @@
-"""What an expert host holds, or a worker of a group that is one: it loads what is wanted, computes, and tells."""
+"""The experts that an expert host, or a worker of its group, holds: loading what is wanted, computing, telling."""
 
 from __future__ import annotations
 
@@ -16,24 +16,25 @@ from motley.protocol import mesh_pb2 as pb
 from motley.protocol.worker_pb2 import WorkerCommand
 
 LOOK_S = 0.5
-"""Longest wait for a call or a command; both end it..."""
+"""Longest wait for a call or a command, either of which ends it."""
 LOADING_LOOK_S = 0.02
-"""...but not what has been loaded."""
+"""The same while experts are being loaded: that one has been loaded does not end the wait."""
 TELL_S = 0.2
-"""Between two reports on what has been loaded."""
+"""Seconds between two reports on what has been loaded."""
 LIFE_S = 1.0
-"""Between two signs of life while something is being loaded..."""
+"""Seconds between two signs of life while something is being loaded."""
 STUCK_S = 1800.0
-"""...unless nothing has come of it for so long: it hangs."""
+"""Loading of which nothing has come for so many seconds hangs: from then on no sign of life is given."""
 
 
 class Holding:
-    """The experts of one worker, or its slices of them. One thread owns it; use as a context."""
+    """The experts that one worker holds, or its slices of them. One thread owns it; use as a context."""
 
     def __init__(self, wanted: Iterable[ExpertKey], loader: ExpertLoader, *, tell: Tell) -> None:
         """
         Args:
-            loader: stays the caller's.
+            wanted: what is to be held at first.
+            loader: loads it; stays the caller's.
             tell: sends the daemon `hosted`, `loading` and `ready`.
         """
         self._loader = loader
@@ -92,7 +93,7 @@ class Holding:
         return Refusal(call.number, call.layer, RefusalCode.NOT_HERE, reason)
 
     def sums(self, call: Call) -> Iterator[list[F32]]:
-        """Of each expert of a call in turn, see `HeldExpert.sums`; all of them are valid until the next call.
+        """Compute each expert of a call in turn, as `HeldExpert.sums` does; all results are valid until the next call.
 
         Raises:
             EngineError: one cannot be computed.
@@ -103,6 +104,7 @@ class Holding:
             start += part.rows
 
     def _want(self, keys: Iterable[ExpertKey]) -> None:
+        """From now on hold these, and no others."""
         self._wanted = set(keys)
         for key in self._held.keys() - self._wanted:
             self._held.pop(key).close()

@@ -26,27 +26,37 @@ from motley.protocol import mesh_pb2 as pb
 
 @dataclass(frozen=True)
 class PlannedModel:
-    """The files that a session was planned for."""
+    """The model that a session was planned for, opened on this machine.
+
+    Attributes:
+        opened: its config, weights, and how they are stored.
+        spec: as the session was asked for.
+        quantisation: how matrices are held here, as the engine takes them (`motley.daemon.models.holding.for_engine`).
+        path: of its folder or GGUF file.
+        fingerprint, stamp: of its files; the one reads samples of them, the other sees files that were edited.
+        beside: other quantisations that ranks of the session may hold it in.
+        elements: of its weights, without the embeddings, which no share holds unless they are the head too.
+    """
 
     opened: OpenModel
     spec: pb.ModelSpec
     quantisation: str
-    """How this rank holds matrices, see `for_engine`."""
     path: Path
     fingerprint: str
     stamp: str
     beside: Collection[str]
-    """How other ranks may."""
     elements: int
-    """Of the model's weights, without the embeddings, which no share holds unless they are the head too."""
 
     def share(
         self, cache: ShareCache, weights: Sequence[Placed], size: int, progress: Progress, expert: str = ""
     ) -> AbstractContextManager[Path]:
-        """A share file of these weights, `size` bytes in all, for as long as the context lasts: see `ShareCache.hold`.
+        """A share file for as long as the context lasts, from the cache if it is there, else written.
 
         Args:
-            expert: which one they are, if they are one.
+            weights: what is in it, and where.
+            size: its bytes in all.
+            progress: told how far the reading or writing is.
+            expert: what people call the expert whose weights they are; empty: they are a rank's.
 
         Raises:
             CheckpointError: the files changed since they were opened.
@@ -68,14 +78,16 @@ class PlannedModel:
 def open_planned(
     assignment: pb.Assignment, models: Path | None, progress: Progress, quantisation: str = ""
 ) -> Iterator[PlannedModel]:
-    """Open the model of an assignment, which is fetched if need be.
+    """Open the model of an assignment, downloading it if need be.
 
     Args:
+        models: the folder in which model names are looked up, if there is one.
+        progress: told how far a download is.
         quantisation: in which it is to be held here; empty: that of the session.
 
     Raises:
         LoadError: its files differ from those that were planned for, or do not come.
-        Exception: what `resolve` and `open_model` raise.
+        Exception: what `fetch` and `open_model` raise.
     """
     path = fetch(assignment.model.source, models, progress)
     with open_model(path) as opened:

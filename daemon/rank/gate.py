@@ -38,7 +38,7 @@ _CACHE = re.compile(r"(?:key|value)_cache\.(\d+)")
 
 @dataclass(frozen=True)
 class _Question:
-    """Some tokens of a sequence; logits of the last are wanted."""
+    """A step of the exam: some tokens of a sequence, of whose last one the logits are wanted."""
 
     slot: int
     position: int
@@ -49,6 +49,7 @@ class _Question:
 
 
 def _questions(context: int) -> list[_Question]:
+    """The steps of the exam of a rank whose sequences have up to `context` tokens."""
     far = min(FAR, context - 4)
     asked = [_Question(0, 0, 5), _Question(0, 5, 1), _Question(1, 0, 2), _Question(2, 0, LONG)]
     if far >= 2:
@@ -58,7 +59,12 @@ def _questions(context: int) -> list[_Question]:
 
 @dataclass(frozen=True)
 class _Call:
-    """A collective of a layer; `squares`: of sums of squares, by which queries and keys are scaled."""
+    """A collective that an engine calls in a layer.
+
+    Attributes:
+        part: ``attention`` or ``mlp``.
+        squares: whether it is about sums of squares, by which queries and keys are scaled.
+    """
 
     layer: int
     part: str
@@ -69,6 +75,7 @@ class _Call:
 
 
 def _calls(graph: RankGraph) -> list[_Call]:
+    """The collectives that a step calls, in order."""
     names = [_COLLECTIVE.match(node.name) for node in graph.proto.graph.node if is_collective(node)]
     return [_Call(int(name["layer"]), name["part"], name["squares"] is not None) for name in names if name]
 
@@ -91,6 +98,7 @@ class Proctor:
         self._made = 0
 
     def ask(self, question: _Question) -> None:
+        """A step of the exam begins."""
         self._question, self._made = question, 0
 
     def all_reduce(self, buffer: F32) -> None:
@@ -148,7 +156,7 @@ class Proctor:
 
 
 class _Finished:
-    """Nothing is left to wait for."""
+    """A collective that has been done by the time it was started; see `motley.plugins.engine.Pending`."""
 
     def finish(self) -> None:
         pass
@@ -157,11 +165,12 @@ class _Finished:
 def reference_answers(
     graph: RankGraph, rank: int, size: int, build: EngineFactory, folder: Path | None = None, *, anew: bool = False
 ) -> Answers:
-    """What the engine of `build`, the reference, answers for a rank's share; it computes the examined layers only.
+    """What the reference answers for a rank's share. It computes the examined layers only.
 
     Args:
-        folder: where the answers are kept for the next time, with the share they are about.
-        anew: although they are kept.
+        build: makes the reference engine.
+        folder: where the answers are kept for the next time, with the share they are about; None: nowhere.
+        anew: compute them even if they are kept.
     """
     return kept_answers(graph.proto, lambda: _computed_answers(graph, rank, size, build), folder, anew)
 
@@ -209,8 +218,9 @@ class Gate:
         """Examine the engine that was built with these collectives; let it through to the session.
 
         Args:
-            expected: answers of the reference; if they have been kept...
-            anew: ...they may be to other questions, or by another reference: this asks it again.
+            expected: answers of the reference.
+            anew: asks the reference again, where `expected` have been kept: they may be to other questions, or by
+                another reference.
 
         Raises:
             GateError: an answer is not the reference's.

@@ -35,12 +35,18 @@ class GpuFull(Exception):
 
 @dataclass(frozen=True)
 class LoadedRank:
+    """A rank that can execute steps.
+
+    Attributes:
+        share_bytes: of its weights, as they are stored.
+        max_rows: the most tokens that a step may have.
+        hidden: D, the width of the residual.
+    """
+
     executor: Executor
     share_bytes: int
     max_rows: int
-    """The most tokens a step may have."""
     hidden: int
-    """D, the width of the residual."""
 
 
 @contextlib.contextmanager
@@ -54,7 +60,16 @@ def load_rank(
     threads: int,
     progress: Progress,
 ) -> Iterator[LoadedRank]:
-    """Load a rank's share, from the cache if it is there; everything is freed when the context ends.
+    """Load a rank's share, from the cache if it is there, and examine its engine; everything is freed when the context
+    ends.
+
+    Args:
+        rank: its number; the assignment has the shares of all ranks.
+        peers: what the engine's sums go through.
+        models: the folder in which model names are looked up, if there is one.
+        cache: where shares are kept.
+        threads: that the engine computes with.
+        progress: told how far the loading is; what it raises ends the loading.
 
     Raises:
         LoadError: the model's files differ from those that were planned for, or do not come.
@@ -107,7 +122,7 @@ def check_gpu_room(needed: int, found: Sequence[pb.Gpu]) -> None:
 
     Args:
         needed: bytes of weights, caches and activations.
-        found: the GPUs that there are, as they are now.
+        found: the GPUs of this machine as they are now, those that CUDA counts first in front.
 
     Raises:
         GpuFull: it does not.
@@ -126,7 +141,7 @@ def check_gpu_room(needed: int, found: Sequence[pb.Gpu]) -> None:
 
 
 def share_from_proto(share: pb.Share) -> Share:
-    """The daemon's form of a share on the control plane."""
+    """Read a share as the control plane has it."""
 
     def units(stretch: pb.Range) -> range:
         return range(stretch.start, stretch.stop)

@@ -1,7 +1,7 @@
-"""What the leader tells the other ranks to do, as small messages on the data plane.
+"""What the scheduler, on rank 0, tells the other ranks to do, as small messages on the data plane.
 
-Every rank, the leader included, executes the same messages in the same order; that alone keeps their caches, their
-samplers and their collectives in step.
+Every rank, rank 0 included, executes the same messages in the same order; that alone keeps their caches, their samplers
+and their collectives in step.
 """
 
 from __future__ import annotations
@@ -24,12 +24,18 @@ _LENGTH = struct.Struct("<I")
 
 
 class StepError(ValueError):
-    """A message that is not one of these."""
+    """A step message, or a summary, that is malformed or does not fit the state of the rank that gets it."""
 
 
 @dataclass(frozen=True)
 class Open:
-    """Begin a sequence: its sampling (a serialised `mesh_pb2.Sampling`) and its prompt, which penalties look at."""
+    """Begin a sequence.
+
+    Attributes:
+        slot: the number that it has on every rank until it is closed.
+        sampling: a serialised `mesh_pb2.Sampling`.
+        prompt: i32[T], which penalties look at.
+    """
 
     slot: int
     sampling: bytes
@@ -41,8 +47,15 @@ class Open:
 
 @dataclass(frozen=True)
 class Step:
-    """Run `tokens` (i32[T]) at `position`, as micro-chunks if `halved`; then, if `want` > 0, send the leader the best
-    `want` candidates."""
+    """Compute a chunk of a prompt.
+
+    Attributes:
+        slot: of its sequence.
+        position: tokens of it that have been computed.
+        want: candidates for the token after the chunk that every rank sends to rank 0; 0: none, the prompt goes on.
+        halved: whether to compute it as two micro-chunks.
+        tokens: i32[T].
+    """
 
     slot: int
     position: int
@@ -56,9 +69,13 @@ class Step:
 
 @dataclass(frozen=True)
 class Wave:
-    """Run one token of each of several sequences; send the leader the best ``wants[i]`` candidates of each, if any.
+    """Compute one token of each of several sequences, and send rank 0 the best candidates for the next ones.
 
-    All are i32[B].
+    Attributes, all i32[B]:
+        slots: of the sequences.
+        positions: tokens of each that have been computed.
+        wants: candidates of each; 0: none, its next token is known.
+        tokens: that are computed.
     """
 
     slots: Tokens
@@ -73,7 +90,7 @@ class Wave:
 
 @dataclass(frozen=True)
 class Able:
-    """What a follower tells the leader once it is loaded: how many sequences its engine can take in one `Wave`, at
+    """Said to rank 0 by every other rank once it is loaded: how many sequences its engine can take in one `Wave`, at
     least one."""
 
     sequences: int
@@ -84,7 +101,7 @@ class Able:
 
 @dataclass(frozen=True)
 class More:
-    """The candidates of the last step did not decide: send the best `want`."""
+    """The candidates of a sequence's last step did not decide: send rank 0 the best `want` of them."""
 
     slot: int
     want: int
@@ -95,7 +112,7 @@ class More:
 
 @dataclass(frozen=True)
 class Close:
-    """The sequence is over."""
+    """End a sequence; its slot is free."""
 
     slot: int
 
@@ -105,7 +122,7 @@ class Close:
 
 @dataclass(frozen=True)
 class Stop:
-    """The session is over."""
+    """End the session."""
 
     def encode(self) -> bytes:
         return b"\x05"
@@ -115,7 +132,7 @@ Message = Open | Step | Wave | Able | More | Close | Stop
 
 
 def decode(data: bytes) -> Message:
-    """The inverse of `encode`.
+    """Read a message that one of these classes has encoded.
 
     Raises:
         StepError: unknown kind or wrong length.

@@ -46,11 +46,11 @@ def initial_want(params: SamplingParams) -> int:
 
 
 def choose(summaries: Sequence[bytes], params: SamplingParams, step: int) -> Choice | NeedMore:
-    """Choose the token of this step.
+    """Choose the next token of a sequence.
 
     Args:
-        summaries: of every rank, by rank.
-        step: the same as the ranks were given.
+        summaries: of every rank, by rank, as `motley.daemon.sampling.shard.ShardSampler.summarise` makes them.
+        step: tokens generated before this one, as the ranks were told.
 
     Raises:
         LogitsError: a rank computed NaN or +inf, or every logit is -inf.
@@ -91,6 +91,7 @@ def choose(summaries: Sequence[bytes], params: SamplingParams, step: int) -> Cho
 
 
 def _check(shards: Sequence[Summary]) -> None:
+    """Make sure that the slices follow each other and that no rank has computed nonsense; errors as `choose`."""
     end = 0
     for rank, shard in enumerate(shards):
         if shard.rows and shard.offset != end:

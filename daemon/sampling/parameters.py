@@ -89,6 +89,7 @@ class SamplingParams:
 
     @property
     def greedy(self) -> bool:
+        """Whether the likeliest token is taken, without a draw."""
         return self.temperature < GREEDY_BELOW
 
     @property

@@ -17,9 +17,10 @@ _BLOCK = 8192
 
 
 class ShardSampler:
-    """One rank's part in sampling one sequence.
+    """Samples one sequence as far as one rank can: it knows the logits of its own slice of the vocabulary.
 
     Args:
+        params: of the request.
         offset: the token id of this rank's first vocabulary row.
         size: V_r, the rows of this rank's slice; may be 0.
         prompt: all token ids of the prompt, whichever slice they are in.
@@ -58,7 +59,7 @@ class ShardSampler:
             self._counts = np.append(self._counts, np.float32(1))
 
     def summarise(self, logits: F32, step: int, want: int) -> bytes:
-        """What the leader must know of this slice.
+        """Say what `motley.daemon.sampling.choice.choose` must know of this slice, as bytes.
 
         Args:
             logits: f32[V_r]{tp}, raw; not changed.

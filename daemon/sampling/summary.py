@@ -22,10 +22,12 @@ class SummaryError(ValueError):
 
 
 class Summary(NamedTuple):
-    """One rank's slice as the leader sees it. Little-endian: the header, then the arrays in this order."""
+    """What a rank tells of its slice. As bytes, it is little-endian: the header, then the arrays in this order."""
 
     offset: int
+    """The first token of the slice."""
     rows: int = 0
+    """Tokens in the slice."""
     invalid: int = -1
     """A token whose logit is NaN or +inf; -1: none."""
     log_masses: F64 = _NO_MASSES
@@ -41,12 +43,15 @@ class Summary(NamedTuple):
     top_ids: Ids = _NONE
     """Tokens with the greatest raw logits, best first."""
     top_raw: F32 = _NO_VALUES
+    """Their raw logits."""
 
     @property
     def exhausted(self) -> bool:
+        """Whether the candidates are the whole slice."""
         return len(self.ids) == self.rows
 
     def encode(self) -> bytes:
+        """Write it as bytes."""
         header = _HEADER.pack(
             self.offset,
             self.rows,
@@ -69,6 +74,11 @@ class Summary(NamedTuple):
 
     @classmethod
     def decode(cls, data: bytes) -> Summary:
+        """Read what `encode` has written.
+
+        Raises:
+            SummaryError: it is none.
+        """
         if len(data) < _HEADER.size:
             raise SummaryError(f"a summary of {len(data)} bytes is shorter than its header")
         offset, rows, count, top_count, blocks, raw_blocks, invalid = _HEADER.unpack_from(data)
