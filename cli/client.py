@@ -87,6 +87,7 @@ class Client:
         raise CliError("the answer broke off; see what the orchestrator says")
 
     async def sessions(self) -> list[dict[str, Any]]:
+        """All sessions of the mesh, as the API tells them; errors as `call`."""
         answer = await self.call("GET", "/api/sessions")
         found: list[dict[str, Any]] = answer["sessions"]
         return found
@@ -121,7 +122,7 @@ class Client:
 
 
 def broke_off(url: str, error: Exception) -> str:
-    """Of an address where somebody listens, and gives no answer: an orchestrator that ended, or something else."""
+    """Say what may be wrong at an address where somebody listens but gives no answer."""
     parts, usual = urlsplit(url), urlsplit(DEFAULT_URL).port
     told = f"what listens at {url} has gone, or is no HTTP server ({type(error).__name__})"
     if parts.port == usual:

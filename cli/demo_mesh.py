@@ -6,14 +6,14 @@ import asyncio
 import os
 import sys
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from motley.cli.client import Client
-from motley.cli.run import wait_for_nodes
+from motley.cli.mesh_of_one import wait_for_nodes
 from motley.cli.show import console
 from motley.daemon.node.child import start_child
 from motley.protocol.wording import short_bytes
@@ -25,6 +25,7 @@ TOP_K = 40
 
 
 def node_names(count: int) -> list[str]:
+    """What the daemons of a demonstration are called, eight at most."""
     return [f"machine-{letter}" for letter in "abcdefgh"[:count]]
 
 
@@ -76,6 +77,25 @@ async def mesh_of_processes(limits: list[int]) -> AsyncIterator[DemoMesh]:
             finally:
                 await asyncio.gather(*map(_end, daemons.values()))
                 await asyncio.gather(*ends, return_exceptions=True)
+
+
+async def written(client: Client, request: dict[str, Any], quiet: bool) -> AsyncGenerator[str, None]:
+    """Have a text written and print it, unless `quiet`; gives its pieces as they come.
+
+    Args:
+        request: as `completion` makes it.
+    """
+    if not quiet:
+        print(request["prompt"], end="", flush=True)
+    try:
+        async for event in client.stream("/v1/completions", request):
+            for choice in event["choices"]:
+                if not quiet:
+                    print(choice["text"], end="", flush=True)
+                yield choice["text"]
+    finally:
+        if not quiet:
+            print("\n", flush=True)  # whatever follows, an error too, begins a line
 
 
 def check_text(text: str, alone: str) -> bool:

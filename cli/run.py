@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import shlex
 import sys
-import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,6 +15,7 @@ from rich.markup import escape
 from motley.cli.client import DEFAULT_URL, ApiKey, Client, Refused, Unreachable, Url
 from motley.cli.errors import CliError
 from motley.cli.interrupt import run as run_interruptibly
+from motley.cli.mesh_of_one import mesh_of_one
 from motley.cli.options import (
     Context,
     Engines,
@@ -35,19 +31,18 @@ from motley.cli.options import (
     parse_shares,
 )
 from motley.cli.show import console, loading_bars
+from motley.cli.wanted import Wanted, nodes_of, start_command, stop_command
 from motley.daemon.weights.hub import no_model
 from motley.protocol.wording import counted
 
 OPTIONS = {"quantisation": "--quant", "quantisations": "--quant", "engines": "--engine"}
-"""Of a request's fields, where they are not called alike..."""
+"""The option for a field of a request, where they are not called alike."""
 IN_OPTIONS = {
     "exact=true": "--exact",
     "experts 'sliced'": "--experts sliced",
     "experts, replicas and trunk": "--experts, --replicas and --trunk",
 }
-"""...and what the orchestrator says of values."""
-JOIN_S = 60.0
-"""The local node of a mesh of one has this long to measure itself and join."""
+"""What the orchestrator calls things in a refusal, and the option that is meant."""
 
 
 def register(app: typer.Typer) -> None:
@@ -160,92 +155,6 @@ def _in_options(refusal: str, param: str | None) -> str:
     return refusal
 
 
-@dataclass(frozen=True, kw_only=True)
-class Wanted:
-    """A model and how it should be loaded."""
-
-    model: str
-    quant: str | None
-    quants: Mapping[str, str]
-    """By node."""
-    engine: str | None
-    engines: Mapping[str, str]
-    """By node."""
-    context: int | None
-    nodes: Sequence[str]
-    """One per rank; empty: whichever there are."""
-    shares: Sequence[float]
-    """One per rank; empty: the planner's choice."""
-    exact: bool
-    experts: Experts
-    replicas: int
-    trunk: int
-
-    @property
-    def body(self) -> dict[str, Any]:
-        """Of the request for a session."""
-        return {
-            "model": self.model,
-            "quantisation": self.quant or Quantisation.STORED,
-            "exact": self.exact,
-            "experts": self.experts,
-            "replicas": self.replicas,
-            "trunk": self.trunk,
-            "quantisations": dict(self.quants),
-            "engines": dict(self.engines),
-            **({"engine": self.engine} if self.engine else {}),
-            **({"context": self.context} if self.context else {}),
-            **({"nodes": list(self.nodes)} if self.nodes else {}),
-            **({"shares": list(self.shares)} if self.shares else {}),
-        }
-
-    def check(self, session: dict[str, Any]) -> None:
-        """Refuse a session that was loaded otherwise.
-
-        Raises:
-            CliError: which option it is not loaded by, and what to do.
-        """
-        layout, replicas, planned = session["experts"], session["replicas"], bool(session["ranks"])
-        if planned and layout is None:
-            for option, meant in (
-                ("--experts", self.experts is Experts.PARALLEL),
-                ("--replicas", self.replicas > 1),
-                ("--trunk", self.trunk > 1),
-            ):
-                if meant:
-                    raise CliError(f"{self.model!r} has no experts, which {option} is about; leave it out")
-        ranks = len(session["ranks"]) or self.trunk  # not known while it is in planning
-        placed = self.experts in (Experts.AUTO, layout or Experts.SLICED)
-
-        def unlike_on(wanted: Mapping[str, str], kind: str) -> list[str]:
-            loaded = {node: session[f"{kind}s"].get(node, session[kind]) for node in wanted}
-            return [f"{own} on {node}" for node, own in loaded.items() if own != wanted[node]]
-
-        used = {name for worker in session["ranks"] + session["hosts"] for name in _nodes_of(worker)}
-        elsewhere = planned and list(self.nodes) not in ([], session["nodes"]) and set(self.nodes) != used
-        length = session["context"]
-        quants, engines = unlike_on(self.quants, "quantisation"), unlike_on(self.engines, "engine")
-        for option, unlike, how in (
-            ("--quant", self.quant not in (None, session["quantisation"]), f"as {session['quantisation']}"),
-            ("--quant", bool(quants), f"as {', '.join(quants)}"),
-            ("--engine", self.engine not in (None, session["engine"]), f"by {session['engine']}"),
-            ("--engine", bool(engines), f"by {', '.join(engines)}"),
-            ("--context", planned and self.context not in (None, length), f"for {length} tokens"),
-            ("--nodes", elsewhere, f"on {', '.join(sorted(used))}"),
-            ("--shares", list(self.shares) not in ([], session["shares"]), "in other shares"),
-            ("--exact", self.exact and not session["exact"], "without exact sums"),
-            ("--experts", planned and not placed, f"with experts {layout}"),
-            ("--replicas", self.replicas > replicas, f"with {counted(replicas, 'replica')} of every expert"),
-            ("--trunk", self.trunk not in (1, ranks), f"on {counted(ranks, 'rank')}"),
-        ):
-            if unlike:
-                name = session["name"] or session["id"]
-                raise CliError(
-                    f"session {name!r} has {self.model!r} loaded {how}: leave out {option}, or close it first with"
-                    f" `{_stop(session)}`"
-                )
-
-
 async def _run(wanted: Wanted, body: dict[str, Any], url: str, api_key: str, may_be_alone: bool, as_json: bool) -> None:
     try:
         async with Client(url, api_key) as client:
@@ -274,7 +183,7 @@ async def _find(client: Client, model: str) -> dict[str, Any] | None:
             return session
     if failed and model != failed["model"]:
         why = failed["failure"]["message"]
-        raise CliError(f"session {model!r} has failed: {why}\nStart it again with:  {_again(failed)}")
+        raise CliError(f"session {model!r} has failed: {why}\nStart it again with:  {start_command(failed)}")
     return None
 
 
@@ -305,41 +214,6 @@ async def load(client: Client, wanted: Wanted, show: Callable[[str, int, int], N
     return session
 
 
-def _stop(session: dict[str, Any]) -> str:
-    """The command that closes a session, for a shell; one still in planning has no name."""
-    return f"motley stop {shlex.quote(session['name'] or session['id'])}"
-
-
-def _again(session: dict[str, Any]) -> str:
-    """The command that starts a session anew as it was, for a shell; but for `block`, `wire` and `threads`, which only
-    the API knows."""
-    from motley.orchestrator.sessions import SessionRequest
-
-    words = ["motley", "run", session["model"], "PROMPT"]
-    for option, kind, default in (
-        ("--quant", "quantisation", SessionRequest.quantisation),
-        ("--engine", "engine", SessionRequest.engine),
-    ):
-        whole = [session[kind]] if session[kind] != default else []
-        for value in whole + [f"{own}@{node}" for node, own in session[f"{kind}s"].items()]:
-            words += [option, value]
-    for option, value in (
-        ("--context", session["context"]),
-        ("--nodes", ",".join(session["nodes"])),
-        ("--shares", ",".join(f"{share:g}" for share in session["shares"])),
-        ("--experts", session["experts"]),
-        ("--replicas", session["replicas"] if session["replicas"] > 1 else 0),
-        ("--trunk", len(session["ranks"]) if session["hosts"] and len(session["ranks"]) > 1 else 0),
-    ):
-        words += [option, str(value)] if value else []
-    return shlex.join(words + (["--exact"] if session["exact"] else []))
-
-
-def _nodes_of(worker: dict[str, Any]) -> list[str]:
-    """The nodes of a rank or an expert host."""
-    return [member["node"] for member in worker.get("group") or [worker]]
-
-
 async def _answer(client: Client, wanted: Wanted, body: dict[str, Any], as_json: bool) -> None:
     with loading_bars() as bars:
         session = await load(client, wanted, bars.advance_to)
@@ -367,7 +241,7 @@ async def _answer(client: Client, wanted: Wanted, body: dict[str, Any], as_json:
             raise
         raise CliError(
             f"the prompt is too long for the context of {context} tokens: shorten it, or close the session with"
-            f" `{_stop(session)}` and load the model with a larger --context"
+            f" `{stop_command(session)}` and load the model with a larger --context"
         ) from refusal
     finally:
         if any(said) and not as_json:
@@ -380,53 +254,10 @@ async def _answer(client: Client, wanted: Wanted, body: dict[str, Any], as_json:
         answer = {"model": session["name"], "text": "".join(said), "finish_reason": finish, "usage": usage}
         print(json.dumps({**answer, "ttft_ms": ttft_ms, "ms_per_token": ms}))
     else:
-        elsewhere = sum(len(_nodes_of(host)) for host in session["hosts"])
+        elsewhere = sum(len(nodes_of(host)) for host in session["hosts"])
         by = "the context, which is full" if finish == "length" and tokens < most else finish
         hosts = f", experts on {counted(elsewhere, 'node')}" if elsewhere else ""
         console.print(
             f"[dim]{counted(tokens, 'token')}, the first after {ttft_ms:.0f} ms, then {ms:.1f} ms each, on "
             f"{counted(len(session['ranks']), 'rank')}{hosts}; ended by {by}[/]"
         )
-
-
-@asynccontextmanager
-async def mesh_of_one() -> AsyncIterator[Client]:
-    """An orchestrator and a node in this process, on loopback, for as long as the context lasts."""
-    from motley.daemon.node.app import DaemonConfig, Observer, run_daemon
-    from motley.orchestrator.app import Orchestrator, OrchestratorConfig
-
-    with tempfile.TemporaryDirectory(prefix="motley-") as state:
-        orchestrator = Orchestrator(
-            OrchestratorConfig(host="127.0.0.1", grpc_port=0, http_port=0, state_dir=Path(state))
-        )
-        await orchestrator.start()
-        node = asyncio.create_task(
-            run_daemon(DaemonConfig(orchestrator.join_target, orchestrator.join_token), Observer())
-        )
-        try:
-            async with Client(orchestrator.http_url) as client:
-                await wait_for_nodes(client, 1, node)
-                yield client
-        finally:
-            await orchestrator.stop()
-            node.cancel()
-            await asyncio.gather(node, return_exceptions=True)
-
-
-async def wait_for_nodes(client: Client, count: int, *parts: asyncio.Future[Any]) -> None:
-    """Wait until so many nodes have joined.
-
-    Raises:
-        CliError: one of `parts` ended before that, or `JOIN_S` have passed.
-    """
-    deadline = time.monotonic() + JOIN_S
-    while True:
-        nodes = (await client.call("GET", "/api/nodes"))["nodes"]
-        if sum(node["state"] == "alive" for node in nodes) >= count:
-            return
-        for part in parts:
-            if part.done():
-                raise CliError(f"a node ended before all had joined: {part.exception() or part.result()}")
-        if time.monotonic() > deadline:
-            raise CliError(f"{counted(count, 'node')} wanted, {len(nodes)} joined within {JOIN_S:.0f} s")
-        await asyncio.sleep(0.05)

@@ -27,7 +27,7 @@ UNWRAPPED = 10_000
 
 
 def _width(stream: TextIO) -> int | None:
-    """None: the terminal's, or what ``COLUMNS`` says."""
+    """How many columns a stream has; None: as many as its terminal, or ``COLUMNS``, says."""
     return None if stream.isatty() or os.environ.get("COLUMNS") else UNWRAPPED
 
 
@@ -51,7 +51,7 @@ class LoadingBars:
 
 
 class LoadingLines:
-    """The same for what is no terminal: lines, each rank's at the beginning, at the end, and now and then between."""
+    """`LoadingBars` for what is no terminal: lines for each rank, at the beginning, the end, and now and then between."""
 
     def __init__(self, verb: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._verb = verb
@@ -60,6 +60,7 @@ class LoadingLines:
         """When each rank's last line was printed, and whether it was loaded then."""
 
     def advance_to(self, rank: int | str, done: int, total: int) -> None:
+        """Say that `rank` has come to `done` of `total` bytes, if a line is due."""
         now, whole = self._clock(), done >= total
         since, was_whole = self._said.get(rank, (-math.inf, False))
         if (whole and was_whole) or (not whole and now - since < LINE_S):
@@ -94,7 +95,7 @@ def ago(seconds: float) -> str:
 
 
 def percentages(fractions: Sequence[float]) -> list[str]:
-    """Whole ones, with the sum that the fractions have: those that lose most by it are not rounded down."""
+    """Fractions as whole percentages, rounded so that they keep their sum: ``["34 %", "33 %", "33 %"]``."""
     down = [int(100 * fraction) for fraction in fractions]
     losses = sorted(range(len(down)), key=lambda index: down[index] - 100 * fractions[index])
     up = losses[: round(100 * sum(fractions)) - sum(down)]

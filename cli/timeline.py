@@ -27,6 +27,7 @@ def stacked_bar(parts: Mapping[str, float], full: float, width: int = WIDTH) -> 
 
 
 def legend() -> Text:
+    """What the parts of `stacked_bar` mean."""
     return Text("  ").join(Text(f"{BLOCKS[part]} {part}", style) for part, style in STYLES.items())
 
 

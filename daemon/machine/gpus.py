@@ -11,9 +11,9 @@ from motley.transport.cuda.driver import Place, place_of
 from motley.transport.cuda.errors import CudaError
 
 REACHED = 0.85
-"""Of the bandwidth that a GPU's memory has on paper, what kernels that only read reach; an estimate, not measured."""
+"""The part of a GPU's bandwidth on paper that kernels reach which only read; an estimate, not measured."""
 HIDDEN = Place(1 << 16, 0)
-"""Of a GPU that CUDA does not show, or where there is no CUDA: it comes last."""
+"""The place of a GPU that CUDA does not show, or where there is no CUDA: behind all others."""
 
 
 def gpus() -> list[pb.Gpu]:
@@ -54,7 +54,8 @@ def _gpu(handle: object, driver: str) -> tuple[int, pb.Gpu]:
 
 
 def _place(pci_address: str) -> Place:
-    """NVML does not know; nor does CUDA without motley[gpu], or for a GPU that is hidden from it."""
+    """How CUDA counts the GPU at this address. NVML does not know; nor does CUDA if the GPU is hidden from it, or
+    motley[gpu] is not installed."""
     try:
         return place_of(pci_address)
     except CudaError:

@@ -1,7 +1,7 @@
-"""The daemon's conversation with the orchestrator: one stream, rank workers behind it.
+"""The daemon's conversation with the orchestrator, over one stream, and the workers that it starts for it.
 
-Requests for the leader are turned into token ids here and its tokens into text, so that the worker's one thread
-does nothing but steps.
+Where rank 0 of a session is on this node, requests are turned into token ids here and its tokens into text, so that the
+worker's one thread does nothing but steps.
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ from motley.protocol.mesh_pb2_grpc import MeshStub
 logger = logging.getLogger(__name__)
 
 WELCOME_S = 10.0
+"""The orchestrator has so many seconds to answer a node that wants to join."""
 LEAVE_S = 1.0
-"""The orchestrator has this long to take note that a node leaves."""
+"""The orchestrator has so many seconds to take note that a node leaves."""
 END: object = grpc.aio.EOF  # type: ignore[attr-defined]
 REFUSALS = {
     grpc.StatusCode.UNAUTHENTICATED,
@@ -45,11 +46,11 @@ REFUSALS = {
 }
 """The orchestrator's ways to say that trying again is of no use."""
 ENDED = {grpc.StatusCode.ABORTED, grpc.StatusCode.DEADLINE_EXCEEDED}
-"""Its ways to end a stream with a reason; what other codes come with is gRPC's."""
+"""The orchestrator's ways to end a stream with a reason; with other codes, the reason is gRPC's."""
 
 
 PASSED_ON = {"peers", "placement", "host"}
-"""What the orchestrator commands a rank and its worker obeys, as it comes."""
+"""Commands to a rank that go to its worker as they come."""
 
 
 class JoinRefused(Exception):
@@ -85,7 +86,14 @@ class NodeSettings:
 
 @dataclass
 class _Rank:
-    """A rank that this node holds."""
+    """A rank, or an expert host, that this node holds, from its assignment to the end of its worker.
+
+    Attributes:
+        command: the assignment.
+        tokenizer: of the session's model, on the node of rank 0, once that is ready.
+        generations: requests under way on rank 0, by id.
+        releasing: whether it was asked to end.
+    """
 
     command: pb.RankCommand
     worker: RankWorker | None = None
@@ -105,12 +113,13 @@ class _Rank:
 
 
 RankObserver = Callable[[str, pb.RankEvent], None]
-"""Takes the role too of who said something."""
+"""Called with what a rank is on this node (`_Rank.role`), and what the orchestrator is told of it."""
 _Key = tuple[str, int]
+"""A session, and the number of a rank in it."""
 
 
 class Control:
-    """One stay in the mesh: from the stream's first message to its end. Not to be used again."""
+    """One stay of a node in the mesh, from the stream's first message to its end. Not to be used again."""
 
     def __init__(self, settings: NodeSettings, observe: RankObserver) -> None:
         self._settings = settings
@@ -204,15 +213,17 @@ class Control:
             await call.write(message)
 
     async def _watch_gpus(self, every_s: float) -> None:
-        """Look now and then what is free on them, beside the heartbeats: a driver may take its time."""
+        """Look now and then what is free on the GPUs, beside the heartbeats, as a driver may take its time."""
         while True:
             self._gpus = await asyncio.to_thread(gpus)
             await asyncio.sleep(every_s)
 
     def _say(self, **body: Any) -> None:
+        """Send the orchestrator a message: a field of `NodeMessage`, by name."""
         self._outbox.put_nowait(pb.NodeMessage(**body))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do something beside the conversation, for as long as that lasts."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -324,7 +335,7 @@ class Control:
     # ------------------------------------------------------------ requests
 
     async def _generate(self, request: pb.Generate) -> None:
-        """Turn a request into tokens, beside the event loop and one at a time, and hand it to the leader."""
+        """Turn a request into tokens, beside the event loop and one at a time, and hand it to rank 0's worker."""
         rank = self._ranks.get((request.session, 0))
         if rank is None or rank.tokenizer is None:
             message = f"this node does not lead a ready session {request.session!r}"

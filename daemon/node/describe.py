@@ -14,7 +14,7 @@ from motley.daemon.loading.fetching import LoadError, fetch
 from motley.daemon.models.config import ConfigError
 from motley.daemon.models.files import load_tokenizer, open_model
 from motley.daemon.models.profile import profile
-from motley.daemon.node.child import end_with_owner, start_child
+from motley.daemon.node.child import end_with_owner, kill_child, start_child
 from motley.daemon.text.tokenizer import TokenizerError
 from motley.daemon.weights.checkpoint import CheckpointError
 from motley.daemon.weights.hub import ModelNotFound
@@ -30,10 +30,13 @@ class DescribeError(Exception):
 
 
 def describe(model: pb.ModelSpec, models: Path | None) -> pb.Described:
-    """Fetch a model if need be and read its config, its tokenizer and the headers of its weights.
+    """Download a model if need be and read its config, its tokenizer and the headers of its weights.
+
+    Args:
+        models: the folder in which model names are looked up, if there is one.
 
     Returns:
-        What it costs in each of its quantisations.
+        What it costs in each quantisation that the session may hold it in.
 
     Raises:
         LoadError: a download of it brings nothing any more.
@@ -68,9 +71,7 @@ async def describe_apart(model: pb.ModelSpec, models: Path | None) -> pb.Describ
         out = await process.stdout.read()
         await process.wait()
     finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
+        await kill_child(process)
     try:
         said = json.loads(out)
     except ValueError:

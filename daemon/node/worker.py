@@ -1,4 +1,4 @@
-"""The daemon's end of a rank worker: starting the process, talking to it, stopping it."""
+"""A worker process, for the daemon that owns it: starting it, talking to it, stopping it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from motley.daemon.node.child import start_child
+from motley.daemon.node.child import kill_child, start_child
 from motley.daemon.pipe.framing import LENGTH, MAX_MESSAGE, TOKEN_BYTES
 from motley.daemon.pipe.settings import WorkerSettings
 from motley.daemon.weights.cache import ShareCache
@@ -19,10 +19,9 @@ from motley.protocol.mesh_pb2 import Release
 from motley.protocol.worker_pb2 import WorkerCommand, WorkerEvent
 
 START_S = 60.0
-"""A worker has this long to import its packages and say hello."""
+"""A worker has so many seconds to import its packages and connect."""
 STOP_S = 5.0
-"""A worker asked to stop has this long before it is killed."""
-
+"""A worker that was asked to stop is killed after so many seconds."""
 
 HUGE_PAGES = "glibc.malloc.hugetlb=1"
 """Weights in huge pages where the C library can ask for them: 4 % off a token."""
@@ -33,7 +32,8 @@ class WorkerError(Exception):
 
 
 class RankWorker:
-    """One rank worker process. Use `start`; read events with `events`; always `stop`."""
+    """One worker process, of a rank or an expert host. Make one with `start`, read what it says with `events`, and
+    always `stop` it."""
 
     def __init__(
         self, process: asyncio.subprocess.Process, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -53,7 +53,7 @@ class RankWorker:
         core: int | None = None,
         entry: Sequence[str] = ("motley.daemon.worker.process",),
     ) -> RankWorker:
-        """Start a worker.
+        """Start a worker process and wait until it has connected.
 
         Args:
             cache: where its share is kept.
@@ -106,9 +106,8 @@ class RankWorker:
                     else f"the rank worker did not come up within {START_S:.0f} s"
                 )
         except BaseException:
-            if process is not None and process.returncode is None:
-                process.kill()
-                await process.wait()
+            if process is not None:
+                await kill_child(process)
             raise
         finally:
             server.close()
@@ -116,6 +115,7 @@ class RankWorker:
 
     @property
     def pid(self) -> int:
+        """The process, as the system counts."""
         return self._process.pid
 
     def send(self, command: WorkerCommand) -> None:
@@ -132,7 +132,7 @@ class RankWorker:
                 yield WorkerEvent.FromString(await self._reader.readexactly(length))
 
     async def exit_status(self) -> int:
-        """Wait for the process to end."""
+        """Wait for the process to end; a negative status is the signal that killed it."""
         return await self._process.wait()
 
     async def stop(self) -> None:
@@ -142,12 +142,11 @@ class RankWorker:
             try:
                 await asyncio.wait_for(self._process.wait(), STOP_S)
             except TimeoutError:
-                self._process.kill()
-                await self._process.wait()
+                await kill_child(self._process)
         self._writer.close()
 
 
 def _environment() -> dict[str, str]:
-    """This process's, with a C library's setting that others do not read."""
+    """The worker's environment: this process's, and a setting that one C library reads, and no other."""
     given = os.environ.get("GLIBC_TUNABLES")
     return {**os.environ, "GLIBC_TUNABLES": f"{given}:{HUGE_PAGES}" if given else HUGE_PAGES}

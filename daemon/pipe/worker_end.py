@@ -62,6 +62,7 @@ class WorkerPipe:
             raise PipeClosed(str(error)) from error
 
     def close(self) -> None:
+        """End the pipe."""
         self._socket.close()
 
     def _exactly(self, count: int) -> bytes:

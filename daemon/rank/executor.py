@@ -25,7 +25,9 @@ STEP_HISTORY = 4096
 class Clocks(Protocol):
     """What tells where the time of a rank's collectives went."""
 
-    def snapshot(self) -> StatsSnapshot: ...
+    def snapshot(self) -> StatsSnapshot:
+        """The clocks as they are now, in seconds since the session began."""
+        ...
 
 
 @dataclass
@@ -118,6 +120,7 @@ class Executor:
         return self._engine.most_sequences
 
     def close(self) -> None:
+        """Free the engine."""
         self._engine.close()
 
     def _sequence(self, slot: int) -> _Sequence:

@@ -30,6 +30,8 @@ class Peers:
         self.now = communicator
         self.dispatcher: Dispatcher | None = None
 
+    # See `motley.plugins.engine.Collectives`.
+
     def all_reduce(self, buffer: npt.NDArray[Any]) -> None:
         self.now.all_reduce(buffer)
 

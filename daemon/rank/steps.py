@@ -42,6 +42,7 @@ class Open:
     prompt: Tokens
 
     def encode(self) -> bytes:
+        """Write the message as bytes, which `decode` reads."""
         return _OPEN.pack(1, self.slot, len(self.sampling)) + self.sampling + self.prompt.tobytes()
 
 
@@ -64,6 +65,7 @@ class Step:
     tokens: Tokens
 
     def encode(self) -> bytes:
+        """Write the message as bytes, which `decode` reads."""
         return _STEP.pack(2, self.slot, self.position, self.want, self.halved) + self.tokens.tobytes()
 
 
@@ -84,6 +86,7 @@ class Wave:
     tokens: Tokens
 
     def encode(self) -> bytes:
+        """Write the message as bytes, which `decode` reads."""
         fields = np.stack([self.slots, self.positions, self.wants, self.tokens])
         return _COUNT.pack(6, len(self.slots)) + fields.tobytes()
 
@@ -96,6 +99,7 @@ class Able:
     sequences: int
 
     def encode(self) -> bytes:
+        """Write the message as bytes, which `decode` reads."""
         return _COUNT.pack(7, self.sequences)
 
 
@@ -107,6 +111,7 @@ class More:
     want: int
 
     def encode(self) -> bytes:
+        """Write the message as bytes, which `decode` reads."""
         return _MORE.pack(3, self.slot, self.want)
 
 
@@ -117,6 +122,7 @@ class Close:
     slot: int
 
     def encode(self) -> bytes:
+        """Write the message as bytes, which `decode` reads."""
         return _SLOT.pack(4, self.slot)
 
 
@@ -125,6 +131,7 @@ class Stop:
     """End the session."""
 
     def encode(self) -> bytes:
+        """Write the message as bytes, which `decode` reads."""
         return b"\x05"
 
 

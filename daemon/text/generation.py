@@ -1,7 +1,7 @@
-"""One request's life on the leader's daemon: text to tokens for the worker, its tokens back to text.
+"""One request on the node of rank 0: its text becomes tokens for the worker, whose tokens become text again.
 
-Pure: messages in, messages out. The worker knows tokens only; stop strings, text, usage and log-probability
-texts are made here.
+Messages in, messages out: nothing here waits or sends. The worker knows tokens only; stop strings, text, usage and the
+texts of log-probabilities are made here.
 """
 
 from __future__ import annotations
@@ -32,7 +32,11 @@ class RequestError(Exception):
 
 
 class Generation:
-    """One request, from `start` to the `Delta` that carries a finish reason.
+    """A request that is being answered, from `start` to the `Delta` that carries a finish reason.
+
+    Attributes:
+        finished: whether the last delta was made; further tokens are ignored.
+        cancel_worker: whether the worker must be told to stop, as the text came to a stop string, which it cannot know.
 
     Args:
         context: the longest sequence the session serves, prompt and answer together, in tokens.
@@ -55,12 +59,10 @@ class Generation:
         self._generated = 0
         self._prefill_s = 0.0
         self.finished = False
-        """The last delta was made; further tokens are ignored."""
         self.cancel_worker = False
-        """The text came to a stop string, which the worker cannot know: it must be told to stop."""
 
     def start(self) -> wp.Decode:
-        """The order for the leader's worker."""
+        """What rank 0's worker is told to do."""
         return wp.Decode(
             request_id=self._request.request_id,
             prompt=self._prompt,
@@ -70,7 +72,7 @@ class Generation:
         )
 
     def on_tokens(self, tokens: wp.Tokens) -> pb.Delta | None:
-        """What to tell the orchestrator of new tokens; None once finished.
+        """Make of new tokens what the orchestrator is told; None once finished.
 
         A stop token counts as generated, but has no text. Tokens after a stop string are dropped.
         """
@@ -117,6 +119,7 @@ class Generation:
 
 
 def _prompt(request: pb.Generate, tokenizer: Tokenizer) -> list[int]:
+    """The token ids of a request's prompt; errors as `Generation`."""
     kind = request.WhichOneof("input")
     if kind == "messages_json":
         try:
@@ -151,6 +154,7 @@ def _input(request: pb.Generate) -> str:
 
 
 def _max_tokens(request: pb.Generate, prompt: int, context: int) -> int:
+    """How long the answer may become behind so many tokens of prompt; errors as `Generation`."""
     rest = context - prompt
     if rest < 1:
         what = _input(request)
@@ -164,6 +168,7 @@ def _max_tokens(request: pb.Generate, prompt: int, context: int) -> int:
 
 
 def _check(request: pb.Generate, tokenizer: Tokenizer) -> None:
+    """Refuse sampling parameters and stop strings that make no sense; errors as `Generation`."""
     try:
         params = SamplingParams.from_proto(request.sampling)
     except SamplingError as error:

@@ -14,6 +14,10 @@ class StopChecker:
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
+        """
+        Raises:
+            ValueError: one of the stop strings is empty.
+        """
         if not all(stops):
             raise ValueError("a stop string must not be empty")
         self._stops = tuple(stops)

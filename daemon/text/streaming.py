@@ -11,7 +11,8 @@ REPLACEMENT = "\ufffd"
 
 
 class IncrementalDecoder:
-    """Ids in, text out, as soon as it is certain: the pieces add up to what decoding all ids at once gives.
+    """Turns token ids into text one by one, each as soon as its text is certain; the pieces add up to what decoding all
+    ids at once gives.
 
     A character can be spread over several tokens, and decoders treat the start of a text differently (leading
     spaces), so a token cannot be decoded alone. This decodes a short window: the latest tokens whose text is
@@ -25,6 +26,7 @@ class IncrementalDecoder:
     """Tokens that may wait for a character to end. More are no UTF-8 and are given up as they are."""
 
     def __init__(self, tokenizer: Tokenizer, context: Sequence[int] = ()) -> None:
+        """`context`: the ids before the first one that comes, such as the prompt's."""
         self._tokenizer = tokenizer
         recent = [token for token in context[-self._LONGEST :] if token not in tokenizer.special_tokens]
         length = min(self._CONTEXT, len(recent))

@@ -41,7 +41,13 @@ class Tokenizer:
         add_bos: bool | None = None,
         template: ChatTemplate | None = None,
     ) -> None:
-        """`special`: texts of ``bos_token``, ...; `add_bos`: None leaves that to the tokenizer's post-processor."""
+        """
+        Args:
+            backend: what turns text into tokens; its truncation and padding are switched off.
+            special: the texts of ``bos_token``, ``eos_token``, ..., as chat templates call them.
+            add_bos: whether raw text begins with ``bos_token``; None: as the backend's post-processor has it.
+            template: of chats; None: the model is a base model, which knows none.
+        """
         backend.no_truncation()
         backend.no_padding()
         self.vocabulary = vocabulary
@@ -142,7 +148,7 @@ class Tokenizer:
 
     @cached_property
     def _anchor(self) -> list[int]:
-        """Any ordinary text to stand before a token: decoders strip spaces at the start."""
+        """Ids of some ordinary text that a token is put behind, as decoders strip spaces at the start of a text."""
         return self._encode("a", False)
 
 

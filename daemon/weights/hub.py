@@ -10,7 +10,7 @@ _HUB_ID = re.compile(
     r"(?P<repo>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?(:(?P<file>([\w-][\w.-]*/)*[\w-][\w.-]*\.gguf))?", re.ASCII
 )
 _PATH = re.compile(r"[.~/\\]|[A-Za-z]:[/\\]|[^@:]*\\|[^@:/]*/[^@:/]*/")
-"""What begins like this is a place on a disk, and not meant for the hub."""
+"""A source that begins like this is a place on a disk, and not meant for the hub."""
 _FIRST_PART = "-00001-of-"
 """In the name of a GGUF file that is split: the one that stands for all (``name-00001-of-00003.gguf``)."""
 _LATER_PART = re.compile(r"-(?!00001)\d{5}-of-\d{5}\.gguf", re.ASCII)
