@@ -51,7 +51,7 @@ class LoadingBars:
 
 
 class LoadingLines:
-    """`LoadingBars` for what is no terminal: lines for each rank, at the beginning, the end, and now and then between."""
+    """`LoadingBars` for what is no terminal: lines for each rank, at the beginning, the end and now and then."""
 
     def __init__(self, verb: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._verb = verb

@@ -6,15 +6,15 @@ import math
 from dataclasses import dataclass, field
 
 PATIENCE = 20.0
-"""A host that has not answered after so many times the expected..."""
+"""A host is late that has not answered after so many times the expected time, but `PATIENCE_S` at least."""
 PATIENCE_S = 0.25
-"""...and at least these seconds is late."""
+"""No host is late before so many seconds."""
 SILENT_S = 5.0
-"""A host that owes an answer and says nothing for so long, or `PATIENCE` times the expected, is dropped."""
+"""A host that owes an answer and says nothing for so many seconds, or `PATIENCE` times the expected, is dropped."""
 REDIAL_S = 1.0
-"""A host that was lost is dialled again after so long, after a second failure twice that..."""
+"""A host that was lost is dialled again after so many seconds; the pause doubles with every failure."""
 REDIAL_MAX_S = 30.0
-"""...and so on, but no longer than this."""
+"""The longest pause before a host is dialled again."""
 
 FIRST_ROW_S = 0.01
 """What a host that has never answered may take per row before anybody loses patience."""

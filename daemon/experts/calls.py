@@ -149,7 +149,7 @@ class ExpertCalls:
 
     @property
     def number(self) -> int:
-        """Of the current call."""
+        """The number of the current call."""
         return self._call.number
 
     @property
