@@ -22,7 +22,7 @@ SHOWN_KEY = 8
 """Digits of a key in the table; `motley cache rm` takes as many as tell it apart."""
 
 NAMED = 3
-"""Keys that are told of many, at most."""
+"""Keys that a message names at most."""
 
 shares = typer.Typer(help="The quantised shares on this machine's disk.", no_args_is_help=True, rich_markup_mode="rich")
 

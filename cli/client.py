@@ -20,7 +20,7 @@ DEFAULT_URL = "http://127.0.0.1:8000"
 CONNECT_S = 5.0
 POLL_S = 0.2
 SILENCE_S = 330.0
-"""Longer than the orchestrator's own limit for an answer to go on."""
+"""Seconds without a word that an answer may have; longer than the orchestrator's own limit."""
 
 Url = Annotated[
     str, typer.Option(envvar="MOTLEY_URL", help="The orchestrator's HTTP address.", show_default=DEFAULT_URL)

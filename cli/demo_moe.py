@@ -28,10 +28,10 @@ from motley.protocol.wording import counted
 
 MODEL = MODELS / "shakespeare-moe-1.5m"
 MEMORY = 10**9
-"""Bytes of every daemon: two processes of 0.2 GB, and experts."""
+"""Bytes that every daemon may use: two processes of 0.2 GB, and experts."""
 REPLICAS = 2
 LEAST_TOKENS = 10
-"""Fewer have no middle."""
+"""The shortest text that has a middle, in which a machine is killed."""
 HEALED_S = 30.0
 
 

@@ -17,7 +17,7 @@ from motley.cli.show import results, table, waiting
 from motley.protocol.wording import counted, short_bytes
 
 MARKS = {"serving": "", "fetching": "+", "leaving": "-", "dead": "†"}
-"""Before a node's number: its replica is coming, going, or lost and not replaced."""
+"""What stands before a node's number: its replica of an expert serves, is coming, going, or lost and not replaced."""
 MEANING = {"fetching": "on its way there", "leaving": "let go there", "dead": "lost there, and nowhere else yet"}
 HOST_COLUMNS = """\
 no.: what it is called below.  experts: that it computes, + on their way to it.

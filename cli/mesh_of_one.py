@@ -15,7 +15,7 @@ from motley.cli.errors import CliError
 from motley.protocol.wording import counted
 
 JOIN_S = 60.0
-"""The local node of a mesh of one has this long to measure itself and join."""
+"""Nodes on this machine have so many seconds to measure it and join."""
 
 
 @asynccontextmanager

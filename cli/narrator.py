@@ -20,7 +20,7 @@ class Narrator(Observer):
     def __init__(self, on_joined: Callable[[], None] = lambda: None) -> None:
         self._on_joined = on_joined
         self.leaving = False
-        """The orchestrator goes because we do: no news."""
+        """Whether this process is ending, and the orchestrator with it: then its loss is no news."""
         self._bars = loading_bars()
         self._progress = self._bars.__enter__()
 

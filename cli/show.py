@@ -19,11 +19,11 @@ from rich.text import Text
 from motley.protocol.wording import counted, short_bytes
 
 NAMED = 5
-"""Experts without a host that are named, at most."""
+"""Experts without a host that a message names at most."""
 LINE_S = 10.0
-"""Where stderr is no terminal, a rank that loads has a line so often."""
+"""Seconds between two lines on a rank that loads, where stderr is no terminal."""
 UNWRAPPED = 10_000
-"""Columns of what is no terminal: whoever reads it wraps its lines, or searches them."""
+"""Columns of a stream that is no terminal: whoever reads it wraps its lines, or searches them."""
 
 
 def _width(stream: TextIO) -> int | None:

@@ -9,7 +9,7 @@ _UNITS = {"": 1, "b": 1}
 for _power, _letter in enumerate("kmgt", start=1):
     _UNITS |= {_letter: 1000**_power, f"{_letter}b": 1000**_power, f"{_letter}ib": 1024**_power}
 _BARE = 1_000_000
-"""Fewer bytes than this need a unit."""
+"""A number without a unit must be so many bytes at least."""
 
 
 def parse_size(text: str) -> int:

@@ -9,7 +9,7 @@ from rich.text import Text
 
 STYLES = {"compute": "blue", "wire": "red", "wait": "yellow", "lead": "bright_black"}
 BLOCKS = {"compute": "█", "wire": "▓", "wait": "▒", "lead": "░"}
-"""Different without colours, too."""
+"""The character that draws each part, which tells it apart without colours too."""
 LEVELS = "▁▂▃▄▅▆▇█"
 WIDTH = 60
 

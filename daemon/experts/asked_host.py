@@ -17,7 +17,7 @@ REDIAL_MAX_S = 30.0
 """The longest pause before a host is dialled again."""
 
 FIRST_ROW_S = 0.01
-"""What a host that has never answered may take per row before anybody loses patience."""
+"""Seconds per row that a host is expected to take which has never answered."""
 SMOOTHING = 0.125
 """Weight of the latest answer in a running estimate."""
 FADING_S = 10.0

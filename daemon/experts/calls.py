@@ -43,12 +43,12 @@ RESEND_S = 0.1
 STARVED_S = 120.0
 """Seconds after an expert's first failure from which on nobody is asked for it; an answer under way may still come."""
 NEARLY = 1.25
-"""Hosts that are expected to take no longer than the quickest, times this, take turns."""
+"""Hosts take turns that are expected to answer within so many times what the quickest takes."""
 
 AHEAD = 4
-"""Calls that another rank can be ahead by."""
+"""Calls that another rank may be ahead of this one."""
 EARLY = 1024
-"""Results that are kept for later calls."""
+"""Results for later calls that are kept at most."""
 _SEQUENCES = 1 << 32
 
 

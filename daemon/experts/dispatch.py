@@ -27,12 +27,12 @@ from motley.transport import MAX_MESSAGE, Connected, Lost, Message, Messenger, P
 MEET_S = 1800.0
 """When a session begins, hosts have so many seconds to load what they shall hold; the orchestrator watches them."""
 DIAL_S = 10.0
-"""Later, a host that cannot be reached within so many seconds is lost."""
+"""A host that cannot be reached within so many seconds, once the session has begun, is lost."""
 LOOK_S = 0.1
 """Seconds between two looks for what else has happened, while a step waits for experts."""
 
 Look = Callable[[float], None]
-"""Look for up to so many seconds whether there are commands; it may call `Dispatcher.place`."""
+"""Looks whether the daemon has commands, waiting up to so many seconds; it may call `Dispatcher.place`."""
 
 
 class Dispatcher:

@@ -8,7 +8,7 @@ from motley.daemon.loading.answers import Answers, GateError, difference, finger
 from motley.plugins.expert_engine import Expert, ExpertEngine, ExpertGraph
 
 EXPERT_ROWS = (1, 5)
-"""An expert is given so many rows: these are different kernels."""
+"""How many rows an expert is given, in turn: one and several are different kernels."""
 
 
 def examine_expert(expert: Expert, graph: ExpertGraph, reference: ExpertEngine) -> None:

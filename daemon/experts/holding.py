@@ -16,9 +16,9 @@ from motley.protocol import mesh_pb2 as pb
 from motley.protocol.worker_pb2 import WorkerCommand
 
 LOOK_S = 0.5
-"""Longest wait for a call or a command, either of which ends it."""
+"""The longest wait for a call or a command, in seconds; either ends it."""
 LOADING_LOOK_S = 0.02
-"""The same while experts are being loaded: that one has been loaded does not end the wait."""
+"""The same while experts are being loaded, as the wait does not end when one has been loaded."""
 TELL_S = 0.2
 """Seconds between two reports on what has been loaded."""
 LIFE_S = 1.0
@@ -44,7 +44,7 @@ class Holding:
         self._began = time.monotonic()
         self._ready = False
         self._changed = True
-        """What is held, or wanted, has changed since it was told."""
+        """Whether what is held, or wanted, has changed since it was told."""
         self._told_s = self._began
         self._progress = (0, 0)
         self._watch = Watch(STUCK_S)

@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 SWITCH_S = 5e-4
 """Seconds after which the interpreter goes from thread to thread, a tenth of the usual: calls wait for the loading."""
 FILES = 1 << 16
-"""Files that a host may have open, where the system lets it: an expert has two."""
+"""Files that a host asks to have open at most; an expert has two."""
 
 
 class ExpertHost:

@@ -109,7 +109,7 @@ class ExpertLoader:
         self._files = contextlib.ExitStack()
         self._thread = ThreadPoolExecutor(1, "expert loading")
         self._loading: dict[ExpertKey, Future[HeldExpert]] = {}
-        """In the order in which they are loaded."""
+        """What is to be loaded, in that order."""
         self._asked = self._loaded = self._each = self._fetched = 0
         self._part = 0.0
         self._abandoned = False

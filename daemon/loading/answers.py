@@ -25,14 +25,15 @@ Answers = Mapping[str, F64]
 """Fingerprints, by what they are of."""
 
 FORMAT = 2
-"""Of kept answers; to be raised whenever other questions are asked, or answers taken otherwise."""
+"""The version of kept answers; to be raised whenever other questions are asked, or answers taken otherwise."""
 
 PROJECTIONS = 8
 """Random directions that a row is measured along: a wrong row stays undetected only if it is wrong across all."""
 LIMIT = 0.1
-"""Of the fingerprint's norm. Activations quantised to int8 per block make 0.02, a misread weight by 1."""
+"""How far an answer may be off, as a part of its norm: activations quantised to int8 per block make 0.02, a misread
+weight 1."""
 LOGITS = "logits"
-"""What their fingerprints' names begin with."""
+"""What the names of answers that are logits begin with."""
 
 
 class GateError(Exception):

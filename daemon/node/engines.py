@@ -14,7 +14,7 @@ from motley.plugins.engine import EngineError, engine_names, keeps_fp16, lacking
 from motley.protocol import mesh_pb2 as pb
 
 ASK_S = 120.0
-"""A library that is not loaded after so long hangs."""
+"""Engines have so many seconds to be asked, all together; a library that is not loaded then hangs."""
 
 
 async def installed_engines() -> list[pb.Engine]:

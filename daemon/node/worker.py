@@ -24,7 +24,7 @@ STOP_S = 5.0
 """A worker that was asked to stop is killed after so many seconds."""
 
 HUGE_PAGES = "glibc.malloc.hugetlb=1"
-"""Weights in huge pages where the C library can ask for them: 4 % off a token."""
+"""The setting that has glibc ask for huge pages, weights in which take 4 % off a token's time."""
 
 
 class WorkerError(Exception):

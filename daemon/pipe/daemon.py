@@ -14,7 +14,7 @@ from motley.protocol.worker_pb2 import WorkerCommand, WorkerEvent
 Commands: TypeAlias = Callable[[float], Iterable[WorkerCommand]]
 """Gives the daemon's commands that are there, waiting for the first of them up to so many seconds."""
 Tell: TypeAlias = Callable[..., None]
-"""Tells the daemon an event, given as a keyword argument: ``tell(ready=Ready(...))``; see `Daemon.tell`."""
+"""Tells the daemon an event as `Daemon.tell` does: ``tell(ready=Ready(...))``."""
 
 
 class Released(Exception):

@@ -10,7 +10,8 @@ from __future__ import annotations
 import struct
 
 LENGTH = struct.Struct("<I")
-"""Before every message: its bytes."""
+"""What stands before every message: how many bytes it has."""
 TOKEN_BYTES = 32
+"""Bytes of the token."""
 MAX_MESSAGE = 64 << 20
 """Bytes of the longest message."""

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 SIZES = (64, 128, 256)
-"""Rows of a chunk."""
+"""The sizes that are tried, in rows."""
 TRIES = 2
 """Times that each size is tried. The first time that a size is met, memory is allocated and plans are made."""
 NEARLY = 0.95

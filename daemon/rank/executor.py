@@ -16,7 +16,7 @@ from motley.protocol import mesh_pb2 as pb
 from motley.transport import StatsSnapshot
 
 Embed = Callable[[Sequence[int]], F32]
-"""Token ids to f32[T, D]."""
+"""Gives the embedding rows of token ids, f32[T, D]."""
 
 STEP_HISTORY = 4096
 """Decode steps whose times are remembered."""

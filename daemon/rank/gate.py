@@ -28,7 +28,7 @@ from motley.plugins.experts import Compute, Sent
 from motley.plugins.segments import is_collective
 
 FAR = 4000
-"""Where in a sequence the far tokens are, or at the end of the context."""
+"""The position of the far tokens in their sequence, or the end of the context if that comes before."""
 LONG = 48
 """Tokens of the longer prompt."""
 _LAYER = re.compile(r"layers\.(\d+)\.")
@@ -197,7 +197,7 @@ class Gate:
         self._session = session
         self._proctor = Proctor(self.rank, self.size, _calls(graph), _examined(graph))
         self.now: Collectives = self._proctor
-        """See `motley.plugins.engine.transport`."""
+        """What collectives go through now, by the name that `motley.plugins.engine.transport` looks for."""
 
     def all_reduce(self, buffer: F32) -> None:
         self.now.all_reduce(buffer)

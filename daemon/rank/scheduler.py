@@ -29,11 +29,11 @@ from motley.protocol import worker_pb2 as wp
 from motley.transport import Communicator
 
 LOOK_S = 0.5
-"""A scheduler without requests looks after its peers this often."""
+"""Seconds between two looks after the other ranks, while there are no requests."""
 MAX_ACTIVE = 16
 """Requests that are answered at a time; others wait in the queue."""
 SIGN_OF_LIFE_S = 10.0
-"""While a long prompt is computed, its client hears of it this often."""
+"""Seconds between two signs of life to a client while its long prompt is computed."""
 HEADROOM = 32
 """Tokens that every active request should have left when another is admitted, or they would soon step back again."""
 
@@ -52,7 +52,7 @@ class _Request:
     slot: int = -1
     """Where its sequence is on every rank; -1: it has ended, or has not been admitted yet."""
     position: int = 0
-    """Tokens whose keys and values are in the caches."""
+    """Tokens of it whose keys and values are in the caches."""
 
     @property
     def generated(self) -> int:

@@ -14,8 +14,8 @@ from motley.daemon.sampling.parameters import SamplingParams
 from motley.daemon.sampling.summary import Summary, SummaryError
 
 _SLACK = 1e-9
-"""Off the mass that top-p asks for. Sums are rounded (by about 1e-15); with this, a natural boundary such as two of
-four equal tokens at top_p = 0.5 is not decided by it."""
+"""What is taken off the mass that top-p asks for, so that a natural boundary, such as two of four equal tokens at
+top_p = 0.5, is not decided by how sums are rounded (by about 1e-15)."""
 
 
 class LogitsError(ArithmeticError):

@@ -13,7 +13,7 @@ from motley.daemon.sampling.summary import Summary
 from motley.plugins.engine import F32
 
 _BLOCK = 8192
-"""Rows per pass of the noise: temporaries stay in the cache and in the allocator's free lists."""
+"""Rows that get their noise at a time, so that temporaries stay in the cache and in the allocator's free lists."""
 
 
 class ShardSampler:

@@ -37,13 +37,13 @@ class Summary(NamedTuple):
     ids: Ids = _NONE
     """Candidates, best first."""
     logits: F32 = _NO_VALUES
-    """Their adjusted logits."""
+    """The adjusted logits of `ids`."""
     raw: F32 = _NO_VALUES
-    """Their raw logits."""
+    """The raw logits of `ids`."""
     top_ids: Ids = _NONE
     """Tokens with the greatest raw logits, best first."""
     top_raw: F32 = _NO_VALUES
-    """Their raw logits."""
+    """The raw logits of `top_ids`."""
 
     @property
     def exhausted(self) -> bool:

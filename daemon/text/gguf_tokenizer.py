@@ -21,7 +21,7 @@ from motley.daemon.weights.checkpoint import CheckpointError
 from motley.daemon.weights.gguf_header import read_header
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
-"""``tokenizer.ggml.token_type``."""
+"""The kinds of tokens, as ``tokenizer.ggml.token_type`` has them."""
 
 _ENDS = ("<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|im_end|>", "<|endoftext|>")
 """Control tokens that end an answer in any model that has them: a file names only one or two of its ends by id."""
@@ -68,7 +68,7 @@ WORDS: Mapping[str, _Words] = {
     "tekken": _Words(_TEKKEN, whole=True, begin=True),
     "olmo": _Words(compose=True),
 }
-"""By ``tokenizer.ggml.pre``; the patterns are those of the models' own ``tokenizer.json``."""
+"""How text is cut, by ``tokenizer.ggml.pre``; the patterns are those of the models' own ``tokenizer.json``."""
 
 
 def load_gguf_tokenizer(file: Path) -> Tokenizer:

@@ -41,7 +41,7 @@ from motley.protocol.wording import human_bytes
 logger = logging.getLogger(__name__)
 
 FORMAT = 1
-"""Enters every key; to be raised whenever the same declaration comes to mean other bytes."""
+"""A part of every key, to be raised whenever the same declaration comes to mean other bytes."""
 DEFAULT_LIMIT = 50_000_000_000
 
 LABEL = "label.json"

@@ -12,7 +12,7 @@ _HUB_ID = re.compile(
 _PATH = re.compile(r"[.~/\\]|[A-Za-z]:[/\\]|[^@:]*\\|[^@:/]*/[^@:/]*/")
 """A source that begins like this is a place on a disk, and not meant for the hub."""
 _FIRST_PART = "-00001-of-"
-"""In the name of a GGUF file that is split: the one that stands for all (``name-00001-of-00003.gguf``)."""
+"""What is in the name of the first part of a split GGUF file, which stands for all (``name-00001-of-00003.gguf``)."""
 _LATER_PART = re.compile(r"-(?!00001)\d{5}-of-\d{5}\.gguf", re.ASCII)
 
 _NEEDED = [
@@ -25,7 +25,7 @@ _NEEDED = [
     "model.safetensors.index.json",
 ]
 _DUPLICATES = ["*/*", "consolidated*"]
-"""The same weights once more, in another layout (``original/``, ``onnx/``, ``consolidated.safetensors``)."""
+"""Where repositories have the same weights in another layout (``original/``, ``onnx/``, ``consolidated.safetensors``)."""
 
 A_MODEL = (
     "a folder with config.json and *.safetensors, a file.gguf, or owner/name or owner/name:file.gguf of a model on"

@@ -21,9 +21,9 @@ from motley.protocol import mesh_pb2 as pb
 from motley.transport import Communicator, Listener, Messenger, TransportError, WireFormat, connect_mesh
 
 LOOK_S = 0.5
-"""An idle rank looks so often whether its daemon wants something."""
+"""Seconds between two looks for what the daemon wants, while there is nothing to execute."""
 PROGRESS_S = 0.2
-"""Between two reports on how far the loading is."""
+"""Seconds between two reports on how far the loading is."""
 
 
 class Rank:
