@@ -25,7 +25,7 @@ _NEEDED = [
     "model.safetensors.index.json",
 ]
 _DUPLICATES = ["*/*", "consolidated*"]
-"""Where repositories have the same weights in another layout (``original/``, ``onnx/``, ``consolidated.safetensors``)."""
+"""The same weights in another layout, where repositories have one: ``original/``, ``onnx/`` and the like."""
 
 A_MODEL = (
     "a folder with config.json and *.safetensors, a file.gguf, or owner/name or owner/name:file.gguf of a model on"

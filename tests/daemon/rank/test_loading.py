@@ -25,13 +25,11 @@ from motley.daemon.weights.checkpoint import Checkpoint, CheckpointError
 from motley.daemon.weights.share_file import write_share
 from motley.daemon.weights.spec import SHARE_FILE
 from motley.daemon.worker.failures import failure_of
-from motley.daemon.worker.membership import membership
 from motley.plugins.engine import Engine, load_engine
 from motley.plugins.onnxruntime.engine import OnnxRuntimeEngine
 from motley.plugins.reference.engine import ReferenceEngine
 from motley.protocol import GPU_RESERVE
 from motley.protocol import mesh_pb2 as pb
-from motley.protocol import worker_pb2 as wp
 from motley.protocol.wording import human_bytes
 from motley.transport import Listener, Membership, Plain, connect_mesh
 from tests.models.cases import Case, golden_cases, whole_share
@@ -162,20 +160,6 @@ def test_a_rank_holds_the_quantisation_of_its_share_in_units_that_suit_all(alone
             assert counted + norms - last <= rank.share_bytes <= counted + norms
     planned = profile(CASE.config, "fp32", 32, beside=["int4"])
     assert planned.mlp_units == profile(CASE.config, "int4", 32).mlp_units < profile(CASE.config, "fp32", 32).mlp_units
-
-
-def test_ranks_agree_on_how_each_of_them_holds_the_model() -> None:
-    def agreement(order: pb.Assignment) -> bytes:
-        return membership(wp.Start(session="s", epoch=1, rank=0, assignment=order)).agreement
-
-    order = assignment(CASE, "int4")
-    first = agreement(order)
-    order.engine = "reference"
-    assert agreement(order) == first  # may differ from rank to rank
-    order.shares[0].quantisation = "int8"
-    other = agreement(order)
-    order.model.beside.append("int8")
-    assert len({first, other, agreement(order)}) == 3
 
 
 def gpu(free: int) -> pb.Gpu:
