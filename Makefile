@@ -34,8 +34,10 @@ format: $(VENV)/installed-dev
 protocol: $(VENV)/installed-dev
 	mkdir -p build/protocol
 	$(BIN)/python -m grpc_tools.protoc --proto_path=motley/protocol=protocol \
-		--python_out=build/protocol --pyi_out=build/protocol --grpc_python_out=build/protocol motley/protocol/mesh.proto
-	cp build/protocol/motley/protocol/mesh_pb2* protocol/
+		--python_out=build/protocol --pyi_out=build/protocol motley/protocol/mesh.proto motley/protocol/worker.proto
+	$(BIN)/python -m grpc_tools.protoc --proto_path=motley/protocol=protocol \
+		--grpc_python_out=build/protocol motley/protocol/mesh.proto
+	cp build/protocol/motley/protocol/*_pb2* protocol/
 
 # Prints where the library is that makes NCCL's users run over Motley; installation has built it.
 nccl: $(VENV)/installed

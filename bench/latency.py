@@ -23,7 +23,8 @@ from typing import Any
 import numpy as np
 
 from motley.bench.local_mesh import LocalMesh, MeshSpec, Progress
-from motley.daemon.node.hardware import memory_bandwidth, usable_cores
+from motley.daemon.machine.memory import memory_bandwidth
+from motley.daemon.machine.processor import usable_cores
 from motley.protocol import mesh_pb2 as pb
 
 WARM_UP = 5

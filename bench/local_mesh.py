@@ -12,14 +12,15 @@ from typing import Any, Self
 
 import psutil
 
+from motley.daemon.machine.processor import usable_cores
 from motley.daemon.node.describe import describe
-from motley.daemon.node.hardware import usable_cores
 from motley.daemon.node.worker import RankWorker
 from motley.daemon.weights.cache import ShareCache
 from motley.orchestrator.experts.messages import to_message
 from motley.orchestrator.planning.placement.terms import ExpertKey
 from motley.orchestrator.planning.shares import Candidate, RankPlan, plan_shares, trunk_profile
 from motley.protocol import mesh_pb2 as pb
+from motley.protocol import worker_pb2 as wp
 
 PEERS_S = 60.0
 STALL_S = 120.0
@@ -80,7 +81,7 @@ class LocalMesh:
         self._progress = progress
         self._workers: list[RankWorker] = []
         self._readers: list[asyncio.Task[None]] = []
-        self._said: dict[str, asyncio.Queue[pb.Tokens | Exception]] = {}
+        self._said: dict[str, asyncio.Queue[wp.Tokens | Exception]] = {}
         """What is said of each request under way."""
         self._session = secrets.token_hex(8)
         self._reported = self._ended = 0
@@ -113,7 +114,7 @@ class LocalMesh:
         sampling: pb.Sampling | None = None,
         stop: Sequence[int] = (),
         heard: Callable[[], None] = lambda: None,
-    ) -> list[pb.Tokens]:
+    ) -> list[wp.Tokens]:
         """Have the leader continue `prompt`; what it said, a message per token. Every rank's timing is in after it.
 
         Several requests may be under way. `heard` is called for every token.
@@ -121,7 +122,7 @@ class LocalMesh:
         Raises:
             MeshError: a rank failed.
         """
-        decode = pb.Decode(
+        decode = wp.Decode(
             request_id=secrets.token_hex(4),
             prompt=prompt,
             sampling=sampling or pb.Sampling(top_p=1.0, repetition_penalty=1.0),
@@ -130,7 +131,7 @@ class LocalMesh:
         )
         queue = self._said[decode.request_id] = asyncio.Queue()
         self._send(0, decode=decode)
-        said: list[pb.Tokens] = []
+        said: list[wp.Tokens] = []
         while not said or not said[-1].finish:
             try:
                 tokens = await asyncio.wait_for(queue.get(), STALL_S)
@@ -187,11 +188,12 @@ class LocalMesh:
         self.ready = [pb.Ready() for _ in range(workers)]
         self.timing = [pb.Timing() for _ in range(size)]
         self.experts = [pb.ExpertReport() for _ in range(size)]
-        ports: list[asyncio.Future[str]] = [asyncio.get_running_loop().create_future() for _ in range(workers)]
+        ports: list[asyncio.Future[int]] = [asyncio.get_running_loop().create_future() for _ in range(workers)]
         loaded: list[asyncio.Future[None]] = [asyncio.get_running_loop().create_future() for _ in range(workers)]
         for rank in range(workers):
             self._readers.append(asyncio.create_task(self._read(rank, ports[rank], loaded[rank])))
-            self._send(rank, assign=assignment)
+            start = wp.Start(session=self._session, epoch=1, rank=rank, assignment=assignment)
+            self._send(rank, start=start)
         addresses = [f"127.0.0.1:{port}" for port in await asyncio.wait_for(asyncio.gather(*ports), PEERS_S)]
         for rank in range(workers):
             self._send(rank, peers=pb.Peers(addresses=addresses))
@@ -207,15 +209,15 @@ class LocalMesh:
     def _entry(self, rank: int) -> Sequence[str]:
         """The module that a worker runs, and its arguments: the network, and who is on the same machine."""
         if not self.spec.link:
-            return ("motley.daemon.rank.process",)
+            return ("motley.daemon.worker.process",)
         size = len(self.plans)
         near = rank + size if rank < size else rank - size  # there may be none; hosts have no links to each other
         return ("motley.bench.rank_over_link", self.spec.link, str(near))
 
     def _send(self, rank: int, **body: Any) -> None:
-        self._workers[rank].send(pb.RankCommand(session=self._session, epoch=1, rank=rank, **body))
+        self._workers[rank].send(wp.WorkerCommand(**body))
 
-    async def _read(self, rank: int, port: asyncio.Future[str], loaded: asyncio.Future[None]) -> None:
+    async def _read(self, rank: int, port: asyncio.Future[int], loaded: asyncio.Future[None]) -> None:
         """Take in what a rank says until it ends."""
         why = "its process ended"
         async for event in self._workers[rank].events():

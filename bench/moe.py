@@ -31,6 +31,7 @@ from motley.daemon.weights.cache import default_folder
 from motley.orchestrator.planning.placement.place import place_experts
 from motley.orchestrator.planning.placement.terms import Expert, Host
 from motley.protocol import mesh_pb2 as pb
+from motley.protocol import worker_pb2 as wp
 
 PROMPT = 8
 """Random tokens in each prompt of the requests that are answered at once."""
@@ -294,5 +295,5 @@ def _hosts(mesh: LocalMesh) -> list[pb.HostReport]:
     return list(mesh.experts[0].hosts)
 
 
-def _ids(said: Sequence[pb.Tokens]) -> list[int]:
+def _ids(said: Sequence[wp.Tokens]) -> list[int]:
     return [token for tokens in said for token in tokens.ids]

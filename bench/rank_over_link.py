@@ -1,7 +1,7 @@
 """A rank worker behind an emulated network: ``python -m motley.bench.rank_over_link LINK NEAR``.
 
 `LINK` is what `motley.bench.emulator.LinkSpec.parse` reads, `NEAR` the rank that is on the same machine and reached
-without it; everything else is as in `motley.daemon.rank.process`.
+without it; everything else is as in `motley.daemon.worker.process`.
 """
 
 from __future__ import annotations
@@ -9,11 +9,12 @@ from __future__ import annotations
 import sys
 
 from motley.bench.emulator import LinkSpec, Nic, sleep_exactly
-from motley.daemon.rank import process
+from motley.daemon.worker import process
+from motley.daemon.worker.worker import Wrap
 from motley.transport.security import Stream
 
 
-def network(link: LinkSpec, near: int, number: int) -> process.Wrap:
+def network(link: LinkSpec, near: int, number: int) -> Wrap:
     """What the connections of rank `number` go through."""
     nic = Nic(link, seed=number)
 

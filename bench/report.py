@@ -26,9 +26,9 @@ from motley.bench.drift import Drift, measure_drift
 from motley.bench.latency import LatencyReport, measure_latency
 from motley.bench.local_mesh import MeshError, MeshSpec
 from motley.bench.synth import SHAPES, synthesise
+from motley.daemon.machine.processor import cpu_name, usable_cores
 from motley.daemon.models.description import Model, expected_shapes
 from motley.daemon.models.files import open_model
-from motley.daemon.node.hardware import cpu_name, usable_cores
 from motley.daemon.weights.cache import default_folder
 
 SHAPE = "tinyllama-1.1b"

@@ -26,7 +26,7 @@ from motley.cli.show import console, loading_bars, table
 bench = typer.Typer(help="Measure this machine and its ranks.", no_args_is_help=True, rich_markup_mode="rich")
 
 LIKE = "mixtral-quarter"
-"""What `motley bench moe` takes, if not told otherwise."""
+"""The shape that `motley bench moe` measures, if not told otherwise."""
 
 
 def register(app: typer.Typer) -> None:

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from motley.cli.show import console, counted, table
+from motley.cli.show import console, table
 from motley.cli.timeline import WIDTH, legend, sparkline, stacked_bar
+from motley.protocol.wording import counted
 
 if TYPE_CHECKING:
     from motley.bench.drift import Drift
@@ -56,6 +57,7 @@ def show_latency(report: LatencyReport) -> None:
 
 
 def show_throughput(rows: Sequence[Throughput]) -> None:
+    """A row for each number of requests that were answered at once."""
     cells = [
         [str(row.requests), f"{row.tokens_per_s:.1f}", f"{row.gain:.2f}", f"{row.ms_per_token:.1f}"] for row in rows
     ]
@@ -131,6 +133,7 @@ def show_bars(parts: Mapping[str, Mapping[str, float]]) -> None:
 
 
 def show_wire_formats(rows: Sequence[FormatError], ranks: int) -> None:
+    """How far sums over so many ranks are off in each wire format."""
     columns = ["format", "activations", "mean error", "max error", "bytes per value"]
     cells = [
         [row.format, row.activations, f"{row.mean_error:.2e}", f"{row.max_error:.2e}", f"{row.bytes_per_value:.3f}"]
@@ -140,6 +143,7 @@ def show_wire_formats(rows: Sequence[FormatError], ranks: int) -> None:
 
 
 def show_drift(drift: Drift) -> None:
+    """How far ranks are off from one process, layer by layer."""
     columns = ["layer", "fp32", "to float64", "fp16", "to float64", "largest", "RMS"]
     cells = [
         [

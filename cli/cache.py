@@ -12,7 +12,8 @@ import typer
 
 from motley.cli.errors import CliError
 from motley.cli.options import Cache
-from motley.cli.show import counted, human_size, results, table
+from motley.cli.show import results, table
+from motley.protocol.wording import counted, short_bytes
 
 if TYPE_CHECKING:
     from motley.daemon.weights.cache import Entry
@@ -21,7 +22,7 @@ SHOWN_KEY = 8
 """Digits of a key in the table; `motley cache rm` takes as many as tell it apart."""
 
 NAMED = 3
-"""Keys that are told of many, at most."""
+"""Keys that a message names at most."""
 
 shares = typer.Typer(help="The quantised shares on this machine's disk.", no_args_is_help=True, rich_markup_mode="rich")
 
@@ -52,7 +53,7 @@ def ls(
         broken = [{"key": key, "bytes": size} for key, size in damaged.items()]
         print(json.dumps({"folder": str(kept.folder), "bytes": total, "shares": sound, "damaged": broken}))
         return
-    title = f"{kept.folder}: {human_size(total)}"
+    title = f"{kept.folder}: {short_bytes(total)}"
     if model:
         columns = ["key", "quant", "share", "size", "last used"]
         rows = [[entry.key[:SHOWN_KEY], _held(entry), _what(entry), *_size_and_day([entry])] for entry in entries]
@@ -63,7 +64,7 @@ def ls(
     for entry in entries:
         groups.setdefault((entry.label.model, _held(entry)), []).append(entry)
     rows = [[*group, _how_many(members), *_size_and_day(members)] for group, members in groups.items()]
-    rows += [[f"damaged: {key[:SHOWN_KEY]}", "-", "-", human_size(size), "-"] for key, size in damaged.items()]
+    rows += [[f"damaged: {key[:SHOWN_KEY]}", "-", "-", short_bytes(size), "-"] for key, size in damaged.items()]
     others = [row[1:] for row in (columns, *rows)]
     room = results.width - sum(max(map(len, column)) for column in zip(*others, strict=True)) - 3 * len(columns) - 1
     results.print(table(columns, [[end_of(row[0], room), *row[1:]] for row in rows], title=title))
@@ -89,7 +90,7 @@ def rm(
     wanted = sizes if everything else dict.fromkeys(key for name in names or [] for key in _find(name, entries, sizes))
     removed = [key for key in wanted if kept.remove(key)]
     kept.sweep()
-    size = human_size(sum(sizes[key] for key in removed))
+    size = short_bytes(sum(sizes[key] for key in removed))
     print(f"removed {len(removed)} of {counted(len(wanted), 'share')}, {size}")
     if len(removed) < len(wanted):
         used = [key[:SHOWN_KEY] for key in wanted if key not in removed]
@@ -138,7 +139,7 @@ def _how_many(entries: Sequence[Entry]) -> str:
 
 def _size_and_day(entries: Sequence[Entry]) -> list[str]:
     used = datetime.fromtimestamp(max(entry.used for entry in entries))
-    return [human_size(sum(entry.size for entry in entries)), f"{used:%Y-%m-%d}"]
+    return [short_bytes(sum(entry.size for entry in entries)), f"{used:%Y-%m-%d}"]
 
 
 def end_of(path: str, room: int) -> str:

@@ -20,7 +20,7 @@ DEFAULT_URL = "http://127.0.0.1:8000"
 CONNECT_S = 5.0
 POLL_S = 0.2
 SILENCE_S = 330.0
-"""Longer than the orchestrator's own limit for an answer to go on."""
+"""Seconds without a word that an answer may have; longer than the orchestrator's own limit."""
 
 Url = Annotated[
     str, typer.Option(envvar="MOTLEY_URL", help="The orchestrator's HTTP address.", show_default=DEFAULT_URL)
@@ -87,6 +87,7 @@ class Client:
         raise CliError("the answer broke off; see what the orchestrator says")
 
     async def sessions(self) -> list[dict[str, Any]]:
+        """All sessions of the mesh, as the API tells them; errors as `call`."""
         answer = await self.call("GET", "/api/sessions")
         found: list[dict[str, Any]] = answer["sessions"]
         return found
@@ -121,7 +122,7 @@ class Client:
 
 
 def broke_off(url: str, error: Exception) -> str:
-    """Of an address where somebody listens, and gives no answer: an orchestrator that ended, or something else."""
+    """Say what may be wrong at an address where somebody listens but gives no answer."""
     parts, usual = urlsplit(url), urlsplit(DEFAULT_URL).port
     told = f"what listens at {url} has gone, or is no HTTP server ({type(error).__name__})"
     if parts.port == usual:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import aclosing
 from typing import Annotated, Any
 
 import typer
@@ -17,10 +18,12 @@ from motley.cli.demo_mesh import (
     mesh_of_processes,
     node_names,
     single_process,
+    written,
 )
 from motley.cli.errors import CliError
 from motley.cli.interrupt import run
-from motley.cli.show import console, counted, loading_bars, session_table
+from motley.cli.show import console, loading_bars, session_table
+from motley.protocol.wording import counted
 
 MODEL = MODELS / "shakespeare-2.6m"
 RANKS = 3
@@ -66,21 +69,10 @@ async def _demo(ranks: int, prompt: str, tokens: int, seed: int, quiet: bool) ->
         wanted = {"model": str(MODEL), "quantisation": "fp32", "nodes": node_names(ranks)}
         with loading_bars() as bars:
             session = await client.wait_ready(await client.call("POST", "/api/sessions", wanted), bars.advance_to)
-        if not quiet:
-            print(prompt, end="", flush=True)
-        pieces = []
-        try:
-            async for event in client.stream("/v1/completions", completion(MODEL, prompt, tokens, seed)):
-                for choice in event["choices"]:
-                    pieces.append(choice["text"])
-                    if not quiet:
-                        print(choice["text"], end="", flush=True)
-        finally:
-            if not quiet:
-                print("\n", flush=True)  # whatever follows, an error too, begins a line
+        async with aclosing(written(client, completion(MODEL, prompt, tokens, seed), quiet)) as pieces:
+            text = "".join([piece async for piece in pieces])
         session = await _with_timing(client, session["id"])
     console.print(session_table(session))
-    text = "".join(pieces)
     identical = check_text(text, await single_process(MODEL, prompt, tokens, seed))
     return {
         "ranks": ranks,

@@ -6,16 +6,17 @@ import asyncio
 import os
 import sys
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from motley.cli.client import Client
-from motley.cli.run import wait_for_nodes
-from motley.cli.show import console, human_size
+from motley.cli.mesh_of_one import wait_for_nodes
+from motley.cli.show import console
 from motley.daemon.node.child import start_child
+from motley.protocol.wording import short_bytes
 
 MODELS = Path(__file__).parent / "models"
 STOP_S = 10.0
@@ -24,6 +25,7 @@ TOP_K = 40
 
 
 def node_names(count: int) -> list[str]:
+    """What the daemons of a demonstration are called, eight at most."""
     return [f"machine-{letter}" for letter in "abcdefgh"[:count]]
 
 
@@ -62,7 +64,7 @@ async def mesh_of_processes(limits: list[int]) -> AsyncIterator[DemoMesh]:
         ends: list[asyncio.Task[str]] = []
         try:
             for name, limit in zip(node_names(len(limits)), limits, strict=True):
-                console.print(f"starting {name} with {human_size(limit)} of memory")
+                console.print(f"starting {name} with {short_bytes(limit)} of memory")
                 where = orchestrator.join_target, orchestrator.join_token
                 daemons[name] = await _start_daemon(*where, name, limit, _log(folder, name))
             ends = [asyncio.create_task(_last_words(daemon, _log(folder, name))) for name, daemon in daemons.items()]
@@ -75,6 +77,25 @@ async def mesh_of_processes(limits: list[int]) -> AsyncIterator[DemoMesh]:
             finally:
                 await asyncio.gather(*map(_end, daemons.values()))
                 await asyncio.gather(*ends, return_exceptions=True)
+
+
+async def written(client: Client, request: dict[str, Any], quiet: bool) -> AsyncGenerator[str, None]:
+    """Have a text written and print it, unless `quiet`; gives its pieces as they come.
+
+    Args:
+        request: as `completion` makes it.
+    """
+    if not quiet:
+        print(request["prompt"], end="", flush=True)
+    try:
+        async for event in client.stream("/v1/completions", request):
+            for choice in event["choices"]:
+                if not quiet:
+                    print(choice["text"], end="", flush=True)
+                yield choice["text"]
+    finally:
+        if not quiet:
+            print("\n", flush=True)  # whatever follows, an error too, begins a line
 
 
 def check_text(text: str, alone: str) -> bool:

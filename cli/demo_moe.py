@@ -20,16 +20,18 @@ from motley.cli.demo_mesh import (
     mesh_of_processes,
     node_names,
     single_process,
+    written,
 )
 from motley.cli.errors import CliError
-from motley.cli.show import console, counted, loading_bars, session_table
+from motley.cli.show import console, loading_bars, session_table
+from motley.protocol.wording import counted
 
 MODEL = MODELS / "shakespeare-moe-1.5m"
 MEMORY = 10**9
-"""Bytes of every daemon: two processes of 0.2 GB, and experts."""
+"""Bytes that every daemon may use: two processes of 0.2 GB, and experts."""
 REPLICAS = 2
 LEAST_TOKENS = 10
-"""Fewer have no middle."""
+"""The shortest text that has a middle, in which a machine is killed."""
 HEALED_S = 30.0
 
 
@@ -91,22 +93,14 @@ async def _write(mesh: DemoMesh, victim: str, body: dict[str, Any], quiet: bool)
     pieces: list[str] = []
     times: list[float] = []
     killed_at = body["max_tokens"] // 2 - 1
-    if not quiet:
-        print(body["prompt"], end="", flush=True)
-    try:
-        async for event in mesh.client.stream("/v1/completions", body):
-            for choice in event["choices"]:
-                pieces.append(choice["text"])
-                times.append(time.perf_counter())
+    async with contextlib.aclosing(written(mesh.client, body, quiet)) as coming:
+        async for piece in coming:
+            pieces.append(piece)
+            times.append(time.perf_counter())
+            if len(pieces) == killed_at + 1:
+                _kill(mesh.daemons[victim].pid)
                 if not quiet:
-                    print(choice["text"], end="", flush=True)
-                if len(pieces) == killed_at + 1:
-                    _kill(mesh.daemons[victim].pid)
-                    if not quiet:
-                        console.print(f"\n[red]<{victim} is killed>[/]")  # the text goes on in a line of its own
-    finally:
-        if not quiet:
-            print("\n", flush=True)  # whatever follows, an error too, begins a line
+                    console.print(f"\n[red]<{victim} is killed>[/]")  # the text goes on in a line of its own
     return "".join(pieces), times, killed_at
 
 

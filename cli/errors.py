@@ -30,7 +30,7 @@ EXPECTED = {
     "motley.orchestrator.planning.placement.terms.PlacementError",
     "motley.orchestrator.planning.shares.PlanError",
 }
-"""By name: importing them here would load every part of Motley for every command."""
+"""The names of expected exceptions; importing them here would load every part of Motley for every command."""
 
 
 def explain(error: BaseException) -> str | None:

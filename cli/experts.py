@@ -13,10 +13,11 @@ from rich.text import Text
 from motley.cli.client import DEFAULT_URL, ApiKey, Client, Url
 from motley.cli.errors import CliError
 from motley.cli.interrupt import run
-from motley.cli.show import counted, human_size, results, table, waiting
+from motley.cli.show import results, table, waiting
+from motley.protocol.wording import counted, short_bytes
 
 MARKS = {"serving": "", "fetching": "+", "leaving": "-", "dead": "†"}
-"""Before a node's number: its replica is coming, going, or lost and not replaced."""
+"""What stands before a node's number: its replica of an expert serves, is coming, going, or lost and not replaced."""
 MEANING = {"fetching": "on its way there", "leaving": "let go there", "dead": "lost there, and nowhere else yet"}
 HOST_COLUMNS = """\
 no.: what it is called below.  experts: that it computes, + on their way to it.
@@ -143,7 +144,7 @@ def _summary(found: dict[str, Any]) -> str:
     parts = [f"{replicas['asked']} of each expert asked for, {replicas['least']} there at least"]
     if found["moves"]:
         parts.append(f"{counted(found['moves'], 'replica')} on the move")
-    parts.append(f"{human_size(found['bytes_out'])} sent, {human_size(found['bytes_in'])} received")
+    parts.append(f"{short_bytes(found['bytes_out'])} sent, {short_bytes(found['bytes_in'])} received")
     return ", ".join(parts)
 
 

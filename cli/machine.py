@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from rich.markup import escape
 
 from motley.cli.errors import CliError
-from motley.cli.show import console, counted
+from motley.cli.show import console
+from motley.protocol.wording import counted
 
 if TYPE_CHECKING:
     from motley.daemon.node.app import DaemonConfig
@@ -22,7 +23,7 @@ def fit_to_machine(config: DaemonConfig) -> DaemonConfig:
     Raises:
         CliError: `advertise` is no address.
     """
-    from motley.daemon.node.hardware import usable_cores
+    from motley.daemon.machine.processor import usable_cores
 
     if config.advertise:
         _check_address(config.advertise)

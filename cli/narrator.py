@@ -7,10 +7,11 @@ from collections.abc import Callable
 
 from rich.markup import escape
 
-from motley.cli.show import console, counted, human_size, loading_bars
+from motley.cli.show import console, loading_bars
 from motley.daemon.node.app import Observer
 from motley.daemon.node.control import NodeSettings
 from motley.protocol import mesh_pb2 as pb
+from motley.protocol.wording import counted, short_bytes
 
 
 class Narrator(Observer):
@@ -19,7 +20,7 @@ class Narrator(Observer):
     def __init__(self, on_joined: Callable[[], None] = lambda: None) -> None:
         self._on_joined = on_joined
         self.leaving = False
-        """The orchestrator goes because we do: no news."""
+        """Whether this process is ending, and the orchestrator with it: then its loss is no news."""
         self._bars = loading_bars()
         self._progress = self._bars.__enter__()
 
@@ -29,7 +30,7 @@ class Narrator(Observer):
         gpus = ", ".join(gpu.name for gpu in it.gpus) or "no GPU"
         console.print(
             f"[green]joined[/] as [bold]{escape(settings.name)}[/] ({settings.address}): {escape(it.cpu)}, "
-            f"{counted(it.cores, 'core')}, {human_size(it.memory_bytes)} for ranks, "
+            f"{counted(it.cores, 'core')}, {short_bytes(it.memory_bytes)} for ranks, "
             f"{it.memory_bandwidth / 1e9:.1f} GB/s, {gpus}"
         )
 
@@ -44,7 +45,7 @@ class Narrator(Observer):
             case "loading":
                 self._progress.advance_to(role, event.loading.done_bytes, event.loading.total_bytes)
             case "ready":
-                size = human_size(event.ready.share_bytes)
+                size = short_bytes(event.ready.share_bytes)
                 console.print(f"[green]ready[/] {who}: {size} of weights loaded in {event.ready.load_s:.1f} s")
             case "failed":
                 console.print(f"[red]failed[/] {who}: {escape(event.failed.message)}", soft_wrap=True)

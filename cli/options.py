@@ -12,7 +12,8 @@ import typer
 
 from motley.cli.errors import CliError
 from motley.cli.machine import fit_to_machine
-from motley.cli.show import console, human_size
+from motley.cli.show import console
+from motley.protocol.wording import short_bytes
 
 if TYPE_CHECKING:
     from motley.daemon.node.app import DaemonConfig
@@ -133,9 +134,9 @@ def daemon_config(
         CliError: `name` is blank, `zone` is long or not printable, `memory` or `cache_limit` is no size, `memory`
             holds nothing, or `advertise` is no address.
     """
+    from motley.daemon.machine.memory import available_memory
     from motley.daemon.models.profile import RUNTIME_BYTES
     from motley.daemon.node.app import DaemonConfig
-    from motley.daemon.node.hardware import available_memory
     from motley.daemon.weights.cache import ShareCache
 
     if name is not None and not name.strip():
@@ -144,10 +145,10 @@ def daemon_config(
         raise CliError("--zone has up to 64 printable characters")
     limit = _size("--memory", memory) if memory else None
     if limit is not None and limit <= RUNTIME_BYTES:
-        least = human_size(RUNTIME_BYTES)
+        least = short_bytes(RUNTIME_BYTES)
         raise CliError(f"--memory: {memory} holds nothing: a rank takes {least} before its weights; give it more")
     if limit is not None and limit > (available := available_memory()):
-        console.print(f"[yellow]--memory {memory}[/] is cut to the {human_size(available)} that are available here")
+        console.print(f"[yellow]--memory {memory}[/] is cut to the {short_bytes(available)} that are available here")
     return fit_to_machine(
         DaemonConfig(
             orchestrator=orchestrator,
@@ -220,7 +221,7 @@ def parse_nodes(text: str) -> list[str]:
 
 
 def _size(option: str, typed: str) -> int:
-    from motley.daemon.node.hardware import parse_size
+    from motley.cli.sizes import parse_size
 
     try:
         return parse_size(typed)

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import shlex
 import sys
-import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,6 +15,7 @@ from rich.markup import escape
 from motley.cli.client import DEFAULT_URL, ApiKey, Client, Refused, Unreachable, Url
 from motley.cli.errors import CliError
 from motley.cli.interrupt import run as run_interruptibly
+from motley.cli.mesh_of_one import mesh_of_one
 from motley.cli.options import (
     Context,
     Engines,
@@ -34,20 +30,18 @@ from motley.cli.options import (
     parse_nodes,
     parse_shares,
 )
-from motley.cli.show import console, counted, loading_bars
+from motley.cli.show import console, loading_bars
+from motley.cli.wanted import Wanted, nodes_of, option_of, start_command, stop_command
 from motley.daemon.weights.hub import no_model
 from motley.orchestrator.session_request import SessionRequest
+from motley.protocol.wording import counted
 
-OPTIONS = {"quantisation": "--quant", "quantisations": "--quant", "engines": "--engine"}
-"""By a request's field, the option for it, where they are not called alike."""
 IN_OPTIONS = {
     "exact=true": "--exact",
     "experts 'sliced'": "--experts sliced",
     "experts, replicas and trunk": "--experts, --replicas and --trunk",
 }
-"""By what the orchestrator says of values, what that is on the command line."""
-JOIN_S = 60.0
-"""The local node of a mesh of one has this long to measure itself and join."""
+"""What the orchestrator calls things in a refusal, and the option that is meant."""
 
 
 def register(app: typer.Typer) -> None:
@@ -157,72 +151,11 @@ def _in_options(refusal: str, param: str | None) -> str:
     """What the orchestrator refuses, in the words of the command line; `param` is the request's field to blame."""
     if param and refusal.startswith(f"{param} "):
         is_text = param.startswith(("messages", "prompt"))
-        option = "the prompt" if is_text else _option(param)
+        option = "the prompt" if is_text else option_of(param)
         refusal = option + refusal.removeprefix(param)
     for word, option in IN_OPTIONS.items():
         refusal = refusal.replace(word, option)
     return refusal
-
-
-def _option(field: str) -> str:
-    """The option for a field of a request."""
-    return OPTIONS.get(field, f"--{field.replace('_', '-')}")
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """A model and how it should be loaded."""
-
-    request: SessionRequest
-    any_quantisation: bool = True
-    """If the model is loaded already, its quantisation does not matter (but on nodes that have one of their own)."""
-    any_engine: bool = True
-    """If the model is loaded already, its engine does not matter (but on nodes that have one of their own)."""
-
-    def check(self, session: dict[str, Any]) -> None:
-        """Refuse a session that was loaded otherwise.
-
-        Raises:
-            CliError: which option it is not loaded by, and what to do.
-        """
-        request = self.request
-        layout, replicas, planned = session["experts"], session["replicas"], bool(session["ranks"])
-        if planned and layout is None and request.wants_parallel:
-            option = _option(request.asking_for_parallel[0])
-            raise CliError(f"{request.model!r} has no experts, which {option} is about; leave it out")
-        ranks = len(session["ranks"]) or request.trunk  # not known while it is in planning
-        placed = request.experts in ("auto", layout or "sliced")
-
-        def unlike_on(wanted: Mapping[str, str], kind: str) -> list[str]:
-            loaded = {node: session[f"{kind}s"].get(node, session[kind]) for node in wanted}
-            return [f"{own} on {node}" for node, own in loaded.items() if own != wanted[node]]
-
-        def unlike_all(field: str, any_will_do: bool) -> bool:
-            return not any_will_do and getattr(request, field) != session[field]
-
-        used = {name for worker in session["ranks"] + session["hosts"] for name in _nodes_of(worker)}
-        elsewhere = planned and list(request.nodes) not in ([], session["nodes"]) and set(request.nodes) != used
-        length = session["context"]
-        quants, engines = unlike_on(request.quantisations, "quantisation"), unlike_on(request.engines, "engine")
-        for option, unlike, how in (
-            ("--quant", unlike_all("quantisation", self.any_quantisation), f"as {session['quantisation']}"),
-            ("--quant", bool(quants), f"as {', '.join(quants)}"),
-            ("--engine", unlike_all("engine", self.any_engine), f"by {session['engine']}"),
-            ("--engine", bool(engines), f"by {', '.join(engines)}"),
-            ("--context", planned and request.context not in (0, length), f"for {length} tokens"),
-            ("--nodes", elsewhere, f"on {', '.join(sorted(used))}"),
-            ("--shares", list(request.shares) not in ([], session["shares"]), "in other shares"),
-            ("--exact", request.exact and not session["exact"], "without exact sums"),
-            ("--experts", planned and not placed, f"with experts {layout}"),
-            ("--replicas", request.replicas > replicas, f"with {counted(replicas, 'replica')} of every expert"),
-            ("--trunk", request.trunk not in (1, ranks), f"on {counted(ranks, 'rank')}"),
-        ):
-            if unlike:
-                name = session["name"] or session["id"]
-                raise CliError(
-                    f"session {name!r} has {request.model!r} loaded {how}: leave out {option}, or close it first with"
-                    f" `{_stop(session)}`"
-                )
 
 
 async def _run(wanted: Wanted, body: dict[str, Any], url: str, api_key: str, may_be_alone: bool, as_json: bool) -> None:
@@ -253,7 +186,7 @@ async def _find(client: Client, model: str) -> dict[str, Any] | None:
             return session
     if failed and model != failed["model"]:
         why = failed["failure"]["message"]
-        raise CliError(f"session {model!r} has failed: {why}\nStart it again with:  {_again(failed)}")
+        raise CliError(f"session {model!r} has failed: {why}\nStart it again with:  {start_command(failed)}")
     return None
 
 
@@ -285,39 +218,6 @@ async def load(client: Client, wanted: Wanted, show: Callable[[str, int, int], N
     return session
 
 
-def _stop(session: dict[str, Any]) -> str:
-    """The command that closes a session, for a shell; one still in planning has no name."""
-    return f"motley stop {shlex.quote(session['name'] or session['id'])}"
-
-
-def _again(session: dict[str, Any]) -> str:
-    """The command that starts a session anew as it was, for a shell; but for `block`, `wire` and `threads`, which only
-    the API knows."""
-    words = ["motley", "run", session["model"], "PROMPT"]
-    for option, kind, default in (
-        ("--quant", "quantisation", SessionRequest.quantisation),
-        ("--engine", "engine", SessionRequest.engine),
-    ):
-        whole = [session[kind]] if session[kind] != default else []
-        for value in whole + [f"{own}@{node}" for node, own in session[f"{kind}s"].items()]:
-            words += [option, value]
-    for option, value in (
-        ("--context", session["context"]),
-        ("--nodes", ",".join(session["nodes"])),
-        ("--shares", ",".join(f"{share:g}" for share in session["shares"])),
-        ("--experts", session["experts"]),
-        ("--replicas", session["replicas"] if session["replicas"] > 1 else 0),
-        ("--trunk", len(session["ranks"]) if session["hosts"] and len(session["ranks"]) > 1 else 0),
-    ):
-        words += [option, str(value)] if value else []
-    return shlex.join(words + (["--exact"] if session["exact"] else []))
-
-
-def _nodes_of(worker: dict[str, Any]) -> list[str]:
-    """The nodes of a rank or an expert host."""
-    return [member["node"] for member in worker.get("group") or [worker]]
-
-
 async def _answer(client: Client, wanted: Wanted, body: dict[str, Any], as_json: bool) -> None:
     with loading_bars() as bars:
         session = await load(client, wanted, bars.advance_to)
@@ -345,7 +245,7 @@ async def _answer(client: Client, wanted: Wanted, body: dict[str, Any], as_json:
             raise
         raise CliError(
             f"the prompt is too long for the context of {context} tokens: shorten it, or close the session with"
-            f" `{_stop(session)}` and load the model with a larger --context"
+            f" `{stop_command(session)}` and load the model with a larger --context"
         ) from refusal
     finally:
         if any(said) and not as_json:
@@ -358,53 +258,10 @@ async def _answer(client: Client, wanted: Wanted, body: dict[str, Any], as_json:
         answer = {"model": session["name"], "text": "".join(said), "finish_reason": finish, "usage": usage}
         print(json.dumps({**answer, "ttft_ms": ttft_ms, "ms_per_token": ms}))
     else:
-        elsewhere = sum(len(_nodes_of(host)) for host in session["hosts"])
+        elsewhere = sum(len(nodes_of(host)) for host in session["hosts"])
         by = "the context, which is full" if finish == "length" and tokens < most else finish
         hosts = f", experts on {counted(elsewhere, 'node')}" if elsewhere else ""
         console.print(
             f"[dim]{counted(tokens, 'token')}, the first after {ttft_ms:.0f} ms, then {ms:.1f} ms each, on "
             f"{counted(len(session['ranks']), 'rank')}{hosts}; ended by {by}[/]"
         )
-
-
-@asynccontextmanager
-async def mesh_of_one() -> AsyncIterator[Client]:
-    """An orchestrator and a node in this process, on loopback, for as long as the context lasts."""
-    from motley.daemon.node.app import DaemonConfig, Observer, run_daemon
-    from motley.orchestrator.app import Orchestrator, OrchestratorConfig
-
-    with tempfile.TemporaryDirectory(prefix="motley-") as state:
-        orchestrator = Orchestrator(
-            OrchestratorConfig(host="127.0.0.1", grpc_port=0, http_port=0, state_dir=Path(state))
-        )
-        await orchestrator.start()
-        node = asyncio.create_task(
-            run_daemon(DaemonConfig(orchestrator.join_target, orchestrator.join_token), Observer())
-        )
-        try:
-            async with Client(orchestrator.http_url) as client:
-                await wait_for_nodes(client, 1, node)
-                yield client
-        finally:
-            await orchestrator.stop()
-            node.cancel()
-            await asyncio.gather(node, return_exceptions=True)
-
-
-async def wait_for_nodes(client: Client, count: int, *parts: asyncio.Future[Any]) -> None:
-    """Wait until so many nodes have joined.
-
-    Raises:
-        CliError: one of `parts` ended before that, or `JOIN_S` have passed.
-    """
-    deadline = time.monotonic() + JOIN_S
-    while True:
-        nodes = (await client.call("GET", "/api/nodes"))["nodes"]
-        if sum(node["state"] == "alive" for node in nodes) >= count:
-            return
-        for part in parts:
-            if part.done():
-                raise CliError(f"a node ended before all had joined: {part.exception() or part.result()}")
-        if time.monotonic() > deadline:
-            raise CliError(f"{counted(count, 'node')} wanted, {len(nodes)} joined within {JOIN_S:.0f} s")
-        await asyncio.sleep(0.05)

@@ -16,16 +16,18 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColum
 from rich.table import Table
 from rich.text import Text
 
+from motley.protocol.wording import counted, short_bytes
+
 NAMED = 5
-"""Experts without a host that are named, at most."""
+"""Experts without a host that a message names at most."""
 LINE_S = 10.0
-"""Where stderr is no terminal, a rank that loads has a line so often."""
+"""Seconds between two lines on a rank that loads, where stderr is no terminal."""
 UNWRAPPED = 10_000
-"""Columns of what is no terminal: whoever reads it wraps its lines, or searches them."""
+"""Columns of a stream that is no terminal: whoever reads it wraps its lines, or searches them."""
 
 
 def _width(stream: TextIO) -> int | None:
-    """None: the terminal's, or what ``COLUMNS`` says."""
+    """How many columns a stream has; None: as many as its terminal, or ``COLUMNS``, says."""
     return None if stream.isatty() or os.environ.get("COLUMNS") else UNWRAPPED
 
 
@@ -49,7 +51,7 @@ class LoadingBars:
 
 
 class LoadingLines:
-    """The same for what is no terminal: lines, each rank's at the beginning, at the end, and now and then between."""
+    """`LoadingBars` for what is no terminal: lines for each rank, at the beginning, the end and now and then."""
 
     def __init__(self, verb: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._verb = verb
@@ -58,12 +60,16 @@ class LoadingLines:
         """When each rank's last line was printed, and whether it was loaded then."""
 
     def advance_to(self, rank: int | str, done: int, total: int) -> None:
+        """Say that `rank` has come to `done` of `total` bytes, if a line is due."""
         now, whole = self._clock(), done >= total
         since, was_whole = self._said.get(rank, (-math.inf, False))
         if (whole and was_whole) or (not whole and now - since < LINE_S):
             return
         self._said[rank] = now, whole
-        console.print(escape(f"{_label(rank, self._verb)}: {human_size(done)} of {human_size(total)}"), highlight=False)
+        console.print(
+            escape(f"{_label(rank, self._verb)}: {short_bytes(done)} of {short_bytes(total)}"),
+            highlight=False,
+        )
 
 
 def _label(rank: int | str, verb: str) -> str:
@@ -82,19 +88,6 @@ def loading_bars(verb: str = "loading") -> Iterator[LoadingBars | LoadingLines]:
         yield LoadingBars(progress, verb)
 
 
-def human_size(count: float) -> str:
-    """``1.50 GB``: decimal units, three digits."""
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= size:
-            return f"{count / size:.3g} {unit}"
-    return f"{count:.0f} bytes"
-
-
-def counted(count: int, thing: str) -> str:
-    """``1 rank``, ``2 ranks``."""
-    return f"{count} {thing}" if count == 1 else f"{count} {thing}s"
-
-
 def ago(seconds: float) -> str:
     """``42 s ago``, ``3 min ago``, ``2 h ago``."""
     unit, size = next(((unit, size) for unit, size in (("h", 3600), ("min", 60)) if seconds >= size), ("s", 1))
@@ -102,7 +95,7 @@ def ago(seconds: float) -> str:
 
 
 def percentages(fractions: Sequence[float]) -> list[str]:
-    """Whole ones, with the sum that the fractions have: those that lose most by it are not rounded down."""
+    """Fractions as whole percentages, rounded so that they keep their sum: ``["34 %", "33 %", "33 %"]``."""
     down = [int(100 * fraction) for fraction in fractions]
     losses = sorted(range(len(down)), key=lambda index: down[index] - 100 * fractions[index])
     up = losses[: round(100 * sum(fractions)) - sum(down)]
@@ -134,11 +127,11 @@ def session_table(session: dict[str, Any]) -> RenderableType:
     shares = percentages([rank["share"]["fraction"] for rank in ranks] + [host["fraction"] for host in hosts])
     rows = []
     for rank, share in zip(ranks, shares, strict=False):
-        timing, weights = rank["timing"], human_size(rank["share"]["weight_bytes"])
+        timing, weights = rank["timing"], short_bytes(rank["share"]["weight_bytes"])
         parts = [f"{timing[part]:.2f}" for part in ("compute_ms", "wire_ms", "wait_ms")] if timing else ["-"] * 3
         rows.append([worker_name(rank) + _unlike(session, rank), rank["state"], share, weights, *parts])
     for host, share in zip(hosts, shares[len(ranks) :], strict=True):
-        held = [share, human_size(host["weight_bytes"]), counted(host["experts"], "expert")]
+        held = [share, short_bytes(host["weight_bytes"]), counted(host["experts"], "expert")]
         rows.append([worker_name(host), host["state"], *held, "", ""])
     columns = ["node", "state", "share", "weights", "compute", "wire", "wait ms"]
     exact = ", exact" if session["exact"] else ""

@@ -11,7 +11,8 @@ from rich.markup import escape
 from motley.cli.client import DEFAULT_URL, ApiKey, Client, Url
 from motley.cli.errors import CliError
 from motley.cli.interrupt import run
-from motley.cli.show import ago, human_size, results, session_table, table, waiting
+from motley.cli.show import ago, results, session_table, table, waiting
+from motley.protocol.wording import short_bytes
 
 
 def register(app: typer.Typer) -> None:
@@ -37,7 +38,7 @@ def status(
             [
                 [
                     node["name"],
-                    human_size(node["memory_bytes"]),
+                    short_bytes(node["memory_bytes"]),
                     f"{node['memory_bandwidth'] / 1e9:.1f} GB/s",
                     *(["\n".join(map(_gpu_text, node["gpus"])) or "-"] if gpus else []),
                     "\n".join(_workers(node)) or "-",
@@ -78,7 +79,7 @@ def stop(
 
 def _gpu_text(gpu: dict[str, Any]) -> str:
     name = gpu["name"].removeprefix("NVIDIA ").removeprefix("GeForce ")
-    return f"{name} ({human_size(gpu['free_bytes'])} of {human_size(gpu['memory_bytes'])} free)"
+    return f"{name} ({short_bytes(gpu['free_bytes'])} of {short_bytes(gpu['memory_bytes'])} free)"
 
 
 async def _fetch(url: str, api_key: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:

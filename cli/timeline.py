@@ -9,7 +9,7 @@ from rich.text import Text
 
 STYLES = {"compute": "blue", "wire": "red", "wait": "yellow", "lead": "bright_black"}
 BLOCKS = {"compute": "█", "wire": "▓", "wait": "▒", "lead": "░"}
-"""Different without colours, too."""
+"""The character that draws each part, which tells it apart without colours too."""
 LEVELS = "▁▂▃▄▅▆▇█"
 WIDTH = 60
 
@@ -27,6 +27,7 @@ def stacked_bar(parts: Mapping[str, float], full: float, width: int = WIDTH) -> 
 
 
 def legend() -> Text:
+    """What the parts of `stacked_bar` mean."""
     return Text("  ").join(Text(f"{BLOCKS[part]} {part}", style) for part, style in STYLES.items())
 
 

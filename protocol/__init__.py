@@ -1,17 +1,19 @@
-"""The control plane's schema (`mesh.proto`) and its generated code (`make protocol`).
+"""What processes say to each other, as schemas with generated code (`make protocol`), and the limits they agree on.
 
-`VERSION` grows with every change that an older peer would misread; both sides refuse another one by name.
+`mesh.proto` is what a node's daemon and the orchestrator say, `worker.proto` what a daemon and a worker process say.
+`VERSION` grows with every change of `mesh.proto` that an older peer would misread; both sides refuse another one by
+name. The pipe to a worker needs none: both ends are of one installation.
 """
 
 VERSION = 3
 MAX_RANKS = 64
-"""Of one session; far above what tensor parallelism over a network can use."""
+"""Ranks and expert hosts of a session at most; far above what tensor parallelism over a network can use."""
 MAX_TRUNK = 32
-"""Ranks that experts are elsewhere for; a call of an expert host names them by bits."""
+"""Ranks at most in a session with expert hosts, in whose calls 32 bits name them."""
 BLOCKS = (16, 32, 64, 128, 256)
-"""Weights along K that may share a scale, where they are quantised while loading."""
+"""How many weights along K may share a scale, where they are quantised while loading."""
 GPU_RESERVE = 512 << 20
 """Bytes of a GPU's free memory that no rank is planned into: CUDA's own, and what a desktop may want to draw."""
 
 MESSAGE_BYTES = 64 << 20
-"""Longest message of the control plane: an answer may carry its whole prompt back."""
+"""Bytes of the longest message of the control plane: an answer may carry its whole prompt back."""

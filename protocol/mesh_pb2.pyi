@@ -225,14 +225,12 @@ class ModelSpec(_message.Message):
     def __init__(self, source: _Optional[str] = ..., quantisation: _Optional[str] = ..., block: _Optional[int] = ..., exact: _Optional[bool] = ..., beside: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class RankCommand(_message.Message):
-    __slots__ = ("session", "epoch", "rank", "assign", "peers", "decode", "cancel", "release", "placement", "host")
+    __slots__ = ("session", "epoch", "rank", "assign", "peers", "release", "placement", "host")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     ASSIGN_FIELD_NUMBER: _ClassVar[int]
     PEERS_FIELD_NUMBER: _ClassVar[int]
-    DECODE_FIELD_NUMBER: _ClassVar[int]
-    CANCEL_FIELD_NUMBER: _ClassVar[int]
     RELEASE_FIELD_NUMBER: _ClassVar[int]
     PLACEMENT_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
@@ -241,12 +239,10 @@ class RankCommand(_message.Message):
     rank: int
     assign: Assignment
     peers: Peers
-    decode: Decode
-    cancel: str
     release: Release
     placement: Placement
     host: HostedExperts
-    def __init__(self, session: _Optional[str] = ..., epoch: _Optional[int] = ..., rank: _Optional[int] = ..., assign: _Optional[_Union[Assignment, _Mapping]] = ..., peers: _Optional[_Union[Peers, _Mapping]] = ..., decode: _Optional[_Union[Decode, _Mapping]] = ..., cancel: _Optional[str] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., placement: _Optional[_Union[Placement, _Mapping]] = ..., host: _Optional[_Union[HostedExperts, _Mapping]] = ...) -> None: ...
+    def __init__(self, session: _Optional[str] = ..., epoch: _Optional[int] = ..., rank: _Optional[int] = ..., assign: _Optional[_Union[Assignment, _Mapping]] = ..., peers: _Optional[_Union[Peers, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., placement: _Optional[_Union[Placement, _Mapping]] = ..., host: _Optional[_Union[HostedExperts, _Mapping]] = ...) -> None: ...
 
 class Release(_message.Message):
     __slots__ = ()
@@ -369,7 +365,7 @@ class Peers(_message.Message):
     def __init__(self, addresses: _Optional[_Iterable[str]] = ..., group: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class RankEvent(_message.Message):
-    __slots__ = ("session", "epoch", "rank", "listening", "loading", "ready", "failed", "timing", "tokens", "released", "hosted", "experts", "starved")
+    __slots__ = ("session", "epoch", "rank", "listening", "loading", "ready", "failed", "timing", "released", "hosted", "experts", "starved")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
@@ -378,7 +374,6 @@ class RankEvent(_message.Message):
     READY_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
     TIMING_FIELD_NUMBER: _ClassVar[int]
-    TOKENS_FIELD_NUMBER: _ClassVar[int]
     RELEASED_FIELD_NUMBER: _ClassVar[int]
     HOSTED_FIELD_NUMBER: _ClassVar[int]
     EXPERTS_FIELD_NUMBER: _ClassVar[int]
@@ -391,12 +386,11 @@ class RankEvent(_message.Message):
     ready: Ready
     failed: Failure
     timing: Timing
-    tokens: Tokens
     released: Empty
     hosted: HostedExperts
     experts: ExpertReport
     starved: Starved
-    def __init__(self, session: _Optional[str] = ..., epoch: _Optional[int] = ..., rank: _Optional[int] = ..., listening: _Optional[str] = ..., loading: _Optional[_Union[Loading, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., failed: _Optional[_Union[Failure, _Mapping]] = ..., timing: _Optional[_Union[Timing, _Mapping]] = ..., tokens: _Optional[_Union[Tokens, _Mapping]] = ..., released: _Optional[_Union[Empty, _Mapping]] = ..., hosted: _Optional[_Union[HostedExperts, _Mapping]] = ..., experts: _Optional[_Union[ExpertReport, _Mapping]] = ..., starved: _Optional[_Union[Starved, _Mapping]] = ...) -> None: ...
+    def __init__(self, session: _Optional[str] = ..., epoch: _Optional[int] = ..., rank: _Optional[int] = ..., listening: _Optional[str] = ..., loading: _Optional[_Union[Loading, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., failed: _Optional[_Union[Failure, _Mapping]] = ..., timing: _Optional[_Union[Timing, _Mapping]] = ..., released: _Optional[_Union[Empty, _Mapping]] = ..., hosted: _Optional[_Union[HostedExperts, _Mapping]] = ..., experts: _Optional[_Union[ExpertReport, _Mapping]] = ..., starved: _Optional[_Union[Starved, _Mapping]] = ...) -> None: ...
 
 class Empty(_message.Message):
     __slots__ = ()
@@ -583,20 +577,6 @@ class Cancel(_message.Message):
     request_id: str
     def __init__(self, request_id: _Optional[str] = ...) -> None: ...
 
-class Decode(_message.Message):
-    __slots__ = ("request_id", "prompt", "sampling", "max_tokens", "stop_tokens")
-    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
-    PROMPT_FIELD_NUMBER: _ClassVar[int]
-    SAMPLING_FIELD_NUMBER: _ClassVar[int]
-    MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    STOP_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    request_id: str
-    prompt: _containers.RepeatedScalarFieldContainer[int]
-    sampling: Sampling
-    max_tokens: int
-    stop_tokens: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, request_id: _Optional[str] = ..., prompt: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., max_tokens: _Optional[int] = ..., stop_tokens: _Optional[_Iterable[int]] = ...) -> None: ...
-
 class TokenLogprob(_message.Message):
     __slots__ = ("id", "logprob", "text")
     ID_FIELD_NUMBER: _ClassVar[int]
@@ -606,22 +586,6 @@ class TokenLogprob(_message.Message):
     logprob: float
     text: str
     def __init__(self, id: _Optional[int] = ..., logprob: _Optional[float] = ..., text: _Optional[str] = ...) -> None: ...
-
-class Tokens(_message.Message):
-    __slots__ = ("request_id", "ids", "finish", "failure", "logprobs", "prefill_s")
-    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
-    IDS_FIELD_NUMBER: _ClassVar[int]
-    FINISH_FIELD_NUMBER: _ClassVar[int]
-    FAILURE_FIELD_NUMBER: _ClassVar[int]
-    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
-    PREFILL_S_FIELD_NUMBER: _ClassVar[int]
-    request_id: str
-    ids: _containers.RepeatedScalarFieldContainer[int]
-    finish: str
-    failure: Failure
-    logprobs: _containers.RepeatedCompositeFieldContainer[LogprobRow]
-    prefill_s: float
-    def __init__(self, request_id: _Optional[str] = ..., ids: _Optional[_Iterable[int]] = ..., finish: _Optional[str] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., logprobs: _Optional[_Iterable[_Union[LogprobRow, _Mapping]]] = ..., prefill_s: _Optional[float] = ...) -> None: ...
 
 class LogprobRow(_message.Message):
     __slots__ = ("chosen", "top")

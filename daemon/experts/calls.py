@@ -7,9 +7,9 @@ an expert, chooses the replica, and has the answer sent to all. Every rank waits
 
     what happens                           what is done
     the host is lost, or answers garbage   its experts are asked for again elsewhere, at once; it is dropped
-    it is late (`PATIENCE`)                another replica is asked too, the first result counts; until it answers, the
+    it is late (`asked_host.PATIENCE`)     another replica is asked too, the first result counts; until it answers, the
                                            late host is asked for nothing that another has
-    it is silent (`SILENT_S`)              it is dropped
+    it is silent (`asked_host.SILENT_S`)   it is dropped
     another rank's experts do not come     this rank asks for them itself, for itself alone
     no replica can be reached              hosts are dialled again and a new placement is waited for: `STARVED_S`
 
@@ -32,41 +32,23 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
-Expert: TypeAlias = tuple[int, int]
-"""Layer and index."""
+from motley.daemon.experts.asked_host import REDIAL_MAX_S, REDIAL_S, Asked, Host, patience_s
+from motley.daemon.experts.keys import ExpertKey
 
 PIECE = 1 << 16
-"""Experts have lower numbers."""
+"""What the numbers of an expert's pieces differ by; experts have lower numbers."""
 
-PATIENCE = 20.0
-"""A host that has not answered after so many times the expected..."""
-PATIENCE_S = 0.25
-"""...and at least these seconds is late."""
-SILENT_S = 5.0
-"""A host that owes an answer and says nothing for so long, or `PATIENCE` times the expected, is dropped."""
 RESEND_S = 0.1
-"""What another rank asks for may come so much later than what this one does."""
+"""Seconds that the results which another rank asks for may come later than those that this rank asks for."""
 STARVED_S = 120.0
-"""Nothing is asked for any more so long after an expert's first failure; what has been asked may still come."""
-REDIAL_S = 1.0
-"""A host that was lost is dialled again after so long, after a second failure twice that..."""
-REDIAL_MAX_S = 30.0
-"""...and so on, but no longer than this."""
-
-FIRST_ROW_S = 0.01
-"""What a host that has never answered may take per row before anybody loses patience."""
-SMOOTHING = 0.125
-"""Weight of the latest answer in a running estimate."""
-FADING_S = 10.0
-"""The estimate of a host that is not asked halves in this time, so that one that was slow once is tried again; when it
-answers, what was known of it counts half as much."""
+"""Seconds after an expert's first failure from which on nobody is asked for it; an answer under way may still come."""
 NEARLY = 1.25
-"""Hosts that are expected to take no longer than the quickest, times this, take turns."""
+"""Hosts take turns that are expected to answer within so many times what the quickest takes."""
 
 AHEAD = 4
-"""Calls that another rank can be ahead by."""
+"""Calls that another rank may be ahead of this one."""
 EARLY = 1024
-"""Results that are kept for later calls."""
+"""Results for later calls that are kept at most."""
 _SEQUENCES = 1 << 32
 
 
@@ -107,110 +89,46 @@ Action: TypeAlias = Ask | Drop | Dial | Starve
 
 
 @dataclass(eq=False)
-class _Asked:
-    """A question that a host owes an answer to."""
-
-    number: int
-    missing: set[int]
-    rows: int
-    sent_at: float
-    heard_at: float
-    """When the host last answered this or an earlier question: it answers them in order."""
-    expected_s: float
-    idle_s: float
-    """For so long the host had not been asked."""
-    late: bool = False
-    busy_s: float = 0.0
-
-    @property
-    def late_at(self) -> float:
-        return math.inf if self.late else self.sent_at + _patience(self.expected_s)
-
-    @property
-    def silent_at(self) -> float:
-        return self.heard_at + max(SILENT_S, PATIENCE * self.expected_s)
-
-
-@dataclass
-class Host:
-    """What is known of a host."""
-
-    connected: bool = False
-    lost: str = ""
-    """Why it is not."""
-    calls: int = 0
-    rows: int = 0
-    """Answered, both."""
-    computed_s: float = 0.0
-    owing_s: float = 0.0
-    """In which it owed an answer."""
-    waited_s: float = 0.0
-    """In which this rank waited for it; divided, where it waited for several."""
-    stalls_s: list[float] = field(default_factory=list)
-    """What failing over from it has cost, per call."""
-    round_trip_s: float | None = None
-    row_s: float | None = None
-    asked: list[_Asked] = field(default_factory=list)
-    queued: int = 0
-    owing_since: float = 0.0
-    asked_at: float = 0.0
-    dialled: bool = False
-    redial_at: float = math.inf
-    pause_s: float = REDIAL_S
-    barred: bool = False
-    """It computes wrongly, or the orchestrator has given it up: not dialled until it has been started anew."""
-
-    @property
-    def suspect(self) -> bool:
-        """It is late with an answer."""
-        return any(asked.late for asked in self.asked)
-
-    def expected_s(self, rows: int) -> float:
-        """Until it has answered all that it owes and so many rows more; 0 for a host that has never answered."""
-        return (self.round_trip_s or 0.0) + (self.queued + rows) * (self.row_s or 0.0)
-
-    def faded_s(self, rows: int, now: float) -> float:
-        """`expected_s`, less if it has not been asked for long."""
-        return self.expected_s(rows) * math.exp2((self.asked_at - now) / FADING_S)
-
-    def patient_s(self, rows: int) -> float:
-        """`expected_s` for whom it would be wrong to expect too little."""
-        return self.expected_s(rows) if self.row_s is not None else (self.queued + rows) * FIRST_ROW_S
-
-    def measure(self, asked: _Asked, now: float) -> None:
-        row_s = asked.busy_s / asked.rows
-        round_trip_s = max(0.0, now - asked.sent_at - asked.busy_s)
-        weight = 1 - (1 - SMOOTHING) * math.exp2(-asked.idle_s / FADING_S)
-        self.row_s = row_s if self.row_s is None else self.row_s + weight * (row_s - self.row_s)
-        before = self.round_trip_s
-        self.round_trip_s = round_trip_s if before is None else before + weight * (round_trip_s - before)
-
-
-@dataclass(eq=False)
 class _Want:
-    """An expert whose result is missing."""
+    """An expert of the current call whose result is missing.
+
+    Attributes:
+        rows: that were sent to it.
+        due: when this rank asks for it; later where it is another rank that asks on behalf of all.
+        tried: hosts that owe it, or that have refused it.
+        failed_at: when a host first failed it, or none was left to ask.
+        told: whether `Starve` has told of it, for the present placement.
+    """
 
     rows: int
     due: float
-    """When this rank asks for it."""
     tried: set[int] = field(default_factory=set)
-    """Hosts that owe it, or that have refused it."""
     failed_at: float | None = None
     told: bool = False
 
 
 @dataclass(eq=False)
 class _Call:
+    """The experts that one layer of one step needs.
+
+    Attributes:
+        number: the place among this session's calls, and in its lower 32 bits a digest of what was routed.
+        rows: of each expert.
+        wants: the experts whose results are missing.
+        failed: hosts that failed it, and when they had been asked.
+    """
+
     number: int
     layer: int
     rows: Mapping[int, int]
     wants: dict[int, _Want]
     failed: dict[int, float] = field(default_factory=dict)
-    """Hosts that failed it, and when they had been asked."""
 
 
 class ExpertCalls:
-    """One trunk rank's side of the calls of a session, see above. There is one current call.
+    """One trunk rank's decisions about whom to ask for experts, call after call: there is one current call.
+
+    Its methods are told what has happened, and when, and return what is to be done.
 
     Attributes:
         hosts: by number.
@@ -218,11 +136,12 @@ class ExpertCalls:
     """
 
     def __init__(self, rank: int, size: int) -> None:
+        """`size`: trunk ranks, of which this is number `rank`; all of them make the same calls in the same order."""
         self.hosts: list[Host] = []
         self.results: dict[int, Any] = {}
         self._rank = rank
         self._size = size
-        self._replicas: Mapping[Expert, Sequence[int]] = {}
+        self._replicas: Mapping[ExpertKey, Sequence[int]] = {}
         self._sequence = 0
         self._call = _Call(0, 0, {}, {})
         self._early: dict[tuple[int, int], tuple[int, Any]] = {}
@@ -230,12 +149,12 @@ class ExpertCalls:
 
     @property
     def number(self) -> int:
-        """Of the current call."""
+        """The number of the current call."""
         return self._call.number
 
     @property
     def due(self) -> float:
-        """When `tick` has something to do."""
+        """When `tick` has something to do; infinity: never, unless something else happens."""
         times = [host.redial_at for host in self.hosts]
         for host in self.hosts:
             for asked in host.asked:
@@ -258,9 +177,15 @@ class ExpertCalls:
     # -- events -----------------------------------------------------------------------------------------------------
 
     def place(
-        self, replicas: Mapping[Expert, Sequence[int]], alive: Sequence[bool], moved: Collection[int], now: float
+        self, replicas: Mapping[ExpertKey, Sequence[int]], alive: Sequence[bool], moved: Collection[int], now: float
     ) -> list[Action]:
-        """A placement is to be adopted; `moved` are hosts that are new, or were started anew."""
+        """A placement is to be adopted.
+
+        Args:
+            replicas: the hosts of every expert.
+            alive: of every host, whether it may be asked at all.
+            moved: hosts that are new, or were started anew.
+        """
         self._replicas = replicas
         self.hosts += [Host(asked_at=now) for _ in range(len(alive) - len(self.hosts))]
         actions: list[Action] = []
@@ -318,7 +243,7 @@ class ExpertCalls:
         self._early = {key: held for key, held in self._early.items() if self._ahead(key[0]) > 0}
         if self._size > 1:
             total = sum(rows.values())
-            others = _patience(max((host.patient_s(total) for host in self.hosts), default=0.0)) + RESEND_S
+            others = patience_s(max((host.patient_s(total) for host in self.hosts), default=0.0)) + RESEND_S
             for expert, want in call.wants.items():
                 if not self.is_mine(self._call.layer, expert):
                     want.due = now + others
@@ -327,7 +252,14 @@ class ExpertCalls:
     def answered(
         self, number: int, call: int, layer: int, parts: Sequence[tuple[int, int, Any]], busy_s: float, now: float
     ) -> list[Action]:
-        """A host answers call `call`: experts with their rows and results."""
+        """A host answers.
+
+        Args:
+            number: of the host.
+            call: the number of the call that it answers.
+            parts: experts, each with its number of rows and its result.
+            busy_s: how long the host says that it has computed.
+        """
         self._count_wait(now)
         host = self.hosts[number]
         if not host.connected:
@@ -364,7 +296,7 @@ class ExpertCalls:
         return self._ask_open(now)
 
     def garbage(self, number: int, reason: str, now: float) -> list[Action]:
-        """What a host says is wrong: it is not asked again until it has been started anew."""
+        """A host has said what is wrong: it is not asked again until it has been started anew."""
         if not self.hosts[number].connected:
             return []
         self.hosts[number].barred = True
@@ -439,17 +371,19 @@ class ExpertCalls:
         return min(near, key=lambda number: (hosts[number].queued, hosts[number].asked_at, hosts[number].rows, number))
 
     def _note(self, number: int, experts: Sequence[int], now: float) -> None:
+        """Remember that a host is being asked for experts."""
         host = self.hosts[number]
         rows = sum(self._call.wants[expert].rows for expert in experts)
         if not host.asked:
             host.owing_since = now
         idle_s, host.asked_at = now - host.asked_at, now
-        host.asked.append(_Asked(self._call.number, set(experts), rows, now, now, host.patient_s(0), idle_s))
+        host.asked.append(Asked(self._call.number, set(experts), rows, now, now, host.patient_s(0), idle_s))
 
     def _drop(self, number: int, reason: str, now: float) -> list[Action]:
         return [Drop(number, reason), *self.lost(number, reason, now)]
 
     def _dials(self, now: float) -> list[Action]:
+        """The hosts that are to be dialled now."""
         actions: list[Action] = []
         for number, host in enumerate(self.hosts):
             if now >= host.redial_at:
@@ -457,7 +391,7 @@ class ExpertCalls:
                 actions.append(Dial(number))
         return actions
 
-    def _failed(self, number: int, asked: _Asked, now: float) -> None:
+    def _failed(self, number: int, asked: Asked, now: float) -> None:
         """A host has not answered in time, or never will."""
         if asked.number == self._call.number:
             wants = [self._call.wants[expert] for expert in asked.missing if expert in self._call.wants]
@@ -484,7 +418,7 @@ class ExpertCalls:
                     host.pause_s = REDIAL_S
                 return
 
-    def _end(self, host: Host, asked: _Asked, now: float) -> None:
+    def _end(self, host: Host, asked: Asked, now: float) -> None:
         host.asked.remove(asked)
         host.queued -= asked.rows
         if not host.asked:
@@ -498,7 +432,7 @@ class ExpertCalls:
                 host.waited_s += (now - self._clock) / len(owing)
         self._clock = now
 
-    def _owing(self, expert: int, numbers: Iterable[int]) -> list[_Asked]:
+    def _owing(self, expert: int, numbers: Iterable[int]) -> list[Asked]:
         """The questions about an expert of the current call that these hosts have not answered."""
         return [
             asked
@@ -519,6 +453,7 @@ class ExpertCalls:
         return gives_up is not None and now >= gives_up
 
     def _obituary(self, experts: Iterable[int]) -> str:
+        """Say which experts are missing, and what became of each of their hosts."""
         layer = self._call.layer
         said = []
         for expert in sorted({part % PIECE for part in experts}):
@@ -533,7 +468,3 @@ class ExpertCalls:
         """How many calls after the current one this one is."""
         half = _SEQUENCES // 2
         return ((number >> 32) - self._sequence + half) % _SEQUENCES - half
-
-
-def _patience(expected_s: float) -> float:
-    return max(PATIENCE_S, PATIENCE * expected_s)

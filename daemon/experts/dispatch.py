@@ -15,28 +15,32 @@ from typing import Any
 
 import numpy as np
 
-from motley.daemon.experts.calls import PIECE, Action, Ask, Dial, Drop, Expert, ExpertCalls, Starve
+from motley.daemon.experts.calls import PIECE, Action, Ask, Dial, Drop, ExpertCalls, Starve
+from motley.daemon.experts.keys import replicas
 from motley.daemon.experts.wire import Answer, Call, ExpertWire, ExpertWireError, Part, Refusal, RefusalCode
+from motley.daemon.pipe.daemon import Tell
 from motley.plugins.engine import F32
 from motley.plugins.experts import I64, Compute, Sent
 from motley.protocol import mesh_pb2 as pb
 from motley.transport import MAX_MESSAGE, Connected, Lost, Message, Messenger, PeerLost, TransportError, WireFormat
 
 MEET_S = 1800.0
-"""At first, hosts have this long to load what they shall hold; the orchestrator watches them meanwhile."""
+"""When a session begins, hosts have so many seconds to load what they shall hold; the orchestrator watches them."""
 DIAL_S = 10.0
-"""Later, one that cannot be reached within this time is lost."""
+"""A host that cannot be reached within so many seconds, once the session has begun, is lost."""
 LOOK_S = 0.1
-"""Who waits looks this often for what else has happened."""
+"""Seconds between two looks for what else has happened, while a step waits for experts."""
 
 Look = Callable[[float], None]
-"""Look for up to so many seconds whether there are commands; it may call `Dispatcher.place`."""
-Emit = Callable[..., None]
-"""Send a `RankEvent` with this body."""
+"""Looks whether the daemon has commands, waiting up to so many seconds; it may call `Dispatcher.place`."""
 
 
 class Dispatcher:
-    """What a trunk rank knows of expert hosts, and its end of the links to them. One thread owns it."""
+    """Has a trunk rank's experts computed by expert hosts, over its links to them. One thread owns it.
+
+    Attributes:
+        waited_s: seconds that steps have waited for experts.
+    """
 
     def __init__(
         self,
@@ -48,7 +52,7 @@ class Dispatcher:
         hidden: int,
         wire_format: WireFormat,
         look: Look,
-        emit: Emit,
+        tell: Tell,
     ) -> None:
         """
         Args:
@@ -57,15 +61,14 @@ class Dispatcher:
             placement: the first one.
             hidden: D, the width of a row.
             look: called now and then while a step waits.
-            emit: sends `starved` when a step waits for an expert that no host has, and `experts` when a host is lost.
+            tell: sends `starved` when a step waits for an expert that no host has, and `experts` when a host is lost.
         """
         self.waited_s = 0.0
-        """In which steps waited for experts."""
         self._size = size
         self._messenger = messenger
         self._wire = ExpertWire(hidden, wire_format)
         self._look = look
-        self._emit = emit
+        self._tell = tell
         self._calls = ExpertCalls(rank, size)
         self._to_all = (1 << size) - 1
         self._to_me = 1 << rank
@@ -81,9 +84,10 @@ class Dispatcher:
         self._adopt(placement)
 
     def experts(self, layer: int) -> Compute:
-        """What computes the experts of a layer, see `motley.plugins.engine.Collectives`.
+        """What computes the experts of a layer, as `motley.plugins.engine.Collectives.experts` has it.
 
-        It raises `motley.daemon.experts.calls.ExpertsMissing` where experts stay without a host, and what `look` does.
+        Calling it raises `motley.daemon.experts.calls.ExpertsMissing` where experts stay without a host, and whatever
+        `look` raises.
         """
         return partial(self._compute, layer)
 
@@ -93,7 +97,7 @@ class Dispatcher:
             self._adopt(placement)
 
     def meet(self, tell: Callable[[], None]) -> None:
-        """Wait until every host that is alive is there, calling `tell` meanwhile.
+        """Wait until every host that is alive is there, calling `tell` meanwhile, which may end this by raising.
 
         Raises:
             PeerLost: one cannot be reached.
@@ -143,7 +147,7 @@ class Dispatcher:
         )
 
     def close(self) -> None:
-        """Leave in peace."""
+        """End the links to the hosts, who need not take this rank for lost."""
         self._messenger.close()
 
     # -- a call -----------------------------------------------------------------------------------------------------
@@ -162,7 +166,7 @@ class Dispatcher:
         return self._results(sent)
 
     def _pieces(self, own: Sent) -> dict[int, I64]:
-        """An expert's rows by part, see `motley.daemon.experts.calls`: as many of them as fit in a message."""
+        """An expert's rows in pieces that fit in a message, by their numbers, see `motley.daemon.experts.calls`."""
         stretches = self._wire.stretches(len(own.rows), MAX_MESSAGE)
         return {own.expert + PIECE * piece: own.rows[stretch] for piece, stretch in enumerate(stretches)}
 
@@ -244,7 +248,7 @@ class Dispatcher:
                     todo.extend(self._dial(host))
                 case Starve(layer, expert):
                     version = self._placement.version
-                    self._emit(starved=pb.Starved(layer=layer, index=expert, version=version))
+                    self._tell(starved=pb.Starved(layer=layer, index=expert, version=version))
 
     def _send(self, host: int, experts: Sequence[int], for_all: bool) -> None:
         if self._size + host not in self._messenger.connected:  # its loss is about to be told
@@ -285,7 +289,7 @@ class Dispatcher:
             self._report_links()
 
     def _report_links(self) -> None:
-        self._emit(experts=self.report())
+        self._tell(experts=self.report())
 
     def _adopt(self, placement: pb.Placement) -> None:
         before, self._placement = self._placement, placement
@@ -295,16 +299,6 @@ class Dispatcher:
         lived += [None] * (len(now) - len(lived))
         moved = {host for host, (was, address) in enumerate(zip(lived, now, strict=True)) if address not in (None, was)}
         self._do(self._calls.place(replicas(placement.hosts), placement.alive, moved, time.monotonic()))
-
-
-def replicas(hosts: Iterable[pb.HostedExperts]) -> dict[Expert, list[int]]:
-    """The hosts of every expert, ascending."""
-    held: defaultdict[Expert, list[int]] = defaultdict(list)
-    for number, host in enumerate(hosts):
-        for one in host.sets:
-            for index in one.indices:
-                held[one.layer, index].append(number)
-    return dict(held)
 
 
 def _routing(sent: Sequence[Sent]) -> int:

@@ -10,7 +10,7 @@ The links are those of a mesh. A worker that is lost ends the group: its calls c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -18,8 +18,8 @@ import numpy as np
 from motley.daemon.experts.holding import LOADING_LOOK_S, Holding
 from motley.daemon.experts.wire import Answer, Buffer, Call, ExpertWire, Part, Refusal, RefusalCode
 from motley.daemon.models.tree import fold, subtrees
+from motley.daemon.pipe.daemon import Commands
 from motley.plugins.engine import F32, EngineError
-from motley.protocol import mesh_pb2 as pb
 from motley.transport import MAX_MESSAGE, Communicator, WireFormat
 
 
@@ -32,7 +32,7 @@ class Refused(Exception):
 
 
 class Group:
-    """The leader's end of the links to the other workers. One thread owns it."""
+    """The other workers of a group, for the one that leads it: it has each call computed by all. One thread owns it."""
 
     def __init__(self, communicator: Communicator, slices: Sequence[int]) -> None:
         """
@@ -48,7 +48,8 @@ class Group:
         self._spans = [subtrees(range(start, stop), bounds[-1]) for start, stop in pairwise(bounds)]
 
     def check(self) -> None:
-        """
+        """Look whether everyone is still there.
+
         Raises:
             PeerLost: a worker is gone.
         """
@@ -101,7 +102,7 @@ class Group:
 
 
 class GroupMember:
-    """The life of a worker of a group that does not lead it."""
+    """A worker of a group that does not lead it: it computes its slices for the one that does."""
 
     def __init__(
         self,
@@ -109,9 +110,15 @@ class GroupMember:
         holding: Holding,
         *,
         wire_format: WireFormat,
-        commands: Callable[[float], Iterable[pb.RankCommand]],
+        commands: Commands,
     ) -> None:
-        """`wire_format`: of the calls. `commands`: see `motley.daemon.experts.host`."""
+        """
+        Args:
+            communicator: of the group; stays the caller's.
+            holding: this worker's slices of the experts.
+            wire_format: how rows travel in calls; in answers to the worker that leads they are FP32.
+            commands: the daemon's.
+        """
         self._communicator = communicator
         self._leader = communicator.size - 1
         self._holding = holding
@@ -159,4 +166,5 @@ class GroupMember:
 
 
 def _stretch_of(part: Part, rows: slice) -> Part:
+    """The part of an answer that brings these of an expert's rows."""
     return part._replace(rows=rows.stop - rows.start)

@@ -1,47 +1,53 @@
-"""What an expert host holds, or a worker of a group that is one: it loads what is wanted, computes, and tells."""
+"""The experts that an expert host, or a worker of its group, holds: loading what is wanted, computing, telling."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
-from motley.daemon.experts.loading import ExpertKey, ExpertLoader, HeldExpert
+from motley.daemon.experts.keys import ExpertKey, keys_of
+from motley.daemon.experts.loading import ExpertLoader, HeldExpert
 from motley.daemon.experts.wire import Call, Refusal, RefusalCode
-from motley.daemon.node.hardware import resident_bytes
+from motley.daemon.loading.progress import Watch
+from motley.daemon.machine.memory import resident_bytes
+from motley.daemon.pipe.daemon import Tell
 from motley.plugins.engine import F32
 from motley.protocol import mesh_pb2 as pb
+from motley.protocol.worker_pb2 import WorkerCommand
 
 LOOK_S = 0.5
-"""Longest wait for a call or a command; both end it..."""
+"""The longest wait for a call or a command, in seconds; either ends it."""
 LOADING_LOOK_S = 0.02
-"""...but not what has been loaded."""
+"""The same while experts are being loaded, as the wait does not end when one has been loaded."""
 TELL_S = 0.2
-"""Between two reports on what has been loaded."""
+"""Seconds between two reports on what has been loaded."""
 LIFE_S = 1.0
-"""Between two signs of life while something is being loaded..."""
+"""Seconds between two signs of life while something is being loaded."""
 STUCK_S = 1800.0
-"""...unless nothing has come of it for so long: it hangs."""
+"""Loading of which nothing has come for so many seconds hangs: from then on no sign of life is given."""
 
 
 class Holding:
-    """The experts of one worker, or its slices of them. One thread owns it; use as a context."""
+    """The experts that one worker holds, or its slices of them. One thread owns it; use as a context."""
 
-    def __init__(self, wanted: Iterable[ExpertKey], loader: ExpertLoader, *, emit: Callable[..., None]) -> None:
+    def __init__(self, wanted: Iterable[ExpertKey], loader: ExpertLoader, *, tell: Tell) -> None:
         """
         Args:
-            loader: stays the caller's.
-            emit: sends a `RankEvent` with this body.
+            wanted: what is to be held at first.
+            loader: loads it; stays the caller's.
+            tell: sends the daemon `hosted`, `loading` and `ready`.
         """
         self._loader = loader
-        self._emit = emit
+        self._say = tell
         self._wanted = set(wanted)
         self._held: dict[ExpertKey, HeldExpert] = {}
         self._began = time.monotonic()
         self._ready = False
         self._changed = True
-        """What is held, or wanted, has changed since it was told."""
-        self._told_s = self._progressed_s = self._began
+        """Whether what is held, or wanted, has changed since it was told."""
+        self._told_s = self._began
         self._progress = (0, 0)
+        self._watch = Watch(STUCK_S)
         self._load()
 
     @property
@@ -61,7 +67,7 @@ class Holding:
         for expert in self._held.values():
             expert.close()
 
-    def attend(self, commands: Iterable[pb.RankCommand]) -> None:
+    def attend(self, commands: Iterable[WorkerCommand]) -> None:
         """Do what the daemon wants, take what has been loaded, and tell about it.
 
         Raises:
@@ -87,7 +93,7 @@ class Holding:
         return Refusal(call.number, call.layer, RefusalCode.NOT_HERE, reason)
 
     def sums(self, call: Call) -> Iterator[list[F32]]:
-        """Of each expert of a call in turn, see `HeldExpert.sums`; all of them are valid until the next call.
+        """Compute each expert of a call in turn, as `HeldExpert.sums` does; all results are valid until the next call.
 
         Raises:
             EngineError: one cannot be computed.
@@ -98,6 +104,7 @@ class Holding:
             start += part.rows
 
     def _want(self, keys: Iterable[ExpertKey]) -> None:
+        """From now on hold these, and no others."""
         self._wanted = set(keys)
         for key in self._held.keys() - self._wanted:
             self._held.pop(key).close()
@@ -117,27 +124,22 @@ class Holding:
             self._tell_progress(now)
         if self._changed and (self._ready or not busy):
             self._changed = False
-            self._emit(hosted=hosted(self._held))
+            self._say(hosted=hosted(self._held))
         if not (self._ready or busy):
             self._ready = True
             total = sum(expert.weight_bytes for expert in self._held.values())
             rss, load_s = resident_bytes().now, now - self._began
-            self._emit(ready=pb.Ready(share_bytes=total, rss_bytes=rss, load_s=load_s))
+            self._say(ready=pb.Ready(share_bytes=total, rss_bytes=rss, load_s=load_s))
 
     def _tell_progress(self, now: float) -> None:
+        """Say how far the loading is when it has moved, and now and then when it has not, unless it hangs."""
         progress = self._loader.progress
-        if progress != self._progress:
-            self._progress, self._progressed_s = progress, now
-        elif now - self._told_s < LIFE_S or now - self._progressed_s > STUCK_S:
+        hangs, moved = self._watch.hangs(progress), progress != self._progress
+        if not moved and (hangs or now - self._told_s < LIFE_S):
             return
-        self._told_s = now
+        self._progress, self._told_s = progress, now
         done, total = progress
-        self._emit(loading=pb.Loading(done_bytes=done, total_bytes=total))
-
-
-def keys_of(hosted: pb.HostedExperts) -> Iterator[ExpertKey]:
-    """In the order in which they are told."""
-    return ((own.layer, index) for own in hosted.sets for index in own.indices)
+        self._say(loading=pb.Loading(done_bytes=done, total_bytes=total))
 
 
 def hosted(held: dict[ExpertKey, HeldExpert]) -> pb.HostedExperts:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -20,24 +20,21 @@ import numpy as np
 from motley.daemon.experts.group import Group, Refused
 from motley.daemon.experts.holding import Holding
 from motley.daemon.experts.wire import Answer, Buffer, Call, ExpertWire, ExpertWireError, Refusal, RefusalCode
+from motley.daemon.pipe.daemon import Commands
 from motley.plugins.engine import F32, EngineError
-from motley.protocol import mesh_pb2 as pb
 from motley.transport import Message, Messenger, WireFormat
 from motley.transport.link import Waitable
 
 logger = logging.getLogger(__name__)
 
 SWITCH_S = 5e-4
-"""The interpreter goes from thread to thread after so long, ten times as soon as usual: calls wait for the loading."""
+"""Seconds after which the interpreter goes from thread to thread, a tenth of the usual: calls wait for the loading."""
 FILES = 1 << 16
-"""Files that a host may have open, where the system lets it: an expert has two."""
-
-Commands = Callable[[float], Iterable[pb.RankCommand]]
-"""The daemon's commands that are there, waiting up to so many seconds for the first."""
+"""Files that a host asks to have open at most; an expert has two."""
 
 
 class ExpertHost:
-    """The life of one host, once its peers are known."""
+    """An expert host at work: it answers the ranks' calls while what it holds may change."""
 
     def __init__(
         self,
@@ -52,10 +49,13 @@ class ExpertHost:
     ) -> None:
         """
         Args:
-            messenger: accepts the trunk's ranks, ...
-            trunk: ... of which there are so many.
+            messenger: accepts the trunk's ranks.
+            holding: the experts that this worker holds.
+            trunk: how many ranks the trunk has.
+            wire_format: how rows travel.
             daemon: can be read when there are `commands`.
-            group: what this host leads; None: it is alone, and has all of every expert.
+            commands: the daemon's.
+            group: the other workers, if this one leads a group; None: it is alone, and has all of every expert.
         """
         self._trunk = trunk
         self._format = wire_format
@@ -131,6 +131,7 @@ class ExpertHost:
                 self._messenger.send(rank, parts)
 
     def _drop(self, rank: int, reason: str) -> None:
+        """End the link to a rank that says what makes no sense."""
         logger.warning("rank %d is dropped: %s", rank, reason)
         self._messenger.drop(rank, reason)
 

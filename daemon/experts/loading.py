@@ -1,4 +1,4 @@
-"""Experts that a host shall hold become experts that it can compute: one after another, in a thread of its own.
+"""Making the experts that a host shall hold ready to be computed, one after another, in a thread of its own.
 
 The host's own thread goes on computing meanwhile. What a thread can hold up is small: reading, quantising, packing and
 the examination of an expert are long calls of libraries that let others run.
@@ -15,20 +15,18 @@ from functools import partial
 from itertools import takewhile
 from pathlib import Path
 from types import TracebackType
-from typing import Self, TypeAlias
+from typing import Self
 
+from motley.daemon.experts.gate import examine_expert
+from motley.daemon.experts.keys import ExpertKey
+from motley.daemon.loading.planned import PlannedModel, open_planned
 from motley.daemon.models.expert_graph import build_expert_graph
 from motley.daemon.models.tree import fold, subtrees
 from motley.daemon.models.units import Units, units
-from motley.daemon.rank.gate import examine_expert
-from motley.daemon.rank.loading import PlannedModel, open_planned
 from motley.daemon.weights.cache import ShareCache
 from motley.plugins.engine import F32, EngineOptions
 from motley.plugins.expert_engine import Expert, load_expert_engine
 from motley.protocol import mesh_pb2 as pb
-
-ExpertKey: TypeAlias = tuple[int, int]
-"""Layer, and the expert's number in it."""
 
 
 class _Abandoned(Exception):
@@ -47,13 +45,13 @@ class HeldExpert:
     digests: tuple[bytes, ...]
     weight_bytes: int
     _slices: Mapping[range, Expert]
-    """By leaf of the tree of sums."""
+    """What computes each slice, by its leaf of the tree of sums."""
     _spans: tuple[range, ...]
     _files: contextlib.ExitStack
 
     def sums(self, x: F32) -> list[F32]:
-        """f32[N, D] to f32[N, D] for each subtree that the slices fill: the one result if they are all. Valid until
-        the next call.
+        """Compute rows f32[N, D]: what the slices make of them, summed for each subtree of the tree of sums that they
+        fill, f32[N, D] each. An expert that is whole has one such result. They are valid until the next call.
 
         Raises:
             EngineError: it cannot be computed.
@@ -68,12 +66,17 @@ class HeldExpert:
 
 @dataclass(frozen=True)
 class _Model:
+    """The model that experts are loaded from, and how it can be cut."""
+
     planned: PlannedModel
     cut: Units
 
 
 def slices_of(assignment: pb.Assignment) -> tuple[range, int]:
-    """The slices of every expert that a host, or a worker of its group, has, and the number of all."""
+    """Which slices of every expert the worker has that got this assignment, and how many slices an expert is cut in.
+
+    A whole expert is one slice.
+    """
     group = assignment.group
     if not assignment.HasField("group"):
         count = max(1, assignment.expert_slices)
@@ -86,7 +89,11 @@ class ExpertLoader:
     """Loads the experts of one assignment. Use as a context; one thread owns it."""
 
     def __init__(self, assignment: pb.Assignment, *, models: Path | None, cache: ShareCache, threads: int) -> None:
-        """`threads`: that one expert is computed with.
+        """
+        Args:
+            models: the folder in which model names are looked up, if there is one.
+            cache: where shares are kept.
+            threads: that one expert is computed with.
 
         Raises:
             EngineError: the assignment's engine computes no experts.
@@ -102,7 +109,7 @@ class ExpertLoader:
         self._files = contextlib.ExitStack()
         self._thread = ThreadPoolExecutor(1, "expert loading")
         self._loading: dict[ExpertKey, Future[HeldExpert]] = {}
-        """In the order in which they are loaded."""
+        """What is to be loaded, in that order."""
         self._asked = self._loaded = self._each = self._fetched = 0
         self._part = 0.0
         self._abandoned = False
@@ -113,7 +120,7 @@ class ExpertLoader:
         """D, the width of a row; None as long as the model is not opened.
 
         Raises:
-            Exception: what `motley.daemon.rank.loading.open_planned` and `units` raise.
+            Exception: what `motley.daemon.loading.planned.open_planned` and `units` raise.
         """
         return self._model.result().planned.opened.model.hidden if self._model.done() else None
 
@@ -124,14 +131,15 @@ class ExpertLoader:
 
     @property
     def progress(self) -> tuple[int, int]:
-        """Bytes loaded, and all that will be since nothing was; (bytes fetched, 0) while the model is downloaded."""
+        """Bytes loaded, and bytes to load, since there was last nothing to do; (bytes fetched, 0) while the model is
+        downloaded."""
         if not self._each:
             return self._fetched, 0
         total = self._asked * self._each
         return min(total, int((self._loaded + self._part) * self._each)), total
 
     def load(self, keys: Collection[ExpertKey]) -> None:
-        """Load these, in order, and nothing else that has not begun."""
+        """From now on load these, in order; what else was to be loaded is not begun any more."""
         if not self._loading:
             self._asked = self._loaded = 0
         for key, future in list(self._loading.items()):
@@ -213,7 +221,7 @@ class ExpertLoader:
         self._fetched = done
 
     def _on_progress(self, slices: int, done: int, total: int) -> None:
-        """So many slices of an expert are loaded, and of the next so many bytes."""
+        """Note that so many slices of an expert are loaded, and `done` of `total` bytes of the next."""
         if self._abandoned:
             raise _Abandoned
         self._part = max(self._part, (slices + done / total) / len(self._slices)) if total else 0.0

@@ -52,51 +52,73 @@ class ExpertWireError(ValueError):
 
 
 class Kind(IntEnum):
+    """What a message is."""
+
     CALL = 1
     ANSWER = 2
     REFUSAL = 3
 
 
 class RefusalCode(IntEnum):
+    """Why a host does not answer a call."""
+
     NOT_HERE = 1
     """An expert of the call is not on this host (any more)."""
     BAD_CALL = 2
+    """The call asks for what no host can do."""
     FAILED = 3
     """The host could not compute it."""
 
 
 class Part(NamedTuple):
-    """An expert of a call's layer, and how many of the rows are its."""
+    """An expert of a call's layer, and how many of the call's rows are for it."""
 
     expert: int
     rows: int
     piece: int = 0
-    """Of the expert's rows, where one message does not hold them."""
+    """The number of this piece of the expert's rows, where one message does not hold all of them."""
 
 
 @dataclass(frozen=True)
 class Call:
+    """A question to a host: what experts of a layer make of rows.
+
+    Attributes:
+        number: the caller's, which comes back with the answer.
+        reply_to: bit r is set if trunk rank r gets the answer.
+        parts: the experts, and how many of the rows are for each, one after another.
+        rows: f32[N, D].
+    """
+
     number: int
     layer: int
     reply_to: int
-    """Bit r: trunk rank r gets the answer."""
     parts: Sequence[Part]
     rows: F32
-    """f32[N, D]"""
 
 
 @dataclass(frozen=True)
 class Answer:
+    """What experts made of the rows of a call, or of some of its parts.
+
+    Attributes:
+        number, layer: of the call.
+        busy_s: how long the host has computed, in seconds.
+        parts: as the call has them.
+        rows: f32[N, D].
+    """
+
     number: int
     layer: int
     busy_s: float
     parts: Sequence[Part]
     rows: F32
-    """f32[N, D]"""
 
 
 @dataclass(frozen=True)
 class Refusal:
+    """That a host does not answer a call, and why; `number` and `layer` are the call's."""
+
     number: int
     layer: int
     code: RefusalCode
@@ -110,7 +132,11 @@ class ExpertWire:
     """
 
     def __init__(self, hidden: int, wire_format: WireFormat) -> None:
-        """`hidden`: D, the width of a row."""
+        """
+        Args:
+            hidden: D, the width of a row.
+            wire_format: how rows travel.
+        """
         self._hidden = hidden
         self._format = _FORMATS.index(wire_format)
         self._codec = Codecs(wire_format).of("float32")[1]
@@ -134,22 +160,23 @@ class ExpertWire:
         return [slice(first, min(rows, first + most)) for first in range(0, rows, most)]
 
     def write_call(self, call: Call) -> list[Buffer]:
-        """Its bytes, in parts that follow each other."""
+        """The bytes of a call, in parts that follow each other."""
         assert 0 < call.reply_to < 1 << MAX_TRUNK
         return self._write(Kind.CALL, call.layer, _MASK.pack(call.reply_to), call.number, call.parts, call.rows)
 
     def write_answer(self, answer: Answer) -> list[Buffer]:
-        """Its bytes, in parts that follow each other."""
+        """The bytes of an answer, in parts that follow each other."""
         busy = _SECONDS.pack(answer.busy_s)
         return self._write(Kind.ANSWER, answer.layer, busy, answer.number, answer.parts, answer.rows)
 
     def write_refusal(self, refusal: Refusal) -> list[Buffer]:
-        """Its bytes, in parts that follow each other."""
+        """The bytes of a refusal, in parts that follow each other."""
         head = _HEAD.pack(Kind.REFUSAL, refusal.code, refusal.layer, bytes(4), refusal.number, 0, 0)
         return [head + refusal.reason.encode()[:MAX_REASON]]
 
     def read_call(self, data: Buffer) -> Call:
-        """
+        """Read a call.
+
         Raises:
             ExpertWireError: it is no call, or not one of this session.
         """
@@ -163,9 +190,10 @@ class ExpertWire:
         return Call(number, layer, reply_to, *self._read(view, code, count, hidden))
 
     def read_answer(self, data: Buffer) -> Answer | Refusal:
-        """
+        """Read an answer, or that there is none.
+
         Raises:
-            ExpertWireError: it is no answer, or not one of this session.
+            ExpertWireError: it is neither, or not of this session.
         """
         view = memoryview(data).cast("B")
         kind, code, layer, busy, number, count, hidden = _head(view)

@@ -79,7 +79,9 @@ def _text_keys(keys: Keys, kind: str) -> Keys:
     """The keys of the text part of a model; some may stand beside it."""
     if keys.get("text_config") is None:
         raise keys.refusal("text_config", "the keys of the text part")
-    beside = {key: keys.values[key] for key in ("eos_token_id", "tie_word_embeddings") if key in keys.values}
+    beside: dict[str, Any] = {
+        key: keys.values[key] for key in ("eos_token_id", "tie_word_embeddings") if key in keys.values
+    }
     text = keys.inner("text_config").filled({"model_type": kind})
     text.one_of("model_type", [kind])
     text.values |= beside

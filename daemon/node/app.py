@@ -9,8 +9,8 @@ import socket
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from motley.daemon.node import hardware
 from motley.daemon.node.address import parse_address
+from motley.daemon.node.capabilities import measure
 from motley.daemon.node.control import Control, NameTaken, NodeSettings, OrchestratorLost
 from motley.daemon.node.engines import installed_engines
 from motley.daemon.node.trust import JoinToken, TrustError, open_channel
@@ -18,7 +18,7 @@ from motley.daemon.weights.cache import ShareCache
 from motley.protocol import mesh_pb2 as pb
 
 RETRY_S = (1.0, 2.0, 4.0, 8.0)
-"""Pauses between attempts to return to an orchestrator that was lost; the last one repeats."""
+"""Seconds between attempts to return to an orchestrator that was lost; the last pause repeats."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class DaemonConfig:
 
 
 class Observer:
-    """What a daemon tells whoever watches it; override what is of interest."""
+    """Watches a daemon, which calls these methods; override what is of interest."""
 
     def joined(self, node_id: str, settings: NodeSettings) -> None:
         """The orchestrator has welcomed this node."""
@@ -64,7 +64,12 @@ class Observer:
         """The orchestrator is gone; another attempt follows."""
 
     def rank(self, role: str, event: pb.RankEvent) -> None:
-        """A rank of this node, or its host of a session's experts, loads, is ready, or has ended."""
+        """A rank or expert host of this node loads, is ready, or has ended.
+
+        Args:
+            role: ``rank 0``, say, or ``experts``.
+            event: what the orchestrator is told of it.
+        """
 
 
 async def run_daemon(config: DaemonConfig, observer: Observer) -> None:
@@ -79,7 +84,7 @@ async def run_daemon(config: DaemonConfig, observer: Observer) -> None:
     token = JoinToken.parse(config.token)
     address = config.advertise or await asyncio.to_thread(_address_towards, host, port)
     engines = await installed_engines()
-    capabilities = await asyncio.to_thread(hardware.measure, engines, config.memory_limit, config.threads or None)
+    capabilities = await asyncio.to_thread(measure, engines, config.memory_limit, config.threads or None)
     capabilities.zone = config.zone
     await asyncio.to_thread(config.cache.prepare)
     settings = NodeSettings(

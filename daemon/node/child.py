@@ -7,6 +7,7 @@ which ends when the owner does, however that ends.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import subprocess
 import sys
@@ -37,6 +38,14 @@ async def start_child(
         return await asyncio.create_subprocess_exec(
             *command, env=env, stdin=pipe, stdout=stdout, stderr=stderr, start_new_session=True
         )
+
+
+async def kill_child(process: asyncio.subprocess.Process) -> None:
+    """End a child that may still run at once, and wait until it is gone."""
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
 
 
 def wait_for_owner_end() -> None:

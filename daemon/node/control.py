@@ -1,7 +1,7 @@
-"""The daemon's conversation with the orchestrator: one stream, rank workers behind it.
+"""The daemon's conversation with the orchestrator, over one stream, and the workers that it starts for it.
 
-Requests for the leader are turned into token ids here and its tokens into text, so that the worker's one thread
-does nothing but steps.
+Where rank 0 of a session is on this node, requests are turned into token ids here and its tokens into text, so that the
+worker's one thread does nothing but steps.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from motley.daemon.machine.gpus import gpus
+from motley.daemon.machine.memory import available_memory
 from motley.daemon.models.files import load_tokenizer
 from motley.daemon.node.address import join_address
 from motley.daemon.node.describe import DescribeError, describe_apart
-from motley.daemon.node.hardware import available_memory, gpus
 from motley.daemon.node.worker import RankWorker, WorkerError
 from motley.daemon.text.generation import Generation, RequestError
 from motley.daemon.text.tokenizer import Tokenizer, TokenizerError
@@ -28,13 +29,15 @@ from motley.daemon.weights.cache import ShareCache
 from motley.daemon.weights.hub import ModelNotFound, resolve
 from motley.protocol import VERSION
 from motley.protocol import mesh_pb2 as pb
+from motley.protocol import worker_pb2 as wp
 from motley.protocol.mesh_pb2_grpc import MeshStub
 
 logger = logging.getLogger(__name__)
 
 WELCOME_S = 10.0
+"""The orchestrator has so many seconds to answer a node that wants to join."""
 LEAVE_S = 1.0
-"""The orchestrator has this long to take note that a node leaves."""
+"""The orchestrator has so many seconds to take note that a node leaves."""
 END: object = grpc.aio.EOF  # type: ignore[attr-defined]
 REFUSALS = {
     grpc.StatusCode.UNAUTHENTICATED,
@@ -43,7 +46,11 @@ REFUSALS = {
 }
 """The orchestrator's ways to say that trying again is of no use."""
 ENDED = {grpc.StatusCode.ABORTED, grpc.StatusCode.DEADLINE_EXCEEDED}
-"""Its ways to end a stream with a reason; what other codes come with is gRPC's."""
+"""The orchestrator's ways to end a stream with a reason; with other codes, the reason is gRPC's."""
+
+
+PASSED_ON = {"peers", "placement", "host"}
+"""Commands to a rank that go to its worker as they come."""
 
 
 class JoinRefused(Exception):
@@ -79,7 +86,14 @@ class NodeSettings:
 
 @dataclass
 class _Rank:
-    """A rank that this node holds."""
+    """A rank, or an expert host, that this node holds, from its assignment to the end of its worker.
+
+    Attributes:
+        command: the assignment.
+        tokenizer: of the session's model, on the node of rank 0, once that is ready.
+        generations: requests under way on rank 0, by id.
+        releasing: whether it was asked to end.
+    """
 
     command: pb.RankCommand
     worker: RankWorker | None = None
@@ -92,14 +106,20 @@ class _Rank:
         """What it is on this node, for people."""
         return f"rank {self.command.rank}" if self.command.rank < self.command.assign.size else "experts"
 
+    def event(self, **body: Any) -> pb.RankEvent:
+        """What the orchestrator is told of it: a field of `RankEvent`, by name."""
+        command = self.command
+        return pb.RankEvent(session=command.session, epoch=command.epoch, rank=command.rank, **body)
+
 
 RankObserver = Callable[[str, pb.RankEvent], None]
-"""Takes the role too of who said something."""
+"""Called with what a rank is on this node (`_Rank.role`), and what the orchestrator is told of it."""
 _Key = tuple[str, int]
+"""A session, and the number of a rank in it."""
 
 
 class Control:
-    """One stay in the mesh: from the stream's first message to its end. Not to be used again."""
+    """One stay of a node in the mesh, from the stream's first message to its end. Not to be used again."""
 
     def __init__(self, settings: NodeSettings, observe: RankObserver) -> None:
         self._settings = settings
@@ -193,15 +213,17 @@ class Control:
             await call.write(message)
 
     async def _watch_gpus(self, every_s: float) -> None:
-        """Look now and then what is free on them, beside the heartbeats: a driver may take its time."""
+        """Look now and then what is free on the GPUs, beside the heartbeats, as a driver may take its time."""
         while True:
             self._gpus = await asyncio.to_thread(gpus)
             await asyncio.sleep(every_s)
 
     def _say(self, **body: Any) -> None:
+        """Send the orchestrator a message: a field of `NodeMessage`, by name."""
         self._outbox.put_nowait(pb.NodeMessage(**body))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do something beside the conversation, for as long as that lasts."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -243,8 +265,8 @@ class Control:
                 self._say(rank=gone)
         elif body == "release":
             self._spawn(self._end(key))
-        elif rank.worker is not None:
-            rank.worker.send(command)
+        elif rank.worker is not None and body in PASSED_ON:
+            rank.worker.send(wp.WorkerCommand(**{body: getattr(command, body)}))
 
     async def _hold(self, key: _Key, rank: _Rank) -> None:
         """See a rank's worker through its life, then report its end, whatever ended it."""
@@ -262,12 +284,10 @@ class Control:
                 await rank.worker.stop()
             if self._ranks.get(key) is rank:
                 del self._ranks[key]
-        end = pb.RankEvent(session=command.session, epoch=command.epoch, rank=command.rank)
         if failure is None or asked:
-            end.released.CopyFrom(pb.Empty())
+            self._rank_event(rank, rank.event(released=pb.Empty()))
         else:
-            end.failed.CopyFrom(failure)  # its requests end with the session
-        self._rank_event(rank, end)
+            self._rank_event(rank, rank.event(failed=failure))  # its requests end with the session
 
     async def _serve(self, rank: _Rank) -> pb.Failure | None:
         """Start a rank's worker and pass on what it says until it is gone; why it ended, if it was not asked to."""
@@ -277,22 +297,25 @@ class Control:
         )
         if rank.releasing:
             return None
-        worker.send(command)
+        start = wp.Start(session=command.session, epoch=command.epoch, rank=command.rank, assignment=command.assign)
+        worker.send(wp.WorkerCommand(start=start))
         async for event in worker.events():
             match event.WhichOneof("body"):
+                case None:
+                    pass
                 case "tokens":
                     self._on_tokens(rank, event.tokens)
                 case "failed":
                     return event.failed
                 case "released":
                     return None
+                case "listening":
+                    self._rank_event(rank, rank.event(listening=join_address(settings.address, event.listening)))
                 case body:
-                    if body == "listening":
-                        event.listening = join_address(settings.address, event.listening)
-                    elif body == "ready" and command.rank == 0:
+                    if body == "ready" and command.rank == 0:
                         source = command.assign.model.source
                         rank.tokenizer = await asyncio.to_thread(_load_tokenizer, source, settings.models)
-                    self._rank_event(rank, event)
+                    self._rank_event(rank, rank.event(**{body: getattr(event, body)}))
         await worker.stop()  # it hung up: nothing more can come
         status = await worker.exit_status()
         return pb.Failure(code="worker_died", message=_how_died(status))
@@ -312,7 +335,7 @@ class Control:
     # ------------------------------------------------------------ requests
 
     async def _generate(self, request: pb.Generate) -> None:
-        """Turn a request into tokens, beside the event loop and one at a time, and hand it to the leader."""
+        """Turn a request into tokens, beside the event loop and one at a time, and hand it to rank 0's worker."""
         rank = self._ranks.get((request.session, 0))
         if rank is None or rank.tokenizer is None:
             message = f"this node does not lead a ready session {request.session!r}"
@@ -340,9 +363,9 @@ class Control:
             self._fail(request.request_id, failure)
         else:
             rank.generations[request.request_id] = generation
-            rank.worker.send(self._to_leader(rank, decode=generation.start()))
+            rank.worker.send(wp.WorkerCommand(decode=generation.start()))
 
-    def _on_tokens(self, rank: _Rank, tokens: pb.Tokens) -> None:
+    def _on_tokens(self, rank: _Rank, tokens: wp.Tokens) -> None:
         generation = rank.generations.get(tokens.request_id)
         if generation is None:
             return  # cancelled or stopped while these were under way
@@ -352,17 +375,13 @@ class Control:
         if generation.finished:
             del rank.generations[tokens.request_id]
             if generation.cancel_worker and rank.worker is not None:
-                rank.worker.send(self._to_leader(rank, cancel=tokens.request_id))
+                rank.worker.send(wp.WorkerCommand(cancel=tokens.request_id))
 
     def _cancel(self, request_id: str) -> None:
         self._preparing.discard(request_id)
         for rank in self._ranks.values():
             if request_id in rank.generations and rank.worker is not None:
-                rank.worker.send(self._to_leader(rank, cancel=request_id))
-
-    def _to_leader(self, rank: _Rank, **body: Any) -> pb.RankCommand:
-        command = rank.command
-        return pb.RankCommand(session=command.session, epoch=command.epoch, rank=command.rank, **body)
+                rank.worker.send(wp.WorkerCommand(cancel=request_id))
 
     def _fail(self, request_id: str, failure: pb.Failure) -> None:
         self._say(delta=pb.Delta(request_id=request_id, finish="error", failure=failure))

@@ -10,13 +10,14 @@ import json
 import sys
 from pathlib import Path
 
+from motley.daemon.loading.fetching import LoadError, fetch
 from motley.daemon.models.files import load_tokenizer, open_model
 from motley.daemon.models.keys import ConfigError
 from motley.daemon.models.profile import profile
-from motley.daemon.node.child import end_with_owner, start_child
+from motley.daemon.node.child import end_with_owner, kill_child, start_child
 from motley.daemon.text.tokenizer import TokenizerError
 from motley.daemon.weights.checkpoint import CheckpointError
-from motley.daemon.weights.hub import ModelNotFound, resolve
+from motley.daemon.weights.hub import ModelNotFound
 from motley.protocol import mesh_pb2 as pb
 
 
@@ -29,15 +30,19 @@ class DescribeError(Exception):
 
 
 def describe(model: pb.ModelSpec, models: Path | None) -> pb.Described:
-    """Fetch a model if need be and read its config, its tokenizer and the headers of its weights.
+    """Download a model if need be and read its config, its tokenizer and the headers of its weights.
+
+    Args:
+        models: the folder in which model names are looked up, if there is one.
 
     Returns:
-        What it costs in each of its quantisations.
+        What it costs in each quantisation that the session may hold it in.
 
     Raises:
+        LoadError: a download of it brings nothing any more.
         ModelNotFound, ConfigError, CheckpointError, TokenizerError: the model cannot be served.
     """
-    folder = resolve(model.source, models)
+    folder = fetch(model.source, models, lambda done, total: None)
     every = (model.quantisation, *model.beside)
     with open_model(folder) as opened:
         profiles = [profile(opened.model, each, model.block, opened.stored, model.exact, every) for each in every]
@@ -66,9 +71,7 @@ async def describe_apart(model: pb.ModelSpec, models: Path | None) -> pb.Describ
         out = await process.stdout.read()
         await process.wait()
     finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
+        await kill_child(process)
     try:
         said = json.loads(out)
     except ValueError:
@@ -91,7 +94,7 @@ def main() -> None:
         model = pb.ModelSpec.FromString(bytes.fromhex(order["model"]))
         told = describe(model, Path(order["models"]) if order["models"] else None)
         said = {"described": told.SerializeToString().hex()}
-    except (ModelNotFound, ConfigError, CheckpointError, TokenizerError) as error:
+    except (LoadError, ModelNotFound, ConfigError, CheckpointError, TokenizerError) as error:
         said = {"code": "invalid_model", "message": str(error)}
     json.dump(said, sys.stdout)
 

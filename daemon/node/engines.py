@@ -6,20 +6,19 @@ Asking means importing them, and libraries of a gigabyte with them: a process of
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
 
-from motley.daemon.node.child import end_with_owner, start_child
+from motley.daemon.node.child import end_with_owner, kill_child, start_child
 from motley.plugins.engine import EngineError, engine_names, keeps_fp16, lacking, on_gpu
 from motley.protocol import mesh_pb2 as pb
 
 ASK_S = 120.0
-"""A library that is not loaded after so long hangs."""
+"""Engines have so many seconds to be asked, all together; a library that is not loaded then hangs."""
 
 
 async def installed_engines() -> list[pb.Engine]:
-    """Every installed engine; one that could not be asked says so in `lacking`."""
+    """Ask every installed engine what it is; of one that could not be asked, `lacking` says so."""
     process = await start_child("motley.daemon.node.engines", stdout=asyncio.subprocess.PIPE)
     assert process.stdout is not None
     out = b""
@@ -31,15 +30,13 @@ async def installed_engines() -> list[pb.Engine]:
     except TimeoutError:
         why = f"it did not say within {ASK_S:.0f} s what it needs"
     finally:
-        if process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
+        await kill_child(process)
     said = {told["name"]: told for told in map(json.loads, out.decode().splitlines())}
     return [pb.Engine(**said.get(name, {"name": name, "lacking": why})) for name in engine_names()]
 
 
 def _ask(name: str) -> dict[str, object]:
+    """The fields of an engine's `mesh_pb2.Engine`."""
     try:
         kind = {"keeps_fp16": keeps_fp16(name), "on_gpu": on_gpu(name)}
         return {"name": name, "lacking": lacking(name), **kind}

@@ -29,6 +29,13 @@ class TrustError(Exception):
 
 @dataclass(frozen=True)
 class JoinToken:
+    """What lets a node join.
+
+    Attributes:
+        secret: proves to the orchestrator that this node may.
+        fingerprint: of the orchestrator's certificate, SHA-256 in hex digits.
+    """
+
     secret: str
     fingerprint: str
 

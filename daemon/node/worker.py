@@ -1,30 +1,30 @@
-"""The daemon's end of a rank worker: starting the process, talking to it, stopping it."""
+"""A worker process, for the daemon that owns it: starting it, talking to it, stopping it."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import hmac
-import json
 import os
 import secrets
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from motley.daemon.node.child import start_child
-from motley.daemon.node.pipe import LENGTH, MAX_MESSAGE, TOKEN_BYTES
+from motley.daemon.node.child import kill_child, start_child
+from motley.daemon.pipe.framing import LENGTH, MAX_MESSAGE, TOKEN_BYTES
+from motley.daemon.pipe.settings import WorkerSettings
 from motley.daemon.weights.cache import ShareCache
-from motley.protocol import mesh_pb2 as pb
+from motley.protocol.mesh_pb2 import Release
+from motley.protocol.worker_pb2 import WorkerCommand, WorkerEvent
 
 START_S = 60.0
-"""A worker has this long to import its packages and say hello."""
+"""A worker has so many seconds to import its packages and connect."""
 STOP_S = 5.0
-"""A worker asked to stop has this long before it is killed."""
-
+"""A worker that was asked to stop is killed after so many seconds."""
 
 HUGE_PAGES = "glibc.malloc.hugetlb=1"
-"""Weights in huge pages where the C library can ask for them: 4 % off a token."""
+"""The setting that has glibc ask for huge pages, weights in which take 4 % off a token's time."""
 
 
 class WorkerError(Exception):
@@ -32,7 +32,8 @@ class WorkerError(Exception):
 
 
 class RankWorker:
-    """One rank worker process. Use `start`; read events with `events`; always `stop`."""
+    """One worker process, of a rank or an expert host. Make one with `start`, read what it says with `events`, and
+    always `stop` it."""
 
     def __init__(
         self, process: asyncio.subprocess.Process, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -50,9 +51,9 @@ class RankWorker:
         host: str = "0.0.0.0",
         threads: int = 1,
         core: int | None = None,
-        entry: Sequence[str] = ("motley.daemon.rank.process",),
+        entry: Sequence[str] = ("motley.daemon.worker.process",),
     ) -> RankWorker:
-        """Start a worker.
+        """Start a worker process and wait until it has connected.
 
         Args:
             cache: where its share is kept.
@@ -60,7 +61,7 @@ class RankWorker:
             host: where its data plane listens.
             threads: compute threads, where the assignment does not say.
             core: pin it to this one of the usable cores.
-            entry: the module that is run, which calls `motley.daemon.rank.process.main`, and its arguments.
+            entry: the module that is run, which calls `motley.daemon.worker.process.main`, and its arguments.
 
         Raises:
             WorkerError: the process did not come up in `START_S`.
@@ -82,18 +83,18 @@ class RankWorker:
         process = None
         try:
             process = await start_child(*entry, env=_environment())
-            settings = {
-                "port": server.sockets[0].getsockname()[1],
-                "token": token.hex(),
-                "cache": str(cache.folder),
-                "cache_limit": cache.limit,
-                "models": str(models) if models else None,
-                "host": host,
-                "threads": threads,
-                "core": core,
-            }
+            settings = WorkerSettings(
+                port=server.sockets[0].getsockname()[1],
+                token=token.hex(),
+                cache=str(cache.folder),
+                cache_limit=cache.limit,
+                models=str(models) if models else None,
+                host=host,
+                threads=threads,
+                core=core,
+            )
             assert process.stdin is not None
-            process.stdin.write(json.dumps(settings).encode() + b"\n")
+            process.stdin.write(settings.to_line())
             dead = asyncio.create_task(process.wait())
             either: set[asyncio.Future[Any]] = {connected, dead}
             await asyncio.wait(either, timeout=START_S, return_when=asyncio.FIRST_COMPLETED)
@@ -105,9 +106,8 @@ class RankWorker:
                     else f"the rank worker did not come up within {START_S:.0f} s"
                 )
         except BaseException:
-            if process is not None and process.returncode is None:
-                process.kill()
-                await process.wait()
+            if process is not None:
+                await kill_child(process)
             raise
         finally:
             server.close()
@@ -115,38 +115,38 @@ class RankWorker:
 
     @property
     def pid(self) -> int:
+        """The process, as the system counts."""
         return self._process.pid
 
-    def send(self, command: pb.RankCommand) -> None:
+    def send(self, command: WorkerCommand) -> None:
         """Hand a command to the worker; lost silently if it is gone (its end shows in `events`)."""
         body = command.SerializeToString()
         if not self._writer.is_closing():
             self._writer.write(LENGTH.pack(len(body)) + body)
 
-    async def events(self) -> AsyncIterator[pb.RankEvent]:
+    async def events(self) -> AsyncIterator[WorkerEvent]:
         """What the worker says, until it is gone."""
         with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
             while True:
                 (length,) = LENGTH.unpack(await self._reader.readexactly(LENGTH.size))
-                yield pb.RankEvent.FromString(await self._reader.readexactly(length))
+                yield WorkerEvent.FromString(await self._reader.readexactly(length))
 
     async def exit_status(self) -> int:
-        """Wait for the process to end."""
+        """Wait for the process to end; a negative status is the signal that killed it."""
         return await self._process.wait()
 
     async def stop(self) -> None:
         """Ask the worker to end, and kill it if it does not within `STOP_S`."""
         if self._process.returncode is None:
-            self.send(pb.RankCommand(release=pb.Release()))
+            self.send(WorkerCommand(release=Release()))
             try:
                 await asyncio.wait_for(self._process.wait(), STOP_S)
             except TimeoutError:
-                self._process.kill()
-                await self._process.wait()
+                await kill_child(self._process)
         self._writer.close()
 
 
 def _environment() -> dict[str, str]:
-    """This process's, with a C library's setting that others do not read."""
+    """The worker's environment: this process's, and a setting that one C library reads, and no other."""
     given = os.environ.get("GLIBC_TUNABLES")
     return {**os.environ, "GLIBC_TUNABLES": f"{given}:{HUGE_PAGES}" if given else HUGE_PAGES}

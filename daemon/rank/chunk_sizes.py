@@ -1,7 +1,7 @@
-"""How many rows of a prompt to compute at a time: every size is tried on prompts, then the fastest is kept.
+"""How many tokens of a prompt one step computes: every size is tried on prompts, then the fastest is kept.
 
-What is best depends on the engines, the links and the slowest rank, so it is measured and not predicted. Timed is the
-first chunk of a prompt, because later ones attend to more.
+Which is fastest depends on the engines, the links and the slowest rank, so it is measured and not predicted. Only the
+first chunk of a prompt is timed, because later ones attend to more.
 
 Whatever the size, the text is the same, as every row meets the same kernels: chunks begin at even rows, because some
 kernels take rows by twos, and none but a prompt of one token is a single row, which is what decoding has kernels for.
@@ -14,12 +14,13 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 SIZES = (64, 128, 256)
+"""The sizes that are tried, in rows."""
 TRIES = 2
-"""The first time that a size is met, memory is allocated and plans are made."""
+"""Times that each size is tried. The first time that a size is met, memory is allocated and plans are made."""
 NEARLY = 0.95
-"""Of the highest rate, for which the smallest chunk is taken: the requests of others wait for it."""
+"""The smallest chunk is taken whose rate is at least this part of the highest: the requests of others wait for it."""
 WORTH_HALVING = 32
-"""Rows; halves of fewer take the engine as long as the whole."""
+"""Rows that a chunk has at least, to be computed in halves; halves of fewer take the engine as long as the whole."""
 
 
 class Chunk(NamedTuple):
@@ -30,17 +31,26 @@ class Chunk(NamedTuple):
 
 
 class ChunkSizes:
-    """Chooses the chunks of a session's prompts and learns from how long they took. Pure."""
+    """Chooses the chunks of a session's prompts and learns from how long they took. Touches no clock."""
 
     def __init__(self, max_rows: int, halves: bool) -> None:
-        """`halves`: whether there are collectives that could hide behind computing."""
+        """
+        Args:
+            max_rows: the most rows that a chunk may have.
+            halves: whether chunks may be computed in halves, as there are sums that could hide behind computing.
+        """
         sizes = [size for size in SIZES if size <= max_rows] or [max_rows]
         self._chunks = [Chunk(size, halved) for size in sizes for halved in ((False, True) if halves else (False,))]
         self._rates: dict[Chunk, list[float]] = {chunk: [] for chunk in self._chunks}
         self._best = Chunk(sizes[-1], False)
 
     def choose(self, position: int, left: int) -> Chunk:
-        """The next chunk of a sequence that stands at `position` with `left` tokens to compute."""
+        """Choose the next chunk of a prompt.
+
+        Args:
+            position: tokens of it that have been computed.
+            left: tokens of it that have not, at least one.
+        """
         if position == 0:
             untried = [chunk for chunk in self._chunks if len(self._rates[chunk]) < TRIES and _fits(chunk, left)]
             if untried:
@@ -51,7 +61,7 @@ class ChunkSizes:
         return Chunk(rows, self._best.halved and rows >= WORTH_HALVING)
 
     def took(self, chunk: Chunk, position: int, seconds: float) -> None:
-        """Learn how long a chunk took."""
+        """Learn that a chunk which began at `position` took so many seconds."""
         rates = self._rates.get(chunk)
         if position or rates is None or len(rates) == TRIES:
             return
@@ -60,6 +70,7 @@ class ChunkSizes:
 
 
 def _fits(chunk: Chunk, left: int) -> bool:
+    """Whether a chunk can be taken of so many tokens, without leaving a single one."""
     return chunk.rows <= left and left - chunk.rows != 1
 
 

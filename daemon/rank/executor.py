@@ -1,4 +1,4 @@
-"""Executing step messages on one rank: embedding lookup, the engine, this slice's part in sampling."""
+"""Executing step messages on one rank: embedding rows, the engine, and this rank's part in sampling."""
 
 from __future__ import annotations
 
@@ -8,22 +8,26 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from motley.daemon.rank.sampling import SamplingParams, ShardSampler
 from motley.daemon.rank.steps import Able, Close, Message, More, Open, Step, StepError, Stop, Wave, join
+from motley.daemon.sampling.parameters import SamplingParams
+from motley.daemon.sampling.shard import ShardSampler
 from motley.plugins.engine import F32, Engine
 from motley.protocol import mesh_pb2 as pb
 from motley.transport import StatsSnapshot
 
 Embed = Callable[[Sequence[int]], F32]
-"""Token ids to f32[T, D]."""
+"""Gives the embedding rows of token ids, f32[T, D]."""
 
 STEP_HISTORY = 4096
+"""Decode steps whose times are remembered."""
 
 
 class Clocks(Protocol):
-    """Where the time of a rank went."""
+    """What tells where the time of a rank's collectives went."""
 
-    def snapshot(self) -> StatsSnapshot: ...
+    def snapshot(self) -> StatsSnapshot:
+        """The clocks as they are now, in seconds since the session began."""
+        ...
 
 
 @dataclass
@@ -41,6 +45,13 @@ class DecodeTimes:
 
 @dataclass
 class _Sequence:
+    """A sequence that is open on this rank.
+
+    Attributes:
+        logits: f32[V_r]{tp} of its last step that asked for candidates, so that more can be asked for.
+        generated: tokens of its answer that have been fed back.
+    """
+
     sampler: ShardSampler
     prompt_tokens: int
     logits: F32 | None = None
@@ -48,9 +59,16 @@ class _Sequence:
 
 
 class Executor:
-    """Everything a rank does with a step, the same on the leader and on its followers."""
+    """Everything that a rank does with a step message, the same on rank 0 and on the others."""
 
     def __init__(self, engine: Engine, embed: Embed, vocabulary: range, words_per_unit: int, stats: Clocks) -> None:
+        """
+        Args:
+            engine: becomes this executor's, which closes it.
+            vocabulary: token ids whose logits this rank computes.
+            words_per_unit: tokens in a unit of the vocabulary; masses are summed by these first.
+            stats: of the collectives that the engine uses.
+        """
         self._engine = engine
         self._embed = embed
         self._vocabulary = vocabulary
@@ -60,7 +78,11 @@ class Executor:
         self.times = DecodeTimes()
 
     def execute(self, message: Message) -> bytes | None:
-        """Do what the leader says; the summary of this rank's logits where the message asks for one.
+        """Do what a message says.
+
+        Returns:
+            A summary of this rank's logits, where the message asks for candidates; else None. Of a `Wave`, those of its
+            sequences that are asked about, as `motley.daemon.rank.steps.join` puts them together.
 
         Raises:
             StepError: the message does not fit the state of this rank.
@@ -98,6 +120,7 @@ class Executor:
         return self._engine.most_sequences
 
     def close(self) -> None:
+        """Free the engine."""
         self._engine.close()
 
     def _sequence(self, slot: int) -> _Sequence:

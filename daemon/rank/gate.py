@@ -9,62 +9,36 @@ middle. That other layers' weights are what was written, the share's checksum te
 
 The exam is a few tokens at the beginning of a sequence and a few far inside it, as prompts and as single tokens, and a
 longer prompt: these are different kernels, shapes and rotary positions.
-
-A whole expert that a host holds is examined too: each of them, on a few rows of noise.
 """
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from hashlib import sha256
 from pathlib import Path
-from zipfile import BadZipFile
 
 import numpy as np
-import numpy.typing as npt
 import onnx
 
+from motley.daemon.loading.answers import F64, LOGITS, Answers, GateError, difference, fingerprint, kept_answers, noise
 from motley.plugins.engine import F32, Collectives, Engine, EngineFactory, EngineOptions, Pending, RankGraph
-from motley.plugins.expert_engine import Expert, ExpertEngine, ExpertGraph
 from motley.plugins.experts import Compute, Sent
 from motley.plugins.segments import is_collective
 
-F64 = npt.NDArray[np.float64]
-Answers = Mapping[str, F64]
-"""Fingerprints, by what they are of."""
-
-FORMAT = 2
-"""Of kept answers; to be raised whenever other questions are asked, or answers taken otherwise."""
-
-PROJECTIONS = 8
-"""Random directions that a row is measured along: a wrong row stays undetected only if it is wrong across all."""
 FAR = 4000
-"""Where in a sequence the far tokens are, or at the end of the context."""
+"""The position of the far tokens in their sequence, or the end of the context if that comes before."""
 LONG = 48
 """Tokens of the longer prompt."""
-EXPERT_ROWS = (1, 5)
-"""An expert is given so many rows: these are different kernels."""
-LIMIT = 0.1
-"""Of the fingerprint's norm. Activations quantised to int8 per block make 0.02, a misread weight by 1."""
-LOGITS = "logits"
-"""What their fingerprints' names begin with."""
 _LAYER = re.compile(r"layers\.(\d+)\.")
 _COLLECTIVE = re.compile(r"layers\.(?P<layer>\d+)\.(?P<part>attention|mlp)\.(?P<squares>squares)?")
 _CACHE = re.compile(r"(?:key|value)_cache\.(\d+)")
 
 
-class GateError(Exception):
-    """This rank computes wrongly; the message says where, and by how much."""
-
-
 @dataclass(frozen=True)
 class _Question:
-    """Some tokens of a sequence; logits of the last are wanted."""
+    """A step of the exam: some tokens of a sequence, of whose last one the logits are wanted."""
 
     slot: int
     position: int
@@ -75,6 +49,7 @@ class _Question:
 
 
 def _questions(context: int) -> list[_Question]:
+    """The steps of the exam of a rank whose sequences have up to `context` tokens."""
     far = min(FAR, context - 4)
     asked = [_Question(0, 0, 5), _Question(0, 5, 1), _Question(1, 0, 2), _Question(2, 0, LONG)]
     if far >= 2:
@@ -84,7 +59,12 @@ def _questions(context: int) -> list[_Question]:
 
 @dataclass(frozen=True)
 class _Call:
-    """A collective of a layer; `squares`: of sums of squares, by which queries and keys are scaled."""
+    """A collective that an engine calls in a layer.
+
+    Attributes:
+        part: ``attention`` or ``mlp``.
+        squares: whether it is about sums of squares, by which queries and keys are scaled.
+    """
 
     layer: int
     part: str
@@ -95,6 +75,7 @@ class _Call:
 
 
 def _calls(graph: RankGraph) -> list[_Call]:
+    """The collectives that a step calls, in order."""
     names = [_COLLECTIVE.match(node.name) for node in graph.proto.graph.node if is_collective(node)]
     return [_Call(int(name["layer"]), name["part"], name["squares"] is not None) for name in names if name]
 
@@ -117,6 +98,7 @@ class Proctor:
         self._made = 0
 
     def ask(self, question: _Question) -> None:
+        """A step of the exam begins."""
         self._question, self._made = question, 0
 
     def all_reduce(self, buffer: F32) -> None:
@@ -141,8 +123,8 @@ class Proctor:
         results = []
         for own in sent:
             what = f"layer {layer} expert {own.expert} {self._question}"
-            noise = _noise(what, shape) if examined else np.zeros(shape, np.float32)
-            results.append(noise[np.minimum(own.rows, tokens - 1)])
+            made = noise(what, shape) if examined else np.zeros(shape, np.float32)
+            results.append(made[np.minimum(own.rows, tokens - 1)])
         return results
 
     def _exchange(self, local: F32, results: Sequence[F32]) -> None:
@@ -165,16 +147,16 @@ class Proctor:
             return
         for number, result in enumerate(results):
             asked = result[..., :tokens, :]
-            asked[...] = _noise(f"{call} {number} {self._question}", asked.shape) if examined else 0
+            asked[...] = noise(f"{call} {number} {self._question}", asked.shape) if examined else 0
             result[..., tokens:, :] = asked[..., -1:, :]
 
     def keep(self, what: str, values: F32) -> None:
         """Take the fingerprint of f32[T, N]."""
-        self.answers[f"{what} of {self._question}"] = _fingerprint(values)
+        self.answers[f"{what} of {self._question}"] = fingerprint(values)
 
 
 class _Finished:
-    """Nothing is left to wait for."""
+    """A collective that has been done by the time it was started; see `motley.plugins.engine.Pending`."""
 
     def finish(self) -> None:
         pass
@@ -183,31 +165,14 @@ class _Finished:
 def reference_answers(
     graph: RankGraph, rank: int, size: int, build: EngineFactory, folder: Path | None = None, *, anew: bool = False
 ) -> Answers:
-    """What the engine of `build`, the reference, answers for a rank's share; it computes the examined layers only.
+    """What the reference answers for a rank's share. It computes the examined layers only.
 
     Args:
-        folder: where the answers are kept for the next time, with the share they are about.
-        anew: although they are kept.
+        build: makes the reference engine.
+        folder: where the answers are kept for the next time, with the share they are about; None: nowhere.
+        anew: compute them even if they are kept.
     """
-    return _kept(graph.proto, lambda: _computed_answers(graph, rank, size, build), folder, anew)
-
-
-def _kept(proto: onnx.ModelProto, compute: Callable[[], Answers], folder: Path | None, anew: bool) -> Answers:
-    """The answers of a graph that are kept in `folder`, if they are; otherwise they are computed, and kept."""
-    if folder is None:
-        return compute()
-    digest = sha256(f"{FORMAT}\n".encode() + proto.SerializeToString(deterministic=True)).hexdigest()
-    kept = folder / f"answers-{digest[:16]}.npz"
-    if anew:
-        kept.unlink(missing_ok=True)
-    with suppress(OSError, ValueError, EOFError, BadZipFile), kept.open("rb") as file, np.load(file) as stored:
-        return dict(stored)
-    answers = compute()
-    partial = kept.with_suffix(f".{os.getpid()}.partial.npz")
-    with suppress(OSError):  # without room for them they are computed again
-        np.savez(partial, **answers)  # type: ignore[arg-type]
-        os.replace(partial, kept)
-    return answers
+    return kept_answers(graph.proto, lambda: _computed_answers(graph, rank, size, build), folder, anew)
 
 
 def _computed_answers(graph: RankGraph, rank: int, size: int, build: EngineFactory) -> Answers:
@@ -232,7 +197,7 @@ class Gate:
         self._session = session
         self._proctor = Proctor(self.rank, self.size, _calls(graph), _examined(graph))
         self.now: Collectives = self._proctor
-        """See `motley.plugins.engine.transport`."""
+        """What collectives go through now, by the name that `motley.plugins.engine.transport` looks for."""
 
     def all_reduce(self, buffer: F32) -> None:
         self.now.all_reduce(buffer)
@@ -253,95 +218,20 @@ class Gate:
         """Examine the engine that was built with these collectives; let it through to the session.
 
         Args:
-            expected: answers of the reference; if they have been kept...
-            anew: ...they may be to other questions, or by another reference: this asks it again.
+            expected: answers of the reference.
+            anew: asks the reference again, where `expected` have been kept: they may be to other questions, or by
+                another reference.
 
         Raises:
             GateError: an answer is not the reference's.
         """
         _ask_all(engine, self._proctor, self._graph)
-        wrong = _difference(self._proctor.answers, expected)
+        wrong = difference(self._proctor.answers, expected)
         if wrong and anew is not None:
-            wrong = _difference(self._proctor.answers, anew())
+            wrong = difference(self._proctor.answers, anew())
         if wrong:
             raise GateError(wrong)
         self.now = self._session
-
-
-def _difference(answers: Answers, expected: Answers) -> str:
-    """What is wrong with the answers, if anything is."""
-    if answers.keys() != expected.keys():
-        return f"this rank answers other questions than the reference: {sorted(answers.keys() ^ expected.keys())[0]}"
-    usual = _usual_logits(expected)
-    for what, right in expected.items():
-        error = _error(answers[what], right, usual if what.startswith(LOGITS) else 0.0)
-        if not error <= LIMIT:  # a NaN is not
-            return (
-                f"this rank computes wrongly: {what} differs from the reference by {error:.3g} of its norm (at most"
-                f" {LIMIT:g} is rounding). Leave this node out, or have it use another engine or driver; if none is"
-                " right, its memory may be faulty"
-            )
-    return ""
-
-
-def examine_expert(expert: Expert, graph: ExpertGraph, reference: ExpertEngine) -> None:
-    """Make sure that an expert, opened from `graph`, computes what the reference makes of it.
-
-    The reference's answers are kept beside the share file, as a rank's are.
-
-    Raises:
-        GateError: it does not.
-    """
-
-    def ask_reference(anew: bool) -> Answers:
-        return _kept(graph.proto, lambda: _reference_expert_answers(graph, reference), graph.share_file.parent, anew)
-
-    answers = _expert_answers(expert, graph)
-    wrong = _difference(answers, ask_reference(False))
-    if wrong:
-        wrong = _difference(answers, ask_reference(True))
-    if wrong:
-        raise GateError(wrong)
-
-
-def _reference_expert_answers(graph: ExpertGraph, reference: ExpertEngine) -> Answers:
-    with closing(reference.open(graph)) as expert:
-        return _expert_answers(expert, graph)
-
-
-def _expert_answers(expert: Expert, graph: ExpertGraph) -> Answers:
-    name = graph.proto.graph.name
-    return {
-        f"{name} of {rows} rows": _fingerprint(expert(_noise(f"{name} {rows}", (rows, graph.hidden))))
-        for rows in EXPERT_ROWS
-    }
-
-
-def _fingerprint(values: F32) -> F64:
-    """f64[T, PROJECTIONS] of f32[T, N]."""
-    width = values.shape[1]
-    directions = np.sign(_noise(f"{width} directions", (width, PROJECTIONS)))
-    return values.astype(np.float64) @ directions
-
-
-def _noise(seed: str, shape: tuple[int, ...]) -> F32:
-    return np.random.default_rng(list(seed.encode())).standard_normal(shape, np.float32)
-
-
-def _usual_logits(answers: Answers) -> float:
-    """The norm of a row of logits, over all questions.
-
-    A single row of a small slice may nearly vanish along the direction that its weights share, where rounding does not.
-    """
-    norms = [np.linalg.norm(values, axis=1) for what, values in answers.items() if what.startswith(LOGITS)]
-    return float(np.sqrt(np.mean(np.concatenate(norms) ** 2))) if norms else 0.0
-
-
-def _error(got: F64, right: F64, least: float) -> float:
-    """As a part of the norm, or of `least` if that is more."""
-    scale = max(float(np.linalg.norm(right)), least)
-    error = float(np.linalg.norm(got - right))
-    return error / scale if scale else error
 
 
 def _ask_all(engine: Engine, proctor: Proctor, graph: RankGraph) -> None:
@@ -354,7 +244,7 @@ def _ask_all(engine: Engine, proctor: Proctor, graph: RankGraph) -> None:
         if question.position > lengths[question.slot]:
             engine.skip(question.slot, question.position)
         lengths[question.slot] = question.position + question.tokens
-        rows = _noise(str(question), (question.tokens, graph.hidden))
+        rows = noise(str(question), (question.tokens, graph.hidden))
         if question.tokens == 1:
             logits = engine.decode([question.slot], rows, [question.position])
         else:

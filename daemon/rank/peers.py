@@ -15,10 +15,12 @@ from motley.transport import Communicator, StatsSnapshot
 
 
 class Peers:
-    """What an engine meets of them: `motley.plugins.engine.Collectives`.
+    """The collectives of a rank's engine, see `motley.plugins.engine.Collectives`: sums go to the other ranks, rows for
+    experts to hosts.
 
     Attributes:
-        now: what sums go through, see `motley.plugins.engine.transport`.
+        rank, size: of this rank among the ranks.
+        now: the communicator that sums go through, by the name that `motley.plugins.engine.transport` looks for.
         dispatcher: the way to expert hosts, once there is one.
     """
 
@@ -27,6 +29,8 @@ class Peers:
         self.size = communicator.size
         self.now = communicator
         self.dispatcher: Dispatcher | None = None
+
+    # See `motley.plugins.engine.Collectives`.
 
     def all_reduce(self, buffer: npt.NDArray[Any]) -> None:
         self.now.all_reduce(buffer)
@@ -38,11 +42,16 @@ class Peers:
         self.now.all_gather(local, out)
 
     def experts(self, layer: int) -> Compute:
+        """What has a layer's experts computed by hosts.
+
+        Raises:
+            EngineError: there are no hosts.
+        """
         if self.dispatcher is None:
             raise EngineError(f"the experts of layer {layer} are not in this rank's graph, and it has no expert hosts")
         return self.dispatcher.experts(layer)
 
     def snapshot(self) -> StatsSnapshot:
-        """The communicator's clocks; waiting for experts is waiting."""
+        """Where the time of collectives has gone so far; waiting for experts counts as waiting."""
         taken = self.now.stats.snapshot()
         return taken if self.dispatcher is None else replace(taken, wait_s=taken.wait_s + self.dispatcher.waited_s)

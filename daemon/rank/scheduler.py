@@ -1,4 +1,4 @@
-"""The leader's side of a session: which sequences get the next step, and which tokens they get.
+"""The schedule of a session's steps, on rank 0: which requests the next step is for, and which tokens they get.
 
 Requests that are being answered get their next token in one step, a *wave*, which reads the weights once. All are in
 one if every rank's engine can take so many sequences, else in as few as the least able rank makes necessary. Before
@@ -11,36 +11,38 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from motley.daemon.pipe.daemon import Commands, Tell
 from motley.daemon.rank.chunk_sizes import ChunkSizes
 from motley.daemon.rank.executor import STEP_HISTORY, Executor
-from motley.daemon.rank.sampling import Choice, LogitsError, SamplingError, SamplingParams, choose, initial_want
 from motley.daemon.rank.steps import Able, Close, Message, More, Open, Step, StepError, Stop, Wave, decode, split
+from motley.daemon.sampling.choice import Choice, LogitsError, choose, initial_want
+from motley.daemon.sampling.parameters import SamplingError, SamplingParams
 from motley.protocol import mesh_pb2 as pb
+from motley.protocol import worker_pb2 as wp
 from motley.transport import Communicator
 
 LOOK_S = 0.5
-"""An idle leader looks after its peers this often."""
+"""Seconds between two looks after the other ranks, while there are no requests."""
 MAX_ACTIVE = 16
+"""Requests that are answered at a time; others wait in the queue."""
 SIGN_OF_LIFE_S = 10.0
-"""While a long prompt is computed, its client hears of it this often."""
+"""Seconds between two signs of life to a client while its long prompt is computed."""
 HEADROOM = 32
 """Tokens that every active request should have left when another is admitted, or they would soon step back again."""
-
-Emit = Callable[..., None]
-Commands = Callable[[float], Iterable[pb.RankCommand]]
-"""Commands of the daemon, waiting for the first up to so many seconds."""
 
 
 @dataclass(eq=False)
 class _Request:
-    decode: pb.Decode
+    """A request, in the queue or being answered, and how far it has come."""
+
+    decode: wp.Decode
     params: SamplingParams
     arrived: float
     spoken: float
@@ -48,8 +50,9 @@ class _Request:
     tokens: list[int]
     """The prompt and what has been generated."""
     slot: int = -1
+    """Where its sequence is on every rank; -1: it has ended, or has not been admitted yet."""
     position: int = 0
-    """Tokens whose keys and values are in the caches."""
+    """Tokens of it whose keys and values are in the caches."""
 
     @property
     def generated(self) -> int:
@@ -62,20 +65,29 @@ class _Request:
 
 
 @dataclass
-class Leader:
-    """Runs a session until its daemon releases it."""
+class Scheduler:
+    """Decides each step, has every rank execute it, and chooses the tokens.
+
+    Attributes:
+        executor: this rank's own, rank 0's.
+        communicator: the way to the other ranks, the followers.
+        context: tokens that all active requests together may hold, the longest sequence served.
+        max_rows: the most tokens of a prompt that one step may have.
+        halves: whether prompts may be computed in micro-chunks.
+        tell: tells the daemon `tokens`.
+        check: called now and then while there is nothing to do, to see whether everyone is still there.
+        report: called after each request, to tell where this rank's time went.
+        step_ms: what the latest decode steps have taken, in milliseconds.
+    """
 
     executor: Executor
     communicator: Communicator
     context: int
     max_rows: int
     halves: bool
-    """Whether prompts may be computed in micro-chunks."""
-    emit: Emit
+    tell: Tell
     check: Callable[[], None]
-    """Called now and then while there is nothing to do, to see whether everyone is still there."""
     report: Callable[[], None]
-    """Called after each request, to send where this rank's time went, and its rows."""
     step_ms: deque[float] = field(default_factory=lambda: deque(maxlen=STEP_HISTORY))
 
     def __post_init__(self) -> None:
@@ -86,7 +98,13 @@ class Leader:
         """Sequences that one wave may have, once the followers have told."""
 
     def run(self, commands: Commands) -> None:
-        """The step loop."""
+        """Answer requests until `commands` raises.
+
+        Raises:
+            StepError, SummaryError: a follower says something that does not fit.
+            TransportError, EngineError: a rank is lost, or cannot compute.
+            Exception: what `commands`, `tell`, `check` and `report` raise.
+        """
         while True:
             for command in commands(0.0 if self._active else LOOK_S):
                 self._obey(command)
@@ -99,16 +117,16 @@ class Leader:
 
     def stop(self) -> None:
         """Tell the followers that the session is over."""
-        self._tell(Stop())
+        self._broadcast(Stop())
 
-    def _obey(self, command: pb.RankCommand) -> None:
+    def _obey(self, command: wp.WorkerCommand) -> None:
         match command.WhichOneof("body"):
             case "decode":
                 self._accept(command.decode)
             case "cancel":
                 self._cancel(command.cancel)
 
-    def _accept(self, decode: pb.Decode) -> None:
+    def _accept(self, decode: wp.Decode) -> None:
         try:
             params = SamplingParams.from_proto(decode.sampling)
         except SamplingError as error:
@@ -159,7 +177,7 @@ class Leader:
             self._queue.appendleft(last)
 
     def _ability(self, rank: int) -> int:
-        """What a follower has said once it was loaded."""
+        """How many sequences a follower can take in one wave, which it has said once it was loaded."""
         with _from_rank(rank):
             message = decode(self._hear(rank))
         if not isinstance(message, Able):
@@ -220,11 +238,11 @@ class Leader:
             self._settle(request, summaries)
 
     def _want(self, request: _Request) -> int:
-        """How many candidates it takes, if the request's next token is due."""
+        """How many candidates to ask every rank for, if the request's next token is due; else 0."""
         return initial_want(request.params) if request.position == len(request.tokens) else 0
 
     def _settle(self, request: _Request, summaries: list[bytes]) -> None:
-        """Choose a request's next token; it ends, or goes on with that."""
+        """Choose a request's next token and tell it; the request ends with it, or goes on."""
         decode = request.decode
         try:
             choice = self._choose(request, summaries)
@@ -266,15 +284,16 @@ class Leader:
 
     def _do(self, message: Message) -> bytes | None:
         """Have every rank, this one included, execute a message."""
-        self._tell(message)
+        self._broadcast(message)
         return self.executor.execute(message)
 
-    def _tell(self, message: Message) -> None:
+    def _broadcast(self, message: Message) -> None:
+        """Send a message to every follower."""
         if self.communicator.size > 1:
             self.communicator.broadcast_message(message.encode(), 0, None)
 
     def _say(self, request_id: str, **said: Any) -> None:
-        self.emit(tokens=pb.Tokens(request_id=request_id, **said))
+        self.tell(tokens=wp.Tokens(request_id=request_id, **said))
 
 
 @contextmanager

@@ -1,7 +1,7 @@
-"""What the leader tells the other ranks to do, as small messages on the data plane.
+"""What the scheduler, on rank 0, tells the other ranks to do, as small messages on the data plane.
 
-Every rank, the leader included, executes the same messages in the same order; that alone keeps their caches, their
-samplers and their collectives in step.
+Every rank, rank 0 included, executes the same messages in the same order; that alone keeps their caches, their samplers
+and their collectives in step.
 """
 
 from __future__ import annotations
@@ -24,25 +24,39 @@ _LENGTH = struct.Struct("<I")
 
 
 class StepError(ValueError):
-    """A message that is not one of these."""
+    """A step message, or a summary, that is malformed or does not fit the state of the rank that gets it."""
 
 
 @dataclass(frozen=True)
 class Open:
-    """Begin a sequence: its sampling (a serialised `mesh_pb2.Sampling`) and its prompt, which penalties look at."""
+    """Begin a sequence.
+
+    Attributes:
+        slot: the number that it has on every rank until it is closed.
+        sampling: a serialised `mesh_pb2.Sampling`.
+        prompt: i32[T], which penalties look at.
+    """
 
     slot: int
     sampling: bytes
     prompt: Tokens
 
     def encode(self) -> bytes:
+        """Write the message as bytes, which `decode` reads."""
         return _OPEN.pack(1, self.slot, len(self.sampling)) + self.sampling + self.prompt.tobytes()
 
 
 @dataclass(frozen=True)
 class Step:
-    """Run `tokens` (i32[T]) at `position`, as micro-chunks if `halved`; then, if `want` > 0, send the leader the best
-    `want` candidates."""
+    """Compute a chunk of a prompt.
+
+    Attributes:
+        slot: of its sequence.
+        position: tokens of it that have been computed.
+        want: candidates for the token after the chunk that every rank sends to rank 0; 0: none, the prompt goes on.
+        halved: whether to compute it as two micro-chunks.
+        tokens: i32[T].
+    """
 
     slot: int
     position: int
@@ -51,14 +65,19 @@ class Step:
     tokens: Tokens
 
     def encode(self) -> bytes:
+        """Write the message as bytes, which `decode` reads."""
         return _STEP.pack(2, self.slot, self.position, self.want, self.halved) + self.tokens.tobytes()
 
 
 @dataclass(frozen=True)
 class Wave:
-    """Run one token of each of several sequences; send the leader the best ``wants[i]`` candidates of each, if any.
+    """Compute one token of each of several sequences, and send rank 0 the best candidates for the next ones.
 
-    All are i32[B].
+    Attributes, all i32[B]:
+        slots: of the sequences.
+        positions: tokens of each that have been computed.
+        wants: candidates of each; 0: none, its next token is known.
+        tokens: that are computed.
     """
 
     slots: Tokens
@@ -67,47 +86,52 @@ class Wave:
     tokens: Tokens
 
     def encode(self) -> bytes:
+        """Write the message as bytes, which `decode` reads."""
         fields = np.stack([self.slots, self.positions, self.wants, self.tokens])
         return _COUNT.pack(6, len(self.slots)) + fields.tobytes()
 
 
 @dataclass(frozen=True)
 class Able:
-    """What a follower tells the leader once it is loaded: how many sequences its engine can take in one `Wave`, at
+    """Said to rank 0 by every other rank once it is loaded: how many sequences its engine can take in one `Wave`, at
     least one."""
 
     sequences: int
 
     def encode(self) -> bytes:
+        """Write the message as bytes, which `decode` reads."""
         return _COUNT.pack(7, self.sequences)
 
 
 @dataclass(frozen=True)
 class More:
-    """The candidates of the last step did not decide: send the best `want`."""
+    """The candidates of a sequence's last step did not decide: send rank 0 the best `want` of them."""
 
     slot: int
     want: int
 
     def encode(self) -> bytes:
+        """Write the message as bytes, which `decode` reads."""
         return _MORE.pack(3, self.slot, self.want)
 
 
 @dataclass(frozen=True)
 class Close:
-    """The sequence is over."""
+    """End a sequence; its slot is free."""
 
     slot: int
 
     def encode(self) -> bytes:
+        """Write the message as bytes, which `decode` reads."""
         return _SLOT.pack(4, self.slot)
 
 
 @dataclass(frozen=True)
 class Stop:
-    """The session is over."""
+    """End the session."""
 
     def encode(self) -> bytes:
+        """Write the message as bytes, which `decode` reads."""
         return b"\x05"
 
 
@@ -115,7 +139,7 @@ Message = Open | Step | Wave | Able | More | Close | Stop
 
 
 def decode(data: bytes) -> Message:
-    """The inverse of `encode`.
+    """Read a message that one of these classes has encoded.
 
     Raises:
         StepError: unknown kind or wrong length.

@@ -1,16 +1,20 @@
-"""One request's life on the leader's daemon: text to tokens for the worker, its tokens back to text.
+"""One request on the node of rank 0: its text becomes tokens for the worker, whose tokens become text again.
 
-Pure: messages in, messages out. The worker knows tokens only; stop strings, text, usage and log-probability
-texts are made here.
+Messages in, messages out: nothing here waits or sends. The worker knows tokens only; stop strings, text, usage and the
+texts of log-probabilities are made here.
 """
 
 from __future__ import annotations
 
 import json
 
-from motley.daemon.rank.sampling import SamplingError, SamplingParams
-from motley.daemon.text.tokenizer import ChatError, StopChecker, Tokenizer
-from motley.protocol import mesh_pb2
+from motley.daemon.sampling.parameters import SamplingError, SamplingParams
+from motley.daemon.text.messages import ChatError
+from motley.daemon.text.stops import StopChecker
+from motley.daemon.text.streaming import IncrementalDecoder
+from motley.daemon.text.tokenizer import Tokenizer
+from motley.protocol import mesh_pb2 as pb
+from motley.protocol import worker_pb2 as wp
 
 
 class RequestError(Exception):
@@ -28,7 +32,11 @@ class RequestError(Exception):
 
 
 class Generation:
-    """One request, from `start` to the `Delta` that carries a finish reason.
+    """A request that is being answered, from `start` to the `Delta` that carries a finish reason.
+
+    Attributes:
+        finished: whether the last delta was made; further tokens are ignored.
+        cancel_worker: whether the worker must be told to stop, as the text came to a stop string, which it cannot know.
 
     Args:
         context: the longest sequence the session serves, prompt and answer together, in tokens.
@@ -37,27 +45,25 @@ class Generation:
         RequestError: the request cannot be served; nothing was started.
     """
 
-    def __init__(self, request: mesh_pb2.Generate, tokenizer: Tokenizer, context: int) -> None:
+    def __init__(self, request: pb.Generate, tokenizer: Tokenizer, context: int) -> None:
         self._request = request
         self._tokenizer = tokenizer
         self._prompt = _prompt(request, tokenizer)
         self._max_tokens = _max_tokens(request, len(self._prompt), context)
         self._stop_tokens = frozenset() if request.ignore_eos else tokenizer.stop_tokens
         _check(request, tokenizer)
-        self._decoder = tokenizer.decoder(self._prompt)
+        self._decoder = IncrementalDecoder(tokenizer, self._prompt)
         self._stops = StopChecker(request.stop)
         self._before = tokenizer.decode(self._prompt) if request.echo else ""
         """Text that goes out ahead of the answer."""
         self._generated = 0
         self._prefill_s = 0.0
         self.finished = False
-        """The last delta was made; further tokens are ignored."""
         self.cancel_worker = False
-        """The text came to a stop string, which the worker cannot know: it must be told to stop."""
 
-    def start(self) -> mesh_pb2.Decode:
-        """The order for the leader's worker."""
-        return mesh_pb2.Decode(
+    def start(self) -> wp.Decode:
+        """What rank 0's worker is told to do."""
+        return wp.Decode(
             request_id=self._request.request_id,
             prompt=self._prompt,
             sampling=self._request.sampling,
@@ -65,8 +71,8 @@ class Generation:
             stop_tokens=sorted(self._stop_tokens),
         )
 
-    def on_tokens(self, tokens: mesh_pb2.Tokens) -> mesh_pb2.Delta | None:
-        """What to tell the orchestrator of new tokens; None once finished.
+    def on_tokens(self, tokens: wp.Tokens) -> pb.Delta | None:
+        """Make of new tokens what the orchestrator is told; None once finished.
 
         A stop token counts as generated, but has no text. Tokens after a stop string are dropped.
         """
@@ -86,7 +92,7 @@ class Generation:
             text += self._stops.push(self._decoder.flush()) + self._stops.flush()
         if self._stops.stopped:
             finish = "stop"
-        delta = mesh_pb2.Delta(
+        delta = pb.Delta(
             request_id=self._request.request_id,
             text=text,
             ids=ids,
@@ -104,15 +110,16 @@ class Generation:
                 delta.failure.CopyFrom(tokens.failure)
         return delta
 
-    def _with_texts(self, row: mesh_pb2.LogprobRow) -> mesh_pb2.LogprobRow:
-        named = mesh_pb2.LogprobRow()
+    def _with_texts(self, row: pb.LogprobRow) -> pb.LogprobRow:
+        named = pb.LogprobRow()
         named.CopyFrom(row)
         for entry in (named.chosen, *named.top):
             entry.text = self._tokenizer.token_text(entry.id)
         return named
 
 
-def _prompt(request: mesh_pb2.Generate, tokenizer: Tokenizer) -> list[int]:
+def _prompt(request: pb.Generate, tokenizer: Tokenizer) -> list[int]:
+    """The token ids of a request's prompt; errors as `Generation`."""
     kind = request.WhichOneof("input")
     if kind == "messages_json":
         try:
@@ -141,12 +148,13 @@ def _prompt(request: mesh_pb2.Generate, tokenizer: Tokenizer) -> list[int]:
     return prompt
 
 
-def _input(request: mesh_pb2.Generate) -> str:
+def _input(request: pb.Generate) -> str:
     """The parameter that the prompt is made of."""
     return "messages" if request.WhichOneof("input") == "messages_json" else "prompt"
 
 
-def _max_tokens(request: mesh_pb2.Generate, prompt: int, context: int) -> int:
+def _max_tokens(request: pb.Generate, prompt: int, context: int) -> int:
+    """How long the answer may become behind so many tokens of prompt; errors as `Generation`."""
     rest = context - prompt
     if rest < 1:
         what = _input(request)
@@ -159,7 +167,8 @@ def _max_tokens(request: mesh_pb2.Generate, prompt: int, context: int) -> int:
     return min(request.max_tokens or rest, rest)
 
 
-def _check(request: mesh_pb2.Generate, tokenizer: Tokenizer) -> None:
+def _check(request: pb.Generate, tokenizer: Tokenizer) -> None:
+    """Refuse sampling parameters and stop strings that make no sense; errors as `Generation`."""
     try:
         params = SamplingParams.from_proto(request.sampling)
     except SamplingError as error:

@@ -13,15 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
-from jinja2 import TemplateError
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 
-from motley.daemon.text.tokenizer import Tokenizer, TokenizerError, compile_template
+from motley.daemon.text.templates import ChatTemplate, InvalidTemplate
+from motley.daemon.text.tokenizer import Tokenizer, TokenizerError
 from motley.daemon.weights.checkpoint import CheckpointError
 from motley.daemon.weights.gguf_header import read_header
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
-"""``tokenizer.ggml.token_type``."""
+"""The kinds of tokens, as ``tokenizer.ggml.token_type`` has them."""
 
 _ENDS = ("<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|im_end|>", "<|endoftext|>")
 """Control tokens that end an answer in any model that has them: a file names only one or two of its ends by id."""
@@ -68,7 +68,7 @@ WORDS: Mapping[str, _Words] = {
     "tekken": _Words(_TEKKEN, whole=True, begin=True),
     "olmo": _Words(compose=True),
 }
-"""By ``tokenizer.ggml.pre``; the patterns are those of the models' own ``tokenizer.json``."""
+"""How text is cut, by ``tokenizer.ggml.pre``; the patterns are those of the models' own ``tokenizer.json``."""
 
 
 def load_gguf_tokenizer(file: Path) -> Tokenizer:
@@ -264,13 +264,13 @@ class _Keys:
             raise self.refusal("pre", ", ".join(WORDS))
         return known
 
-    def template(self) -> Any:
+    def template(self) -> ChatTemplate | None:
         source = self._metadata.get("tokenizer.chat_template")
         if source is None:
             return None
         if not isinstance(source, str):
             raise self.error("tokenizer.chat_template is not text")
         try:
-            return compile_template(source)
-        except TemplateError as error:
+            return ChatTemplate(source)
+        except InvalidTemplate as error:
             raise self.error(f"the chat template is not valid: {error}") from error

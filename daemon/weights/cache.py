@@ -34,13 +34,14 @@ from typing import IO
 
 import platformdirs
 
-from motley.daemon.weights.share_file import ShareFileError, sized
+from motley.daemon.weights.share_file import ShareFileError
 from motley.daemon.weights.spec import SHARE_FILE, Placed
+from motley.protocol.wording import human_bytes
 
 logger = logging.getLogger(__name__)
 
 FORMAT = 1
-"""Enters every key; to be raised whenever the same declaration comes to mean other bytes."""
+"""A part of every key, to be raised whenever the same declaration comes to mean other bytes."""
 DEFAULT_LIMIT = 50_000_000_000
 
 LABEL = "label.json"
@@ -291,7 +292,7 @@ class ShareCache:
             raise ShareFileError(str(error)) from error
         except OSError as error:
             raise ShareFileError(
-                f"{self.folder}: cannot keep this rank's weights ({sized(size)}): {error.strerror or error}"
+                f"{self.folder}: cannot keep this rank's weights ({human_bytes(size)}): {error.strerror or error}"
             ) from error
         finally:
             shutil.rmtree(partial, ignore_errors=True)

@@ -10,9 +10,9 @@ _HUB_ID = re.compile(
     r"(?P<repo>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?(:(?P<file>([\w-][\w.-]*/)*[\w-][\w.-]*\.gguf))?", re.ASCII
 )
 _PATH = re.compile(r"[.~/\\]|[A-Za-z]:[/\\]|[^@:]*\\|[^@:/]*/[^@:/]*/")
-"""What begins like this is a place on a disk, and not meant for the hub."""
+"""A source that begins like this is a place on a disk, and not meant for the hub."""
 _FIRST_PART = "-00001-of-"
-"""In the name of a GGUF file that is split: the one that stands for all (``name-00001-of-00003.gguf``)."""
+"""What is in the name of the first part of a split GGUF file, which stands for all (``name-00001-of-00003.gguf``)."""
 _LATER_PART = re.compile(r"-(?!00001)\d{5}-of-\d{5}\.gguf", re.ASCII)
 
 _NEEDED = [
@@ -25,7 +25,7 @@ _NEEDED = [
     "model.safetensors.index.json",
 ]
 _DUPLICATES = ["*/*", "consolidated*"]
-"""The same weights once more, in another layout (``original/``, ``onnx/``, ``consolidated.safetensors``)."""
+"""The same weights in another layout, where repositories have one: ``original/``, ``onnx/`` and the like."""
 
 A_MODEL = (
     "a folder with config.json and *.safetensors, a file.gguf, or owner/name or owner/name:file.gguf of a model on"
@@ -37,14 +37,13 @@ class ModelNotFound(Exception):
     """No such model, or it cannot be fetched; the message says what was tried and what to do."""
 
 
-def resolve(source: str, models_dir: Path | None = None, *, offline: bool = False) -> Path:
+def resolve(source: str, models_dir: Path | None = None) -> Path:
     """Find a model, fetching it (only the files Motley needs) if it is not here yet.
 
     Args:
         source: a folder or GGUF file (absolute, or relative to the working directory), the name of one in `models_dir`,
             or a hub id ``owner/name``, ``owner/name@revision``, ``owner/name:file.gguf`` or
             ``owner/name@revision:file.gguf``; the first that fits, in this order.
-        offline: use only what earlier runs have fetched from the hub.
 
     Returns:
         A folder in Hugging Face's layout, or a GGUF file (the first, if the model is split over several).
@@ -76,12 +75,12 @@ def resolve(source: str, models_dir: Path | None = None, *, offline: bool = Fals
         )
     hub_id = _HUB_ID.fullmatch(source)
     if hub_id and hub_id["file"]:
-        file = _from_hub(hub_id["repo"], hub_id["revision"], offline, [_all_parts(hub_id["file"])]) / hub_id["file"]
+        file = _from_hub(hub_id["repo"], hub_id["revision"], [_all_parts(hub_id["file"])]) / hub_id["file"]
         if not file.is_file():
-            raise ModelNotFound(f"{hub_id['repo']} has no file {hub_id['file']}" + (" here" if offline else ""))
+            raise ModelNotFound(f"{hub_id['repo']} has no file {hub_id['file']}")
         return file
     if hub_id:
-        return _checked(_from_hub(hub_id["repo"], hub_id["revision"], offline, _NEEDED))
+        return _checked(_from_hub(hub_id["repo"], hub_id["revision"], _NEEDED))
     places = " or ".join(str(place.absolute()) for place in tried) or "an empty name"
     raise ModelNotFound(
         f"no model {source!r}: there is no folder or GGUF file {places}, and it is not a hub id; give {A_MODEL}"
@@ -132,7 +131,7 @@ def _stays_inside(name: str) -> bool:
     return not path.anchor and not path.drive and ".." not in path.parts
 
 
-def _from_hub(repo: str, revision: str | None, offline: bool, patterns: list[str]) -> Path:
+def _from_hub(repo: str, revision: str | None, patterns: list[str]) -> Path:
     from huggingface_hub import errors as hub
     from huggingface_hub import snapshot_download
 
@@ -143,7 +142,6 @@ def _from_hub(repo: str, revision: str | None, offline: bool, patterns: list[str
             revision=revision,
             allow_patterns=patterns,
             ignore_patterns=_DUPLICATES if patterns is _NEEDED else None,
-            local_files_only=offline,
         )
     except hub.GatedRepoError as error:
         raise ModelNotFound(
@@ -160,9 +158,8 @@ def _from_hub(repo: str, revision: str | None, offline: bool, patterns: list[str
         raise ModelNotFound(f"{model} is neither a folder here nor a valid hub id: {error}") from error
     except hub.LocalEntryNotFoundError as error:
         raise ModelNotFound(
-            f"{model} has not been fetched yet and "
-            + ("the hub may not be used" if offline else "huggingface.co cannot be reached")
-            + "; check the connection, or give a folder with the model"
+            f"{model} has not been fetched yet and huggingface.co cannot be reached; check the connection, or give a"
+            " folder with the model"
         ) from error
     except Exception as error:  # each version of huggingface_hub lets another HTTP library's errors through
         raise ModelNotFound(

@@ -20,6 +20,7 @@ from motley.daemon.weights.checkpoint import CheckpointError
 from motley.daemon.weights.quantise import quantise
 from motley.daemon.weights.spec import Encoding, Piece, Placed, Weight
 from motley.daemon.weights.stored import Codes, Format, Source, converted, packed_zeros, whole_blocks
+from motley.protocol.wording import human_bytes
 
 FP16_MAX = 65504.0
 _CHUNK = 1 << 17
@@ -66,7 +67,7 @@ def write_share(
             raise
     except OSError as error:
         raise ShareFileError(
-            f"{path}: cannot write this rank's weights ({sized(total)}): {error.strerror or error}"
+            f"{path}: cannot write this rank's weights ({human_bytes(total)}): {error.strerror or error}"
         ) from error
 
 
@@ -86,17 +87,9 @@ def _check_space(folder: Path, total: int) -> None:
     free = shutil.disk_usage(folder).free
     if free < total:
         raise ShareFileError(
-            f"{folder}: this rank's weights need {sized(total)} of disk, of which {sized(free)} is free; "
-            f"make room for {sized(total - free)} or choose another folder (--cache, or MOTLEY_CACHE)"
+            f"{folder}: this rank's weights need {human_bytes(total)} of disk, of which {human_bytes(free)} is free; "
+            f"make room for {human_bytes(total - free)} or choose another folder (--cache, or MOTLEY_CACHE)"
         )
-
-
-def sized(size: int) -> str:
-    """``1.50 GB``: for messages; decimal units, three digits."""
-    for unit, least in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if size >= least:
-            return f"{size / least:#.3g} {unit}"
-    return f"{size} bytes"
 
 
 def _write_weights(

@@ -23,9 +23,9 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from motley.orchestrator.planning.placement.terms import PlacementError
-from motley.orchestrator.planning.shares import human_bytes
 from motley.protocol import MAX_RANKS
 from motley.protocol.mesh_pb2 import ModelProfile
+from motley.protocol.wording import human_bytes
 
 SLICES = 8
 """How many slices an expert is cut in, at most: each is a product of its own, and a cached file."""

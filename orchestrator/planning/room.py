@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from motley.orchestrator.planning.shares import human_bytes
 from motley.protocol.mesh_pb2 import ModelProfile
+from motley.protocol.wording import human_bytes
 
 
 def expert_count(profile: ModelProfile) -> int:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from motley.orchestrator.planning.shares import human_bytes
 from motley.protocol import GPU_RESERVE
 from motley.protocol.mesh_pb2 import Capabilities, Engine, Gpu
+from motley.protocol.wording import human_bytes
 
 
 class SetupError(Exception):

@@ -33,6 +33,7 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 from motley.protocol.mesh_pb2 import ModelProfile, Range, Share
+from motley.protocol.wording import human_bytes
 
 
 class PlanError(Exception):
@@ -140,14 +141,6 @@ def usable(profiles: Sequence[ModelProfile], candidates: Sequence[Candidate]) ->
         for candidate, profile in zip(candidates, profiles, strict=True)
         if candidate.memory >= profile.fixed_bytes
     ]
-
-
-def human_bytes(count: float) -> str:
-    """``1.50 GB``: for messages; decimal units."""
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if abs(count) >= size:
-            return f"{count / size:.2f} {unit}"
-    return f"{count:.0f} bytes"
 
 
 def _attention_split(profile: ModelProfile, ranks: int) -> int:

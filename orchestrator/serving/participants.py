@@ -12,6 +12,7 @@ from motley.orchestrator.serving.errors import refusal
 from motley.orchestrator.session_request import SessionRequest
 from motley.orchestrator.workers import Worker
 from motley.protocol.mesh_pb2 import ModelSpec
+from motley.protocol.wording import counted
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ def choose_participants(request: SessionRequest, nodes: Iterable[Node]) -> list[
     if request.shares and len(request.shares) != len(chosen):
         raise refusal(
             "invalid_request",
-            f"{_counted(len(request.shares), 'share')} given for {_counted(len(chosen), 'rank')}"
+            f"{counted(len(request.shares), 'share')} given for {counted(len(chosen), 'rank')}"
             f" ({', '.join(node.name for node in chosen)}); give one for each",
             "shares",
         )
@@ -126,7 +127,3 @@ def wanted_model(request: SessionRequest, participants: Sequence[Participant]) -
         own = setup_of(first.name, first.capabilities, request.engine, request.quantisation).quantisation
         held = [own, *(each for each in held if each != own)]
     return model_spec(request, held[0], held[1:])
-
-
-def _counted(count: int, thing: str) -> str:
-    return f"{count} {thing}" if count == 1 else f"{count} {thing}s"

@@ -12,7 +12,6 @@ from motley.orchestrator.planning.shares import (
     Candidate,
     PlanError,
     RankPlan,
-    human_bytes,
     plan_shares,
     trunk_profile,
     usable,
@@ -25,6 +24,7 @@ from motley.orchestrator.serving.participants import Participant
 from motley.orchestrator.session_request import SessionRequest
 from motley.orchestrator.workers import Rank
 from motley.protocol.mesh_pb2 import ModelProfile
+from motley.protocol.wording import human_bytes
 
 
 def plan_ranks(

@@ -7,8 +7,8 @@ from __future__ import annotations
 import runpy
 import sys
 
-from motley.daemon.experts import calls as expert_calls
+from motley.daemon.experts import asked_host
 
-expert_calls.PATIENCE_S = 3.0
+asked_host.PATIENCE_S = 3.0
 del sys.argv[0]
 runpy.run_module(sys.argv[0], run_name="__main__")

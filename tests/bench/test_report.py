@@ -25,8 +25,8 @@ from motley.bench.report import (
     write_json,
 )
 from motley.bench.synth import SHAPES
+from motley.daemon.machine.processor import usable_cores
 from motley.daemon.models.reading import read_model
-from motley.daemon.node.hardware import usable_cores
 from tests.bench.reports import results
 from tests.models.to_gguf import to_gguf
 

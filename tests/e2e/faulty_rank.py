@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from motley.daemon.rank.process import main
+from motley.daemon.worker.process import main
 from motley.plugins.engine import Collectives, EngineOptions, RankGraph
 from motley.plugins.onnxruntime.engine import OnnxRuntimeEngine
 from tests.e2e.faulty_engine import repeating

@@ -12,8 +12,9 @@ import pytest
 
 from motley.cli.client import Client, broke_off
 from motley.cli.errors import CliError
-from motley.cli.run import Wanted, load
+from motley.cli.run import load
 from motley.cli.show import LINE_S, LoadingLines
+from motley.cli.wanted import Wanted
 from motley.orchestrator.app import Orchestrator, OrchestratorConfig
 from motley.orchestrator.session_request import SessionRequest
 from motley.protocol.mesh_pb2 import Delta, Describe, Described, Empty, Failure, Generate, ModelProfile, RankCommand

@@ -126,13 +126,11 @@ def test_the_hub_is_asked_for_the_needed_files_only(tmp_path: Path, hub: Any) ->
     snapshot = model(tmp_path / "snapshot")
     calls = hub(snapshot)
     assert resolve("owner/name", tmp_path) == snapshot
-    assert resolve("owner/name@refs/pr/1", None, offline=True) == snapshot
-    assert (calls[0]["repo_id"], calls[0]["revision"], calls[0]["local_files_only"]) == ("owner/name", None, False)
-    assert (calls[1]["repo_id"], calls[1]["revision"], calls[1]["local_files_only"]) == (
-        "owner/name",
-        "refs/pr/1",
-        True,
-    )
+    assert resolve("owner/name@refs/pr/1") == snapshot
+    assert [(call["repo_id"], call["revision"]) for call in calls] == [
+        ("owner/name", None),
+        ("owner/name", "refs/pr/1"),
+    ]
     needed = ["config.json", "tokenizer.json", "model.safetensors.index.json", "model-00001-of-00002.safetensors"]
     others = [
         "README.md",
@@ -160,23 +158,22 @@ def refusal(kind: type[errors.HfHubHTTPError]) -> errors.HfHubHTTPError:
 
 
 @pytest.mark.parametrize(
-    ("error", "offline", "message"),
+    ("error", "message"),
     [
-        (refusal(errors.GatedRepoError), False, r"owner/name@v1 is gated: accept its terms"),
-        (refusal(errors.RevisionNotFoundError), False, "owner/name has no revision 'v1'"),
-        (refusal(errors.RepositoryNotFoundError), False, "neither a folder here nor a model"),
-        (refusal(errors.HfHubHTTPError), False, "fetching owner/name@v1 .* failed"),
-        (errors.HFValidationError("bad id"), False, "nor a valid hub id: bad id"),
-        (errors.LocalEntryNotFoundError("no"), False, "not been fetched yet and huggingface.co cannot be reached"),
-        (errors.LocalEntryNotFoundError("no"), True, "not been fetched yet and the hub may not be used"),
-        (ConnectError("no route"), False, r"failed \(ConnectError: no route\); try again"),
-        (OSError(28, "No space left on device"), False, "No space left on device"),
+        (refusal(errors.GatedRepoError), r"owner/name@v1 is gated: accept its terms"),
+        (refusal(errors.RevisionNotFoundError), "owner/name has no revision 'v1'"),
+        (refusal(errors.RepositoryNotFoundError), "neither a folder here nor a model"),
+        (refusal(errors.HfHubHTTPError), "fetching owner/name@v1 .* failed"),
+        (errors.HFValidationError("bad id"), "nor a valid hub id: bad id"),
+        (errors.LocalEntryNotFoundError("no"), "not been fetched yet and huggingface.co cannot be reached"),
+        (ConnectError("no route"), r"failed \(ConnectError: no route\); try again"),
+        (OSError(28, "No space left on device"), "No space left on device"),
     ],
 )
-def test_the_hubs_errors_are_translated(hub: Any, error: Exception, offline: bool, message: str) -> None:
+def test_the_hubs_errors_are_translated(hub: Any, error: Exception, message: str) -> None:
     hub(error)
     with pytest.raises(ModelNotFound, match=message):
-        resolve("owner/name@v1", offline=offline)
+        resolve("owner/name@v1")
 
 
 def test_a_repository_without_a_model(tmp_path: Path, hub: Any) -> None:

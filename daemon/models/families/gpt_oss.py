@@ -88,7 +88,9 @@ def _names(number: int, hidden: int, columns: int) -> MlpNames:
         )
 
     return MlpNames(
-        *(f"{module}.{{expert}}.{part}_proj.weight" for part in ("gate", "up", "down")),
+        gate=f"{module}.{{expert}}.gate_proj.weight",
+        up=f"{module}.{{expert}}.up_proj.weight",
+        down=f"{module}.{{expert}}.down_proj.weight",
         biases=(
             f"{module}.{{expert}}.gate_proj.bias",
             f"{module}.{{expert}}.up_proj.bias",

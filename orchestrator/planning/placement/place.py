@@ -47,9 +47,9 @@ from motley.orchestrator.planning.placement.terms import (
     Placement,
     PlacementError,
     expert_name,
-    plural,
     require,
 )
+from motley.protocol.wording import counted
 
 
 def place_experts(
@@ -92,8 +92,8 @@ def place_experts(
     _refuse_twice([f"host {host.name}" for host in offers])
     if len(offers) < replicas:
         raise PlacementError(
-            f"{replicas} {plural(replicas, 'replica')} of every expert need {replicas} different"
-            f" {plural(replicas, 'node')}; with room for experts {_there(offers)}, {replicas - len(offers)} missing"
+            f"{counted(replicas, 'replica')} of every expert need {counted(replicas, 'different node')};"
+            f" with room for experts {_there(offers)}, {replicas - len(offers)} missing"
         )
     board = Board(ordered, offers, row_bytes, replicas)
     budget = math.inf

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from motley.orchestrator.planning.placement.board import Board
-from motley.orchestrator.planning.placement.terms import ExpertKey, Move, PlacementError, expert_name, plural
-from motley.orchestrator.planning.shares import human_bytes
+from motley.orchestrator.planning.placement.terms import ExpertKey, Move, PlacementError, expert_name
+from motley.protocol.wording import counted, human_bytes
 
 SPARE_COST = 1.05
 """Replicas beyond those asked for are worth this factor in cost: they let any host die unnoticed."""
@@ -196,7 +196,7 @@ def _explain(board: Board, expert: int, replicas: int) -> str:
     if able < replicas:
         verdict = (
             f"{expert_name(key)} ({human_bytes(size)}) fits on {able} of {len(memory)} nodes (the largest has"
-            f" {human_bytes(memory.max())}): {replicas - able} {plural(replicas - able, 'node')} missing"
+            f" {human_bytes(memory.max())}): {counted(replicas - able, 'node')} missing"
         )
     elif usable < needed:
         verdict = (
@@ -212,6 +212,6 @@ def _explain(board: Board, expert: int, replicas: int) -> str:
     short = [one.key for one, holders in zip(board.experts, board.holders, strict=True) if len(holders) < replicas]
     named = ", ".join(expert_name(key) for key in short[:4]) + (f" and {len(short) - 4} more" if len(short) > 4 else "")
     return (
-        f"{replicas} {plural(replicas, 'replica')} of {len(board.experts)} experts do not fit on {len(memory)}"
-        f" {plural(len(memory), 'node')}: {verdict}. Without all replicas: {named}"
+        f"{counted(replicas, 'replica')} of {len(board.experts)} experts do not fit on"
+        f" {counted(len(memory), 'node')}: {verdict}. Without all replicas: {named}"
     )

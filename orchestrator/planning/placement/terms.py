@@ -115,8 +115,3 @@ def require(condition: bool, message: str) -> None:
 def expert_name(key: ExpertKey) -> str:
     """``layer 3 expert 7``: for messages."""
     return f"layer {key[0]} expert {key[1]}"
-
-
-def plural(count: int, noun: str) -> str:
-    """``replica`` for 1, ``replicas`` for any other count."""
-    return noun if count == 1 else noun + "s"

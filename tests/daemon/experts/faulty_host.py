@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from motley.daemon.rank.process import main
+from motley.daemon.worker.process import main
 from motley.plugins.engine import F32, EngineError
 from motley.plugins.expert_engine import ExpertGraph
 from motley.plugins.onnxruntime.hosted_experts import OnnxRuntimeExpert, OnnxRuntimeExperts

@@ -18,12 +18,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from motley.daemon.experts import calls as expert_calls
+from motley.daemon.experts import asked_host
+from motley.daemon.experts.asked_host import PATIENCE_S, SILENT_S
 from motley.daemon.experts.calls import (
-    PATIENCE_S,
     PIECE,
     RESEND_S,
-    SILENT_S,
     STARVED_S,
     Action,
     Ask,
@@ -394,7 +393,7 @@ def test_equal_replicas_have_equal_loads(chosen: int, seed: int) -> None:
 
 
 def test_a_replica_that_was_slow_once_has_its_part_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(expert_calls, "FADING_S", 1.0)  # instead of ten, for less to compute
+    monkeypatch.setattr(asked_host, "FADING_S", 1.0)  # instead of ten, for less to compute
     steps = [Step(number % 4, {number % 8: 1}) for number in range(4000)]
     rows = rows_of([SimulatedHost(), SimulatedHost(free_at=0.2)], steps)
     assert min(rows) > 0.3 * sum(rows)

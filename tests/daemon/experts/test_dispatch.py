@@ -14,10 +14,10 @@ import numpy as np
 import psutil
 import pytest
 
-from motley.daemon.experts import calls as expert_calls
-from motley.daemon.experts import dispatch
+from motley.daemon.experts import asked_host, calls, dispatch
 from motley.daemon.experts.calls import ExpertsMissing
-from motley.daemon.experts.dispatch import Dispatcher, replicas
+from motley.daemon.experts.dispatch import Dispatcher
+from motley.daemon.experts.keys import replicas
 from motley.daemon.experts.wire import EXPERT_BYTES, HEADER_BYTES, Answer, ExpertWire, Part
 from motley.daemon.models.description import EMBEDDING
 from motley.daemon.models.rank_graph import build_rank_graph
@@ -103,7 +103,7 @@ class Trunk:
                 hidden=hidden,
                 wire_format=wire_format,
                 look=lambda seconds, rank=rank: look(self, rank),
-                emit=lambda rank=rank, **body: self.told[rank].append(body),
+                tell=lambda rank=rank, **body: self.told[rank].append(body),
             )
             for rank in range(size)
         ]
@@ -209,8 +209,8 @@ def check(ranks: Trunk, results: Sequence[F32], rows: int = 1) -> None:
 @pytest.fixture
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody loses patience because this machine is busy: nothing is asked for twice, so that calls can be counted."""
-    monkeypatch.setattr(expert_calls, "PATIENCE_S", 30.0)
-    monkeypatch.setattr(expert_calls, "SILENT_S", 30.0)
+    monkeypatch.setattr(asked_host, "PATIENCE_S", 30.0)
+    monkeypatch.setattr(asked_host, "SILENT_S", 30.0)
 
 
 @pytest.mark.usefixtures("unhurried")
@@ -315,12 +315,12 @@ def test_a_host_that_dies_in_the_middle_of_a_step_changes_nothing(size: int) -> 
         reports = [dispatcher.report() for dispatcher in ranks.dispatchers]
     stalls = [stall for report in reports for stall in report.hosts[0].stalls_s]
     assert stalls
-    assert max(stalls) < expert_calls.PATIENCE_S
+    assert max(stalls) < asked_host.PATIENCE_S
 
 
 @pytest.mark.parametrize("size", [1, 2])
 def test_a_host_that_hangs_is_done_without(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(expert_calls, "PATIENCE_S", 2.0)
+    monkeypatch.setattr(asked_host, "PATIENCE_S", 2.0)
     victim = ServerProcess(0, size, 2)
     frozen = psutil.Process(victim.process.pid)
     asked: list[int] = []
@@ -518,7 +518,7 @@ def test_a_host_started_anew_elsewhere_is_dialled_there() -> None:
 
 
 def test_who_starves_too_long_is_told_what_and_whom(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(expert_calls, "STARVED_S", 0.3)
+    monkeypatch.setattr(calls, "STARVED_S", 0.3)
     victim = ServerProcess(0, 1, 1)
     with trunk(1, [victim]) as ranks:
         victim.process.kill()
@@ -539,7 +539,7 @@ def test_a_host_that_refuses_the_link_is_named_at_once() -> None:
             hidden=HIDDEN,
             wire_format=WireFormat.FP32,
             look=lambda seconds: None,
-            emit=lambda **body: None,
+            tell=lambda **body: None,
         )
         with pytest.raises(PeerLost, match=r"rank 1 is lost: expert host 0 cannot be reached: .*a mesh of 7 ranks"):
             stranger.meet(lambda: None)

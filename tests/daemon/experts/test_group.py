@@ -13,15 +13,16 @@ import numpy as np
 import pytest
 
 from motley.daemon.experts.dispatch import Dispatcher
-from motley.daemon.experts.holding import keys_of
-from motley.daemon.experts.loading import ExpertKey, slices_of
+from motley.daemon.experts.keys import ExpertKey, keys_of
+from motley.daemon.experts.loading import slices_of
 from motley.daemon.experts.wire import Answer, Call, Part, Refusal, RefusalCode
 from motley.daemon.node.worker import RankWorker
-from motley.daemon.rank.process import membership, with_hosts
 from motley.daemon.weights.cache import ShareCache
+from motley.daemon.worker.membership import membership, with_hosts
 from motley.plugins.experts import Sent
 from motley.protocol import MAX_RANKS
 from motley.protocol import mesh_pb2 as pb
+from motley.protocol import worker_pb2 as wp
 from motley.transport import MAX_MESSAGE, Lost, Messenger, Plain, WireFormat
 from tests.daemon.experts.test_host import (
     CASE,
@@ -40,7 +41,7 @@ from tests.daemon.experts.test_host import (
 )
 from tests.models.cases import Case, expert_cases
 
-HOST = ("motley.daemon.rank.process",)
+HOST = ("motley.daemon.worker.process",)
 
 
 MIXTRAL = next(case for case in expert_cases() if str(case) == "mixtral")  # its experts have three blocks of int4
@@ -75,7 +76,7 @@ async def group(
             own.group.CopyFrom(pb.Group(host=0, member=member, slices=slices, ranks=ranks, secret=bytes(32)))
             worker = GroupWorker(own, member, await start(cache, entries[member] if entries else HOST))
             stack.push_async_callback(end, worker, asyncio.create_task(worker.read()))
-            worker.send(assign=own)
+            worker.send(start=worker.start(own))
             worker.port = int((await worker.until("listening")).listening)
             workers.append(worker)
         peers = pb.Peers(
@@ -237,7 +238,7 @@ async def test_a_call_goes_on_elsewhere_when_a_worker_dies_in_it(tmp_path: Path)
     order = sliced(keys, keys)
     async with group(order, tmp_path, (1, 2, 1)) as workers, started(order, tmp_path, 1) as other:
         await ready([*workers, other])
-        everyone = with_hosts(membership(pb.RankCommand(session=SESSION, epoch=1, assign=order)))
+        everyone = with_hosts(membership(wp.Start(session=SESSION, epoch=1, assignment=order)))
         told: list[pb.ExpertReport] = []
         dispatcher = Dispatcher(
             0,
@@ -251,7 +252,7 @@ async def test_a_call_goes_on_elsewhere_when_a_worker_dies_in_it(tmp_path: Path)
             hidden=CASE.model.hidden,
             wire_format=WireFormat.FP32,
             look=lambda _: None,
-            emit=lambda **body: told.extend([body["experts"]] if "experts" in body else []),
+            tell=lambda **body: told.extend([body["experts"]] if "experts" in body else []),
         )
         with closing(dispatcher):
             dispatcher.meet(lambda: None)

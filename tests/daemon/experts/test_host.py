@@ -19,22 +19,22 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from motley.daemon.experts.holding import hosted as hosted_message
-from motley.daemon.experts.holding import keys_of
-from motley.daemon.experts.loading import ExpertKey
+from motley.daemon.experts.keys import ExpertKey, keys_of
 from motley.daemon.experts.wire import Answer, Call, ExpertWire, Part, Refusal, RefusalCode
 from motley.daemon.models.description import Model
 from motley.daemon.models.expert_graph import build_expert_graph
 from motley.daemon.models.files import open_model
 from motley.daemon.models.units import units
 from motley.daemon.node.worker import RankWorker
-from motley.daemon.rank.process import membership, with_hosts
 from motley.daemon.weights.cache import ShareCache
 from motley.daemon.weights.checkpoint import Checkpoint
 from motley.daemon.weights.share_file import write_share
 from motley.daemon.weights.spec import SHARE_FILE
+from motley.daemon.worker.membership import membership, with_hosts
 from motley.plugins.engine import F32, EngineOptions
 from motley.plugins.reference.engine import ReferenceExperts
 from motley.protocol import mesh_pb2 as pb
+from motley.protocol import worker_pb2 as wp
 from motley.transport import Connected, Lost, Message, Messenger, Plain, WireFormat
 from tests.models.cases import Case, expert_cases, whole_share
 
@@ -85,7 +85,7 @@ class HostProcess:
     number: int
     worker: RankWorker
     port: int = 0
-    events: asyncio.Queue[pb.RankEvent] = field(default_factory=asyncio.Queue)
+    events: asyncio.Queue[wp.WorkerEvent] = field(default_factory=asyncio.Queue)
     seen: list[str] = field(default_factory=list)
     """The bodies of all events so far."""
 
@@ -93,14 +93,17 @@ class HostProcess:
     def rank(self) -> int:
         return self.order.size + self.number
 
+    def start(self, order: pb.Assignment) -> wp.Start:
+        return wp.Start(session=SESSION, epoch=1, rank=self.rank, assignment=order)
+
     def send(self, **body: Any) -> None:
-        self.worker.send(pb.RankCommand(session=SESSION, epoch=1, rank=self.rank, **body))
+        self.worker.send(wp.WorkerCommand(**body))
 
     async def read(self) -> None:
         async for event in self.worker.events():
             await self.events.put(event)
 
-    async def until(self, body: str) -> pb.RankEvent:
+    async def until(self, body: str) -> wp.WorkerEvent:
         """The next event of this kind; that the host failed is no other."""
         async with asyncio.timeout(DEADLINE_S):
             while True:
@@ -108,7 +111,6 @@ class HostProcess:
                 kind = event.WhichOneof("body")
                 assert kind is not None
                 self.seen.append(kind)
-                assert (event.session, event.epoch, event.rank) == (SESSION, 1, self.rank)
                 if kind == body:
                     return event
                 assert kind != "failed", event.failed
@@ -116,14 +118,14 @@ class HostProcess:
 
 @asynccontextmanager
 async def started(
-    order: pb.Assignment, cache: Path, number: int = 0, entry: Sequence[str] = ("motley.daemon.rank.process",)
+    order: pb.Assignment, cache: Path, number: int = 0, entry: Sequence[str] = ("motley.daemon.worker.process",)
 ) -> AsyncIterator[HostProcess]:
     """A host that listens and knows its peers."""
     worker = await RankWorker.start(cache=ShareCache(cache), host="127.0.0.1", entry=entry)
     host = HostProcess(order, number, worker)
     reading = asyncio.create_task(host.read())
     try:
-        host.send(assign=order)
+        host.send(start=host.start(order))
         host.port = int((await host.until("listening")).listening)
         host.send(peers=pb.Peers(addresses=["127.0.0.1:1"] * (order.size + len(order.hosts))))
         yield host
@@ -140,8 +142,8 @@ class TrunkRank:
     def __init__(self, host: HostProcess, rank: int = 0) -> None:
         self.host = host
         order = host.order
-        command = pb.RankCommand(session=SESSION, epoch=1, rank=rank, assign=order)
-        self.messenger = Messenger(with_hosts(membership(command)), Plain(), listener=None)
+        start = wp.Start(session=SESSION, epoch=1, rank=rank, assignment=order)
+        self.messenger = Messenger(with_hosts(membership(start)), Plain(), listener=None)
         self.wire = ExpertWire(CASE.model.hidden, WireFormat(order.wire))
         self.connect()
 
@@ -386,7 +388,7 @@ async def test_it_ends_with_its_daemon(tmp_path: Path) -> None:
 
 
 async def failure(
-    order: pb.Assignment, cache: Path, entry: Sequence[str] = ("motley.daemon.rank.process",)
+    order: pb.Assignment, cache: Path, entry: Sequence[str] = ("motley.daemon.worker.process",)
 ) -> pb.Failure:
     async with started(order, cache, entry=entry) as host:
         async with asyncio.timeout(DEADLINE_S):

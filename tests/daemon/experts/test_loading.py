@@ -11,13 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from motley.daemon.experts.loading import ExpertKey, ExpertLoader, HeldExpert
+from motley.daemon.experts.gate import examine_expert
+from motley.daemon.experts.keys import ExpertKey
+from motley.daemon.experts.loading import ExpertLoader, HeldExpert
+from motley.daemon.loading.answers import GateError
+from motley.daemon.loading.fetching import LoadError
 from motley.daemon.models.expert_graph import build_expert_graph
 from motley.daemon.models.files import open_model
 from motley.daemon.models.keys import ConfigError
 from motley.daemon.models.units import units
-from motley.daemon.rank.gate import GateError, examine_expert
-from motley.daemon.rank.loading import LoadError
 from motley.daemon.weights.cache import ShareCache
 from motley.daemon.weights.share_file import write_share
 from motley.daemon.weights.spec import SHARE_FILE
@@ -66,7 +68,7 @@ class Held:
         self.begun = threading.Semaphore(0)
         self.go = threading.Semaphore(0)
         self.ended = 0
-        monkeypatch.setattr("motley.daemon.rank.loading.write_share", self)
+        monkeypatch.setattr("motley.daemon.loading.planned.write_share", self)
 
     def __call__(self, source: Any, weights: Any, size: int, file: Path, progress: Callable[[int, int], None]) -> None:
         self.begun.release()

@@ -12,14 +12,15 @@ from pathlib import Path
 import psutil
 import pytest
 
-from motley.daemon.experts.calls import SILENT_S
+from motley.daemon.experts.asked_host import SILENT_S
 from motley.daemon.models.share import Share
 from motley.daemon.models.units import units
 from motley.daemon.node.worker import RankWorker
-from motley.daemon.rank.process import membership, with_hosts
 from motley.daemon.weights.cache import ShareCache
 from motley.daemon.weights.checkpoint import Checkpoint
+from motley.daemon.worker.membership import membership, with_hosts
 from motley.protocol import mesh_pb2 as pb
+from motley.protocol import worker_pb2 as wp
 from tests.daemon.experts.expert_server import Server, ServerThread, expert_of
 from tests.models.cases import GOLDEN, golden_cases, uneven_shares
 
@@ -41,7 +42,7 @@ class Worker:
 
     rank: int
     process: RankWorker
-    events: list[pb.RankEvent] = field(default_factory=list)
+    events: list[wp.WorkerEvent] = field(default_factory=list)
     news: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def listen(self) -> None:
@@ -50,9 +51,9 @@ class Worker:
             self.news.set()
 
     def send(self, **body: object) -> None:
-        self.process.send(pb.RankCommand(session="s", epoch=1, rank=self.rank, **body))
+        self.process.send(wp.WorkerCommand(**body))
 
-    def told(self, body: str) -> list[pb.RankEvent]:
+    def told(self, body: str) -> list[wp.WorkerEvent]:
         return [event for event in self.events if event.WhichOneof("body") == body]
 
     async def until(self, enough: Callable[[], object]) -> None:
@@ -79,7 +80,7 @@ class Session:
     def generate(self) -> None:
         prompt, answer = CASE.tokens[: CASE.prompt], len(CASE.tokens) - CASE.prompt
         sampling = pb.Sampling(top_p=1.0, repetition_penalty=1.0)
-        decode = pb.Decode(request_id="r", prompt=prompt, sampling=sampling, max_tokens=answer)
+        decode = wp.Decode(request_id="r", prompt=prompt, sampling=sampling, max_tokens=answer)
         self.workers[0].send(decode=decode)
 
     async def text(self) -> list[int]:
@@ -140,7 +141,7 @@ async def started(stack: AsyncExitStack, order: pb.Assignment, ranks: range, fol
         worker = Worker(rank, process)
         listening = asyncio.create_task(worker.listen())
         stack.callback(listening.cancel)
-        worker.send(assign=order)
+        worker.send(start=wp.Start(session="s", epoch=1, rank=rank, assignment=order))
         workers.append(worker)
     for worker in workers:
         await worker.until(partial(worker.told, "listening"))
@@ -169,7 +170,7 @@ async def session(
             compute = partial(expert_of, checkpoint)
             options = {"hidden": CASE.model.hidden, "compute": compute, "leaves_at": 0 if number else leaves_at}
             server = Server(number, size, len(held), **options)
-            agreed = membership(pb.RankCommand(session="s", epoch=1, rank=size + number, assign=order))
+            agreed = membership(wp.Start(session="s", epoch=1, rank=size + number, assignment=order))
             server.admit(with_hosts(agreed))
             servers.append(stack.enter_context(ServerThread(server)))
         workers = await started(stack, order, range(size), folder)

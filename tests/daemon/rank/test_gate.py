@@ -11,14 +11,16 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from motley.daemon.loading.answers import LIMIT, GateError
+from motley.daemon.models.description import expected_shapes
 from motley.daemon.models.rank_graph import Declared, build_rank_graph
 from motley.daemon.models.reading import read_model
 from motley.daemon.models.share import Share
 from motley.daemon.models.units import units
-from motley.daemon.rank.gate import LIMIT, Gate, GateError, _examined, reference_answers
+from motley.daemon.rank.gate import Gate, _examined, reference_answers
 from motley.daemon.weights.checkpoint import Checkpoint
 from motley.daemon.weights.share_file import write_share
-from motley.daemon.weights.spec import SHARE_FILE, expected_shapes
+from motley.daemon.weights.spec import SHARE_FILE
 from motley.plugins.engine import F32, Engine, EngineError, EngineFactory, EngineOptions, RankGraph
 from motley.plugins.onnxruntime.engine import OnnxRuntimeEngine
 from motley.plugins.reference.engine import ReferenceEngine
@@ -157,7 +159,7 @@ def test_a_layer_with_experts_is_among_the_examined(tmp_path: Path) -> None:
 def test_quantised_shares_pass_with_room_to_spare(
     quantisation: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("motley.daemon.rank.gate.LIMIT", LIMIT / 2)
+    monkeypatch.setattr("motley.daemon.loading.answers.LIMIT", LIMIT / 2)
     for rank in range(3):
         examine(share(BUNDLED, quantisation, 3, rank, tmp_path / str(rank)), rank, 3)
 

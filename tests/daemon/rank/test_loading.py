@@ -13,22 +13,24 @@ from typing import Any
 import numpy as np
 import pytest
 
+from motley.daemon.loading.fetching import LoadError
 from motley.daemon.models.holding import for_engine
 from motley.daemon.models.profile import profile
 from motley.daemon.models.units import units
-from motley.daemon.rank.loading import GpuFull, LoadedRank, LoadError, check_gpu_room, load_rank
+from motley.daemon.rank.loading import GpuFull, LoadedRank, check_gpu_room, load_rank
 from motley.daemon.rank.peers import Peers
-from motley.daemon.rank.process import failure_of, membership
 from motley.daemon.rank.steps import Open, Step
 from motley.daemon.weights.cache import ShareCache
 from motley.daemon.weights.checkpoint import Checkpoint, CheckpointError
 from motley.daemon.weights.share_file import write_share
 from motley.daemon.weights.spec import SHARE_FILE
+from motley.daemon.worker.failures import failure_of
 from motley.plugins.engine import Engine, load_engine
 from motley.plugins.onnxruntime.engine import OnnxRuntimeEngine
 from motley.plugins.reference.engine import ReferenceEngine
 from motley.protocol import GPU_RESERVE
 from motley.protocol import mesh_pb2 as pb
+from motley.protocol.wording import human_bytes
 from motley.transport import Listener, Membership, Plain, connect_mesh
 from tests.models.cases import Case, golden_cases, whole_share
 
@@ -160,20 +162,6 @@ def test_a_rank_holds_the_quantisation_of_its_share_in_units_that_suit_all(alone
     assert planned.mlp_units == profile(CASE.model, "int4", 32).mlp_units < profile(CASE.model, "fp32", 32).mlp_units
 
 
-def test_ranks_agree_on_how_each_of_them_holds_the_model() -> None:
-    def agreement(order: pb.Assignment) -> bytes:
-        return membership(pb.RankCommand(session="s", epoch=1, rank=0, assign=order)).agreement
-
-    order = assignment(CASE, "int4")
-    first = agreement(order)
-    order.engine = "reference"
-    assert agreement(order) == first  # may differ from rank to rank
-    order.shares[0].quantisation = "int8"
-    other = agreement(order)
-    order.model.beside.append("int8")
-    assert len({first, other, agreement(order)}) == 3
-
-
 def gpu(free: int) -> pb.Gpu:
     users = [pb.GpuUser(pid=7, name="game", bytes=9 * 10**9), pb.GpuUser(pid=8)]
     return pb.Gpu(name="RTX 9", memory_bytes=12 * 10**9, free_bytes=free, users=users)
@@ -209,8 +197,8 @@ def test_a_gpu_that_is_full_is_refused_before_anything_is_read(
         pass
     assert cache.entries() == []
     said = str(refusal.value)
-    assert said.startswith(f"RTX 9 has {(GPU_RESERVE + room) / 1e9:.2f} GB of 12.00 GB free; this rank needs 0.")
-    assert "0.54 GB must stay free. In use by game (7): 9.00 GB, a process (8): not told. Close what uses" in said
+    assert said.startswith(f"RTX 9 has {human_bytes(GPU_RESERVE + room)} of 12.00 GB free; this rank needs ")
+    assert "536.87 MB must stay free. In use by game (7): 9.00 GB, a process (8): not told. Close what uses" in said
     failure = failure_of(refusal.value)
     assert (failure.code, failure.message) == ("insufficient_memory", said)
 
@@ -258,7 +246,7 @@ def test_a_checkpoint_that_changes_while_it_is_read_makes_no_entry(
         write_share(*arguments)
         os.utime(folder / "model.safetensors", (1e9, 1e9))
 
-    monkeypatch.setattr("motley.daemon.rank.loading.write_share", write_and_edit)
+    monkeypatch.setattr("motley.daemon.loading.planned.write_share", write_and_edit)
     with (
         pytest.raises(CheckpointError, match="changed while it was read; start again"),
         load_rank(order, 0, alone, models=None, cache=cache, threads=1, progress=lambda done, total: None),
@@ -295,7 +283,7 @@ def test_signs_of_life_are_given_while_an_engine_is_made(
     alive = threading.Event()
     main = threading.current_thread()
     patient = Patient(alive)
-    monkeypatch.setattr("motley.daemon.rank.loading.PROGRESS_S", 0.01)
+    monkeypatch.setattr("motley.daemon.loading.progress.TELL_S", 0.01)
     monkeypatch.setattr(
         "motley.daemon.rank.loading.load_engine", lambda name: patient if name == "onnxruntime" else load_engine(name)
     )
@@ -329,10 +317,10 @@ def test_a_download_that_hangs_ends(alone: Peers, tmp_path: Path, monkeypatch: p
         over.wait(30)
         return CASE.folder
 
-    monkeypatch.setattr("motley.daemon.rank.loading.resolve", hang)
-    monkeypatch.setattr("motley.daemon.rank.loading.fetched_bytes", lambda source: 7)
-    monkeypatch.setattr("motley.daemon.rank.loading.PROGRESS_S", 0.01)
-    monkeypatch.setattr("motley.daemon.rank.loading.DOWNLOAD_S", 0.1)
+    monkeypatch.setattr("motley.daemon.loading.fetching.resolve", hang)
+    monkeypatch.setattr("motley.daemon.loading.fetching.fetched_bytes", lambda source: 7)
+    monkeypatch.setattr("motley.daemon.loading.fetching.TELL_S", 0.01)
+    monkeypatch.setattr("motley.daemon.loading.fetching.DOWNLOAD_S", 0.1)
     cache = ShareCache(tmp_path / "shares")
     seen: list[int] = []
     loading = load_rank(

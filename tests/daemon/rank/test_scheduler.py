@@ -1,7 +1,7 @@
-"""The leader's schedule: whatever else is asked at the same time, a request is answered as it would be alone.
+"""The schedule of steps: whatever else is asked at the same time, a request is answered as it would be alone.
 
 The engine is a stand-in whose logits depend on all tokens of a sequence, and which refuses what an engine must never be
-asked for; the leader, the executors and the samplers of all ranks are real, in one thread.
+asked for; the scheduler, the executors and the samplers of all ranks are real, in one thread.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from motley.daemon.rank.executor import Executor
-from motley.daemon.rank.scheduler import HEADROOM, MAX_ACTIVE, Leader
+from motley.daemon.rank.scheduler import HEADROOM, MAX_ACTIVE, Scheduler
 from motley.daemon.rank.steps import Able, Message, More, Open, StepError, Wave, decode, join
 from motley.plugins.engine import F32
 from motley.protocol import mesh_pb2 as pb
+from motley.protocol import worker_pb2 as wp
 from motley.transport import Communicator
 from motley.transport.stats import Stats
 
@@ -87,14 +88,14 @@ class Engine:
 
 
 class Followers:
-    """The other ranks, as the leader's communicator."""
+    """The other ranks, as the communicator of rank 0."""
 
     deadline_s = 1.0
 
     def __init__(self, executors: Sequence[Executor], told_of_waves: Callable[[bytes], bytes]) -> None:
         self.size = 1 + len(executors)
         self.messages: list[Message] = []
-        """What the leader has said."""
+        """What the scheduler has said."""
         self._executors = executors
         self._told = [deque([Able(executor.most_sequences).encode()]) for executor in executors]
         self._told_of_waves = told_of_waves
@@ -115,11 +116,11 @@ class Followers:
 
 
 class Session:
-    """A leader and what its clients have heard.
+    """A scheduler and what its clients have heard.
 
     Args:
         most: how many sequences the engine of each rank takes in one step.
-        told_of_waves: what the leader hears instead of a follower's summaries.
+        told_of_waves: what the scheduler hears instead of a follower's summaries.
     """
 
     def __init__(
@@ -140,31 +141,33 @@ class Session:
         self.ends: dict[str, str] = {}
         """Why each request has ended, in the order in which they did."""
         self.failures: dict[str, str] = {}
-        self._leader = Leader(executors[0], communicator, context, CHUNK, False, self._emit, lambda: None, lambda: None)
+        self._scheduler = Scheduler(
+            executors[0], communicator, context, CHUNK, False, self._tell, lambda: None, lambda: None
+        )
 
     def run(
         self,
-        requests: Collection[pb.Decode],
+        requests: Collection[wp.Decode],
         arrivals: Mapping[str, int] | None = None,
         cancels: Collection[tuple[int, str]] = (),
     ) -> None:
-        """Answer all requests, which arrive and are cancelled in given rounds of the leader."""
+        """Answer all requests, which arrive and are cancelled in given rounds of the scheduler."""
         rounds = count()
 
-        def commands(_timeout: float) -> Iterator[pb.RankCommand]:
+        def commands(_timeout: float) -> Iterator[wp.WorkerCommand]:
             now = next(rounds)
             assert now < 10_000, f"{len(requests) - len(self.ends)} requests never end"
             if len(self.ends) == len(requests):
                 raise Done
             for request in requests:
                 if now == (arrivals or {}).get(request.request_id, 0):
-                    yield pb.RankCommand(decode=request)
+                    yield wp.WorkerCommand(decode=request)
             for then, request_id in cancels:
                 if now == then:
-                    yield pb.RankCommand(cancel=request_id)
+                    yield wp.WorkerCommand(cancel=request_id)
 
         with pytest.raises(Done):
-            self._leader.run(commands)
+            self._scheduler.run(commands)
         assert not any(engine.tokens for engine in self.engines), "slots are left open"
         assert self.followers.none_waits()
 
@@ -172,7 +175,7 @@ class Session:
         """The messages of one kind that followers, if there are any, have had."""
         return [message for message in self.followers.messages if isinstance(message, kind)]
 
-    def _emit(self, tokens: pb.Tokens) -> None:
+    def _tell(self, tokens: wp.Tokens) -> None:
         assert tokens.request_id not in self.ends
         self.texts.setdefault(tokens.request_id, []).extend(tokens.ids)
         if tokens.finish:
@@ -185,21 +188,21 @@ def _embed(tokens: Sequence[int]) -> F32:
     return np.array(tokens, np.float32)[:, None]
 
 
-def request(name: str, prompt: Sequence[int], max_tokens: int, stop: Sequence[int] = (), **sampling: Any) -> pb.Decode:
+def request(name: str, prompt: Sequence[int], max_tokens: int, stop: Sequence[int] = (), **sampling: Any) -> wp.Decode:
     sampling = {"top_p": 1.0, "repetition_penalty": 1.0} | sampling
-    return pb.Decode(
+    return wp.Decode(
         request_id=name, prompt=prompt, sampling=pb.Sampling(**sampling), max_tokens=max_tokens, stop_tokens=stop
     )
 
 
-def alone(asked: pb.Decode, **session: Any) -> tuple[list[int], str]:
+def alone(asked: wp.Decode, **session: Any) -> tuple[list[int], str]:
     """The text of a request that is the only one, and why it ends."""
     only = Session(**session)
     only.run([asked])
     return only.texts[asked.request_id], only.ends[asked.request_id]
 
 
-def assert_as_alone(session: Session, requests: Collection[pb.Decode], **settings: Any) -> None:
+def assert_as_alone(session: Session, requests: Collection[wp.Decode], **settings: Any) -> None:
     for asked in requests:
         name = asked.request_id
         text, end = alone(asked, **settings)

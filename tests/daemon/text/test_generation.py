@@ -13,28 +13,29 @@ from hypothesis import strategies as st
 
 from motley.daemon.text.generation import Generation, RequestError
 from motley.daemon.text.tokenizer import Tokenizer
-from motley.protocol import mesh_pb2
+from motley.protocol import mesh_pb2 as pb
+from motley.protocol import worker_pb2 as wp
 
 TOKENIZER = Tokenizer.load(Path(__file__).parents[3] / "cli/models/shakespeare-2.6m")
 EOS = 1
 CONTEXT = 100
 
 
-def sampling(**fields: Any) -> mesh_pb2.Sampling:
-    return mesh_pb2.Sampling(**{"top_p": 1.0, "repetition_penalty": 1.0, **fields})
+def sampling(**fields: Any) -> pb.Sampling:
+    return pb.Sampling(**{"top_p": 1.0, "repetition_penalty": 1.0, **fields})
 
 
-def request(**fields: Any) -> mesh_pb2.Generate:
+def request(**fields: Any) -> pb.Generate:
     if not {"prompt", "prompt_tokens", "messages_json"} & fields.keys():
         fields["prompt"] = "ROMEO:"
-    return mesh_pb2.Generate(**{"request_id": "r1", "sampling": sampling(), **fields})
+    return pb.Generate(**{"request_id": "r1", "sampling": sampling(), **fields})
 
 
-def tokens(text: str = "", *, ids: list[int] | None = None, **fields: Any) -> mesh_pb2.Tokens:
-    return mesh_pb2.Tokens(request_id="r1", ids=TOKENIZER.encode(text) if ids is None else ids, **fields)
+def tokens(text: str = "", *, ids: list[int] | None = None, **fields: Any) -> wp.Tokens:
+    return wp.Tokens(request_id="r1", ids=TOKENIZER.encode(text) if ids is None else ids, **fields)
 
 
-def on_tokens(generation: Generation, message: mesh_pb2.Tokens) -> mesh_pb2.Delta:
+def on_tokens(generation: Generation, message: wp.Tokens) -> pb.Delta:
     delta = generation.on_tokens(message)
     assert delta is not None
     return delta
@@ -42,7 +43,7 @@ def on_tokens(generation: Generation, message: mesh_pb2.Tokens) -> mesh_pb2.Delt
 
 def test_a_prompt_becomes_an_order() -> None:
     order = Generation(request(max_tokens=7, sampling=sampling(seed=3)), TOKENIZER, CONTEXT).start()
-    assert order == mesh_pb2.Decode(
+    assert order == wp.Decode(
         request_id="r1",
         prompt=TOKENIZER.encode("ROMEO:"),
         sampling=sampling(seed=3),
@@ -54,21 +55,21 @@ def test_a_prompt_becomes_an_order() -> None:
 def test_every_kind_of_input() -> None:
     expected = TOKENIZER.encode("ROMEO:")
     chat = json.dumps([{"role": "user", "content": "ROMEO:"}])
-    for fields in ({"messages_json": chat}, {"prompt_tokens": mesh_pb2.TokenIds(ids=expected)}):
+    for fields in ({"messages_json": chat}, {"prompt_tokens": pb.TokenIds(ids=expected)}):
         assert list(Generation(request(**fields), TOKENIZER, CONTEXT).start().prompt) == expected
 
 
 @pytest.mark.parametrize(("asked", "resolved"), [(0, 96), (1, 1), (96, 96), (97, 96), (4_000_000_000, 96)])
 def test_max_tokens_fit_the_context(asked: int, resolved: int) -> None:
-    prompt = mesh_pb2.TokenIds(ids=[5, 6, 7, 8])
+    prompt = pb.TokenIds(ids=[5, 6, 7, 8])
     assert Generation(request(prompt_tokens=prompt, max_tokens=asked), TOKENIZER, 100).start().max_tokens == resolved
 
 
 def test_a_prompt_must_leave_room_for_a_token() -> None:
-    fitting = request(prompt_tokens=mesh_pb2.TokenIds(ids=[5] * 99))
+    fitting = request(prompt_tokens=pb.TokenIds(ids=[5] * 99))
     assert Generation(fitting, TOKENIZER, 100).start().max_tokens == 1
     with pytest.raises(RequestError, match=r"maximum context length is 100 tokens.*resulted in 100 tokens") as caught:
-        Generation(request(prompt_tokens=mesh_pb2.TokenIds(ids=[5] * 100)), TOKENIZER, 100)
+        Generation(request(prompt_tokens=pb.TokenIds(ids=[5] * 100)), TOKENIZER, 100)
     assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "prompt")
 
 
@@ -76,8 +77,8 @@ def test_a_prompt_must_leave_room_for_a_token() -> None:
     ("fields", "what", "param"),
     [
         ({"prompt": ""}, "prompt is empty", "prompt"),
-        ({"prompt_tokens": mesh_pb2.TokenIds()}, "prompt is empty", "prompt"),
-        ({"prompt_tokens": mesh_pb2.TokenIds(ids=[1024])}, "token 1024 .* vocabulary of 1024", "prompt"),
+        ({"prompt_tokens": pb.TokenIds()}, "prompt is empty", "prompt"),
+        ({"prompt_tokens": pb.TokenIds(ids=[1024])}, "token 1024 .* vocabulary of 1024", "prompt"),
         ({"messages_json": "{"}, "not valid JSON", "messages"),
         ({"messages_json": "[" * 100_000}, "not valid JSON", "messages"),
         ({"messages_json": "[]"}, "non-empty list", "messages"),
@@ -94,7 +95,7 @@ def test_invalid_requests_are_refused(fields: dict[str, Any], what: str, param: 
 
 def test_a_request_without_input_is_refused() -> None:
     with pytest.raises(RequestError, match="neither messages nor a prompt"):
-        Generation(mesh_pb2.Generate(request_id="r1", sampling=sampling()), TOKENIZER, CONTEXT)
+        Generation(pb.Generate(request_id="r1", sampling=sampling()), TOKENIZER, CONTEXT)
 
 
 def test_text_streams_and_usage_comes_with_the_end() -> None:
@@ -125,7 +126,7 @@ def test_the_worker_may_end_it_and_held_text_comes_out(finish: str) -> None:
 
 def test_a_failure_is_passed_on() -> None:
     generation = Generation(request(), TOKENIZER, CONTEXT)
-    failure = mesh_pb2.Failure(code="peer_lost", message="rank 1 is gone", lost_rank=2)
+    failure = pb.Failure(code="peer_lost", message="rank 1 is gone", lost_rank=2)
     delta = on_tokens(generation, tokens(finish="error", failure=failure))
     assert (delta.finish, delta.failure) == ("error", failure)
 
@@ -165,9 +166,7 @@ def test_echo_sends_the_prompt_first_and_never_stops_on_it() -> None:
 def test_log_probabilities_get_their_texts() -> None:
     generation = Generation(request(), TOKENIZER, CONTEXT)
     (thou,) = TOKENIZER.encode(" the")
-    row = mesh_pb2.LogprobRow(
-        chosen=mesh_pb2.TokenLogprob(id=thou, logprob=-0.5), top=[mesh_pb2.TokenLogprob(id=EOS, logprob=-2)]
-    )
+    row = pb.LogprobRow(chosen=pb.TokenLogprob(id=thou, logprob=-0.5), top=[pb.TokenLogprob(id=EOS, logprob=-2)])
     (named,) = on_tokens(generation, tokens(ids=[thou], logprobs=[row])).logprobs
     assert (named.chosen.text, named.chosen.logprob) == (" the", -0.5)
     assert [(entry.text, entry.logprob) for entry in named.top] == [("<|end|>", -2)]

@@ -25,7 +25,8 @@ from motley.daemon.text.gguf_tokenizer import (
     WORDS,
     gguf_tokenizer,
 )
-from motley.daemon.text.tokenizer import ChatError, Tokenizer, TokenizerError
+from motley.daemon.text.messages import ChatError
+from motley.daemon.text.tokenizer import Tokenizer, TokenizerError
 from tests.models.to_gguf import to_gguf
 
 SHAKESPEARE = Path(__file__).parents[3] / "cli/models/shakespeare-2.6m"

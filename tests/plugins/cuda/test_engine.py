@@ -19,7 +19,7 @@ from onnx import TensorProto
 from motley.daemon.models.keys import ConfigError
 from motley.daemon.models.units import units
 from motley.daemon.rank.gate import Gate, reference_answers
-from motley.daemon.rank.process import failure_of
+from motley.daemon.worker.failures import failure_of
 from motley.plugins.cuda import engine as cuda
 from motley.plugins.cuda.cublas import Cublas, load_cublas
 from motley.plugins.cuda.engine import SOURCES, TOKENS, CudaEngine

@@ -1,20 +1,12 @@
-"""The local pipe between a daemon and a rank worker: length-prefixed protobufs over a loopback connection.
-
-A socket rather than an anonymous pipe, because both ends can wait for it with a deadline on every platform. The
-daemon listens on an ephemeral loopback port; the worker proves itself with a token it was given on its stdin.
-"""
+"""The worker's end of the pipe to its daemon, as bytes and messages."""
 
 from __future__ import annotations
 
 import select
 import socket
-import struct
 
-from motley.protocol import mesh_pb2 as pb
-
-LENGTH = struct.Struct("<I")
-TOKEN_BYTES = 32
-MAX_MESSAGE = 64 << 20
+from motley.daemon.pipe.framing import LENGTH
+from motley.protocol.worker_pb2 import WorkerCommand, WorkerEvent
 
 
 class PipeClosed(Exception):
@@ -22,10 +14,14 @@ class PipeClosed(Exception):
 
 
 class WorkerPipe:
-    """The worker's end: blocking, used by one thread at a time."""
+    """The worker's end of the pipe: it blocks, and one thread at a time uses it."""
 
     def __init__(self, port: int, token: bytes) -> None:
-        """
+        """Connect to the daemon on this machine.
+
+        Args:
+            port, token: as `motley.daemon.pipe.settings.WorkerSettings` has them.
+
         Raises:
             PipeClosed: the daemon is gone.
         """
@@ -44,16 +40,16 @@ class WorkerPipe:
         """Whether a command is there, waiting for one up to `timeout_s`."""
         return bool(select.select([self._socket], [], [], timeout_s)[0])
 
-    def receive(self) -> pb.RankCommand:
+    def receive(self) -> WorkerCommand:
         """The next command; call after `poll` said yes.
 
         Raises:
             PipeClosed: the daemon is gone.
         """
         (length,) = LENGTH.unpack(self._exactly(LENGTH.size))
-        return pb.RankCommand.FromString(self._exactly(length))
+        return WorkerCommand.FromString(self._exactly(length))
 
-    def send(self, event: pb.RankEvent) -> None:
+    def send(self, event: WorkerEvent) -> None:
         """Hand an event to the daemon.
 
         Raises:
@@ -66,6 +62,7 @@ class WorkerPipe:
             raise PipeClosed(str(error)) from error
 
     def close(self) -> None:
+        """End the pipe."""
         self._socket.close()
 
     def _exactly(self, count: int) -> bytes:

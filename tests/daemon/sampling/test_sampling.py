@@ -12,18 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from motley.daemon.rank.sampling import (
-    Choice,
-    LogitsError,
-    NeedMore,
-    SamplingError,
-    SamplingParams,
-    ShardSampler,
-    SummaryError,
-    choose,
-    gumbel,
-    initial_want,
-)
+from motley.daemon.sampling.choice import Choice, LogitsError, NeedMore, choose, initial_want
+from motley.daemon.sampling.noise import gumbel
+from motley.daemon.sampling.parameters import SamplingError, SamplingParams
+from motley.daemon.sampling.shard import ShardSampler
+from motley.daemon.sampling.summary import SummaryError
 from motley.protocol import mesh_pb2
 
 F32 = npt.NDArray[np.float32]

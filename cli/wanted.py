@@ -1,0 +1,114 @@
+"""What a person wants of a model that is to be loaded, held against a session that has it loaded already."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from motley.cli.errors import CliError
+from motley.orchestrator.session_request import SessionRequest
+from motley.protocol.wording import counted
+
+OPTIONS = {"quantisation": "--quant", "quantisations": "--quant", "engines": "--engine"}
+"""The option for a field of a request, where they are not called alike."""
+
+
+def option_of(field: str) -> str:
+    """The option for a field of a request."""
+    return OPTIONS.get(field, f"--{field.replace('_', '-')}")
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A model and how it should be loaded.
+
+    Attributes:
+        request: what the orchestrator is asked for.
+        any_quantisation: if the model is loaded already, its quantisation does not matter, but on nodes for which the
+            request names one.
+        any_engine: the same of its engine.
+    """
+
+    request: SessionRequest
+    any_quantisation: bool = True
+    any_engine: bool = True
+
+    def check(self, session: dict[str, Any]) -> None:
+        """Refuse a session that was loaded otherwise.
+
+        Raises:
+            CliError: which option it is not loaded by, and what to do.
+        """
+        request = self.request
+        layout, replicas, planned = session["experts"], session["replicas"], bool(session["ranks"])
+        if planned and layout is None and request.wants_parallel:
+            asked = option_of(request.asking_for_parallel[0])
+            raise CliError(f"{request.model!r} has no experts, which {asked} is about; leave it out")
+        ranks = len(session["ranks"]) or request.trunk  # not known while it is in planning
+        placed = request.experts in ("auto", layout or "sliced")
+
+        def unlike_on(wanted: Mapping[str, str], kind: str) -> list[str]:
+            loaded = {node: session[f"{kind}s"].get(node, session[kind]) for node in wanted}
+            return [f"{own} on {node}" for node, own in loaded.items() if own != wanted[node]]
+
+        def unlike_all(field: str, any_will_do: bool) -> bool:
+            return not any_will_do and getattr(request, field) != session[field]
+
+        used = {name for worker in session["ranks"] + session["hosts"] for name in nodes_of(worker)}
+        elsewhere = planned and list(request.nodes) not in ([], session["nodes"]) and set(request.nodes) != used
+        length = session["context"]
+        quants, engines = unlike_on(request.quantisations, "quantisation"), unlike_on(request.engines, "engine")
+        for named, unlike, how in (
+            ("--quant", unlike_all("quantisation", self.any_quantisation), f"as {session['quantisation']}"),
+            ("--quant", bool(quants), f"as {', '.join(quants)}"),
+            ("--engine", unlike_all("engine", self.any_engine), f"by {session['engine']}"),
+            ("--engine", bool(engines), f"by {', '.join(engines)}"),
+            ("--context", planned and request.context not in (0, length), f"for {length} tokens"),
+            ("--nodes", elsewhere, f"on {', '.join(sorted(used))}"),
+            ("--shares", list(request.shares) not in ([], session["shares"]), "in other shares"),
+            ("--exact", request.exact and not session["exact"], "without exact sums"),
+            ("--experts", planned and not placed, f"with experts {layout}"),
+            ("--replicas", request.replicas > replicas, f"with {counted(replicas, 'replica')} of every expert"),
+            ("--trunk", request.trunk not in (1, ranks), f"on {counted(ranks, 'rank')}"),
+        ):
+            if unlike:
+                name = session["name"] or session["id"]
+                raise CliError(
+                    f"session {name!r} has {request.model!r} loaded {how}: leave out {named}, or close it first with"
+                    f" `{stop_command(session)}`"
+                )
+
+
+def stop_command(session: dict[str, Any]) -> str:
+    """The command that closes a session, for a shell; one still in planning has no name."""
+    return f"motley stop {shlex.quote(session['name'] or session['id'])}"
+
+
+def start_command(session: dict[str, Any]) -> str:
+    """The command that starts a session anew as it was, for a shell; but for `block`, `wire` and `threads`, which only
+    the API knows."""
+    words = ["motley", "run", session["model"], "PROMPT"]
+    for option, kind, default in (
+        ("--quant", "quantisation", SessionRequest.quantisation),
+        ("--engine", "engine", SessionRequest.engine),
+    ):
+        whole = [session[kind]] if session[kind] != default else []
+        for value in whole + [f"{own}@{node}" for node, own in session[f"{kind}s"].items()]:
+            words += [option, value]
+    for option, value in (
+        ("--context", session["context"]),
+        ("--nodes", ",".join(session["nodes"])),
+        ("--shares", ",".join(f"{share:g}" for share in session["shares"])),
+        ("--experts", session["experts"]),
+        ("--replicas", session["replicas"] if session["replicas"] > 1 else 0),
+        ("--trunk", len(session["ranks"]) if session["hosts"] and len(session["ranks"]) > 1 else 0),
+    ):
+        words += [option, str(value)] if value else []
+    return shlex.join(words + (["--exact"] if session["exact"] else []))
+
+
+def nodes_of(worker: dict[str, Any]) -> list[str]:
+    """The nodes of a rank or an expert host."""
+    return [member["node"] for member in worker.get("group") or [worker]]

@@ -1,0 +1,47 @@
+"""Finding a model that may have to be downloaded first, with signs of life meanwhile and an end if nothing comes."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from concurrent.futures import Future
+from pathlib import Path
+
+from motley.daemon.loading.progress import TELL_S, Progress, Watch
+from motley.daemon.weights.hub import fetched_bytes, resolve
+
+DOWNLOAD_S = 120.0
+"""A download that has brought nothing for so many seconds hangs."""
+
+
+class LoadError(Exception):
+    """A model's files do not come to this node, or are not the ones that were planned for; the message says which."""
+
+
+def fetch(source: str, models: Path | None, progress: Progress) -> Path:
+    """Find a model as `motley.daemon.weights.hub.resolve` does, downloading it if need be.
+
+    Args:
+        progress: called every `TELL_S` with (bytes of the model that are here, 0), until it is found.
+
+    Raises:
+        LoadError: nothing has come of a download for `DOWNLOAD_S`. It is left alone: what it has fetched is kept.
+        ModelNotFound: as `resolve` raises it.
+        Exception: what `progress` raises.
+    """
+    resolved: Future[Path] = Future()
+
+    def work() -> None:
+        try:
+            resolved.set_result(resolve(source, models))
+        except BaseException as error:
+            resolved.set_exception(error)
+
+    threading.Thread(target=work, daemon=True).start()
+    fetched, watch = 0, Watch(DOWNLOAD_S)
+    while not watch.hangs(fetched):
+        with contextlib.suppress(TimeoutError):
+            return resolved.result(TELL_S)
+        fetched = fetched_bytes(source)
+        progress(fetched, 0)
+    raise LoadError(f"nothing of {source} has come for {DOWNLOAD_S:.0f} s; try again (what has been fetched is kept)")

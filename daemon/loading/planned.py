@@ -1,0 +1,105 @@
+"""The model that a session was planned for: its files found, checked, opened, and shares of its weights made of them.
+
+A rank takes one share of it, an expert host one for every expert.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+from motley.daemon.loading.fetching import LoadError, fetch
+from motley.daemon.loading.progress import Progress
+from motley.daemon.models.description import EMBEDDING, expected_shapes
+from motley.daemon.models.files import OpenModel, open_model
+from motley.daemon.models.holding import for_engine
+from motley.daemon.weights.cache import Label, ShareCache, share_key
+from motley.daemon.weights.checkpoint import CheckpointError
+from motley.daemon.weights.share_file import write_share
+from motley.daemon.weights.spec import Placed
+from motley.protocol import mesh_pb2 as pb
+
+
+@dataclass(frozen=True)
+class PlannedModel:
+    """The model that a session was planned for, opened on this machine.
+
+    Attributes:
+        opened: its config, weights, and how they are stored.
+        spec: as the session was asked for.
+        quantisation: how matrices are held here, as the engine takes them (`motley.daemon.models.holding.for_engine`).
+        path: of its folder or GGUF file.
+        fingerprint, stamp: of its files; the one reads samples of them, the other sees files that were edited.
+        beside: other quantisations that ranks of the session may hold it in.
+        elements: of its weights, without the embeddings, which no share holds unless they are the head too.
+    """
+
+    opened: OpenModel
+    spec: pb.ModelSpec
+    quantisation: str
+    path: Path
+    fingerprint: str
+    stamp: str
+    beside: Collection[str]
+    elements: int
+
+    def share(
+        self, cache: ShareCache, weights: Sequence[Placed], size: int, progress: Progress, expert: str = ""
+    ) -> AbstractContextManager[Path]:
+        """A share file for as long as the context lasts, from the cache if it is there, else written.
+
+        Args:
+            weights: what is in it, and where.
+            size: its bytes in all.
+            progress: told how far the reading or writing is.
+            expert: what people call the expert whose weights they are; empty: they are a rank's.
+
+        Raises:
+            CheckpointError: the files changed since they were opened.
+            Exception: what `ShareCache.hold` and `write_share` raise.
+        """
+
+        def write(file: Path) -> None:
+            write_share(self.opened.source, weights, size, file, progress)
+            if self.opened.source.stamp() != self.stamp:
+                raise CheckpointError(f"{self.path}: the model changed while it was read; start again")
+
+        key = share_key(self.fingerprint, self.stamp, weights, size)
+        elements = sum(prod(place.weight.shape) for place in weights)
+        label = Label(self.spec.source, self.quantisation, self.spec.block, elements / self.elements, expert)
+        return cache.hold(key, label, size, write, progress)
+
+
+@contextlib.contextmanager
+def open_planned(
+    assignment: pb.Assignment, models: Path | None, progress: Progress, quantisation: str = ""
+) -> Iterator[PlannedModel]:
+    """Open the model of an assignment, downloading it if need be.
+
+    Args:
+        models: the folder in which model names are looked up, if there is one.
+        progress: told how far a download is.
+        quantisation: in which it is to be held here; empty: that of the session.
+
+    Raises:
+        LoadError: its files differ from those that were planned for, or do not come.
+        Exception: what `fetch` and `open_model` raise.
+    """
+    path = fetch(assignment.model.source, models, progress)
+    with open_model(path) as opened:
+        stamp, fingerprint = opened.source.stamp(), opened.source.fingerprint()
+        if fingerprint != assignment.fingerprint:
+            raise LoadError(
+                f"{path}: these files are not the ones this session was planned for (fingerprint "
+                f"{fingerprint[:12]}, planned {assignment.fingerprint[:12]}); give every node the same model"
+            )
+        shapes = expected_shapes(opened.model)
+        elements = sum(prod(shape) for name, shape in shapes.items() if name != EMBEDDING or opened.model.tied)
+        model = assignment.model
+        asked = quantisation or model.quantisation
+        held, beside = for_engine(asked, assignment.engine), {model.quantisation, *model.beside} - {asked}
+        yield PlannedModel(opened, model, held, path, fingerprint, stamp, beside, elements)

@@ -1,0 +1,92 @@
+"""This machine's NVIDIA GPUs: what they are, what is free on them, and who holds the rest."""
+
+from __future__ import annotations
+
+import contextlib
+
+import psutil
+
+from motley.protocol import mesh_pb2 as pb
+from motley.transport.cuda.driver import Place, place_of
+from motley.transport.cuda.errors import CudaError
+
+REACHED = 0.85
+"""The part of a GPU's bandwidth on paper that kernels reach which only read; an estimate, not measured."""
+HIDDEN = Place(1 << 16, 0)
+"""The place of a GPU that CUDA does not show, or where there is no CUDA: behind all others."""
+
+
+def gpus() -> list[pb.Gpu]:
+    """NVIDIA GPUs as the driver reports them now, as CUDA counts them; none if there is no driver."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return []
+    try:
+        driver = str(pynvml.nvmlSystemGetDriverVersion())
+        found = [_gpu(pynvml.nvmlDeviceGetHandleByIndex(i), driver) for i in range(pynvml.nvmlDeviceGetCount())]
+        return [gpu for _, gpu in sorted(found, key=lambda one: one[0])]
+    except pynvml.NVMLError:  # a driver that is being updated or has lost a device
+        return []
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _gpu(handle: object, driver: str) -> tuple[int, pb.Gpu]:
+    """A GPU, and its number in CUDA."""
+    import pynvml
+
+    memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+    major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
+    place = _place(str(pynvml.nvmlDeviceGetPciInfo(handle).busId))
+    return place.number, pb.Gpu(
+        name=str(pynvml.nvmlDeviceGetName(handle)),
+        memory_bytes=int(memory.total),
+        free_bytes=int(memory.free),
+        driver=driver,
+        compute_capability=f"{major}.{minor}",
+        multiprocessors=place.multiprocessors,
+        memory_bandwidth=_gpu_bandwidth(handle),
+        users=_gpu_users(handle),
+    )
+
+
+def _place(pci_address: str) -> Place:
+    """How CUDA counts the GPU at this address. NVML does not know; nor does CUDA if the GPU is hidden from it, or
+    motley[gpu] is not installed."""
+    try:
+        return place_of(pci_address)
+    except CudaError:
+        return HIDDEN
+
+
+def _gpu_bandwidth(handle: object) -> float:
+    """Bytes/s, estimated: two transfers per tick of the memory's clock, as wide as its bus. 0: NVML does not know."""
+    import pynvml
+
+    try:
+        mhz = int(pynvml.nvmlDeviceGetMaxClockInfo(handle, pynvml.NVML_CLOCK_MEM))
+        bits = int(pynvml.nvmlDeviceGetMemoryBusWidth(handle))
+    except pynvml.NVMLError:
+        return 0.0
+    return REACHED * 2 * mhz * 1e6 * bits / 8
+
+
+def _gpu_users(handle: object) -> list[pb.GpuUser]:
+    """Whoever holds memory of a GPU, most first; empty where NVML does not tell."""
+    import pynvml
+
+    held: dict[int, int] = {}
+    for ask in (pynvml.nvmlDeviceGetComputeRunningProcesses, pynvml.nvmlDeviceGetGraphicsRunningProcesses):
+        with contextlib.suppress(pynvml.NVMLError):
+            held |= {process.pid: int(process.usedGpuMemory or 0) for process in ask(handle)}
+    users = []
+    for pid, size in sorted(held.items(), key=lambda one: -one[1]):
+        try:
+            name = psutil.Process(pid).name()
+        except psutil.Error:  # it has ended, or is not ours to see
+            name = ""
+        users.append(pb.GpuUser(pid=pid, name=name, bytes=size))
+    return users

@@ -1,0 +1,140 @@
+"""One rank's part in sampling one sequence: penalties, candidates and sums of its own slice of the vocabulary."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from motley.daemon.sampling.masses import log_sums_exp
+from motley.daemon.sampling.noise import Ids, gumbel
+from motley.daemon.sampling.parameters import SamplingParams
+from motley.daemon.sampling.summary import Summary
+from motley.plugins.engine import F32
+
+_BLOCK = 8192
+"""Rows that get their noise at a time, so that temporaries stay in the cache and in the allocator's free lists."""
+
+
+class ShardSampler:
+    """Samples one sequence as far as one rank can: it knows the logits of its own slice of the vocabulary.
+
+    Args:
+        params: of the request.
+        offset: the token id of this rank's first vocabulary row.
+        size: V_r, the rows of this rank's slice; may be 0.
+        prompt: all token ids of the prompt, whichever slice they are in.
+        block: tokens whose masses are summed first, counted from token 0; the same on all ranks.
+    """
+
+    def __init__(self, params: SamplingParams, offset: int, size: int, prompt: Sequence[int], block: int) -> None:
+        self._params = params
+        self._offset = offset
+        self._size = size
+        self._blocks = np.array([0, *range(block - offset % block, size, block)], np.int64)
+        """First rows of the blocks that this slice has a part of."""
+        bias = [(token - offset, value) for token, value in params.logit_bias.items()]
+        bias = [(row, value) for row, value in bias if 0 <= row < size]
+        self._bias_rows = np.array([row for row, _ in bias], np.int64)
+        self._bias = np.array([value for _, value in bias], np.float32)
+        self._penalised = (
+            params.repetition_penalty != 1 or params.presence_penalty != 0 or params.frequency_penalty != 0
+        )
+        rows = np.unique(np.asarray(prompt, np.int64)) - offset
+        self._seen = rows[(rows >= 0) & (rows < size)]
+        """Rows of this slice whose token is in the prompt or the output."""
+        self._counts = np.zeros(len(self._seen), np.float32)
+        """How often each of those was generated."""
+
+    def accept(self, token: int) -> None:
+        """Count a generated token. Every rank must accept every token, in order."""
+        row = token - self._offset
+        if not self._penalised or not 0 <= row < self._size:
+            return
+        known = np.flatnonzero(self._seen == row)
+        if len(known):
+            self._counts[known[0]] += 1
+        else:
+            self._seen = np.append(self._seen, row)
+            self._counts = np.append(self._counts, np.float32(1))
+
+    def summarise(self, logits: F32, step: int, want: int) -> bytes:
+        """Say what `motley.daemon.sampling.choice.choose` must know of this slice, as bytes.
+
+        Args:
+            logits: f32[V_r]{tp}, raw; not changed.
+            step: tokens generated before this one.
+            want: how many candidates to report; all of the slice if it has no more than that.
+        """
+        if logits.shape != (self._size,):
+            raise ValueError(f"logits of shape {logits.shape} for a slice of {self._size} rows")
+        params = self._params
+        if not self._size:
+            return Summary(offset=self._offset).encode()
+        adjusted = self._adjust(logits)
+        first = int(np.argmax(adjusted))  # a NaN, if there is one
+        if not adjusted[first] < np.inf:
+            return Summary(offset=self._offset, rows=self._size, invalid=self._offset + first).encode()
+
+        if params.greedy or params.truncated:
+            rows = _best(adjusted, 1 if params.greedy else want, first)
+        else:
+            rows = self._noisiest(adjusted, step)
+        summary = Summary(
+            offset=self._offset,
+            rows=self._size,
+            ids=rows + self._offset,
+            logits=adjusted[rows],
+            raw=logits[rows],
+        )
+        if params.top_p < 1 and not params.top_k and not params.greedy:
+            summary = summary._replace(log_masses=log_sums_exp(adjusted, self._blocks, params.temperature))
+        if params.logprobs:
+            top = _best(logits, params.top_logprobs, int(np.argmax(logits)))
+            summary = summary._replace(
+                raw_log_masses=log_sums_exp(logits, self._blocks), top_ids=top + self._offset, top_raw=logits[top]
+            )
+        return summary.encode()
+
+    def _adjust(self, logits: F32) -> F32:
+        """Penalties, then bias; a copy if there are any."""
+        params = self._params
+        if not self._penalised and not len(self._bias_rows):
+            return logits
+        adjusted = logits.copy()
+        if self._penalised:
+            values = adjusted[self._seen]
+            penalty = np.float32(params.repetition_penalty)
+            values = np.where(values < 0, values * penalty, values / penalty)
+            values -= np.float32(params.frequency_penalty) * self._counts
+            values -= np.float32(params.presence_penalty) * (self._counts > 0)
+            adjusted[self._seen] = values
+        adjusted[self._bias_rows] += self._bias
+        return adjusted
+
+    def _noisiest(self, adjusted: F32, step: int) -> Ids:
+        """The one row that wins the Gumbel-max draw of this slice."""
+        params = self._params
+        best, best_score = 0, -np.inf
+        for start in range(0, self._size, _BLOCK):
+            block = adjusted[start : start + _BLOCK].astype(np.float64)
+            ids = np.arange(start, start + len(block)) + self._offset
+            block /= params.temperature
+            block += gumbel(params.seed, step, ids)
+            row = int(np.argmax(block))
+            if block[row] > best_score:
+                best, best_score = start + row, float(block[row])
+        return np.array([best])
+
+
+def _best(values: F32, want: int, first: int) -> Ids:
+    """The `want` greatest values as rows, greatest first, ties to the lower row; `first` is the very first."""
+    if want == 1:
+        return np.array([first])
+    if want == 0:
+        return np.zeros(0, np.int64)
+    rows = np.arange(len(values))
+    if want < len(values):
+        threshold = np.partition(values, len(values) - want)[len(values) - want]
+        rows = np.flatnonzero(values >= threshold)
+    return rows[np.argsort(-values[rows], kind="stable")[:want]]

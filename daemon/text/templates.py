@@ -1,0 +1,84 @@
+"""Chat templates: Jinja as Hugging Face writes it, which turns a chat into the text that a model was trained on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from datetime import datetime
+
+from jinja2 import TemplateError, nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from motley.daemon.text.messages import ChatError
+
+
+class _Generation(Extension):
+    """``{% generation %}`` marks the assistant's part for training; here it only groups."""
+
+    tags = {"generation"}  # noqa: RUF012 - jinja2 declares it so
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _raise_exception(message: str) -> None:
+    raise TemplateError(message)
+
+
+def _strftime_now(form: str) -> str:
+    return datetime.now().strftime(form)
+
+
+def _tojson(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+class InvalidTemplate(ValueError):
+    """A chat template that Jinja cannot read."""
+
+
+class ChatTemplate:
+    """A model's chat template, compiled. It comes from strangers, so it runs in a sandbox."""
+
+    def __init__(self, source: str) -> None:
+        """
+        Raises:
+            InvalidTemplate: it is no template.
+        """
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+        )
+        environment.filters["tojson"] = _tojson  # jinja2's own escapes HTML
+        environment.globals.update(raise_exception=_raise_exception, strftime_now=_strftime_now)
+        try:
+            self._template = environment.from_string(source)
+        except TemplateError as error:
+            raise InvalidTemplate(str(error)) from error
+
+    def render(self, chat: list[dict[str, str]], special: Mapping[str, str]) -> str:
+        """Write a chat as the model knows chats, up to where the assistant's answer starts.
+
+        Args:
+            chat: as `messages.check_messages` returns it.
+            special: the texts of ``bos_token``, ``eos_token``, ..., which templates refer to by these names.
+
+        Raises:
+            ChatError: the template refuses the chat, or fails.
+        """
+        try:
+            return self._template.render(
+                messages=chat, add_generation_prompt=True, tools=None, documents=None, **special
+            )
+        except TemplateError as error:
+            raise ChatError(f"the model's chat template refuses these messages: {error}") from error
+        except Exception as error:  # the template is foreign code: it can raise anything
+            raise ChatError(f"the model's chat template fails: {type(error).__name__}: {error}") from error

@@ -1,0 +1,84 @@
+"""The worker process: ``python -m motley.daemon.worker.process``, started by `motley.daemon.node.worker`.
+
+Its life: settings on standard input, then over the pipe a `Start` that says which rank of which session it is; it
+listens, is told where its peers are, and becomes what its number makes it: a rank (`motley.daemon.worker.rank`), or,
+from the number of ranks on, an expert host (`motley.daemon.worker.host`). It ends when it is released, when the pipe
+ends, or with an error, of which it tells its daemon.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+import time
+
+from motley.daemon.machine.processor import pin_to_core
+from motley.daemon.pipe.daemon import Daemon, Released
+from motley.daemon.pipe.settings import WorkerSettings
+from motley.daemon.pipe.worker_end import PipeClosed, WorkerPipe
+from motley.daemon.worker.host import run_host
+from motley.daemon.worker.rank import Rank
+from motley.daemon.worker.worker import Network, Worker
+from motley.protocol import mesh_pb2 as pb
+from motley.transport import Listener
+
+COMMAND_S = 120.0
+"""The daemon has so many seconds to say which rank this is, and the orchestrator to say where its peers are."""
+
+
+def main(network: Network | None = None) -> int:
+    """Run one worker; the exit status is 0 if it ended because it was asked to.
+
+    Args:
+        network: gives a rank what its streams go through, where a benchmark wants a network that this machine lacks.
+    """
+    logging.basicConfig(level=logging.WARNING, format="rank worker: %(message)s")
+    line = sys.stdin.readline()
+    if not line:
+        return 1  # the daemon has gone
+    settings = WorkerSettings.from_line(line)
+    if settings.core is not None:
+        pin_to_core(settings.core)
+    try:
+        pipe = WorkerPipe(settings.port, bytes.fromhex(settings.token))
+    except PipeClosed:
+        return 1
+    daemon = Daemon(pipe)
+    worker = Worker(daemon, settings, network)
+    try:
+        run(worker)
+    except PipeClosed:
+        pass
+    except Released:
+        with contextlib.suppress(PipeClosed):
+            daemon.tell(released=pb.Empty())
+    except Exception as error:
+        worker.fail(error)
+        return 1
+    finally:
+        pipe.close()
+    return 0
+
+
+def run(worker: Worker) -> None:
+    """Become what the daemon says, and be it until the end.
+
+    Raises:
+        Released, PipeClosed: the daemon is done with this worker, or is gone.
+        Exception: anything else that ends it, see `motley.daemon.worker.failures.failure_of`.
+    """
+    daemon = worker.daemon
+    start = worker.start = daemon.wait_for("start", COMMAND_S).start
+    worker.began = time.monotonic()
+    with contextlib.closing(Listener(worker.host)) as listener:
+        daemon.tell(listening=listener.port)
+        peers = daemon.wait_for("peers", COMMAND_S).peers
+        if start.rank < start.assignment.size:
+            Rank(worker).run(listener, list(peers.addresses))
+        else:
+            run_host(worker, listener, list(peers.group))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,203 @@
+"""A worker that is a rank: it meets the others, loads its share, and executes steps until it is told to end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Sequence
+
+from motley.daemon.experts.dispatch import Dispatcher
+from motley.daemon.machine.memory import resident_bytes
+from motley.daemon.pipe.daemon import Released
+from motley.daemon.rank.executor import Executor
+from motley.daemon.rank.loading import LoadedRank, load_rank
+from motley.daemon.rank.peers import Peers
+from motley.daemon.rank.scheduler import Scheduler
+from motley.daemon.rank.steps import Able, Close, Stop, decode
+from motley.daemon.worker.membership import membership, protection, with_hosts
+from motley.daemon.worker.worker import CONNECT_S, Worker
+from motley.protocol import mesh_pb2 as pb
+from motley.transport import Communicator, Listener, Messenger, TransportError, WireFormat, connect_mesh
+
+LOOK_S = 0.5
+"""Seconds between two looks for what the daemon wants, while there is nothing to execute."""
+PROGRESS_S = 0.2
+"""Seconds between two reports on how far the loading is."""
+
+
+class Rank:
+    """The life of one rank, once it knows where its peers are."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._daemon = worker.daemon
+        self._assignment = worker.start.assignment
+        self._number = worker.start.rank
+        self._dispatcher: Dispatcher | None = None
+        self._reported = 0.0
+        self._loaded = 0
+
+    def run(self, listener: Listener, addresses: Sequence[str]) -> None:
+        """Load the share and execute steps until the end.
+
+        Args:
+            listener: where this rank's peers reach it; closed once all are connected.
+            addresses: ``host:port`` of every rank, then of every expert host.
+
+        Raises:
+            Released, PipeClosed: the daemon is done with this worker, or is gone.
+            Exception: anything that ends the session, see `motley.daemon.worker.failures.failure_of`.
+        """
+        worker, assignment, number = self._worker, self._assignment, self._number
+        with contextlib.ExitStack() as stack:
+            communicator = connect_mesh(
+                listener,
+                membership(worker.start),
+                addresses[: assignment.size],
+                timeout=CONNECT_S,
+                security=protection(assignment),
+                wire_format=WireFormat(assignment.wire),
+                wrap=worker.wrap,
+            )
+            stack.enter_context(communicator)
+            stack.enter_context(worker.parting(communicator))
+            listener.close()
+            peers = Peers(communicator)
+            loaded = stack.enter_context(
+                load_rank(
+                    assignment,
+                    number,
+                    peers,
+                    models=worker.models,
+                    cache=worker.cache,
+                    threads=worker.threads,
+                    progress=self._progress,
+                )
+            )
+            if number != 0:
+                communicator.send(Able(loaded.executor.most_sequences).encode(), 0)
+            ready = pb.Ready(
+                share_bytes=loaded.share_bytes,
+                rss_bytes=resident_bytes().now,
+                load_s=time.monotonic() - worker.began,
+                pid=os.getpid(),
+            )
+            if assignment.hosts:
+                peers.dispatcher = self._reach_hosts(loaded, communicator, addresses[assignment.size :])
+                stack.callback(peers.dispatcher.close)
+            self._daemon.tell(ready=ready)
+            if number == 0:
+                self._lead(loaded, communicator)
+            else:
+                self._follow(loaded.executor, communicator)
+
+    def _lead(self, loaded: LoadedRank, communicator: Communicator) -> None:
+        """Be rank 0: schedule the steps of all ranks."""
+        scheduler = Scheduler(
+            loaded.executor,
+            communicator,
+            context=self._assignment.context,
+            max_rows=loaded.max_rows,
+            halves=self._assignment.size > 1 and not self._assignment.model.exact,
+            tell=self._daemon.tell,
+            check=lambda: self._check(communicator),
+            report=lambda: self._report(loaded.executor, list(scheduler.step_ms)),
+        )
+        try:
+            scheduler.run(self._daemon.commands)
+        except Released:
+            with contextlib.suppress(TransportError):
+                scheduler.stop()
+            raise
+
+    def _follow(self, executor: Executor, communicator: Communicator) -> None:
+        """Be any other rank: execute what rank 0 says."""
+        while True:
+            for _ in self._daemon.commands(0.0):
+                pass
+            if not communicator.wait_message(0, LOOK_S):  # as long as it likes: the transport sees that it lives
+                self._check(communicator)
+                continue
+            message = decode(communicator.recv(0, communicator.deadline_s))
+            if isinstance(message, Stop):
+                raise Released
+            summary = executor.execute(message)
+            if summary is not None:
+                communicator.send(summary, 0)
+            if isinstance(message, Close):
+                self._report(executor, [])
+
+    def _check(self, communicator: Communicator) -> None:
+        """Look whether everyone is still there, while nothing is expected of them; hosts may come and go."""
+        communicator.check()
+        if self._dispatcher is not None:
+            self._dispatcher.attend()
+
+    def _reach_hosts(self, loaded: LoadedRank, communicator: Communicator, addresses: Sequence[str]) -> Dispatcher:
+        """Meet all expert hosts; those that still load their experts are waited for."""
+        daemon, assignment = self._daemon, self._assignment
+
+        def look(seconds: float) -> None:
+            communicator.check()
+            daemon.keep_commands(seconds)
+
+        if not daemon.placement.version:
+            alive = [True] * len(addresses)
+            daemon.placement = pb.Placement(hosts=assignment.hosts, addresses=addresses, alive=alive)
+        dispatcher = Dispatcher(
+            self._number,
+            assignment.size,
+            Messenger(
+                with_hosts(membership(self._worker.start)),
+                protection(assignment),
+                listener=None,
+                wrap=self._worker.wrap,
+            ),
+            daemon.placement,
+            hidden=loaded.hidden,
+            wire_format=WireFormat(assignment.wire),
+            look=look,
+            tell=daemon.tell,
+        )
+        self._dispatcher = dispatcher
+        daemon.on_placement = dispatcher.place
+        try:
+            dispatcher.meet(lambda: self._progress(loaded.share_bytes, loaded.share_bytes))
+        except BaseException:
+            dispatcher.close()
+            raise
+        return dispatcher
+
+    def _progress(self, done: int, total: int) -> None:
+        """Tell how far the loading is; raises `Released` or `PipeClosed` if nobody waits for it any more."""
+        for _ in self._daemon.commands(0.0):
+            pass
+        now = time.monotonic()
+        if now - self._reported > PROGRESS_S or done == total != self._loaded:
+            self._reported, self._loaded = now, done
+            self._daemon.tell(loading=pb.Loading(done_bytes=done, total_bytes=total))
+
+    def _report(self, executor: Executor, step_ms: list[float]) -> None:
+        """Tell where the time of this rank's decode steps went, and what it has asked of expert hosts.
+
+        Args:
+            step_ms: the latest steps, where this rank schedules them.
+        """
+        times = executor.times
+        timing = pb.Timing(
+            tokens=times.tokens,
+            compute_s=times.compute,
+            wire_s=times.wire,
+            wait_s=times.wait,
+            collectives=times.collectives,
+            peak_rss_bytes=resident_bytes().peak,
+            step_ms=step_ms,
+            step_compute_ms=[1e3 * compute for compute, _, _ in times.steps],
+            step_wire_ms=[1e3 * wire for _, wire, _ in times.steps],
+            step_wait_ms=[1e3 * wait for _, _, wait in times.steps],
+        )
+        times.steps.clear()
+        if self._dispatcher is not None:
+            self._daemon.tell(experts=self._dispatcher.report())
+        self._daemon.tell(timing=timing)

@@ -1,0 +1,36 @@
+"""What a machine says of itself: the whole message."""
+
+from __future__ import annotations
+
+import sys
+
+import psutil
+import pytest
+
+from motley.daemon.node import capabilities
+from motley.daemon.node.engines import installed_engines
+
+MIB = 2**20
+
+
+async def test_the_whole_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(capabilities, "memory_bandwidth", lambda threads: 1e9 * threads)
+    machine = capabilities.measure(await installed_engines())
+    assert machine.platform == sys.platform
+    assert machine.cpu
+    assert 1 <= machine.cores <= (psutil.cpu_count() or 1)
+    assert 0 < machine.memory_bytes <= psutil.virtual_memory().total
+    assert machine.memory_bandwidth == 1e9 * machine.cores
+    engines = {engine.name: engine for engine in machine.engines}
+    assert {name: (engine.on_gpu, engine.keeps_fp16) for name, engine in engines.items()} == {
+        "onnxruntime": (False, False),
+        "reference": (False, True),
+        "cuda": (True, True),
+        "tensorrt": (True, True),
+        "tensorrt-whole": (True, True),
+    }
+    assert engines["onnxruntime"].lacking == engines["reference"].lacking == ""
+    assert machine.gpus or (engines["cuda"].lacking.startswith("engine 'cuda': ") and engines["tensorrt"].lacking)
+    limited = capabilities.measure([], memory_limit=5 * MIB, cores=1)
+    assert (limited.memory_bytes, limited.cores) == (5 * MIB, 1)
+    assert capabilities.measure([], memory_limit=2**60).memory_bytes <= psutil.virtual_memory().total

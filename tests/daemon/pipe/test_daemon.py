@@ -1,0 +1,95 @@
+"""A worker's daemon at the other end of a real pipe: commands in order, placements aside, deadlines."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+
+import pytest
+
+from motley.daemon.pipe.daemon import Daemon, OrderError, Released
+from motley.daemon.pipe.framing import LENGTH
+from motley.daemon.pipe.settings import WorkerSettings
+from motley.daemon.pipe.worker_end import PipeClosed, WorkerPipe
+from motley.protocol import mesh_pb2 as pb
+from motley.protocol.worker_pb2 import WorkerCommand, WorkerEvent
+
+TOKEN = bytes(range(32))
+
+
+@dataclass
+class Ends:
+    """Both ends of a pipe: the worker's, and the daemon's as a plain socket."""
+
+    daemon: Daemon
+    other: socket.socket
+
+    def send(self, *commands: WorkerCommand) -> None:
+        for command in commands:
+            body = command.SerializeToString()
+            self.other.sendall(LENGTH.pack(len(body)) + body)
+
+
+@pytest.fixture
+def ends() -> Iterator[Ends]:
+    with closing(socket.create_server(("127.0.0.1", 0))) as server:
+        pipe = WorkerPipe(server.getsockname()[1], TOKEN)
+        with closing(pipe), closing(server.accept()[0]) as other:
+            assert other.recv(len(TOKEN), socket.MSG_WAITALL) == TOKEN
+            yield Ends(Daemon(pipe), other)
+
+
+def placement(version: int) -> WorkerCommand:
+    return WorkerCommand(placement=pb.Placement(version=version))
+
+
+def test_events_go_out_one_by_one(ends: Ends) -> None:
+    ends.daemon.tell(listening=7)
+    (length,) = LENGTH.unpack(ends.other.recv(LENGTH.size, socket.MSG_WAITALL))
+    assert WorkerEvent.FromString(ends.other.recv(length, socket.MSG_WAITALL)) == WorkerEvent(listening=7)
+
+
+def test_commands_that_were_kept_come_first(ends: Ends) -> None:
+    first, second, third = (WorkerCommand(cancel=str(number)) for number in range(3))
+    ends.send(first, second)
+    while len(ends.daemon._kept) < 2:
+        ends.daemon.keep_commands(10.0)
+    ends.send(third)
+    taken: list[WorkerCommand] = []
+    while len(taken) < 3:
+        taken += ends.daemon.commands(10.0)
+    assert taken == [first, second, third]
+
+
+def test_the_newest_placement_is_kept_and_nobody_elses_business(ends: Ends) -> None:
+    seen: list[int] = []
+    ends.daemon.on_placement = lambda placement: seen.append(placement.version)
+    last = WorkerCommand(cancel="r")
+    ends.send(placement(3), placement(2), last)
+    assert ends.daemon.wait_for("cancel", 10.0) == last
+    assert ends.daemon.placement.version == 3
+    assert seen == [3, 3]
+
+
+def test_what_does_not_come_is_named(ends: Ends) -> None:
+    ends.send(WorkerCommand(cancel="r"))
+    with pytest.raises(OrderError, match="has not sent 'peers' within 0 s"):
+        ends.daemon.wait_for("peers", 0.05)
+
+
+def test_a_release_and_the_end_of_the_pipe_end_the_commands(ends: Ends) -> None:
+    ends.send(WorkerCommand(release=pb.Release()))
+    with pytest.raises(Released):
+        list(ends.daemon.commands(10.0))
+    ends.other.close()
+    with pytest.raises(PipeClosed):
+        list(ends.daemon.commands(10.0))
+
+
+def test_settings_come_back_from_their_line() -> None:
+    settings = WorkerSettings(7, TOKEN.hex(), "shares", 10, None, "127.0.0.1", 2, 0)
+    line = settings.to_line()
+    assert line.endswith(b"\n")
+    assert WorkerSettings.from_line(line.decode()) == settings

@@ -1,0 +1,22 @@
+"""What workers prove to each other before they connect."""
+
+from __future__ import annotations
+
+from motley.daemon.worker.membership import membership
+from motley.protocol import mesh_pb2 as pb
+from motley.protocol import worker_pb2 as wp
+from tests.daemon.rank.test_loading import CASE, assignment
+
+
+def test_ranks_agree_on_how_each_of_them_holds_the_model() -> None:
+    def agreement(order: pb.Assignment) -> bytes:
+        return membership(wp.Start(session="s", epoch=1, rank=0, assignment=order)).agreement
+
+    order = assignment(CASE, "int4")
+    first = agreement(order)
+    order.engine = "reference"
+    assert agreement(order) == first  # may differ from rank to rank
+    order.shares[0].quantisation = "int8"
+    other = agreement(order)
+    order.model.beside.append("int8")
+    assert len({first, other, agreement(order)}) == 3
