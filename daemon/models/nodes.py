@@ -332,7 +332,7 @@ class Nodes:
     # -- nodes -------------------------------------------------------------------------------------------------------
 
     def _make(self, y: Value, op: str, inputs: list[str], norm: Norm | None = None) -> None:
-        attributes = {"axis": -1, "epsilon": norm.epsilon} if norm else {}
+        attributes: dict[str, Any] = {"axis": -1, "epsilon": norm.epsilon} if norm else {}
         self._made[y.name] = self.node(op, inputs, self.named(y.name), **attributes)
 
     def matmul(
