@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from motley.daemon.models.description import expected_shapes
 from motley.daemon.models.rank_graph import Declared, build_rank_graph
 from motley.daemon.models.reading import read_model
 from motley.daemon.models.share import Share
@@ -18,7 +19,7 @@ from motley.daemon.models.units import units
 from motley.daemon.rank.gate import LIMIT, Gate, GateError, _examined, reference_answers
 from motley.daemon.weights.checkpoint import Checkpoint
 from motley.daemon.weights.share_file import write_share
-from motley.daemon.weights.spec import SHARE_FILE, expected_shapes
+from motley.daemon.weights.spec import SHARE_FILE
 from motley.plugins.engine import F32, Engine, EngineError, EngineFactory, EngineOptions, RankGraph
 from motley.plugins.onnxruntime.engine import OnnxRuntimeEngine
 from motley.plugins.reference.engine import ReferenceEngine
