@@ -12,7 +12,7 @@ Weights are the checkpoint's, not quantised any further. A difference is divided
 residual at its layer, so it reads as an error of activations of order one, whatever scale the model's weights give
 them. The residual's root mean square stands beside it: dividing by that instead gives an error several times larger.
 
-Layers stream: each becomes a model of its own whose output is the residual, is run in every way, and is dropped.
+Layers stream: each is a model of its own whose output is the residual, is run in every way, and is dropped.
 """
 
 from __future__ import annotations
@@ -29,12 +29,11 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import onnx
 import onnx.inliner
 from onnx import helper, numpy_helper
 
 from motley.bench.thread_mesh import OnEveryRank, thread_mesh
-from motley.daemon.models.description import EMBEDDING, Model
+from motley.daemon.models.description import EMBEDDING, Axis, Kind, Model, Value, W
 from motley.daemon.models.files import open_model
 from motley.daemon.models.keys import ConfigError
 from motley.daemon.models.profile import profile
@@ -44,7 +43,7 @@ from motley.daemon.rank.loading import share_from_proto
 from motley.daemon.rank.peers import Peers
 from motley.daemon.weights.cache import default_folder
 from motley.daemon.weights.share_file import write_share
-from motley.daemon.weights.spec import SHARE_FILE, Encoding, Placed, Weight, lay_out
+from motley.daemon.weights.spec import SHARE_FILE, Encoding
 from motley.daemon.weights.stored import Source
 from motley.orchestrator.planning.shares import Candidate, plan_shares
 from motley.plugins.engine import F32, EngineOptions, RankGraph, load_engine
@@ -134,17 +133,19 @@ def measure_drift(model: Path, ranks: int, progress: Callable[[int, int], None] 
     """
     layers = []
     with open_model(model) as opened, thread_mesh(1) as alone, thread_mesh(ranks) as together:
-        config, source = opened.model, opened.source
-        if config.experts:
-            raise ConfigError(f"{model}: drift is measured of models without experts only; this one is {config.family}")
-        tokens = np.random.default_rng(0).integers(0, config.vocabulary, POSITIONS).tolist()
-        one, split = _even_shares(config, 1), _even_shares(config, ranks)
+        described, source = opened.model, opened.source
+        if described.experts:
+            raise ConfigError(
+                f"{model}: drift is measured of models without experts only; this one is {described.family}"
+            )
+        tokens = np.random.default_rng(0).integers(0, described.vocabulary, POSITIONS).tolist()
+        one, split = _even_shares(described, 1), _even_shares(described, ranks)
         fp32_one = fp32 = fp16_one = fp16 = exact = source.rows(EMBEDDING, tokens)
-        for layer in range(config.layers):
-            progress(layer, config.layers)
+        for layer in range(len(described.layers)):
+            progress(layer, len(described.layers))
             with (
-                on_disk(source, [layer_graph(config, one, 0, layer)]) as whole,
-                on_disk(source, [layer_graph(config, split, rank, layer) for rank in range(ranks)]) as parts,
+                on_disk(source, [layer_graph(described, one, 0, layer)]) as whole,
+                on_disk(source, [layer_graph(described, split, rank, layer) for rank in range(ranks)]) as parts,
             ):
                 fp32_one, fp32 = execute(whole, alone, fp32_one), execute(parts, together, fp32)
                 fp16_one, fp16 = interpret(whole, fp16_one, FP16), interpret(parts, fp16, FP16)
@@ -165,7 +166,7 @@ def measure_drift(model: Path, ranks: int, progress: Callable[[int, int], None] 
                     rms_activation=float(np.sqrt(np.mean(exact**2))),
                 )
             )
-        progress(config.layers, config.layers)
+        progress(len(described.layers), len(described.layers))
     return Drift(model.name, ranks, layers)
 
 
@@ -178,54 +179,38 @@ def _error(got: Array, expected: Array, scale: float) -> tuple[float, float]:
     return float(difference.mean()), float(difference.max())
 
 
-def _even_shares(config: Model, ranks: int) -> list[Share]:
+def _even_shares(model: Model, ranks: int) -> list[Share]:
     plenty = 1 << 60
     candidates = [Candidate(f"rank {rank}", 1.0, plenty) for rank in range(ranks)]
     return [
         share_from_proto(plan.to_share())
-        for plan in plan_shares([profile(config, Encoding.FP32, 0)] * ranks, candidates, POSITIONS)
+        for plan in plan_shares([profile(model, Encoding.FP32, 0)] * ranks, candidates, POSITIONS)
     ]
 
 
 # -- one layer as a model -------------------------------------------------------------------------------------------
 
 
-def layer_graph(config: Model, shares: Sequence[Share], rank: int, layer: int) -> Declared:
+def layer_graph(model: Model, shares: Sequence[Share], rank: int, layer: int) -> Declared:
     """One layer as a model of its own: ``hidden`` is the residual before it, ``logits`` f32[R, D] the one after it.
 
     Any engine can run it, for sequences of `POSITIONS` tokens.
+
+    Args:
+        shares: of the whole model.
     """
-    alone = replace(config, layers=1, windows=(config.windows[layer],))
-    declared = build_rank_graph(alone, shares, rank, Encoding.FP32, 0, POSITIONS)
-    graph, residual = declared.proto.graph, "layers.0.mlp.residual"
-    end = next(index for index, node in enumerate(graph.node) if residual in node.output) + 1
-    del graph.node[end:]  # the head
-    read = {name for node in graph.node for name in node.input}
-    graph.node.append(helper.make_node("Gather", [residual, "rows"], ["logits"], name="logits", axis=0))
-    initializers = [tensor for tensor in graph.initializer if tensor.name in read]
-    del graph.initializer[:]
-    graph.initializer.extend(initializers)
-    residuals = helper.make_tensor_value_info("logits", onnx.TensorProto.FLOAT, ["R", config.hidden])
-    outputs = [residuals, *(output for output in graph.output if output.name != "logits")]
-    del graph.output[:]
-    graph.output.extend(outputs)
-
-    weights = [placed.weight for placed in declared.weights if placed.weight.name in read]
-    placed, share_bytes = lay_out(weights)  # the head's came last: nothing else moves
-    return replace(
-        declared,
-        weights=[replace(place, weight=_of_layer(place, layer)) for place in placed],
-        share_bytes=share_bytes,
-        words=range(config.hidden),
+    residual = Axis(Kind.PLAIN, model.hidden, "hidden_size")
+    rows = Value("logits", residual)
+    alone = replace(
+        model,
+        layers=(model.layers[layer],),
+        head=(),
+        head_x=rows,
+        logits=rows,
+        embedding=W(EMBEDDING, residual, residual),  # whose words are the logits: every rank has all of them
+        embedding_scale=model.embedding_scale if layer == 0 else 1.0,
     )
-
-
-def _of_layer(place: Placed, layer: int) -> Weight:
-    pieces = tuple(
-        replace(piece, tensor=piece.tensor.replace("model.layers.0.", f"model.layers.{layer}.", 1))
-        for piece in place.weight.pieces
-    )
-    return replace(place.weight, pieces=pieces)
+    return build_rank_graph(alone, shares, rank, Encoding.FP32, 0, POSITIONS)
 
 
 @contextmanager

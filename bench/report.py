@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import date
 from importlib.metadata import version
-from math import prod
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -27,7 +26,7 @@ from motley.bench.latency import LatencyReport, measure_latency
 from motley.bench.local_mesh import MeshError, MeshSpec
 from motley.bench.synth import SHAPES, synthesise
 from motley.daemon.machine.processor import cpu_name, usable_cores
-from motley.daemon.models.description import Model, expected_shapes
+from motley.daemon.models.description import Heads, Kind, Model, parameters, products
 from motley.daemon.models.files import open_model
 from motley.daemon.weights.cache import default_folder
 
@@ -159,15 +158,15 @@ async def measure_standard(model: Path, standard: Standard, say: Callable[[str],
         what `open_model`, `measure_latency`, `measure` and `measure_drift` raise.
     """
     with open_model(model) as opened:
-        config = opened.model
-    shape = shape_name(config)
-    longest = min(standard.contexts[1], config.context - standard.tokens - 1)
+        described = opened.model
+    shape = shape_name(described)
+    longest = min(standard.contexts[1], described.context - standard.tokens - 1)
     latency: list[LatencyReport] = []
     contexts: list[LatencyReport] = []
 
     async def timed(spec: MeshSpec, lengths: Sequence[int]) -> list[LatencyReport]:
         spec = replace(spec, context=max(lengths) + standard.tokens + 1)
-        reports = await measure_latency(spec, lengths, standard.tokens, config.vocabulary)
+        reports = await measure_latency(spec, lengths, standard.tokens, described.vocabulary)
         return [replace(report, model=shape) for report in reports]
 
     for quantisation in standard.quantisations:
@@ -197,25 +196,24 @@ async def measure_standard(model: Path, standard: Standard, say: Callable[[str],
     return Results(date.today().isoformat(), this_machine(), shape, latency, contexts, exact, collectives, drift)
 
 
-def shape_name(config: Model) -> str:
-    """What a model of this config is: ``TinyLlama-1.1B shape``, or ``6 layers x 192 (2.6 M parameters)``."""
-    sizes = {
-        "hidden_size": config.hidden,
-        "intermediate_size": config.intermediate,
-        "num_hidden_layers": config.layers,
-        "num_attention_heads": config.heads,
-        "num_key_value_heads": config.kv_heads,
-        "vocab_size": config.vocabulary,
-        "tie_word_embeddings": config.tied,
-    }
-    for name in PUBLISHED if config.experts is None else ():
+def shape_name(model: Model) -> str:
+    """What a model is called by its sizes: ``TinyLlama-1.1B shape``, or ``6 layers x 192 (2.6 M parameters)``."""
+    heads = {layer.attention.heads for layer in model.layers if layer.attention}
+    columns = {product.ws[0].out.size for product, _ in products(model) if product.ws[0].out.kind is Kind.MLP}
+    for name in PUBLISHED if model.experts is None else ():
         known = SHAPES[name.lower()]
-        head_dim = known.get("head_dim", config.hidden // config.heads)
-        if head_dim == config.head_dim and all(known[key] == value for key, value in sizes.items()):
+        queries = known["num_attention_heads"]
+        size = known.get("head_dim", known["hidden_size"] // queries)
+        if (
+            (model.hidden, len(model.layers)) == (known["hidden_size"], known["num_hidden_layers"])
+            and (model.vocabulary, model.tied) == (known["vocab_size"], known["tie_word_embeddings"])
+            and heads == {Heads(queries, known["num_key_value_heads"], size)}
+            and columns == {known["intermediate_size"]}
+        ):
             return f"{name} shape"
-    parameters = sum(map(prod, expected_shapes(config).values()))
-    count = f"{parameters / 1e9:.1f} B" if parameters >= 1e9 else f"{parameters / 1e6:.1f} M"
-    return f"{config.layers} layers x {config.hidden} ({count} parameters)"
+    elements = parameters(model)
+    count = f"{elements / 1e9:.1f} B" if elements >= 1e9 else f"{elements / 1e6:.1f} M"
+    return f"{len(model.layers)} layers x {model.hidden} ({count} parameters)"
 
 
 def this_machine() -> Machine:

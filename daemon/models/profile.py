@@ -136,12 +136,12 @@ class _Count:
     def whole_expert(self, experts: Experts) -> int:
         """Bytes of the weights of the largest expert of a layer."""
         matrices = [w for one in experts.body for w in weights_of(one)]
+        return max(sum(self._whole_bytes(w, number) for w in matrices) for number in range(experts.count))
 
-        def whole(w: W, number: int) -> int:
-            columns = w.in_.size if w.in_ is not None else 1
-            return self.bytes_of(w, w.out.size, columns, number) + 4 * bool(w.bias) * w.out.size
-
-        return max(sum(whole(w, number) for w in matrices) for number in range(experts.count))
+    def _whole_bytes(self, w: W, expert: int) -> int:
+        """Bytes of a whole matrix of an expert, with its bias."""
+        assert w.in_ is not None, w.name
+        return self.bytes_of(w, w.out.size, w.in_.size, expert) + 4 * bool(w.bias) * w.out.size
 
     def _unit_bytes(self, w: W, expert: int | None = None) -> int:
         """Bytes of what one unit has of a weight; of all of it if it is not cut."""

@@ -197,7 +197,7 @@ class _RankNodes(Nodes):
     def build(self, context: int) -> Declared:
         """Lower the whole model."""
         model = self.model
-        self.given(model.layers[0].x)
+        self.given(model.layers[0].x, "hidden")  # whichever layer of a whole model it is
         if model.embedding_scale != 1.0:
             scale = self.floats(model.embedding_scale)
             self.given(model.layers[0].x, self.node("Mul", ["hidden", scale], "hidden.scaled"))

@@ -54,14 +54,14 @@ USUAL = ("default", "linear", "dynamic", "llama3", "yarn", "factors")
 
 
 def read_rope(
-    keys: Keys, head_size: int, theta: float = 10000.0, partial: float = 1.0, types: Collection[str] = USUAL
+    keys: Keys, head_size: int, theta: float = 10000.0, partial: float | None = None, types: Collection[str] = USUAL
 ) -> tuple[Rope, int]:
     """The rotary embedding of a model whose layers share one, and the longest context that it is for, tokens.
 
     Args:
         head_size: elements of a head.
         theta: the base where the keys are silent.
-        partial: which part of a head turns where they are silent.
+        partial: which part of a head turns where they are silent; None: all of it, and they may not say otherwise.
         types: the rope types that the family knows.
 
     Raises:
@@ -69,12 +69,15 @@ def read_rope(
     """
     where = "rope_scaling" if keys.get("rope_scaling") else "rope_parameters"
     theta = keys.number("rope_theta", theta)
-    partial = keys.number("partial_rotary_factor", partial)
+    if partial is None:
+        keys.only("partial_rotary_factor", 1.0)
+    else:
+        partial = keys.number("partial_rotary_factor", partial)
     return rope_of(keys, keys.inner(where), head_size, theta, partial, types)
 
 
 def rope_of(
-    keys: Keys, rope: Keys, head_size: int, theta: float, partial: float = 1.0, types: Collection[str] = USUAL
+    keys: Keys, rope: Keys, head_size: int, theta: float, partial: float | None = None, types: Collection[str] = USUAL
 ) -> tuple[Rope, int]:
     """The rotary embedding that an object of rope keys asks for, as `read_rope`.
 
@@ -90,6 +93,9 @@ def rope_of(
     for key, value in rope.values.items():
         if key not in known and value is not None:
             raise rope.refusal(key, f"{', '.join(sorted(known))} with rope type {kind}")
+    if partial is None:
+        rope.only("partial_rotary_factor", 1.0)
+        partial = 1.0
     size = int(head_size * rope.number("partial_rotary_factor", partial))
     if not 0 < size <= head_size or size % 2:
         raise (rope if rope.values.get("partial_rotary_factor") else keys).refusal(

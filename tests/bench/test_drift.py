@@ -11,7 +11,7 @@ from gguf import GGMLQuantizationType as Type
 
 import motley.cli
 from motley.bench.drift import FLOAT64, FP16, Drift, LayerDrift, interpret, layer_graph, measure_drift, on_disk
-from motley.daemon.models.description import EMBEDDING, HEAD
+from motley.daemon.models.description import EMBEDDING, HEAD, Norm
 from motley.daemon.models.keys import ConfigError
 from motley.daemon.models.units import units
 from motley.daemon.weights.checkpoint import Checkpoint
@@ -42,7 +42,9 @@ def head(case: Case, checkpoint: Checkpoint, residual: F32) -> F32:
     table = EMBEDDING if case.model.tied else HEAD
     words = checkpoint.read(Piece(table, range(case.model.vocabulary), hidden)).astype(np.float64)
     mean_square = np.mean(residual**2, axis=1, keepdims=True)
-    logits: F32 = residual / np.sqrt(mean_square + case.model.norm_epsilon) * norm @ words.T
+    last = case.model.head[0]
+    assert isinstance(last, Norm)
+    logits: F32 = residual / np.sqrt(mean_square + last.epsilon) * norm @ words.T
     return logits
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -77,6 +77,26 @@ def changed(folder: Path, **changes: Any) -> Model:
     """The model of a folder with other keys in its config."""
     keys = Keys.load(folder / "config.json")
     return describe(Keys(keys.where, keys.values | changes))
+
+
+TINYLLAMA: Mapping[str, Any] = {
+    "model_type": "llama",
+    "hidden_size": 2048,
+    "intermediate_size": 5632,
+    "num_hidden_layers": 22,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "vocab_size": 32000,
+    "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-5,
+    "eos_token_id": 2,
+}
+"""The config of TinyLlama-1.1B."""
+
+
+def shaped(**changes: Any) -> Model:
+    """A model of TinyLlama-1.1B's shape, but for some keys of its config."""
+    return describe(Keys(Path("config.json"), TINYLLAMA | changes))
 
 
 @cache

@@ -11,7 +11,7 @@ from motley.daemon.models.rope import LinearScaling, Llama3Scaling, Rope, YarnSc
 
 
 def test_default_tables() -> None:
-    cosines, sines = rotary_tables(Rope(10000.0), head_dim=8, positions=5)
+    cosines, sines = rotary_tables(Rope(10000.0, 8), positions=5)
     assert cosines.shape == sines.shape == (5, 4)
     assert cosines.dtype == sines.dtype == np.float32
     for position in range(5):
@@ -22,14 +22,14 @@ def test_default_tables() -> None:
 
 
 def test_far_positions_keep_their_precision() -> None:
-    _, sines = rotary_tables(Rope(10000.0), head_dim=2, positions=131072)
+    _, sines = rotary_tables(Rope(10000.0, 2), positions=131072)
     assert sines[131071, 0] == pytest.approx(sin(131071.0), abs=1e-7)
 
 
 def test_llama3_keeps_short_waves_and_stretches_long_ones() -> None:
     scaling = Llama3Scaling(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_context=8192)
-    _, plain = rotary_tables(Rope(500000.0), head_dim=128, positions=2)
-    _, scaled = rotary_tables(Rope(500000.0, scaling), head_dim=128, positions=2)
+    _, plain = rotary_tables(Rope(500000.0, 128), positions=2)
+    _, scaled = rotary_tables(Rope(500000.0, 128, scaling), positions=2)
     blended = 0
     for pair in range(64):
         frequency = 500000.0 ** (-2 * pair / 128)
@@ -47,8 +47,8 @@ def test_llama3_keeps_short_waves_and_stretches_long_ones() -> None:
 
 
 def test_linear_is_the_plain_table_at_a_fraction_of_the_position() -> None:
-    plain = rotary_tables(Rope(10000.0), head_dim=16, positions=25)
-    scaled = rotary_tables(Rope(10000.0, LinearScaling(4.0)), head_dim=16, positions=97)
+    plain = rotary_tables(Rope(10000.0, 16), positions=25)
+    scaled = rotary_tables(Rope(10000.0, 16, LinearScaling(4.0)), positions=97)
     for table, expected in zip(scaled, plain, strict=True):
         assert np.abs(table[::4] - expected).max() < 1e-7
 
@@ -57,7 +57,7 @@ def test_linear_is_the_plain_table_at_a_fraction_of_the_position() -> None:
 def test_yarn_keeps_fast_pairs_and_stretches_slow_ones(truncate: bool) -> None:
     """With the values of Qwen2.5's long contexts."""
     scaling = YarnScaling(4.0, 32768, 32.0, 1.0, truncate, attention_factor=1.25)
-    cosines, sines = rotary_tables(Rope(1e6, scaling), head_dim=128, positions=2)
+    cosines, sines = rotary_tables(Rope(1e6, 128, scaling), positions=2)
     assert np.all(cosines[0] == 1.25)
     low, high = (128 * log(32768 / (turns * 2 * pi)) / (2 * log(1e6)) for turns in (32.0, 1.0))
     if truncate:
@@ -89,5 +89,5 @@ def test_yarn_keeps_fast_pairs_and_stretches_slow_ones(truncate: bool) -> None:
 )
 def test_yarn_like_transformers(theta: float, scaling: YarnScaling, expected: list[float]) -> None:
     """The frequencies after the first that transformers 5.23 computes for heads of 16."""
-    _, sines = rotary_tables(Rope(theta, scaling), head_dim=16, positions=2)
+    _, sines = rotary_tables(Rope(theta, 16, scaling), positions=2)
     assert np.arcsin(sines[1, 1 : 1 + len(expected)]) == pytest.approx(expected, rel=1e-4)

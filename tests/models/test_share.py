@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from motley.daemon.models.share import Share, ShareError, kv_heads
+from motley.daemon.models.description import Heads
+from motley.daemon.models.share import ShareError, kv_heads
 from tests.models.cutting import apportion, cut
 
 weights = st.lists(st.floats(0, 1e6), min_size=1, max_size=12).filter(lambda values: sum(values) > 0)
@@ -45,18 +46,27 @@ def test_impossible_weights_are_refused(values: list[float]) -> None:
         apportion(5, values)
 
 
-@given(groups=st.integers(1, 8), split=st.integers(1, 8), data=st.data())
-def test_kv_heads_cover_a_share_in_equal_steps(groups: int, split: int, data: st.DataObject) -> None:
-    start = data.draw(st.integers(0, groups * split))
-    stop = data.draw(st.integers(start, groups * split))
-    heads = kv_heads(Share(split, range(start, stop), range(0), range(0)))
-    assert list(chain.from_iterable(read for _, read in heads)) == list(range(start, stop))
-    assert len({len(read) for _, read in heads}) <= 1
-    assert all(unit // split == group for group, read in heads for unit in read)
+heads = st.builds(lambda keys, group: Heads(keys * group, keys, 2), st.integers(1, 8), st.integers(1, 8))
+
+
+@given(heads, st.data())
+def test_kv_heads_cover_some_query_heads_in_equal_steps(heads: Heads, data: st.DataObject) -> None:
+    start = data.draw(st.integers(0, heads.queries))
+    queries = range(start, data.draw(st.integers(start, heads.queries)))
+    found = kv_heads(queries, heads)
+    assert list(chain.from_iterable(read for _, read in found)) == list(queries)
+    assert len({len(read) for _, read in found}) <= 1
+    assert all(query // heads.group == key for key, read in found for query in read)
+
+
+@given(heads)
+def test_all_query_heads_read_every_kv_head_once(heads: Heads) -> None:
+    groups = [(key, range(key * heads.group, (key + 1) * heads.group)) for key in range(heads.keys)]
+    assert kv_heads(range(heads.queries), heads) == groups
 
 
 def test_a_kv_head_is_repeated_only_where_parts_are_unequal() -> None:
-    whole = Share(2, range(4), range(0), range(0))
-    assert kv_heads(whole) == [(0, range(2)), (1, range(2, 4))]
-    uneven = Share(2, range(1, 4), range(0), range(0))
-    assert kv_heads(uneven) == [(0, range(1, 2)), (1, range(2, 3)), (1, range(3, 4))]
+    pairs = Heads(4, 2, 64)
+    assert kv_heads(range(4), pairs) == [(0, range(2)), (1, range(2, 4))]
+    assert kv_heads(range(1, 4), pairs) == [(0, range(1, 2)), (1, range(2, 3)), (1, range(3, 4))]
+    assert kv_heads(range(1, 3), pairs) == [(0, range(1, 2)), (1, range(2, 3))]

@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
+from motley.daemon.models.description import HEAD, Heads, expected_shapes
 from motley.daemon.models.files import open_model
 from motley.daemon.models.holding import FLOATS, narrowed, wanted_format
 from motley.daemon.models.keys import ConfigError
@@ -30,13 +31,12 @@ from motley.daemon.weights.checkpoint import Checkpoint, CheckpointError
 from motley.daemon.weights.packed import Packing
 from motley.daemon.weights.quantise import dequantise, quantise, unpack
 from motley.daemon.weights.share_file import write_share
-from motley.daemon.weights.spec import SHARE_FILE, Encoding, expected_shapes
+from motley.daemon.weights.spec import SHARE_FILE, Encoding
 from motley.daemon.weights.stored import Codes, Format, dequantised
 from motley.plugins.engine import F32, EngineFactory, EngineOptions
 from motley.plugins.onnxruntime.engine import OnnxRuntimeEngine
 from motley.plugins.reference.engine import ReferenceEngine
-from tests.models.cases import LocalSession, uneven_shares
-from tests.models.test_units import TINYLLAMA
+from tests.models.cases import LocalSession, shaped, uneven_shares
 from tests.weights.packing import Tensors, awq, dequantised_awq, dequantised_gptq, gptq, random_matrix, save
 
 EXACT_TOLERANCE = 2e-6
@@ -102,12 +102,12 @@ def make(kind: Kind, folder: Path) -> tuple[Path, Path]:
         "max_position_embeddings": 64,
     }
     plain = save(folder / "plain", {}, settings)
-    config = read_model(plain)
+    model = read_model(plain)
     packed: Tensors = {}
     twin: Tensors = {}
     random = np.random.default_rng(0)
-    matrices = {name for inner, names in fused_matrices(config)[1:] for name in names}
-    for seed, (name, shape) in enumerate(expected_shapes(config).items()):
+    matrices = {name for _, names in fused_matrices(model) for name in names if name != HEAD}
+    for seed, (name, shape) in enumerate(expected_shapes(model).items()):
         if name not in matrices or name == kind.plain:
             values = random.normal(1 if len(shape) == 1 else 0, 0.2, shape).astype(np.float16)
             packed[name], twin[name] = values, values.astype(np.float32)
@@ -226,8 +226,8 @@ def test_what_is_told(models: Any) -> None:
 
 
 def test_floats_asked_for_as_stored_are_int8() -> None:
-    assert units(TINYLLAMA, "stored", 32) == units(TINYLLAMA, "int8", 32)
-    assert profile(TINYLLAMA, "stored", 32).matrices == "155 floats converted to int8"
+    assert units(shaped(), "stored", 32) == units(shaped(), "int8", 32)
+    assert profile(shaped(), "stored", 32).matrices == "155 floats converted to int8"
 
 
 formats = st.builds(
@@ -252,22 +252,24 @@ def test_a_float_among_fused_matrices_makes_them_int8(parts: list[Format]) -> No
     assert wanted_format([*parts, FLOATS], "stored", 32) == Format(Encoding.INT8, 32)
 
 
-@given(formats, formats, st.sampled_from([(4, 64), (8, 64), (32, 128), (2, 32)]))
-def test_no_cut_parts_a_block(one: Format, other: Format, heads: tuple[int, int]) -> None:
+@given(formats, formats, st.sampled_from([Heads(4, 2, 64), Heads(8, 2, 64), Heads(32, 2, 128), Heads(2, 2, 32)]))
+def test_no_cut_parts_a_block(one: Format, other: Format, heads: Heads) -> None:
     """Layers may be stored differently; a row of zero points is whole bytes in every share."""
-    count, head_dim = heads
-    config = type(TINYLLAMA)(**{**vars(TINYLLAMA), "layers": 2, "kv_heads": 2, "heads": count, "head_dim": head_dim})
-    stored = {name: one if ".0." in name else other for _, names in fused_matrices(config) for name in names}
-    stored["lm_head.weight"] = FLOATS
-    cut = units(config, "stored", 32, stored)
-    block = cut.mlp_blocks[config.intermediate]
-    assert cut.mlp * block == config.intermediate
+    model = shaped(
+        num_hidden_layers=2,
+        num_attention_heads=heads.queries,
+        num_key_value_heads=heads.keys,
+        head_dim=heads.size,
+    )
+    stored = {name: one if ".0." in name else other for _, names in fused_matrices(model) for name in names}
+    stored[HEAD] = FLOATS
+    cut = units(model, "stored", 32, stored)
+    block = cut.mlp_blocks[5632]
+    assert cut.mlp * block == 5632
     for layer in range(2):
         at = f"model.layers.{layer}"
-        widths = {f"{at}.mlp.down_proj.weight": [block], f"{at}.mlp.up_proj.weight": [config.hidden]}
-        widths[f"{at}.self_attn.o_proj.weight"] = [
-            config.group // split * config.head_dim for split in cut.attention_splits
-        ]
+        widths = {f"{at}.mlp.down_proj.weight": [block], f"{at}.mlp.up_proj.weight": [model.hidden]}
+        widths[f"{at}.self_attn.o_proj.weight"] = [heads.group // split * heads.size for split in cut.attention_splits]
         for name, columns in widths.items():
             held = cut.held[name]
             assert held.expresses(stored[name])

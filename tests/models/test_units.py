@@ -2,102 +2,120 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from motley.daemon.models.description import Experts, Model
+from motley.daemon.models.description import Heads, Model
 from motley.daemon.models.keys import ConfigError
-from motley.daemon.models.rope import Rope
-from motley.daemon.models.share import Share, ShareError
+from motley.daemon.models.share import Share, ShareError, kv_heads
 from motley.daemon.models.units import LEAVES, Units, fused_matrices, units, validate_shares
 from motley.daemon.weights.spec import Encoding
 from motley.daemon.weights.stored import Format
 from motley.protocol import BLOCKS
+from tests.models.cases import shaped
 from tests.models.cutting import apportion, cut
 
-TINYLLAMA = Model(
-    family="llama",
-    layers=22,
-    hidden=2048,
-    intermediate=5632,
-    heads=32,
-    kv_heads=4,
-    head_dim=64,
-    vocabulary=32000,
-    norm_epsilon=1e-5,
-    rope=Rope(10000.0),
-    windows=(0,) * 22,
-    qkv_bias=False,
-    output_bias=False,
-    mlp_bias=False,
-    qk_norm=False,
-    tied=False,
-    context=2048,
-    eos=(2,),
-)
-SHAKESPEARE = replace(TINYLLAMA, hidden=192, intermediate=512, heads=6, kv_heads=3, head_dim=32, vocabulary=1024)
+TINYLLAMA = shaped()
+
+
+def small(**changes: Any) -> Model:
+    """A model of the bundled one's shape, but for some keys of its config."""
+    keys = {
+        "hidden_size": 192,
+        "intermediate_size": 512,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 3,
+        "vocab_size": 1024,
+    }
+    return shaped(**(keys | {"head_dim": 32} | changes))
+
+
+SHAKESPEARE = small()
 
 QUERY, OUTPUT = (f"model.layers.0.self_attn.{name}_proj.weight" for name in "qo")
 DOWN = "model.layers.0.mlp.down_proj.weight"
 
-models = st.builds(
-    lambda kv_heads, group, head_dim, hidden, intermediate, vocabulary: replace(
-        TINYLLAMA,
-        heads=kv_heads * group,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
-        hidden=hidden,
-        intermediate=intermediate,
-        vocabulary=vocabulary,
+
+@dataclass(frozen=True)
+class Sizes:
+    """Of a model with one kind of layer."""
+
+    heads: Heads
+    hidden: int
+    columns: int
+    vocabulary: int
+
+    @property
+    def model(self) -> Model:
+        return shaped(
+            num_hidden_layers=2,
+            hidden_size=self.hidden,
+            intermediate_size=self.columns,
+            num_attention_heads=self.heads.queries,
+            num_key_value_heads=self.heads.keys,
+            head_dim=self.heads.size,
+            vocab_size=self.vocabulary,
+        )
+
+    @property
+    def widths(self) -> tuple[int, int, int]:
+        """What blocks must divide: inner dimensions, and what a KV group has of the output projection's."""
+        return self.hidden, self.columns, self.heads.group * self.heads.size
+
+
+sizes = st.builds(
+    Sizes,
+    heads=st.builds(
+        lambda keys, group, half: Heads(keys * group, keys, 2 * half),
+        st.integers(1, 12),
+        st.integers(1, 12),
+        st.integers(1, 128),
     ),
-    kv_heads=st.integers(1, 12),
-    group=st.integers(1, 12),
-    head_dim=st.integers(1, 128).map(lambda half: 2 * half),
     hidden=st.integers(1, 8192),
-    intermediate=st.integers(1, 16384),
+    columns=st.integers(1, 16384),
     vocabulary=st.integers(1, 200000),
 )
 
 
-@given(models, st.sampled_from(["fp32", "fp16", "int8", "int4"]), st.sampled_from(BLOCKS))
-def test_units_tile_the_model_and_blocks_fit_every_cut(config: Model, quantisation: str, block: int) -> None:
-    widths = (config.hidden, config.intermediate, config.group * config.head_dim)
-    if quantisation not in ("fp32", "fp16") and any(width % BLOCKS[0] for width in widths):
+@given(sizes, st.sampled_from(["fp32", "fp16", "int8", "int4"]), st.sampled_from(BLOCKS))
+def test_units_tile_the_model_and_blocks_fit_every_cut(of: Sizes, quantisation: str, block: int) -> None:
+    if quantisation not in ("fp32", "fp16") and any(width % BLOCKS[0] for width in of.widths):
         with pytest.raises(ConfigError, match=f"{quantisation} needs"):
-            units(config, quantisation, block)
+            units(of.model, quantisation, block)
         return
-    cut = units(config, quantisation, block)
+    cut, heads = units(of.model, quantisation, block), of.heads
     if quantisation == "fp16":  # whatever a rank holds it in
-        assert replace(cut, held={}) == replace(units(config, "fp32", block), held={})
-    columns = cut.mlp_blocks[config.intermediate]
-    assert cut.mlp * columns == config.intermediate
-    assert (cut.vocabulary - 1) * cut.vocabulary_rows < config.vocabulary <= cut.vocabulary * cut.vocabulary_rows
-    assert cut.attention_splits[0] == 1
+        assert replace(cut, held={}) == replace(units(of.model, "fp32", block), held={})
+    columns = cut.mlp_blocks[of.columns]
+    assert cut.mlp * columns == of.columns
+    assert (cut.vocabulary - 1) * cut.vocabulary_rows < of.vocabulary <= cut.vocabulary * cut.vocabulary_rows
+    assert (cut.kv_groups, cut.attention_splits[0]) == (heads.keys, 1)
     assert list(cut.attention_splits) == sorted(set(cut.attention_splits))
-    assert all(config.group % split == 0 for split in cut.attention_splits)
+    assert all(heads.group % split == 0 for split in cut.attention_splits)
     if quantisation not in ("fp32", "fp16"):
         assert {form.block for form in cut.held.values()} <= {size for size in BLOCKS if size <= block}
-        assert config.hidden % cut.held[QUERY].block == config.hidden % cut.held["lm_head.weight"].block == 0
+        assert of.hidden % cut.held[QUERY].block == of.hidden % cut.held["lm_head.weight"].block == 0
         assert columns % cut.held[DOWN].block == 0
         for split in cut.attention_splits:
-            assert config.group // split * config.head_dim % cut.held[OUTPUT].block == 0
+            assert heads.group // split * heads.size % cut.held[OUTPUT].block == 0
 
 
 mixes = st.lists(st.sampled_from(["fp32", "fp16", "int8", "int4", "stored"]), min_size=1, max_size=4)
 
 
-@given(models, mixes, st.sampled_from(BLOCKS))
+@given(sizes, mixes, st.sampled_from(BLOCKS))
 def test_ranks_of_any_quantisations_have_the_same_units_and_none_cuts_a_block(
-    config: Model, quantisations: list[str], block: int
+    of: Sizes, quantisations: list[str], block: int
 ) -> None:
     try:
-        cuts = [units(config, own, block, beside=quantisations) for own in quantisations]
-        alone = [units(config, own, block) for own in quantisations]
+        cuts = [units(of.model, own, block, beside=quantisations) for own in quantisations]
+        alone = [units(of.model, own, block) for own in quantisations]
     except ConfigError:
-        assert any(width % BLOCKS[0] for width in (config.hidden, config.intermediate, config.group * config.head_dim))
+        assert any(width % BLOCKS[0] for width in of.widths)
         return
     assert all(replace(cut, held={}) == replace(cuts[0], held={}) for cut in cuts)
     coarsest = min(alone, key=lambda own: (own.mlp, len(own.attention_splits)))
@@ -105,10 +123,10 @@ def test_ranks_of_any_quantisations_have_the_same_units_and_none_cuts_a_block(
         coarsest = next(own for own, name in zip(alone, quantisations, strict=True) if name not in ("fp32", "fp16"))
     assert replace(cuts[0], held={}) == replace(coarsest, held={})
     for own in cuts:
-        columns, down, output = own.mlp_blocks[config.intermediate], own.held[DOWN].block, own.held[OUTPUT].block
+        columns, down, output = own.mlp_blocks[of.columns], own.held[DOWN].block, own.held[OUTPUT].block
         assert not down or columns % down == 0
         for split in own.attention_splits:
-            assert not output or config.group // split * config.head_dim % output == 0
+            assert not output or of.heads.group // split * of.heads.size % output == 0
 
 
 def test_exact_units_are_of_one_quantisation() -> None:
@@ -119,7 +137,7 @@ def test_exact_units_are_of_one_quantisation() -> None:
 
 def test_blocks_that_may_not_be_parted_in_one_quantisation_are_whole_in_all() -> None:
     """Of GPTQ's int4 with zero points of their own two blocks stay together, where other ranks hold floats or int8."""
-    narrow = replace(SHAKESPEARE, head_dim=16)
+    narrow = small(head_dim=16)
     names = [name for _, own in fused_matrices(narrow) for name in own if name != "lm_head.weight"]
     stored = dict.fromkeys(names, Format(Encoding.INT4, 32, zeros=True, called="GPTQ int4"))
     own = units(narrow, "stored", 32, stored)
@@ -141,45 +159,53 @@ def test_units_are_fine_enough_for_uneven_shares() -> None:
     assert units(SHAKESPEARE, "int4", 32).vocabulary == 32
 
 
-@given(models, st.sampled_from(["fp32", "int4"]))
-def test_exact_units_are_few_and_tile_heads_and_columns(config: Model, quantisation: str) -> None:
+@given(sizes, st.sampled_from(["fp32", "int4"]))
+def test_exact_units_are_few_and_tile_heads_and_columns(of: Sizes, quantisation: str) -> None:
     try:
-        plain = units(config, quantisation, 32)
+        plain = units(of.model, quantisation, 32)
     except ConfigError:
         return
-    cut = units(config, quantisation, 32, exact=True)
+    cut = units(of.model, quantisation, 32, exact=True)
     finest = cut.attention_splits[-1]
-    assert cut.kv_groups * finest <= LEAVES or (finest == 1 and cut.kv_groups == config.kv_heads)
+    assert cut.kv_groups * finest <= LEAVES or (finest == 1 and cut.kv_groups == of.heads.keys)
     assert all(finest % split == 0 and split in plain.attention_splits for split in cut.attention_splits)
     assert 1 <= cut.mlp <= LEAVES
     assert cut.vocabulary_rows % 16 == 0
     for units_ in (plain, cut):
         for split in units_.attention_splits:
             heads = [
-                units_.query_heads(range(unit, unit + 1), split, config) for unit in range(units_.kv_groups * split)
+                units_.query_heads(range(unit, unit + 1), split, of.heads) for unit in range(units_.kv_groups * split)
             ]
-            assert [head for own in heads for head in own] == list(range(config.heads))
+            assert [head for own in heads for head in own] == list(range(of.heads.queries))
             assert all(heads)
-        kv = [units_.kv_heads(range(group, group + 1), config) for group in range(units_.kv_groups)]
-        assert [head for own in kv for head in own] == list(range(config.kv_heads))
-        columns = [units_.columns(range(unit, unit + 1), config.intermediate) for unit in range(units_.mlp)]
-        assert [column for own in columns for column in own] == list(range(config.intermediate))
-        assert all(len(own) and own.start % units_.mlp_blocks[config.intermediate] == 0 for own in columns)
+        groups = [units_.query_heads(range(group, group + 1), 1, of.heads) for group in range(units_.kv_groups)]
+        assert [key for own in groups for key, _ in kv_heads(own, of.heads)] == list(range(of.heads.keys))
+        columns = [units_.columns(range(unit, unit + 1), of.columns) for unit in range(units_.mlp)]
+        assert [column for own in columns for column in own] == list(range(of.columns))
+        assert all(len(own) and own.start % units_.mlp_blocks[of.columns] == 0 for own in columns)
 
 
 @given(st.integers(1, 120), st.integers(1, 400), st.integers(1, 400), st.sampled_from(["fp32", "int8", "int4"]))
 def test_mlps_of_all_widths_have_the_same_units(expert: int, shared: int, mlp: int, quantisation: str) -> None:
     """Every unit has some columns of each, in whole blocks."""
-    experts = Experts(3, 2, 16 * expert, 16 * shared, normalised=True, layers=(True, False))
-    config = replace(TINYLLAMA, layers=2, windows=(0, 0), intermediate=16 * mlp, experts=experts)
-    cut = units(config, quantisation, 128)
+    model = shaped(
+        model_type="qwen2_moe",
+        num_hidden_layers=2,
+        mlp_only_layers=[1],
+        num_experts=3,
+        num_experts_per_tok=2,
+        moe_intermediate_size=16 * expert,
+        shared_expert_intermediate_size=16 * shared,
+        intermediate_size=16 * mlp,
+    )
+    cut = units(model, quantisation, 128)
     downs = {
         16 * expert: "model.layers.0.mlp.experts.2.down_proj.weight",
         16 * shared: "model.layers.0.mlp.shared_expert.down_proj.weight",
         16 * mlp: "model.layers.1.mlp.down_proj.weight",
     }
     assert set(cut.mlp_blocks) == set(downs)
-    assert "model.layers.0.mlp.gate.weight" not in cut.held
+    assert not {"model.layers.0.mlp.gate.weight", "model.layers.0.mlp.shared_expert_gate.weight"} & set(cut.held)
     for width, down in downs.items():
         columns = [cut.columns(range(unit, unit + 1), width) for unit in range(cut.mlp)]
         assert [column for own in columns for column in own] == list(range(width))
@@ -192,20 +218,20 @@ def test_leaves_of_a_known_model() -> None:
     cut = units(TINYLLAMA, "int4", 32, exact=True)
     assert (cut.kv_groups, cut.attention_splits, cut.mlp) == (4, (1, 2), 8)
     assert cut.columns(range(4), 5632) == range(2816)  # two even ranks
-    many = replace(TINYLLAMA, heads=40, kv_heads=40)
+    many = shaped(num_attention_heads=40, num_key_value_heads=40, head_dim=64)
     cut = units(many, "int4", 32, exact=True)
     assert (cut.kv_groups, cut.attention_splits) == (8, (1,))
-    assert cut.query_heads(range(1, 2), 1, many) == range(5, 10)
+    assert cut.query_heads(range(1, 2), 1, Heads(40, 40, 64)) == range(5, 10)
 
 
 @pytest.mark.parametrize(("width", "leaves"), [(48, 2), (384, 3), (768, 6), (14336, 8)])
 def test_leaves_of_experts_are_not_narrow(width: int, leaves: int) -> None:
-    experts = Experts(8, 2, width, 0, normalised=True, layers=(True,) * TINYLLAMA.layers)
-    assert units(replace(TINYLLAMA, experts=experts), "int4", 128, exact=True).mlp == leaves
+    mixture = shaped(model_type="mixtral", num_local_experts=8, num_experts_per_tok=2, intermediate_size=width)
+    assert units(mixture, "int4", 128, exact=True).mlp == leaves
 
 
 def test_splits_that_would_cut_a_block_are_left_out() -> None:
-    narrow = replace(SHAKESPEARE, heads=12, kv_heads=2, head_dim=8)
+    narrow = small(num_attention_heads=12, num_key_value_heads=2, head_dim=8)
     assert units(narrow, "fp32", 32).attention_splits == (1, 2, 3, 6)
     assert units(narrow, "int4", 32).attention_splits == (1, 3)
     assert units(narrow, "int4", 32).held[OUTPUT].block == 16
@@ -213,10 +239,14 @@ def test_splits_that_would_cut_a_block_are_left_out() -> None:
 
 @pytest.mark.parametrize(
     ("change", "name"),
-    [({"hidden": 200}, "hidden_size"), ({"intermediate": 44}, "intermediate_size"), ({"head_dim": 20}, "head_dim")],
+    [
+        ({"hidden_size": 200}, "hidden_size"),
+        ({"intermediate_size": 44}, "intermediate_size"),
+        ({"head_dim": 20}, "head_dim"),
+    ],
 )
 def test_widths_that_no_block_divides_are_named(change: dict[str, int], name: str) -> None:
-    odd = replace(SHAKESPEARE, **change)  # type: ignore[arg-type]
+    odd = small(**change)
     units(odd, "fp32", 32)
     with pytest.raises(ConfigError, match=f"int4 needs .*{name}.* multiple of 16"):
         units(odd, "int4", 32)
@@ -231,11 +261,11 @@ def test_impossible_encodings_are_refused(quantisation: str, block: int) -> None
 weights = st.lists(st.floats(0, 1e3), min_size=3, max_size=3).filter(lambda values: sum(values) > 0)
 
 
-@given(models, weights, weights, weights)
+@given(sizes, weights, weights, weights)
 def test_whatever_is_cut_from_units_is_valid(
-    config: Model, attention: list[float], mlp: list[float], words: list[float]
+    of: Sizes, attention: list[float], mlp: list[float], words: list[float]
 ) -> None:
-    whole = units(config, "fp32", 32)
+    whole = units(of.model, "fp32", 32)
     for split in whole.attention_splits:
         ranges = zip(
             cut(apportion(whole.kv_groups * split, attention)),

@@ -579,21 +579,21 @@ def test_replicas_are_told_by_host() -> None:
 def test_a_model_with_experts_elsewhere_computes_its_golden_logits(name: str, size: int, tmp_path: Path) -> None:
     """The reference engine on every rank of the trunk; two hosts read experts from the checkpoint."""
     case = next(case for case in golden_cases() if case.folder == GOLDEN / name)
-    config, experts = case.model, case.model.experts
+    model, experts = case.model, case.model.experts
     assert experts is not None
-    shares = uneven_shares(units(config, "fp32", 32), size)
-    every = [(layer, expert) for layer in range(config.layers) for expert in range(experts.count)]
+    shares = uneven_shares(units(model, "fp32", 32), size)
+    every = [(layer, expert) for layer in range(len(model.layers)) for expert in range(experts.count)]
     tokens = case.tokens[:-1]
     chunks = [slice(0, 40), slice(40, len(tokens) - 1), slice(len(tokens) - 1, len(tokens))]
     group = LocalGroup(size)
     with ExitStack() as stack:
         checkpoint = stack.enter_context(Checkpoint(case.folder))
         embedded = checkpoint.rows(EMBEDDING, tokens)
-        servers = threads(size, 2, hidden=config.hidden, compute=partial(expert_of, checkpoint))
-        ranks = stack.enter_context(trunk(size, servers, placement(servers, [every] * 2), hidden=config.hidden))
+        servers = threads(size, 2, hidden=model.hidden, compute=partial(expert_of, checkpoint))
+        ranks = stack.enter_context(trunk(size, servers, placement(servers, [every] * 2), hidden=model.hidden))
 
         def work(rank: int) -> F32:
-            declared = build_rank_graph(config, shares, rank, "fp32", 32, config.context, experts_elsewhere=True)
+            declared = build_rank_graph(model, shares, rank, "fp32", 32, model.context, experts_elsewhere=True)
             share_file = tmp_path / str(rank) / SHARE_FILE
             share_file.parent.mkdir()
             with Checkpoint(case.folder) as own:
@@ -614,8 +614,8 @@ def test_a_model_with_experts_elsewhere_computes_its_golden_logits(name: str, si
     loads = Counter[int]()
     for report in reports:
         loads.update({load.layer: sum(load.rows) for load in report.loads})
-    rows = len(tokens) * experts.chosen
-    assert loads == {layer: rows for layer in range(config.layers) if experts.layers[layer]}
+    rows = len(tokens) * experts.chosen.axis.size
+    assert loads == dict.fromkeys(model.expert_layers, rows)
 
 
 class Member(LocalMember):

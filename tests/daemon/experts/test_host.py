@@ -202,10 +202,9 @@ def close_to(got: F32, expected: F32, limit: float) -> bool:
     return float(np.linalg.norm(got - expected)) < limit * float(np.linalg.norm(expected))
 
 
-def every_expert(config: Model) -> list[ExpertKey]:
-    assert config.experts
-    layers = [layer for layer in range(config.layers) if config.experts_of(layer)]
-    return [(layer, index) for layer in layers for index in range(config.experts.count)]
+def every_expert(model: Model) -> list[ExpertKey]:
+    assert model.experts
+    return [(layer, index) for layer in model.expert_layers for index in range(model.experts.count)]
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,25 @@ from typing import Any
 
 import pytest
 
-from motley.daemon.models.description import Experts, Model, RopeScaling
+from motley.daemon.models.description import (
+    Activation,
+    Attend,
+    Clip,
+    Gated,
+    Heads,
+    Kind,
+    Linear,
+    Model,
+    Norm,
+    Route,
+    Routing,
+    Value,
+    WholeNorm,
+    expected_shapes,
+)
 from motley.daemon.models.keys import ConfigError
 from motley.daemon.models.reading import read_model
-from motley.daemon.models.rope import DynamicScaling, LinearScaling, Llama3Scaling, Rope, YarnScaling
+from motley.daemon.models.rope import DynamicScaling, LinearScaling, Llama3Scaling, Rope, RopeScaling, YarnScaling
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",
@@ -46,6 +61,10 @@ LLAMA3 = {
     "original_max_position_embeddings": 64,
     "rope_type": "llama3",
 }
+QKV_BIASES = [f"self_attn.{letter}_proj.bias" for letter in "qkv"]
+OUTPUT_BIAS = "self_attn.o_proj.bias"
+MLP_BIASES = [f"mlp.{part}_proj.bias" for part in ("gate", "up", "down")]
+QK_NORMS = [f"self_attn.{letter}_norm.weight" for letter in "qk"]
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
 
 
@@ -60,27 +79,60 @@ def without(config: dict[str, Any], key: str) -> dict[str, Any]:
     return {name: value for name, value in config.items() if name != key}
 
 
+def attentions(model: Model) -> list[Attend]:
+    return [layer.attention for layer in model.layers if layer.attention]
+
+
+def windows(model: Model) -> list[int]:
+    return [attend.window for attend in attentions(model)]
+
+
+def epsilons(model: Model) -> set[float]:
+    return {each.epsilon for each in model.operations if isinstance(each, Norm | WholeNorm)}
+
+
+def columns(model: Model) -> set[int]:
+    """Of all MLPs."""
+    linear = [each for each in model.operations if isinstance(each, Linear)]
+    return {w.out.size for each in linear for w in each.ws if w.out.kind is Kind.MLP}
+
+
 def test_llama(tmp_path: Path) -> None:
-    assert read(tmp_path, LLAMA) == Model(
-        family="llama",
-        layers=3,
-        hidden=64,
-        intermediate=96,
-        heads=4,
-        kv_heads=2,
-        head_dim=16,
-        vocabulary=100,
-        norm_epsilon=1e-5,
-        rope=Rope(10000.0),
-        windows=(0, 0, 0),
-        qkv_bias=False,
-        output_bias=False,
-        mlp_bias=False,
-        qk_norm=False,
-        tied=False,
-        context=256,
-        eos=(2,),
+    """All of it, and which operations make it."""
+    model = read(tmp_path, LLAMA)
+    assert (model.family, model.hidden, model.vocabulary, model.context, model.eos) == ("llama", 64, 100, 256, (2,))
+    assert (model.tied, model.ropes, model.embedding_scale, model.experts) == (
+        False,
+        {"main": Rope(1e4, 16)},
+        1.0,
+        None,
     )
+    layer: dict[str, tuple[int, ...]] = {
+        "self_attn.q_proj.weight": (64, 64),
+        "self_attn.k_proj.weight": (32, 64),
+        "self_attn.v_proj.weight": (32, 64),
+        "self_attn.o_proj.weight": (64, 64),
+        "mlp.gate_proj.weight": (96, 64),
+        "mlp.up_proj.weight": (96, 64),
+        "mlp.down_proj.weight": (64, 96),
+        "input_layernorm.weight": (64,),
+        "post_attention_layernorm.weight": (64,),
+    }
+    assert expected_shapes(model) == {
+        "model.embed_tokens.weight": (100, 64),
+        "model.norm.weight": (64,),
+        "lm_head.weight": (100, 64),
+        **{f"model.layers.{number}.{name}": shape for number in range(3) for name, shape in layer.items()},
+    }
+    for number, attend in enumerate(attentions(model)):
+        assert (attend.layer, attend.heads, attend.rope, attend.scale) == (number, Heads(4, 2, 16), "main", 0.25)
+        assert (attend.window, attend.soft_cap, attend.sinks) == (0, 0.0, None)
+    attention = ["Norm", "Linear", "Attend", "Linear", "Sum", "Add"]
+    mlp = ["Norm", "Linear", "Gated", "Linear", "Sum", "Add"]
+    assert [type(each).__name__ for each in model.layers[2].operations] == attention + mlp
+    assert [type(each).__name__ for each in model.head] == ["Norm", "Linear"]
+    assert {each.activation for each in model.operations if isinstance(each, Gated)} == {Activation.SILU}
+    assert epsilons(model) == {1e-5}
 
 
 @pytest.mark.parametrize(
@@ -93,7 +145,7 @@ def test_llama(tmp_path: Path) -> None:
     ],
 )
 def test_both_spellings_of_rope(tmp_path: Path, spelling: dict[str, Any]) -> None:
-    assert read(tmp_path, LLAMA | spelling).rope == Rope(5e5, Llama3Scaling(8.0, 1.0, 4.0, 64))
+    assert read(tmp_path, LLAMA | spelling).ropes == {"main": Rope(5e5, 16, Llama3Scaling(8.0, 1.0, 4.0, 64))}
 
 
 @pytest.mark.parametrize("spelling", ["rope_scaling", "rope_parameters"])
@@ -135,7 +187,7 @@ def test_scaled_ropes_and_the_contexts_they_reach(
 ) -> None:
     given = without(scaling, "kind") | {kind_key: scaling["kind"]}
     got = read(tmp_path, LLAMA | {"rope_theta": 5e5, spelling: given})
-    assert got.rope == Rope(5e5, expected)
+    assert got.ropes == {"main": Rope(5e5, 16, expected)}
     assert got.context == context
 
 
@@ -152,101 +204,143 @@ def test_scaled_ropes_and_the_contexts_they_reach(
     ],
 )
 def test_attention_factor_of_yarn(tmp_path: Path, scales: dict[str, Any], attention_factor: float) -> None:
-    scaling = read(tmp_path, LLAMA | {"rope_parameters": YARN | scales}).rope.scaling
+    scaling = read(tmp_path, LLAMA | {"rope_parameters": YARN | scales}).ropes["main"].scaling
     assert isinstance(scaling, YarnScaling)
     assert scaling.attention_factor == pytest.approx(attention_factor, rel=1e-12)
 
 
 @pytest.mark.parametrize("given", [YARN, LLAMA3])
 def test_an_original_context_beside_the_rope_object_comes_first(tmp_path: Path, given: dict[str, Any]) -> None:
-    scaling = read(tmp_path, LLAMA | {"rope_parameters": given, "original_max_position_embeddings": 32}).rope.scaling
+    model = read(tmp_path, LLAMA | {"rope_parameters": given, "original_max_position_embeddings": 32})
+    scaling = model.ropes["main"].scaling
     assert isinstance(scaling, YarnScaling | Llama3Scaling)
     assert scaling.original_context == 32
 
 
 @pytest.mark.parametrize(
-    ("config", "qkv_bias", "output_bias", "mlp_bias", "qk_norm"),
+    ("config", "more"),
     [
-        (LLAMA | {"attention_bias": True, "mlp_bias": True}, True, True, True, False),
-        (MISTRAL, False, False, False, False),
-        (QWEN2, True, False, False, False),
-        (QWEN3, False, False, False, True),
-        (QWEN3 | {"attention_bias": True}, True, True, False, True),
+        (LLAMA | {"attention_bias": True, "mlp_bias": True}, [*QKV_BIASES, OUTPUT_BIAS, *MLP_BIASES]),
+        (MISTRAL, []),
+        (QWEN2, QKV_BIASES),
+        (QWEN3, QK_NORMS),
+        (QWEN3 | {"attention_bias": True}, [*QKV_BIASES, OUTPUT_BIAS, *QK_NORMS]),
     ],
 )
-def test_traits_of_families(
-    tmp_path: Path, config: dict[str, Any], qkv_bias: bool, output_bias: bool, mlp_bias: bool, qk_norm: bool
-) -> None:
-    got = read(tmp_path, config)
-    assert (got.qkv_bias, got.output_bias, got.mlp_bias, got.qk_norm) == (qkv_bias, output_bias, mlp_bias, qk_norm)
+def test_traits_of_families(tmp_path: Path, config: dict[str, Any], more: list[str]) -> None:
+    """By the tensors that a layer has besides Llama's."""
+    llama = set(expected_shapes(read(tmp_path, LLAMA)))
+    got = set(expected_shapes(read(tmp_path, config))) - llama
+    assert got == {f"model.layers.{layer}.{name}" for layer in range(3) for name in more}
 
 
 @pytest.mark.parametrize(
-    ("config", "windows"),
+    ("config", "expected"),
     [
-        (LLAMA | {"use_sliding_window": False, "sliding_window": 16}, (0, 0, 0)),
-        (MISTRAL, (16, 16, 16)),
-        (MISTRAL | {"sliding_window": None}, (0, 0, 0)),
-        (QWEN2, (0, 0, 0)),
-        (QWEN2 | {"use_sliding_window": True}, (0, 16, 16)),
+        (LLAMA | {"use_sliding_window": False, "sliding_window": 16}, [0, 0, 0]),
+        (MISTRAL, [16, 16, 16]),
+        (MISTRAL | {"sliding_window": None}, [0, 0, 0]),
+        (without(MISTRAL, "sliding_window"), [4096, 4096, 4096]),
+        (QWEN2, [0, 0, 0]),
+        (QWEN2 | {"use_sliding_window": True}, [0, 16, 16]),
         (
             QWEN3
             | {
                 "use_sliding_window": True,
                 "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
             },
-            (16, 0, 16),
+            [16, 0, 16],
         ),
     ],
 )
-def test_windows(tmp_path: Path, config: dict[str, Any], windows: tuple[int, ...]) -> None:
-    assert read(tmp_path, config).windows == windows
-
-
-ALL = (True, True, True)
+def test_windows(tmp_path: Path, config: dict[str, Any], expected: list[int]) -> None:
+    assert windows(read(tmp_path, config)) == expected
 
 
 @pytest.mark.parametrize(
-    ("config", "experts"),
+    ("config", "count", "chosen", "widths", "normalised", "layers"),
     [
-        (MIXTRAL, Experts(6, 2, 96, 0, True, ALL)),
-        (MIXTRAL | {"norm_topk_prob": False}, Experts(6, 2, 96, 0, True, ALL)),  # which it has not
-        (OLMOE, Experts(6, 2, 96, 0, False, ALL)),
-        (OLMOE | {"norm_topk_prob": True, "num_experts_per_tok": 6}, Experts(6, 6, 96, 0, True, ALL)),
-        (QWEN2_MOE, Experts(6, 2, 32, 48, False, ALL)),
-        (QWEN2_MOE | {"mlp_only_layers": [1]}, Experts(6, 2, 32, 48, False, (True, False, True))),
-        (QWEN3_MOE | {"norm_topk_prob": True}, Experts(6, 2, 32, 0, True, ALL)),
-        (
-            QWEN3_MOE | {"decoder_sparse_step": 2, "mlp_only_layers": [0]},
-            Experts(6, 2, 32, 0, False, (False, True, False)),
-        ),
-        (without(QWEN3_MOE, "num_experts") | {"num_local_experts": 6}, Experts(6, 2, 32, 0, False, ALL)),
-        (LLAMA, None),
+        (MIXTRAL, 6, 2, {96}, True, [0, 1, 2]),
+        (MIXTRAL | {"norm_topk_prob": False}, 6, 2, {96}, True, [0, 1, 2]),  # which it has not
+        (OLMOE, 6, 2, {96}, False, [0, 1, 2]),
+        (OLMOE | {"norm_topk_prob": True, "num_experts_per_tok": 6}, 6, 6, {96}, True, [0, 1, 2]),
+        (QWEN2_MOE, 6, 2, {32, 48}, False, [0, 1, 2]),
+        (QWEN2_MOE | {"mlp_only_layers": [1]}, 6, 2, {32, 48, 96}, False, [0, 2]),
+        (QWEN3_MOE | {"norm_topk_prob": True}, 6, 2, {32}, True, [0, 1, 2]),
+        (QWEN3_MOE | {"decoder_sparse_step": 2, "mlp_only_layers": [0]}, 6, 2, {32, 96}, False, [1]),
+        (without(QWEN3_MOE, "num_experts") | {"num_local_experts": 6}, 6, 2, {32}, False, [0, 1, 2]),
     ],
 )
-def test_experts(tmp_path: Path, config: dict[str, Any], experts: Experts | None) -> None:
+def test_experts(
+    tmp_path: Path,
+    config: dict[str, Any],
+    count: int,
+    chosen: int,
+    widths: set[int],
+    normalised: bool,
+    layers: list[int],
+) -> None:
+    """`widths` are of experts, of the shared one, and of MLPs."""
     got = read(tmp_path, config)
-    assert got.experts == experts
-    layers = experts.layers if experts else (False,) * 3
-    assert [got.experts_of(layer) for layer in range(3)] == [experts if has else None for has in layers]
-    assert got.intermediate == (experts.intermediate if experts and all(layers) else 96)
+    assert got.experts is not None
+    assert (got.experts.count, got.experts.chosen.axis.size) == (count, chosen)
+    assert columns(got) == widths
+    assert {each.axis.size for each in expert_widths(got)} == {min(widths)} or len(widths) == 1
+    for layer in got.expert_layers:
+        (rule,) = [each.routing for each in got.layers[layer].operations if isinstance(each, Route)]
+        assert rule == Routing(chosen, normalised=normalised)
+    assert got.expert_layers == layers
+    assert [number for number in range(-1, 4) if got.experts_of(number)] == layers
+
+
+def expert_widths(model: Model) -> list[Value]:
+    """What the experts' MLPs have between their matrices."""
+    return [each.y for layer in model.layers if layer.experts for each in layer.experts.body if isinstance(each, Gated)]
+
+
+def test_a_dense_model_has_no_experts(tmp_path: Path) -> None:
+    got = read(tmp_path, LLAMA)
+    assert (got.experts, got.expert_layers, got.experts_of(0), columns(got)) == (None, [], None, {96})
+
+
+def test_a_shared_expert_is_what_the_others_are_added_to(tmp_path: Path) -> None:
+    experts = read(tmp_path, QWEN2_MOE).experts
+    assert experts is not None
+    assert experts.base is not None
+    assert experts.base.name == "layers.0.mlp.shared.scaled"
+    for config in (MIXTRAL, OLMOE, QWEN3_MOE):
+        experts = read(tmp_path, config).experts
+        assert experts is not None
+        assert experts.base is None
 
 
 def test_defaults_of_families_with_experts(tmp_path: Path) -> None:
-    silent = without(without(MIXTRAL, "rms_norm_eps"), "num_key_value_heads") | {"num_key_value_heads": 2}
-    mixtral = read(tmp_path, silent)
-    assert (mixtral.rope.theta, mixtral.norm_epsilon, mixtral.windows) == (1e6, 1e-5, (0, 0, 0))
-    assert read(tmp_path, MIXTRAL | {"sliding_window": 16}).windows == (16, 16, 16)
+    mixtral = read(tmp_path, without(MIXTRAL, "rms_norm_eps"))
+    assert mixtral.ropes == {"main": Rope(1e6, 16)}
+    assert (epsilons(mixtral), windows(mixtral)) == ({1e-5}, [0, 0, 0])
+    assert windows(read(tmp_path, MIXTRAL | {"sliding_window": 16})) == [16, 16, 16]
     olmoe = read(tmp_path, without(OLMOE, "num_key_value_heads") | {"clip_qkv": 8.0})
-    assert (olmoe.kv_heads, olmoe.qk_norm, olmoe.whole_qk_norm, olmoe.clip_qkv) == (4, True, True, 8.0)
-    assert read(tmp_path, QWEN2_MOE).qkv_bias
-    assert not read(tmp_path, QWEN2_MOE | {"qkv_bias": False}).qkv_bias
+    assert attentions(olmoe)[0].heads == Heads(4, 4, 16)
+    assert sum(isinstance(each, WholeNorm) for each in olmoe.operations) == 3
+    limits = [(each.low, each.high) for each in olmoe.operations if isinstance(each, Clip)]
+    assert limits == [(-8.0, 8.0)] * 9
+    assert not any(isinstance(each, Clip) for each in read(tmp_path, OLMOE).operations)
+    bias = "model.layers.0.self_attn.q_proj.bias"
+    assert bias in expected_shapes(read(tmp_path, QWEN2_MOE))
+    assert bias not in expected_shapes(read(tmp_path, QWEN2_MOE | {"qkv_bias": False}))
 
 
 def test_defaults(tmp_path: Path) -> None:
-    assert read(tmp_path, without(LLAMA, "num_key_value_heads")).kv_heads == 4
-    assert read(tmp_path, without(QWEN3, "head_dim")).head_dim == 128
-    assert read(tmp_path, LLAMA | {"head_dim": None}).head_dim == 16
+    def heads(config: dict[str, Any]) -> Heads:
+        return attentions(read(tmp_path, config))[0].heads
+
+    assert heads(without(LLAMA, "num_key_value_heads")) == Heads(4, 4, 16)
+    assert heads(without(QWEN3, "head_dim")) == Heads(4, 2, 128)
+    assert heads(LLAMA | {"head_dim": None}) == Heads(4, 2, 16)
+    assert epsilons(read(tmp_path, without(LLAMA, "rms_norm_eps"))) == {1e-6}
+    tied = read(tmp_path, LLAMA | {"tie_word_embeddings": True})
+    assert tied.tied
+    assert "lm_head.weight" not in expected_shapes(tied)
 
 
 def test_end_tokens_of_both_files(tmp_path: Path) -> None:
