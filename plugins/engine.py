@@ -9,7 +9,7 @@ A ``motley.Experts`` node has operands x: f32[T, D], weights: f32[T, K], chosen:
 f32[T, D]. Its attribute ``experts`` are graphs f32[N, D] -> f32[N, D] of standard operators, which read weights from
 around them. Row t of its result is ``base[t] + sum of weights[t, k] * experts[chosen[t, k]](x[t])`` over k, added in
 the order of the experts' numbers. An engine computes only experts that were chosen, on their rows
-(`motley.plugins.experts`). Its graphs may have several outputs; it has as many results then, and as many bases or none.
+(`motley.plugins.mixture`). Its graphs may have several outputs; it has as many results then, and as many bases or none.
 Without graphs it has the attribute ``layer``, and `Collectives.experts` computes them: they are elsewhere.
 
 Values that are read on the other side of a collective or of an Experts node are f32[T, D], or declared in the graph's
@@ -44,7 +44,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 
-from motley.plugins.experts import Compute
+from motley.plugins.mixture import Compute
 
 F32 = npt.NDArray[np.float32]
 T = TypeVar("T")
@@ -149,7 +149,18 @@ class EngineOptions:
     floats: bool = True
     """Whether matrices are held as floats, be it routers only; if exact, the same on every rank."""
     extra: Mapping[str, str] = field(default_factory=dict)
-    """Engine-specific settings; an engine refuses names it does not know."""
+    """Settings of this engine alone, by name, see `check_extra`."""
+
+    def check_extra(self, engine: str, *known: str) -> None:
+        """Make sure that an engine knows all settings in `extra`.
+
+        Raises:
+            EngineError: it does not.
+        """
+        if unknown := sorted(set(self.extra) - set(known)):
+            raise EngineError(
+                f"engine {engine!r} has no option {', '.join(unknown)}; it has: {', '.join(known) or 'none'}"
+            )
 
 
 class Engine(Protocol):
@@ -221,37 +232,6 @@ class OneByOne:
         return self.step(slot, hidden, position, [0])
 
 
-def check_skip(slot: int, held: int, position: int, context: int) -> None:
-    """Make sure that a sequence of `held` tokens can go on at `position`, see `Engine.skip`.
-
-    Raises:
-        EngineError: it cannot.
-    """
-    if not held <= position <= context:
-        raise EngineError(f"slot {slot} holds {held} tokens of at most {context}: it cannot go on at {position}")
-
-
-def check_step(slot: int, held: int, position: int, tokens: int, context: int) -> None:
-    """Make sure that a step of so many tokens fits a sequence of `held` ones, see `Engine.step`.
-
-    Raises:
-        EngineError: it does not.
-    """
-    end = position + tokens
-    if not 0 <= position <= held or end > context:
-        raise EngineError(
-            f"positions {position} to {end} do not fit slot {slot}: it holds {held} tokens of at most {context}"
-        )
-
-
-def grown_capacity(capacity: int, tokens: int, first: int, context: int) -> int:
-    """What a cache's capacity becomes when it is too small for so many tokens: doubled, as often as need be."""
-    capacity = max(first, capacity)
-    while capacity < tokens:
-        capacity *= 2
-    return min(capacity, context)
-
-
 EngineFactory = Callable[[RankGraph, Collectives, EngineOptions], Engine]
 
 
@@ -298,13 +278,16 @@ def keeps_fp16(name: str) -> bool:
     return getattr(load_engine(name), "keeps_fp16", False)
 
 
-def on_gpu(name: str) -> bool:
-    """Whether an engine computes on a GPU, in its memory. Those that do say so: ``on_gpu = True`` in their class.
+def on_gpu(name: str, extra: Mapping[str, str] | None = None) -> bool:
+    """Whether an engine with these settings (`EngineOptions.extra`) computes on a GPU, in its memory.
+
+    Engines that always do say so: ``on_gpu = True`` in their class. Those that can do either have the setting
+    ``device``, with ``cuda`` for the GPU.
 
     Raises:
         EngineError: as `load_engine`.
     """
-    return getattr(load_engine(name), "on_gpu", False)
+    return getattr(load_engine(name), "on_gpu", False) or (extra or {}).get("device") == "cuda"
 
 
 def lacking(name: str) -> str:

@@ -30,18 +30,18 @@ class MappedShare:
 
     def view(self, tensor: TensorProto) -> Array:
         """The weight that an initializer with external data refers to, in its shape; nothing is copied."""
-        offset, length = _place(tensor)
+        offset, length = place_of(tensor)
         dtype = helper.tensor_dtype_to_np_dtype(tensor.data_type)
         return self._bytes[offset : offset + length].view(dtype).reshape(tuple(tensor.dims))
 
     def bytes_of(self, tensor: TensorProto) -> Array:
         """The same as bytes (u8): also of types that have no shape of their own in memory, as uint4."""
-        offset, length = _place(tensor)
+        offset, length = place_of(tensor)
         return self._bytes[offset : offset + length]
 
     def make_room(self, tensors: Iterable[TensorProto]) -> None:
         """Have memory for these to be moved to, all of them side by side."""
-        self._room = _huge_pages(sum(_aligned(_place(tensor)[1]) for tensor in tensors))
+        self._room = _huge_pages(sum(_aligned(place_of(tensor)[1]) for tensor in tensors))
 
     def move(self, tensor: TensorProto) -> Array:
         """The same as `view`, in memory of its own and not in the file's pages.
@@ -50,7 +50,7 @@ class MappedShare:
         small ones of a file (28 and 37 GB/s were seen).
         """
         view = self.view(tensor)
-        length = _place(tensor)[1]
+        length = place_of(tensor)[1]
         assert length <= len(self._room), tensor.name
         place, self._room = self._room[:length], self._room[_aligned(length) :]
         place[:] = self.bytes_of(tensor)
@@ -59,7 +59,7 @@ class MappedShare:
 
     def forget(self, tensor: TensorProto) -> None:
         """Take a weight's pages out of this process's memory; who reads them again gets them from the file again."""
-        offset, length = _place(tensor)
+        offset, length = place_of(tensor)
         if self._pages is None or not length:
             return
         if sys.platform == "win32":
@@ -74,6 +74,21 @@ class MappedShare:
     def close(self) -> None:
         self._pages = None
         self._bytes = np.empty(0, np.uint8)
+
+
+def place_of(tensor: TensorProto) -> tuple[int, int]:
+    """Where an initializer with external data lies in the share file: its offset, a multiple of the page size, and its
+    length in bytes."""
+    where = {entry.key: entry.value for entry in tensor.external_data}
+    return int(where["offset"]), int(where["length"])
+
+
+def nibbles(packed: Array, xp: Any = np) -> Array:
+    """u8[n] -> u8[2 n]: the uint4 values in some bytes, that in the low half of a byte before that in the high half.
+
+    `xp` is the array module of `packed`.
+    """
+    return xp.stack((packed & 15, packed >> 4), axis=-1).reshape(-1)
 
 
 def _huge_pages(size: int) -> Array:
@@ -92,9 +107,3 @@ def _huge_pages(size: int) -> Array:
 
 def _aligned(size: int) -> int:
     return -(-size // CACHE_LINE) * CACHE_LINE
-
-
-def _place(tensor: TensorProto) -> tuple[int, int]:
-    """Where an initializer lies in the share file: its offset, a multiple of the page size, and its bytes."""
-    where = {entry.key: entry.value for entry in tensor.external_data}
-    return int(where["offset"]), int(where["length"])

@@ -9,16 +9,15 @@ buffers that are used again when their values are dead.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import count, zip_longest
 
 import onnx
 
 from motley.plugins.engine import DOMAIN, EngineError
+from motley.plugins.nodes import attributes_of, is_collective, is_experts, reads
 
-COLLECTIVE = "DistCollective"
-EXPERTS = "Experts"
 ROWS = "rows"
 
 # Operators of domain ``motley`` that lowered graphs have, of what an engine computes outside its runtime:
@@ -112,24 +111,6 @@ class Segment:
     """What is done with the outputs, outside the runtime."""
     head: bool = False
     """Whether this segment is only needed for logits."""
-
-
-def reads(node: onnx.NodeProto) -> Iterator[str]:
-    """The values that a node needs: its inputs, and what its branches take from outside."""
-    yield from filter(None, node.input)
-    for attribute in node.attribute:
-        if attribute.type == onnx.AttributeProto.GRAPH:
-            inside = {name for own in attribute.g.node for name in own.output}
-            inside.update(tensor.name for tensor in attribute.g.initializer)
-            yield from (name for own in attribute.g.node for name in reads(own) if name not in inside)
-
-
-def is_collective(node: onnx.NodeProto) -> bool:
-    return node.domain == DOMAIN and node.op_type == COLLECTIVE
-
-
-def is_experts(node: onnx.NodeProto) -> bool:
-    return node.domain == DOMAIN and node.op_type == EXPERTS
 
 
 def cut_into_segments(
@@ -239,14 +220,13 @@ def _then(node: onnx.NodeProto, initializers: Collection[str]) -> Then | None:
 
 def _mixture(node: onnx.NodeProto) -> Mixture:
     x, weights, chosen, *bases = node.input
-    attributes = {attribute.name: attribute for attribute in node.attribute}
-    experts = attributes["experts"].graphs if "experts" in attributes else ()
-    layer = attributes["layer"].i if "layer" in attributes else -1
+    attributes = attributes_of(node)
+    experts, layer = attributes.get("experts", ()), attributes.get("layer", -1)
     return Mixture(x, weights, chosen, tuple(bases), tuple(node.output), experts, layer)
 
 
 def _collective(node: onnx.NodeProto) -> Reduction | Gathering:
-    attributes = {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute}
+    attributes = attributes_of(node)
     match attributes.get("collective_operation"):
         case b"all_reduce":
             return Reduction(node.input[0], node.output[0])

@@ -31,8 +31,8 @@ import onnx
 
 from motley.plugins.engine import F32, Collectives, Engine, EngineFactory, EngineOptions, Pending, RankGraph
 from motley.plugins.expert_engine import Expert, ExpertEngine, ExpertGraph
-from motley.plugins.experts import Compute, Sent
-from motley.plugins.segments import is_collective
+from motley.plugins.mixture import Compute, Sent
+from motley.plugins.nodes import is_collective
 
 F64 = npt.NDArray[np.float64]
 Answers = Mapping[str, F64]

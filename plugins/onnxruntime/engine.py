@@ -36,8 +36,8 @@ from motley.plugins.engine import (
     check_step,
     micro_chunks,
 )
-from motley.plugins.experts import Sent, as_terms
 from motley.plugins.mapped_share import Array
+from motley.plugins.mixture import Sent, as_terms
 from motley.plugins.native.rows import Action
 from motley.plugins.onnxruntime.experts import BoundMixture, LocalExperts
 from motley.plugins.onnxruntime.lowering import SEQLENS, TOTAL_LENGTH, lower

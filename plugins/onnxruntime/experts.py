@@ -17,7 +17,7 @@ import numpy as np
 import onnx
 
 from motley.plugins.engine import F32
-from motley.plugins.experts import I64, Sent, Terms, add_mixture
+from motley.plugins.mixture import I64, Sent, Terms, add_mixture, deal
 from motley.plugins.native.rows import Action
 from motley.plugins.onnxruntime.sessions import Store, Workshop, compute
 from motley.plugins.segments import cut_into_segments
@@ -45,11 +45,11 @@ class BoundMixture:
     def add(self) -> None:
         for total, value in self.begin:
             np.copyto(total, value)
-        add_mixture(self.totals, self.x, self.weights, self.chosen, self.compute)
+        add_mixture(self.totals, self.x, self.weights, deal(self.chosen), self.compute)
 
 
 class LocalExperts:
-    """All experts of a layer, on this machine: `motley.plugins.experts.Terms`."""
+    """All experts of a layer, on this machine: `motley.plugins.mixture.Terms`."""
 
     def __init__(
         self,
