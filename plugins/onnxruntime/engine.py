@@ -25,17 +25,7 @@ from math import prod
 
 import numpy as np
 
-from motley.plugins.engine import (
-    F32,
-    Collectives,
-    EngineError,
-    EngineOptions,
-    Pending,
-    RankGraph,
-    check_skip,
-    check_step,
-    micro_chunks,
-)
+from motley.plugins.engine import F32, Collectives, EngineError, EngineOptions, Pending, RankGraph, micro_chunks
 from motley.plugins.mapped_share import Array
 from motley.plugins.mixture import Sent, as_terms
 from motley.plugins.native.rows import Action
@@ -52,6 +42,7 @@ from motley.plugins.onnxruntime.sessions import (
     compute,
 )
 from motley.plugins.segments import ROWS, Gathering, Kernel, Mixture, Reduction, cut_into_segments
+from motley.plugins.slots import Slots, check_rows, check_skip, check_step, grown_capacity
 
 FIRST_CAPACITY = 256
 """Tokens that a new slot has room for; it doubles when full."""
@@ -154,15 +145,14 @@ class OnnxRuntimeEngine:
     """See `motley.plugins.engine.Engine`."""
 
     def __init__(self, graph: RankGraph, collectives: Collectives, options: EngineOptions) -> None:
-        if options.extra:
-            raise EngineError(f"engine 'onnxruntime' has no settings called {sorted(options.extra)}")
+        options.check_extra("onnxruntime")
         self._graph = graph
         self._collectives = collectives
         self._max_rows = options.max_rows
         self._exact = options.exact
         self._each = 2 if options.exact and options.floats else 1
         """Rows that a decoded token is run as."""
-        self._slots: dict[int, _Slot] = {}
+        self._slots = Slots[_Slot]()
         self._decoders: dict[int, _Decoder] = {}
         """By the number of sequences."""
         self._waves: dict[tuple[int, ...], list[_Bound]] = {}
@@ -202,17 +192,15 @@ class OnnxRuntimeEngine:
         return self._max_rows // self._each
 
     def open_slot(self, slot: int, prompt: int = 0) -> None:
-        if slot in self._slots:
-            raise EngineError(f"slot {slot} is open already")
+        self._slots.check_free(slot)
         self._slots[slot] = _Slot(self._graph.constants(prompt), _Place(0, self._each))
 
     def close_slot(self, slot: int) -> None:
-        if self._slots.pop(slot, None) is None:
-            raise EngineError(f"slot {slot} is not open")
+        self._slots.take(slot)
         self._waves.clear()
 
     def skip(self, slot: int, position: int) -> None:
-        state = self._slot(slot)
+        state = self._slots[slot]
         check_skip(slot, state.length, position, self._graph.context)
         if position > state.capacity:
             self._grow(slot, position)
@@ -227,9 +215,9 @@ class OnnxRuntimeEngine:
         if not 1 <= len(slots) == len(set(slots)) <= self.most_sequences:
             raise EngineError(f"a step decodes 1 to {self.most_sequences} sequences, each once, not slots {[*slots]}")
         for slot, position in zip(slots, positions, strict=True):
-            check_step(slot, self._slot(slot).length, position, 1, self._graph.context)
+            check_step(slot, self._slots[slot].length, position, 1, self._graph.context)
         for slot, position in zip(slots, positions, strict=True):
-            self._reserve(slot, position, 1).next.move(position)
+            self._room(slot, position, 1).next.move(position)
         each, count = self._each, len(slots)
         for row in range(each):
             np.copyto(self._buffers["hidden"][row : count * each : each], hidden)
@@ -260,7 +248,9 @@ class OnnxRuntimeEngine:
         tokens = len(hidden)
         if halved and self._exact:
             raise EngineError("engine 'onnxruntime' takes no step in halves with exact=true")
-        state = self._reserve(slot, position, tokens)
+        check_rows(hidden, rows, self._max_rows, self._graph.hidden)
+        check_step(slot, self._slots[slot].length, position, tokens, self._graph.context)
+        state = self._room(slot, position, tokens)
         count = self._even(tokens)
         buffer = self._buffers["hidden"]
         np.copyto(buffer[:tokens], hidden)
@@ -269,12 +259,9 @@ class OnnxRuntimeEngine:
         state.length = position + tokens
         return logits
 
-    def _reserve(self, slot: int, position: int, tokens: int) -> _Slot:
-        """The slot, with room for a step of so many tokens."""
-        state = self._slot(slot)
-        if not 1 <= tokens <= self._max_rows:
-            raise EngineError(f"a step has 1 to {self._max_rows} rows, not {tokens}")
-        check_step(slot, state.length, position, tokens, self._graph.context)
+    def _room(self, slot: int, position: int, tokens: int) -> _Slot:
+        """A slot, with room for a step of so many tokens from `position` on."""
+        state = self._slots[slot]
         needed = position + self._even(tokens)
         if needed > state.capacity:
             self._grow(slot, needed)
@@ -406,17 +393,10 @@ class OnnxRuntimeEngine:
             if not all(map(np.array_equal, outcome(chunk), together)):
                 raise EngineError(ROWS_DIFFER)
 
-    def _slot(self, slot: int) -> _Slot:
-        state = self._slots.get(slot)
-        if state is None:
-            raise EngineError(f"slot {slot} is not open")
-        return state
-
     def _grow(self, slot: int, needed: int) -> None:
-        """Move a sequence's caches to buffers of at least twice the size."""
+        """Move a sequence's caches to larger buffers."""
         state = self._slots[slot]
-        context = self._graph.context + self._exact
-        capacity = min(context, max(FIRST_CAPACITY, needed, 2 * state.capacity))
+        capacity = grown_capacity(state.capacity, needed, FIRST_CAPACITY, self._graph.context + self._exact)
         for spec in self._graph.caches:
             for kind in ("key_cache", "value_cache"):
                 name = f"{kind}.{spec.layer}"

@@ -20,8 +20,7 @@ class OnnxRuntimeExperts:
     """See `motley.plugins.expert_engine.ExpertEngine`."""
 
     def __init__(self, options: EngineOptions) -> None:
-        if options.extra:
-            raise EngineError(f"engine 'onnxruntime' has no settings called {sorted(options.extra)}")
+        options.check_extra("onnxruntime")
         self._threads = Threads(options.threads)
         self._exact = options.exact
 

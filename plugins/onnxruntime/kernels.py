@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from motley.plugins.mapped_share import Array
 from motley.plugins.native.matmul import Pool, QuantisedMatrix
 from motley.plugins.native.rows import Action, bind_attention, bind_gated, bind_norm
-from motley.plugins.onnxruntime.lowering import attributes_of
+from motley.plugins.nodes import attributes_of
 from motley.plugins.segments import ATTENTION, GATED, NORM, PRODUCT, Kernel
 
 Bind = Callable[[Mapping[str, Array]], Action]

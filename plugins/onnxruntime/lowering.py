@@ -21,14 +21,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import onnx
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from motley.plugins.engine import DOMAIN, EngineError
-from motley.plugins.segments import ATTENTION, GATED, NORM, PRODUCT, is_experts
+from motley.plugins.nodes import attributes_of, is_experts
+from motley.plugins.segments import ATTENTION, GATED, NORM, PRODUCT
 
 MICROSOFT = "com.microsoft"
 SEQLENS = "seqlens_k"
@@ -207,11 +207,6 @@ def attention_nodes(node: NodeProto) -> list[NodeProto]:
         ),
         helper.make_node("Squeeze", [f"{y}.batched", _LEADING_AXIS], [y]),
     ]
-
-
-def attributes_of(node: NodeProto) -> dict[str, Any]:
-    """A node's attributes by name."""
-    return {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
 
 
 def _reinterpreted(tensor: TensorProto, shape: tuple[int, ...]) -> TensorProto:

@@ -27,8 +27,9 @@ from motley.plugins.mapped_share import Array, MappedShare
 from motley.plugins.native.matmul import Pool
 from motley.plugins.native.reach import Product, choose_reach, is_chosen
 from motley.plugins.native.rows import Action
+from motley.plugins.nodes import attributes_of
 from motley.plugins.onnxruntime.kernels import Bind, kernel
-from motley.plugins.onnxruntime.lowering import MICROSOFT, SEQLENS, TOTAL_LENGTH, attention_nodes, attributes_of
+from motley.plugins.onnxruntime.lowering import MICROSOFT, SEQLENS, TOTAL_LENGTH, attention_nodes
 from motley.plugins.segments import ATTENTION, PRODUCT, ROWS, Kernel, Segment, buffer_numbers
 
 POSITION = "position"

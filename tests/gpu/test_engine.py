@@ -111,7 +111,7 @@ def test_prompts_by_cublas(gpu: CudaDriver, case: Case, quantisation: str, tmp_p
         group.open_slot()
         expected = group.step(case.tokens[:length], 0)
     with LocalSession(case.folder, CudaEngine, shares, tmp_path / "gpu", quantisation) as group:
-        assert all(isinstance(engine, CudaEngine) and engine._gemm is not None for engine in group.engines)
+        assert all(isinstance(engine, CudaEngine) and engine._on_device.gemm is not None for engine in group.engines)
         group.open_slot()
         assert error(group.step(case.tokens[:length], 0), expected) < 1e-4
 
