@@ -22,6 +22,8 @@ from motley.cli.errors import CliError
 from motley.cli.interrupt import run as run_interruptibly
 from motley.cli.options import (
     Context,
+    Device,
+    DeviceOption,
     Engines,
     Exact,
     Experts,
@@ -37,7 +39,7 @@ from motley.cli.options import (
 from motley.cli.show import console, counted, loading_bars
 from motley.daemon.weights.hub import no_model
 
-OPTIONS = {"quantisation": "--quant", "quantisations": "--quant", "engines": "--engine"}
+OPTIONS = {"quantisation": "--quant", "quantisations": "--quant", "engines": "--engine", "engine_options": "--device"}
 """Of a request's fields, where they are not called alike..."""
 IN_OPTIONS = {
     "exact=true": "--exact",
@@ -66,6 +68,7 @@ def run(
     ] = False,
     quant: Quants = None,
     engine: Engines = None,
+    device: DeviceOption = None,
     context: Context = None,
     nodes: Nodes = "",
     shares: Shares = "",
@@ -121,6 +124,7 @@ def run(
         quants=quants,
         engine=everywhere,
         engines=engines,
+        device=device,
         context=context,
         nodes=parse_nodes(nodes) if nodes else [],
         shares=parse_shares(shares) if shares else [],
@@ -170,6 +174,8 @@ class Wanted:
     engine: str | None
     engines: Mapping[str, str]
     """By node."""
+    device: str | None = None
+    """Where `engine` computes, if it can do either."""
     context: int | None
     nodes: Sequence[str]
     """One per rank; empty: whichever there are."""
@@ -193,6 +199,7 @@ class Wanted:
             "quantisations": dict(self.quants),
             "engines": dict(self.engines),
             **({"engine": self.engine} if self.engine else {}),
+            **({"engine_options": {"device": self.device}} if self.device else {}),
             **({"context": self.context} if self.context else {}),
             **({"nodes": list(self.nodes)} if self.nodes else {}),
             **({"shares": list(self.shares)} if self.shares else {}),
@@ -222,13 +229,14 @@ class Wanted:
 
         used = {name for worker in session["ranks"] + session["hosts"] for name in _nodes_of(worker)}
         elsewhere = planned and list(self.nodes) not in ([], session["nodes"]) and set(self.nodes) != used
-        length = session["context"]
+        length, device = session["context"], session["engine_options"].get("device", Device.CPU)
         quants, engines = unlike_on(self.quants, "quantisation"), unlike_on(self.engines, "engine")
         for option, unlike, how in (
             ("--quant", self.quant not in (None, session["quantisation"]), f"as {session['quantisation']}"),
             ("--quant", bool(quants), f"as {', '.join(quants)}"),
             ("--engine", self.engine not in (None, session["engine"]), f"by {session['engine']}"),
             ("--engine", bool(engines), f"by {', '.join(engines)}"),
+            ("--device", self.device not in (None, device), f"on device {device}"),
             ("--context", planned and self.context not in (None, length), f"for {length} tokens"),
             ("--nodes", elsewhere, f"on {', '.join(sorted(used))}"),
             ("--shares", list(self.shares) not in ([], session["shares"]), "in other shares"),
@@ -310,8 +318,8 @@ def _stop(session: dict[str, Any]) -> str:
 
 
 def _again(session: dict[str, Any]) -> str:
-    """The command that starts a session anew as it was, for a shell; but for `block`, `wire` and `threads`, which only
-    the API knows."""
+    """The command that starts a session anew as it was, for a shell; but for `block`, `wire`, `threads` and engine
+    options other than the device, which only the API knows."""
     from motley.orchestrator.sessions import SessionRequest
 
     words = ["motley", "run", session["model"], "PROMPT"]
@@ -323,6 +331,7 @@ def _again(session: dict[str, Any]) -> str:
         for value in whole + [f"{own}@{node}" for node, own in session[f"{kind}s"].items()]:
             words += [option, value]
     for option, value in (
+        ("--device", session["engine_options"].get("device", "")),
         ("--context", session["context"]),
         ("--nodes", ",".join(session["nodes"])),
         ("--shares", ",".join(f"{share:g}" for share in session["shares"])),

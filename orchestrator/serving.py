@@ -788,7 +788,7 @@ def _setup(request: SessionRequest, node: Node) -> Setup:
     engine = request.engines.get(node.name, request.engine)
     quantisation = request.quantisations.get(node.name, request.quantisation)
     try:
-        return setup_of(node.name, node.capabilities, engine, quantisation)
+        return setup_of(node.name, node.capabilities, engine, quantisation, request.options_on(node.name))
     except SetupError as error:
         raise _error(error.code, str(error), "engines" if node.name in request.engines else "engine") from error
 

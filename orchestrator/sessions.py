@@ -101,6 +101,8 @@ class SessionRequest:
     """Of the ranks on some nodes, by their names; of all others it is `quantisation`..."""
     engines: Mapping[str, str] = field(default_factory=dict)
     """...and `engine`."""
+    engine_options: Mapping[str, str] = field(default_factory=dict)
+    """Settings of `engine` by name, for ranks that have it; an engine refuses those that it does not know."""
     wire: str = "fp32"
     """How sums travel between ranks."""
     exact: bool = False
@@ -117,6 +119,10 @@ class SessionRequest:
     def named(self) -> set[str]:
         """Nodes whose ranks have an engine or a quantisation of their own."""
         return {*self.quantisations, *self.engines}
+
+    def options_on(self, node: str) -> Mapping[str, str]:
+        """The settings of the engine of a rank on a node: none, where it is another than `engine`."""
+        return self.engine_options if self.engines.get(node, self.engine) == self.engine else {}
 
     def spec(self, quantisation: str, beside: Sequence[str] = ()) -> ModelSpec:
         """The model, held in some quantisations, as engines hold them."""
@@ -479,6 +485,8 @@ class Session:
         assignment = Assignment(group=self._groups.get(worker.index))
         assignment.MergeFrom(self._assignment)
         assignment.engine = worker.setup.engine if isinstance(worker, Rank) else self.request.engine
+        if isinstance(worker, Rank):
+            assignment.engine_options.update(self.request.options_on(worker.node_name))
         if isinstance(worker, Member):
             assignment.ClearField("secret")
         else:

@@ -88,7 +88,8 @@ def nibbles(packed: Array, xp: Any = np) -> Array:
 
     `xp` is the array module of `packed`.
     """
-    return xp.stack((packed & 15, packed >> 4), axis=-1).reshape(-1)
+    unpacked: Array = xp.stack((packed & 15, packed >> 4), axis=-1).reshape(-1)
+    return unpacked
 
 
 def _huge_pages(size: int) -> Array:

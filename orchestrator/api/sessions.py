@@ -137,6 +137,7 @@ def session_request(body: object) -> SessionRequest:
         engine=fields.string("engine") or SessionRequest.engine,
         quantisations=quantisations,
         engines=engines,
+        engine_options=_strings(fields, "engine_options", "names of settings", "device"),
         wire=fields.string("wire", choices=("fp32", "bf16", "int8")) or "fp32",
         threads=fields.integer("threads", 1, 1024) or 0,
         exact=fields.boolean("exact"),
@@ -170,14 +171,20 @@ def session_request(body: object) -> SessionRequest:
 
 def _by_node(fields: Fields, name: str, choices: Collection[str] = ()) -> dict[str, str]:
     """A JSON object from node names to strings; empty if absent."""
+    value = _strings(fields, name, "node names", "gaming-pc")
+    for node, own in value.items():
+        if choices and own not in choices:
+            fields.refuse(name, f"of node {node!r} must be one of {', '.join(choices)}, not {own!r}")
+    return value
+
+
+def _strings(fields: Fields, name: str, keys: str, example: str) -> dict[str, str]:
+    """A JSON object of strings; empty if absent. `keys` says what they are by."""
     value = fields.take(name)
     if value is None:
         return {}
     if not isinstance(value, dict) or not all(map(is_text, (*value, *value.values()))):
-        fields.refuse(name, f'must be an object of strings by node names, like {{"gaming-pc": ...}}, not {value!r}')
-    for node, own in value.items():
-        if choices and own not in choices:
-            fields.refuse(name, f"of node {node!r} must be one of {', '.join(choices)}, not {own!r}")
+        fields.refuse(name, f'must be an object of strings by {keys}, like {{"{example}": ...}}, not {value!r}')
     return dict(value)
 
 
@@ -211,6 +218,7 @@ def session_json(session: Session, steps: bool = False) -> dict[str, Any]:
         "engine": request.engine,
         "quantisations": dict(request.quantisations),
         "engines": dict(request.engines),
+        "engine_options": dict(request.engine_options),
         "wire": request.wire,
         "exact": request.exact,
         "threads": request.threads,

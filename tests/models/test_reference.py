@@ -184,7 +184,8 @@ def test_wrong_calls_are_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("extra", "message"), [({"dtype": "float16"}, "'float16'"), ({"speed": "high"}, "no option speed; it has: dtype, device")]
+    ("extra", "message"),
+    [({"dtype": "float16"}, "'float16'"), ({"speed": "high"}, "no option speed; it has: dtype, device")],
 )
 def test_wrong_options_are_named(extra: dict[str, str], message: str, tmp_path: Path) -> None:
     with pytest.raises(EngineError, match=message):
