@@ -1,4 +1,4 @@
-"""A share file in memory: mapped once, weights seen in place or moved to huge pages, no weight there twice."""
+"""A share file in memory: mapped once, its weights used where they are or moved to huge pages, and none there twice."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CACHE_LINE = 64
 
 
 class MappedShare:
-    """A share file, mapped read-only until it is closed and no view of it is left."""
+    """A share file, mapped read-only. The mapping ends when it is closed and the last view of it is gone."""
 
     def __init__(self, file: Path) -> None:
         with file.open("rb") as opened:
@@ -35,19 +35,22 @@ class MappedShare:
         return self._bytes[offset : offset + length].view(dtype).reshape(tuple(tensor.dims))
 
     def bytes_of(self, tensor: TensorProto) -> Array:
-        """The same as bytes (u8): also of types that have no shape of their own in memory, as uint4."""
+        """The bytes of the weight that an initializer refers to, as u8; nothing is copied.
+
+        For types that NumPy does not have, such as uint4.
+        """
         offset, length = place_of(tensor)
         return self._bytes[offset : offset + length]
 
     def make_room(self, tensors: Iterable[TensorProto]) -> None:
-        """Have memory for these to be moved to, all of them side by side."""
+        """Take memory that these weights can be moved to, side by side, see `move`."""
         self._room = _huge_pages(sum(_aligned(place_of(tensor)[1]) for tensor in tensors))
 
     def move(self, tensor: TensorProto) -> Array:
-        """The same as `view`, in memory of its own and not in the file's pages.
+        """The same as `view`, in memory that `make_room` has taken instead of the file's pages.
 
-        That has huge pages where the system gives them: a core then reads a third more in a second than through the
-        small ones of a file (28 and 37 GB/s were seen).
+        That has huge pages where the system gives them. Through these a core reads a third more in a second than
+        through the small pages of a file (37 and 28 GB/s were seen).
         """
         view = self.view(tensor)
         length = place_of(tensor)[1]
@@ -58,7 +61,7 @@ class MappedShare:
         return place.view(view.dtype).reshape(view.shape)
 
     def forget(self, tensor: TensorProto) -> None:
-        """Take a weight's pages out of this process's memory; who reads them again gets them from the file again."""
+        """Take a weight's pages out of this process's memory. If they are read again, they come from the file again."""
         offset, length = place_of(tensor)
         if self._pages is None or not length:
             return
@@ -93,7 +96,7 @@ def nibbles(packed: Array, xp: Any = np) -> Array:
 
 
 def _huge_pages(size: int) -> Array:
-    """Memory, of which as much as fills huge pages is in such where there are some. It is taken as it is written."""
+    """u8[size], in huge pages as far as it fills them and the system has them. Memory is taken as it is written to."""
     if sys.platform == "linux" and size >= HUGE_PAGE:
         # Private: most systems give huge pages to no shared memory.
         pages = mmap.mmap(-1, size + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

@@ -100,11 +100,11 @@ class DeviceGraph:
         self.head_rows = 0
         self.values: dict[str, View] = {}
         self._buffers: dict[tuple[str, int], View] = {}
-        """By name, and how many rows they have."""
+        """The buffers of values, by name and number of rows."""
         self._reductions: dict[tuple[int, int, Collectives], AllReduce] = {}
-        """By address, rows, and by what they are summed through."""
+        """The sums, by address, number of rows, and what they are summed through."""
         self.scratch = self.scratch_bytes = 0
-        """Where cuBLAS finds widened weights."""
+        """The address and size of the memory where cuBLAS finds widened weights; 0: none is needed."""
         self.gemm = self._open_gemm(open_gemm) if open_gemm is not None else None
 
     def _open_gemm(self, open_gemm: Callable[[CudaStream], Gemm]) -> Gemm | None:
@@ -135,8 +135,11 @@ class DeviceGraph:
         return pinned.host[:nbytes]
 
     def buffer(self, name: str, width: int, rows: int) -> View:
-        """Where the value of this name lies, f32[rows, width]. Layers share their buffers: a layer reads nothing of
-        another but the residual, which the one before left in the buffer that its own last node will write."""
+        """The place of a value, f32[rows, width], from now on also in `values`.
+
+        Layers share their buffers: a layer reads nothing of another but the residual, and finds that in the buffer that
+        its own last node will write.
+        """
         key = _LAYER.sub("", name), rows
         view = self._buffers.get(key)
         if view is None:
@@ -146,7 +149,7 @@ class DeviceGraph:
         return view
 
     def upload(self) -> None:
-        """The share file to the device, as it lies."""
+        """Copy the weights of the share file to the device as they are."""
         share = MappedShare(self._graph.share_file)
         try:
             for tensor in self.initializers.values():
@@ -194,7 +197,7 @@ class DeviceGraph:
     # -- work --------------------------------------------------------------------------------------------------------
 
     def launch(self, kernel: str, threads: int, *arguments: Any) -> None:
-        """A kernel of so many threads in all. Integers are i32, floats f32, views and pointers addresses."""
+        """Submit a kernel with so many threads in all. Its arguments are of ctypes."""
         self.stream.launch(SOURCES, kernel, -(-threads // THREADS), THREADS, arguments)
 
     def fill(self, address: int, elements: int) -> None:

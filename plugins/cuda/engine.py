@@ -118,11 +118,12 @@ class CudaEngine:
         self._max_rows = options.max_rows
         self._slots = Slots[_Slot]()
         self._captures = True
-        """Whether to try: the driver and the host steps have not refused."""
+        """Whether capturing is worth a try: neither the driver nor the host steps have refused it yet."""
         self._graphs: dict[tuple[Collectives, int, int], CudaGraph] = {}
-        """Decode steps, by what they are summed through, rows, and parts of the attention."""
+        """Captured decode steps, by what they are summed through, their rows, and the parts of their attention."""
         self._stepped: set[tuple[Collectives, int]] = set()
-        """What steps of so many rows have been summed through: the memory for it is there, and kernels are loaded."""
+        """(what it was summed through, rows) of decode steps that have run. Such steps can be captured: their memory is
+        allocated and their kernels are loaded."""
         self._memory = ExitStack()
         try:
             with _told():
@@ -242,13 +243,13 @@ class CudaEngine:
                 parts.callback(self._driver.free, address)
 
     def _open_head(self, rows: int) -> None:
-        """Have room for the logits of so many rows. They are wide; who serves wants those of decoded tokens only."""
+        """Make room for the logits of so many rows: logits are wide, so at first there is room for decoded tokens only."""
         self._forget_graphs()
         self._on_device.head_rows = rows
         self._logits = self._on_device.pinned(4 * rows * self._graph.vocabulary).view(np.float32)
 
     def _heads(self, state: _Slot) -> Iterator[tuple[int, int]]:
-        """Where the keys and the values of each KV head begin, and the bytes from one token to the next."""
+        """For the keys and for the values of each KV head: their address, and the bytes from one token to the next."""
         for spec in self._graph.caches:
             for kind in ("key", "value"):
                 for head in range(spec.heads):
@@ -274,11 +275,11 @@ class CudaEngine:
     # -- work --------------------------------------------------------------------------------------------------------
 
     def _parts(self, capacity: int) -> int:
-        """In how many parts a row attends, at most; how many it is follows from what the row sees."""
+        """The most parts that a row's attention is cut in; how many it is depends on what the row sees."""
         return min(MOST_PARTS, -(-capacity // PART))
 
     def _run(self, hidden: F32, submit: Callable[[], None]) -> None:
-        """A step of rows whose places are in the staging."""
+        """Run a step whose rows have their places in the staging, and wait for it."""
         np.copyto(self._hidden[: hidden.size].reshape(hidden.shape), hidden)
         submit()
         self._on_device.finish()
@@ -287,7 +288,7 @@ class CudaEngine:
         return self._logits[: rows * self._graph.vocabulary].reshape(rows, self._graph.vocabulary)
 
     def _submit(self, count: int, rows: list[int], halved: bool, parts: int) -> None:
-        """A step, of what lies in the staging, into the staging for logits."""
+        """Submit a step, from the staging for rows and places to the staging for logits."""
         device, copy, stream = self._on_device, self._driver.copy, self._stream.handle
         into = device.buffer("hidden", self._graph.hidden, self._max_rows)
         copy(into.address, self._hidden.ctypes.data, 4 * count * into.width, stream)
@@ -297,7 +298,7 @@ class CudaEngine:
             copy(self._logits.ctypes.data, device.values["logits"].address, 4 * wanted, stream)
 
     def _decode(self, count: int, parts: int) -> None:
-        """A step of so many rows: captured when one has been submitted node by node, and run from that ever after."""
+        """Submit a decode step of so many rows: at first node by node, then captured, and replayed from then on."""
         submit = partial(self._submit, count, list(range(count)), False, parts)
         summing = transport(self._collectives)
         graph = self._graphs.get((summing, count, parts))

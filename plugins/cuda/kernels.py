@@ -14,7 +14,7 @@ from motley.transport.cuda.compiler import DEVICE
 SOURCES = (DEVICE, Path(__file__).with_name("kernels.cu"))
 WARP = 32
 THREADS = 128
-"""Of a block."""
+"""Threads of a block."""
 ROWS = 2
 """Outputs per warp of a matmul, as in the source."""
 TOKENS = (1, 2, 4, 8)
@@ -33,6 +33,7 @@ HEADS = (64, 128, 256)
 PART = 128
 """Positions that one warp attends to, at least, before a row's are given to several, as in the source."""
 MOST_PARTS = 64
+"""The most parts that a row's attention is cut in."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""How each node of a rank's graph is submitted to the stream: as one kernel or a few, or as a sum over all ranks."""
+"""Submits the nodes of a rank's graph to the stream: each as a kernel or a few, or as a sum over all ranks."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class _Step:
 
     @property
     def _count(self) -> int:
-        """Rows of what is computed: the step's, or in the head those asked for."""
+        """How many rows the node at hand computes: those of the step, or in the head those that get logits."""
         return len(self._rows) if self._in_head else self._tokens
 
     def _result(self, node: onnx.NodeProto, width: int) -> View:
@@ -123,7 +123,8 @@ class _Step:
         )
 
     def _multiply_many(self, gemm: Gemm, x: View, matrix: Matrix, y: View) -> None:
-        """As many of the matrix's rows at a time as there is scratch memory for; all, if they are float32 already."""
+        """Multiply by cuBLAS: by all of the matrix at once if it is float32, else by as many of its rows at a time as fit
+        the scratch memory when they are widened."""
         graph, columns, widened = self._graph, matrix.columns, matrix.kind != "fp32"
         most = max(1, graph.scratch_bytes // (4 * columns)) if widened else matrix.outputs
         for start in range(0, matrix.outputs, most):
@@ -155,7 +156,7 @@ class _Step:
             )
 
     def reshape(self, node: onnx.NodeProto) -> None:
-        """Heads apart and together: the rows stay as they are."""
+        """Nothing to compute: heads are told apart or joined, and the rows stay as they are."""
         self._graph.values[node.output[0]] = self._graph.values[node.input[0]]
 
     def split(self, node: onnx.NodeProto) -> None:
@@ -202,7 +203,7 @@ class _Step:
         )
 
     def multiply(self, node: onnx.NodeProto) -> None:
-        """Of a swish, which is part of the kernel."""
+        """Multiply by a swish, which the kernel computes too."""
         graph = self._graph
         swish = graph.made_by[node.input[0]]
         gate, up = graph.values[swish.input[0]], graph.values[node.input[1]]
@@ -218,7 +219,7 @@ class _Step:
         graph.launch("add", self._tokens * a.width, *rows_of(a), *rows_of(b), *rows_of(y), *size)
 
     def zeros(self, node: onnx.NodeProto) -> None:
-        """The partial sum of a rank without units."""
+        """Make zeros: the partial sum of a rank without units."""
         graph = self._graph
         graph.fill(self._result(node, graph.hidden).address, self._tokens * graph.hidden)
 
@@ -234,7 +235,7 @@ class _Step:
                 graph.stream.driver.copy(target, source, 4 * x.width, graph.stream.handle)
 
     def all_reduce(self, node: onnx.NodeProto) -> None:
-        """In place: the partial sum is nobody's but this node's."""
+        """Sum in place: no other node reads the partial sum."""
         graph = self._graph
         partial = graph.values[node.output[0]] = graph.values[node.input[0]]
         for chunk in self._chunks:

@@ -1,18 +1,18 @@
-"""The CPU engine: quantised products by our own kernels, all else by ONNX Runtime, the transport in between.
+"""The CPU engine: our own kernels compute quantised products and small steps, ONNX Runtime all else.
 
-A step is a chain of actions (a session's ``run_with_iobinding``, about 3 us; a product, about 1) on buffers whose
-addresses are bound once. Every value that crosses a segment lives in a buffer of this engine, so the collectives work
-on it in place and nothing is copied or allocated per token. KV caches are updated in place: past and present are one
-buffer.
+A step is a chain of actions on buffers whose addresses are bound once: a session's ``run_with_iobinding`` takes about
+3 us besides its work, a product of ours about 1. Every value that crosses a segment lives in a buffer of this engine,
+so the collectives work on it in place, and nothing is copied or allocated per token. KV caches are updated in place:
+past and present are one buffer.
 
 Decoded tokens of several sequences are rows of one step. Only attention runs once for each of them; weights are read,
 and sums exchanged, once for all.
 
 Two micro-chunks of a prompt take turns: one computes a segment while the sum of the other is under way.
 
-In exact mode the last row of an odd number is run twice where the runtime computes it: its kernels take rows by twos,
-and round a lone one otherwise. The twin stands at the next position, which no other row sees and which is written again
-when its turn comes.
+In exact mode the runtime is never given an odd number of rows, because its kernels take rows by twos and round a lone
+one otherwise: the last row is run twice. The second time it stands at the next position, which no other row sees, and
+which is written again when the token there comes.
 """
 
 from __future__ import annotations
@@ -53,11 +53,13 @@ WAVES_KEPT = 64
 
 @dataclass(frozen=True)
 class _Bound:
-    """Segments bound to buffers, and what is then done with them in place: by experts or by the transport.
+    """Segments bound to buffers, and what is done in place when they have run.
 
     Attributes:
-        partial: what is summed over all ranks.
-        parts: what is gathered, by rank.
+        actions: what computes the segments.
+        partial: what is then summed over all ranks; None: nothing.
+        parts: what is then gathered, by rank; empty: nothing.
+        mixture: the experts that are then computed; None: none.
     """
 
     actions: Sequence[Action] = ()
@@ -71,7 +73,7 @@ Exchange = Callable[[_Bound], None]
 
 
 class _Place:
-    """Where rows stand in their sequence: the graph's inputs, at fixed addresses."""
+    """Where a step's rows stand in their sequence: the graph inputs that say so, at fixed addresses."""
 
     def __init__(self, position: int, count: int) -> None:
         self._count = count
@@ -91,7 +93,17 @@ class _Place:
 
 @dataclass
 class _Slot:
-    """One sequence: what it reads and keeps, by graph input, and where its next decoded token stands."""
+    """One sequence.
+
+    Attributes:
+        constants: its rotary tables, by graph input.
+        next: where its next decoded token stands.
+        caches: its keys and values, by graph input.
+        capacity: tokens that the caches have room for.
+        length: tokens that are in them.
+        attentions: what computes the attention of the next decoded token, by the number of that token among those of a
+            step. It is void once the caches move.
+    """
 
     constants: Mapping[str, F32]
     next: _Place
@@ -99,23 +111,22 @@ class _Slot:
     capacity: int = 0
     length: int = 0
     attentions: dict[int, Mapping[Part, Action]] = field(default_factory=dict)
-    """Of that token, by the row that it is in; void once the caches move."""
 
 
 @dataclass(frozen=True)
 class _Rows:
-    """The layers bound to rows of the buffers, but for attention, which is bound to sequences.
+    """The layers bound to some rows of the buffers. Attention is not: it is bound to sequences.
 
     Attributes:
-        steps: actions, with attentions in their places, and what is done after them.
-        places: of the values.
+        steps: actions, with a `Part` wherever an attention belongs, and what is done after them.
+        places: where the values of these rows are, by name.
     """
 
     steps: Sequence[tuple[Sequence[Action | Part], _Bound]]
     places: Mapping[str, Array]
 
     def attending(self, attentions: Sequence[Mapping[Part, Action]]) -> list[_Bound]:
-        """The layers, with the attention of each sequence that has some of the rows."""
+        """The layers, with the attentions of every sequence that has some of the rows in their places."""
         bound = []
         for actions, then in self.steps:
             own: list[Action] = []
@@ -130,10 +141,10 @@ class _Rows:
 
 @dataclass(frozen=True)
 class _Decoder:
-    """A token of each of so many sequences.
+    """What decodes one token of each of so many sequences, whichever they are.
 
     Attributes:
-        wanted: the rows that get logits: all. Bindings hold addresses only.
+        wanted: the numbers of the rows that get logits: of all. It is kept here as bindings hold addresses only.
     """
 
     rows: _Rows
@@ -244,7 +255,7 @@ class OnnxRuntimeEngine:
     def _step(
         self, slot: int, hidden: F32, position: int, rows: Sequence[int], halved: bool, exchange: Exchange
     ) -> F32:
-        """`step`, with `exchange` in the place of the collective after a segment."""
+        """As `step`; `exchange` is called after each segment, where `step` calls the transport."""
         tokens = len(hidden)
         if halved and self._exact:
             raise EngineError("engine 'onnxruntime' takes no step in halves with exact=true")
@@ -272,7 +283,7 @@ class OnnxRuntimeEngine:
         return rows + rows % 2 if self._exact else rows
 
     def _bind_wave(self, slots: tuple[int, ...]) -> list[_Bound]:
-        """A decode step. What is bound to rows, and to sequences, is bound once: they come together anew cheaply."""
+        """A decode step of these slots. Rows and sequences are bound once each, so that to join them is cheap."""
         if len(self._waves) >= WAVES_KEPT:
             self._waves.clear()
         decoder = self._decoder(len(slots))
@@ -293,7 +304,7 @@ class OnnxRuntimeEngine:
         return self._decoders[sequences]
 
     def _next_attention(self, state: _Slot, number: int) -> Mapping[Part, Action]:
-        """Of a sequence's decoded token, if that is in the rows of this number."""
+        """The attentions of a sequence's decoded token, where it is the one of this number in its step."""
         if number not in state.attentions:
             each = self._each
             rows = slice(number * each, (number + 1) * each)
@@ -304,8 +315,8 @@ class OnnxRuntimeEngine:
         """Bind all attentions to consecutive tokens of a sequence.
 
         Args:
-            once: it is one token, which is decoded. Our kernel for that rounds otherwise than the runtime's; a prompt's
-                last token must not depend on whether it came alone.
+            once: whether it is one decoded token, which our own kernel attends for. It rounds otherwise than the
+                runtime's, which a prompt gets: its last token must not depend on whether it came alone.
         """
         places = {
             **state.constants,
@@ -471,7 +482,11 @@ class OnnxRuntimeEngine:
         return {name: buffer[rows] for name, buffer in self._buffers.items()}
 
     def _lay_out(self, gathering: Gathering, memory: F32, tokens: int, places: dict[str, Array]) -> list[F32]:
-        """Give every gathered term its place, f32[T, D]; where each rank's terms are, f32[count, T, D], by rank."""
+        """Give every gathered term a place f32[T, D] in `memory`, and add these to `places`.
+
+        Returns:
+            f32[count, T, D] for each rank: where its terms are.
+        """
         shape = (len(gathering.gathered), tokens, self._workshop.width(gathering.gathered[0]))
         terms = memory[: prod(shape)].reshape(shape)
         parts = np.split(terms, np.cumsum(gathering.counts)[:-1])

@@ -1,4 +1,4 @@
-"""The TensorRT engines: a rank's graph in TensorRT engines on one CUDA stream, one per segment or a single one.
+"""Runs a rank's graph as TensorRT engines on one CUDA stream: one for each segment, or a single one.
 
 Not yet run on a GPU. What is tested without one: the lowering, that TensorRT builds every part, the kept plans, and
 what is submitted in which order.
@@ -43,7 +43,7 @@ from motley.transport.cuda.stream import CudaEvent, CudaStream, DeviceArray, mea
 logger = logging.getLogger(__name__)
 
 DECODE = 0
-"""The optimisation profile of one row; the last one is for chunks."""
+"""The number of the optimisation profile for one row; the last profile is for chunks."""
 SUMS_SINCE = (8, 0)
 """The oldest GPUs that TensorRT's documentation gives collectives inside an engine."""
 STEP_S = 600.0
@@ -54,7 +54,10 @@ ZEROS = 1 << 20
 
 @dataclass(frozen=True)
 class _Loaded:
-    """A part's engine on the device, with an execution context per optimisation profile."""
+    """A part of the graph, its TensorRT engine, and an execution context for each optimisation profile.
+
+    A part without outputs has neither an engine nor contexts.
+    """
 
     part: Part
     engine: Any
@@ -75,12 +78,12 @@ class _Slot:
 
 
 class TensorRTEngine(OneByOne):
-    """See `motley.plugins.engine.Engine`. A TensorRT engine per segment, and sums between them. ``extra``: nothing."""
+    """See `motley.plugins.engine.Engine`. It has a TensorRT engine per segment, sums between these, and no options."""
 
     keeps_fp16 = True
     name: ClassVar[str] = "tensorrt"
     is_whole: ClassVar[bool] = False
-    """One TensorRT engine, and sums inside it."""
+    """Whether there is a single TensorRT engine, with the sums inside it."""
     on_gpu: ClassVar[bool] = True
 
     @classmethod
@@ -93,7 +96,7 @@ class TensorRTEngine(OneByOne):
             raise EngineError(f"engine {cls.name!r}: {error}") from error
 
     def __init__(self, graph: RankGraph, collectives: Collectives, options: EngineOptions) -> None:
-        """Build what is not kept from an earlier start, in seconds to minutes, and load it.
+        """Build the engines that are not kept from an earlier start, in seconds to minutes, and load them.
 
         Raises:
             EngineError: no library, no driver or no GPU that it is for; or too little memory on it.
@@ -105,7 +108,7 @@ class TensorRTEngine(OneByOne):
         self._max_rows = options.max_rows
         self._slots = Slots[_Slot]()
         self._bound: list[tuple[int, int, int] | None] = [None, None]
-        """(slot, rows, logits) that the contexts of a profile are bound to."""
+        """(slot, rows, logits) that the contexts are bound to, for the first and the last profile."""
         self._rows = (1, options.max_rows) if options.max_rows > 1 else (1,)
         self._library = open_library()
         self._owned = ExitStack()

@@ -1,4 +1,4 @@
-"""Lowering a rank's graph to what TensorRT for RTX parses, and to the forms it keeps narrow.
+"""Lowers a rank's graph to nodes that TensorRT for RTX parses, with weights in forms that it does not widen in memory.
 
 ===================================  =====================================================================
 in the graph                         in the engine
@@ -35,11 +35,11 @@ from motley.plugins.nodes import attributes_of, is_collective, is_experts
 from motley.plugins.segments import Segment, cut_into_segments
 
 CENTRE: Mapping[int, int] = {TensorProto.UINT4: 8, TensorProto.UINT8: 136}
-"""The code that the signed forms stand for with 0: 8, and ``16 * 8 + 8`` for two planes."""
+"""The code that is 0 in the signed form, by the type of the codes: 8, and ``16 * 8 + 8`` for two planes."""
 LOW_SCALE = 2048.0
 """2^11: what FP16 has rounded off, times this, is as large as what it has kept."""
 RESIDUAL = "residual"
-"""Added output f32[T, D] of a rank without a vocabulary, whose last collective would be removed as unused."""
+"""An output f32[T, D] that lowering adds for a rank without a vocabulary, whose last collective is else unused."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,10 @@ def whole(lowered: Lowered) -> Part:
 
 
 def _part(lowered: Lowered, name: str, segment: Segment) -> Part:
-    """Values that are not of the graph's border are f32[T, D]: operands and results of collectives, and residuals."""
+    """Make a part of a segment.
+
+    Values that are neither inputs nor outputs of the graph are f32[T, D]: residuals, operands and results of sums.
+    """
 
     def declared(names: Sequence[str], border: Mapping[str, ValueInfoProto]) -> list[ValueInfoProto]:
         return [
@@ -283,7 +286,7 @@ class _Lowering:
             yield helper.make_node("Add", [total, *bias], [y])
 
     def _with_capacity(self, value: ValueInfoProto) -> ValueInfoProto:
-        """Caches of the context's length: the sequence dimension of a cache must be static."""
+        """The declaration of a graph input or output: caches are as long as the context, as TensorRT wants them static."""
         fixed = ValueInfoProto()
         fixed.CopyFrom(value)
         for dimension in fixed.type.tensor_type.shape.dim:
@@ -304,7 +307,7 @@ def _literal(value: Array | np.generic) -> Constant:
 
 
 def _as_bytes(tensor: TensorProto) -> TensorProto:
-    """The same external bytes, seen as u8[length]."""
+    """An initializer for the same bytes of the share file, as u8[length]."""
     seen = TensorProto(name=tensor.name, data_type=TensorProto.UINT8, data_location=TensorProto.EXTERNAL)
     seen.external_data.extend(tensor.external_data)
     seen.dims.append(place_of(tensor)[1])
