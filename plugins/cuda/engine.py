@@ -243,7 +243,7 @@ class CudaEngine:
                 parts.callback(self._driver.free, address)
 
     def _open_head(self, rows: int) -> None:
-        """Make room for the logits of so many rows: logits are wide, so at first there is room for decoded tokens only."""
+        """Make room for the logits of so many rows. They are wide: at first there is room for decoded tokens only."""
         self._forget_graphs()
         self._on_device.head_rows = rows
         self._logits = self._on_device.pinned(4 * rows * self._graph.vocabulary).view(np.float32)

@@ -123,8 +123,8 @@ class _Step:
         )
 
     def _multiply_many(self, gemm: Gemm, x: View, matrix: Matrix, y: View) -> None:
-        """Multiply by cuBLAS: by all of the matrix at once if it is float32, else by as many of its rows at a time as fit
-        the scratch memory when they are widened."""
+        """Multiply by cuBLAS: by the whole matrix if it is float32, else by as many of its rows at a time as fit the
+        scratch memory when they are widened."""
         graph, columns, widened = self._graph, matrix.columns, matrix.kind != "fp32"
         most = max(1, graph.scratch_bytes // (4 * columns)) if widened else matrix.outputs
         for start in range(0, matrix.outputs, most):

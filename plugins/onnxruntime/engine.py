@@ -18,7 +18,6 @@ which is written again when the token there comes.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import cycle
 from math import prod
@@ -29,11 +28,11 @@ from motley.plugins.engine import F32, Collectives, EngineError, EngineOptions, 
 from motley.plugins.mapped_share import Array
 from motley.plugins.mixture import Sent, as_terms
 from motley.plugins.native.rows import Action
+from motley.plugins.onnxruntime.bound import Bound, BoundRows, Decoder, Place, Slot
 from motley.plugins.onnxruntime.experts import BoundMixture, LocalExperts
-from motley.plugins.onnxruntime.lowering import SEQLENS, TOTAL_LENGTH, lower
+from motley.plugins.onnxruntime.lowering import lower
 from motley.plugins.onnxruntime.sessions import (
     EXACT_PROBE,
-    POSITION,
     ROWS_DIFFER,
     Part,
     Store,
@@ -50,106 +49,8 @@ FIRST_CAPACITY = 256
 WAVES_KEPT = 64
 """Groups of sequences whose decode steps stay put together."""
 
-
-@dataclass(frozen=True)
-class _Bound:
-    """Segments bound to buffers, and what is done in place when they have run.
-
-    Attributes:
-        actions: what computes the segments.
-        partial: what is then summed over all ranks; None: nothing.
-        parts: what is then gathered, by rank; empty: nothing.
-        mixture: the experts that are then computed; None: none.
-    """
-
-    actions: Sequence[Action] = ()
-    partial: F32 | None = None
-    parts: Sequence[F32] = ()
-    mixture: BoundMixture | None = None
-
-
-Exchange = Callable[[_Bound], None]
+Exchange = Callable[[Bound], None]
 """What is done after a segment has run."""
-
-
-class _Place:
-    """Where a step's rows stand in their sequence: the graph inputs that say so, at fixed addresses."""
-
-    def __init__(self, position: int, count: int) -> None:
-        self._count = count
-        self.inputs: dict[str, Array] = {
-            POSITION: np.empty(1, np.int64),
-            SEQLENS: np.empty(1, np.int32),
-            TOTAL_LENGTH: np.empty((), np.int32),
-        }
-        self.move(position)
-
-    def move(self, position: int) -> None:
-        end = position + self._count
-        self.inputs[POSITION][...] = position
-        self.inputs[SEQLENS][...] = end - 1
-        self.inputs[TOTAL_LENGTH][...] = end
-
-
-@dataclass
-class _Slot:
-    """One sequence.
-
-    Attributes:
-        constants: its rotary tables, by graph input.
-        next: where its next decoded token stands.
-        caches: its keys and values, by graph input.
-        capacity: tokens that the caches have room for.
-        length: tokens that are in them.
-        attentions: what computes the attention of the next decoded token, by the number of that token among those of a
-            step. It is void once the caches move.
-    """
-
-    constants: Mapping[str, F32]
-    next: _Place
-    caches: dict[str, F32] = field(default_factory=dict)
-    capacity: int = 0
-    length: int = 0
-    attentions: dict[int, Mapping[Part, Action]] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class _Rows:
-    """The layers bound to some rows of the buffers. Attention is not: it is bound to sequences.
-
-    Attributes:
-        steps: actions, with a `Part` wherever an attention belongs, and what is done after them.
-        places: where the values of these rows are, by name.
-    """
-
-    steps: Sequence[tuple[Sequence[Action | Part], _Bound]]
-    places: Mapping[str, Array]
-
-    def attending(self, attentions: Sequence[Mapping[Part, Action]]) -> list[_Bound]:
-        """The layers, with the attentions of every sequence that has some of the rows in their places."""
-        bound = []
-        for actions, then in self.steps:
-            own: list[Action] = []
-            for action in actions:
-                if isinstance(action, Part):
-                    own += [attention[action] for attention in attentions]
-                else:
-                    own.append(action)
-            bound.append(replace(then, actions=own))
-        return bound
-
-
-@dataclass(frozen=True)
-class _Decoder:
-    """What decodes one token of each of so many sequences, whichever they are.
-
-    Attributes:
-        wanted: the numbers of the rows that get logits: of all. It is kept here as bindings hold addresses only.
-    """
-
-    rows: _Rows
-    head: Sequence[_Bound]
-    wanted: Array
 
 
 class OnnxRuntimeEngine:
@@ -163,10 +64,10 @@ class OnnxRuntimeEngine:
         self._exact = options.exact
         self._each = 2 if options.exact and options.floats else 1
         """Rows that a decoded token is run as."""
-        self._slots = Slots[_Slot]()
-        self._decoders: dict[int, _Decoder] = {}
+        self._slots = Slots[Slot]()
+        self._decoders: dict[int, Decoder] = {}
         """By the number of sequences."""
-        self._waves: dict[tuple[int, ...], list[_Bound]] = {}
+        self._waves: dict[tuple[int, ...], list[Bound]] = {}
         """Whole decode steps, by their slots; void once a cache moves."""
         self._logits = np.empty((0, graph.vocabulary), np.float32)
         """Of the latest decode step."""
@@ -204,7 +105,7 @@ class OnnxRuntimeEngine:
 
     def open_slot(self, slot: int, prompt: int = 0) -> None:
         self._slots.check_free(slot)
-        self._slots[slot] = _Slot(self._graph.constants(prompt), _Place(0, self._each))
+        self._slots[slot] = Slot(self._graph.constants(prompt), Place(0, self._each))
 
     def close_slot(self, slot: int) -> None:
         self._slots.take(slot)
@@ -270,7 +171,7 @@ class OnnxRuntimeEngine:
         state.length = position + tokens
         return logits
 
-    def _room(self, slot: int, position: int, tokens: int) -> _Slot:
+    def _room(self, slot: int, position: int, tokens: int) -> Slot:
         """A slot, with room for a step of so many tokens from `position` on."""
         state = self._slots[slot]
         needed = position + self._even(tokens)
@@ -282,7 +183,7 @@ class OnnxRuntimeEngine:
         """How many rows are run for so many."""
         return rows + rows % 2 if self._exact else rows
 
-    def _bind_wave(self, slots: tuple[int, ...]) -> list[_Bound]:
+    def _bind_wave(self, slots: tuple[int, ...]) -> list[Bound]:
         """A decode step of these slots. Rows and sequences are bound once each, so that to join them is cheap."""
         if len(self._waves) >= WAVES_KEPT:
             self._waves.clear()
@@ -291,7 +192,7 @@ class OnnxRuntimeEngine:
         wave = self._waves[slots] = [*decoder.rows.attending(attentions), *decoder.head]
         return wave
 
-    def _decoder(self, sequences: int) -> _Decoder:
+    def _decoder(self, sequences: int) -> Decoder:
         count = sequences * self._each
         if count > len(self._logits):
             self._logits = np.empty((count, self._graph.vocabulary), np.float32)
@@ -300,10 +201,10 @@ class OnnxRuntimeEngine:
         if sequences not in self._decoders:
             rows, wanted = self._bind_rows(slice(0, count)), np.arange(count)
             head = self._bind_head(rows.places, wanted, self._logits[:count])
-            self._decoders[sequences] = _Decoder(rows, head, wanted)
+            self._decoders[sequences] = Decoder(rows, head, wanted)
         return self._decoders[sequences]
 
-    def _next_attention(self, state: _Slot, number: int) -> Mapping[Part, Action]:
+    def _next_attention(self, state: Slot, number: int) -> Mapping[Part, Action]:
         """The attentions of a sequence's decoded token, where it is the one of this number in its step."""
         if number not in state.attentions:
             each = self._each
@@ -311,7 +212,7 @@ class OnnxRuntimeEngine:
             state.attentions[number] = self._attention(state, state.next, rows, once=each == 1)
         return state.attentions[number]
 
-    def _attention(self, state: _Slot, place: _Place, rows: slice, once: bool) -> Mapping[Part, Action]:
+    def _attention(self, state: Slot, place: Place, rows: slice, once: bool) -> Mapping[Part, Action]:
         """Bind all attentions to consecutive tokens of a sequence.
 
         Args:
@@ -329,7 +230,7 @@ class OnnxRuntimeEngine:
         return {part: bind(places) for part, bind in binds.items() if bind}
 
     def _prefill(
-        self, state: _Slot, position: int, count: int, rows: Sequence[int], halved: bool, exchange: Exchange
+        self, state: Slot, position: int, count: int, rows: Sequence[int], halved: bool, exchange: Exchange
     ) -> F32:
         """f32[R, V]{tp}: run a chunk, or its micro-chunks by turns, and the head where it is wanted."""
         wanted = np.zeros(self._even(len(rows)), np.int64)
@@ -337,7 +238,7 @@ class OnnxRuntimeEngine:
         logits = np.empty((len(wanted), self._graph.vocabulary), np.float32)
         chunks = micro_chunks(count, halved)
         # Bindings hold addresses only: what they point to must outlive the run.
-        standing = [_Place(position + chunk.start, chunk.stop - chunk.start) for chunk in chunks]
+        standing = [Place(position + chunk.start, chunk.stop - chunk.start) for chunk in chunks]
         bindings = [self._bind_rows(chunk) for chunk in chunks]
         layers = [
             rows.attending([self._attention(state, place, chunk, once=False)])
@@ -362,12 +263,12 @@ class OnnxRuntimeEngine:
                 self._run(bound)
         return logits[: len(rows)]
 
-    def _run(self, bound: _Bound) -> None:
+    def _run(self, bound: Bound) -> None:
         compute(bound.actions)
         if bound.mixture is not None:
             bound.mixture.add()
 
-    def _exchange(self, bound: _Bound) -> None:
+    def _exchange(self, bound: Bound) -> None:
         if bound.partial is not None:
             self._collectives.all_reduce(bound.partial)
         elif bound.parts:
@@ -383,7 +284,7 @@ class OnnxRuntimeEngine:
             """What this rank contributes and its logits, of all rows, computed `chunk` rows at a time."""
             steps: list[list[F32]] = []
 
-            def keep(bound: _Bound) -> None:
+            def keep(bound: Bound) -> None:
                 for other, part in enumerate(bound.parts):
                     if other == rank:
                         steps[-1].append(part[:, : len(rows)].copy())
@@ -419,7 +320,7 @@ class OnnxRuntimeEngine:
         state.attentions.clear()
         self._waves.clear()
 
-    def _bind_rows(self, rows: slice) -> _Rows:
+    def _bind_rows(self, rows: slice) -> BoundRows:
         """Bind the layers to these rows of the shared buffers."""
         places = self._rows_of_buffers(rows)
         gathers = cycle(self._gathers)
@@ -428,7 +329,7 @@ class OnnxRuntimeEngine:
             for part in self._layers
             if isinstance(part.segment.then, Gathering)
         }
-        steps: list[tuple[Sequence[Action | Part], _Bound]] = []
+        steps: list[tuple[Sequence[Action | Part], Bound]] = []
         actions: list[Action | Part] = []
         for part in self._layers:
             if part.run:
@@ -439,17 +340,17 @@ class OnnxRuntimeEngine:
                 actions.append(part.then(places))
             match part.segment.then:
                 case Reduction(summed):
-                    then = _Bound(partial=places[summed])
+                    then = Bound(partial=places[summed])
                 case Gathering():
-                    then = _Bound(parts=gathered[part])
+                    then = Bound(parts=gathered[part])
                 case Mixture() as mixture:
-                    then = _Bound(mixture=self._mixture(mixture, places))
+                    then = Bound(mixture=self._mixture(mixture, places))
                 case _:
                     continue
             steps.append((actions, then))
             actions = []
-        steps.append((actions, _Bound()))
-        return _Rows(steps, places)
+        steps.append((actions, Bound()))
+        return BoundRows(steps, places)
 
     def _mixture(self, mixture: Mixture, places: Mapping[str, Array]) -> BoundMixture:
         totals = [places[name] for name in mixture.totals]
@@ -469,14 +370,14 @@ class OnnxRuntimeEngine:
         results: Iterable[F32] = self._collectives.experts(layer)(x, sent)
         return results
 
-    def _bind_head(self, places: Mapping[str, Array], rows: Array, logits: F32) -> list[_Bound]:
+    def _bind_head(self, places: Mapping[str, Array], rows: Array, logits: F32) -> list[Bound]:
         """Bind the head, if this rank has a part of it, for these of the rows whose values are in `places`."""
         thens = [part.segment.then for part in self._head if isinstance(part.segment.then, Kernel)]
         made = {name for part in self._head for name in part.segment.outputs}
         made.update(name for then in thens for name in then.results)
         own = {name: self._buffers[name][: len(rows)] for name in made if name in self._buffers}
         places = {**places, **own, ROWS: rows, "logits": logits}
-        return [_Bound([bind(places) for part in self._head for bind in (part.run, part.then) if bind])]
+        return [Bound([bind(places) for part in self._head for bind in (part.run, part.then) if bind])]
 
     def _rows_of_buffers(self, rows: slice) -> dict[str, Array]:
         return {name: buffer[rows] for name, buffer in self._buffers.items()}

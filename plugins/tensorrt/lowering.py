@@ -286,7 +286,7 @@ class _Lowering:
             yield helper.make_node("Add", [total, *bias], [y])
 
     def _with_capacity(self, value: ValueInfoProto) -> ValueInfoProto:
-        """The declaration of a graph input or output: caches are as long as the context, as TensorRT wants them static."""
+        """How a graph input or output is declared: caches are as long as the context, as TensorRT wants them static."""
         fixed = ValueInfoProto()
         fixed.CopyFrom(value)
         for dimension in fixed.type.tensor_type.shape.dim:
