@@ -15,7 +15,7 @@ test: $(VENV)/installed-dev
 
 # On a machine with an NVIDIA GPU: its tests and measurements, to bench/results.
 gpu: $(VENV)/installed-dev
-	$(BIN)/python -m pip install --quiet --editable ".[gpu]"
+	$(BIN)/python -m pip install --quiet --editable ".[gpu,cupy]"
 	$(BIN)/python -m motley.bench.gpu
 
 # mypy follows no import hooks, so it gets a tree of links in which the packages lie as they are imported.

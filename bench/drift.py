@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import onnx.inliner
-from onnx import helper, numpy_helper
+from onnx import numpy_helper
 
 from motley.bench.thread_mesh import OnEveryRank, thread_mesh
 from motley.daemon.models.description import EMBEDDING, Axis, Kind, Model, Value, W
@@ -47,8 +47,8 @@ from motley.daemon.weights.spec import SHARE_FILE, Encoding
 from motley.daemon.weights.stored import Source
 from motley.orchestrator.planning.shares import Candidate, plan_shares
 from motley.plugins.engine import F32, EngineOptions, RankGraph, load_engine
-from motley.plugins.reference.engine import OPERATORS
-from motley.plugins.segments import is_collective
+from motley.plugins.nodes import attributes_of, is_collective
+from motley.plugins.reference.operators import OPERATORS
 from motley.transport import Communicator
 
 ENGINE = "onnxruntime"
@@ -295,7 +295,7 @@ def _rank(graph: RankGraph, hidden: Array, arithmetic: Arithmetic) -> Generator[
             assert total is not None
             results = [total]
         else:
-            attributes = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
+            attributes = attributes_of(node)
             result = OPERATORS[node.op_type](np, *inputs, **attributes)
             results = result if len(node.output) > 1 else [result]
         values.update((name, stored(value)) for name, value in zip(node.output, results, strict=True))

@@ -18,7 +18,7 @@ from typing import Any
 
 from motley.bench.gpu_speed import BITS, LONG, REQUESTS, SIZES, all_reduce_us, matmul_bandwidth, speed
 from motley.bench.synth import SHAPES, synthesise
-from motley.plugins.cuda.engine import TOKENS
+from motley.plugins.cuda.kernels import TOKENS
 from motley.transport.cuda.driver import CudaDriver
 from motley.transport.cuda.errors import CudaError
 from motley.transport.cuda.host_step import HostStep

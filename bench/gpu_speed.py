@@ -21,7 +21,7 @@ from motley.bench.collectives import TIMEOUT_S, Answer, Question, RankProcesses,
 from motley.bench.latency import WARM_UP, latency_of
 from motley.bench.local_mesh import LocalMesh, MeshSpec
 from motley.bench.throughput import throughput_of
-from motley.plugins.cuda.engine import ROWS, SOURCES, THREADS, TOKENS, WARP
+from motley.plugins.cuda.kernels import ROWS, SOURCES, THREADS, TOKENS, WARP
 from motley.transport import Communicator, Listener, Membership, Plain, connect_mesh
 from motley.transport.cuda.all_reduce import AllReduce
 from motley.transport.cuda.driver import CudaDriver, Driver

@@ -40,6 +40,13 @@ class Experts(StrEnum):
     PARALLEL = "parallel"
 
 
+class Device(StrEnum):
+    """Where an engine computes that can compute on either: on the processor, or on an NVIDIA GPU."""
+
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
 Choice = TypeVar("Choice", bound=StrEnum)
 
 
@@ -75,6 +82,15 @@ Engines = Annotated[
         metavar="ENGINE[@NODE]",
         help="What computes, as in cuda@gaming-pc; without @NODE, on all others. May be repeated. Default: onnxruntime,"
         " also where there is a GPU, or as it is loaded.",
+    ),
+]
+DeviceOption = Annotated[
+    Device | None,
+    typer.Option(
+        "--device",
+        parser=one_of(Device),
+        metavar="|".join(Device),
+        help="Where --engine computes, if it can do either: reference can. Default: cpu, or as it is loaded.",
     ),
 ]
 Context = Annotated[

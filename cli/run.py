@@ -18,6 +18,7 @@ from motley.cli.interrupt import run as run_interruptibly
 from motley.cli.mesh_of_one import mesh_of_one
 from motley.cli.options import (
     Context,
+    DeviceOption,
     Engines,
     Exact,
     Experts,
@@ -61,6 +62,7 @@ def run(
     ] = False,
     quant: Quants = None,
     engine: Engines = None,
+    device: DeviceOption = None,
     context: Context = None,
     nodes: Nodes = "",
     shares: Shares = "",
@@ -117,6 +119,7 @@ def run(
             quantisations=quants,
             engine=everywhere or SessionRequest.engine,
             engines=engines,
+            engine_options={"device": str(device)} if device else {},
             context=context or 0,
             nodes=tuple(parse_nodes(nodes)) if nodes else (),
             shares=tuple(parse_shares(shares)) if shares else (),

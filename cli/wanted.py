@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from motley.cli.errors import CliError
+from motley.cli.options import Device
 from motley.orchestrator.session_request import SessionRequest
 from motley.protocol.wording import counted
 
-OPTIONS = {"quantisation": "--quant", "quantisations": "--quant", "engines": "--engine"}
+OPTIONS = {"quantisation": "--quant", "quantisations": "--quant", "engines": "--engine", "engine_options": "--device"}
 """The option for a field of a request, where they are not called alike."""
 
 
@@ -58,13 +59,14 @@ class Wanted:
 
         used = {name for worker in session["ranks"] + session["hosts"] for name in nodes_of(worker)}
         elsewhere = planned and list(request.nodes) not in ([], session["nodes"]) and set(request.nodes) != used
-        length = session["context"]
+        length, device = session["context"], session["engine_options"].get("device", Device.CPU)
         quants, engines = unlike_on(request.quantisations, "quantisation"), unlike_on(request.engines, "engine")
         for named, unlike, how in (
             ("--quant", unlike_all("quantisation", self.any_quantisation), f"as {session['quantisation']}"),
             ("--quant", bool(quants), f"as {', '.join(quants)}"),
             ("--engine", unlike_all("engine", self.any_engine), f"by {session['engine']}"),
             ("--engine", bool(engines), f"by {', '.join(engines)}"),
+            ("--device", request.engine_options.get("device", device) != device, f"on device {device}"),
             ("--context", planned and request.context not in (0, length), f"for {length} tokens"),
             ("--nodes", elsewhere, f"on {', '.join(sorted(used))}"),
             ("--shares", list(request.shares) not in ([], session["shares"]), "in other shares"),
@@ -87,8 +89,8 @@ def stop_command(session: dict[str, Any]) -> str:
 
 
 def start_command(session: dict[str, Any]) -> str:
-    """The command that starts a session anew as it was, for a shell; but for `block`, `wire` and `threads`, which only
-    the API knows."""
+    """The command that starts a session anew as it was, for a shell; but for `block`, `wire`, `threads` and engine
+    options other than the device, which only the API knows."""
     words = ["motley", "run", session["model"], "PROMPT"]
     for option, kind, default in (
         ("--quant", "quantisation", SessionRequest.quantisation),
@@ -98,6 +100,7 @@ def start_command(session: dict[str, Any]) -> str:
         for value in whole + [f"{own}@{node}" for node, own in session[f"{kind}s"].items()]:
             words += [option, value]
     for option, value in (
+        ("--device", session["engine_options"].get("device", "")),
         ("--context", session["context"]),
         ("--nodes", ",".join(session["nodes"])),
         ("--shares", ",".join(f"{share:g}" for share in session["shares"])),

@@ -48,7 +48,7 @@ class Assignments:
             experts: None where they are not on hosts.
         """
         self._session_id = session_id
-        self._engine = request.engine
+        self._request = request
         self._common = Assignment(
             model=spec,
             fingerprint=profile.fingerprint,
@@ -89,7 +89,9 @@ class Assignments:
         """What a worker is started with now; of a group's workers, only the leader is known to the trunk."""
         assignment = Assignment(group=self._groups.get(worker.index))
         assignment.MergeFrom(self._common)
-        assignment.engine = worker.setup.engine if isinstance(worker, Rank) else self._engine
+        assignment.engine = worker.setup.engine if isinstance(worker, Rank) else self._request.engine
+        if isinstance(worker, Rank):
+            assignment.engine_options.update(self._request.options_on(worker.node_name))
         if isinstance(worker, Member):
             assignment.ClearField("secret")
         else:

@@ -65,7 +65,12 @@ class ByNode:
     choices: tuple[str, ...] = ()
 
 
-Kind = Text | Integer | Flag | NodeNames | Weights | ByNode
+@dataclass(frozen=True)
+class Settings:
+    """A field that is an object from names of settings to strings."""
+
+
+Kind = Text | Integer | Flag | NodeNames | Weights | ByNode | Settings
 
 
 def _kind(kind: Kind) -> dict[str, Kind]:
@@ -94,6 +99,8 @@ class SessionRequest:
     """By node: how ranks there hold the model, instead of `quantisation`."""
     engines: Mapping[str, str] = field(default_factory=dict, metadata=_kind(ByNode()))
     """By node: what computes ranks there, instead of `engine`."""
+    engine_options: Mapping[str, str] = field(default_factory=dict, metadata=_kind(Settings()))
+    """Settings of `engine` by name, for ranks that have it; an engine refuses those that it does not know."""
     wire: str = field(default="fp32", metadata=_kind(Text(WIRES)))
     """How sums, and rows for experts, travel between ranks."""
     threads: int = field(default=0, metadata=_kind(Integer(1, 1024)))
@@ -111,6 +118,10 @@ class SessionRequest:
     def named(self) -> set[str]:
         """Nodes whose ranks have an engine or a quantisation of their own."""
         return {*self.quantisations, *self.engines}
+
+    def options_on(self, node: str) -> Mapping[str, str]:
+        """The settings of the engine of a rank on a node: none, where it is another than `engine`."""
+        return self.engine_options if self.engines.get(node, self.engine) == self.engine else {}
 
     @property
     def asking_for_parallel(self) -> list[str]:

@@ -1,4 +1,7 @@
-"""Engines. Found through the entry-point group ``motley.engines``, see `motley.plugins.engine`."""
+"""Engines compute a rank's graph: a package for each, and in files what they share, beginning with `engine`.
+
+Engines are found through the entry-point group ``motley.engines``; those of others can be installed beside these.
+"""
 
 import os
 

@@ -1,19 +1,22 @@
-"""What an engine is: it executes one rank's graph and hands every collective to the transport.
+"""What an engine is: it computes one rank's graph, and hands every collective to the transport.
 
-A rank's graph is one ONNX model (opset 24): standard operators, the functions of domain ``motley`` (whose bodies
-are standard operators, so that an engine that does not know one can inline it) and ``motley.DistCollective``
-nodes, all of values f32[T, ...]: ``all_reduce`` gives the sum of every rank's operand, ``all_gather`` gives the
-operands of all ranks, by rank; rank r has ``counts[r]`` of them, all of one width.
+A rank's graph is one ONNX model (opset 24). It has standard operators, functions of domain ``motley``, and the nodes
+``motley.DistCollective`` and ``motley.Experts``. The functions' bodies are standard operators, so that an engine that
+does not know a function can inline it.
 
-A ``motley.Experts`` node has operands x: f32[T, D], weights: f32[T, K], chosen: i64[T, K] and, if need be, base:
-f32[T, D]. Its attribute ``experts`` are graphs f32[N, D] -> f32[N, D] of standard operators, which read weights from
-around them. Row t of its result is ``base[t] + sum of weights[t, k] * experts[chosen[t, k]](x[t])`` over k, added in
-the order of the experts' numbers. An engine computes only experts that were chosen, on their rows
-(`motley.plugins.experts`). Its graphs may have several outputs; it has as many results then, and as many bases or none.
-Without graphs it has the attribute ``layer``, and `Collectives.experts` computes them: they are elsewhere.
+``motley.DistCollective`` exchanges values f32[T, ...] between ranks. ``all_reduce`` gives the sum of every rank's
+operand. ``all_gather`` gives the operands of all ranks, by rank; rank r has ``counts[r]`` of them, all equally wide.
 
-Values that are read on the other side of a collective or of an Experts node are f32[T, D], or declared in the graph's
-``value_info``. Names at the graph's border:
+``motley.Experts`` has the operands x: f32[T, D], weights: f32[T, K], chosen: i64[T, K] and, if there is something to
+add to, base: f32[T, D]. Its attribute ``experts`` holds graphs f32[N, D] -> f32[N, D] of standard operators, which read
+weights from the graph around them. Row t of the result is
+``base[t] + sum of weights[t, k] * experts[chosen[t, k]](x[t])`` over k, added in the order of the experts' numbers. An
+engine computes only experts that were chosen, on their rows (`motley.plugins.mixture`). If the graphs of the experts
+have several outputs, the node has as many results, and as many bases or none. If the node has the attribute ``layer``
+in place of ``experts``, the experts are on other machines, and `Collectives.experts` computes them.
+
+A value that is read on the other side of a collective or of an Experts node is f32[T, D], unless the graph's
+``value_info`` declares it. The graph's inputs and outputs have these names:
 
 =====================  =======================  ==============================================================
 ``hidden``             f32[T, D]                embeddings of this step's T tokens, replicated
@@ -27,9 +30,10 @@ Values that are read on the other side of a collective or of an Experts node are
 =====================  =======================  ==============================================================
 
 Weights are initializers stored as ONNX external data in the *share file*, so that an engine can map it.
-Quantised ones are ``DequantizeLinear`` (uint4 or uint8, blocks along K; the zero point is one constant, or an
-initializer of one per block, whole bytes per row) feeding ``Gemm(transB=1)``. Those in FP16 have a ``Cast`` in its
-place, and are only in graphs for engines that keep them so (`keeps_fp16`).
+
+- Quantised ones are ``DequantizeLinear`` feeding ``Gemm(transB=1)``: uint4 or uint8 in blocks along K. The zero point
+  is one constant, or an initializer with one per block, whose rows are whole bytes.
+- FP16 ones are ``Cast`` feeding ``Gemm(transB=1)``; only engines that keep FP16 get them (`keeps_fp16`).
 """
 
 from __future__ import annotations
@@ -44,7 +48,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 
-from motley.plugins.experts import Compute
+from motley.plugins.mixture import Compute
 
 F32 = npt.NDArray[np.float32]
 T = TypeVar("T")
@@ -57,18 +61,19 @@ class EngineError(Exception):
 
 
 class EngineMemoryError(EngineError):
-    """Its device has too little memory."""
+    """The device that an engine computes on has too little memory for what was asked."""
 
 
 ROW_TILE = 16
-"""Kernels take rows by twos or fours, and may round a last odd one otherwise: if a chunk is cut at a multiple of this,
-every row meets the same kernel as in the whole chunk."""
+"""Kernels take rows by twos or fours, and may round a last odd row otherwise. If a chunk is cut at a multiple of this
+number, every row meets the same kernel as in the whole chunk."""
 
 
 def micro_chunks(rows: int, halved: bool) -> list[slice]:
-    """The rows of a step that go through the graph together, the same on every rank: all of them, or two halves.
+    """Cut the rows of a step into those that go through the graph together: all of them, or two halves.
 
-    At each collective, every engine has one sum for each of them, in this order.
+    The cut is the same on every rank: at each collective, every engine has one sum for each of the chunks, in this
+    order.
     """
     cut = rows // 2 // ROW_TILE * ROW_TILE if halved else 0
     return [slice(0, cut), slice(cut, rows)] if cut else [slice(0, rows)]
@@ -94,19 +99,31 @@ class Collectives(Protocol):
         """Sum `buffer` over all ranks in place, in rank order, so that every rank holds the same bits."""
 
     def all_reduce_start(self, buffer: npt.NDArray[Any]) -> Pending:
-        """Begin an `all_reduce`, to compute something else meanwhile; until it is finished `buffer` must be left alone,
-        and no other collective is possible."""
+        """Begin an `all_reduce`, so that something else can be computed meanwhile.
+
+        Until it is finished, `buffer` must not be touched and no other collective may be started.
+        """
 
     def all_gather(self, local: npt.NDArray[Any], out: Sequence[npt.NDArray[Any]]) -> None:
-        """Collect every rank's array, of unequal sizes if need be; `local` may be ``out[rank]`` itself."""
+        """Copy the array of each rank r to ``out[r]``; arrays of different ranks may have different sizes.
+
+        `local` is this rank's array, and may be ``out[rank]`` itself.
+        """
 
     def experts(self, layer: int) -> Compute:
-        """What computes the experts of a layer that the graph does not hold. All ranks call it for the same rows, a
-        `micro_chunks` chunk at a time, and in the same order; results are valid until the next call."""
+        """Give what computes the experts of a layer that are on other machines.
+
+        All ranks call it for the same rows in the same order, one chunk of `micro_chunks` at a time. Results are valid
+        until the next call.
+        """
 
 
 def transport(collectives: Collectives) -> Collectives:
-    """Where collectives go now: a rank that is being examined has a stand-in, and the session's transport later."""
+    """Where collectives go at this moment.
+
+    A rank that is being examined before it serves is given a stand-in, which leads to the session's transport later:
+    its attribute ``now`` says to which of them.
+    """
     now: Collectives | None = getattr(collectives, "now", None)
     return collectives if now is None else transport(now)
 
@@ -139,6 +156,8 @@ class RankGraph:
 
 @dataclass(frozen=True)
 class EngineOptions:
+    """How an engine is to be opened."""
+
     threads: int = 1
     """Compute threads of this rank."""
     max_rows: int = 256
@@ -147,16 +166,31 @@ class EngineOptions:
     """Promise that a row's bits depend neither on the rows that share its step nor on where columns are cut. An engine
     that cannot refuses."""
     floats: bool = True
-    """Whether matrices are held as floats, be it routers only; if exact, the same on every rank."""
+    """Whether any matrix is held as floats, be it a router. In exact mode it is the same on every rank."""
     extra: Mapping[str, str] = field(default_factory=dict)
-    """Engine-specific settings; an engine refuses names it does not know."""
+    """Settings of this engine alone, by name, see `check_extra`."""
+
+    def check_extra(self, engine: str, *known: str) -> None:
+        """Make sure that an engine knows all settings in `extra`.
+
+        Raises:
+            EngineError: it does not.
+        """
+        if unknown := sorted(set(self.extra) - set(known)):
+            raise EngineError(
+                f"engine {engine!r} has no option {', '.join(unknown)}; it has: {', '.join(known) or 'none'}"
+            )
 
 
 class Engine(Protocol):
     """One rank's executable graph with the KV caches of its slots. Not thread-safe: one thread owns it."""
 
     def open_slot(self, slot: int, prompt: int = 0) -> None:
-        """Start an empty sequence in `slot`, with a prompt of so many tokens. Its cache grows with the sequence."""
+        """Start an empty sequence in `slot`. Its cache grows with it.
+
+        Args:
+            prompt: tokens that its prompt will have, which some rotary tables depend on.
+        """
 
     def close_slot(self, slot: int) -> None:
         """Forget `slot` and free its cache."""
@@ -221,47 +255,16 @@ class OneByOne:
         return self.step(slot, hidden, position, [0])
 
 
-def check_skip(slot: int, held: int, position: int, context: int) -> None:
-    """Make sure that a sequence of `held` tokens can go on at `position`, see `Engine.skip`.
-
-    Raises:
-        EngineError: it cannot.
-    """
-    if not held <= position <= context:
-        raise EngineError(f"slot {slot} holds {held} tokens of at most {context}: it cannot go on at {position}")
-
-
-def check_step(slot: int, held: int, position: int, tokens: int, context: int) -> None:
-    """Make sure that a step of so many tokens fits a sequence of `held` ones, see `Engine.step`.
-
-    Raises:
-        EngineError: it does not.
-    """
-    end = position + tokens
-    if not 0 <= position <= held or end > context:
-        raise EngineError(
-            f"positions {position} to {end} do not fit slot {slot}: it holds {held} tokens of at most {context}"
-        )
-
-
-def grown_capacity(capacity: int, tokens: int, first: int, context: int) -> int:
-    """What a cache's capacity becomes when it is too small for so many tokens: doubled, as often as need be."""
-    capacity = max(first, capacity)
-    while capacity < tokens:
-        capacity *= 2
-    return min(capacity, context)
-
-
 EngineFactory = Callable[[RankGraph, Collectives, EngineOptions], Engine]
 
 
 @dataclass(frozen=True)
 class EngineKind(Generic[T]):
-    """What is installed in an entry-point group of engines.
+    """The engines of one kind: those that are installed in an entry-point group.
 
     Attributes:
-        group: the entry points'.
-        what: one of them is, for messages.
+        group: the name of the group.
+        what: what one of them is called in messages.
     """
 
     group: str
@@ -290,7 +293,7 @@ engine_names, load_engine = ENGINES.names, ENGINES.load
 
 
 def keeps_fp16(name: str) -> bool:
-    """Whether an engine holds FP16 matrices as they are. Those that do say so: ``keeps_fp16 = True`` in their class.
+    """Whether an engine holds FP16 matrices as they are: then its class has ``keeps_fp16 = True``.
 
     Raises:
         EngineError: as `load_engine`.
@@ -298,13 +301,16 @@ def keeps_fp16(name: str) -> bool:
     return getattr(load_engine(name), "keeps_fp16", False)
 
 
-def on_gpu(name: str) -> bool:
-    """Whether an engine computes on a GPU, in its memory. Those that do say so: ``on_gpu = True`` in their class.
+def on_gpu(name: str, extra: Mapping[str, str] | None = None) -> bool:
+    """Whether an engine with these settings (`EngineOptions.extra`) computes on a GPU, in its memory.
+
+    Engines that always do say so: ``on_gpu = True`` in their class. Those that can do either have the setting
+    ``device``, with ``cuda`` for the GPU.
 
     Raises:
         EngineError: as `load_engine`.
     """
-    return getattr(load_engine(name), "on_gpu", False)
+    return getattr(load_engine(name), "on_gpu", False) or (extra or {}).get("device") == "cuda"
 
 
 def lacking(name: str) -> str:

@@ -1,7 +1,7 @@
-"""What an expert engine is: it computes whole experts for whoever asks, and knows nothing of the model around them.
+"""What an expert engine is: it computes whole experts, and knows nothing of the model around them.
 
-An expert that is no part of a rank's graph is a graph of its own: standard operators with one input and one output, and
-weights in a share file of its own, as a rank's graph has them (see `motley.plugins.engine`).
+Expert hosts have one. An expert that is not part of a rank's graph is a graph of its own. It has standard operators,
+one input, one output, and weights in a share file of its own, as a rank's graph has (see `motley.plugins.engine`).
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ class ExpertGraph:
     """One whole expert, f32[N, D] -> f32[N, D], with all that an engine needs to compute it.
 
     Attributes:
+        proto: its graph.
+        share_file: where its weights are.
         hidden: D, the width of the residual.
     """
 
@@ -30,10 +32,12 @@ class ExpertGraph:
 
 
 class Expert(Protocol):
-    """An expert that can be computed. One thread at a time uses it; others may use other experts meanwhile."""
+    """An expert that can be computed, by one thread at a time. Other threads may compute other experts meanwhile."""
 
     def __call__(self, x: F32) -> F32:
-        """f32[N, D] -> f32[N, D], C-contiguous both, N >= 1: the result is valid until the next call.
+        """Compute the expert on N >= 1 rows: f32[N, D] -> f32[N, D], both C-contiguous.
+
+        The result is valid until the next call.
 
         Raises:
             EngineError: it cannot be computed.
@@ -44,7 +48,7 @@ class Expert(Protocol):
 
 
 class ExpertEngine(Protocol):
-    """Opens experts, which share what they need besides their weights."""
+    """Opens experts. They share what they need besides their weights, such as compute threads."""
 
     def open(self, graph: ExpertGraph) -> Expert:
         """Make an expert ready to be computed; any thread may do so while others compute.

@@ -1,4 +1,4 @@
-"""A share file in memory: mapped once, weights seen in place or moved to huge pages, no weight there twice."""
+"""A share file in memory: mapped once, its weights used where they are or moved to huge pages, and none there twice."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CACHE_LINE = 64
 
 
 class MappedShare:
-    """A share file, mapped read-only until it is closed and no view of it is left."""
+    """A share file, mapped read-only. The mapping ends when it is closed and the last view of it is gone."""
 
     def __init__(self, file: Path) -> None:
         with file.open("rb") as opened:
@@ -30,27 +30,30 @@ class MappedShare:
 
     def view(self, tensor: TensorProto) -> Array:
         """The weight that an initializer with external data refers to, in its shape; nothing is copied."""
-        offset, length = _place(tensor)
+        offset, length = place_of(tensor)
         dtype = helper.tensor_dtype_to_np_dtype(tensor.data_type)
         return self._bytes[offset : offset + length].view(dtype).reshape(tuple(tensor.dims))
 
     def bytes_of(self, tensor: TensorProto) -> Array:
-        """The same as bytes (u8): also of types that have no shape of their own in memory, as uint4."""
-        offset, length = _place(tensor)
+        """The bytes of the weight that an initializer refers to, as u8; nothing is copied.
+
+        For types that NumPy does not have, such as uint4.
+        """
+        offset, length = place_of(tensor)
         return self._bytes[offset : offset + length]
 
     def make_room(self, tensors: Iterable[TensorProto]) -> None:
-        """Have memory for these to be moved to, all of them side by side."""
-        self._room = _huge_pages(sum(_aligned(_place(tensor)[1]) for tensor in tensors))
+        """Take memory that these weights can be moved to, side by side, see `move`."""
+        self._room = _huge_pages(sum(_aligned(place_of(tensor)[1]) for tensor in tensors))
 
     def move(self, tensor: TensorProto) -> Array:
-        """The same as `view`, in memory of its own and not in the file's pages.
+        """The same as `view`, in memory that `make_room` has taken instead of the file's pages.
 
-        That has huge pages where the system gives them: a core then reads a third more in a second than through the
-        small ones of a file (28 and 37 GB/s were seen).
+        That has huge pages where the system gives them. Through these a core reads a third more in a second than
+        through the small pages of a file (37 and 28 GB/s were seen).
         """
         view = self.view(tensor)
-        length = _place(tensor)[1]
+        length = place_of(tensor)[1]
         assert length <= len(self._room), tensor.name
         place, self._room = self._room[:length], self._room[_aligned(length) :]
         place[:] = self.bytes_of(tensor)
@@ -58,8 +61,8 @@ class MappedShare:
         return place.view(view.dtype).reshape(view.shape)
 
     def forget(self, tensor: TensorProto) -> None:
-        """Take a weight's pages out of this process's memory; who reads them again gets them from the file again."""
-        offset, length = _place(tensor)
+        """Take a weight's pages out of this process's memory. If they are read again, they come from the file again."""
+        offset, length = place_of(tensor)
         if self._pages is None or not length:
             return
         if sys.platform == "win32":
@@ -76,8 +79,24 @@ class MappedShare:
         self._bytes = np.empty(0, np.uint8)
 
 
+def place_of(tensor: TensorProto) -> tuple[int, int]:
+    """Where an initializer with external data lies in the share file: its offset, a multiple of the page size, and its
+    length in bytes."""
+    where = {entry.key: entry.value for entry in tensor.external_data}
+    return int(where["offset"]), int(where["length"])
+
+
+def nibbles(packed: Array, xp: Any = np) -> Array:
+    """u8[n] -> u8[2 n]: the uint4 values in some bytes, that in the low half of a byte before that in the high half.
+
+    `xp` is the array module of `packed`.
+    """
+    unpacked: Array = xp.stack((packed & 15, packed >> 4), axis=-1).reshape(-1)
+    return unpacked
+
+
 def _huge_pages(size: int) -> Array:
-    """Memory, of which as much as fills huge pages is in such where there are some. It is taken as it is written."""
+    """u8[size], in huge pages as far as it fills them and the system has them. Memory is taken as it is written to."""
     if sys.platform == "linux" and size >= HUGE_PAGE:
         # Private: most systems give huge pages to no shared memory.
         pages = mmap.mmap(-1, size + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -92,9 +111,3 @@ def _huge_pages(size: int) -> Array:
 
 def _aligned(size: int) -> int:
     return -(-size // CACHE_LINE) * CACHE_LINE
-
-
-def _place(tensor: TensorProto) -> tuple[int, int]:
-    """Where an initializer lies in the share file: its offset, a multiple of the page size, and its bytes."""
-    where = {entry.key: entry.value for entry in tensor.external_data}
-    return int(where["offset"]), int(where["length"])

@@ -1,27 +1,25 @@
-"""Cutting a graph into segments that run one after another: at its collectives, its experts, and more if asked for.
+"""Cuts a graph into segments that run one after another, and says which values can share a buffer.
 
-A segment is what an engine runs without leaving its runtime. One cut is after every operand of a collective, of a
-layer's experts, or of what an engine's lowering makes a `Kernel` of, because it computes it itself; one
-more is where the head begins (the first reader of ``rows``), so that a prefill chunk can leave the head out. The nodes
-must be in topological order. Values that a later segment reads are outputs of the one that makes them, and stand in
-buffers that are used again when their values are dead.
+A segment is what an engine runs without leaving its runtime (ONNX Runtime, TensorRT). The graph is cut at every node
+that something else computes: a collective, a layer's experts, or one of the kernels below. It is also cut where the
+head begins, at the first node that reads ``rows``, so that a chunk of a prompt can leave the head out. The nodes must
+be in topological order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import count, zip_longest
 
 import onnx
 
 from motley.plugins.engine import DOMAIN, EngineError
+from motley.plugins.nodes import attributes_of, is_collective, is_experts, reads
 
-COLLECTIVE = "DistCollective"
-EXPERTS = "Experts"
 ROWS = "rows"
 
-# Operators of domain ``motley`` that lowered graphs have, of what an engine computes outside its runtime:
+# An engine that computes some nodes outside its runtime replaces them by these operators of domain ``motley``:
 #
 # ================  ======================================================  ==========================================
 # `PRODUCT`         x f32[T, K], codes, scales, zero points, bias of W      x @ W.T + bias; attributes: bits, block
@@ -62,13 +60,16 @@ class Gathering:
 
 @dataclass(frozen=True)
 class Mixture:
-    """The experts after a segment, see `motley.plugins.engine`.
+    """The experts that are computed after a segment, see ``motley.Experts`` in `motley.plugins.engine`.
 
     Attributes:
-        bases: what their sums are added to; none: nothing.
-        totals: their sums, as many as each expert has results.
-        experts: their graphs; none if they are elsewhere.
-        layer: whose experts they are, if they are elsewhere.
+        x: the name of what they are computed from.
+        weights: the name of the weights of their sum.
+        chosen: the name of the numbers of the experts that each row has chosen.
+        bases: the names of what their sums are added to, one for each sum; empty: they are added to nothing.
+        totals: the names of their sums: as many as each expert has results.
+        experts: their graphs; empty if they are on other machines.
+        layer: the layer that they are of, if they are on other machines.
     """
 
     x: str
@@ -81,6 +82,7 @@ class Mixture:
 
     @property
     def operands(self) -> list[str]:
+        """The names of all values that are read."""
         return [self.x, self.weights, self.chosen, *self.bases]
 
 
@@ -89,8 +91,8 @@ class Kernel:
     """What the engine computes itself after a segment: one of the operators above.
 
     Attributes:
-        operands: those that are rows.
-        results: those that are rows.
+        operands: the names of its inputs that have a row per token.
+        results: the names of its outputs that have a row per token.
     """
 
     node: onnx.NodeProto
@@ -103,33 +105,17 @@ Then = Reduction | Gathering | Mixture | Kernel
 
 @dataclass(frozen=True)
 class Segment:
+    """Nodes that run without leaving the runtime, and what follows them."""
+
     nodes: tuple[onnx.NodeProto, ...]
     inputs: tuple[str, ...]
     """Values made outside: graph inputs and results of earlier segments (never initializers)."""
     outputs: tuple[str, ...]
-    """Values read by later segments, exchanged, or graph outputs; a segment without any need not run."""
+    """Values that later segments read, that are exchanged, or that the graph gives; without any, it need not run."""
     then: Then | None = None
     """What is done with the outputs, outside the runtime."""
     head: bool = False
     """Whether this segment is only needed for logits."""
-
-
-def reads(node: onnx.NodeProto) -> Iterator[str]:
-    """The values that a node needs: its inputs, and what its branches take from outside."""
-    yield from filter(None, node.input)
-    for attribute in node.attribute:
-        if attribute.type == onnx.AttributeProto.GRAPH:
-            inside = {name for own in attribute.g.node for name in own.output}
-            inside.update(tensor.name for tensor in attribute.g.initializer)
-            yield from (name for own in attribute.g.node for name in reads(own) if name not in inside)
-
-
-def is_collective(node: onnx.NodeProto) -> bool:
-    return node.domain == DOMAIN and node.op_type == COLLECTIVE
-
-
-def is_experts(node: onnx.NodeProto) -> bool:
-    return node.domain == DOMAIN and node.op_type == EXPERTS
 
 
 def cut_into_segments(
@@ -178,14 +164,15 @@ def cut_into_segments(
 
 
 def buffer_numbers(segments: Sequence[Segment], kind: Callable[[str], Hashable]) -> dict[str, int]:
-    """Which buffer each activation that crosses a segment stands in, ``hidden`` in buffer 0.
+    """Give every activation that leaves its segment the number of a buffer; ``hidden`` is in buffer 0.
 
-    A segment's outputs never share a buffer with its inputs. A collective's result stands where its operand stood, and
-    that of experts where stood what they are added to, if that has a number: nobody reads those later. Logits, caches
-    and the terms of a gathering have places of their own, and no number.
+    A buffer is used again once no later segment reads the value in it. A segment's outputs never share a buffer with
+    its inputs. The result of a collective takes the buffer of its operand, and the sum of experts that of its base, if
+    that has one: nobody reads those later. Logits, caches and the terms of a gathering have places of their own, and no
+    number.
 
     Args:
-        kind: of a value, by name; only values of equal kinds share a buffer.
+        kind: tells the kind of a value by its name; only values of equal kinds share a buffer.
     """
     last_read: dict[str, int] = {}
     for index, segment in enumerate(segments):
@@ -239,14 +226,13 @@ def _then(node: onnx.NodeProto, initializers: Collection[str]) -> Then | None:
 
 def _mixture(node: onnx.NodeProto) -> Mixture:
     x, weights, chosen, *bases = node.input
-    attributes = {attribute.name: attribute for attribute in node.attribute}
-    experts = attributes["experts"].graphs if "experts" in attributes else ()
-    layer = attributes["layer"].i if "layer" in attributes else -1
+    attributes = attributes_of(node)
+    experts, layer = attributes.get("experts", ()), attributes.get("layer", -1)
     return Mixture(x, weights, chosen, tuple(bases), tuple(node.output), experts, layer)
 
 
 def _collective(node: onnx.NodeProto) -> Reduction | Gathering:
-    attributes = {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute}
+    attributes = attributes_of(node)
     match attributes.get("collective_operation"):
         case b"all_reduce":
             return Reduction(node.input[0], node.output[0])

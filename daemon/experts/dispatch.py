@@ -20,7 +20,7 @@ from motley.daemon.experts.keys import replicas
 from motley.daemon.experts.wire import Answer, Call, ExpertWire, ExpertWireError, Part, Refusal, RefusalCode
 from motley.daemon.pipe.daemon import Tell
 from motley.plugins.engine import F32
-from motley.plugins.experts import I64, Compute, Sent
+from motley.plugins.mixture import I64, Compute, Sent
 from motley.protocol import mesh_pb2 as pb
 from motley.transport import MAX_MESSAGE, Connected, Lost, Message, Messenger, PeerLost, TransportError, WireFormat
 
@@ -153,7 +153,7 @@ class Dispatcher:
     # -- a call -----------------------------------------------------------------------------------------------------
 
     def _compute(self, layer: int, x: F32, sent: Sequence[Sent]) -> Iterable[F32]:
-        """See `motley.plugins.experts.Compute`. All rows are under way when it returns."""
+        """See `motley.plugins.mixture.Compute`. All rows are under way when it returns."""
         self._layer, self._x = layer, np.asarray(x, np.float32)
         self._rows = {}
         for own in sent:

@@ -24,8 +24,8 @@ import onnx
 
 from motley.daemon.loading.answers import F64, LOGITS, Answers, GateError, difference, fingerprint, kept_answers, noise
 from motley.plugins.engine import F32, Collectives, Engine, EngineFactory, EngineOptions, Pending, RankGraph
-from motley.plugins.experts import Compute, Sent
-from motley.plugins.segments import is_collective
+from motley.plugins.mixture import Compute, Sent
+from motley.plugins.nodes import is_collective
 
 FAR = 4000
 """The position of the far tokens in their sequence, or the end of the context if that comes before."""

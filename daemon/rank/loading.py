@@ -94,10 +94,11 @@ def load_rank(
             experts_elsewhere=len(assignment.hosts) > 0,
             beside=planned.beside,
         )
-        if on_gpu(assignment.engine):
+        if on_gpu(assignment.engine, assignment.engine_options):
             check_gpu_room(declared.share_bytes + declared.cache_bytes + 4 * activations(opened.model), gpus())
         floats = has_floats(opened.model, planned.quantisation)
-        options = EngineOptions(threads=threads, exact=model.exact, floats=floats)
+        extra = dict(assignment.engine_options)
+        options = EngineOptions(threads=threads, exact=model.exact, floats=floats, extra=extra)
         loaded = partial(progress, declared.share_bytes, declared.share_bytes)
         with contextlib.ExitStack() as stack:
             share_file = stack.enter_context(planned.share(cache, declared.weights, declared.share_bytes, progress))

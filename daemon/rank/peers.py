@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from motley.daemon.experts.dispatch import Dispatcher
 from motley.plugins.engine import EngineError, Pending
-from motley.plugins.experts import Compute
+from motley.plugins.mixture import Compute
 from motley.transport import Communicator, StatsSnapshot
 
 

@@ -66,7 +66,8 @@ def _agreement(assignment: pb.Assignment, group: pb.Group | None = None) -> byte
     """A digest of all that must be the same for everyone who meets."""
     agreed = pb.Assignment()
     agreed.CopyFrom(assignment)
-    for own in ("secret", "tls", "plain", "engine", "threads", "hosts", "group"):  # may differ from rank to rank
+    # These may differ from rank to rank.
+    for own in ("secret", "tls", "plain", "engine", "engine_options", "threads", "hosts", "group"):
         agreed.ClearField(own)
     if assignment.hosts:  # others may have joined: that there are some is agreed on
         agreed.hosts.add()

@@ -13,6 +13,7 @@ from motley.orchestrator.session_request import (
     Kind,
     NodeNames,
     SessionRequest,
+    Settings,
     Text,
     Weights,
     kinds,
@@ -72,19 +73,22 @@ def _read(fields: Fields, name: str, kind: Kind) -> Any:
                 fields.refuse(name, "must be a list of weights from 0 to 1e9, one per rank, not all 0")
             return tuple(map(float, weights or ()))
         case ByNode(choices):
-            return _by_node(fields, name, choices)
+            value = _strings(fields, name, "node names", "gaming-pc")
+            for node, own in value.items():
+                if choices and own not in choices:
+                    fields.refuse(name, f"of node {node!r} must be one of {', '.join(choices)}, not {own!r}")
+            return value
+        case Settings():
+            return _strings(fields, name, "names of settings", "device")
 
 
-def _by_node(fields: Fields, name: str, choices: tuple[str, ...]) -> dict[str, str]:
-    """A JSON object from node names to strings; empty if absent."""
+def _strings(fields: Fields, name: str, keys: str, example: str) -> dict[str, str]:
+    """A JSON object of strings; empty if absent. `keys` says what they are by."""
     value = fields.take(name)
     if value is None:
         return {}
     if not isinstance(value, dict) or not all(map(is_text, (*value, *value.values()))):
-        fields.refuse(name, f'must be an object of strings by node names, like {{"gaming-pc": ...}}, not {value!r}')
-    for node, own in value.items():
-        if choices and own not in choices:
-            fields.refuse(name, f"of node {node!r} must be one of {', '.join(choices)}, not {own!r}")
+        fields.refuse(name, f'must be an object of strings by {keys}, like {{"{example}": ...}}, not {value!r}')
     return dict(value)
 
 

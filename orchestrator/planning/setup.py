@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from motley.protocol import GPU_RESERVE
 from motley.protocol.mesh_pb2 import Capabilities, Engine, Gpu
 from motley.protocol.wording import human_bytes
+
+NONE: Mapping[str, str] = MappingProxyType({})
 
 
 class SetupError(Exception):
@@ -28,11 +32,14 @@ class Setup:
     """It computes on the node's first GPU, in that GPU's memory."""
 
 
-def setup_of(node: str, capabilities: Capabilities, engine: str, quantisation: str) -> Setup:
+def setup_of(
+    node: str, capabilities: Capabilities, engine: str, quantisation: str, options: Mapping[str, str] = NONE
+) -> Setup:
     """How a rank with this engine takes part on a node.
 
     Args:
         node: its name.
+        options: the engine's settings; with ``device=cuda`` it computes on the GPU.
 
     Raises:
         SetupError: the node has no such engine, or it cannot run there.
@@ -40,21 +47,23 @@ def setup_of(node: str, capabilities: Capabilities, engine: str, quantisation: s
     told = next((each for each in capabilities.engines if each.name == engine), None)
     if told is None:
         raise SetupError("unknown_engine", f"node {node!r} has no engine {engine!r}; it has: {_able(capabilities)}")
-    if lacking := _lacking(told, capabilities):
+    on_gpu = told.on_gpu or options.get("device") == "cuda"
+    if lacking := _lacking(told, capabilities, on_gpu):
         message = f"node {node!r} cannot run engine {engine!r}: {lacking}; it can run: {_able(capabilities)}"
         raise SetupError("unusable_engine", message)
     widened = quantisation == "fp16" and not told.keeps_fp16
-    return Setup(engine, "fp32" if widened else quantisation, told.on_gpu)
+    return Setup(engine, "fp32" if widened else quantisation, on_gpu)
 
 
-def _lacking(engine: Engine, capabilities: Capabilities) -> str:
+def _lacking(engine: Engine, capabilities: Capabilities, on_gpu: bool) -> str:
     """Why an engine cannot run on a node; a package that it lacks is of no use where there is no GPU."""
-    return "it shows no GPU" if engine.on_gpu and not capabilities.gpus else engine.lacking
+    return "it shows no GPU" if on_gpu and not capabilities.gpus else engine.lacking
 
 
 def _able(capabilities: Capabilities) -> str:
     """The engines that can run on a node, for messages."""
-    return ", ".join(each.name for each in capabilities.engines if not _lacking(each, capabilities)) or "none"
+    able = (each.name for each in capabilities.engines if not _lacking(each, capabilities, each.on_gpu))
+    return ", ".join(able) or "none"
 
 
 def gpu_room(gpu: Gpu, promised: int) -> int:

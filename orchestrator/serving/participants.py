@@ -79,7 +79,8 @@ def participant(request: SessionRequest, node: Node) -> Participant:
     engine = request.engines.get(node.name, request.engine)
     quantisation = request.quantisations.get(node.name, request.quantisation)
     try:
-        return Participant(node, setup_of(node.name, node.capabilities, engine, quantisation))
+        options = request.options_on(node.name)
+        return Participant(node, setup_of(node.name, node.capabilities, engine, quantisation, options))
     except SetupError as error:
         raise refusal(error.code, str(error), "engines" if node.name in request.engines else "engine") from error
 

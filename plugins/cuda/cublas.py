@@ -1,4 +1,4 @@
-"""Products of many rows on a GPU, by cuBLAS, in FP32 throughout: no TF32, no emulation, whatever the environment says.
+"""Multiplies many rows on a GPU by cuBLAS, in FP32 throughout: no TF32, no emulation, whatever the environment says.
 
 Not yet run on a GPU. The library is the package ``nvidia-cublas``; five of its functions are called by ctypes.
 """

@@ -93,8 +93,8 @@ class Attention(ctypes.Structure):
 
 
 INTERFACE = (3, *map(ctypes.sizeof, (Matmul, Norm, Gated, Attention)))
-"""``motley_interface`` of library.c: a number that both count up when they no longer understand each other, and what
-each struct takes. It tells a library that was built before an update."""
+"""What ``motley_interface`` of library.c must be: a number that is raised in both files whenever they no longer
+understand each other, and the size of each struct. It shows that a library was built before an update."""
 
 FUNCTIONS = (
     ("supports", [c_int32], c_int32),
@@ -150,12 +150,12 @@ def _declare(lib: ctypes.CDLL) -> None:
 
 
 def supported_levels(lib: ctypes.CDLL) -> list[str]:
-    """What this processor can do, worst first."""
+    """The `LEVELS` that this processor supports, worst first."""
     return [level for number, level in enumerate(LEVELS) if lib.motley_supports(number)]
 
 
 def address(name: str, array: npt.NDArray[Any], dtype: npt.DTypeLike, *shape: int) -> int:
-    """Where an array's elements lie.
+    """The address of an array's elements, for a kernel to read.
 
     Raises:
         ValueError: it has another shape or type, or is not contiguous or aligned.
@@ -168,10 +168,10 @@ def address(name: str, array: npt.NDArray[Any], dtype: npt.DTypeLike, *shape: in
 
 
 def place(name: str, array: npt.NDArray[Any], dtype: npt.DTypeLike, *shape: int) -> int:
-    """The `address` of an array that is written to.
+    """The address of an array's elements, for a kernel to write.
 
     Raises:
-        ValueError: it is read-only besides.
+        ValueError: it is read-only, has another shape or type, or is not contiguous or aligned.
     """
     if not array.flags.writeable:
         raise ValueError(f"{name} must be writeable")

@@ -19,7 +19,7 @@ BLOCKS = (16, 32, 64, 128, 256)
 
 
 class Pool:
-    """Compute threads that matmuls and attention share, the calling one among them.
+    """Compute threads that matmuls and attention share; the thread that calls one of these computes, too.
 
     Calls from several threads take turns. Idle threads sleep.
 
@@ -69,9 +69,9 @@ class QuantisedMatrix:
     """
 
     rows: int
-    """N."""
+    """N, the rows of the matrix."""
     columns: int
-    """K."""
+    """K, its columns."""
 
     def __init__(
         self, codes: U8, scales: F32, zeros: U8 | None, bias: F32 | None, bits: int, block: int, pool: Pool

@@ -1,4 +1,4 @@
-"""How far ahead of their use products fetch weights: processors differ, so it is measured on the weights at hand.
+"""Measures how far ahead of their use products should fetch weights on this processor, with the weights at hand.
 
 Of 4-bit weights that stream from memory a core of Zen 4 reads 25 GB/s when they are fetched 8 KB ahead for the level-2
 cache, 17 when the level-1 cache is asked to have them too; Zen 5 and Sapphire Rapids are the faster for the latter.
@@ -19,18 +19,20 @@ LEAST, MOST = 1 << 25, 1 << 28
 PASSES = 3
 
 Product = tuple[int, Callable[[], None]]
-"""Bytes of its weights, and what computes it."""
+"""A product: the bytes of its weights, and what computes it."""
 
 _chosen: dict[int, tuple[int, int]] = {}
 
 
 def is_chosen(bits: int) -> bool:
-    """Whether it was measured in this process."""
+    """Whether it was measured in this process for weights of so many bits."""
     return bits in _chosen
 
 
 def choose_reach(bits: int, products: Sequence[Product]) -> None:
-    """Let products of this process fetch as far ahead as these are fastest with; once for each of `bits`.
+    """Let all products of this process by weights of so many bits fetch as far ahead as these are fastest with.
+
+    Only the first call for each of `bits` that has enough weights does something.
 
     It takes some tenths of a second, and nothing where there are too few weights to tell.
     """

@@ -1,4 +1,4 @@
-"""What lies between two products of a token: norms, gates and cached attention, in a few microseconds each.
+"""Our own kernels for what a token needs between two products: norms, gates, cached attention, a few microseconds each.
 
 The arithmetic is stated in rows.c and attention.c. Results are the same to the bit on every CPU and for any number of
 threads, and a row's do not depend on which other rows are computed with it.
@@ -21,7 +21,7 @@ from .library import F32, Attention, Gated, Norm, address, library, place
 from .matmul import Pool
 
 Action = Callable[[], None]
-"""Something to compute, on buffers that are bound to it."""
+"""A call computes something on buffers that were bound to it."""
 
 
 def bind_norm(x: F32, skip: F32 | None, weight: F32, epsilon: float, y: F32, total: F32 | None) -> Action:

@@ -1,49 +1,38 @@
-"""The CPU engine: quantised products by our own kernels, all else by ONNX Runtime, the transport in between.
+"""The CPU engine: our own kernels compute quantised products and small steps, ONNX Runtime all else.
 
-A step is a chain of actions (a session's ``run_with_iobinding``, about 3 us; a product, about 1) on buffers whose
-addresses are bound once. Every value that crosses a segment lives in a buffer of this engine, so the collectives work
-on it in place and nothing is copied or allocated per token. KV caches are updated in place: past and present are one
-buffer.
+A step is a chain of actions on buffers whose addresses are bound once: a session's ``run_with_iobinding`` takes about
+3 us besides its work, a product of ours about 1. Every value that crosses a segment lives in a buffer of this engine,
+so the collectives work on it in place, and nothing is copied or allocated per token. KV caches are updated in place:
+past and present are one buffer.
 
 Decoded tokens of several sequences are rows of one step. Only attention runs once for each of them; weights are read,
 and sums exchanged, once for all.
 
 Two micro-chunks of a prompt take turns: one computes a segment while the sum of the other is under way.
 
-In exact mode the last row of an odd number is run twice where the runtime computes it: its kernels take rows by twos,
-and round a lone one otherwise. The twin stands at the next position, which no other row sees and which is written again
-when its turn comes.
+In exact mode the runtime is never given an odd number of rows, because its kernels take rows by twos and round a lone
+one otherwise: the last row is run twice. The second time it stands at the next position, which no other row sees, and
+which is written again when the token there comes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import cycle
 from math import prod
 
 import numpy as np
 
-from motley.plugins.engine import (
-    F32,
-    Collectives,
-    EngineError,
-    EngineOptions,
-    Pending,
-    RankGraph,
-    check_skip,
-    check_step,
-    micro_chunks,
-)
-from motley.plugins.experts import Sent, as_terms
+from motley.plugins.engine import F32, Collectives, EngineError, EngineOptions, Pending, RankGraph, micro_chunks
 from motley.plugins.mapped_share import Array
+from motley.plugins.mixture import Sent, as_terms
 from motley.plugins.native.rows import Action
+from motley.plugins.onnxruntime.bound import Bound, BoundRows, Decoder, Place, Slot
 from motley.plugins.onnxruntime.experts import BoundMixture, LocalExperts
-from motley.plugins.onnxruntime.lowering import SEQLENS, TOTAL_LENGTH, lower
+from motley.plugins.onnxruntime.lowering import lower
 from motley.plugins.onnxruntime.sessions import (
     EXACT_PROBE,
-    POSITION,
     ROWS_DIFFER,
     Part,
     Store,
@@ -52,6 +41,7 @@ from motley.plugins.onnxruntime.sessions import (
     compute,
 )
 from motley.plugins.segments import ROWS, Gathering, Kernel, Mixture, Reduction, cut_into_segments
+from motley.plugins.slots import Slots, check_rows, check_skip, check_step, grown_capacity
 
 FIRST_CAPACITY = 256
 """Tokens that a new slot has room for; it doubles when full."""
@@ -59,113 +49,25 @@ FIRST_CAPACITY = 256
 WAVES_KEPT = 64
 """Groups of sequences whose decode steps stay put together."""
 
-
-@dataclass(frozen=True)
-class _Bound:
-    """Segments bound to buffers, and what is then done with them in place: by experts or by the transport.
-
-    Attributes:
-        partial: what is summed over all ranks.
-        parts: what is gathered, by rank.
-    """
-
-    actions: Sequence[Action] = ()
-    partial: F32 | None = None
-    parts: Sequence[F32] = ()
-    mixture: BoundMixture | None = None
-
-
-Exchange = Callable[[_Bound], None]
+Exchange = Callable[[Bound], None]
 """What is done after a segment has run."""
-
-
-class _Place:
-    """Where rows stand in their sequence: the graph's inputs, at fixed addresses."""
-
-    def __init__(self, position: int, count: int) -> None:
-        self._count = count
-        self.inputs: dict[str, Array] = {
-            POSITION: np.empty(1, np.int64),
-            SEQLENS: np.empty(1, np.int32),
-            TOTAL_LENGTH: np.empty((), np.int32),
-        }
-        self.move(position)
-
-    def move(self, position: int) -> None:
-        end = position + self._count
-        self.inputs[POSITION][...] = position
-        self.inputs[SEQLENS][...] = end - 1
-        self.inputs[TOTAL_LENGTH][...] = end
-
-
-@dataclass
-class _Slot:
-    """One sequence: what it reads and keeps, by graph input, and where its next decoded token stands."""
-
-    constants: Mapping[str, F32]
-    next: _Place
-    caches: dict[str, F32] = field(default_factory=dict)
-    capacity: int = 0
-    length: int = 0
-    attentions: dict[int, Mapping[Part, Action]] = field(default_factory=dict)
-    """Of that token, by the row that it is in; void once the caches move."""
-
-
-@dataclass(frozen=True)
-class _Rows:
-    """The layers bound to rows of the buffers, but for attention, which is bound to sequences.
-
-    Attributes:
-        steps: actions, with attentions in their places, and what is done after them.
-        places: of the values.
-    """
-
-    steps: Sequence[tuple[Sequence[Action | Part], _Bound]]
-    places: Mapping[str, Array]
-
-    def attending(self, attentions: Sequence[Mapping[Part, Action]]) -> list[_Bound]:
-        """The layers, with the attention of each sequence that has some of the rows."""
-        bound = []
-        for actions, then in self.steps:
-            own: list[Action] = []
-            for action in actions:
-                if isinstance(action, Part):
-                    own += [attention[action] for attention in attentions]
-                else:
-                    own.append(action)
-            bound.append(replace(then, actions=own))
-        return bound
-
-
-@dataclass(frozen=True)
-class _Decoder:
-    """A token of each of so many sequences.
-
-    Attributes:
-        wanted: the rows that get logits: all. Bindings hold addresses only.
-    """
-
-    rows: _Rows
-    head: Sequence[_Bound]
-    wanted: Array
 
 
 class OnnxRuntimeEngine:
     """See `motley.plugins.engine.Engine`."""
 
     def __init__(self, graph: RankGraph, collectives: Collectives, options: EngineOptions) -> None:
-        if options.extra:
-            raise EngineError(f"engine 'onnxruntime' has no settings called {sorted(options.extra)}")
+        options.check_extra("onnxruntime")
         self._graph = graph
         self._collectives = collectives
         self._max_rows = options.max_rows
         self._exact = options.exact
         self._each = 2 if options.exact and options.floats else 1
         """Rows that a decoded token is run as."""
-        self._slots: dict[int, _Slot] = {}
-        self._decoders: dict[int, _Decoder] = {}
+        self._slots = Slots[Slot]()
+        self._decoders: dict[int, Decoder] = {}
         """By the number of sequences."""
-        self._waves: dict[tuple[int, ...], list[_Bound]] = {}
+        self._waves: dict[tuple[int, ...], list[Bound]] = {}
         """Whole decode steps, by their slots; void once a cache moves."""
         self._logits = np.empty((0, graph.vocabulary), np.float32)
         """Of the latest decode step."""
@@ -202,17 +104,15 @@ class OnnxRuntimeEngine:
         return self._max_rows // self._each
 
     def open_slot(self, slot: int, prompt: int = 0) -> None:
-        if slot in self._slots:
-            raise EngineError(f"slot {slot} is open already")
-        self._slots[slot] = _Slot(self._graph.constants(prompt), _Place(0, self._each))
+        self._slots.check_free(slot)
+        self._slots[slot] = Slot(self._graph.constants(prompt), Place(0, self._each))
 
     def close_slot(self, slot: int) -> None:
-        if self._slots.pop(slot, None) is None:
-            raise EngineError(f"slot {slot} is not open")
+        self._slots.take(slot)
         self._waves.clear()
 
     def skip(self, slot: int, position: int) -> None:
-        state = self._slot(slot)
+        state = self._slots[slot]
         check_skip(slot, state.length, position, self._graph.context)
         if position > state.capacity:
             self._grow(slot, position)
@@ -227,9 +127,9 @@ class OnnxRuntimeEngine:
         if not 1 <= len(slots) == len(set(slots)) <= self.most_sequences:
             raise EngineError(f"a step decodes 1 to {self.most_sequences} sequences, each once, not slots {[*slots]}")
         for slot, position in zip(slots, positions, strict=True):
-            check_step(slot, self._slot(slot).length, position, 1, self._graph.context)
+            check_step(slot, self._slots[slot].length, position, 1, self._graph.context)
         for slot, position in zip(slots, positions, strict=True):
-            self._reserve(slot, position, 1).next.move(position)
+            self._room(slot, position, 1).next.move(position)
         each, count = self._each, len(slots)
         for row in range(each):
             np.copyto(self._buffers["hidden"][row : count * each : each], hidden)
@@ -256,11 +156,13 @@ class OnnxRuntimeEngine:
     def _step(
         self, slot: int, hidden: F32, position: int, rows: Sequence[int], halved: bool, exchange: Exchange
     ) -> F32:
-        """`step`, with `exchange` in the place of the collective after a segment."""
+        """As `step`; `exchange` is called after each segment, where `step` calls the transport."""
         tokens = len(hidden)
         if halved and self._exact:
             raise EngineError("engine 'onnxruntime' takes no step in halves with exact=true")
-        state = self._reserve(slot, position, tokens)
+        check_rows(hidden, rows, self._max_rows, self._graph.hidden)
+        check_step(slot, self._slots[slot].length, position, tokens, self._graph.context)
+        state = self._room(slot, position, tokens)
         count = self._even(tokens)
         buffer = self._buffers["hidden"]
         np.copyto(buffer[:tokens], hidden)
@@ -269,12 +171,9 @@ class OnnxRuntimeEngine:
         state.length = position + tokens
         return logits
 
-    def _reserve(self, slot: int, position: int, tokens: int) -> _Slot:
-        """The slot, with room for a step of so many tokens."""
-        state = self._slot(slot)
-        if not 1 <= tokens <= self._max_rows:
-            raise EngineError(f"a step has 1 to {self._max_rows} rows, not {tokens}")
-        check_step(slot, state.length, position, tokens, self._graph.context)
+    def _room(self, slot: int, position: int, tokens: int) -> Slot:
+        """A slot, with room for a step of so many tokens from `position` on."""
+        state = self._slots[slot]
         needed = position + self._even(tokens)
         if needed > state.capacity:
             self._grow(slot, needed)
@@ -284,8 +183,8 @@ class OnnxRuntimeEngine:
         """How many rows are run for so many."""
         return rows + rows % 2 if self._exact else rows
 
-    def _bind_wave(self, slots: tuple[int, ...]) -> list[_Bound]:
-        """A decode step. What is bound to rows, and to sequences, is bound once: they come together anew cheaply."""
+    def _bind_wave(self, slots: tuple[int, ...]) -> list[Bound]:
+        """A decode step of these slots. Rows and sequences are bound once each, so that to join them is cheap."""
         if len(self._waves) >= WAVES_KEPT:
             self._waves.clear()
         decoder = self._decoder(len(slots))
@@ -293,7 +192,7 @@ class OnnxRuntimeEngine:
         wave = self._waves[slots] = [*decoder.rows.attending(attentions), *decoder.head]
         return wave
 
-    def _decoder(self, sequences: int) -> _Decoder:
+    def _decoder(self, sequences: int) -> Decoder:
         count = sequences * self._each
         if count > len(self._logits):
             self._logits = np.empty((count, self._graph.vocabulary), np.float32)
@@ -302,23 +201,23 @@ class OnnxRuntimeEngine:
         if sequences not in self._decoders:
             rows, wanted = self._bind_rows(slice(0, count)), np.arange(count)
             head = self._bind_head(rows.places, wanted, self._logits[:count])
-            self._decoders[sequences] = _Decoder(rows, head, wanted)
+            self._decoders[sequences] = Decoder(rows, head, wanted)
         return self._decoders[sequences]
 
-    def _next_attention(self, state: _Slot, number: int) -> Mapping[Part, Action]:
-        """Of a sequence's decoded token, if that is in the rows of this number."""
+    def _next_attention(self, state: Slot, number: int) -> Mapping[Part, Action]:
+        """The attentions of a sequence's decoded token, where it is the one of this number in its step."""
         if number not in state.attentions:
             each = self._each
             rows = slice(number * each, (number + 1) * each)
             state.attentions[number] = self._attention(state, state.next, rows, once=each == 1)
         return state.attentions[number]
 
-    def _attention(self, state: _Slot, place: _Place, rows: slice, once: bool) -> Mapping[Part, Action]:
+    def _attention(self, state: Slot, place: Place, rows: slice, once: bool) -> Mapping[Part, Action]:
         """Bind all attentions to consecutive tokens of a sequence.
 
         Args:
-            once: it is one token, which is decoded. Our kernel for that rounds otherwise than the runtime's; a prompt's
-                last token must not depend on whether it came alone.
+            once: whether it is one decoded token, which our own kernel attends for. It rounds otherwise than the
+                runtime's, which a prompt gets: its last token must not depend on whether it came alone.
         """
         places = {
             **state.constants,
@@ -331,7 +230,7 @@ class OnnxRuntimeEngine:
         return {part: bind(places) for part, bind in binds.items() if bind}
 
     def _prefill(
-        self, state: _Slot, position: int, count: int, rows: Sequence[int], halved: bool, exchange: Exchange
+        self, state: Slot, position: int, count: int, rows: Sequence[int], halved: bool, exchange: Exchange
     ) -> F32:
         """f32[R, V]{tp}: run a chunk, or its micro-chunks by turns, and the head where it is wanted."""
         wanted = np.zeros(self._even(len(rows)), np.int64)
@@ -339,7 +238,7 @@ class OnnxRuntimeEngine:
         logits = np.empty((len(wanted), self._graph.vocabulary), np.float32)
         chunks = micro_chunks(count, halved)
         # Bindings hold addresses only: what they point to must outlive the run.
-        standing = [_Place(position + chunk.start, chunk.stop - chunk.start) for chunk in chunks]
+        standing = [Place(position + chunk.start, chunk.stop - chunk.start) for chunk in chunks]
         bindings = [self._bind_rows(chunk) for chunk in chunks]
         layers = [
             rows.attending([self._attention(state, place, chunk, once=False)])
@@ -364,12 +263,12 @@ class OnnxRuntimeEngine:
                 self._run(bound)
         return logits[: len(rows)]
 
-    def _run(self, bound: _Bound) -> None:
+    def _run(self, bound: Bound) -> None:
         compute(bound.actions)
         if bound.mixture is not None:
             bound.mixture.add()
 
-    def _exchange(self, bound: _Bound) -> None:
+    def _exchange(self, bound: Bound) -> None:
         if bound.partial is not None:
             self._collectives.all_reduce(bound.partial)
         elif bound.parts:
@@ -385,7 +284,7 @@ class OnnxRuntimeEngine:
             """What this rank contributes and its logits, of all rows, computed `chunk` rows at a time."""
             steps: list[list[F32]] = []
 
-            def keep(bound: _Bound) -> None:
+            def keep(bound: Bound) -> None:
                 for other, part in enumerate(bound.parts):
                     if other == rank:
                         steps[-1].append(part[:, : len(rows)].copy())
@@ -406,17 +305,10 @@ class OnnxRuntimeEngine:
             if not all(map(np.array_equal, outcome(chunk), together)):
                 raise EngineError(ROWS_DIFFER)
 
-    def _slot(self, slot: int) -> _Slot:
-        state = self._slots.get(slot)
-        if state is None:
-            raise EngineError(f"slot {slot} is not open")
-        return state
-
     def _grow(self, slot: int, needed: int) -> None:
-        """Move a sequence's caches to buffers of at least twice the size."""
+        """Move a sequence's caches to larger buffers."""
         state = self._slots[slot]
-        context = self._graph.context + self._exact
-        capacity = min(context, max(FIRST_CAPACITY, needed, 2 * state.capacity))
+        capacity = grown_capacity(state.capacity, needed, FIRST_CAPACITY, self._graph.context + self._exact)
         for spec in self._graph.caches:
             for kind in ("key_cache", "value_cache"):
                 name = f"{kind}.{spec.layer}"
@@ -428,7 +320,7 @@ class OnnxRuntimeEngine:
         state.attentions.clear()
         self._waves.clear()
 
-    def _bind_rows(self, rows: slice) -> _Rows:
+    def _bind_rows(self, rows: slice) -> BoundRows:
         """Bind the layers to these rows of the shared buffers."""
         places = self._rows_of_buffers(rows)
         gathers = cycle(self._gathers)
@@ -437,7 +329,7 @@ class OnnxRuntimeEngine:
             for part in self._layers
             if isinstance(part.segment.then, Gathering)
         }
-        steps: list[tuple[Sequence[Action | Part], _Bound]] = []
+        steps: list[tuple[Sequence[Action | Part], Bound]] = []
         actions: list[Action | Part] = []
         for part in self._layers:
             if part.run:
@@ -448,17 +340,17 @@ class OnnxRuntimeEngine:
                 actions.append(part.then(places))
             match part.segment.then:
                 case Reduction(summed):
-                    then = _Bound(partial=places[summed])
+                    then = Bound(partial=places[summed])
                 case Gathering():
-                    then = _Bound(parts=gathered[part])
+                    then = Bound(parts=gathered[part])
                 case Mixture() as mixture:
-                    then = _Bound(mixture=self._mixture(mixture, places))
+                    then = Bound(mixture=self._mixture(mixture, places))
                 case _:
                     continue
             steps.append((actions, then))
             actions = []
-        steps.append((actions, _Bound()))
-        return _Rows(steps, places)
+        steps.append((actions, Bound()))
+        return BoundRows(steps, places)
 
     def _mixture(self, mixture: Mixture, places: Mapping[str, Array]) -> BoundMixture:
         totals = [places[name] for name in mixture.totals]
@@ -478,20 +370,24 @@ class OnnxRuntimeEngine:
         results: Iterable[F32] = self._collectives.experts(layer)(x, sent)
         return results
 
-    def _bind_head(self, places: Mapping[str, Array], rows: Array, logits: F32) -> list[_Bound]:
+    def _bind_head(self, places: Mapping[str, Array], rows: Array, logits: F32) -> list[Bound]:
         """Bind the head, if this rank has a part of it, for these of the rows whose values are in `places`."""
         thens = [part.segment.then for part in self._head if isinstance(part.segment.then, Kernel)]
         made = {name for part in self._head for name in part.segment.outputs}
         made.update(name for then in thens for name in then.results)
         own = {name: self._buffers[name][: len(rows)] for name in made if name in self._buffers}
         places = {**places, **own, ROWS: rows, "logits": logits}
-        return [_Bound([bind(places) for part in self._head for bind in (part.run, part.then) if bind])]
+        return [Bound([bind(places) for part in self._head for bind in (part.run, part.then) if bind])]
 
     def _rows_of_buffers(self, rows: slice) -> dict[str, Array]:
         return {name: buffer[rows] for name, buffer in self._buffers.items()}
 
     def _lay_out(self, gathering: Gathering, memory: F32, tokens: int, places: dict[str, Array]) -> list[F32]:
-        """Give every gathered term its place, f32[T, D]; where each rank's terms are, f32[count, T, D], by rank."""
+        """Give every gathered term a place f32[T, D] in `memory`, and add these to `places`.
+
+        Returns:
+            f32[count, T, D] for each rank: where its terms are.
+        """
         shape = (len(gathering.gathered), tokens, self._workshop.width(gathering.gathered[0]))
         terms = memory[: prod(shape)].reshape(shape)
         parts = np.split(terms, np.cumsum(gathering.counts)[:-1])

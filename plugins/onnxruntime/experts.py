@@ -1,4 +1,4 @@
-"""The experts of a layer on this machine, of which a step runs those that its rows have chosen.
+"""The experts of a layer that the rank's own graph holds: a step runs those that its rows have chosen.
 
 Experts are bound once to the same buffers for each small number of rows, as decoded tokens come in. One that is not
 chosen costs nothing but memory.
@@ -17,7 +17,7 @@ import numpy as np
 import onnx
 
 from motley.plugins.engine import F32
-from motley.plugins.experts import I64, Sent, Terms, add_mixture
+from motley.plugins.mixture import I64, Sent, Terms, add_mixture, deal
 from motley.plugins.native.rows import Action
 from motley.plugins.onnxruntime.sessions import Store, Workshop, compute
 from motley.plugins.segments import cut_into_segments
@@ -32,7 +32,8 @@ class BoundMixture:
 
     Attributes:
         totals: f32[T, D] each.
-        begin: those of them that must be given something to begin with, and what: zero, or what the sum is added to.
+        begin: totals that must first be set, each with what it is set to: zero, or what the sum is added to.
+        compute: what computes the experts.
     """
 
     x: F32
@@ -45,11 +46,11 @@ class BoundMixture:
     def add(self) -> None:
         for total, value in self.begin:
             np.copyto(total, value)
-        add_mixture(self.totals, self.x, self.weights, self.chosen, self.compute)
+        add_mixture(self.totals, self.x, self.weights, deal(self.chosen), self.compute)
 
 
 class LocalExperts:
-    """All experts of a layer, on this machine: `motley.plugins.experts.Terms`."""
+    """All experts of a layer, on this machine: `motley.plugins.mixture.Terms`."""
 
     def __init__(
         self,
@@ -61,9 +62,9 @@ class LocalExperts:
     ) -> None:
         """
         Args:
-            weights: the names of what is no activation.
-            rows: f32[max_rows, D] that experts find their rows in, one after another, ...
-            store: ... and leave their results.
+            weights: the names of all initializers.
+            rows: f32[max_rows, D], where each expert in its turn finds its rows of x.
+            store: where each expert in its turn leaves its results.
         """
         self._rows = rows
         self._experts = [_LocalExpert(expert, workshop, weights, store) for expert in experts]
@@ -91,7 +92,7 @@ class _LocalExpert:
         return self._chain.run_for(count)
 
     def __call__(self, x: F32) -> list[F32]:
-        """Always from the same memory; valid until another expert computes."""
+        """The expert's results for rows x, which are always in the same memory; valid until another expert computes."""
         bound = self._bound.get(len(x)) or self._chain.bind(x, self._store)
         if len(x) <= MOST_BOUND:
             self._bound[len(x)] = bound
@@ -101,12 +102,12 @@ class _LocalExpert:
 
 
 class Chain:
-    """An expert's segments, made ready."""
+    """An expert, cut into segments that are ready to be bound."""
 
     def __init__(
         self, graph: onnx.GraphProto, nodes: Iterable[onnx.NodeProto], workshop: Workshop, weights: Collection[str]
     ) -> None:
-        """`nodes`: the graph's, lowered; `weights`: the names of what is no activation."""
+        """`nodes`: those of the graph, lowered; `weights`: the names of all initializers."""
         self._x, self._results = graph.input[0].name, [output.name for output in graph.output]
         self._workshop = workshop
         self._segments = cut_into_segments(nodes, weights, self._results)
@@ -117,7 +118,15 @@ class Chain:
         return count + count % 2 if any(part.run for part in self._parts) else count
 
     def bind(self, x: F32, store: Store) -> tuple[list[Action], list[F32]]:
-        """What computes the results, f32[N, D] each, from x f32[N, D]; where they are. `store` has N rows or more."""
+        """Bind the expert to its rows.
+
+        Args:
+            x: f32[N, D].
+            store: has room for N rows or more.
+
+        Returns:
+            What computes the results, and where these are: f32[N, D] each.
+        """
         buffers = self._workshop.buffers(self._segments, store)
         places = {name: buffer[: len(x)] for name, buffer in buffers.items()} | {self._x: x}
         binds = [bind for part in self._parts for bind in (part.run, part.then) if bind]

@@ -1,8 +1,7 @@
-"""Whole experts for other ranks, as the CPU engine computes them.
+"""The CPU engine's expert engine: whole experts for other machines.
 
-A decoded row goes through buffers that are bound once. As in a rank's graph, an expert is given an even number of rows,
-the last one twice if need be (`motley.plugins.onnxruntime.experts`). One row is taken for a decoded one, and runs alone
-but in exact mode.
+A single row is taken for a decoded token, and goes through buffers that are bound once. More rows are made an even
+number, the last one twice if need be, as `motley.plugins.onnxruntime.experts` explains; in exact mode a single row too.
 """
 
 from __future__ import annotations
@@ -20,8 +19,7 @@ class OnnxRuntimeExperts:
     """See `motley.plugins.expert_engine.ExpertEngine`."""
 
     def __init__(self, options: EngineOptions) -> None:
-        if options.extra:
-            raise EngineError(f"engine 'onnxruntime' has no settings called {sorted(options.extra)}")
+        options.check_extra("onnxruntime")
         self._threads = Threads(options.threads)
         self._exact = options.exact
 

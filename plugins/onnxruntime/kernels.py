@@ -1,4 +1,4 @@
-"""What our own kernels compute between the segments of a graph, bound to buffers.
+"""Binds our own kernels (`motley.plugins.native`) to what they compute between the segments of a graph.
 
 While a token is decoded, hundreds of megabytes of weights flow through the caches, and a call of the runtime finds none
 of its own code and data there any more: a norm of 2048 values takes it 12 to 16 us. A few hundred bytes of ours do it
@@ -12,17 +12,20 @@ from collections.abc import Callable, Mapping
 from motley.plugins.mapped_share import Array
 from motley.plugins.native.matmul import Pool, QuantisedMatrix
 from motley.plugins.native.rows import Action, bind_attention, bind_gated, bind_norm
-from motley.plugins.onnxruntime.lowering import attributes_of
+from motley.plugins.nodes import attributes_of
 from motley.plugins.segments import ATTENTION, GATED, NORM, PRODUCT, Kernel
 
 Bind = Callable[[Mapping[str, Array]], Action]
-"""Binds it to its values' places, which must outlive it."""
+"""Binds something to compute to the places of its values, by name. The places must outlive the result."""
 Weight = Callable[[str], Array | None]
-"""The value of an initializer; None: there is none of that name."""
+"""Gives the value of an initializer by its name; None: there is none of that name."""
 
 
 def kernel(then: Kernel, weight: Weight, pool: Pool) -> tuple[Bind, dict[str, int]]:
-    """What computes a kernel's node, attention for one token only, and how wide its rows are."""
+    """What computes the node of a `Kernel`, and the width of its operands and results by their names.
+
+    An attention is computed for one token.
+    """
     make = {PRODUCT: _product, ATTENTION: _attention, NORM: _norm, GATED: _gated}[then.node.op_type]
     return make(then, weight, pool)
 

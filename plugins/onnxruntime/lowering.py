@@ -1,4 +1,4 @@
-"""Lowering a rank's graph to the operators that ONNX Runtime is fast at on a CPU.
+"""Lowers a rank's graph to operators that ONNX Runtime or our own kernels compute fast on a CPU.
 
 ==============================================  ==============================================================
 in the graph                                    in the runtime (domain ``com.microsoft`` where not standard)
@@ -21,20 +21,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import onnx
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from motley.plugins.engine import DOMAIN, EngineError
-from motley.plugins.segments import ATTENTION, GATED, NORM, PRODUCT, is_experts
+from motley.plugins.nodes import attributes_of, is_experts
+from motley.plugins.segments import ATTENTION, GATED, NORM, PRODUCT
 
 MICROSOFT = "com.microsoft"
 SEQLENS = "seqlens_k"
-"""Added graph input i32[1]: the last position, ``position + T - 1``."""
+"""A graph input i32[1] that lowering adds: the last position, ``position + T - 1``."""
 TOTAL_LENGTH = "total_sequence_length"
-"""Added graph input i32[]: ``seqlens_k + 1``."""
+"""A graph input i32[] that lowering adds: ``seqlens_k + 1``."""
 
 HEAD_DIM_STEP = 16
 """`GroupQueryAttention` takes heads of a multiple of this; for others the runtime inlines the function's body, whose
@@ -172,7 +172,7 @@ class _Lowering:
 
 
 def attention_nodes(node: NodeProto) -> list[NodeProto]:
-    """An `ATTENTION` in the runtime's operators. They update the caches in place."""
+    """The runtime's operators that compute an `ATTENTION` node. They update the caches in place."""
     qkv, key_cache, value_cache, position, cos, sin = node.input
     y, key_out, value_out = node.output
     attributes = attributes_of(node)
@@ -209,13 +209,8 @@ def attention_nodes(node: NodeProto) -> list[NodeProto]:
     ]
 
 
-def attributes_of(node: NodeProto) -> dict[str, Any]:
-    """A node's attributes by name."""
-    return {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
-
-
 def _reinterpreted(tensor: TensorProto, shape: tuple[int, ...]) -> TensorProto:
-    """The same external bytes, seen as uint8 of another shape."""
+    """An initializer for the same bytes of the share file, as u8 of another shape."""
     seen = TensorProto()
     seen.CopyFrom(tensor)
     seen.data_type = TensorProto.UINT8

@@ -1,7 +1,7 @@
-"""Segments made ready to run: by a session of ONNX Runtime, or by our own kernels where they are small and common.
+"""Makes segments ready to run: a session of ONNX Runtime for each, and for what follows a segment our own kernels.
 
-What follows a segment is made ready with it, if it is no business of other ranks: a product is computed by our kernels,
-attention for one token too, and for more by a session.
+What follows is a product, a norm, a gate or an attention. The attention of one token is computed by a kernel of ours,
+that of more tokens by a session of its own.
 
 Weights are in memory once. Quantised matrices are moved from the share file to huge pages. What the runtime gets it
 packs into a layout of its own when a session is made, so the pages that a session has been made of are let go.
@@ -27,8 +27,9 @@ from motley.plugins.mapped_share import Array, MappedShare
 from motley.plugins.native.matmul import Pool
 from motley.plugins.native.reach import Product, choose_reach, is_chosen
 from motley.plugins.native.rows import Action
+from motley.plugins.nodes import attributes_of
 from motley.plugins.onnxruntime.kernels import Bind, kernel
-from motley.plugins.onnxruntime.lowering import MICROSOFT, SEQLENS, TOTAL_LENGTH, attention_nodes, attributes_of
+from motley.plugins.onnxruntime.lowering import MICROSOFT, SEQLENS, TOTAL_LENGTH, attention_nodes
 from motley.plugins.segments import ATTENTION, PRODUCT, ROWS, Kernel, Segment, buffer_numbers
 
 POSITION = "position"
@@ -65,7 +66,7 @@ def _bind_session(session: ort.InferenceSession, segment: Segment, places: Mappi
 
 
 class Store:
-    """Buffers for chains of segments that run one after another: no value stays in one."""
+    """Buffers that chains of segments use in turn. A chain finds no value there that another chain has left."""
 
     def __init__(self, rows: int) -> None:
         self._rows = rows
@@ -79,10 +80,10 @@ class Store:
 
 
 def compute(actions: Iterable[Action]) -> None:
-    """Run one after another.
+    """Run actions one after another.
 
     Raises:
-        EngineError: one fails.
+        EngineError: one of them fails.
     """
     try:
         for action in actions:
@@ -93,14 +94,18 @@ def compute(actions: Iterable[Action]) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """A segment, and what computes it and what follows it, as far as there is something."""
+    """A segment that is ready to be bound to buffers.
+
+    Attributes:
+        run: binds what computes the segment itself; None: there is nothing in it to compute.
+        then: binds the `Kernel` that follows it, an attention for one token only; None: another thing follows.
+        attend: binds the attention that follows it, for several tokens; None: no attention follows.
+    """
 
     segment: Segment
     run: Bind | None
     then: Bind | None
-    """Of a `Kernel`; of an attention, for one token."""
     attend: Bind | None
-    """Of an attention, for more."""
 
 
 class Threads:
@@ -139,11 +144,11 @@ class Workshop:
         self._values: list[ort.OrtValue] = []
         self._moved: dict[str, Array] = {}
         self.products: dict[int, list[Product]] = {}
-        """Of a token, by bits, until it is known how far ahead they should fetch."""
+        """Products of one row, by the bits of their weights, until it is measured how far ahead they should fetch."""
         threads.workshops.add(self)
 
     def make(self, segments: Sequence[Segment]) -> list[Part]:
-        """Parts of the segments that there is anything to do for, in order.
+        """Make segments ready, and leave out those that have nothing to compute and nothing after them.
 
         Raises:
             EngineError: the runtime refuses one.
@@ -157,7 +162,8 @@ class Workshop:
         return parts
 
     def _choose_reach(self, parts: Iterable[Part]) -> None:
-        """Of all that these threads compute: an expert alone may be too small to tell."""
+        """Measure how far ahead products should fetch, on those of all workshops of these threads: the products of one
+        expert may be too few to tell."""
         for part in parts:
             then = part.segment.then
             if not part.then or not isinstance(then, Kernel) or then.node.op_type != PRODUCT:
@@ -175,15 +181,16 @@ class Workshop:
                     each.products.pop(bits, None)
 
     def buffers(self, segments: Sequence[Segment], store: Store) -> dict[str, Array]:
-        """A buffer [rows, width] for every value that crosses these segments, which are made; see `buffer_numbers`.
+        """A buffer [rows, width] for every value that crosses these segments, see `buffer_numbers`.
 
-        What is neither declared nor a kernel's is as wide as the residual.
+        The segments must have been made ready. A value that is neither declared in the graph nor read or made by a
+        kernel is as wide as the residual.
         """
         numbers = buffer_numbers(segments, self._kind)
         return {name: store.buffer(self._kind(name), number) for name, number in numbers.items()}
 
     def width(self, name: str) -> int:
-        """Of a value that crosses segments."""
+        """The width of a value that crosses segments."""
         return self._kind(name).width
 
     def _kind(self, name: str) -> Crossing:

@@ -1,4 +1,4 @@
-"""Building TensorRT engines, and keeping them on disk: needs the library, and for TensorRT for RTX no GPU.
+"""Builds TensorRT engines and keeps them on disk. TensorRT for RTX builds them without a GPU, TensorRT needs one.
 
 A *plan* is a serialized engine with its weights. It holds for one version of one library and, as built here, for one
 compute capability; so a kept plan says for what it was built, and one that does not fit is built again.
@@ -30,13 +30,14 @@ from motley.plugins.tensorrt.lowering import Constant, Part
 logger = logging.getLogger(__name__)
 
 PACKAGES = ("tensorrt_rtx", "tensorrt")
-"""In the order of preference."""
+"""The libraries that can be used, the one that is tried first in front."""
 FORMAT = 1
-"""To be raised when the same part is to be built in another way."""
+"""Goes into the name of a plan's folder; it is to be raised whenever the same part is built in another way."""
 
 Capability = tuple[int, int]
 """A GPU's compute capability: (8, 9) is 8.9."""
 INT4_SINCE = (8, 0)
+"""The oldest GPUs that TensorRT has int4 weights for."""
 
 
 @dataclass(frozen=True)
@@ -185,7 +186,7 @@ def check_target(library: Library, part: Part, target: Capability) -> None:
 
 
 class PlanFolder:
-    """Plans of a graph's parts on disk, beside the share that they are built from, so that they go when it goes.
+    """The plans of a graph's parts on disk, beside the share file that they are built from: they are deleted with it.
 
     A file has one line that says what it was built with, and the plan. Anything wrong with it means building again; a
     plan that cannot be kept is built again at the next start.
@@ -213,7 +214,7 @@ class PlanFolder:
         return self.rebuilt(part, share) if kept is None else kept
 
     def rebuilt(self, part: Part, share: MappedShare) -> bytes:
-        """As `plan`, whatever is kept: for a plan that turned out not to run."""
+        """As `plan`, but always a new one: for a plan that was kept and turned out not to run."""
         plan = build(self._library, part, share, self._rows, self._target)
         file = self._file(part)
         partial = file.with_name(f"{file.name}.{secrets.token_hex(4)}")

@@ -1,4 +1,4 @@
-"""The TensorRT engines: a rank's graph in TensorRT engines on one CUDA stream, one per segment or a single one.
+"""Runs a rank's graph as TensorRT engines on one CUDA stream: one for each segment, or a single one.
 
 Not yet run on a GPU. What is tested without one: the lowering, that TensorRT builds every part, the kept plans, and
 what is submitted in which order.
@@ -28,12 +28,11 @@ from motley.plugins.engine import (
     EngineOptions,
     OneByOne,
     RankGraph,
-    check_skip,
-    check_step,
     micro_chunks,
 )
 from motley.plugins.mapped_share import Array, MappedShare
 from motley.plugins.segments import ROWS, Reduction, Segment, buffer_numbers
+from motley.plugins.slots import Slots, check_rows, check_skip, check_step
 from motley.plugins.tensorrt.builds import PlanFolder, messages, open_library
 from motley.plugins.tensorrt.lowering import Part, lower, segments, whole
 from motley.plugins.tensorrt.sums import BetweenEngines, InsideEngine, rows_of
@@ -44,7 +43,7 @@ from motley.transport.cuda.stream import CudaEvent, CudaStream, DeviceArray, mea
 logger = logging.getLogger(__name__)
 
 DECODE = 0
-"""The optimisation profile of one row; the last one is for chunks."""
+"""The number of the optimisation profile for one row; the last profile is for chunks."""
 SUMS_SINCE = (8, 0)
 """The oldest GPUs that TensorRT's documentation gives collectives inside an engine."""
 STEP_S = 600.0
@@ -55,7 +54,10 @@ ZEROS = 1 << 20
 
 @dataclass(frozen=True)
 class _Loaded:
-    """A part's engine on the device, with an execution context per optimisation profile."""
+    """A part of the graph, its TensorRT engine, and an execution context for each optimisation profile.
+
+    A part without outputs has neither an engine nor contexts.
+    """
 
     part: Part
     engine: Any
@@ -76,12 +78,12 @@ class _Slot:
 
 
 class TensorRTEngine(OneByOne):
-    """See `motley.plugins.engine.Engine`. A TensorRT engine per segment, and sums between them. ``extra``: nothing."""
+    """See `motley.plugins.engine.Engine`. It has a TensorRT engine per segment, sums between these, and no options."""
 
     keeps_fp16 = True
     name: ClassVar[str] = "tensorrt"
     is_whole: ClassVar[bool] = False
-    """One TensorRT engine, and sums inside it."""
+    """Whether there is a single TensorRT engine, with the sums inside it."""
     on_gpu: ClassVar[bool] = True
 
     @classmethod
@@ -94,20 +96,19 @@ class TensorRTEngine(OneByOne):
             raise EngineError(f"engine {cls.name!r}: {error}") from error
 
     def __init__(self, graph: RankGraph, collectives: Collectives, options: EngineOptions) -> None:
-        """Build what is not kept from an earlier start, in seconds to minutes, and load it.
+        """Build the engines that are not kept from an earlier start, in seconds to minutes, and load them.
 
         Raises:
             EngineError: no library, no driver or no GPU that it is for; or too little memory on it.
         """
-        if options.extra:
-            raise EngineError(f"engine {self.name!r} has no settings, and these were given: {', '.join(options.extra)}")
+        options.check_extra(self.name)
         if options.exact:
             raise EngineError(f"engine {self.name!r} cannot keep exact=true; use engine 'onnxruntime'")
         self._graph = graph
         self._max_rows = options.max_rows
-        self._slots: dict[int, _Slot] = {}
+        self._slots = Slots[_Slot]()
         self._bound: list[tuple[int, int, int] | None] = [None, None]
-        """(slot, rows, logits) that the contexts of a profile are bound to."""
+        """(slot, rows, logits) that the contexts are bound to, for the first and the last profile."""
         self._rows = (1, options.max_rows) if options.max_rows > 1 else (1,)
         self._library = open_library()
         self._owned = ExitStack()
@@ -143,8 +144,7 @@ class TensorRTEngine(OneByOne):
             raise
 
     def open_slot(self, slot: int, prompt: int = 0) -> None:
-        if slot in self._slots:
-            raise EngineError(f"slot {slot} is open already")
+        self._slots.check_free(slot)
         with ExitStack() as memory:
             places = {}
             try:
@@ -163,12 +163,11 @@ class TensorRTEngine(OneByOne):
             self._slots[slot] = _Slot(memory.pop_all(), places)
 
     def close_slot(self, slot: int) -> None:
-        self._slot(slot).memory.close()
-        del self._slots[slot]
+        self._slots.take(slot).memory.close()
         self._bound = [None, None]
 
     def skip(self, slot: int, position: int) -> None:
-        state = self._slot(slot)
+        state = self._slots[slot]
         check_skip(slot, state.length, position, self._graph.context)
         for spec in self._graph.caches:
             row = 4 * spec.head_dim
@@ -181,10 +180,9 @@ class TensorRTEngine(OneByOne):
         state.length = position
 
     def step(self, slot: int, hidden: F32, position: int, rows: Sequence[int], halved: bool = False) -> F32:
-        state = self._slot(slot)
-        tokens, end = len(hidden), position + len(hidden)
-        if not 1 <= tokens <= self._max_rows or len(rows) > self._max_rows:
-            raise EngineError(f"a step has 1 to {self._max_rows} rows and logits, not {tokens} and {len(rows)}")
+        state = self._slots[slot]
+        check_rows(hidden, rows, self._max_rows, self._graph.hidden)
+        tokens = len(hidden)
         check_step(slot, state.length, position, tokens, self._graph.context)
         try:
             logits = self._run(slot, state, hidden, position, rows, micro_chunks(tokens, halved))
@@ -192,7 +190,7 @@ class TensorRTEngine(OneByOne):
             raise EngineError(f"engine {self.name!r} failed in a step: {error}") from error
         except TimeoutError as error:
             raise EngineError(f"engine {self.name!r}: the GPU has not finished a step: {error}") from error
-        state.length = end
+        state.length = position + tokens
         return logits
 
     def close(self) -> None:
@@ -352,12 +350,6 @@ class TensorRTEngine(OneByOne):
         for start in range(0, nbytes, ZEROS):
             count = min(ZEROS, nbytes - start)
             self._driver.copy(address + start, self._zeros.ctypes.data, count, self._stream.handle)
-
-    def _slot(self, slot: int) -> _Slot:
-        state = self._slots.get(slot)
-        if state is None:
-            raise EngineError(f"slot {slot} is not open")
-        return state
 
 
 def _first(place: DeviceArray, count: int) -> DeviceArray:

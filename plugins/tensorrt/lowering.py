@@ -1,4 +1,4 @@
-"""Lowering a rank's graph to what TensorRT for RTX parses, and to the forms it keeps narrow.
+"""Lowers a rank's graph to nodes that TensorRT for RTX parses, with weights in forms that it does not widen in memory.
 
 ===================================  =====================================================================
 in the graph                         in the engine
@@ -23,7 +23,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import onnx
@@ -31,15 +30,16 @@ import onnx.inliner
 from onnx import NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 from motley.plugins.engine import EngineError, RankGraph
-from motley.plugins.mapped_share import Array, MappedShare
-from motley.plugins.segments import Segment, cut_into_segments, is_collective, is_experts
+from motley.plugins.mapped_share import Array, MappedShare, nibbles, place_of
+from motley.plugins.nodes import attributes_of, is_collective, is_experts
+from motley.plugins.segments import Segment, cut_into_segments
 
 CENTRE: Mapping[int, int] = {TensorProto.UINT4: 8, TensorProto.UINT8: 136}
-"""The code that the signed forms stand for with 0: 8, and ``16 * 8 + 8`` for two planes."""
+"""The code that is 0 in the signed form, by the type of the codes: 8, and ``16 * 8 + 8`` for two planes."""
 LOW_SCALE = 2048.0
 """2^11: what FP16 has rounded off, times this, is as large as what it has kept."""
 RESIDUAL = "residual"
-"""Added output f32[T, D] of a rank without a vocabulary, whose last collective would be removed as unused."""
+"""An output f32[T, D] that lowering adds for a rank without a vocabulary, whose last collective is else unused."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,10 @@ def whole(lowered: Lowered) -> Part:
 
 
 def _part(lowered: Lowered, name: str, segment: Segment) -> Part:
-    """Values that are not of the graph's border are f32[T, D]: operands and results of collectives, and residuals."""
+    """Make a part of a segment.
+
+    Values that are neither inputs nor outputs of the graph are f32[T, D]: residuals, operands and results of sums.
+    """
 
     def declared(names: Sequence[str], border: Mapping[str, ValueInfoProto]) -> list[ValueInfoProto]:
         return [
@@ -174,7 +177,7 @@ class _Lowering:
 
     def _lower(self, node: NodeProto) -> Iterator[NodeProto]:
         if is_collective(node):
-            operation = _attributes(node)["collective_operation"]
+            operation = attributes_of(node)["collective_operation"]
             if operation != b"all_reduce":
                 raise EngineError(
                     f"engine 'tensorrt' does all_reduce, not {operation.decode()} ({node.name}); exact sessions need "
@@ -214,7 +217,7 @@ class _Lowering:
         """f32[T, K] -> f32[T, N] by ``x @ ((code - zero) * scale).T``, a scale and a zero for each block along K."""
         data, scale, zero = dequantise.input
         codes, scales = self._stored[data], self._stored[scale]
-        block = _attributes(dequantise)["block_size"]
+        block = attributes_of(dequantise)["block_size"]
         rows, blocks = scales.dims
         centre = CENTRE[codes.data_type]
         planes = codes.data_type == TensorProto.UINT8
@@ -247,7 +250,7 @@ class _Lowering:
             zeros: Array | int = CENTRE[TensorProto.UINT8] - 8
             if per_block is not None:
                 packed = share.view(_as_bytes(per_block))
-                zeros = (packed if planes else _nibbles(packed)).reshape(rows, blocks)
+                zeros = (packed if planes else nibbles(packed)).reshape(rows, blocks)
             return (np.float32(centre) - np.asarray(zeros, np.float32)) * share.view(scales)
 
         shape, axis, offset = f"{y}.blocks", "motley.block_axis", f"{data}.offset"
@@ -283,17 +286,13 @@ class _Lowering:
             yield helper.make_node("Add", [total, *bias], [y])
 
     def _with_capacity(self, value: ValueInfoProto) -> ValueInfoProto:
-        """Caches of the context's length: the sequence dimension of a cache must be static."""
+        """How a graph input or output is declared: caches are as long as the context, as TensorRT wants them static."""
         fixed = ValueInfoProto()
         fixed.CopyFrom(value)
         for dimension in fixed.type.tensor_type.shape.dim:
             if dimension.dim_param == "C":
                 dimension.dim_value = self._graph.context
         return fixed
-
-
-def _attributes(node: NodeProto) -> dict[str, Any]:
-    return {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
 
 
 def _as_stored(tensor: TensorProto) -> Constant:
@@ -308,16 +307,11 @@ def _literal(value: Array | np.generic) -> Constant:
 
 
 def _as_bytes(tensor: TensorProto) -> TensorProto:
-    """The same external bytes, seen as u8[length]."""
+    """An initializer for the same bytes of the share file, as u8[length]."""
     seen = TensorProto(name=tensor.name, data_type=TensorProto.UINT8, data_location=TensorProto.EXTERNAL)
     seen.external_data.extend(tensor.external_data)
-    seen.dims.append(next(int(entry.value) for entry in tensor.external_data if entry.key == "length"))
+    seen.dims.append(place_of(tensor)[1])
     return seen
-
-
-def _nibbles(packed: Array) -> Array:
-    """u8[n] -> u8[2 n], low nibbles first."""
-    return np.stack((packed & 15, packed >> 4), axis=-1).reshape(-1)
 
 
 def _planes(codes: Array) -> Array:

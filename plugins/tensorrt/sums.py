@@ -1,4 +1,4 @@
-"""How a rank's TensorRT engines come by the sums over all ranks, in one of two ways.
+"""The two ways in which a rank that computes with TensorRT gets its sums over all ranks.
 
 `BetweenEngines`: the graph is cut at its sums. Each goes to the stream behind the engine that makes its operand.
 `InsideEngine`: the graph is one engine, which calls NCCL for its sums. What it calls is ours, with a communicator that
@@ -34,12 +34,12 @@ class BetweenEngines:
         self._summing = transport(collectives)
         self._operands = list(dict.fromkeys(operands))
         self._ready: dict[tuple[int, int], dict[int, list[AllReduce]]] = {}
-        """By T and the number of micro-chunks, and by the address of what is summed. Those of a decode step stay, of
-        other steps the last."""
+        """The sums of each micro-chunk, by T and the number of micro-chunks, and then by the address of the operand.
+        Those of decode steps are kept, and those of the last other step."""
         self._now: dict[int, list[AllReduce]] = {}
 
     def begin(self, tokens: int, chunks: Sequence[slice]) -> None:
-        """Make ready for a step of so many rows; the stream must have come to the end of the last one."""
+        """Make ready for a step of so many rows, once the stream has finished the last step."""
         if self._summing is not transport(self._collectives):
             self.close()
             self._summing = transport(self._collectives)
@@ -59,7 +59,7 @@ class BetweenEngines:
             each.submit()
 
     def check(self) -> None:
-        """Nothing: a sum that fails is told by the stream."""
+        """Does nothing, unlike `InsideEngine.check`: the stream raises the error of a sum that fails."""
 
     def close(self) -> None:
         while self._ready:
@@ -99,12 +99,12 @@ class InsideEngine:
         return bool(context.set_communicator(new(self._handle, CAPSULE, None)))
 
     def begin(self, tokens: int, chunks: Sequence[slice]) -> None:
-        """Make ready for a step; the stream must have come to the end of the last one."""
+        """Make ready for a step of so many rows, once the stream has finished the last step."""
         self._chunks = chunks
         self._failure = None
 
     def all_reduce(self, buffer: F32) -> None:
-        """One sum of a step, f32[T * D] in place, as all ranks have it: a micro-chunk after the other."""
+        """Sum f32[T * D] over all ranks in place, a micro-chunk after the other, as every rank does."""
         if self._failure is not None:
             raise self._failure
         tokens = self._chunks[-1].stop if self._chunks else 0
@@ -120,7 +120,7 @@ class InsideEngine:
             raise
 
     def check(self) -> None:
-        """Raise what the step's sums failed with, once the stream has come to its end."""
+        """Raise what the step's sums failed with, once the stream has finished the step."""
         if self._failure is not None:
             raise self._failure
 

@@ -1,4 +1,4 @@
-"""The GPU engines on a real device."""
+"""The engines that compute on a GPU, on a real one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from motley.plugins.tensorrt.engine import TensorRTEngine, WholeTensorRTEngine
 from motley.transport.cuda.driver import CudaDriver
 from motley.transport.cuda.errors import CudaError
 from motley.transport.cuda.stream import measure_host_steps
-from tests.models.cases import Case, LocalSession, dense_cases, uneven_shares
+from tests.models.cases import Case, LocalSession, dense_cases, golden_cases, uneven_shares
 from tests.models.long_text import regret, write_texts
 from tests.transport.conftest import run_ranks as run_ranks
 
@@ -61,6 +61,23 @@ def logits(
 def test_transformers_logits_at_any_split(gpu: CudaDriver, case: Case, form: str, ranks: int, tmp_path: Path) -> None:
     got = logits(case, tmp_path, CudaEngine, ranks, "fp32", EngineOptions(extra={"host_step": form}))
     assert error(got, case.logits[: len(got)]) < 1e-4
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize("case", golden_cases(), ids=str)
+def test_the_reference_on_a_gpu(gpu: CudaDriver, case: Case, ranks: int, tmp_path: Path) -> None:
+    pytest.importorskip("cupy")
+    got = logits(case, tmp_path, ReferenceEngine, ranks, "fp32", EngineOptions(extra={"device": "cuda"}))
+    assert error(got, case.logits[: len(got)]) < 1e-4
+
+
+@narrow
+@some_cases
+def test_the_reference_widens_weights_on_a_gpu(gpu: CudaDriver, case: Case, quantisation: str, tmp_path: Path) -> None:
+    pytest.importorskip("cupy")
+    on_host = logits(case, tmp_path / "host", ReferenceEngine, 1, quantisation, EngineOptions())
+    on_gpu = EngineOptions(extra={"device": "cuda"})
+    assert error(logits(case, tmp_path / "gpu", ReferenceEngine, 1, quantisation, on_gpu), on_host) < 1e-5
 
 
 @narrow
@@ -111,7 +128,7 @@ def test_prompts_by_cublas(gpu: CudaDriver, case: Case, quantisation: str, tmp_p
         group.open_slot()
         expected = group.step(case.tokens[:length], 0)
     with LocalSession(case.folder, CudaEngine, shares, tmp_path / "gpu", quantisation) as group:
-        assert all(isinstance(engine, CudaEngine) and engine._gemm is not None for engine in group.engines)
+        assert all(isinstance(engine, CudaEngine) and engine._on_device.gemm is not None for engine in group.engines)
         group.open_slot()
         assert error(group.step(case.tokens[:length], 0), expected) < 1e-4
 

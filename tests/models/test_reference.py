@@ -11,7 +11,8 @@ import pytest
 from motley.daemon.models.share import Share
 from motley.daemon.models.units import units
 from motley.plugins.engine import F32, EngineError, EngineOptions, load_engine
-from motley.plugins.reference.engine import FIRST_CAPACITY, OPERATORS, ReferenceEngine
+from motley.plugins.reference.engine import FIRST_CAPACITY, ReferenceEngine
+from motley.plugins.reference.operators import OPERATORS
 from tests.models.cases import Case, LocalSession, golden_cases, uneven_shares, whole_share
 from tests.models.local_group import LocalGroup
 
@@ -125,7 +126,7 @@ def test_slots_are_apart_and_can_be_rewound(tmp_path: Path) -> None:
         ranks.step(case.tokens[20:40], 0, slot=5)
         ranks.step(case.tokens[5:10], 20, slot=0)  # a wrong guess, taken back:
         assert error(ranks.step(case.tokens[20:25], 20, slot=0), case.logits[20:25]) < TOLERANCE
-        with pytest.raises(EngineError, match="slot 0 has 25 tokens; position 26"):
+        with pytest.raises(EngineError, match="positions 26 to 27 do not fit slot 0: it holds 25 tokens"):
             ranks.step(case.tokens[:1], 26, slot=0)
 
 
@@ -162,7 +163,7 @@ def test_the_cache_grows_to_the_context_and_no_further(tmp_path: Path) -> None:
         tokens = (case.tokens * 3)[:context]
         for position in range(0, context, 32):
             ranks.step(tokens[position : position + 32], position, rows=[])
-        with pytest.raises(EngineError, match="exceed the context of 128"):
+        with pytest.raises(EngineError, match="it holds 128 tokens of at most 128"):
             ranks.step(tokens[:1], context)
 
 
@@ -183,7 +184,8 @@ def test_wrong_calls_are_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("extra", "message"), [({"dtype": "float16"}, "'float16'"), ({"speed": "high"}, "no option speed; it has: dtype")]
+    ("extra", "message"),
+    [({"dtype": "float16"}, "'float16'"), ({"speed": "high"}, "no option speed; it has: dtype, device")],
 )
 def test_wrong_options_are_named(extra: dict[str, str], message: str, tmp_path: Path) -> None:
     with pytest.raises(EngineError, match=message):

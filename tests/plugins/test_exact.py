@@ -23,7 +23,7 @@ from motley.daemon.models.share import Share
 from motley.daemon.models.units import units
 from motley.plugins.engine import F32, EngineError, EngineFactory, EngineOptions, RankGraph
 from motley.plugins.expert_engine import Expert
-from motley.plugins.experts import Compute, Sent
+from motley.plugins.mixture import Compute, Sent
 from motley.plugins.native.rows import Action
 from motley.plugins.onnxruntime.engine import OnnxRuntimeEngine
 from motley.plugins.onnxruntime.experts import Chain

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from onnx import NodeProto, helper
 
 from motley.plugins.engine import DOMAIN
+from motley.plugins.nodes import COLLECTIVE, EXPERTS
 from motley.plugins.segments import (
-    COLLECTIVE,
-    EXPERTS,
     PRODUCT,
     ROWS,
     Kernel,

@@ -26,7 +26,7 @@ from motley.daemon.weights.checkpoint import Checkpoint
 from motley.daemon.weights.share_file import write_share
 from motley.daemon.weights.spec import SHARE_FILE
 from motley.plugins.engine import F32, EngineOptions
-from motley.plugins.experts import add_mixture, as_terms
+from motley.plugins.mixture import add_mixture, as_terms, deal
 from motley.plugins.reference.engine import ReferenceEngine
 from motley.protocol import mesh_pb2 as pb
 from motley.transport import Messenger, PeerLost, Plain, WireFormat, messages
@@ -167,7 +167,7 @@ def forward(x: F32, step: int, layer: int, compute: Any) -> F32:
     chosen = np.stack([random.permutation(EXPERTS)[:CHOSEN] for _ in x])
     weights = random.uniform(0, 1, chosen.shape).astype(np.float32)
     total = x.copy()
-    add_mixture([total], x, weights, chosen, as_terms(compute))
+    add_mixture([total], x, weights, deal(chosen), as_terms(compute))
     return np.tanh(total)
 
 

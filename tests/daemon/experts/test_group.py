@@ -19,7 +19,7 @@ from motley.daemon.experts.wire import Answer, Call, Part, Refusal, RefusalCode
 from motley.daemon.node.worker import RankWorker
 from motley.daemon.weights.cache import ShareCache
 from motley.daemon.worker.membership import membership, with_hosts
-from motley.plugins.experts import Sent
+from motley.plugins.mixture import Sent
 from motley.protocol import MAX_RANKS
 from motley.protocol import mesh_pb2 as pb
 from motley.protocol import worker_pb2 as wp

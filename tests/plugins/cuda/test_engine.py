@@ -20,9 +20,11 @@ from motley.daemon.models.keys import ConfigError
 from motley.daemon.models.units import units
 from motley.daemon.rank.gate import Gate, reference_answers
 from motley.daemon.worker.failures import failure_of
+from motley.plugins.cuda import device_graph, kernels, step
 from motley.plugins.cuda import engine as cuda
 from motley.plugins.cuda.cublas import Cublas, load_cublas
-from motley.plugins.cuda.engine import SOURCES, TOKENS, CudaEngine
+from motley.plugins.cuda.engine import CudaEngine
+from motley.plugins.cuda.kernels import SOURCES, TOKENS
 from motley.plugins.engine import (
     F32,
     Collectives,
@@ -168,7 +170,8 @@ def test_company_does_not_show(
 ) -> None:
     """Waves of all sizes, of sequences that come and go and whose caches grow: the same bits as alone."""
     monkeypatch.setattr(cuda, "FIRST_CAPACITY", 4)
-    monkeypatch.setattr(cuda, "MOST_SEQUENCES", 11)
+    for module in (cuda, step):
+        monkeypatch.setattr(module, "MOST_SEQUENCES", 11)
     case = next(each for each in dense_cases() if each.folder.name == "mistral-window")
     shares = uneven_shares(units(case.model, quantisation, 32), 2)
 
@@ -242,12 +245,12 @@ def test_a_product_has_the_same_bits_in_any_company(
     for together in TOKENS:
         y = np.full((tokens, outputs), np.nan, np.float32)
         numbers = [ctypes.c_int(number) for number in (tokens, outputs, columns, 5)]
-        warps = -(-outputs // cuda.ROWS) * -(-tokens // together)
+        warps = -(-outputs // kernels.ROWS) * -(-tokens // together)
         launch(
             SOURCES,
             f"matmul_{kind}_{together}",
-            -(-warps * cuda.WARP // cuda.THREADS),
-            cuda.THREADS,
+            -(-warps * kernels.WARP // kernels.THREADS),
+            kernels.THREADS,
             [pointer(x), ctypes.c_int(columns), *arguments, pointer(None), pointer(y), ctypes.c_int(outputs), *numbers],
         )
         results.append(y)
@@ -257,7 +260,7 @@ def test_a_product_has_the_same_bits_in_any_company(
     if kind != "fp32":
         widened = np.full((outputs, columns), np.nan, np.float32)
         numbers = [ctypes.c_int(number) for number in (0, outputs, columns, 5)]
-        threads = widened.size // cuda.KINDS[CODES[kind]][1] if kind != "odd_fp16" else widened.size
+        threads = widened.size // kernels.KINDS[CODES[kind]][1] if kind != "odd_fp16" else widened.size
         launch(SOURCES, f"widen_{kind}", -(-threads // 128), 128, [*arguments, pointer(widened), *numbers])
         assert np.array_equal(widened, matrix)
 
@@ -306,7 +309,7 @@ def test_attention_is_exact_in_parts_and_for_rows_of_any_sequences(width: int, w
     capacities = [512 if at < 500 else 700 for at in positions]
     caches = [rng.standard_normal((values + kv_heads * width) * capacity).astype(np.float32) for capacity in capacities]
     q, y = rng.standard_normal((rows, heads * width)).astype(np.float32), np.zeros((rows, heads * width), np.float32)
-    places = np.zeros(rows, cuda.PLACE)
+    places = np.zeros(rows, kernels.PLACE)
     for row, (at, capacity, cache) in enumerate(zip(positions, capacities, caches, strict=True)):
         places[row] = DEVICE_ADDRESSES + cache.ctypes.data, 0, 0, at, capacity
     results = []
@@ -314,13 +317,13 @@ def test_attention_is_exact_in_parts_and_for_rows_of_any_sequences(width: int, w
         partials = np.full(rows * heads * most * (2 + width), np.nan, np.float32)
         stride, numbers = ctypes.c_int(heads * width), [rows, heads, kv_heads, width]
         before = [ctypes.c_int(keys), ctypes.c_int(values)]
-        kernel = f"attend_{next(each for each in cuda.HEADS if width <= each)}"
+        kernel = f"attend_{next(each for each in kernels.HEADS if width <= each)}"
         given = [pointer(q), stride, pointer(places), *before, pointer(partials), *map(ctypes.c_int, numbers)]
         given += [ctypes.c_float(scale), ctypes.c_int(window), ctypes.c_int(most)]
-        launch(SOURCES, kernel, -(-rows * heads * most * cuda.WARP // cuda.THREADS), cuda.THREADS, given)
+        launch(SOURCES, kernel, -(-rows * heads * most * kernels.WARP // kernels.THREADS), kernels.THREADS, given)
         sizes = map(ctypes.c_int, (rows, heads, width, window, most))
         given = [pointer(partials), pointer(y), stride, pointer(places), *sizes]
-        launch(SOURCES, "combine", -(-rows * heads * width // cuda.THREADS), cuda.THREADS, given)
+        launch(SOURCES, "combine", -(-rows * heads * width // kernels.THREADS), kernels.THREADS, given)
         results.append(y.copy())
     assert results[0].tobytes() == results[1].tobytes()  # how much room there is for parts does not show
     for row, (at, capacity, cache) in enumerate(zip(positions, capacities, caches, strict=True)):
@@ -380,8 +383,8 @@ def test_prompts_by_cublas(case: Case, quantisation: str, tmp_path: Path, monkey
         group.open_slot()
         expected = group.step(case.tokens[: length + 2], 0)
     options = EngineOptions(extra={"host_step": "function"})
-    for scratch in (4096, cuda.SCRATCH_BYTES):
-        monkeypatch.setattr(cuda, "SCRATCH_BYTES", scratch)
+    for scratch in (4096, device_graph.SCRATCH_BYTES):
+        monkeypatch.setattr(device_graph, "SCRATCH_BYTES", scratch)
         gemms = HostGemms()
         engine = partial(engine_with, gemms)
         folder = tmp_path / str(scratch)

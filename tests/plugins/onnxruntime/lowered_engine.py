@@ -11,7 +11,8 @@ from onnx import NodeProto
 
 from motley.plugins.engine import DOMAIN, F32, Collectives, EngineOptions, RankGraph, micro_chunks
 from motley.plugins.mapped_share import MappedShare
-from motley.plugins.segments import COLLECTIVE, Reduction
+from motley.plugins.nodes import COLLECTIVE
+from motley.plugins.segments import Reduction
 from motley.plugins.tensorrt.lowering import Lowered, Part, lower, segments, whole
 
 

@@ -354,7 +354,7 @@ def test_a_lost_rank_is_told_by_the_step(
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (EngineOptions(extra={"tpyo": "1"}), "has no settings, and these were given: tpyo"),
+        (EngineOptions(extra={"tpyo": "1"}), "has no option tpyo; it has: none"),
         (EngineOptions(exact=True), "cannot keep exact=true; use engine 'onnxruntime'"),
     ],
 )

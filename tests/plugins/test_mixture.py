@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from motley.plugins.experts import Sent, add_mixture, as_terms, deal
+from motley.plugins.mixture import Sent, add_mixture, as_terms, deal
 
 
 @st.composite
@@ -45,8 +45,8 @@ def test_the_sum_is_over_experts_in_order_wherever_a_row_stands(chosen: Any, see
         return ([result, -result] for result in compute(x, sent))
 
     total, first, second = base.copy(), base.copy(), -base
-    add_mixture([total], x, weights, chosen, as_terms(compute))
-    add_mixture([first, second], x, weights, chosen, twice)
+    add_mixture([total], x, weights, deal(chosen), as_terms(compute))
+    add_mixture([first, second], x, weights, deal(chosen), twice)
     for row, picks in enumerate(chosen):
         alone = base[row].copy()
         for place in np.argsort(picks):

@@ -1,0 +1,220 @@
+"""A rank's graph on the device: its weights, the buffers of its values, and what launches its kernels.
+
+Weights stay on the device as they lie in the share file (float32, float16, int8 or int4 blocks). Products of few rows
+widen them in registers. For the many rows of a prompt they are widened to scratch memory, a part of a matrix at a time,
+and multiplied by cuBLAS where that is installed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import re
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto
+
+from motley.plugins.cuda.cublas import Gemm
+from motley.plugins.cuda.kernels import HEADS, KINDS, PLACE, SOURCES, THREADS, Matrix, View, pointer
+from motley.plugins.engine import Collectives, EngineError, RankGraph
+from motley.plugins.mapped_share import MappedShare, place_of
+from motley.plugins.nodes import attributes_of
+from motley.transport.cuda.all_reduce import AllReduce
+from motley.transport.cuda.errors import CudaError
+from motley.transport.cuda.stream import CudaStream, DeviceArray
+
+log = logging.getLogger(__name__)
+
+SCRATCH_BYTES = 64 << 20
+"""The most that the widened part of a matrix takes that cuBLAS multiplies by."""
+UPLOAD_BYTES = 16 << 20
+STEP_S = 1200.0
+"""Longest step: its collectives have shorter deadlines of their own."""
+_LAYER = re.compile(r"^layers\.[0-9]+\.")
+
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+
+
+class DeviceGraph:
+    """The graph of one rank, with memory for steps of up to `max_rows` rows.
+
+    Attributes:
+        stream: what everything is submitted to.
+        nodes: those that are submitted in a step, in order.
+        matrices: what products multiply by, by the name of their second operand.
+        made_by: the node that makes a value.
+        initializers: weights, by name.
+        before: how many elements of a token lie before a layer's keys or values in a cache, by the cache's name.
+        per_token: the elements of a token in a cache.
+        places: the address of the step's `PLACE` of every row.
+        head_rows: how many rows of logits there is room for.
+        values: where the values of a step that is being submitted are.
+        gemm: what multiplies prompts; None: our own kernels.
+    """
+
+    def __init__(
+        self,
+        graph: RankGraph,
+        nodes: Sequence[onnx.NodeProto],
+        stream: CudaStream,
+        memory: ExitStack,
+        max_rows: int,
+        open_gemm: Callable[[CudaStream], Gemm] | None,
+    ) -> None:
+        """
+        Args:
+            nodes: see `motley.plugins.cuda.step.submitted_nodes`.
+            memory: frees what is allocated here when it is closed.
+            open_gemm: see `gemm`.
+
+        Raises:
+            EngineError: attention or quantised blocks of a size that there are no kernels for.
+            CudaError: too little memory, or a device that nothing is compiled for.
+        """
+        self.stream = stream
+        self.max_rows = max_rows
+        self.hidden = graph.hidden
+        self._driver = stream.driver
+        self._memory = memory
+        self._graph = graph
+        proto = graph.proto.graph
+        self.initializers = {tensor.name: tensor for tensor in proto.initializer}
+        self.made_by = {output: node for node in proto.node for output in node.output}
+        self.nodes = nodes
+        if any(spec.head_dim > HEADS[-1] or spec.head_dim % 2 for spec in graph.caches):
+            raise EngineError(f"engine 'cuda' has attention for heads of an even width up to {HEADS[-1]}")
+        self._driver.function(SOURCES, "add")  # whether this GPU is compiled for shows before anything is read
+        self._weights = self._allocate(max(1, graph.share_file.stat().st_size))
+        self.matrices = {node.input[1]: self._matrix(node) for node in self.nodes if node.op_type == "Gemm"}
+        self.before: dict[str, int] = {}
+        self.per_token = 0
+        for spec in graph.caches:
+            for kind in ("key", "value"):
+                self.before[f"{kind}_cache.{spec.layer}"] = self.per_token
+                self.per_token += spec.heads * spec.head_dim
+        self.places = self._allocate(PLACE.itemsize * max_rows)
+        self.head_rows = 0
+        self.values: dict[str, View] = {}
+        self._buffers: dict[tuple[str, int], View] = {}
+        """The buffers of values, by name and number of rows."""
+        self._reductions: dict[tuple[int, int, Collectives], AllReduce] = {}
+        """The sums, by address, number of rows, and what they are summed through."""
+        self.scratch = self.scratch_bytes = 0
+        """The address and size of the memory where cuBLAS finds widened weights; 0: none is needed."""
+        self.gemm = self._open_gemm(open_gemm) if open_gemm is not None else None
+
+    def _open_gemm(self, open_gemm: Callable[[CudaStream], Gemm]) -> Gemm | None:
+        try:
+            gemm = open_gemm(self.stream)
+        except CudaError as error:
+            log.warning("prompts are computed by Motley's own kernels, which are slower than cuBLAS: %s", error)
+            return None
+        self._memory.callback(gemm.close)
+        widest = [4 * each.outputs * each.columns for each in self.matrices.values() if each.kind != "fp32"]
+        self.scratch_bytes = min(SCRATCH_BYTES, max(widest, default=0))
+        if self.scratch_bytes:
+            self.scratch = self._allocate(self.scratch_bytes)
+        return gemm
+
+    # -- memory ------------------------------------------------------------------------------------------------------
+
+    def _allocate(self, nbytes: int) -> int:
+        """Memory on the device that is kept."""
+        address = self._driver.allocate(nbytes)
+        self._memory.callback(self._driver.free, address)
+        return address
+
+    def pinned(self, nbytes: int) -> Bytes:
+        """Memory of the host that is kept, and that the device copies from and to."""
+        pinned = self._driver.allocate_pinned(max(4, nbytes))
+        self._memory.callback(self._driver.free_pinned, pinned)
+        return pinned.host[:nbytes]
+
+    def buffer(self, name: str, width: int, rows: int) -> View:
+        """The place of a value, f32[rows, width], from now on also in `values`.
+
+        Layers share their buffers: a layer reads nothing of another but the residual, and finds that in the buffer that
+        its own last node will write.
+        """
+        key = _LAYER.sub("", name), rows
+        view = self._buffers.get(key)
+        if view is None:
+            view = View(self._allocate(4 * rows * max(1, width)), width, width)
+            self._buffers[key] = view
+        self.values[name] = view
+        return view
+
+    def upload(self) -> None:
+        """Copy the weights of the share file to the device as they are."""
+        share = MappedShare(self._graph.share_file)
+        try:
+            for tensor in self.initializers.values():
+                if tensor.data_location == TensorProto.EXTERNAL:
+                    self.send(self.address(tensor.name), share.bytes_of(tensor))
+                    share.forget(tensor)
+        finally:
+            share.close()
+
+    def send(self, address: int, source: Bytes) -> None:
+        """Copy bytes of the host to the device, and wait for it."""
+        staging = self._driver.allocate_pinned(max(1, min(UPLOAD_BYTES, len(source))))
+        try:
+            for start in range(0, len(source), UPLOAD_BYTES):
+                chunk = source[start : start + UPLOAD_BYTES]
+                staging.host[: len(chunk)] = chunk
+                self._driver.copy(address + start, staging.host.ctypes.data, len(chunk), self.stream.handle)
+                self.finish()
+        finally:
+            self._driver.free_pinned(staging)
+
+    def address(self, name: str) -> int:
+        """Where an initializer lies on the device."""
+        return self._weights + place_of(self.initializers[name])[0]
+
+    def _matrix(self, node: onnx.NodeProto) -> Matrix:
+        """What a product multiplies by."""
+        name = node.input[1]
+        made = self.made_by.get(name)
+        tensor = self.initializers[name if made is None else made.input[0]]
+        outputs, columns = tensor.dims
+        kind, run = KINDS[tensor.data_type]
+        block, scales, zeros = 1, 0, 0
+        if made is not None and made.op_type == "DequantizeLinear":
+            block = attributes_of(made)["block_size"]
+            _, scale, zero = made.input
+            scales = self.address(scale)
+            zeros = self.address(zero) if zero in self.initializers else 0
+            if block % run or block & block - 1:
+                raise EngineError(f"engine 'cuda' has no kernel for blocks of {block} columns ({node.name})")
+        elif columns % run:
+            kind, run = f"odd_{kind}", 1
+        return Matrix(kind, run, outputs, columns, block.bit_length() - 1, self.address(tensor.name), scales, zeros)
+
+    # -- work --------------------------------------------------------------------------------------------------------
+
+    def launch(self, kernel: str, threads: int, *arguments: Any) -> None:
+        """Submit a kernel with so many threads in all. Its arguments are of ctypes."""
+        self.stream.launch(SOURCES, kernel, -(-threads // THREADS), THREADS, arguments)
+
+    def fill(self, address: int, elements: int) -> None:
+        """Zero so many f32."""
+        if elements:
+            self.launch("fill", elements, pointer(address), ctypes.c_float(0), ctypes.c_longlong(elements))
+
+    def finish(self) -> None:
+        """Wait for all that has been submitted."""
+        self.stream.synchronise(STEP_S)
+
+    def all_reduce(self, rows: View, chunk: slice, summing: Collectives) -> None:
+        """Sum some of the rows over all ranks, in place, in the stream's order."""
+        address = rows.address + 4 * chunk.start * rows.width
+        key = address, chunk.stop - chunk.start, summing
+        if key not in self._reductions:
+            array = DeviceArray(address, (key[1], rows.width), np.dtype(np.float32))
+            self._reductions[key] = AllReduce(self.stream, summing, array)
+            self._memory.callback(self._reductions[key].close)
+        self._reductions[key].submit()

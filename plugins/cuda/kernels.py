@@ -1,0 +1,83 @@
+"""What the kernels in ``kernels.cu`` are called with: their constants, rows of values and matrices on the device."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from onnx import TensorProto
+
+from motley.transport.cuda.compiler import DEVICE
+
+SOURCES = (DEVICE, Path(__file__).with_name("kernels.cu"))
+WARP = 32
+THREADS = 128
+"""Threads of a block."""
+ROWS = 2
+"""Outputs per warp of a matmul, as in the source."""
+TOKENS = (1, 2, 4, 8)
+"""The numbers of tokens that a warp can multiply together: there is a kernel for each."""
+KINDS: dict[int, tuple[str, int]] = {
+    TensorProto.FLOAT: ("fp32", 1),
+    TensorProto.FLOAT16: ("fp16", 2),
+    TensorProto.UINT8: ("int8", 4),
+    TensorProto.UINT4: ("int4", 8),
+}
+"""How kernels call a type of weights, and how many of them are a word."""
+PLACE = np.dtype([("cache", "u8"), ("cosines", "u8"), ("sines", "u8"), ("position", "i8"), ("capacity", "i8")])
+"""`Place` in the source: where a row finds its sequence's cache and rotary tables, and where it stands in it."""
+HEADS = (64, 128, 256)
+"""Widths up to which there is a kernel for heads."""
+PART = 128
+"""Positions that one warp attends to, at least, before a row's are given to several, as in the source."""
+MOST_PARTS = 64
+"""The most parts that a row's attention is cut in."""
+
+
+@dataclass(frozen=True)
+class View:
+    """f32[T, width] on the device, or a part of such rows.
+
+    Attributes:
+        stride: elements from one row to the next.
+    """
+
+    address: int
+    width: int
+    stride: int
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """Weights of a product, on the device: [outputs, columns].
+
+    Attributes:
+        kind: how kernels call their type.
+        run: how many of them are a word.
+        shift: 2^shift columns have one scale.
+        weights: an address, as are the scales and the zeros; 0: there are none.
+    """
+
+    kind: str
+    run: int
+    outputs: int
+    columns: int
+    shift: int
+    weights: int
+    scales: int
+    zeros: int
+
+
+def pointer(address: int) -> ctypes.c_void_p:
+    return ctypes.c_void_p(address)
+
+
+def rows_of(view: View) -> tuple[ctypes.c_void_p, ctypes.c_int]:
+    """Rows as kernels take them: where they begin, and their stride."""
+    return ctypes.c_void_p(view.address), ctypes.c_int(view.stride)
+
+
+def integers(*values: int) -> tuple[ctypes.c_int, ...]:
+    return tuple(map(ctypes.c_int, values))

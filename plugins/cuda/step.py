@@ -1,0 +1,256 @@
+"""Submits the nodes of a rank's graph to the stream: each as a kernel or a few, or as a sum over all ranks."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+
+import onnx
+from onnx import numpy_helper
+
+from motley.plugins.cuda.cublas import Gemm
+from motley.plugins.cuda.device_graph import DeviceGraph
+from motley.plugins.cuda.kernels import (
+    HEADS,
+    MOST_PARTS,
+    PART,
+    ROWS,
+    TOKENS,
+    WARP,
+    Matrix,
+    View,
+    integers,
+    pointer,
+    rows_of,
+)
+from motley.plugins.engine import DOMAIN, Collectives, EngineError
+from motley.plugins.nodes import attributes_of
+
+MOST_SEQUENCES = 16
+"""Rows that are never multiplied by cuBLAS, which may round a row otherwise in other company."""
+
+
+def submitted_nodes(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
+    """The nodes of a graph that are submitted in a step: all but those whose work another one does.
+
+    These lead to a weight, to a shape, or from a swish to the product that is part of its kernel.
+
+    Raises:
+        EngineError: there is no kernel for one.
+    """
+    constants = {tensor.name for tensor in graph.initializer}
+    folded = ("Cast", "Concat", "DequantizeLinear", "Shape", "Swish")
+    nodes = [
+        node
+        for node in graph.node
+        if node.op_type not in folded and not (node.op_type == "ConstantOfShape" and node.input[0] in constants)
+    ]
+    for node in nodes:
+        if (node.domain, node.op_type) not in _SUBMITTERS:
+            raise EngineError(f"engine 'cuda' has no kernel for {node.domain}.{node.op_type} ({node.name})")
+    return nodes
+
+
+def submit_nodes(
+    graph: DeviceGraph, summing: Collectives, tokens: int, rows: list[int], chunks: Sequence[slice], parts: int
+) -> None:
+    """Submit all nodes of a step, from ``hidden`` to ``logits``.
+
+    Args:
+        summing: what sums go through.
+        tokens: T, the rows of ``hidden``.
+        rows: of these, those that get logits.
+        chunks: the micro-chunks that sums are cut in.
+        parts: in how many parts a row attends, at most.
+    """
+    step = _Step(graph, summing, tokens, rows, chunks, parts)
+    for node in graph.nodes:
+        _SUBMITTERS[node.domain, node.op_type](step, node)
+
+
+class _Step:
+    """One step being submitted: how each node of the graph becomes kernels."""
+
+    def __init__(
+        self,
+        graph: DeviceGraph,
+        summing: Collectives,
+        tokens: int,
+        rows: list[int],
+        chunks: Sequence[slice],
+        parts: int,
+    ) -> None:
+        self._graph = graph
+        self._summing = summing
+        self._chunks = chunks
+        self._tokens = tokens
+        self._rows = rows
+        self._parts = parts
+        self._in_head = False
+
+    @property
+    def _count(self) -> int:
+        """How many rows the node at hand computes: those of the step, or in the head those that get logits."""
+        return len(self._rows) if self._in_head else self._tokens
+
+    def _result(self, node: onnx.NodeProto, width: int) -> View:
+        graph = self._graph
+        return graph.buffer(node.output[0], width, graph.head_rows if self._in_head else graph.max_rows)
+
+    def gemm(self, node: onnx.NodeProto) -> None:
+        graph, x = self._graph, self._graph.values[node.input[0]]
+        matrix, count = graph.matrices[node.input[1]], self._count
+        assert x.stride % matrix.run == 0 == x.address % (4 * matrix.run)  # read as widely as weights are
+        if not count:
+            return
+        y = self._result(node, matrix.outputs)
+        bias = graph.address(node.input[2]) if len(node.input) > 2 else 0
+        if graph.gemm is not None and count > MOST_SEQUENCES:
+            self._multiply_many(graph.gemm, x, matrix, y)
+            if bias:
+                size = integers(count, matrix.outputs)
+                graph.launch("add", count * matrix.outputs, *rows_of(y), *rows_of(View(bias, 0, 0)), *rows_of(y), *size)
+            return
+        tokens = next((each for each in TOKENS if each >= count), TOKENS[-1])
+        warps = -(-matrix.outputs // ROWS) * -(-count // tokens)
+        graph.launch(
+            f"matmul_{matrix.kind}_{tokens}",
+            warps * WARP,
+            *rows_of(x),
+            *map(pointer, (matrix.weights, matrix.scales, matrix.zeros, bias)),
+            *rows_of(y),
+            *integers(count, matrix.outputs, matrix.columns, matrix.shift),
+        )
+
+    def _multiply_many(self, gemm: Gemm, x: View, matrix: Matrix, y: View) -> None:
+        """Multiply by cuBLAS: by the whole matrix if it is float32, else by as many of its rows at a time as fit the
+        scratch memory when they are widened."""
+        graph, columns, widened = self._graph, matrix.columns, matrix.kind != "fp32"
+        most = max(1, graph.scratch_bytes // (4 * columns)) if widened else matrix.outputs
+        for start in range(0, matrix.outputs, most):
+            outputs = min(most, matrix.outputs - start)
+            weights = matrix.weights + 4 * start * columns
+            if widened:
+                weights = graph.scratch
+                graph.launch(
+                    f"widen_{matrix.kind}",
+                    outputs * (columns // matrix.run),
+                    *map(pointer, (matrix.weights, matrix.scales, matrix.zeros, weights)),
+                    *integers(start, outputs, columns, matrix.shift),
+                )
+            gemm.multiply(x.address, x.stride, weights, y.address + 4 * start, y.stride, self._count, outputs, columns)
+
+    def norm(self, node: onnx.NodeProto) -> None:
+        graph, x = self._graph, self._graph.values[node.input[0]]
+        (width,) = graph.initializers[node.input[1]].dims
+        y, groups = self._result(node, x.width), x.width // width
+        if self._count:
+            graph.launch(
+                "rms_norm",
+                self._count * groups * WARP,
+                *rows_of(x),
+                pointer(graph.address(node.input[1])),
+                *rows_of(y),
+                *integers(self._count, groups, width),
+                ctypes.c_float(attributes_of(node)["epsilon"]),
+            )
+
+    def reshape(self, node: onnx.NodeProto) -> None:
+        """Nothing to compute: heads are told apart or joined, and the rows stay as they are."""
+        self._graph.values[node.output[0]] = self._graph.values[node.input[0]]
+
+    def split(self, node: onnx.NodeProto) -> None:
+        graph, x = self._graph, self._graph.values[node.input[0]]
+        start = 0
+        for name, width in zip(
+            node.output, numpy_helper.to_array(graph.initializers[node.input[1]]).tolist(), strict=True
+        ):
+            graph.values[name] = View(x.address + 4 * start, width, x.stride)
+            start += width
+
+    def attention(self, node: onnx.NodeProto) -> None:
+        graph, attributes, rows = self._graph, attributes_of(node), self._tokens
+        q, k, v = (graph.values[name] for name in node.input[:3])
+        caches = integers(*(graph.before[name] for name in node.input[3:5]))
+        heads, kv_heads, width = (attributes[name] for name in ("q_heads", "kv_heads", "head_dim"))
+        places, shape = pointer(graph.places), integers(rows, heads, kv_heads, width)
+        threads = rows * (heads + 2 * kv_heads) * (width // 2)
+        graph.launch("rotate", threads, *rows_of(q), *rows_of(k), *rows_of(v), places, *caches, *shape)
+        window = attributes["window"]
+        most = min(self._parts, -(-window // PART)) if window else self._parts
+        # Room for all rows in one part, or for those of several sequences in many.
+        room = -(-max(graph.max_rows, min(MOST_SEQUENCES, graph.max_rows) * MOST_PARTS) // graph.max_rows)
+        partials = graph.buffer(f"partials of {heads} heads", heads * (2 + width) * room, graph.max_rows)
+        y = self._result(node, heads * width)
+        graph.launch(
+            f"attend_{next(each for each in HEADS if width <= each)}",
+            rows * heads * most * WARP,
+            *rows_of(q),
+            places,
+            *caches,
+            pointer(partials.address),
+            *shape,
+            ctypes.c_float(attributes["scale"]),
+            *integers(window, most),
+        )
+        graph.launch(
+            "combine",
+            rows * heads * width,
+            pointer(partials.address),
+            *rows_of(y),
+            places,
+            *integers(rows, heads, width, window, most),
+        )
+
+    def multiply(self, node: onnx.NodeProto) -> None:
+        """Multiply by a swish, which the kernel computes too."""
+        graph = self._graph
+        swish = graph.made_by[node.input[0]]
+        gate, up = graph.values[swish.input[0]], graph.values[node.input[1]]
+        y = self._result(node, up.width)
+        size = integers(self._tokens, up.width)
+        graph.launch("swish_mul", self._tokens * up.width, *rows_of(gate), *rows_of(up), *rows_of(y), *size)
+
+    def add(self, node: onnx.NodeProto) -> None:
+        graph = self._graph
+        a, b = (graph.values[name] for name in node.input)
+        y = self._result(node, a.width)
+        size = integers(self._tokens, a.width)
+        graph.launch("add", self._tokens * a.width, *rows_of(a), *rows_of(b), *rows_of(y), *size)
+
+    def zeros(self, node: onnx.NodeProto) -> None:
+        """Make zeros: the partial sum of a rank without units."""
+        graph = self._graph
+        graph.fill(self._result(node, graph.hidden).address, self._tokens * graph.hidden)
+
+    def choose_rows(self, node: onnx.NodeProto) -> None:
+        graph, x = self._graph, self._graph.values[node.input[0]]
+        self._in_head = True
+        if self._rows == list(range(self._tokens)):
+            graph.values[node.output[0]] = x
+        else:
+            y = self._result(node, x.width)
+            for index, row in enumerate(self._rows):
+                source, target = x.address + 4 * row * x.stride, y.address + 4 * index * y.stride
+                graph.stream.driver.copy(target, source, 4 * x.width, graph.stream.handle)
+
+    def all_reduce(self, node: onnx.NodeProto) -> None:
+        """Sum in place: no other node reads the partial sum."""
+        graph = self._graph
+        partial = graph.values[node.output[0]] = graph.values[node.input[0]]
+        for chunk in self._chunks:
+            graph.all_reduce(partial, chunk, self._summing)
+
+
+_SUBMITTERS: dict[tuple[str, str], Callable[[_Step, onnx.NodeProto], None]] = {
+    ("", "Add"): _Step.add,
+    ("", "ConstantOfShape"): _Step.zeros,
+    ("", "Gather"): _Step.choose_rows,
+    ("", "Gemm"): _Step.gemm,
+    ("", "Mul"): _Step.multiply,
+    ("", "RMSNormalization"): _Step.norm,
+    ("", "Reshape"): _Step.reshape,
+    ("", "Split"): _Step.split,
+    (DOMAIN, "CachedAttention"): _Step.attention,
+    (DOMAIN, "DistCollective"): _Step.all_reduce,
+}

@@ -1,0 +1,209 @@
+"""The standard operators that rank graphs consist of, each a few lines of array code; by ONNX name in `OPERATORS`.
+
+An operator is called as ``operator(xp, *inputs, **attributes)`` with exactly the attributes that the graphs use. It
+gives one array, or a list of them if the node has several outputs.
+
+`xp` is the array module of the device: NumPy or CuPy, whose arrays do not mix. On the device is all that is floats,
+follows from floats, or was read from the share file. On the host, as NumPy arrays whatever `xp` is, are the integers
+and booleans that follow from the graph's constants and inputs: shapes, positions and masks. Where an operator needs
+these on the device, it takes them there with ``xp.asarray``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import numpy_helper
+
+from motley.plugins.reference.device import Array, ArrayModule
+
+Operator = Callable[..., Any]
+
+
+def _module_of(xp: ArrayModule, array: Array) -> ArrayModule:
+    """What computes with an array: NumPy for those on the host, which may be NumPy's scalars too."""
+    return np if isinstance(array, np.ndarray | np.generic) else xp
+
+
+def _beside(xp: ArrayModule, array: Array, indices: Array) -> Array:
+    """Indices, on the host or not, where `array` is."""
+    return indices if _module_of(xp, array) is np else xp.asarray(indices)
+
+
+# -- floats --------------------------------------------------------------------------------------------------
+
+
+def rms_normalization(xp: ArrayModule, x: Array, scale: Array, *, axis: int, epsilon: float) -> Array:
+    mean_square = xp.mean(xp.square(x), axis=axis, keepdims=True)
+    return x / xp.sqrt(mean_square + x.dtype.type(epsilon)) * scale
+
+
+def gemm(xp: ArrayModule, a: Array, b: Array, c: Array | None = None, *, transB: int) -> Array:
+    product = a @ (b.T if transB else b)
+    return product if c is None else product + c
+
+
+def softmax(xp: ArrayModule, x: Array, *, axis: int) -> Array:
+    powers = xp.exp(x - x.max(axis=axis, keepdims=True))
+    return powers / powers.sum(axis=axis, keepdims=True)
+
+
+def sigmoid(xp: ArrayModule, x: Array) -> Array:
+    # exp of a non-positive number only, so that nothing overflows.
+    decay = xp.exp(-xp.abs(x))
+    return xp.where(x >= 0, 1, decay) / (1 + decay)
+
+
+def top_k(xp: ArrayModule, x: Array, k: Array, *, axis: int, largest: int, sorted: int) -> list[Array]:
+    """The largest values and where they are, descending; of equal ones the first."""
+    assert (axis, largest, sorted) == (-1, 1, 1)
+    places = xp.argsort(-x, axis=-1, kind="stable")[..., : int(k[0])]
+    return [xp.take_along_axis(x, places, axis=-1), xp.asarray(places, np.int64)]
+
+
+def swish(xp: ArrayModule, x: Array, *, alpha: float = 1.0) -> Array:
+    return x * sigmoid(xp, x * x.dtype.type(alpha))
+
+
+def gelu(xp: ArrayModule, x: Array, *, approximate: bytes) -> Array:
+    """By the approximation with tanh: ``x * sigmoid(2 * sqrt(2 / pi) * (x + 0.044715 x^3))``."""
+    assert approximate == b"tanh"
+    inner = x.dtype.type(2 * (2 / np.pi) ** 0.5) * (x + x.dtype.type(0.044715) * x * x * x)
+    return x * sigmoid(xp, inner)
+
+
+def clip(xp: ArrayModule, x: Array, low: Array | None = None, high: Array | None = None) -> Array:
+    return xp.clip(x, low, high)
+
+
+def dequantize_linear(
+    xp: ArrayModule, x: Array, scale: Array, zero_point: Array, *, axis: int, block_size: int
+) -> Array:
+    assert axis == 1
+    values = xp.asarray(x, scale.dtype).reshape(*scale.shape, block_size)  # a copy: codes are integers
+    values -= xp.asarray(zero_point, scale.dtype)[..., None]
+    values *= scale[..., None]
+    return values.reshape(x.shape)
+
+
+def rotary_embedding(
+    xp: ArrayModule, x: Array, cos_cache: Array, sin_cache: Array, position_ids: Array, *, rotary_embedding_dim: int
+) -> Array:
+    """x: f32[B, heads, T, head_dim]; of each head's first elements, as many as the attribute says, one half is rotated
+    against the other."""
+    positions = xp.asarray(position_ids)
+    cos, sin = cos_cache[positions][:, None], sin_cache[positions][:, None]
+    half = rotary_embedding_dim // 2
+    first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
+    return xp.concatenate([first * cos - second * sin, second * cos + first * sin, rest], axis=-1)
+
+
+def tensor_scatter(xp: ArrayModule, cache: Array, update: Array, write_indices: Array, *, axis: int) -> Array:
+    """A copy of the cache f32[1, heads, C, head_dim] with rows written from an index on."""
+    assert axis == 2
+    start = int(write_indices[0])
+    updated = cache.copy()
+    updated[:, :, start : start + update.shape[2]] = update
+    return updated
+
+
+def attention(xp: ArrayModule, q: Array, k: Array, v: Array, mask: Array, *, scale: float, softcap: float) -> Array:
+    """q: f32[1, heads, T, head_dim], k and v: f32[1, kv_heads, C, head_dim], mask: bool[T, C], true where seen."""
+    group = q.shape[1] // k.shape[1]
+    keys, values = xp.repeat(k, group, axis=1), xp.repeat(v, group, axis=1)
+    products = q @ keys.swapaxes(-1, -2) * q.dtype.type(scale)
+    if softcap:
+        products = q.dtype.type(softcap) * xp.tanh(products / q.dtype.type(softcap))
+    scores = xp.where(xp.asarray(mask), products, -xp.inf)
+    weights = xp.exp(scores - scores.max(axis=-1, keepdims=True))
+    return weights / weights.sum(axis=-1, keepdims=True) @ values
+
+
+# -- shapes --------------------------------------------------------------------------------------------------
+
+
+def split(xp: ArrayModule, x: Array, widths: Array, *, axis: int) -> list[Array]:
+    return list(xp.split(x, np.cumsum(widths)[:-1].tolist(), axis=axis))
+
+
+def shape(xp: ArrayModule, x: Array, *, start: int = 0, end: int | None = None) -> Array:
+    return np.array(x.shape[start:end], np.int64)
+
+
+def constant(
+    xp: ArrayModule,
+    *,
+    value_int: int | None = None,
+    value_ints: list[int] | None = None,
+    value_float: float | None = None,
+) -> Array:
+    if value_float is not None:
+        return xp.asarray(value_float, np.float32)
+    return np.array(value_ints if value_int is None else value_int, np.int64)
+
+
+def expand(xp: ArrayModule, x: Array, dims: Array) -> Array:
+    """Broadcast both ways: a dimension of 1 in either is that of the other."""
+    return _module_of(xp, x).broadcast_to(x, np.broadcast_shapes(x.shape, tuple(dims.tolist())))
+
+
+def slice_(xp: ArrayModule, x: Array, starts: Array, ends: Array, axes: Array) -> Array:
+    places = [slice(None)] * x.ndim
+    for axis, start, end in zip(axes.tolist(), starts.tolist(), ends.tolist(), strict=True):
+        places[axis] = slice(start, end)
+    return x[tuple(places)]
+
+
+def constant_of_shape(xp: ArrayModule, dims: Array, *, value: onnx.TensorProto | None = None) -> Array:
+    """Zeros, or a zero point: uint4 values are held as uint8."""
+    if value is None:
+        return xp.zeros(dims.tolist(), np.float32)
+    return xp.full(dims.tolist(), int(numpy_helper.to_array(value)[0]), np.uint8)
+
+
+OPERATORS: dict[str, Operator] = {
+    "Add": lambda xp, a, b: a + b,
+    "And": lambda xp, a, b: a & b,
+    "Attention": attention,
+    "Clip": clip,
+    "Concat": lambda xp, *inputs, axis: _module_of(xp, inputs[0]).concatenate(inputs, axis),
+    "Constant": constant,
+    "ConstantOfShape": constant_of_shape,
+    "DequantizeLinear": dequantize_linear,
+    "Div": lambda xp, a, b: a / b,
+    "Equal": lambda xp, a, b: a == b,
+    "Expand": expand,
+    "Gather": lambda xp, x, indices, axis: x.take(_beside(xp, x, indices), axis),
+    "GatherElements": lambda xp, x, indices, axis: xp.take_along_axis(x, indices, axis),
+    "Gelu": gelu,
+    "Gemm": gemm,
+    "GreaterOrEqual": lambda xp, a, b: a >= b,
+    "Less": lambda xp, a, b: a < b,
+    "MatMul": lambda xp, a, b: a @ b,
+    "Mul": lambda xp, a, b: a * b,
+    "Or": lambda xp, a, b: a | b,
+    "RMSNormalization": rms_normalization,
+    "Range": lambda xp, start, limit, delta: np.arange(start, limit, delta),
+    "ReduceSum": lambda xp, x, axes, keepdims: x.sum(axis=tuple(axes.tolist()), keepdims=bool(keepdims)),
+    "ReduceMin": lambda xp, x, axes, keepdims: x.min(axis=tuple(axes.tolist()), keepdims=bool(keepdims)),
+    "Reshape": lambda xp, x, dims: x.reshape(dims.tolist()),
+    "RotaryEmbedding": rotary_embedding,
+    "Shape": shape,
+    "Sigmoid": sigmoid,
+    "Slice": slice_,
+    "Softmax": softmax,
+    "Split": split,
+    "Sqrt": lambda xp, x: xp.sqrt(x),
+    "Squeeze": lambda xp, x: x.squeeze(),
+    "Sub": lambda xp, a, b: a - b,
+    "Swish": swish,
+    "Tanh": lambda xp, x: xp.tanh(x),
+    "TensorScatter": tensor_scatter,
+    "TopK": top_k,
+    "Transpose": lambda xp, x, perm: x.transpose(perm),
+    "Unsqueeze": lambda xp, x, axes: _module_of(xp, x).expand_dims(x, tuple(axes.tolist())),
+    "Where": lambda xp, condition, a, b: xp.where(xp.asarray(condition), a, b),
+}

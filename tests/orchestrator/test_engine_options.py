@@ -1,0 +1,94 @@
+"""Settings of a session's engine, from the request or the command line to the assignments of its ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from motley.cli.options import Device, Experts
+from motley.cli.run import Wanted
+from motley.protocol import GPU_RESERVE
+from motley.protocol.mesh_pb2 import Failure
+
+GB = 10**9
+Motley = Callable[..., Awaitable[tuple[int, str, str]]]
+ON_GPU = {"engine": "reference", "engine_options": {"device": "cuda"}}
+
+
+@pytest.fixture
+async def nodes(mesh: Any, new_node: Any) -> dict[str, Any]:
+    """A PC with a GPU, and a laptop."""
+    joined = {name: new_node(name) for name in ("pc", "laptop")}
+    joined["pc"].capabilities.gpus.add(name="RTX 9", memory_bytes=12 * GB, free_bytes=8 * GB, memory_bandwidth=400e9)
+    for node in joined.values():
+        node.capabilities.engines.add(name="reference", keeps_fp16=True)
+        await mesh.join(node)
+    return joined
+
+
+def options_of(node: Any) -> dict[str, str]:
+    """Of the engine of the rank that a node was assigned."""
+    (assigned,) = (command.assign for command in node.commands if command.WhichOneof("body") == "assign")
+    return dict(assigned.engine_options)
+
+
+async def test_they_reach_ranks_with_the_engine_that_they_are_of(mesh: Any, nodes: dict[str, Any]) -> None:
+    session = await mesh.serve(**ON_GPU, engines={"laptop": "onnxruntime"}, context=10)
+    assert session["engine_options"] == {"device": "cuda"}
+    assert {rank["node"]: rank["device"] for rank in session["ranks"]} == {"pc": "gpu", "laptop": "cpu"}
+    assert (options_of(nodes["pc"]), options_of(nodes["laptop"])) == ({"device": "cuda"}, {})
+
+
+async def test_a_rank_on_the_gpu_is_planned_by_its_memory(mesh: Any, nodes: dict[str, Any]) -> None:
+    on_gpu = await mesh.serve(**ON_GPU, nodes=["pc"], context=10)
+    assert on_gpu["ranks"][0]["memory"]["limit_bytes"] == 8 * GB - GPU_RESERVE
+
+
+async def test_on_the_processor_no_gpu_is_planned(mesh: Any, nodes: dict[str, Any]) -> None:
+    session = await mesh.serve(engine="reference", engine_options={"device": "cpu"}, nodes=["laptop"], context=10)
+    assert session["ranks"][0]["device"] == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("fields", "code", "words"),
+    [
+        (ON_GPU, "unusable_engine", "node 'laptop' cannot run engine 'reference': it shows no GPU"),
+        ({"engine_options": ["cuda"]}, "invalid_value", "by names of settings, like {\"device\": ...}, not ['cuda']"),
+        ({"engine_options": {"device": 1}}, "invalid_value", "engine_options must be an object of strings"),
+    ],
+)
+async def test_what_cannot_be_is_refused(
+    fields: dict[str, Any], code: str, words: str, mesh: Any, nodes: dict[str, Any]
+) -> None:
+    status, body = await mesh.call("POST", "/api/sessions", {"model": "bard", "nodes": ["laptop"], **fields})
+    assert status in (400, 422), body
+    assert body["error"]["code"] == code
+    assert words in body["error"]["message"]
+
+
+async def test_the_command_line_gives_a_device_and_says_it_again(
+    mesh: Any, nodes: dict[str, Any], motley: Motley
+) -> None:
+    wanted = ["--engine", "reference", "--device", "cuda", "--nodes", "pc"]
+    status, _, err = await motley("run", "/models/a bard", "Hi", *wanted)
+    assert status == 0, err
+    assert options_of(nodes["pc"]) == {"device": "cuda"}
+    status, _, err = await motley("run", "bard", "Hi", "--device", "cpu")
+    assert status == 1
+    assert "loaded on device cuda: leave out --device" in err
+    failed = Failure(code="engine_error", message="the GPU failed")
+    await nodes["pc"].event(nodes["pc"].commands[0], failed=failed)
+    (session,) = (await mesh.call("GET", "/api/sessions"))[1]["sessions"]
+    await mesh.session(session["id"], "failed")
+    status, _, err = await motley("run", "bard", "Hi")
+    assert "Start it again with:  motley run '/models/a bard' PROMPT --engine reference --device cuda" in err
+
+
+def test_without_a_device_none_is_asked_for() -> None:
+    plain: dict[str, Any] = {"model": "bard", "quant": None, "quants": {}, "engine": None, "engines": {}}
+    plain |= {"context": None, "nodes": [], "shares": [], "exact": False, "experts": Experts.AUTO}
+    plain |= {"replicas": 1, "trunk": 1}
+    assert "engine_options" not in Wanted(**plain).body
+    assert Wanted(**plain, device=Device.CUDA).body["engine_options"] == {"device": "cuda"}
