@@ -73,11 +73,11 @@ def _read(fields: Fields, name: str, kind: Kind) -> Any:
                 fields.refuse(name, "must be a list of weights from 0 to 1e9, one per rank, not all 0")
             return tuple(map(float, weights or ()))
         case ByNode(choices):
-            value = _strings(fields, name, "node names", "gaming-pc")
-            for node, own in value.items():
+            by_node = _strings(fields, name, "node names", "gaming-pc")
+            for node, own in by_node.items():
                 if choices and own not in choices:
                     fields.refuse(name, f"of node {node!r} must be one of {', '.join(choices)}, not {own!r}")
-            return value
+            return by_node
         case Settings():
             return _strings(fields, name, "names of settings", "device")
 

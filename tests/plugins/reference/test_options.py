@@ -12,9 +12,9 @@ import pytest
 from motley.daemon.models.units import units
 from motley.daemon.rank.loading import load_rank
 from motley.daemon.rank.peers import Peers
-from motley.daemon.rank.process import _agreement
 from motley.daemon.weights.cache import ShareCache
 from motley.daemon.weights.checkpoint import Checkpoint
+from motley.daemon.worker.membership import _agreement
 from motley.plugins.engine import EngineError
 from motley.protocol import mesh_pb2 as pb
 from motley.transport import Listener, Membership, Plain, connect_mesh
