@@ -21,6 +21,9 @@ settings.register_profile(
 settings.register_profile("soak", settings.get_profile("commit"), max_examples=200, derandomize=False)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "commit"))
 
+# Before NumPy is imported: as many pytest processes as cores, each with as many threads that spin, hinder each other.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 # Tests start hundreds of processes: each would compile all of Motley again where compiled modules are not kept.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False

@@ -135,6 +135,8 @@ def command(*arguments: str, stdin: str = "", **environment: str) -> tuple[int, 
     out, err = io.StringIO(), io.StringIO()
     status: object = 0
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        patch.setenv("COLUMNS", "200")
+        patch.setenv("TERM", "dumb")
         patch.setattr(sys, "argv", ["motley", *arguments])
         patch.setattr(sys, "stdin", io.StringIO(stdin))
         for name, value in environment.items():
@@ -147,7 +149,16 @@ def command(*arguments: str, stdin: str = "", **environment: str) -> tuple[int, 
     return status, out.getvalue(), err.getvalue()
 
 
+def said_json(*arguments: str, **environment: str) -> dict[str, Any]:
+    """The JSON that a command ends with, which is run in this process."""
+    status, out, err = command(*arguments, "--json", **environment)
+    assert status == 0, err
+    answer: dict[str, Any] = json.loads(out.splitlines()[-1])
+    return answer
+
+
 async def last_json(*arguments: str, **environment: str) -> dict[str, Any]:
+    """The JSON that a command ends with, which is a process of its own."""
     status, out, err = await motley(*arguments, "--json", **environment)
     assert status == 0, err
     answer: dict[str, Any] = json.loads(out.splitlines()[-1])
