@@ -19,7 +19,7 @@ settings.register_profile(
     derandomize="CI" in os.environ,
 )
 settings.register_profile("soak", settings.get_profile("commit"), max_examples=200, derandomize=False)
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "commit"))
+settings.load_profile("commit")  # `make soak` chooses the other one
 
 # Before NumPy is imported: as many pytest processes as cores, each with as many threads that spin, hinder each other.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")

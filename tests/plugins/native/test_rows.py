@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from motley.plugins.native.library import F32
@@ -55,7 +55,6 @@ def norm(x: F32, skip: F32 | None, weight: F32, epsilon: float = 1e-5) -> F32:
     return y
 
 
-@settings(max_examples=60)
 @given(
     rows=st.integers(1, 4), columns=st.integers(1, 200), skipped=st.booleans(), scale=st.sampled_from((1e-3, 1, 1e6))
 )
@@ -117,7 +116,6 @@ def silu(gate: F32) -> F64:
     return np.where(wide < 0, wide * e, wide) / (1 + e)
 
 
-@settings(max_examples=60)
 @given(rows=st.integers(1, 4), columns=st.integers(1, 200), scale=st.sampled_from((0.1, 3, 40)))
 def test_gates(rows: int, columns: int, scale: float) -> None:
     gate_up = normal(np.random.default_rng([rows, columns]), rows, 2 * columns) * np.float32(scale)
@@ -255,14 +253,12 @@ def cases(draw: st.DrawFn) -> Case:
     )
 
 
-@settings(max_examples=80, deadline=None)
 @given(case=cases())
 def test_attention(case: Case) -> None:
     y = at_all_levels(case.result)
     assert np.abs(y - case.exact()).max() <= case.bound()
 
 
-@settings(max_examples=30)
 @given(case=cases(), level=st.sampled_from(LEVELS))
 def test_only_the_token_is_written_to_the_caches(case: Case, level: str) -> None:
     set_level(level)

@@ -36,6 +36,7 @@ from motley.transport.errors import PeerLost
 from motley.transport.streams import HostStream
 from tests.models.cases import Case, LocalSession, dense_cases, uneven_shares, whole_share
 from tests.models.local_group import LocalGroup, LocalMember
+from tests.pairs import pairwise
 from tests.plugins.onnxruntime.lowered_engine import cut_at_sums, for_onnxruntime, with_data
 from tests.plugins.tensorrt.test_lowering import FORMS, FP16_TOLERANCE, FP32_TOLERANCE, error
 
@@ -50,6 +51,10 @@ STALE = b"a plan that the runtime does not take"
 HAS_COMPILER = any(map(shutil.which, ("cc", "gcc", "clang", "cl")))
 needs_compiler = pytest.mark.skipif(not HAS_COMPILER, reason="no C compiler to build the NCCL library with")
 ENGINES = [tensorrt.TensorRTEngine, pytest.param(tensorrt.WholeTensorRTEngine, marks=needs_compiler)]
+STEPS = [
+    pytest.param(*others, whole, marks=needs_compiler if whole else ())
+    for *others, whole in pairwise(CASES, FORMS, [1, 2, 3], [False, True])
+]
 
 
 class Device(host_driver.HostDriver):  # type: ignore[misc, name-defined]
@@ -227,18 +232,15 @@ def without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("without_gpu")
-@pytest.mark.parametrize("factory", ENGINES)
-@pytest.mark.parametrize("ranks", [1, 2, 3])
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_steps_of_two_slots(case: Case, form: str, ranks: int, factory: EngineFactory, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("case", "form", "ranks", "whole"), STEPS, ids=str)
+def test_steps_of_two_slots(case: Case, form: str, ranks: int, whole: bool, tmp_path: Path) -> None:
     """Chunks, single tokens, steps without logits, tokens skipped, and slots that take turns: as the reference does."""
     try:
         shares = uneven_shares(units(case.config, form, 32), ranks)
     except ConfigError:
         pytest.skip("this case's widths cannot be quantised")
     results = []
-    for engine in (ReferenceEngine, factory):
+    for engine in (ReferenceEngine, tensorrt.WholeTensorRTEngine if whole else tensorrt.TensorRTEngine):
         options = EngineOptions(max_rows=8)
         with LocalSession(case.folder, engine, shares, tmp_path / str(len(results)), form, options=options) as session:
             session.open_slot(0)
