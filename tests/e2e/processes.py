@@ -25,7 +25,7 @@ from motley.cli.main import main
 ROOT = Path(__file__).parents[2]
 BUNDLED = Path(motley.cli.__path__[0]) / "models" / "shakespeare-2.6m"
 START_S = 120.0
-END_S = 40.0
+END_S = 120.0
 COMMAND_S = 240.0
 
 

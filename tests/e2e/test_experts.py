@@ -36,7 +36,7 @@ SMALL = {
 EXPERTS = 24
 CONTEXT = 512
 GREEDY = {"model": "moe", "prompt": "To be", "max_tokens": 120, "temperature": 0, "ignore_eos": True}
-SOON_S = 60.0
+SOON_S = 120.0
 
 
 @pytest.fixture(scope="module")
