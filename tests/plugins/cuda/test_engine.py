@@ -50,6 +50,9 @@ from tests.transport.cuda.host_driver import HostDriver
 from tests.transport.cuda.host_kernels import launch
 from tests.transport.cuda.test_kernels import CAPABILITIES
 
+SOAKED = [pytest.param(between, marks=pytest.mark.soak) for between in CAPABILITIES[1:-1]]
+"""All kernels of an engine take seconds to compile: for every commit, the oldest architecture and the newest."""
+
 TOLERANCE = 1e-4
 """Of the largest logit, between ours and transformers' in float64."""
 
@@ -69,7 +72,7 @@ def error(got: F32, expected: F32) -> float:
     return float(np.abs(got - expected).max() / np.abs(expected).max())
 
 
-@pytest.mark.parametrize("capability", CAPABILITIES, ids=str)
+@pytest.mark.parametrize("capability", [*CAPABILITIES[:1], *SOAKED, *CAPABILITIES[-1:]], ids=str)
 def test_every_architecture_is_compiled_for(capability: Capability) -> None:
     pytest.importorskip("cuda.bindings")
     cubin = compile_kernels(SOURCES, capability)
