@@ -3,15 +3,20 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 NATIVE := setup.py $(wildcard plugins/native/*.[ch]) plugins/nccl/library.c
+PARALLEL := -n auto --dist loadgroup
 PACKAGES := bench cli daemon orchestrator plugins protocol transport
 
-.PHONY: demo test gpu lint format protocol nccl clean
+.PHONY: demo test soak gpu lint format protocol nccl clean
 
 demo: $(VENV)/installed
 	$(BIN)/motley demo
 
 test: $(VENV)/installed-dev
-	$(BIN)/pytest -n auto
+	$(BIN)/pytest $(PARALLEL)
+
+# What takes too long for every commit: tests marked so, and eight times as many drawn examples.
+soak: $(VENV)/installed-dev
+	$(BIN)/pytest $(PARALLEL) -m "soak or hypothesis" --hypothesis-profile soak
 
 # On a machine with an NVIDIA GPU: its tests and measurements, to bench/results.
 gpu: $(VENV)/installed-dev

@@ -7,14 +7,16 @@ import json
 import re
 from collections.abc import AsyncIterator, Callable
 from types import TracebackType
-from typing import Annotated, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any, Self
 from urllib.parse import urlsplit
 
-import aiohttp
 import typer
 
 from motley.cli.errors import CliError
 from motley.cli.show import worker_name
+
+if TYPE_CHECKING:  # elsewhere it is imported where a request begins: most commands make none
+    import aiohttp
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 CONNECT_S = 5.0
@@ -45,6 +47,8 @@ class Client:
     """An orchestrator's API; use as an asynchronous context."""
 
     def __init__(self, url: str, api_key: str = "") -> None:
+        import aiohttp
+
         self._url = url.rstrip("/")
         self._http = aiohttp.ClientSession(headers={"Authorization": f"Bearer {api_key}"} if api_key else {})
 
@@ -117,6 +121,8 @@ class Client:
         return session
 
     def _request(self, method: str, path: str, body: dict[str, Any] | None, *, patient: bool = False) -> _Request:
+        import aiohttp
+
         timeout = aiohttp.ClientTimeout(total=None, connect=CONNECT_S, sock_read=None if patient else SILENCE_S)
         return _Request(self._http.request(method, self._url + path, json=body, timeout=timeout), self._url)
 
@@ -141,6 +147,8 @@ class _Request:
         self._url = url
 
     async def __aenter__(self) -> aiohttp.ClientResponse:
+        import aiohttp
+
         try:
             response: aiohttp.ClientResponse = await self._context.__aenter__()
         except (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError) as error:
@@ -170,6 +178,8 @@ class _Request:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        import aiohttp
+
         await self._context.__aexit__(kind, error, trace)
         if isinstance(error, aiohttp.ClientError | TimeoutError):
             raise CliError(f"the orchestrator at {self._url} has gone or cannot be reached any more") from error

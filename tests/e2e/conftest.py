@@ -1,17 +1,53 @@
-"""No test leaves a process behind."""
+"""The mesh that tests share, and no test leaves a process behind."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
+import pytest_asyncio
 
-from tests.e2e.processes import MotleyProcess
+from motley.cli.client import Client
+from tests.e2e.processes import Mesh, MotleyProcess, mesh
+
+HERE = Path(__file__).parent
 
 
-@pytest.fixture(autouse=True)
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests of this folder run in one event loop, and those that share a mesh in one process."""
+    for item in items:
+        if HERE in item.path.parents:
+            if pytest_asyncio.is_async_test(item):
+                item.add_marker(pytest.mark.asyncio(loop_scope="session"), append=False)
+            if "there" in getattr(item, "fixturenames", ()):
+                item.add_marker(pytest.mark.xdist_group("mesh"))
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def _shared(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Mesh]:
+    async with mesh(tmp_path_factory.mktemp("mesh"), "a", "b", "c") as shared:
+        yield shared
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def there(_shared: Mesh) -> AsyncIterator[Mesh]:
+    """A mesh of nodes a, b and c for tests that end none of them; sessions and further nodes end with the test."""
+    yield _shared
+    async with Client(_shared.url) as client:
+        for session in await client.sessions():
+            await client.call("DELETE", f"/api/sessions/{session['id']}")
+    for name in _shared.nodes.keys() - set("abc"):
+        await _shared.nodes.pop(name).end()
+    left = [len(node.family()) - 1 for node in _shared.nodes.values()]
+    assert left == [0, 0, 0], "a closed session left a worker behind"
+
+
+@pytest_asyncio.fixture(autouse=True, loop_scope="session")
 async def _no_process_left() -> AsyncIterator[None]:
-    MotleyProcess.started.clear()
+    before = set(MotleyProcess.started)
     yield
-    for process in MotleyProcess.started:
+    for process in set(MotleyProcess.started) - before:
         await process.kill()
+    MotleyProcess.started[:] = before

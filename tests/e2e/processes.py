@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import json
 import os
 import re
 import signal
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import psutil
+import pytest
 
 import motley.cli
 from motley.cli.client import Client
+from motley.cli.main import main
 
+ROOT = Path(__file__).parents[2]
 BUNDLED = Path(motley.cli.__path__[0]) / "models" / "shakespeare-2.6m"
 START_S = 120.0
-END_S = 40.0
+END_S = 120.0
 COMMAND_S = 240.0
 
 
@@ -29,7 +33,7 @@ class MotleyProcess:
     """One `motley` command under way; its stderr is kept line by line."""
 
     started: ClassVar[list[MotleyProcess]] = []
-    """By this test; what is left of them at its end is killed."""
+    """By tests and by what they share; what a test has started and left is killed at its end."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self.started.append(self)
@@ -39,16 +43,20 @@ class MotleyProcess:
         self._reader = asyncio.create_task(self._read())
 
     @classmethod
-    async def start(cls, *arguments: str, own_group: bool = False, **environment: str) -> Self:
+    async def start(
+        cls, *arguments: str, entry: str = "motley.cli.main", own_group: bool = False, **environment: str
+    ) -> Self:
         """
         Args:
+            entry: the module that is run.
             own_group: it leads a process group, as a shell's command does.
         """
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "motley.cli.main", *arguments),
+            *(sys.executable, "-m", entry, *arguments),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.PIPE,
+            cwd=ROOT,
             env={**os.environ, "COLUMNS": "200", **environment},
             process_group=0 if own_group else None,
         )
@@ -122,7 +130,35 @@ async def motley(*arguments: str, stdin: str = "", **environment: str) -> tuple[
     return process.returncode, out.decode(), err.decode()
 
 
+def command(*arguments: str, stdin: str = "", **environment: str) -> tuple[int, str, str]:
+    """Run a command to its end in this process, where its modules are loaded already: status, stdout, stderr."""
+    out, err = io.StringIO(), io.StringIO()
+    status: object = 0
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        patch.setenv("COLUMNS", "200")
+        patch.setenv("TERM", "dumb")
+        patch.setattr(sys, "argv", ["motley", *arguments])
+        patch.setattr(sys, "stdin", io.StringIO(stdin))
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        try:
+            main()
+        except SystemExit as end:
+            status = end.code or 0
+    assert isinstance(status, int)
+    return status, out.getvalue(), err.getvalue()
+
+
+def said_json(*arguments: str, **environment: str) -> dict[str, Any]:
+    """The JSON that a command ends with, which is run in this process."""
+    status, out, err = command(*arguments, "--json", **environment)
+    assert status == 0, err
+    answer: dict[str, Any] = json.loads(out.splitlines()[-1])
+    return answer
+
+
 async def last_json(*arguments: str, **environment: str) -> dict[str, Any]:
+    """The JSON that a command ends with, which is a process of its own."""
     status, out, err = await motley(*arguments, "--json", **environment)
     assert status == 0, err
     answer: dict[str, Any] = json.loads(out.splitlines()[-1])
@@ -138,11 +174,12 @@ class Mesh:
         self.target = target
         self.token = token
         self.nodes: dict[str, MotleyProcess] = {}
-        self._cache = cache
+        self.cache = cache
 
     async def join(self, name: str, memory: str = "2GB", cache: Path | None = None) -> MotleyProcess:
         arguments = ("join", self.target, "--name", name, "--memory", memory, "--threads", "1")
-        node = await MotleyProcess.start(*arguments, "--cache", str(cache or self._cache), MOTLEY_TOKEN=self.token)
+        where = ("--cache", str(cache or self.cache))
+        node = await MotleyProcess.start(*arguments, *where, entry="tests.e2e.node", MOTLEY_TOKEN=self.token)
         self.nodes[name] = node
         await node.line("joined as")
         return node

@@ -16,8 +16,23 @@ from pathlib import Path
 import psutil
 import pytest
 
+from motley.bench.report import Standard
+from motley.cli.client import Client
 from motley.cli.errors import EXPECTED
-from tests.e2e.processes import BUNDLED, COMMAND_S, END_S, START_S, MotleyProcess, last_json, mesh, motley
+from motley.protocol.mesh_pb2 import Engine
+from tests.e2e.processes import (
+    BUNDLED,
+    COMMAND_S,
+    END_S,
+    START_S,
+    Mesh,
+    MotleyProcess,
+    command,
+    last_json,
+    mesh,
+    motley,
+    said_json,
+)
 
 USAGE = [
     (("cache", "rm"), "name the models or shares to remove, as `motley cache ls` shows them, or say --all"),
@@ -78,7 +93,7 @@ IMPORTING = 20_000_000
 
 
 @pytest.mark.parametrize(
-    "command",
+    "words",
     [
         ("up",),
         ("join",),
@@ -98,10 +113,20 @@ IMPORTING = 20_000_000
     ],
     ids=" ".join,
 )
-async def test_help_shows_an_example(command: tuple[str, ...]) -> None:
-    status, out, _ = await motley(*command, "--help")
+def test_help_shows_an_example(words: tuple[str, ...]) -> None:
+    status, out, _ = command(*words, "--help")
     assert status == 0
-    assert f"motley {' '.join(command)}" in out.partition("Example")[2]
+    assert f"motley {' '.join(words)}" in out.partition("Example")[2]
+
+
+async def test_a_process_says_the_same_and_ends_with_the_status() -> None:
+    assert await motley("run", str(BUNDLED), "") == command("run", str(BUNDLED), "")
+    status, out, err = await motley("up", "--help")
+    assert (status, err) == (0, "")
+    assert "motley up" in out.partition("Example")[2]
+    status, out, err = await motley("run", str(BUNDLED), "ROMEO:", "--quant", "int3")
+    assert (status, out) == (2, "")
+    assert "Invalid value for '--quant'" in err
 
 
 async def test_demo(tmp_path: Path) -> None:
@@ -148,13 +173,13 @@ async def test_bench_latency(tmp_path: Path) -> None:
     assert [len(rank["wait_ms"]) for rank in answer["timeline"]["ranks"]] == [10] * 3
 
 
-async def test_bench_latency_sweeps(tmp_path: Path) -> None:
+def test_bench_latency_sweeps(tmp_path: Path) -> None:
     csv, plot = tmp_path / "tokens.csv", tmp_path / "where.png"
     command = (
         *("bench", "latency", "--model", str(BUNDLED), "--ranks", "1,2", "--quant", "int4"),
         *("--prompt-tokens", "8,16", "--tokens", "3", "--link", "none", "--csv", str(csv), "--plot", str(plot)),
     )
-    answer = await last_json(*command)
+    answer = said_json(*command)
     settings = [(row["ranks"], row["prompt_tokens"]) for row in answer["rows"]]
     assert settings == [(1, 8), (1, 16), (2, 8), (2, 16)]
     assert len(csv.read_text().splitlines()) == 1 + 2 * 3 * (1 + 2)
@@ -170,23 +195,23 @@ async def test_bench_latency_draws_the_tokens_in_the_terminal() -> None:
     assert "█ compute  ▓ wire  ▒ wait  ░ lead, mean ms" in err
 
 
-async def test_bench_collectives() -> None:
-    answer = await last_json("bench", "collectives", "--ranks", "3", "--sizes", "4,8192", "--rounds", "20")
+def test_bench_collectives() -> None:
+    answer = said_json("bench", "collectives", "--ranks", "3", "--sizes", "4,8192", "--rounds", "20")
     assert [(row["op"], row["bytes"], row["ranks"]) for row in answer["rows"]] == [
         ("all_reduce", size, 3) for size in (4, 8192)
     ]
     assert all(0 < row["p50_us"] <= row["p99_us"] for row in answer["rows"])
 
 
-async def test_bench_precision() -> None:
-    answer = await last_json("bench", "precision", "--ranks", "2")
+def test_bench_precision() -> None:
+    answer = said_json("bench", "precision", "--ranks", "2")
     assert {row["format"] for row in answer["wire_formats"]} == {"fp32", "bf16", "int8"}
     assert all(0 < row["mean_error"] < row["max_error"] for row in answer["wire_formats"])
 
 
-async def test_bench_precision_of_a_model(tmp_path: Path) -> None:
+def test_bench_precision_of_a_model(tmp_path: Path) -> None:
     plot = tmp_path / "drift.png"
-    answer = await last_json("bench", "precision", "--model", str(BUNDLED), "--ranks", "3", "--plot", str(plot))
+    answer = said_json("bench", "precision", "--model", str(BUNDLED), "--ranks", "3", "--plot", str(plot))
     assert set(answer) == {"layers", "final_fp32_error", "final_fp16_error"}
     assert [layer["layer"] for layer in answer["layers"]] == list(range(6))
     assert all({"fp32_error", "fp16_error", "max_activation"} <= set(layer) for layer in answer["layers"])
@@ -195,11 +220,20 @@ async def test_bench_precision_of_a_model(tmp_path: Path) -> None:
     assert plot.read_bytes().startswith(b"\x89PNG")
 
 
-async def test_bench_report(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "standard",
+    [
+        Standard(prompt=8, contexts=(20, 60), tokens=8, pairs=1, sizes=[8192]),
+        pytest.param(Standard(), marks=pytest.mark.soak),
+    ],
+    ids=["short", "whole"],
+)
+def test_bench_report(standard: Standard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("motley.bench.report.Standard", lambda: standard)
     readme = tmp_path / "README.md"
     readme.write_text("# Ours\n<!-- performance:begin -->\n<!-- performance:end -->\nMore.\n")
     out = tmp_path / "results"
-    answer = await last_json(
+    answer = said_json(
         *("bench", "report", "--model", str(BUNDLED), "--readme", str(readme), "--out", str(out)),
     )
     (picture,), (numbers,) = out.glob("*.png"), out.glob("*.json")
@@ -215,45 +249,47 @@ async def test_bench_report(tmp_path: Path) -> None:
     assert text.endswith("<!-- performance:end -->\nMore.\n")
 
 
-async def test_bench_synth_makes_a_model_that_runs(tmp_path: Path) -> None:
+def test_bench_synth_makes_a_model_that_runs(tmp_path: Path) -> None:
     config = json.loads((BUNDLED / "config.json").read_text())
     shape = tmp_path / "shape.json"
     shape.write_text(json.dumps({**config, "num_hidden_layers": 2, "tie_word_embeddings": False}))
     folder = str(tmp_path / "model")
-    status, _, err = await motley("bench", "synth", "--config", str(shape), "--out", folder)
+    status, _, err = command("bench", "synth", "--config", str(shape), "--out", folder)
     assert status == 0, err
-    answer = await last_json("bench", "latency", "--model", folder, "--quant", "int4", "--tokens", "4")
+    answer = said_json("bench", "latency", "--model", folder, "--quant", "int4", "--tokens", "4")
     assert answer["ranks"] == 1
 
 
-async def test_run_and_status_against_a_mesh(tmp_path: Path) -> None:
-    async with mesh(tmp_path, "a", "b") as there:
-        run = ("run", str(BUNDLED), "ROMEO:", "--raw", "--quant", "fp32", "--max-tokens", "12", "--temperature", "0")
-        first = await last_json(*run, MOTLEY_URL=there.url)
-        again = await last_json("run", BUNDLED.name, *run[2:], MOTLEY_URL=there.url)
-        assert first["text"] == again["text"]
-        assert first["finish_reason"] == "length"
-        assert first["usage"]["completion_tokens"] == 12
-        _, streamed, _ = await motley("run", BUNDLED.name, "-", *run[3:], stdin="ROMEO:", MOTLEY_URL=there.url)
-        assert streamed == first["text"] + "\n"
+def test_run_and_status_against_a_mesh(there: Mesh) -> None:
+    run = ("run", str(BUNDLED), "ROMEO:", "--raw", "--quant", "fp32", "--max-tokens", "12", "--temperature", "0")
+    first = said_json(*run, "--nodes", "a,b", MOTLEY_URL=there.url)
+    again = said_json("run", BUNDLED.name, *run[2:], MOTLEY_URL=there.url)
+    assert first["text"] == again["text"]
+    assert first["finish_reason"] == "length"
+    assert first["usage"]["completion_tokens"] == 12
+    _, streamed, _ = command("run", BUNDLED.name, "-", *run[3:], stdin="ROMEO:", MOTLEY_URL=there.url)
+    assert streamed == first["text"] + "\n"
 
-        status = await last_json("status", MOTLEY_URL=there.url)
-        assert {node["name"] for node in status["nodes"]} == {"a", "b"}
-        assert [session["state"] for session in status["sessions"]] == ["ready"]
-        _, out, _ = await motley("status", MOTLEY_URL=there.url, COLUMNS="")
-        assert f"{BUNDLED.name}: fp32, context 1024, ready" in out
-        returned, _, err = await motley(*run[:4], "--quant", "int4", MOTLEY_URL=there.url)
-        assert returned == 1
-        assert f"loaded as fp32: leave out --quant, or close it first with `motley stop {BUNDLED.name}`" in err
+    status = said_json("status", MOTLEY_URL=there.url)
+    assert {node["name"] for node in status["nodes"] if node["state"] == "alive"} == {"a", "b", "c"}
+    assert [session["state"] for session in status["sessions"]] == ["ready"]
+    _, out, _ = command("status", MOTLEY_URL=there.url)
+    assert f"{BUNDLED.name}: fp32, context 1024, ready" in out
+    returned, _, err = command(*run[:4], "--quant", "int4", MOTLEY_URL=there.url)
+    assert returned == 1
+    assert f"loaded as fp32: leave out --quant, or close it first with `motley stop {BUNDLED.name}`" in err
 
-        assert (await motley("stop", BUNDLED.name, MOTLEY_URL=there.url))[0] == 0
-        gone = await motley("stop", BUNDLED.name, MOTLEY_URL=there.url)
-        assert gone[0] == 1
-        assert "there is no session" in gone[2]
+    assert command("stop", BUNDLED.name, MOTLEY_URL=there.url)[0] == 0
+    gone = command("stop", BUNDLED.name, MOTLEY_URL=there.url)
+    assert gone[0] == 1
+    assert "there is no session" in gone[2]
 
-        await there.orchestrator.line(r"^node a joined \(127\.0\.0\.1\)$")
-        await there.nodes["b"].end()
-        await there.orchestrator.line(r"^node b has left: its daemon was ended there$")
+
+async def test_the_orchestrator_says_who_comes_and_goes(there: Mesh) -> None:
+    late = await there.join("late")
+    await there.orchestrator.line(r"^node late joined \(127\.0\.0\.1\)$")
+    await late.end()
+    await there.orchestrator.line(r"^node late has left: its daemon was ended there$")
 
 
 async def test_an_answer_that_breaks_off_ends_its_line(tmp_path: Path) -> None:
@@ -278,21 +314,23 @@ async def test_an_answer_that_breaks_off_ends_its_line(tmp_path: Path) -> None:
         assert (text + rest).decode().endswith("\n")
 
 
-async def test_cache(tmp_path: Path) -> None:
+async def test_cache(there: Mesh, tmp_path: Path) -> None:
     where = ("--cache", str(tmp_path / "cache"))
-    assert await last_json("cache", "ls", *where) == {"folder": where[1], "bytes": 0, "shares": [], "damaged": []}
-    async with mesh(tmp_path, "a") as there:
-        await there.session(quantisation="int8")
-        (share,) = (await last_json("cache", "ls", *where))["shares"]
-        assert (share["model"], share["quantisation"], share["block"]) == (str(BUNDLED), "int8", 128)
-        assert share["fraction"] == pytest.approx(1)
-        status, out, err = await motley("cache", "rm", share["key"][:8], *where)
-        assert (status, out) == (1, "removed 0 of 1 share, 0 bytes\n")
-        assert f"in use by a rank: {share['key'][:8]}" in err
-    listed = await last_json("cache", "ls", *where)
+    assert said_json("cache", "ls", *where) == {"folder": where[1], "bytes": 0, "shares": [], "damaged": []}
+    await there.join("cached", cache=tmp_path / "cache")
+    session = await there.session(nodes=["cached"], quantisation="int8")
+    (share,) = said_json("cache", "ls", *where)["shares"]
+    assert (share["model"], share["quantisation"], share["block"]) == (str(BUNDLED), "int8", 128)
+    assert share["fraction"] == pytest.approx(1)
+    status, out, err = command("cache", "rm", share["key"][:8], *where)
+    assert (status, out) == (1, "removed 0 of 1 share, 0 bytes\n")
+    assert f"in use by a rank: {share['key'][:8]}" in err
+    async with Client(there.url) as client:
+        await client.call("DELETE", f"/api/sessions/{session['id']}")
+    listed = said_json("cache", "ls", *where)
     assert listed["bytes"] == share["bytes"] > 2e6
     assert [entry["key"] for entry in listed["shares"]] == [share["key"]]
-    _, out, _ = await motley("cache", "ls", BUNDLED.name, *where)
+    _, out, _ = command("cache", "ls", BUNDLED.name, *where)
     assert share["key"][:8] in out
     assert "100 %" in out
     _, out, _ = await motley("cache", "ls", *where, COLUMNS="80")
@@ -303,28 +341,28 @@ async def test_cache(tmp_path: Path) -> None:
     damaged = Path(where[1]) / ("ab" * 32)
     damaged.mkdir()
     (damaged / "share.bin").write_bytes(bytes(3_000_000))
-    assert (await last_json("cache", "ls", *where))["damaged"] == [{"key": damaged.name, "bytes": 3_000_000}]
-    _, out, _ = await motley("cache", "ls", *where)
+    assert said_json("cache", "ls", *where)["damaged"] == [{"key": damaged.name, "bytes": 3_000_000}]
+    _, out, _ = command("cache", "ls", *where)
     assert re.search(r"damaged: abababab +│.* 3 MB", out)
-    assert (await motley("cache", "rm", "abab", *where))[1] == "removed 1 of 1 share, 3 MB\n"
+    assert command("cache", "rm", "abab", *where)[1] == "removed 1 of 1 share, 3 MB\n"
     assert not damaged.exists()
-    status, out, _ = await motley("cache", "rm", "--all", *where)
+    status, out, _ = command("cache", "rm", "--all", *where)
     assert (status, out) == (0, f"removed 1 of 1 share, {share['bytes'] / 1e6:.3g} MB\n")
-    assert (await last_json("cache", "ls", *where))["shares"] == []
+    assert said_json("cache", "ls", *where)["shares"] == []
 
 
-async def test_run_without_a_mesh_is_a_mesh_of_one(tmp_path: Path) -> None:
+def test_run_without_a_mesh_is_a_mesh_of_one(tmp_path: Path) -> None:
     command = ("run", str(BUNDLED), "ROMEO:", "--raw", "--max-tokens", "8", "--seed", "1")
-    answer = await last_json(*command)
+    answer = said_json(*command)
     assert answer["usage"]["completion_tokens"] == 8
 
 
-async def test_a_wrong_word_is_a_usage_error() -> None:
+def test_a_wrong_word_is_a_usage_error() -> None:
     for option, word, words in (
         ("--quant", "int3", "'stored', 'fp32', 'fp16', 'int8', 'int4'"),
         ("--experts", "nonsense", "'auto', 'sliced', 'parallel'"),
     ):
-        status, _, err = await motley("run", str(BUNDLED), "ROMEO:", option, word)
+        status, _, err = command("run", str(BUNDLED), "ROMEO:", option, word)
         assert status == 2
         assert f"Invalid value for '{option}': '{word}' is not one of {words}." in err
 
@@ -374,13 +412,19 @@ async def test_a_killed_demo_takes_its_daemons_along(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "words"),
+    ("wanted", "words"),
     USAGE,
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
-async def test_what_cannot_be_done_is_said_in_one_line(command: tuple[str, ...], words: str) -> None:
-    status, out, err = await motley(*command)
+def test_what_cannot_be_done_is_said_in_one_line(
+    wanted: tuple[str, ...], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def no_engines() -> list[Engine]:
+        return []
+
+    monkeypatch.setattr("motley.daemon.node.app.installed_engines", no_engines)
+    monkeypatch.setattr("motley.daemon.node.hardware.memory_bandwidth", lambda *_: 10e9)
+    status, out, err = command(*wanted)
     assert status == 1
     assert words in err
     assert out == ""
-    assert "Traceback" not in err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import signal
 import socket
 import time
@@ -15,7 +16,7 @@ import pytest
 from motley.cli.client import Client
 from motley.cli.errors import CliError
 from motley.daemon.weights.cache import ShareCache
-from tests.e2e.processes import BUNDLED, END_S, START_S, MotleyProcess, mesh
+from tests.e2e.processes import BUNDLED, END_S, START_S, Mesh, MotleyProcess, command, mesh
 from tests.ports import unanswered_port
 
 GREEDY = {"model": BUNDLED.name, "prompt": "ROMEO:", "max_tokens": 24, "temperature": 0}
@@ -28,22 +29,18 @@ async def text_of(url: str, **changes: object) -> str:
         return text
 
 
-async def test_every_split_writes_the_same_and_the_openai_client_can_talk_to_it(tmp_path: Path) -> None:
-    async with mesh(tmp_path, "a", "b", "c") as there:
-        texts = set()
-        for nodes, shares in ((["a"], [1]), (["c", "a"], [1, 4]), (["a", "b", "c"], [3, 2, 1]), (["b", "a"], [1, 0])):
-            session = await there.session(nodes=nodes, shares=shares)
-            assert [rank["node"] for rank in session["ranks"]] == nodes
-            texts.add(await text_of(there.url))
-            if len(nodes) < 3:
-                async with Client(there.url) as client:
-                    await client.call("DELETE", f"/api/sessions/{session['id']}")
-            else:
-                await official_client(there.url)
-                async with Client(there.url) as client:
-                    await client.call("DELETE", f"/api/sessions/{session['id']}")
-        assert len(texts) == 1
-        assert all(len(node.family()) == 1 for node in there.nodes.values()), "a closed session left a worker behind"
+async def test_every_split_writes_the_same_and_the_openai_client_can_talk_to_it(there: Mesh) -> None:
+    texts = set()
+    for nodes, shares in ((["a"], [1]), (["c", "a"], [1, 4]), (["a", "b", "c"], [3, 2, 1]), (["b", "a"], [1, 0])):
+        session = await there.session(nodes=nodes, shares=shares)
+        assert [rank["node"] for rank in session["ranks"]] == nodes
+        texts.add(await text_of(there.url))
+        if len(nodes) == 3:
+            await official_client(there.url)
+        async with Client(there.url) as client:
+            await client.call("DELETE", f"/api/sessions/{session['id']}")
+    assert len(texts) == 1
+    assert all(len(node.family()) == 1 for node in there.nodes.values()), "a closed session left a worker behind"
 
 
 async def official_client(url: str) -> None:
@@ -74,22 +71,21 @@ async def official_client(url: str) -> None:
         assert refusal.value.code == "context_length_exceeded"
 
 
-async def test_requests_share_a_context_that_is_too_small_for_all(tmp_path: Path) -> None:
+async def test_requests_share_a_context_that_is_too_small_for_all(there: Mesh) -> None:
     """Those that came last step back and compute their tokens again; nobody's text changes."""
     prompts = [f"{name}:" for name in ("ROMEO", "KING", "JULIET", "DUKE", "NURSE")]
-    sampled = {"temperature": 0.9, "seed": 5, "max_tokens": 80, "ignore_eos": True, "frequency_penalty": 0.5}
-    async with mesh(tmp_path, "a", "b") as there:
-        await there.session(context=160)
-        alone = [await text_of(there.url, prompt=prompt, **sampled) for prompt in prompts]
-        together = await asyncio.gather(*(text_of(there.url, prompt=prompt, **sampled) for prompt in prompts))
-        assert together == alone
+    sampled = {"temperature": 0.9, "seed": 5, "max_tokens": 50, "ignore_eos": True, "frequency_penalty": 0.5}
+    await there.session(nodes=["a", "b"], context=110)
+    alone = [await text_of(there.url, prompt=prompt, **sampled) for prompt in prompts]
+    together = await asyncio.gather(*(text_of(there.url, prompt=prompt, **sampled) for prompt in prompts))
+    assert together == alone
 
 
-async def test_exact_answers_do_not_depend_on_the_split_or_the_company(tmp_path: Path) -> None:
+async def test_exact_answers_do_not_depend_on_the_split_or_the_company(there: Mesh) -> None:
     """To the last bit of every log-probability; in company, some step back and compute their tokens again."""
     prompts = [f"{name}:" for name in ("ROMEO", "KING", "JULIET")]
-    sampled = {**GREEDY, "temperature": 0.9, "top_p": 0.9, "seed": 5, "max_tokens": 60, "logprobs": 3}
-    async with mesh(tmp_path, "a", "b", "c") as there, Client(there.url) as client:
+    sampled = {**GREEDY, "temperature": 0.9, "top_p": 0.9, "seed": 5, "max_tokens": 40, "logprobs": 3}
+    async with Client(there.url) as client:
 
         async def choice_of(prompt: str) -> object:
             answer = await client.call("POST", "/v1/completions", {**sampled, "prompt": prompt})
@@ -97,7 +93,7 @@ async def test_exact_answers_do_not_depend_on_the_split_or_the_company(tmp_path:
 
         seen = []
         for nodes, shares in ((["a"], [1]), (["c", "a"], [1, 4]), (["a", "b", "c"], [3, 2, 1])):
-            session = await there.session(nodes=nodes, shares=shares, quantisation="int8", exact=True, context=130)
+            session = await there.session(nodes=nodes, shares=shares, quantisation="int8", exact=True, context=90)
             if not seen:
                 seen.append([await choice_of(prompt) for prompt in prompts])
             seen.append(await asyncio.gather(*map(choice_of, prompts)))
@@ -105,98 +101,91 @@ async def test_exact_answers_do_not_depend_on_the_split_or_the_company(tmp_path:
         assert all(answers == seen[0] for answers in seen)
 
 
-async def test_large_prompts_do_not_keep_a_node_from_showing_life(tmp_path: Path) -> None:
-    async with mesh(tmp_path, "a") as there:
-        session = await there.session()
+async def test_large_prompts_do_not_keep_a_node_from_showing_life(there: Mesh) -> None:
+    session = await there.session(nodes=["a"])
 
-        async def ask() -> str:
-            with pytest.raises(CliError) as refusal:
-                await text_of(there.url, prompt="word " * 200_000)
-            return str(refusal.value)
+    async def ask() -> str:
+        with pytest.raises(CliError) as refusal:
+            await text_of(there.url, prompt="word " * 200_000)
+        return str(refusal.value)
 
-        assert all("maximum context length" in words for words in await asyncio.gather(*(ask() for _ in range(6))))
-        assert await text_of(there.url)
-        async with Client(there.url) as client:
-            assert (await client.call("GET", f"/api/sessions/{session['id']}"))["state"] == "ready"
+    assert all("maximum context length" in words for words in await asyncio.gather(*(ask() for _ in range(6))))
+    assert await text_of(there.url)
+    async with Client(there.url) as client:
+        assert (await client.call("GET", f"/api/sessions/{session['id']}"))["state"] == "ready"
 
 
-async def test_the_reference_engine_serves_too(tmp_path: Path) -> None:
-    async with mesh(tmp_path, "a", "b") as there:
-        session = await there.session(engine="reference", nodes=["a", "b"])
-        by_reference = await text_of(there.url, max_tokens=6)
-        async with Client(there.url) as client:
-            await client.call("DELETE", f"/api/sessions/{session['id']}")
-        await there.session(nodes=["b"])
-        assert await text_of(there.url, max_tokens=6) == by_reference
+async def test_the_reference_engine_serves_too(there: Mesh) -> None:
+    session = await there.session(engine="reference", nodes=["a", "b"])
+    by_reference = await text_of(there.url, max_tokens=6)
+    async with Client(there.url) as client:
+        await client.call("DELETE", f"/api/sessions/{session['id']}")
+    await there.session(nodes=["b"])
+    assert await text_of(there.url, max_tokens=6) == by_reference
 
 
 @pytest.mark.parametrize("wire", ["bf16", "int8"])
-async def test_sums_may_travel_narrow(wire: str, tmp_path: Path) -> None:
+async def test_sums_may_travel_narrow(wire: str, there: Mesh) -> None:
+    session = await there.session(nodes=["a", "b", "c"], wire=wire)
+    assert session["wire"] == wire
+    text = await text_of(there.url)
+    assert text == await text_of(there.url)
+    async with Client(there.url) as client:
+        with pytest.raises(CliError, match="wire"):
+            await client.call("POST", "/api/sessions", {"model": str(BUNDLED), "wire": "fp8"})
+
+
+async def test_requests_that_share_steps_are_answered_as_if_each_were_alone(there: Mesh) -> None:
+    await there.session(nodes=["a", "b"])
+    alone = [await text_of(there.url, prompt=prompt) for prompt in ("ROMEO:", "KING:", "O ")]
+    together = await asyncio.gather(*(text_of(there.url, prompt=prompt) for prompt in ("ROMEO:", "KING:", "O ")))
+    assert together == alone
+
+
+async def test_a_killed_daemon_ends_its_request_and_its_worker_and_the_others_serve_on(tmp_path: Path) -> None:
+    """Twice: a whole machine that is gone, and a daemon alone, whose worker has nobody to work for."""
     async with mesh(tmp_path, "a", "b", "c") as there:
-        session = await there.session(nodes=["a", "b", "c"], wire=wire)
-        assert session["wire"] == wire
-        text = await text_of(there.url)
-        assert text == await text_of(there.url)
-        async with Client(there.url) as client:
-            with pytest.raises(CliError, match="wire"):
-                await client.call("POST", "/api/sessions", {"model": str(BUNDLED), "wire": "fp8"})
-
-
-async def test_requests_take_turns(tmp_path: Path) -> None:
-    async with mesh(tmp_path, "a", "b") as there:
-        await there.session()
-        alone = [await text_of(there.url, prompt=prompt) for prompt in ("ROMEO:", "KING:", "O ")]
-        together = await asyncio.gather(*(text_of(there.url, prompt=prompt) for prompt in ("ROMEO:", "KING:", "O ")))
-        assert together == alone
-
-
-async def test_a_killed_daemon_ends_its_request_with_its_name_and_the_others_serve_on(tmp_path: Path) -> None:
-    async with mesh(tmp_path, "a", "b", "c") as there:
-        session = await there.session(nodes=["a", "b", "c"])
-        victims = there.nodes["b"].family()
-        async with Client(there.url) as client:
-            answer = client.stream("/v1/completions", {**GREEDY, "max_tokens": 1000, "ignore_eos": True})
-            await anext(answer)
-            for process in victims:
-                process.kill()
-            with pytest.raises(CliError, match=r"rank 1|'b'|node b"):
-                async for _ in answer:
-                    pass
-            state = await client.call("GET", f"/api/sessions/{session['id']}")
-            assert state["state"] == "failed"
-            await client.call("DELETE", f"/api/sessions/{session['id']}")
-        await there.session(nodes=["a", "c"])
+        for victim, alone in (("b", False), ("c", True)):
+            nodes = [name for name in "abc" if name in there.nodes]
+            session = await there.session(nodes=nodes)
+            killed = there.nodes.pop(victim)
+            daemon, *workers = killed.family()
+            assert workers
+            async with Client(there.url) as client:
+                answer = client.stream("/v1/completions", {**GREEDY, "max_tokens": 1000, "ignore_eos": True})
+                await anext(answer)
+                for process in [daemon] if alone else [daemon, *workers]:
+                    process.kill()
+                with pytest.raises(CliError, match=rf"rank 1|'{victim}'|node {victim}"):
+                    async for _ in answer:
+                        pass
+                state = await client.call("GET", f"/api/sessions/{session['id']}")
+                assert state["state"] == "failed"
+                await client.call("DELETE", f"/api/sessions/{session['id']}")
+            _, left = await asyncio.to_thread(psutil.wait_procs, workers, END_S)
+            assert not left
+        await there.session(nodes=["a"])
         assert await text_of(there.url)
 
 
-@pytest.mark.parametrize(
-    ("who", "words"),
-    [("b", r"^node 'b' \(rank 1\) has left: its daemon was ended there"), ("", "^the orchestrator is shutting down$")],
-    ids=["node", "orchestrator"],
-)
-async def test_whoever_is_ended_politely_in_an_answer_is_no_crash(who: str, words: str, tmp_path: Path) -> None:
+async def test_whoever_is_ended_politely_in_an_answer_is_no_crash(tmp_path: Path) -> None:
     async with mesh(tmp_path, "a", "b") as there:
-        await there.session(nodes=["a", "b"])
-        async with Client(there.url) as client:
-            answer = client.stream("/v1/completions", {**GREEDY, "max_tokens": 1000, "ignore_eos": True})
-            await anext(answer)
+        for who, words in (
+            ("b", r"^node 'b' \(rank 1\) has left: its daemon was ended there"),
+            ("", "^the orchestrator is shutting down$"),
+        ):
+            session = await there.session(nodes=["a", "b"] if who else ["a"])
             ended = there.nodes[who] if who else there.orchestrator
-            ended.process.send_signal(signal.SIGINT)
-            with pytest.raises(CliError, match=words):
-                async for _ in answer:
-                    pass
-        assert await ended.wait() == 130
-
-
-async def test_a_killed_daemon_takes_its_worker_with_it(tmp_path: Path) -> None:
-    async with mesh(tmp_path, "a", "b") as there:
-        await there.session(nodes=["a", "b"])
-        daemon, *workers = there.nodes["b"].family()
-        assert workers
-        daemon.kill()
-        gone, left = await asyncio.to_thread(psutil.wait_procs, workers, END_S)
-        assert gone
-        assert not left
+            async with Client(there.url) as client:
+                answer = client.stream("/v1/completions", {**GREEDY, "max_tokens": 1000, "ignore_eos": True})
+                await anext(answer)
+                ended.process.send_signal(signal.SIGINT)
+                with pytest.raises(CliError, match=words):
+                    async for _ in answer:
+                        pass
+                if who:
+                    await client.call("DELETE", f"/api/sessions/{session['id']}")
+            assert await ended.wait() == 130
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
@@ -235,44 +224,36 @@ async def test_a_node_comes_back_to_an_orchestrator_that_was_restarted(tmp_path:
             await again.end()
 
 
-async def test_joining_badly_ends_with_one_clear_line(tmp_path: Path) -> None:
+def test_joining_badly_ends_with_one_clear_line(there: Mesh) -> None:
+    secret, fingerprint = there.token.split(".")
+    good = there.target
     with socket.create_server(("127.0.0.1", 0)) as mute, unanswered_port() as unused:
-        async with mesh(tmp_path, "a") as there:
-            secret, fingerprint = there.token.split(".")
-            good = there.target
-            cases = [
-                (("join", good), "wrong." + fingerprint, "wrong join token"),
-                (("join", good), f"{secret}.{'0' * 64}", "not the one this join token is from"),
-                (("join", good), "nonsense", "not a join token"),
-                (("join", good, "--name", "a"), there.token, "--name"),
-                (("join", f"127.0.0.1:{unused}"), there.token, "is `motley up` running there"),
-                (("join", f"127.0.0.1:{mute.getsockname()[1]}"), there.token, "no answer from"),
-                (("join", "nonsense"), there.token, "HOST:PORT"),
-                (("join", good, "--memory", "much"), there.token, "much"),
-            ]
-
-            async def check(arguments: tuple[str, ...], token: str, words: str) -> None:
-                process = await MotleyProcess.start(*arguments, MOTLEY_TOKEN=token)
-                await process.line(words)
-                assert await process.wait() == 1
-                assert "Traceback" not in "\n".join(process.lines)
-
-            await asyncio.gather(*(check(*case) for case in cases))
+        for arguments, token, words in (
+            ((good,), "wrong." + fingerprint, "wrong join token"),
+            ((good,), f"{secret}.{'0' * 64}", "not the one this join token is from"),
+            ((good,), "nonsense", "not a join token"),
+            ((good, "--name", "a"), there.token, "--name"),
+            ((f"127.0.0.1:{unused}",), there.token, "is `motley up` running there"),
+            ((f"127.0.0.1:{mute.getsockname()[1]}",), there.token, "no answer from"),
+            (("nonsense",), there.token, "HOST:PORT"),
+            ((good, "--memory", "much"), there.token, "much"),
+        ):
+            status, _, err = command("join", *arguments, MOTLEY_TOKEN=token)
+            assert (status, words in err) == (1, True), err
 
 
-async def test_a_taken_port_is_named(tmp_path: Path) -> None:
+def test_a_taken_port_is_named(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         for option, other in (("--port", "--http-port"), ("--http-port", "--port")):
-            up = await MotleyProcess.start(
-                *("up", "--no-node", "--host", "127.0.0.1", option, port, other, "0", "--state", str(tmp_path))
-            )
-            await up.line(rf"port {port} .*{option}")
-            assert await up.wait() == 1
+            where = ("--host", "127.0.0.1", option, port, other, "0", "--state", str(tmp_path))
+            status, _, err = command("up", "--no-node", *where)
+            assert status == 1
+            assert re.search(rf"port {port} .*{option}", err)
 
 
-async def test_bad_models_are_refused_by_name(tmp_path: Path) -> None:
-    async with mesh(tmp_path, "a") as there, Client(there.url) as client:
+async def test_bad_models_are_refused_by_name(there: Mesh, tmp_path: Path) -> None:
+    async with Client(there.url) as client:
         with pytest.raises(CliError, match=r"nowhere"):
             await client.call("POST", "/api/sessions", {"model": str(tmp_path / "nowhere")})
         broken = tmp_path / "broken"

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from motley.cli.client import Client
 from motley.cli.errors import CliError
-from tests.e2e.processes import BUNDLED, last_json, mesh, motley
+from tests.e2e.processes import BUNDLED, Mesh, command, said_json
 
 LINE = "ROMEO:\nLook, good sir, you are"
 GREEDY = {"model": BUNDLED.name, "prompt": LINE, "max_tokens": 12, "temperature": 0, "logprobs": 5}
@@ -23,8 +21,8 @@ async def answer(client: Client) -> tuple[str, dict[str, float]]:
     return choice["text"], choice["logprobs"]["top_logprobs"][0]
 
 
-async def test_every_rank_holds_and_computes_in_its_own_way(tmp_path: Path) -> None:
-    async with mesh(tmp_path, "a", "b", "c") as there, Client(there.url) as client:
+async def test_every_rank_holds_and_computes_in_its_own_way(there: Mesh) -> None:
+    async with Client(there.url) as client:
         session = await there.session(nodes=["a"])
         _, expected = await answer(client)
         await client.call("DELETE", f"/api/sessions/{session['id']}")
@@ -51,42 +49,41 @@ async def test_every_rank_holds_and_computes_in_its_own_way(tmp_path: Path) -> N
             await client.call("DELETE", f"/api/sessions/{session['id']}")
 
 
-async def test_the_command_line(tmp_path: Path) -> None:
-    async with mesh(tmp_path, "a", "b") as there:
-        wanted = ("run", str(BUNDLED), "ROMEO:", "--raw", "--max-tokens", "4", "--url", there.url)
-        mixed = ("--quant", "fp32", "--quant", "int8@b", "--engine", "reference@a")
-        said = await last_json(*wanted, *mixed)
-        assert said["usage"]["completion_tokens"] == 4
-        async with Client(there.url) as client:
-            (session,) = await client.sessions()
-            ranks = {rank["node"]: (rank["engine"], rank["quantisation"]) for rank in session["ranks"]}
-            assert ranks == {"a": ("reference", "fp32"), "b": ("onnxruntime", "int8")}
-        await last_json(*wanted, *mixed)
-        for unlike, why in (
-            (("--quant", "int4@b"), "loaded as int8 on b: leave out --quant"),
-            (("--engine", "onnxruntime@a"), "loaded by reference on a: leave out --engine"),
-            (("--engine", "reference"), "loaded by onnxruntime: leave out --engine"),
-        ):
-            status, _, err = await motley(*wanted, *unlike)
-            assert (status, why in err) == (1, True), err
-        for wrong, why in (
-            (("--quant", "int3@b"), "'int3' is not one of 'stored', 'fp32', 'fp16', 'int8', 'int4'"),
-            (("--quant", "int8@b", "--quant", "int4@b"), "it is given twice for node 'b'"),
-            (("--engine", "@b"), "'@b' is no value, and no VALUE@NODE"),
-        ):
-            status, _, err = await motley(*wanted, *wrong)
-            assert (status, why in err) == (2, True), err
-        status, out, _ = await motley("status", "--url", there.url)
-        assert status == 0
-        assert "(reference, fp32)" in out
-        assert "(onnxruntime, int8)" in out
-        assert "fp32 and int8, context 1024" in out
+def test_the_command_line(there: Mesh) -> None:
+    wanted = ("run", str(BUNDLED), "ROMEO:", "--raw", "--max-tokens", "4", "--url", there.url)
+    wanted = (*wanted, "--nodes", "a,b")
+    mixed = ("--quant", "fp32", "--quant", "int8@b", "--engine", "reference@a")
+    said = said_json(*wanted, *mixed)
+    assert said["usage"]["completion_tokens"] == 4
+    (session,) = said_json("status", "--url", there.url)["sessions"]
+    ranks = {rank["node"]: (rank["engine"], rank["quantisation"]) for rank in session["ranks"]}
+    assert ranks == {"a": ("reference", "fp32"), "b": ("onnxruntime", "int8")}
+    said_json(*wanted, *mixed)
+    for unlike, why in (
+        (("--quant", "int4@b"), "loaded as int8 on b: leave out --quant"),
+        (("--engine", "onnxruntime@a"), "loaded by reference on a: leave out --engine"),
+        (("--engine", "reference"), "loaded by onnxruntime: leave out --engine"),
+    ):
+        status, _, err = command(*wanted, *unlike)
+        assert (status, why in err) == (1, True), err
+    for wrong, why in (
+        (("--quant", "int3@b"), "'int3' is not one of 'stored', 'fp32', 'fp16', 'int8', 'int4'"),
+        (("--quant", "int8@b", "--quant", "int4@b"), "it is given twice for node 'b'"),
+        (("--engine", "@b"), "'@b' is no value, and no VALUE@NODE"),
+    ):
+        status, _, err = command(*wanted, *wrong)
+        assert (status, why in err) == (2, True), err
+    status, out, _ = command("status", "--url", there.url)
+    assert status == 0
+    assert "(reference, fp32)" in out
+    assert "(onnxruntime, int8)" in out
+    assert "fp32 and int8, context 1024" in out
 
 
-async def test_a_gpu_engine_on_a_machine_without_a_gpu_is_refused_by_name(tmp_path: Path) -> None:
-    async with mesh(tmp_path, "a") as there, Client(there.url) as client:
-        (node,) = (await client.call("GET", "/api/nodes"))["nodes"]
-        if node["gpus"]:
+async def test_a_gpu_engine_on_a_machine_without_a_gpu_is_refused_by_name(there: Mesh) -> None:
+    async with Client(there.url) as client:
+        nodes = (await client.call("GET", "/api/nodes"))["nodes"]
+        if any(node["gpus"] for node in nodes):
             pytest.skip("there is a GPU here")
         with pytest.raises(CliError, match="node 'a' cannot run engine 'cuda': it shows no GPU; it can run: onnx"):
             await there.session(engines={"a": "cuda"})

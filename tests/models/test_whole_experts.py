@@ -29,6 +29,7 @@ from motley.plugins.onnxruntime.engine import OnnxRuntimeEngine
 from motley.plugins.onnxruntime.hosted_experts import OnnxRuntimeExperts
 from motley.plugins.reference.engine import ReferenceEngine, ReferenceExperts
 from tests.models.cases import Case, LocalSession, dense_cases, expert_cases, uneven_shares
+from tests.pairs import pairwise as all_pairs
 
 TOLERANCE = 1e-4
 """Of the largest logit, between ours in float32 and transformers' in float64."""
@@ -126,9 +127,7 @@ def test_one_rank_computes_the_same_bits(factory: EngineFactory, case: Case, qua
     np.testing.assert_array_equal(logits(case, tmp_path / "whole", factory, quantisation, 1, whole=True), sliced)
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 5])
-@every_case
-@pytest.mark.parametrize("factory", ENGINES)
+@pytest.mark.parametrize(("ranks", "case", "factory"), all_pairs([1, 2, 3, 5], expert_cases(), ENGINES), ids=str)
 def test_any_trunk_writes_what_transformers_does(
     factory: EngineFactory, case: Case, ranks: int, tmp_path: Path
 ) -> None:

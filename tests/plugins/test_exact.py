@@ -33,6 +33,7 @@ from motley.plugins.reference.engine import ReferenceEngine, ReferenceExperts
 from tests.models.cases import GOLDEN, Case, LocalSession, expert_cases, golden_cases, uneven_shares, whole_share
 from tests.models.local_group import LocalMember
 from tests.models.test_whole_experts import all_experts, joined, share
+from tests.pairs import pairwise as all_pairs
 
 BUNDLED = Path(motley.cli.__path__[0]) / "models" / "shakespeare-2.6m"
 EXACT = EngineOptions(exact=True)
@@ -89,9 +90,12 @@ def same(got: F32, expected: F32) -> bool:
     return np.array_equal(got.view(np.int32), expected.view(np.int32))
 
 
-@pytest.mark.parametrize("quantisation", ["fp32", "int8", "int4"])
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_every_split_and_chunking_gives_the_same_bits(case: Case, quantisation: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("case", "quantisation", "count"), all_pairs(CASES, ["fp32", "int8", "int4"], [2, 3, 5]), ids=str
+)
+def test_every_split_and_chunking_gives_the_same_bits(
+    case: Case, quantisation: str, count: int, tmp_path: Path
+) -> None:
     cut = units(case.model, quantisation, 32, exact=True)
     tokens = case.tokens[:-1]
     with session(case.folder, tmp_path / "1", [whole_share(cut)], quantisation) as alone:
@@ -100,10 +104,9 @@ def test_every_split_and_chunking_gives_the_same_bits(case: Case, quantisation: 
             assert same(run(alone, tokens, chunks), expected)
     if quantisation == "fp32":
         assert np.abs(expected - case.logits).max() < 1e-4 * np.abs(case.logits).max()
-    for count in (2, 3, 5):
-        with session(case.folder, tmp_path / str(count), uneven_shares(cut, count), quantisation) as ranks:
-            for chunks in ([17, 1, 1, 20], [1]):
-                assert same(run(ranks, tokens, chunks), expected)
+    with session(case.folder, tmp_path / str(count), uneven_shares(cut, count), quantisation) as ranks:
+        for chunks in ([17, 1, 1, 20], [1]):
+            assert same(run(ranks, tokens, chunks), expected)
 
 
 def test_splits_include_empty_shares_and_several_subtrees() -> None:
@@ -234,8 +237,7 @@ def test_exact_units_do_not_change_what_can_be_encoded() -> None:
 # ---------------------------------------------------------------- experts
 
 EXPERT_CASES = expert_cases()
-every_expert_case = pytest.mark.parametrize("case", EXPERT_CASES, ids=str)
-every_quantisation = pytest.mark.parametrize("quantisation", ["fp32", "int8", "int4"])
+QUANTISATIONS = ["fp32", "int8", "int4"]
 
 
 class AskingHosts(LocalMember):
@@ -282,24 +284,24 @@ def trunk(case: Case, folder: Path, quantisation: str, ranks: int) -> Iterator[L
     experts.close()
 
 
-@every_quantisation
-@every_expert_case
-def test_whole_experts_give_the_same_bits_to_any_trunk(case: Case, quantisation: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("case", "quantisation", "count"), all_pairs(EXPERT_CASES, QUANTISATIONS, [1, 2, 3]), ids=str)
+def test_whole_experts_give_the_same_bits_to_any_trunk(
+    case: Case, quantisation: str, count: int, tmp_path: Path
+) -> None:
     cut = units(case.model, quantisation, 32, exact=True)
     tokens = case.tokens[:-1]
     with session(case.folder, tmp_path / "0", [whole_share(cut)], quantisation, declare=joined) as alone:
         expected = run(alone, tokens, [128])
     if quantisation == "fp32":
         assert np.abs(expected - case.logits).max() < 1e-4 * np.abs(case.logits).max()
-    for count in (1, 2, 3):
-        with trunk(case, tmp_path / str(count), quantisation, count) as ranks:
-            for chunks in ([128], [17, 1, 1, 20], [3]):
-                assert same(run(ranks, tokens, chunks), expected)
+    with trunk(case, tmp_path / str(count), quantisation, count) as ranks:
+        for chunks in ([128], [17, 1, 1, 20], [3]):
+            assert same(run(ranks, tokens, chunks), expected)
 
 
-@every_quantisation
-@every_expert_case
-@pytest.mark.parametrize("layout", ["sliced", "whole"])
+@pytest.mark.parametrize(
+    ("layout", "case", "quantisation"), all_pairs(["sliced", "whole"], EXPERT_CASES, QUANTISATIONS), ids=str
+)
 def test_decoded_company_does_not_show(layout: str, case: Case, quantisation: str, tmp_path: Path) -> None:
     """Sequences that begin and end together with others, and alone; the same as in a prompt of all tokens."""
     cut = units(case.model, quantisation, 32, exact=True)

@@ -26,6 +26,10 @@ INT8 = 0.05
 """Relative RMS, between ranks of which some hold int8, others floats, and transformers in float64: what rounding the
 weights of tiny random models costs. With int4 it is less than what it costs where all hold that."""
 
+SINGLY = 24
+"""Tokens of a sequence that is decoded one by one: further than any window of these models. (With experts all are, as
+of fewer rows those that go elsewhere weigh more.)"""
+
 
 def on_host(graph: RankGraph, collectives: Collectives, options: EngineOptions) -> CudaEngine:
     """The GPU's engine with its kernels compiled for the host."""
@@ -90,13 +94,13 @@ def test_ranks_of_different_kinds_agree_with_float64(case: Case, mix: str, tmp_p
             mixed.open_slot(slot)
         whole = mixed.step(case.tokens[:-1], 0)
         one_by_one = [mixed.step(case.tokens[:5], 0, slot=1)]
-        for position in range(5, len(case.tokens) - 1):
+        for position in range(5, len(case.tokens) - 1 if case.model.experts else SINGLY):
             one_by_one.append(mixed.decode([1], case.tokens[position : position + 1], [position]))
         halved = mixed.step(case.tokens[:-1], 0, slot=1, halved=True)
     tolerance = EXPERTS if case.model.experts else SAME_WEIGHTS
     for got in (whole, np.concatenate(one_by_one), halved):
-        assert distance(got, expected) < tolerance
-        assert np.median([distance(*rows) for rows in zip(got, expected, strict=True)]) < SAME_WEIGHTS
+        assert distance(got, expected[: len(got)]) < tolerance
+        assert np.median([distance(*rows) for rows in zip(got, expected, strict=False)]) < SAME_WEIGHTS
     if case.model.experts:
         return
     rounding = INT8

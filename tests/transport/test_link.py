@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from motley.transport import PeerLost, ProtocolError
@@ -151,7 +151,6 @@ def test_the_end_within_a_frame(wire: Wire, begun: int) -> None:
         pull(incoming)
 
 
-@settings(max_examples=200, deadline=None)
 @given(
     st.one_of(
         st.binary(max_size=100),

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from motley.transport import PeerLost
@@ -198,7 +198,6 @@ def test_garbage_is_a_loss() -> None:
     assert watching.lost == {1: "these bytes are not Motley's: b'HTTP/1.1 400' (host-1:1)"}
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.sampled_from([1, 2]), st.binary(max_size=60), st.floats(0, 20)), max_size=20))
 def test_no_bytes_can_break_the_watch(received: list[tuple[int, bytes, float]]) -> None:
     watching = watch()

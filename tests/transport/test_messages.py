@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from motley.transport import (
@@ -172,7 +172,6 @@ TLS = {rank: AUTHORITY.tls(rank) for rank in range(3)}
 contents = st.lists(st.lists(st.binary(max_size=300), max_size=4), max_size=6)
 
 
-@settings(max_examples=25, deadline=None)
 @given(contents, contents, st.integers(1, 400), st.sampled_from([0, 1 << 16]), st.booleans())
 def test_messages_arrive_whole_and_in_order_however_little_moves(
     there: list[list[bytes]], back: list[list[bytes]], sip: int, joined: int, is_tls: bool

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from motley.transport import (
@@ -100,7 +100,6 @@ def send_all(stream: Any, data: bytes, peer: Any, size: int) -> bytes:
     return got
 
 
-@settings(max_examples=30, deadline=None)
 @given(st.integers(1, 3 * CHUNK), st.integers(300, 100_000), st.integers(64, 100_000))
 def test_what_is_sent_arrives_however_little_the_connection_takes(length: int, sip: int, size: int) -> None:
     data = np.random.default_rng(length).bytes(length)
@@ -184,7 +183,6 @@ def test_the_end_of_a_stream(farewell: bool) -> None:
         assert second.recv_into(memoryview(bytearray(100))) == 0
 
 
-@settings(max_examples=30, deadline=None)
 @given(st.integers(5, 40), st.integers(0, 7))
 def test_a_changed_bit_is_an_error(position: int, bit: int) -> None:
     with (pair := Pair()) as (first, second):

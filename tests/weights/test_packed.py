@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from motley.daemon.weights import checkpoint as reading
@@ -45,7 +45,6 @@ def exactly(source: PackedCheckpoint, rows: range, columns: range) -> Array:
     return values[:, columns.start - whole.start : columns.stop - whole.start]
 
 
-@settings(max_examples=40)
 @given(data=st.data())
 def test_any_piece_is_what_the_format_defines(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
     method, bits, version = data.draw(st.sampled_from([("gptq", 4, 1), ("gptq", 4, 2), ("gptq", 8, 1), ("awq", 4, 0)]))
@@ -196,7 +195,6 @@ def test_memory_does_not_grow_with_the_weight(tmp_path: Path, method: Literal["g
             assert peak < 48 << 20
 
 
-@settings(max_examples=40)
 @given(data=st.data())
 def test_what_one_format_expresses_has_equal_values(
     data: st.DataObject, tmp_path_factory: pytest.TempPathFactory

@@ -15,7 +15,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from motley.daemon.experts import asked_host
@@ -313,14 +313,12 @@ def meshes(draw: st.DrawFn) -> Mesh:
     return Mesh(size, hosts, replicas, steps, seed=draw(st.integers(0, 2**16)), ahead=draw(st.integers(1, 2)))
 
 
-@settings(max_examples=300)
 @given(meshes())
 def test_every_rank_ends_with_all_results_or_an_error(mesh: Mesh) -> None:
     mesh.run()
     check(mesh)
 
 
-@settings(max_examples=200)
 @given(meshes(), st.data())
 def test_where_every_expert_has_a_host_that_is_well_nothing_fails(mesh: Mesh, data: st.DataObject) -> None:
     well = SimulatedHost()
@@ -348,7 +346,6 @@ def test_among_hosts_that_are_well_every_expert_is_asked_for_once(size: int, hos
     assert all(ask.for_all for rank in mesh.ranks for ask in rank.asks)
 
 
-@settings(max_examples=100)
 @given(
     st.integers(1, 3),
     st.integers(1, 2),

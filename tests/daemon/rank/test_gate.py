@@ -27,6 +27,7 @@ from motley.plugins.reference.engine import ReferenceEngine
 from tests.models.cases import GOLDEN, golden_cases, uneven_shares
 from tests.models.cutting import apportion, cut
 from tests.models.local_group import LocalGroup
+from tests.pairs import pairwise
 
 BUNDLED = Path(__file__).parents[3] / "cli" / "models" / "shakespeare-2.6m"
 
@@ -85,24 +86,25 @@ def test_exact_sums_are_examined_too(ranks: int, tmp_path: Path) -> None:
         examine(share(BUNDLED, "int4", ranks, rank, tmp_path / str(rank), exact=True), rank, ranks, exact=True)
 
 
-@pytest.mark.parametrize("quantisation", ["fp32", "int4"])
-@pytest.mark.parametrize("trunk", [False, True])
-@pytest.mark.parametrize("name", ["olmoe", "qwen2-moe"])
-def test_exact_sums_of_experts_are_examined_too(name: str, trunk: bool, quantisation: str, tmp_path: Path) -> None:
-    for ranks in (1, 3, 8):
-        for rank in range(ranks):
-            folder = tmp_path / f"{rank} of {ranks}"
-            graph = share(GOLDEN / name, quantisation, ranks, rank, folder, exact=True, trunk=trunk)
-            examine(graph, rank, ranks, exact=True)
+@pytest.mark.parametrize(
+    ("ranks", "name", "trunk", "quantisation"),
+    pairwise([1, 3, 8], ["olmoe", "qwen2-moe"], [False, True], ["fp32", "int4"]),
+)
+def test_exact_sums_of_experts_are_examined_too(
+    ranks: int, name: str, trunk: bool, quantisation: str, tmp_path: Path
+) -> None:
+    for rank in range(ranks):
+        graph = share(GOLDEN / name, quantisation, ranks, rank, tmp_path / str(rank), exact=True, trunk=trunk)
+        examine(graph, rank, ranks, exact=True)
 
 
-@pytest.mark.parametrize("quantisation", ["int8", "int4"])
-@pytest.mark.parametrize("name", ["olmoe", "mixtral", "qwen2-moe", "qwen3-moe"])
-def test_quantised_experts_pass(name: str, quantisation: str, tmp_path: Path) -> None:
-    for ranks in (1, 3, 8):
-        for rank in range(ranks):
-            graph = share(GOLDEN / name, quantisation, ranks, rank, tmp_path / f"{rank} of {ranks}")
-            examine(graph, rank, ranks)
+@pytest.mark.parametrize(
+    ("ranks", "name", "quantisation"),
+    pairwise([1, 3, 8], ["olmoe", "mixtral", "qwen2-moe", "qwen3-moe"], ["int8", "int4"]),
+)
+def test_quantised_experts_pass(ranks: int, name: str, quantisation: str, tmp_path: Path) -> None:
+    for rank in range(ranks):
+        examine(share(GOLDEN / name, quantisation, ranks, rank, tmp_path / str(rank)), rank, ranks)
 
 
 def examine_trunk(graph: RankGraph, rank: int, ranks: int, faulty: RankGraph | None = None) -> None:

@@ -15,7 +15,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from motley.daemon.rank.executor import Executor
@@ -226,7 +226,6 @@ sampling = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=25)
 @given(
     st.data(),
     st.sampled_from(((1,), (3,), (16,), (128,), (16, 3), (2, 128, 16))),

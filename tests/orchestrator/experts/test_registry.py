@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
-from hypothesis import event, given, settings
+from hypothesis import event, given
 from hypothesis import strategies as st
 
 from motley.orchestrator.experts.checksums import HostedError
@@ -419,7 +419,6 @@ def upheavals(draw: st.DrawFn) -> tuple[ExpertMap, dict[str, int], st.DataObject
     return experts, room, draw(st.data())
 
 
-@settings(max_examples=60)
 @given(upheavals())
 def test_on_the_way_every_expert_is_served_and_no_host_overflows(
     case: tuple[ExpertMap, dict[str, int], st.DataObject],

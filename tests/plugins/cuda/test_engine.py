@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from onnx import TensorProto
 
@@ -44,12 +44,16 @@ from motley.transport.cuda.stream import CudaStream
 from tests.models.cases import Case, LocalSession, dense_cases, uneven_shares
 from tests.models.local_group import LocalGroup
 from tests.models.long_text import regret, write_texts
+from tests.pairs import pairwise
 from tests.plugins.cuda.host_blas import NOT_INITIALIZED, HostBlas, HostGemms
 from tests.transport.conftest import run_ranks as run_ranks
 from tests.transport.cuda.host_driver import DEVICE as DEVICE_ADDRESSES
 from tests.transport.cuda.host_driver import HostDriver
 from tests.transport.cuda.host_kernels import launch
 from tests.transport.cuda.test_kernels import CAPABILITIES
+
+SOAKED = [pytest.param(between, marks=pytest.mark.soak) for between in CAPABILITIES[1:-1]]
+"""All kernels of an engine take seconds to compile: for every commit, the oldest architecture and the newest."""
 
 TOLERANCE = 1e-4
 """Of the largest logit, between ours and transformers' in float64."""
@@ -70,7 +74,7 @@ def error(got: F32, expected: F32) -> float:
     return float(np.abs(got - expected).max() / np.abs(expected).max())
 
 
-@pytest.mark.parametrize("capability", CAPABILITIES, ids=str)
+@pytest.mark.parametrize("capability", [*CAPABILITIES[:1], *SOAKED, *CAPABILITIES[-1:]], ids=str)
 def test_every_architecture_is_compiled_for(capability: Capability) -> None:
     pytest.importorskip("cuda.bindings")
     cubin = compile_kernels(SOURCES, capability)
@@ -223,7 +227,6 @@ def test_graphs_are_not_hoarded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         assert 1 <= len(engine._graphs) <= 2
 
 
-@settings(max_examples=40)
 @given(
     st.sampled_from(["fp32", "fp16", "odd_fp16", "int8", "int4"]),
     st.integers(1, 9),
@@ -368,10 +371,15 @@ def test_texts_are_the_same_whatever_the_host_step(run_ranks: Callable[..., list
 # -- prompts by cuBLAS ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("quantisation", ["fp32", "fp16", "int8", "int4"])
-@pytest.mark.parametrize("case", dense_cases(), ids=str)
-def test_prompts_by_cublas(case: Case, quantisation: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Matrices of many parts, then of one; the tokens after the prompt are never its business."""
+@pytest.mark.parametrize(
+    ("case", "quantisation", "scratch"),
+    pairwise(dense_cases(), ["fp32", "fp16", "int8", "int4"], [4096, device_graph.SCRATCH_BYTES]),
+    ids=str,
+)
+def test_prompts_by_cublas(
+    case: Case, quantisation: str, scratch: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Matrices of many parts, or of one; the tokens after the prompt are never its business."""
     try:
         shares = uneven_shares(units(case.model, quantisation, 32), 2)
     except ConfigError:
@@ -383,22 +391,20 @@ def test_prompts_by_cublas(case: Case, quantisation: str, tmp_path: Path, monkey
         group.open_slot()
         expected = group.step(case.tokens[: length + 2], 0)
     options = EngineOptions(extra={"host_step": "function"})
-    for scratch in (4096, device_graph.SCRATCH_BYTES):
-        monkeypatch.setattr(device_graph, "SCRATCH_BYTES", scratch)
-        gemms = HostGemms()
-        engine = partial(engine_with, gemms)
-        folder = tmp_path / str(scratch)
-        with LocalSession(case.folder, engine, shares, folder, quantisation, options=options) as group:
-            group.open_slot()
-            assert error(group.step(case.tokens[:length], 0), expected[:length]) < TOLERANCE
-            products = sum(len(blas.shapes) for blas in gemms)
-            assert products
-            assert {n for blas in gemms for _, n, _ in blas.shapes} == {length}
-            got = [group.step(case.tokens[at : at + 1], at) for at in (length, length + 1)]
-            assert error(np.concatenate(got), expected[length:]) < TOLERANCE
-            assert sum(len(blas.shapes) for blas in gemms) == products
-            drivers = [blas.driver for blas in gemms]
-        assert [blas.handles for blas in gemms] == [driver.live for driver in drivers] == [0, 0]
+    monkeypatch.setattr(device_graph, "SCRATCH_BYTES", scratch)
+    gemms = HostGemms()
+    engine = partial(engine_with, gemms)
+    with LocalSession(case.folder, engine, shares, tmp_path / "gpu", quantisation, options=options) as group:
+        group.open_slot()
+        assert error(group.step(case.tokens[:length], 0), expected[:length]) < TOLERANCE
+        products = sum(len(blas.shapes) for blas in gemms)
+        assert products
+        assert {n for blas in gemms for _, n, _ in blas.shapes} == {length}
+        got = [group.step(case.tokens[at : at + 1], at) for at in (length, length + 1)]
+        assert error(np.concatenate(got), expected[length:]) < TOLERANCE
+        assert sum(len(blas.shapes) for blas in gemms) == products
+        drivers = [blas.driver for blas in gemms]
+    assert [blas.handles for blas in gemms] == [driver.live for driver in drivers] == [0, 0]
 
 
 def engine_with(gemms: HostGemms, graph: RankGraph, collectives: Collectives, options: EngineOptions) -> CudaEngine:

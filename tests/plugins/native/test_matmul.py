@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from motley.plugins.native import library as native
@@ -101,7 +101,6 @@ cases = st.builds(
 )
 
 
-@settings(max_examples=80)
 @given(case=cases)
 def test_every_level_is_close_to_float64_and_has_the_same_bits(case: Case) -> None:
     set_level("portable")
@@ -112,7 +111,6 @@ def test_every_level_is_close_to_float64_and_has_the_same_bits(case: Case) -> No
         assert_same(case.result(), expected)
 
 
-@settings(max_examples=40)
 @given(case=cases, level=st.sampled_from(LEVELS), data=st.data())
 def test_a_row_has_the_same_bits_whatever_stands_beside_it(case: Case, level: str, data: st.DataObject) -> None:
     set_level(level)
@@ -123,7 +121,6 @@ def test_a_row_has_the_same_bits_whatever_stands_beside_it(case: Case, level: st
     assert_same(other.result()[chosen[0]], together[chosen[0]])
 
 
-@settings(max_examples=40)
 @given(case=cases, level=st.sampled_from(LEVELS), threads=st.sampled_from((2, 3)))
 def test_threads_do_not_change_bits(case: Case, level: str, threads: int) -> None:
     set_level(level)

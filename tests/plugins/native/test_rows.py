@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from motley.plugins.native.library import F32
@@ -55,7 +55,6 @@ def norm(x: F32, skip: F32 | None, weight: F32, epsilon: float = 1e-5) -> F32:
     return y
 
 
-@settings(max_examples=60)
 @given(
     rows=st.integers(1, 4), columns=st.integers(1, 200), skipped=st.booleans(), scale=st.sampled_from((1e-3, 1, 1e6))
 )
@@ -120,7 +119,6 @@ def exactly_gated(gate_up: F32, activation: str) -> F64:
     return gate / (1 + np.exp(-1.702 * gate)) * (up + 1)
 
 
-@settings(max_examples=60)
 @given(
     rows=st.integers(1, 4),
     columns=st.integers(1, 200),
@@ -153,7 +151,6 @@ def silu(gate: F32) -> F64:
     return np.where(wide < 0, wide * e, wide) / (1 + e)
 
 
-@settings(max_examples=60)
 @given(rows=st.integers(1, 4), columns=st.integers(1, 200), scale=st.sampled_from((0.1, 3, 40)))
 def test_gates(rows: int, columns: int, scale: float) -> None:
     gate_up = normal(np.random.default_rng([rows, columns]), rows, 2 * columns) * np.float32(scale)
@@ -301,14 +298,12 @@ def cases(draw: st.DrawFn) -> Case:
     )
 
 
-@settings(max_examples=80, deadline=None)
 @given(case=cases())
 def test_attention(case: Case) -> None:
     y = at_all_levels(case.result)
     assert np.abs(y - case.exact()).max() <= case.bound()
 
 
-@settings(max_examples=80, deadline=None)
 @given(case=cases(), cap=st.sampled_from((0.0, 0.5, 30.0)), size=st.sampled_from((0.0, 1.0, 8.0)))
 def test_attention_with_a_soft_cap_and_sinks(case: Case, cap: float, size: float) -> None:
     sinks = normal(np.random.default_rng(case.heads), case.heads) * np.float32(size) if size else None
@@ -318,7 +313,6 @@ def test_attention_with_a_soft_cap_and_sinks(case: Case, cap: float, size: float
     assert np.abs(y - changed.exact()).max() <= case.bound() + 16 * HALF_ULP * cap * float(largest)
 
 
-@settings(max_examples=30)
 @given(case=cases(), level=st.sampled_from(LEVELS))
 def test_only_the_token_is_written_to_the_caches(case: Case, level: str) -> None:
     set_level(level)

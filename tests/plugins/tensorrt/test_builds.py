@@ -1,14 +1,13 @@
 """Engines really built by TensorRT for RTX, which needs no GPU for it: their layers, borders and sizes; kept plans.
 
-By default every golden model is built in one form, and one model in all of them. ``MOTLEY_ALL_BUILDS=1`` builds every
-model in every form at 1, 2 and 3 ranks, in minutes.
+For every commit, one rank of every golden model is built in one form, and one model in all of them; ``make soak``
+builds every rank of every model in every form at 1, 2 and 3 ranks, in minutes.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-import os
 import re
 import sys
 from collections.abc import Iterator
@@ -44,11 +43,10 @@ BYTES = {TensorProto.INT4: 0.5, TensorProto.FLOAT16: 2, TensorProto.FLOAT: 4, Te
 REST = 30_000
 """Bytes of weights beside the declared ones: alignment, and literals of its own."""
 
-if os.environ.get("MOTLEY_ALL_BUILDS"):
-    BUILDS = [(case, form, ranks) for case in CASES for form in FORMS for ranks in (1, 2, 3)]
-else:
-    BUILDS = [(case, FORMS[index % 4], 1 + index % 3) for index, case in enumerate(CASES)]
-    BUILDS += [(CASES[-2], form, 3) for form in FORMS]
+EVERY_BUILD = [(case, form, ranks) for case in CASES for form in FORMS for ranks in (1, 2, 3)]
+BUILDS = [(case, FORMS[index % 4], 1 + index % 3, index // 3 % (1 + index % 3)) for index, case in enumerate(CASES)]
+BUILDS += [(CASES[-2], form, 3, index % 3) for index, form in enumerate(FORMS)]
+"""With the rank that is built."""
 
 
 @dataclass(frozen=True)
@@ -144,20 +142,32 @@ def size(part: Part) -> float:
     return sum(prod(constant.shape) * BYTES[constant.kind] for constant in part.constants.values())
 
 
-@pytest.mark.parametrize(("case", "form", "ranks"), BUILDS, ids=str)
+def check_whole_build(case: Case, graph: RankGraph, library: Library, said: list[str]) -> None:
+    part = whole(lower(graph))
+    got = built(library, part, graph, said)
+    assert got.bindings == declared(part)
+    for profile in (0, 1):
+        layers = [layer for layer in got.layers if layer.profile == profile]
+        reduced = [layer for layer in layers if layer.kind == "comm_allreduce"]
+        assert len(reduced) == 2 * case.model.layers
+    assert got.weights < 2 * size(part) + REST  # matrices as small as these may have a layout for each profile
+    assert len(got.plan) > got.weights
+
+
+@pytest.mark.parametrize(("case", "form", "ranks", "rank"), BUILDS, ids=str)
 def test_the_whole_graph_builds(
+    case: Case, form: str, ranks: int, rank: int, library: Library, said: list[str], tmp_path: Path
+) -> None:
+    check_whole_build(case, graphs(case, form, ranks, tmp_path)[rank], library, said)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(("case", "form", "ranks"), EVERY_BUILD, ids=str)
+def test_the_whole_graph_of_every_rank_builds(
     case: Case, form: str, ranks: int, library: Library, said: list[str], tmp_path: Path
 ) -> None:
     for graph in graphs(case, form, ranks, tmp_path):
-        part = whole(lower(graph))
-        got = built(library, part, graph, said)
-        assert got.bindings == declared(part)
-        for profile in (0, 1):
-            layers = [layer for layer in got.layers if layer.profile == profile]
-            reduced = [layer for layer in layers if layer.kind == "comm_allreduce"]
-            assert len(reduced) == 2 * len(case.model.layers)
-        assert got.weights < 2 * size(part) + REST  # matrices as small as these may have a layout for each profile
-        assert len(got.plan) > got.weights
+        check_whole_build(case, graph, library, said)
 
 
 @pytest.mark.parametrize("form", FORMS)

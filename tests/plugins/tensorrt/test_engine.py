@@ -34,6 +34,7 @@ from motley.plugins.tensorrt.lowering import Part
 from motley.transport.errors import PeerLost
 from tests.models.cases import Case, LocalSession, dense_cases, uneven_shares, whole_share
 from tests.models.local_group import LocalGroup, LocalMember
+from tests.pairs import pairwise
 from tests.plugins.onnxruntime.lowered_engine import cut_at_sums, for_onnxruntime, with_data
 from tests.plugins.tensorrt.test_lowering import FORMS, FP16_TOLERANCE, FP32_TOLERANCE, error
 from tests.transport.host_stream import HostStream
@@ -47,6 +48,7 @@ FLOAT32, SUM = 7, 0
 """NCCL's."""
 STALE = b"a plan that the runtime does not take"
 ENGINES = [tensorrt.TensorRTEngine, tensorrt.WholeTensorRTEngine]
+STEPS = pairwise(CASES, FORMS, [1, 2, 3], [False, True])
 
 
 class Device(host_driver.HostDriver):  # type: ignore[misc, name-defined]
@@ -223,18 +225,15 @@ def without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("without_gpu")
-@pytest.mark.parametrize("factory", ENGINES)
-@pytest.mark.parametrize("ranks", [1, 2, 3])
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_steps_of_two_slots(case: Case, form: str, ranks: int, factory: EngineFactory, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("case", "form", "ranks", "whole"), STEPS, ids=str)
+def test_steps_of_two_slots(case: Case, form: str, ranks: int, whole: bool, tmp_path: Path) -> None:
     """Chunks, single tokens, steps without logits, tokens skipped, and slots that take turns: as the reference does."""
     try:
         shares = uneven_shares(units(case.model, form, 32), ranks)
     except ConfigError:
         pytest.skip("this case's widths cannot be quantised")
     results = []
-    for engine in (ReferenceEngine, factory):
+    for engine in (ReferenceEngine, tensorrt.WholeTensorRTEngine if whole else tensorrt.TensorRTEngine):
         options = EngineOptions(max_rows=8)
         with LocalSession(case.folder, engine, shares, tmp_path / str(len(results)), form, options=options) as session:
             session.open_slot(0)

@@ -7,7 +7,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from motley.transport import UsageError, WireFormat
@@ -115,7 +115,6 @@ def values(seed: int, elements: int, dtype: str) -> Array:
     return numbers.astype(DTYPES[dtype])
 
 
-@settings(max_examples=40)
 @given(
     st.sampled_from(list(WireFormat)),
     st.sampled_from(list(DTYPES)),

@@ -1,0 +1,246 @@
+"""The page in a real browser, on a real mesh: what a person sees and clicks."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import pytest_asyncio
+
+from motley.bench.synth import SHAPES, synthesise
+from motley.cli.client import Client
+from tests.e2e.processes import BUNDLED, Mesh
+from tests.e2e.test_experts import CONTEXT, SMALL
+
+if TYPE_CHECKING:
+    from playwright.async_api import Browser, Page
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+FLAGS = [
+    *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
+]
+DESKTOP, PHONE = (1280, 900), (360, 740)
+SOON_MS = 60_000
+"""Enough on a busy machine; the page itself asks every second."""
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def browser() -> AsyncIterator[Browser]:
+    try:
+        from playwright.async_api import async_playwright
+    except ImportError:
+        _missing("Playwright is not installed: pip install motley[dev]")
+    if CHROMIUM is None:
+        _missing("there is no Chromium: apt-get install chromium")
+    async with async_playwright() as playwright:
+        opened = await playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield opened
+        await opened.close()
+
+
+def _missing(what: str) -> None:
+    """Somebody without a browser tests the rest; CI has one."""
+    if "CI" in os.environ:
+        pytest.fail(what)
+    pytest.skip(what)
+
+
+@asynccontextmanager
+async def page_of(
+    browser: Browser, there: Mesh, size: tuple[int, int] = DESKTOP, scheme: str = "light", refusals: int = 0
+) -> AsyncIterator[Page]:
+    """The page, drawn from the mesh once. Errors in its console fail the test, but so many requests that are refused,
+    which the browser notes there by itself."""
+    width, height = size
+    context = await browser.new_context(
+        viewport={"width": width, "height": height},
+        color_scheme="dark" if scheme == "dark" else "light",
+        has_touch=size == PHONE,
+    )
+    try:
+        page = await context.new_page()
+        page.set_default_timeout(SOON_MS)
+        errors: list[str] = []
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.on("console", lambda said: errors.append(said.text) if said.type in ("error", "warning") else None)
+        await page.goto(there.url)
+        await page.locator("#nodes > li").first.wait_for()
+        yield page
+        assert [said.startswith("Failed to load resource") for said in errors] == [True] * refusals, errors
+    finally:
+        await context.close()
+
+
+async def text_of(page: Page, selector: str) -> str:
+    return await page.locator(selector).inner_text()
+
+
+async def until(page: Page, condition: str, *arguments: object) -> None:
+    """Wait for a JavaScript function of `arguments` to be true in the page."""
+    await page.wait_for_function(f"(values) => ({condition})(...values)", arg=list(arguments))
+
+
+async def test_nodes_and_shares_are_shown(browser: Browser, there: Mesh) -> None:
+    session = await there.session(nodes=["a", "b", "c"], shares=[3, 2, 1])
+    async with page_of(browser, there) as page:
+        assert "3 nodes" in await text_of(page, "#summary")
+        assert "1 model ready" in await text_of(page, "#summary")
+        cards = await page.locator("#nodes > li").all()  # in the order in which they joined
+        nodes = {await node.locator("h3").inner_text(): node for node in cards}
+        assert sorted(nodes) == ["a", "b", "c"]
+        for rank, name in enumerate("abc"):
+            assert await nodes[name].locator(".badge").inner_text() == "alive"
+            assert f"rank {rank} of {BUNDLED.name}" in await nodes[name].inner_text()
+        card = page.locator("#sessions article")
+        assert await card.locator(".badge").inner_text() == "ready"
+        fractions = [f"{100 * rank['share']['fraction']:.1f} %" for rank in session["ranks"]]
+        told = [await piece.get_attribute("title") for piece in await card.locator(".cut > span").all()]
+        assert told == [f"{name} (rank {rank}): {fractions[rank]}" for rank, name in enumerate("abc")]
+        widths = [(await piece.bounding_box() or {})["width"] for piece in await card.locator(".cut > span").all()]
+        assert widths == sorted(widths, reverse=True)
+        rows = [await row.inner_text() for row in await card.locator(".ranks > li").all()]
+        assert all(fraction in row for fraction, row in zip(fractions, rows, strict=True))
+
+
+async def test_a_chat_is_streamed_stopped_and_cleared(browser: Browser, there: Mesh) -> None:
+    await there.session(nodes=["a", "b"])
+    async with page_of(browser, there) as page:
+        await until(page, "() => document.querySelector('#chat-model').value !== 'no model is ready'")
+        assert await page.input_value("#chat-model") == BUNDLED.name
+        prompt, said = page.locator("#prompt"), page.locator("#log .assistant")
+        await page.get_by_label("Max tokens").fill("24")
+        await prompt.fill("ROMEO:")
+        await prompt.press("Shift+Enter")
+        await prompt.press("Enter")
+        await until(page, "() => / tokens? · .*first after/.test(document.querySelector('#log').innerText)")
+        assert await prompt.input_value() == ""
+        await page.locator("#send").wait_for()
+        await until(page, "() => document.querySelector('#log').innerText.includes('cut at max tokens')")
+        assert "24 tokens" in await said.inner_text()
+        assert await text_of(page, "#log .user .words") == "ROMEO:\n"
+        assert len(await said.locator(".words").inner_text()) > 24
+        # What a token's time went into is known now, and drawn.
+        await page.locator("#sessions .time").first.wait_for()
+        await page.locator("#sessions figure polyline").wait_for(state="attached")
+
+        await page.get_by_label("Max tokens").fill("900")
+        await prompt.fill("JULIET:")
+        await page.get_by_role("button", name="Send").click()
+        await until(page, "() => [...document.querySelectorAll('.assistant .words')].at(-1).innerText.length > 5")
+        half = await said.last.locator(".words").inner_text()
+        await until(
+            page,
+            "(half) => [...document.querySelectorAll('.assistant .words')].at(-1).innerText.length > half",
+            len(half),
+        )
+        await page.get_by_role("button", name="Stop").click()
+        await until(page, "() => document.querySelector('#log').innerText.includes('stopped')")
+        await page.locator("#send").wait_for()
+        assert await page.locator("#stop").is_hidden()
+
+        await page.get_by_role("button", name="Clear").click()
+        assert await page.locator("#log > *").count() == 0
+        await page.get_by_label("Max tokens").fill("4")
+        await prompt.fill("KING:")
+        await page.get_by_role("button", name="Send").click()
+        await until(page, "() => document.querySelector('#log').innerText.includes('4 tokens')")
+        assert await said.count() == 1
+
+
+async def test_a_refusal_is_shown_and_the_message_is_there_to_be_sent_again(browser: Browser, there: Mesh) -> None:
+    await there.session(nodes=["a"], context=64)
+    async with page_of(browser, there, refusals=1) as page:
+        await page.locator("#send:not([disabled])").wait_for()
+        await page.locator("#prompt").fill("word " * 300)
+        await page.get_by_role("button", name="Send").click()
+        await page.locator("#log .failure").wait_for()
+        assert "maximum context length is 64 tokens" in await text_of(page, "#log .failure")
+        assert await page.locator("#prompt").input_value() == "word " * 300
+
+
+async def test_a_session_is_started_and_closed_by_hand(browser: Browser, there: Mesh) -> None:
+    async with page_of(browser, there) as page:
+        assert "No model is served yet" in await text_of(page, "#no-sessions")
+        assert await page.locator("#send").is_disabled()
+        await page.get_by_label("Model", exact=True).fill(str(BUNDLED))
+        await page.get_by_label("Quantisation").select_option("int8")
+        await page.get_by_label("Shares").fill("2, 1, 1")
+        await page.get_by_role("button", name="Start session").click()
+        card = page.locator("#sessions article.ready")
+        await card.wait_for()
+        assert "int8" in await card.inner_text()
+        assert await page.locator("#new").get_attribute("open") is None
+        async with Client(there.url) as client:
+            (session,) = await client.sessions()
+        fractions = [rank["share"]["fraction"] for rank in session["ranks"]]
+        assert fractions[0] > 1.3 * fractions[1]
+        asked: list[str] = []
+
+        async def agree(dialog: object) -> None:
+            asked.append(dialog.message)  # type: ignore[attr-defined]
+            await dialog.accept()  # type: ignore[attr-defined]
+
+        page.on("dialog", agree)
+        await card.get_by_role("button", name="Close").click()
+        await page.locator("#no-sessions").wait_for()
+        assert "answers under way break off" in asked[0]
+        assert await page.locator("#sessions article").count() == 0
+
+
+async def test_experts_are_mapped_and_rebalanced(
+    browser: Browser, there: Mesh, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("models") / "moe"
+    synthesise(SHAPES["mixtral-quarter"] | SMALL, folder)
+    await there.session(model=str(folder), context=CONTEXT, experts="parallel", nodes=["a", "b", "c"], replicas=2)
+    async with page_of(browser, there) as page:
+        table = page.locator(".experts table")
+        await table.wait_for()
+        assert await table.locator("tbody tr").count() == 8
+        cells = [await cell.get_attribute("aria-label") or "" for cell in await table.locator("tbody td").all()]
+        assert all(cell.count("it serves") == 2 for cell in cells)
+        assert "2 of each asked for, 2 there at least" in await text_of(page, ".experts figcaption")
+        async with page.expect_response("**/experts/rebalance") as answered:
+            await page.get_by_role("button", name="Rebalance").click()
+        assert (await answered.value).ok
+
+
+@pytest.mark.parametrize(("size", "scheme"), [(DESKTOP, "light"), (DESKTOP, "dark"), (PHONE, "light"), (PHONE, "dark")])
+async def test_everything_fits_in_light_and_dark(
+    size: tuple[int, int], scheme: str, browser: Browser, there: Mesh, tmp_path: Path
+) -> None:
+    await there.session(nodes=["a", "b", "c"])
+    async with Client(there.url) as client:
+        await client.call("POST", "/v1/completions", {"model": BUNDLED.name, "prompt": "ROMEO:", "max_tokens": 40})
+    async with page_of(browser, there, size, scheme) as page:
+        await page.locator("#sessions figure").wait_for()
+        await page.locator("#new > summary").click()
+        await page.get_by_label("Max tokens").fill("20")
+        await page.locator("#prompt").fill("A-very-long-word-without-a-break-" * 8)
+        await page.locator("#prompt").press("Enter")
+        await until(page, "() => document.querySelector('#log').innerText.includes('tokens')")
+        beyond = await page.evaluate(
+            """() => [...document.querySelectorAll('body *')]
+                .filter((each) => each.checkVisibility() && !each.closest('.scroll, .unseen'))
+                .filter((each) => each.getBoundingClientRect().right > innerWidth + 1)
+                .map((each) => each.outerHTML.slice(0, 80))"""
+        )
+        assert beyond == []
+        assert await page.evaluate("() => document.documentElement.scrollWidth <= innerWidth")
+        ground, ink = await page.evaluate(
+            "() => ['backgroundColor', 'color'].map((name) => getComputedStyle(document.body)[name])"
+        )
+        assert (_lightness(ground) > _lightness(ink)) == (scheme == "light")
+        if folder := os.environ.get("MOTLEY_SCREENSHOTS"):
+            await page.screenshot(path=Path(folder) / f"{size[0]}-{scheme}.png", full_page=True)
+
+
+def _lightness(colour: str) -> int:
+    """Of ``rgb(1, 2, 3)``."""
+    return sum(map(int, colour.removeprefix("rgb(").removesuffix(")").split(",")))
