@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from gguf import GGMLQuantizationType as Type
 
-from motley.daemon.weights.checkpoint import Checkpoint
+from motley.daemon.weights.safetensors_checkpoint import SafetensorsCheckpoint
 from motley.daemon.weights.spec import Piece
 
 F32 = npt.NDArray[np.float32]
@@ -94,7 +94,7 @@ def to_gguf(
 
 def read(folder: Path) -> dict[str, F32]:
     """Every tensor, those of experts by their usual names."""
-    with Checkpoint(folder) as checkpoint:
+    with SafetensorsCheckpoint(folder) as checkpoint:
         shapes = {name: checkpoint.tensor(name).shape for name in checkpoint.names()}
         return {name: checkpoint.read(Piece(name, *map(range, shape))) for name, shape in shapes.items()}
 

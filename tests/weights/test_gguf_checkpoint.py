@@ -39,6 +39,9 @@ def random_rows(type_: str, rows: int = ROWS, columns: int = COLUMNS, seed: int 
         rows_of_bytes: U8 = gguf.quants.quantize(values, Type[type_]).view(np.uint8)
         return rows_of_bytes
     blocks = random.integers(0, 256, (rows * columns // elements, size), dtype=np.uint8)
+    if type_ == "MXFP4":
+        blocks[:, 0] = random.integers(100, 150, len(blocks), dtype=np.uint8)
+        return blocks.reshape(rows, -1)
     halves = {"Q6_K": [208], "Q2_K": [80, 82], "Q3_K": [108]}.get(type_) or [0, 2][: 1 + (type_[-2:] in ("_1", "_K"))]
     for at in halves:
         blocks[:, at : at + 2] = random.uniform(-2, 2, (len(blocks), 1)).astype(np.float16).view(np.uint8)
@@ -96,12 +99,10 @@ def test_any_piece_is_that_part_of_the_whole(data: st.DataObject, file: Path) ->
     piece = Piece(name_of(type_), rows, columns)
     with GgufCheckpoint(file) as checkpoint:
         values = checkpoint.read(piece)
-        into = np.empty_like(values)
-        checkpoint.read_into(piece, into)
     expected = reference(type_)[rows.start : rows.stop, columns.start : columns.stop]
     assert values.shape == expected.shape
     assert values.flags.c_contiguous
-    assert bits(values) == bits(into) == bits(expected)
+    assert bits(values) == bits(expected)
 
 
 @given(data=st.data())
@@ -245,7 +246,7 @@ def test_what_is_not_there_or_not_as_expected(file: Path, tmp_path: Path) -> Non
         with pytest.raises(CheckpointError) as caught:
             checkpoint.expect({UP: (2, 256), "model.norm.weight": (5,), "lm_head.weight": (2, 4)})
         assert [line.partition(": ")[2] for line in str(caught.value).splitlines()] == [
-            f"tensor '{UP}' is of type TQ1_0; supported: {', '.join(READABLE)}",
+            f"tensor '{UP}' has dtype TQ1_0; expected one of {', '.join(READABLE)}",
             "tensor 'model.norm.weight' has shape [4]; the config makes it [5]",
             "tensor 'lm_head.weight' is absent (by its Hugging Face name)",
         ]

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from motley.daemon.experts.wire import Answer, Call, ExpertWire, Part, Refusal, RefusalCode
-from motley.daemon.weights.checkpoint import Checkpoint
+from motley.daemon.weights.safetensors_checkpoint import SafetensorsCheckpoint
 from motley.plugins.engine import F32
 from motley.transport import Listener, Membership, Message, Messenger, Plain, WireFormat
 
@@ -46,7 +46,7 @@ def small_expert(layer: int, expert: int, x: F32) -> F32:
     return np.tanh(np.stack([row @ matrix for row in x]))
 
 
-def expert_of(checkpoint: Checkpoint, layer: int, expert: int, x: F32) -> F32:
+def expert_of(checkpoint: SafetensorsCheckpoint, layer: int, expert: int, x: F32) -> F32:
     """An expert of a model, as its definition is."""
     at = f"model.layers.{layer}.mlp.experts.{expert}"
     width = checkpoint.tensor(f"{at}.gate_proj.weight").shape[0]

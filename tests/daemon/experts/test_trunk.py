@@ -18,7 +18,7 @@ from motley.daemon.models.units import units
 from motley.daemon.node.worker import RankWorker
 from motley.daemon.rank.process import membership, with_hosts
 from motley.daemon.weights.cache import ShareCache
-from motley.daemon.weights.checkpoint import Checkpoint
+from motley.daemon.weights.safetensors_checkpoint import SafetensorsCheckpoint
 from motley.protocol import mesh_pb2 as pb
 from tests.daemon.experts.expert_server import Server, ServerThread, expert_of
 from tests.models.cases import GOLDEN, golden_cases, uneven_shares
@@ -114,7 +114,7 @@ def proto(share: Share) -> pb.Share:
 
 
 def assignment(size: int, held: Sequence[Sequence[tuple[int, int]]]) -> pb.Assignment:
-    with Checkpoint(CASE.folder) as checkpoint:
+    with SafetensorsCheckpoint(CASE.folder) as checkpoint:
         fingerprint = checkpoint.fingerprint()
     return pb.Assignment(
         model=pb.ModelSpec(source=str(CASE.folder), quantisation="fp32", block=32),
@@ -163,7 +163,7 @@ async def session(
     """
     order = assignment(size, held)
     async with AsyncExitStack() as stack:
-        checkpoint = stack.enter_context(Checkpoint(CASE.folder))
+        checkpoint = stack.enter_context(SafetensorsCheckpoint(CASE.folder))
         servers = []
         for number in range(len(held)):
             compute = partial(expert_of, checkpoint)
