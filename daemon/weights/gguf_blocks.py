@@ -106,9 +106,9 @@ def dequantise(raw: U8, type_: str) -> F32:
     if not raw.size:
         elements, size = block_size(type_)
         return np.empty((len(raw), raw.shape[1] // size * elements), np.float32)
+    if form := exact_format(type_):
+        return dequantised(unpack(raw, type_), form)
     with np.errstate(invalid="ignore", over="ignore"):
-        if form := exact_format(type_):
-            return dequantised(unpack(raw, type_), form)
         values: F32 = dequantize(raw, GGMLQuantizationType[type_])
     return values
 

@@ -61,12 +61,15 @@ class Located:
                 f"{name!r}, which lies transposed in it; only blocks along its columns are supported"
             )
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._tensors[name].shape if self._part(name) else self._files.shape(name)
+
     def check(self, piece: Piece) -> None:
         part = self._part(piece.tensor)
         if part is None:
             self._files.check(piece)
             return
-        whole = self._tensors[piece.tensor].shape
+        whole = self.shape(piece.tensor)
         needed = [piece.rows] if piece.columns is None else [piece.rows, piece.columns]
         if len(whole) != len(needed) or any(
             not 0 <= own.start <= own.stop <= extent for own, extent in zip(needed, whole, strict=True)
@@ -106,7 +109,7 @@ class Located:
         part = self._part(name)
         if part is None:
             return self._files.rows(name, ids)
-        count, width = self._tensors[name].shape
+        count, width = self.shape(name)
         for row in ids:
             if not 0 <= row < count:
                 raise IndexError(f"{row} is not a row of {name!r}, which has {count}")

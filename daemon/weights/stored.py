@@ -86,6 +86,9 @@ class Source(Protocol):
     def check(self, piece: Piece) -> None:
         """Make sure that a piece lies within its tensor."""
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of a whole tensor."""
+
     def format(self, name: str) -> Format:
         """How the matrix `name` is stored."""
 
@@ -154,7 +157,8 @@ def dequantised(stored: Codes, of: Format) -> F32:
     codes = unpack(stored.codes) if of.encoding is Encoding.INT4 else stored.codes
     levels = codes.astype(np.float32).reshape(*stored.scales.shape, of.block)
     levels -= np.float32(ZERO_POINT[of.encoding]) if stored.zeros is None else stored.zeros[:, :, None]
-    levels *= stored.scales[:, :, None]
+    with np.errstate(invalid="ignore", over="ignore"):  # a damaged scale; whoever uses the values finds out
+        levels *= stored.scales[:, :, None]
     return levels.reshape(codes.shape)
 
 

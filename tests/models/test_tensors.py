@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+from math import prod
 
 import pytest
 
-from motley.daemon.models.description import expected_shapes
+from motley.daemon.models.description import expected_shapes, tensors
 from motley.daemon.weights.checkpoint import CheckpointError
+from motley.daemon.weights.located import Located
 from motley.daemon.weights.safetensors_checkpoint import SafetensorsCheckpoint
 from tests.models.cases import Case, golden_cases
 
 
 @pytest.mark.parametrize("case", golden_cases(), ids=str)
 def test_every_tensor_is_expected_and_fits(case: Case) -> None:
-    with SafetensorsCheckpoint(case.folder) as checkpoint:
-        shapes = expected_shapes(case.model)
-        checkpoint.expect(shapes)
-        assert set(checkpoint.names()) == set(shapes)
+    shapes = expected_shapes(case.model)
+    with SafetensorsCheckpoint(case.folder) as files, Located(files, tensors(case.model)) as source:
+        source.expect(shapes)
+        in_files = sum(prod(files.shape(name)) for name in files.names())
+    assert sum(map(prod, shapes.values())) == in_files
 
 
 def test_a_config_that_tells_of_other_shapes_is_refused() -> None:

@@ -161,6 +161,45 @@ def test_names() -> None:
         assert hugging_face_name(other) == other
 
 
+@pytest.mark.parametrize(
+    ("architecture", "name", "expected"),
+    [
+        ("gemma3", "post_attention_norm.weight", "post_attention_layernorm.weight"),
+        ("gemma3", "ffn_norm.weight", "pre_feedforward_layernorm.weight"),
+        ("gemma3", "post_ffw_norm.weight", "post_feedforward_layernorm.weight"),
+        ("gemma3", "attn_k_norm.weight", "self_attn.k_norm.weight"),
+        ("gpt-oss", "post_attention_norm.weight", "post_attention_layernorm.weight"),
+        ("gpt-oss", "attn_sinks.weight", "self_attn.sinks"),
+        ("gpt-oss", "ffn_gate_inp.weight", "mlp.router.weight"),
+        ("gpt-oss", "ffn_gate_inp.bias", "mlp.router.bias"),
+        ("glm4moe", "post_attention_norm.weight", "post_attention_layernorm.weight"),
+        ("glm4moe", "exp_probs_b.bias", "mlp.gate.e_score_correction_bias"),
+        ("glm4moe", "ffn_up_shexp.weight", "mlp.shared_experts.up_proj.weight"),
+        ("glm4moe", "ffn_up.weight", "mlp.up_proj.weight"),
+        ("qwen2moe", "ffn_up_shexp.weight", "mlp.shared_expert.up_proj.weight"),
+        ("phi3", "attn_qkv.weight", "self_attn.qkv_proj.weight"),
+        ("phi3", "ffn_up.weight", "mlp.gate_up_proj.weight"),
+        ("phi3", "ffn_norm.weight", "post_attention_layernorm.weight"),
+        ("llama", "ffn_norm.weight", "post_attention_layernorm.weight"),
+        ("llama", "post_attention_norm.weight", None),
+        ("llama", "attn_sinks.weight", None),
+        ("glm4moe", "nextn.eh_proj.weight", None),
+        ("glm4moe", "exp_probs_b.weight", None),
+    ],
+)
+def test_names_that_architectures_have_of_their_own(architecture: str, name: str, expected: str | None) -> None:
+    wanted = f"blk.3.{name}" if expected is None else f"model.layers.3.{expected}"
+    assert hugging_face_name(f"blk.3.{name}", architecture) == wanted
+
+
+def test_names_are_those_of_the_files_architecture(tmp_path: Path) -> None:
+    """Of a split model, too, whose later parts may not tell it."""
+    tensors = {f"blk.{layer}.ffn_norm.weight": ("F32", bytes_of(4)) for layer in range(3)}
+    save(tmp_path / "m.gguf", tensors, "gemma3", parts=1)
+    with GgufCheckpoint(min(tmp_path.glob("*.gguf"))) as checkpoint:
+        assert checkpoint.names() == [f"model.layers.{layer}.pre_feedforward_layernorm.weight" for layer in range(3)]
+
+
 # ---------------------------------------------------------------- experts
 
 EXPERTS = 5
@@ -214,6 +253,23 @@ class Watched(GgufCheckpoint):
     def _read_at(self, path: Path, offset: int, view: memoryview) -> None:
         self.touched.append((offset, view.nbytes))
         super()._read_at(path, offset, view)
+
+
+def test_biases_of_experts_are_apart(tmp_path: Path) -> None:
+    values = np.arange(EXPERTS * 8, dtype=np.float32).reshape(EXPERTS, 8)
+    tensors = {
+        "blk.2.ffn_gate_exps.bias": ("F32", values.view(np.uint8)),
+        "blk.2.ffn_gate_up_exps.bias": ("F32", values.view(np.uint8)),
+    }
+    for own_name, parts in (("ffn_gate_exps", ["gate"]), ("ffn_gate_up_exps", ["gate", "up"])):
+        own = {f"blk.2.{own_name}.bias": tensors[f"blk.2.{own_name}.bias"]}
+        with GgufCheckpoint(save(tmp_path / "m.gguf", own, "gpt-oss")) as checkpoint:
+            assert len(checkpoint.names()) == EXPERTS * len(parts)
+            for number in range(EXPERTS):
+                for part, expected in zip(parts, np.split(values[number], len(parts)), strict=True):
+                    name = f"model.layers.2.mlp.experts.{number}.{part}_proj.bias"
+                    assert checkpoint.shape(name) == expected.shape
+                    assert checkpoint.read(Piece(name, range(1, 3))).tolist() == expected[1:3].tolist()
 
 
 def test_experts_that_are_there_twice(tmp_path: Path) -> None:
