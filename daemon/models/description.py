@@ -26,6 +26,9 @@ from enum import Enum, StrEnum, auto
 from math import prod
 
 from motley.daemon.models.rope import Rope
+from motley.daemon.weights.places import Part as Part
+from motley.daemon.weights.places import Tensor as Tensor
+from motley.daemon.weights.places import numbered as numbered
 
 EMBEDDING = "model.embed_tokens.weight"
 """The table whose rows, by token, are a graph's input: f32[vocabulary, D]."""
@@ -102,24 +105,6 @@ def key_axis(heads: Heads) -> Axis:
 
 
 @dataclass(frozen=True)
-class Part:
-    """Where a matrix (or vector) may lie in a checkpoint that has no tensor of its name: rows of a larger one.
-
-    Attributes:
-        tensor: the larger one; ``X[3]`` is matrix 3 of the three-dimensional tensor X.
-        shape: of it, ``(rows, columns)``, or ``(columns, rows)`` where it is transposed; ``(elements,)`` for a vector.
-        start, step: the first row, and how far it is to the next: 2 where two matrices' rows alternate.
-        transposed: the tensor has columns where the matrix has rows.
-    """
-
-    tensor: str
-    shape: tuple[int, ...]
-    start: int = 0
-    step: int = 1
-    transposed: bool = False
-
-
-@dataclass(frozen=True)
 class W:
     """A weight: a matrix f32[out, in_], or a vector f32[out].
 
@@ -150,30 +135,6 @@ class W:
         yield Tensor(self.name, self.shape, self.parts).of(expert)
         if self.bias:
             yield Tensor(self.bias, (self.out.size,), self.bias_parts).of(expert)
-
-
-@dataclass(frozen=True)
-class Tensor:
-    """A tensor that a model wants: its name, its shape, and where it may lie if there is none of the name."""
-
-    name: str
-    shape: tuple[int, ...]
-    parts: tuple[Part, ...] = ()
-
-    def of(self, expert: int | None) -> Tensor:
-        """The same tensor of one expert."""
-        if expert is None:
-            return self
-        parts = tuple(
-            Part(numbered(part.tensor, expert), part.shape, part.start, part.step, part.transposed)
-            for part in self.parts
-        )
-        return Tensor(numbered(self.name, expert), self.shape, parts)
-
-
-def numbered(name: str, expert: int | None) -> str:
-    """A name with the number of an expert in its place."""
-    return name if expert is None else name.replace("{expert}", str(expert))
 
 
 class Placement(Enum):

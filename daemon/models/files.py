@@ -9,15 +9,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from motley.daemon.models import reading
-from motley.daemon.models.description import Model, expected_shapes
+from motley.daemon.models.description import Model, expected_shapes, tensors
 from motley.daemon.models.gguf_keys import gguf_model
 from motley.daemon.models.holding import Formats
 from motley.daemon.models.packing_keys import read_packing
 from motley.daemon.models.units import fused_matrices
-from motley.daemon.weights.checkpoint import Checkpoint, CheckpointError
+from motley.daemon.weights.checkpoint import CheckpointError
 from motley.daemon.weights.gguf_checkpoint import GgufCheckpoint
-from motley.daemon.weights.packed import PackedCheckpoint
+from motley.daemon.weights.located import Located
+from motley.daemon.weights.mxfp4 import FORMAT
+from motley.daemon.weights.mxfp4_checkpoint import BLOCKS, Mxfp4Checkpoint
+from motley.daemon.weights.packed import PACKED, PackedCheckpoint
+from motley.daemon.weights.safetensors_checkpoint import SafetensorsCheckpoint
 from motley.daemon.weights.stored import Source
+from motley.daemon.weights.tensor_files import TensorFiles
 
 if TYPE_CHECKING:
     from motley.daemon.text.tokenizer import Tokenizer
@@ -32,7 +37,7 @@ class OpenModel:
     stored: Formats
 
 
-def open_weights(path: Path) -> Source:
+def open_weights(path: Path) -> TensorFiles:
     """Open a model's weights.
 
     Raises:
@@ -41,20 +46,30 @@ def open_weights(path: Path) -> Source:
     """
     if path.is_file():
         return GgufCheckpoint(path)
-    packing = read_packing(path)
-    checkpoint = Checkpoint(path) if packing is None else PackedCheckpoint(path, packing)
-    packed = next((name for name in checkpoint.names() if name.endswith(".qweight")), None)
-    if packing is None and packed is not None:
+    checkpoint, called, ending = _open_folder(path)
+    packed = next((name for name in checkpoint.names() if name.endswith((PACKED, BLOCKS))), None)
+    if not called and packed is not None:
         problem = f"{packed!r} is packed, but config.json has no quantization_config for it"
-    elif packing is not None and packed is None:
+    elif called and packed is None:
         problem = (
-            f"config.json's quantization_config says {packing.called}, but no tensor is packed (X.qweight): take the "
+            f"config.json's quantization_config says {called}, but no tensor is packed (X{ending}): take the "
             "files that belong to it, or remove it if the weights are meant to be floats"
         )
     else:
         return checkpoint
     checkpoint.close()
     raise CheckpointError(f"{path}: {problem}")
+
+
+def _open_folder(path: Path) -> tuple[SafetensorsCheckpoint, str, str]:
+    """A folder's weights; how its config calls their packing, and what the names of packed tensors end in."""
+    match read_packing(path):
+        case None:
+            return SafetensorsCheckpoint(path), "", ""
+        case "mxfp4":
+            return Mxfp4Checkpoint(path), FORMAT.called, BLOCKS
+        case packing:
+            return PackedCheckpoint(path, packing), packing.called, PACKED
 
 
 def read_model(path: Path) -> Model:
@@ -78,8 +93,9 @@ def open_model(path: Path) -> Iterator[OpenModel]:
         ConfigError: the config is absent or broken, or asks for something that is not supported.
         CheckpointError: the weights are absent or broken, or do not fit the config.
     """
-    with open_weights(path) as source:
-        model = gguf_model(source) if isinstance(source, GgufCheckpoint) else reading.read_model(path)
+    with open_weights(path) as files:
+        model = gguf_model(files) if isinstance(files, GgufCheckpoint) else reading.read_model(path)
+        source = Located(files, tensors(model))
         source.expect(expected_shapes(model))
         stored = {name: source.format(name) for _, names in fused_matrices(model) for name in names}
         yield OpenModel(model, source, stored)

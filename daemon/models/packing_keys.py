@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 from motley.daemon.models.keys import Keys
 from motley.daemon.weights.packed import Packing
@@ -11,8 +12,10 @@ PACKED_GROUPS = (16, 32, 64, 128, 256)
 """Sizes of groups that packed checkpoints may have."""
 
 
-def read_packing(folder: Path) -> Packing | None:
+def read_packing(folder: Path) -> Packing | Literal["mxfp4"] | None:
     """How a checkpoint that is quantised already is packed, from the ``quantization_config``; None: it is not.
+
+    Which tensors are packed, the checkpoint tells: ``modules_to_not_convert`` is not read.
 
     Raises:
         ConfigError: it is quantised in a way that cannot be read.
@@ -23,9 +26,11 @@ def read_packing(folder: Path) -> Packing | None:
     keys = config.inner("quantization_config")
     given = keys.values
     method = given.get("quant_method")
+    if method == "mxfp4":
+        return "mxfp4"
     if method not in ("gptq", "awq"):
         raise keys.refusal(
-            "quant_method", '"gptq" or "awq"; or take the model unquantised, it can be quantised while loading'
+            "quant_method", '"gptq", "awq" or "mxfp4"; or take the model unquantised, it can be quantised while loading'
         )
     for key, also in (("bits", "w_bit"), ("group_size", "q_group_size")):
         if key not in given and also in given:

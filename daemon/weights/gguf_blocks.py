@@ -3,8 +3,9 @@
 Rows of bytes in, one row for each of a tensor's; a row is a sequence of blocks. Layouts: ``block_q4_0`` and so on in
 https://github.com/ggml-org/llama.cpp/blob/master/ggml/src/ggml-common.h.
 
-What fits the engine's affine blocks, ``(code - zero point) * scale``, keeps its bits: Q4_0, Q8_0 and Q6_K. Those with
-a minimum per block (Q4_K, Q5_K, Q4_1, ...) do not: ``minimum / scale`` is no whole number, hence no zero point.
+What fits the engine's affine blocks, ``(code - zero point) * scale``, keeps its bits: Q4_0, Q8_0, Q6_K and MXFP4.
+Those with a minimum per block (Q4_K, Q5_K, Q4_1, ...) do not: ``minimum / scale`` is no whole number, hence no zero
+point.
 """
 
 from __future__ import annotations
@@ -14,12 +15,11 @@ from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
-import numpy.typing as npt
 
+from motley.daemon.weights import mxfp4
+from motley.daemon.weights.quantise import pack
 from motley.daemon.weights.spec import Encoding
-
-F32 = npt.NDArray[np.float32]
-U8 = npt.NDArray[np.uint8]
+from motley.daemon.weights.stored import F32, U8, Codes, Format, dequantised
 
 
 @dataclass(frozen=True)
@@ -66,30 +66,48 @@ def _q6_k(blocks: U8) -> tuple[U8, F32]:
     return codes + np.uint8(128 - 32), scales
 
 
+def _mxfp4(blocks: U8) -> tuple[U8, F32]:
+    """An exponent, 16 bytes: elements 0 to 15 in the low nibbles, 16 to 31 in the high ones."""
+    nibbles = np.concatenate((blocks[:, 1:] & np.uint8(15), blocks[:, 1:] >> np.uint8(4)), axis=1)
+    return mxfp4.decoded(nibbles, blocks[:, :1])
+
+
 EXACT = {
     "Q4_0": Exact(Encoding.INT4, 32, _q4_0),
     "Q8_0": Exact(Encoding.INT8, 32, _q8_0),
     "Q6_K": Exact(Encoding.INT8, 16, _q6_k),
+    "MXFP4": Exact(mxfp4.FORMAT.encoding, mxfp4.FORMAT.block, _mxfp4),
 }
 
 
-def unpack(raw: U8, type_: str) -> tuple[U8, F32]:
-    """Rows of an exact format, u8[N, bytes], as codes u8[N, K], one to a byte, and scales f32[N, K / block]."""
-    elements, size = block_size(type_)
+def exact_format(type_: str) -> Format | None:
+    """How rows of a type are codes and scales of ours; None: they are not."""
+    exact = EXACT.get(type_)
+    return Format(exact.encoding, exact.block, called=type_) if exact else None
+
+
+def unpack(raw: U8, type_: str) -> Codes:
+    """Rows of an exact format, u8[N, bytes], as its codes and scales."""
+    exact, (elements, size) = EXACT[type_], block_size(type_)
     with np.errstate(invalid="ignore"):  # a damaged scale; whoever uses it finds out
-        codes, scales = EXACT[type_].unpack(raw.reshape(-1, size))
+        codes, scales = exact.unpack(raw.reshape(-1, size))
     columns = raw.shape[1] // size * elements
-    return codes.reshape(len(raw), columns), scales.reshape(len(raw), columns // EXACT[type_].block)
+    codes = codes.reshape(len(raw), columns)
+    return Codes(
+        pack(codes) if exact.encoding is Encoding.INT4 else codes, scales.reshape(len(raw), columns // exact.block)
+    )
 
 
 def dequantise(raw: U8, type_: str) -> F32:
-    """Rows of any readable type, u8[N, bytes], as f32[N, K]: the bits that the ``gguf`` package gives."""
+    """Rows of any readable type, u8[N, bytes], as f32[N, K]: the values that the ``gguf`` package gives."""
     from gguf import GGMLQuantizationType
     from gguf.quants import dequantize
 
     if not raw.size:
         elements, size = block_size(type_)
         return np.empty((len(raw), raw.shape[1] // size * elements), np.float32)
+    if form := exact_format(type_):
+        return dequantised(unpack(raw, type_), form)
     with np.errstate(invalid="ignore", over="ignore"):
         values: F32 = dequantize(raw, GGMLQuantizationType[type_])
     return values
@@ -106,6 +124,6 @@ def block_size(type_: str) -> tuple[int, int]:
 
 READABLE = (
     *("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"),
-    *("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS"),
+    *("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4"),
 )
 """The types a weight may have."""

@@ -15,7 +15,8 @@ from math import prod
 from pathlib import Path
 from typing import Any, NoReturn
 
-from motley.daemon.weights.checkpoint import CheckpointError, TensorInfo
+from motley.daemon.weights.checkpoint import CheckpointError
+from motley.daemon.weights.tensor_files import TensorInfo
 
 VERSIONS = (2, 3)
 _ALIGNMENT = 32

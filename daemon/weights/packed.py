@@ -20,18 +20,24 @@ AutoAWQ's. A checkpoint whose columns are grouped out of order ("act-order") is 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
 
-from motley.daemon.weights.checkpoint import READABLE, Checkpoint, CheckpointError, TensorInfo, refuse_all
+from motley.daemon.weights.checkpoint import CheckpointError
 from motley.daemon.weights.quantise import ZERO_POINT
+from motley.daemon.weights.safetensors_checkpoint import READABLE, SafetensorsCheckpoint
 from motley.daemon.weights.spec import Encoding, Piece
-from motley.daemon.weights.stored import F32, U8, Codes, Format, converted, dequantised, whole_blocks
+from motley.daemon.weights.stored import F32, U8, Codes, Format, converted, dequantised, whole_blocks, within
 
+U32 = npt.NDArray[np.uint32]
+
+PACKED = ".qweight"
+"""What the names of the tensors with the codes end in."""
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 """Which of eight outputs the i-th nibble of an AWQ word is, lowest first."""
 
@@ -62,13 +68,13 @@ class Packing:
         return f"{self.method.upper()} int{self.bits}"
 
 
-class PackedCheckpoint(Checkpoint):
+class PackedCheckpoint(SafetensorsCheckpoint):
     """A checkpoint in which some matrices are packed: those that have a ``qweight`` in place of a ``weight``.
 
     Not thread-safe.
 
     Raises:
-        CheckpointError: as `Checkpoint`.
+        CheckpointError: as `SafetensorsCheckpoint`.
     """
 
     def __init__(self, folder: Path, packing: Packing) -> None:
@@ -77,29 +83,17 @@ class PackedCheckpoint(Checkpoint):
         self._per_word = 32 // packing.bits
         self._formats: dict[str, Format] = {}
 
-    def expect(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        problems = []
-        for name, shape in shapes.items():
-            try:
-                if self._is_packed(name) and len(shape) == 2:
-                    self._expect_packed(name, *shape)
-                else:
-                    super().expect({name: shape})
-            except CheckpointError as error:
-                problems.append(str(error))
-        refuse_all(problems)
+    def __contains__(self, name: str) -> bool:
+        return super().__contains__(name) or self._is_packed(name)
 
-    def check(self, piece: Piece) -> TensorInfo:
-        if not self._is_packed(piece.tensor):
-            return super().check(piece)
-        rows, columns = self._shape(piece.tensor)
-        top, left = piece.rows, range(-1, 0) if piece.columns is None else piece.columns
-        if not (0 <= top.start <= top.stop <= rows and 0 <= left.start <= left.stop <= columns):
-            raise CheckpointError(
-                f"{self.folder}: packed tensor {piece.tensor!r} has shape [{rows}, {columns}]; expected to hold "
-                f"[{top.start}:{top.stop}, {left.start}:{left.stop}]"
-            )
-        return self.tensor(_part(piece.tensor, "qweight"), ("I32",))
+    def shape(self, name: str) -> tuple[int, ...]:
+        if not self._is_packed(name):
+            return super().shape(name)
+        first, second = self.tensor(_part(name, "qweight"), ("I32",)).shape
+        return (second, first * self._per_word) if self._packing.method == "gptq" else (second * self._per_word, first)
+
+    def transposed(self, name: str) -> bool:
+        return self._is_packed(name)
 
     def format(self, name: str) -> Format:
         if not self._is_packed(name):
@@ -107,16 +101,6 @@ class PackedCheckpoint(Checkpoint):
         if name not in self._formats:
             self._formats[name] = self._find_format(name)
         return self._formats[name]
-
-    def read(self, piece: Piece) -> F32:
-        if not self._is_packed(piece.tensor):
-            return super().read(piece)
-        self.check(piece)
-        assert piece.columns is not None
-        stored = self._packed_format(piece.tensor)
-        columns = whole_blocks(piece.columns, stored.block)
-        values = dequantised(self._codes(piece.tensor, piece.rows, columns), stored)
-        return np.ascontiguousarray(values[:, piece.columns.start - columns.start : piece.columns.stop - columns.start])
 
     def codes(self, piece: Piece) -> Codes:
         self.check(piece)
@@ -127,33 +111,34 @@ class PackedCheckpoint(Checkpoint):
             return converted(codes, stored, range(len(piece.columns)), held)
         return codes if held.zeros else replace(codes, zeros=None)
 
-    def rows(self, name: str, ids: Sequence[int]) -> F32:
+    def _expect(self, name: str, shape: tuple[int, ...]) -> None:
+        if self._is_packed(name) and len(shape) == 2:
+            self._expect_packed(name, *shape)
+        else:
+            super()._expect(name, shape)
+
+    def _values(self, name: str, rows: Sequence[int], columns: range) -> F32:
         if not self._is_packed(name):
-            return super().rows(name, ids)
-        count, width = self._shape(name)
-        values = np.empty((len(ids), width), np.float32)
-        for index, row in enumerate(ids):
-            if not 0 <= row < count:
-                raise IndexError(f"{row} is not a row of {name!r}, which has {count}")
-            values[index] = self.read(Piece(name, range(row, row + 1), range(width)))
-        return values
+            return super()._values(name, rows, columns)
+        if not isinstance(rows, range):
+            lines = [self._values(name, range(row, row + 1), columns) for row in rows]
+            return np.concatenate([np.empty((0, len(columns)), np.float32), *lines])
+        stored = self._packed_format(name)
+        whole = whole_blocks(columns, stored.block)
+        values = dequantised(self._codes(name, rows, whole), stored)
+        return np.ascontiguousarray(values[:, within(columns, whole)])
 
     def _is_packed(self, name: str) -> bool:
-        return name not in self and _part(name, "qweight") in self
-
-    def _shape(self, name: str) -> tuple[int, int]:
-        """(N, K) of a packed matrix, as its ``qweight`` has it."""
-        first, second = self.tensor(_part(name, "qweight"), ("I32",)).shape
-        return (second, first * self._per_word) if self._packing.method == "gptq" else (second * self._per_word, first)
+        return not super().__contains__(name) and super().__contains__(_part(name, "qweight"))
 
     def _packed_format(self, name: str) -> Format:
         """What the words mean, whether or not a zero point is one too many for its bits."""
         packing = self._packing
-        return Format(packing.encoding, packing.group or self._shape(name)[1], zeros=True, called=packing.called)
+        return Format(packing.encoding, packing.group or self.shape(name)[1], zeros=True, called=packing.called)
 
     def _find_format(self, name: str) -> Format:
         stored = self._packed_format(name)
-        rows, columns = self._shape(name)
+        rows, columns = self.shape(name)
         zeros = self._zeros(name, range(rows), range(columns // stored.block))
         if (zeros == ZERO_POINT[stored.encoding]).all():
             return Format(stored.encoding, stored.block, called=stored.called)
@@ -167,7 +152,7 @@ class PackedCheckpoint(Checkpoint):
         group = packing.group or columns
         if columns % group or group % 16 or rows % per_word:
             raise CheckpointError(
-                f"{self.folder}: tensor {name!r}, [{rows}, {columns}], cannot be packed in groups of {group} columns "
+                f"{self.path}: tensor {name!r}, [{rows}, {columns}], cannot be packed in groups of {group} columns "
                 f"and words of {per_word} values"
             )
         groups, words = columns // group, rows // per_word
@@ -176,7 +161,7 @@ class PackedCheckpoint(Checkpoint):
             "qzeros": ((groups, words), ("I32",)),
             "scales": ((groups, rows), tuple(READABLE)),
         }
-        if packing.reordered or _part(name, "g_idx") in self:
+        if packing.reordered or super().__contains__(_part(name, "g_idx")):
             parts["g_idx"] = ((columns,), ("I32",))
         for part, (shape, dtypes) in parts.items():
             info = self.tensor(_part(name, part), dtypes)
@@ -186,10 +171,10 @@ class PackedCheckpoint(Checkpoint):
                     f"config.json makes it {list(shape)}"
                 )
         if "g_idx" in parts:
-            order = self.words(_part(name, "g_idx"), range(1), range(columns))[0]
+            order = self._words(_part(name, "g_idx"), range(1), range(columns))[0]
             if (order != np.arange(columns) // group).any():
                 raise CheckpointError(
-                    f"{self.folder}: tensor {_part(name, 'g_idx')!r} groups columns out of order (act-order, "
+                    f"{self.path}: tensor {_part(name, 'g_idx')!r} groups columns out of order (act-order, "
                     "desc_act), which is not supported; take this model quantised without it, or unquantised"
                 )
 
@@ -197,7 +182,7 @@ class PackedCheckpoint(Checkpoint):
         """As `Codes` of `_packed_format`; zero points may be one more than fits."""
         group = self._packed_format(name).block
         groups = range(columns.start // group, columns.stop // group)
-        scales = super().read(Piece(_part(name, "scales"), groups, rows)).T
+        scales = self.read(Piece(_part(name, "scales"), groups, rows)).T
         unpack = self._gptq if self._packing.method == "gptq" else self._awq
         codes = unpack(name, rows, columns)
         return Codes(codes, np.ascontiguousarray(scales), self._zeros(name, rows, groups))
@@ -205,13 +190,13 @@ class PackedCheckpoint(Checkpoint):
     def _gptq(self, name: str, rows: range, columns: range) -> U8:
         """A word has the codes of one output's neighbouring columns, in our order: rows of bytes once transposed."""
         per_word = self._per_word
-        words = self.words(_part(name, "qweight"), range(columns.start // per_word, columns.stop // per_word), rows)
+        words = self._words(_part(name, "qweight"), range(columns.start // per_word, columns.stop // per_word), rows)
         return np.ascontiguousarray(words.T).view(np.uint8)
 
     def _awq(self, name: str, rows: range, columns: range) -> U8:
         """A word has one column's codes of eight outputs, two in a byte; ours has two columns' codes of one output."""
         octets = whole_blocks(rows, 8)
-        words = self.words(_part(name, "qweight"), columns, range(octets.start // 8, octets.stop // 8))
+        words = self._words(_part(name, "qweight"), columns, range(octets.start // 8, octets.stop // 8))
         halves = np.ascontiguousarray(words.T).view(np.uint8).reshape(len(octets) // 8, len(columns), 4)
         codes = np.empty((len(octets) // 8, 8, len(columns) // 2), np.uint8)
         for place in range(4):
@@ -219,7 +204,7 @@ class PackedCheckpoint(Checkpoint):
             odd = np.ascontiguousarray(halves[:, 1::2, place])
             codes[:, AWQ_ORDER[2 * place]] = even & 15 | odd << 4
             codes[:, AWQ_ORDER[2 * place + 1]] = even >> 4 | odd & 240
-        return codes.reshape(len(octets), len(columns) // 2)[rows.start - octets.start :][: len(rows)]
+        return np.ascontiguousarray(codes.reshape(len(octets), len(columns) // 2)[within(rows, octets)])
 
     def _zeros(self, name: str, rows: range, groups: range) -> U8:
         """The zero points u8[N, groups], as they are meant: 16 is possible in GPTQ's first version.
@@ -229,7 +214,7 @@ class PackedCheckpoint(Checkpoint):
         """
         bits, offset = self._packing.bits, self._packing.zero_offset
         covered = whole_blocks(rows, self._per_word)
-        words = self.words(
+        words = self._words(
             _part(name, "qzeros"), groups, range(covered.start // self._per_word, covered.stop // self._per_word)
         )
         order = AWQ_ORDER if self._packing.method == "awq" else range(self._per_word)
@@ -237,10 +222,13 @@ class PackedCheckpoint(Checkpoint):
         for place, output in enumerate(order):
             zeros[:, :, output] = words >> np.uint32(bits * place) & np.uint32((1 << bits) - 1)
         if bits == 8 and offset and zeros.max(initial=0) == 255:
-            raise CheckpointError(f"{self.folder}: tensor {_part(name, 'qzeros')!r} has a zero point of 256")
+            raise CheckpointError(f"{self.path}: tensor {_part(name, 'qzeros')!r} has a zero point of 256")
         zeros += offset
-        of_rows = zeros.reshape(len(groups), len(covered)).T[rows.start - covered.start :][: len(rows)]
-        return np.ascontiguousarray(of_rows)
+        return np.ascontiguousarray(zeros.reshape(len(groups), len(covered)).T[within(rows, covered)])
+
+    def _words(self, name: str, rows: range, columns: range) -> U32:
+        """A rectangle of an I32 matrix, or of a vector, which is one row."""
+        return self._items(self.tensor(name, ("I32",)), np.dtype("<u4"), rows, columns)
 
 
 def _part(name: str, part: str) -> str:

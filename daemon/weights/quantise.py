@@ -69,12 +69,3 @@ def pack(codes: U8) -> U8:
 def unpack(packed: U8) -> U8:
     """Undo `pack`."""
     return np.stack((packed & 15, packed >> 4), axis=-1).reshape(packed.shape[0], 2 * packed.shape[1])
-
-
-def dequantise(codes: U8, scales: F32, block: int, encoding: Encoding) -> F32:
-    """The weights that codes and scales from `quantise` stand for: f32[N, K]."""
-    levels = unpack(codes) if encoding is Encoding.INT4 else codes
-    centred = levels.astype(np.float32) - np.float32(ZERO_POINT[encoding])
-    rows, columns = centred.shape
-    values: F32 = centred.reshape(rows, columns // block, block) * scales[:, :, None]
-    return values.reshape(rows, columns)

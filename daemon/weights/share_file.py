@@ -26,7 +26,7 @@ FP16_MAX = 65504.0
 _CHUNK = 1 << 17
 """Elements quantised at a time (or one row, if that is longer): in float32 they fit a core's cache."""
 _CODES = 1 << 21
-"""Elements of a quantised tensor read at a time: where it lies transposed, few at a time are slow to collect."""
+"""Elements read at a time of a tensor that is quantised already or lies transposed: few are slow to collect."""
 _REPORT = 8 << 20
 """Bytes between two calls of `progress`."""
 
@@ -120,7 +120,8 @@ def _chunks(source: Source, pieces: Sequence[Piece]) -> Iterator[Piece]:
         width = 1 if piece.columns is None else len(piece.columns)
         if not width:
             continue
-        elements = _CHUNK if source.format(piece.tensor).encoding is Encoding.FP32 else _CODES
+        large = source.transposed(piece.tensor) or source.format(piece.tensor).encoding is not Encoding.FP32
+        elements = _CODES if large else _CHUNK
         at_once = max(1, elements // width)
         for start in range(0, len(piece.rows), at_once):
             yield replace(piece, rows=piece.rows[start : start + at_once])
@@ -153,7 +154,7 @@ def _halved(source: Source, piece: Piece, values: npt.NDArray[np.float32]) -> np
     largest = np.abs(values).max(initial=0)
     if largest > FP16_MAX:
         raise CheckpointError(
-            f"{source.folder}: tensor {piece.tensor!r} holds {largest:g}, and fp16 ends at {FP16_MAX:.0f}; "
+            f"{source.path}: tensor {piece.tensor!r} holds {largest:g}, and fp16 ends at {FP16_MAX:.0f}; "
             "use int8 or fp32"
         )
     return values.astype(np.float16)
@@ -161,7 +162,7 @@ def _halved(source: Source, piece: Piece, values: npt.NDArray[np.float32]) -> np
 
 def _check_finite(source: Source, piece: Piece, values: npt.NDArray[np.float32]) -> None:
     if not np.isfinite(values).all():
-        raise CheckpointError(f"{source.folder}: tensor {piece.tensor!r} holds a NaN or an infinity")
+        raise CheckpointError(f"{source.path}: tensor {piece.tensor!r} holds a NaN or an infinity")
 
 
 def _write_at(file: FileIO, offset: int, values: npt.NDArray[np.generic]) -> None:

@@ -40,6 +40,11 @@ class Format:
     zeros: bool = False
     called: str = field(default="", compare=False)
 
+    @classmethod
+    def floats(cls, called: str) -> Self:
+        """The format of a tensor in a checkpoint that is not blocks of affine codes."""
+        return cls(Encoding.FP32, called=called)
+
     def expresses(self, other: Format) -> bool:
         """Whether every matrix of the `other` format, in blocks of codes, is one of this format, bit for bit."""
         if self.encoding.float_bytes or other.encoding.float_bytes or other.block % self.block:
@@ -72,17 +77,23 @@ class Source(Protocol):
     """
 
     @property
-    def folder(self) -> Path:
-        """Where the weights lie, for messages."""
+    def path(self) -> Path:
+        """The folder or file where the weights lie, for messages."""
 
     def expect(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         """Make sure that these tensors are there, readable, and of these shapes: all that is wrong in one error."""
 
-    def check(self, piece: Piece) -> object:
+    def check(self, piece: Piece) -> None:
         """Make sure that a piece lies within its tensor."""
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of a whole tensor."""
 
     def format(self, name: str) -> Format:
         """How the matrix `name` is stored."""
+
+    def transposed(self, name: str) -> bool:
+        """Whether a matrix lies with columns for rows, so that few rows at a time are slow to read."""
 
     def read(self, piece: Piece) -> F32:
         """A piece's values, dequantised if need be: f32[rows, columns] or f32[rows]."""
@@ -114,6 +125,11 @@ def whole_blocks(columns: range, block: int) -> range:
     return range(columns.start // block * block, -(-columns.stop // block) * block)
 
 
+def within(wanted: range, covering: range) -> slice:
+    """Where some rows or columns are among those that `covering` has."""
+    return slice(wanted.start - covering.start, wanted.stop - covering.start, wanted.step)
+
+
 def converted(stored: Codes, of: Format, columns: range, to: Format) -> Codes:
     """Codes of one format as those of another that expresses it.
 
@@ -140,9 +156,10 @@ def dequantised(stored: Codes, of: Format) -> F32:
     """The weights that codes stand for: f32[N, K]; exact where a scale has at most 16 significant bits."""
     codes = unpack(stored.codes) if of.encoding is Encoding.INT4 else stored.codes
     levels = codes.astype(np.float32).reshape(*stored.scales.shape, of.block)
-    centres = np.float32(ZERO_POINT[of.encoding]) if stored.zeros is None else stored.zeros[:, :, None]
-    values: F32 = ((levels - centres) * stored.scales[:, :, None]).reshape(codes.shape)
-    return values
+    levels -= np.float32(ZERO_POINT[of.encoding]) if stored.zeros is None else stored.zeros[:, :, None]
+    with np.errstate(invalid="ignore", over="ignore"):  # a damaged scale; whoever uses the values finds out
+        levels *= stored.scales[:, :, None]
+    return levels.reshape(codes.shape)
 
 
 def packed_zeros(zeros: U8, encoding: Encoding) -> U8:

@@ -14,7 +14,7 @@ from motley.bench.drift import FLOAT64, FP16, Drift, LayerDrift, interpret, laye
 from motley.daemon.models.description import EMBEDDING, HEAD, Norm
 from motley.daemon.models.keys import ConfigError
 from motley.daemon.models.units import units
-from motley.daemon.weights.checkpoint import Checkpoint
+from motley.daemon.weights.safetensors_checkpoint import SafetensorsCheckpoint
 from motley.daemon.weights.spec import Piece
 from motley.plugins.engine import F32
 from tests.models.cases import GOLDEN, Case, golden_cases, uneven_shares
@@ -35,7 +35,7 @@ LAYER = LayerDrift(
 )
 
 
-def head(case: Case, checkpoint: Checkpoint, residual: F32) -> F32:
+def head(case: Case, checkpoint: SafetensorsCheckpoint, residual: F32) -> F32:
     """The logits of a residual, by the book."""
     hidden = range(case.model.hidden)
     norm = checkpoint.read(Piece("model.norm.weight", hidden)).astype(np.float64)
@@ -53,7 +53,7 @@ def head(case: Case, checkpoint: Checkpoint, residual: F32) -> F32:
 def test_layer_after_layer_is_the_whole_model(case: Case, ranks: int) -> None:
     """Windows, biases, norms of heads, repeated KV heads and empty shares included, against transformers in float64."""
     shares = uneven_shares(units(case.model, "fp32", 0), ranks)
-    with Checkpoint(case.folder) as checkpoint:
+    with SafetensorsCheckpoint(case.folder) as checkpoint:
         residual = checkpoint.rows(EMBEDDING, case.tokens[:-1])
         for layer in range(len(case.model.layers)):
             declared = [layer_graph(case.model, shares, rank, layer) for rank in range(ranks)]
@@ -66,7 +66,7 @@ def test_layer_after_layer_is_the_whole_model(case: Case, ranks: int) -> None:
 def test_half_precision_is_rounded_after_every_operator() -> None:
     case = golden_cases()[0]
     shares = uneven_shares(units(case.model, "fp32", 0), 2)
-    with Checkpoint(case.folder) as checkpoint:
+    with SafetensorsCheckpoint(case.folder) as checkpoint:
         embedded = checkpoint.rows(EMBEDDING, case.tokens[:8])
         with on_disk(checkpoint, [layer_graph(case.model, shares, rank, 0) for rank in range(2)]) as graphs:
             half, exact = interpret(graphs, embedded, FP16), interpret(graphs, embedded, FLOAT64)

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 
 from motley.bench import synth
 from motley.bench.synth import SHAPES, SynthError, synthesise
-from motley.daemon.weights.checkpoint import Checkpoint
+from motley.daemon.weights.safetensors_checkpoint import SafetensorsCheckpoint
 from motley.daemon.weights.spec import Piece
 
 TINY = {
@@ -61,7 +61,7 @@ def test_weights_are_gaussian_of_the_right_width(tmp_path: Path, dtype: Any) -> 
     seen: list[tuple[int, int]] = []
     synthesise(tiny("qwen3-8b"), tmp_path, dtype, progress=lambda done, total: seen.append((done, total)))
     assert json.loads((tmp_path / "config.json").read_text())["torch_dtype"] == dtype
-    with Checkpoint(tmp_path) as checkpoint:
+    with SafetensorsCheckpoint(tmp_path) as checkpoint:
 
         def read(name: str, *shape: int) -> Any:
             rows, *columns = shape
@@ -78,7 +78,7 @@ def test_weights_are_gaussian_of_the_right_width(tmp_path: Path, dtype: Any) -> 
 
 def test_ties_and_biases_follow_the_configuration(tmp_path: Path) -> None:
     synthesise(tiny("qwen2.5-0.5b"), tmp_path)
-    with Checkpoint(tmp_path) as checkpoint:
+    with SafetensorsCheckpoint(tmp_path) as checkpoint:
         assert "lm_head.weight" not in checkpoint
         assert checkpoint.tensor("model.layers.0.self_attn.k_proj.bias").shape == (48,)
         assert "model.layers.0.self_attn.o_proj.bias" not in checkpoint
@@ -92,7 +92,7 @@ def test_a_large_model_is_sharded(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert shards[0].name == f"model-00001-of-{len(shards):05}.safetensors"
     monkeypatch.undo()
     synthesise(tiny("llama-3.1-8b"), tmp_path / "whole")
-    with Checkpoint(tmp_path / "out") as sharded, Checkpoint(tmp_path / "whole") as whole:
+    with SafetensorsCheckpoint(tmp_path / "out") as sharded, SafetensorsCheckpoint(tmp_path / "whole") as whole:
         for tensor in synth._tensors(tiny("llama-3.1-8b")):
             piece = Piece(tensor.name, *map(range, tensor.shape))
             np.testing.assert_array_equal(sharded.read(piece), whole.read(piece))

@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 import dataclasses
+from math import prod
 
 import pytest
 
-from motley.daemon.models.description import expected_shapes
-from motley.daemon.weights.checkpoint import Checkpoint, CheckpointError
+from motley.daemon.models.description import expected_shapes, tensors
+from motley.daemon.weights.checkpoint import CheckpointError
+from motley.daemon.weights.located import Located
+from motley.daemon.weights.safetensors_checkpoint import SafetensorsCheckpoint
 from tests.models.cases import Case, golden_cases
 
 
 @pytest.mark.parametrize("case", golden_cases(), ids=str)
 def test_every_tensor_is_expected_and_fits(case: Case) -> None:
-    with Checkpoint(case.folder) as checkpoint:
-        shapes = expected_shapes(case.model)
-        checkpoint.expect(shapes)
-        assert set(checkpoint.names()) == set(shapes)
+    shapes = expected_shapes(case.model)
+    with SafetensorsCheckpoint(case.folder) as files, Located(files, tensors(case.model)) as source:
+        source.expect(shapes)
+        in_files = sum(prod(files.shape(name)) for name in files.names())
+    assert sum(map(prod, shapes.values())) == in_files
 
 
 def test_a_config_that_tells_of_other_shapes_is_refused() -> None:
     case = golden_cases()[0]
     smaller = dataclasses.replace(case.model, intermediate=case.model.intermediate - 1)
     with (
-        Checkpoint(case.folder) as checkpoint,
+        SafetensorsCheckpoint(case.folder) as checkpoint,
         pytest.raises(CheckpointError, match=r"the config makes it"),
     ):
         checkpoint.expect(expected_shapes(smaller))
@@ -32,7 +36,10 @@ def test_a_config_that_tells_of_other_shapes_is_refused() -> None:
 def test_absent_tensors_are_all_named() -> None:
     case = next(case for case in golden_cases() if case.model.tied)
     untied = dataclasses.replace(case.model, tied=False, layers=len(case.model.layers) + 1)
-    with Checkpoint(case.folder) as checkpoint, pytest.raises(CheckpointError, match=r"'lm_head.weight' is absent"):
+    with (
+        SafetensorsCheckpoint(case.folder) as checkpoint,
+        pytest.raises(CheckpointError, match=r"'lm_head.weight' is absent"),
+    ):
         checkpoint.expect(expected_shapes(untied))
 
 
@@ -42,6 +49,6 @@ def test_an_expert_that_is_missing_is_named(name: str) -> None:
     experts = case.model.experts
     assert experts
     more = dataclasses.replace(case.model, experts=dataclasses.replace(experts, count=experts.count + 1))
-    with Checkpoint(case.folder) as checkpoint, pytest.raises(CheckpointError) as caught:
+    with SafetensorsCheckpoint(case.folder) as checkpoint, pytest.raises(CheckpointError) as caught:
         checkpoint.expect(expected_shapes(more))
     assert f"'model.layers.0.mlp.experts.{experts.count}.gate_proj.weight' is absent" in str(caught.value)

@@ -14,14 +14,15 @@ import onnx.inliner
 import pytest
 from onnx.reference import ReferenceEvaluator
 
-from motley.daemon.models.description import EMBEDDING
+from motley.daemon.models.description import EMBEDDING, expected_shapes
+from motley.daemon.models.files import open_model
 from motley.daemon.models.keys import ConfigError
 from motley.daemon.models.profile import EXPERT_BYTES, profile
 from motley.daemon.models.rank_graph import Declared, build_rank_graph
 from motley.daemon.models.reading import read_model
 from motley.daemon.models.share import Share, ShareError
 from motley.daemon.models.units import units
-from motley.daemon.weights.checkpoint import Checkpoint
+from motley.daemon.weights.safetensors_checkpoint import SafetensorsCheckpoint
 from motley.daemon.weights.share_file import write_share
 from motley.daemon.weights.spec import SHARE_FILE
 from tests.models.cases import GOLDEN, Case, expert_cases, golden_cases, uneven_shares, whole_share
@@ -46,8 +47,8 @@ def declare(case: Case, ranks: int, rank: int, quantisation: str = "fp32") -> De
 
 def save(declared: Declared, case: Case, folder: Path, proto: onnx.ModelProto | None = None) -> Path:
     """The graph next to its share file, as a model that any ONNX tool can open."""
-    with Checkpoint(case.folder) as checkpoint:
-        write_share(checkpoint, declared.weights, declared.share_bytes, folder / SHARE_FILE)
+    with open_model(case.folder) as opened:
+        write_share(opened.source, declared.weights, declared.share_bytes, folder / SHARE_FILE)
     (folder / "model.onnx").write_bytes((proto or declared.proto).SerializeToString())
     return folder / "model.onnx"
 
@@ -128,17 +129,16 @@ def test_initializers_are_where_the_weights_will_be(quantisation: str) -> None:
 @pytest.mark.parametrize(("case", "quantisation"), ENCODED)
 def test_shares_partition_the_checkpoint(case: Case, quantisation: str) -> None:
     """Every element of every cut tensor is on one rank, or on several if it is of a KV head that they share."""
-    with Checkpoint(case.folder) as checkpoint:
-        owners: dict[str, npt.NDArray[np.int64]] = {}
-        for rank in range(5):
-            for place in declare(case, 5, rank, quantisation).weights:
-                for piece in place.weight.pieces:
-                    shape = checkpoint.check(piece).shape
-                    columns = [piece.columns] if piece.columns is not None else []
-                    region = np.ix_(*(list(part) for part in (piece.rows, *columns)))
-                    owners.setdefault(piece.tensor, np.zeros(shape, np.int64))[region] += 1
-        # An untied embedding table is looked up, not multiplied with.
-        names = {name for name in checkpoint.names() if name != EMBEDDING or case.model.tied}
+    shapes = expected_shapes(case.model)
+    owners: dict[str, npt.NDArray[np.int64]] = {}
+    for rank in range(5):
+        for place in declare(case, 5, rank, quantisation).weights:
+            for piece in place.weight.pieces:
+                columns = [piece.columns] if piece.columns is not None else []
+                region = np.ix_(*(list(part) for part in (piece.rows, *columns)))
+                owners.setdefault(piece.tensor, np.zeros(shapes[piece.tensor], np.int64))[region] += 1
+    # An untied embedding table is looked up, not multiplied with.
+    names = {name for name in shapes if name != EMBEDDING or case.model.tied}
     assert set(owners) == names
     for name, count in owners.items():
         shared = any(part in name for part in ("k_proj", "v_proj", *REPLICATED))
@@ -162,7 +162,7 @@ def test_another_interpreter_computes_the_same(case: Case, tmp_path: Path) -> No
         for spec in declared.caches
         for kind in ("key", "value")
     }
-    with Checkpoint(case.folder) as checkpoint:
+    with SafetensorsCheckpoint(case.folder) as checkpoint:
         hidden = checkpoint.rows(EMBEDDING, case.tokens)
     for start, stop in ((0, 12), (12, 13), (13, 20)):
         feeds = {
@@ -278,7 +278,7 @@ def test_exact_units_cost_at_most_what_the_profile_says(case: Case, quantisation
 
 @pytest.mark.parametrize("case", golden_cases(), ids=str)
 def test_profile_counts_parameters(case: Case) -> None:
-    with Checkpoint(case.folder) as checkpoint:
+    with SafetensorsCheckpoint(case.folder) as checkpoint:
         expected = sum(int(np.prod(checkpoint.tensor(name).shape)) for name in checkpoint.names())
     assert profile(case.model, "fp32", 32).parameters == expected
 

@@ -27,9 +27,10 @@ from motley.daemon.models.profile import profile
 from motley.daemon.models.rank_graph import build_rank_graph
 from motley.daemon.models.reading import read_model
 from motley.daemon.models.units import fused_matrices, units
-from motley.daemon.weights.checkpoint import Checkpoint, CheckpointError
+from motley.daemon.weights.checkpoint import CheckpointError
 from motley.daemon.weights.packed import Packing
-from motley.daemon.weights.quantise import dequantise, quantise, unpack
+from motley.daemon.weights.quantise import quantise, unpack
+from motley.daemon.weights.safetensors_checkpoint import SafetensorsCheckpoint
 from motley.daemon.weights.share_file import write_share
 from motley.daemon.weights.spec import SHARE_FILE, Encoding
 from motley.daemon.weights.stored import Codes, Format, dequantised
@@ -123,7 +124,7 @@ def make(kind: Kind, folder: Path) -> tuple[Path, Path]:
         packed |= {f"{name.removesuffix('weight')}{part}": value for part, value in parts.items()}
         twin[name] = values.astype(np.float32)
     for name in filter(None, ("lm_head.weight", kind.plain)):
-        twin[name] = dequantise(*quantise(twin[name], 32, Encoding.INT8), 32, Encoding.INT8)
+        twin[name] = dequantised(Codes(*quantise(twin[name], 32, Encoding.INT8)), Format(Encoding.INT8, 32))
     return (
         save(folder / "packed", packed, settings | {"quantization_config": kind.config}),
         save(folder / "twin", twin, settings),
@@ -173,7 +174,7 @@ def test_dequantised_on_request(kind: Kind, models: Any, tmp_path: Path) -> None
 def test_every_share_has_the_codes_of_the_checkpoint(kind: Kind, ranks: int, models: Any, tmp_path: Path) -> None:
     """Bit for bit, at any split: what a share's codes, scales and zero points stand for is the twin's float32."""
     packed, twin = models(kind)
-    with open_model(packed) as opened, Checkpoint(twin) as floats:
+    with open_model(packed) as opened, SafetensorsCheckpoint(twin) as floats:
         shares = uneven_shares(units(opened.model, "stored", 32, opened.stored), ranks)
         for rank in range(ranks):
             declared = build_rank_graph(opened.model, shares, rank, "stored", 32, 64, opened.stored)

@@ -17,7 +17,8 @@ import numpy as np
 import numpy.typing as npt
 from gguf import GGMLQuantizationType as Type
 
-from motley.daemon.weights.checkpoint import Checkpoint
+from motley.daemon.models.description import expected_shapes
+from motley.daemon.models.files import open_model
 from motley.daemon.weights.spec import Piece
 
 F32 = npt.NDArray[np.float32]
@@ -94,9 +95,9 @@ def to_gguf(
 
 def read(folder: Path) -> dict[str, F32]:
     """Every tensor, those of experts by their usual names."""
-    with Checkpoint(folder) as checkpoint:
-        shapes = {name: checkpoint.tensor(name).shape for name in checkpoint.names()}
-        return {name: checkpoint.read(Piece(name, *map(range, shape))) for name, shape in shapes.items()}
+    with open_model(folder) as opened:
+        shapes = expected_shapes(opened.model)
+        return {name: opened.source.read(Piece(name, *map(range, shape))) for name, shape in shapes.items()}
 
 
 def of_experts(tensors: dict[str, F32], how: str) -> Iterator[tuple[str, F32]]:

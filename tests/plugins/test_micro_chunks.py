@@ -18,7 +18,7 @@ import motley.cli
 from motley.daemon.models.rank_graph import build_rank_graph
 from motley.daemon.models.reading import read_model
 from motley.daemon.models.units import units
-from motley.daemon.weights.checkpoint import Checkpoint
+from motley.daemon.weights.safetensors_checkpoint import SafetensorsCheckpoint
 from motley.daemon.weights.share_file import write_share
 from motley.daemon.weights.spec import SHARE_FILE
 from motley.plugins.engine import F32, ROW_TILE, EngineFactory, EngineOptions, Pending, micro_chunks
@@ -128,7 +128,7 @@ def test_a_peer_lost_between_two_micro_chunks_is_named_and_leaves_nothing_behind
         declared = build_rank_graph(config, shares, rank, "fp32", 32, 128)
         share_file = tmp_path / str(rank) / SHARE_FILE
         share_file.parent.mkdir()
-        with Checkpoint(BUNDLED) as checkpoint:  # of its own: one at a time may read from it
+        with SafetensorsCheckpoint(BUNDLED) as checkpoint:  # of its own: one at a time may read from it
             write_share(checkpoint, declared.weights, declared.share_bytes, share_file)
         member = Membership("test", epoch=1, rank=rank, size=2, secret=bytes(32), agreement=bytes(32))
         errors: list[Exception] = []

@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from motley.daemon.weights.quantise import dequantise, pack, quantise, unpack
+from motley.daemon.weights.quantise import pack, quantise, unpack
 from motley.daemon.weights.spec import Encoding
+from motley.daemon.weights.stored import Codes, Format, dequantised
 
 QUANTISED = [Encoding.INT8, Encoding.INT4]
 FINITE = st.floats(-(2.0**120), 2.0**120, width=32)
@@ -40,7 +41,7 @@ def test_error_is_bounded(values: npt.NDArray[np.float32], encoding: Encoding) -
     codes, scales = quantise(values, 32, encoding)
     assert np.isfinite(scales).all()
     assert (scales != 0).all()
-    restored = dequantise(codes, scales, 32, encoding)
+    restored = dequantised(Codes(codes, scales), Format(encoding, 32))
     steps = np.abs(scales).repeat(32, axis=1).astype(np.float64)
     error = np.abs(restored.astype(np.float64) - values)
     assert (error <= 1.001 * steps).all()
@@ -54,7 +55,7 @@ def test_error_is_bounded(values: npt.NDArray[np.float32], encoding: Encoding) -
 )
 def test_rms_error_on_gaussian_weights(encoding: Encoding, block: int, percent: float) -> None:
     values = np.random.default_rng(0).standard_normal((256, 1024), dtype=np.float32)
-    restored = dequantise(*quantise(values, block, encoding), block, encoding)
+    restored = dequantised(Codes(*quantise(values, block, encoding)), Format(encoding, block))
     assert 100 * np.sqrt(np.mean((restored - values) ** 2) / np.mean(values**2)) < percent
 
 
@@ -92,5 +93,5 @@ def test_the_first_of_a_pair_is_in_the_low_nibble() -> None:
 def test_zeros_and_subnormals_stay_finite(encoding: Encoding) -> None:
     values = np.zeros((2, 32), np.float32)
     values[1, 3] = 1e-42
-    restored = dequantise(*quantise(values, 32, encoding), 32, encoding)
+    restored = dequantised(Codes(*quantise(values, 32, encoding)), Format(encoding, 32))
     np.testing.assert_array_equal(restored, 0)

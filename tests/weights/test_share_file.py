@@ -17,8 +17,9 @@ import numpy.typing as npt
 import pytest
 
 from motley.daemon.weights import share_file as module
-from motley.daemon.weights.checkpoint import Checkpoint, CheckpointError
+from motley.daemon.weights.checkpoint import CheckpointError
 from motley.daemon.weights.quantise import quantise
+from motley.daemon.weights.safetensors_checkpoint import SafetensorsCheckpoint
 from motley.daemon.weights.share_file import ShareFileError, write_share
 from motley.daemon.weights.spec import Encoding, Piece, Placed, Weight, lay_out
 
@@ -26,7 +27,7 @@ F16 = npt.NDArray[np.float16]
 DTYPES = {"float16": "F16", "float32": "F32"}
 
 
-def save(folder: Path, tensors: Mapping[str, npt.NDArray[Any]]) -> Checkpoint:
+def save(folder: Path, tensors: Mapping[str, npt.NDArray[Any]]) -> SafetensorsCheckpoint:
     header: dict[str, Any] = {}
     end = 0
     for name, values in tensors.items():
@@ -41,7 +42,7 @@ def save(folder: Path, tensors: Mapping[str, npt.NDArray[Any]]) -> Checkpoint:
         file.write(len(text).to_bytes(8, "little") + text)
         for values in tensors.values():
             file.write(values.tobytes())
-    return Checkpoint(folder)
+    return SafetensorsCheckpoint(folder)
 
 
 @pytest.fixture
@@ -78,7 +79,7 @@ def stored(path: Path, item: Placed) -> tuple[bytes, bytes]:
 @pytest.mark.parametrize("encoding", list(Encoding))
 @pytest.mark.parametrize("chunk", [1, 200, 1 << 17])
 def test_every_weight_is_in_its_place(
-    checkpoint: Checkpoint,
+    checkpoint: SafetensorsCheckpoint,
     tensors: dict[str, F16],
     tmp_path: Path,
     encoding: Encoding,
@@ -107,7 +108,7 @@ def test_every_weight_is_in_its_place(
 
 
 def test_progress_counts_up_to_all_bytes(
-    checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    checkpoint: SafetensorsCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_CHUNK", 256)
     monkeypatch.setattr(module, "_REPORT", 500)
@@ -121,7 +122,7 @@ def test_progress_counts_up_to_all_bytes(
     assert {of for _, of in seen} == {whole}
 
 
-def test_all_problems_are_named_before_anything_is_written(checkpoint: Checkpoint, tmp_path: Path) -> None:
+def test_all_problems_are_named_before_anything_is_written(checkpoint: SafetensorsCheckpoint, tmp_path: Path) -> None:
     wrong = [
         Weight("x", (Piece("absent", range(8), range(64)), Piece("also_absent", range(8), range(64)))),
         Weight("y", (Piece("q", range(64), range(64)),)),
@@ -163,7 +164,7 @@ def test_weights_that_are_too_large_for_fp16(tmp_path: Path) -> None:
 
 
 def test_too_little_space_is_noticed_first(
-    checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    checkpoint: SafetensorsCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage(10**9, 10**9 - 10**7, 10**7))
@@ -178,7 +179,7 @@ def test_too_little_space_is_noticed_first(
 
 
 def test_a_disk_that_fills_up_leaves_the_old_file(
-    checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    checkpoint: SafetensorsCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Filling(FileIO):
         def write(self, data: Any) -> int:
@@ -198,7 +199,7 @@ def test_a_disk_that_fills_up_leaves_the_old_file(
 
 
 def test_an_interruption_leaves_nothing(
-    checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    checkpoint: SafetensorsCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupt(done: int, total: int) -> None:
         raise KeyboardInterrupt
@@ -211,7 +212,7 @@ def test_an_interruption_leaves_nothing(
     assert set(tmp_path.iterdir()) == before
 
 
-def test_a_folder_that_is_not_there(checkpoint: Checkpoint, tmp_path: Path) -> None:
+def test_a_folder_that_is_not_there(checkpoint: SafetensorsCheckpoint, tmp_path: Path) -> None:
     placed, total = lay_out(weights(Encoding.INT8))
     with pytest.raises(ShareFileError, match="cannot write this rank's weights"):
         write_share(checkpoint, placed, total, tmp_path / "absent" / "share")

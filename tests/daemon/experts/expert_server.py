@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from motley.daemon.experts.wire import Answer, Call, ExpertWire, Part, Refusal, RefusalCode
-from motley.daemon.weights.checkpoint import Checkpoint
+from motley.daemon.weights.stored import Source
 from motley.plugins.engine import F32
 from motley.transport import Listener, Membership, Message, Messenger, Plain, WireFormat
 
@@ -46,13 +46,13 @@ def small_expert(layer: int, expert: int, x: F32) -> F32:
     return np.tanh(np.stack([row @ matrix for row in x]))
 
 
-def expert_of(checkpoint: Checkpoint, layer: int, expert: int, x: F32) -> F32:
+def expert_of(source: Source, layer: int, expert: int, x: F32) -> F32:
     """An expert of a model, as its definition is."""
     at = f"model.layers.{layer}.mlp.experts.{expert}"
-    width = checkpoint.tensor(f"{at}.gate_proj.weight").shape[0]
+    width = source.shape(f"{at}.gate_proj.weight")[0]
     with READING:
-        gate, up = (checkpoint.rows(f"{at}.{name}.weight", range(width)) for name in ("gate_proj", "up_proj"))
-        down = checkpoint.rows(f"{at}.down_proj.weight", range(x.shape[1]))
+        gate, up = (source.rows(f"{at}.{name}.weight", range(width)) for name in ("gate_proj", "up_proj"))
+        down = source.rows(f"{at}.down_proj.weight", range(x.shape[1]))
     gated = x @ gate.T
     result: F32 = (gated / (1 + np.exp(-gated)) * (x @ up.T)) @ down.T
     return result

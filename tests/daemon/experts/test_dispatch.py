@@ -20,9 +20,9 @@ from motley.daemon.experts.dispatch import Dispatcher
 from motley.daemon.experts.keys import replicas
 from motley.daemon.experts.wire import EXPERT_BYTES, HEADER_BYTES, Answer, ExpertWire, Part
 from motley.daemon.models.description import EMBEDDING
+from motley.daemon.models.files import open_model
 from motley.daemon.models.rank_graph import build_rank_graph
 from motley.daemon.models.units import units
-from motley.daemon.weights.checkpoint import Checkpoint
 from motley.daemon.weights.share_file import write_share
 from motley.daemon.weights.spec import SHARE_FILE
 from motley.plugins.engine import F32, EngineOptions
@@ -587,17 +587,17 @@ def test_a_model_with_experts_elsewhere_computes_its_golden_logits(name: str, si
     chunks = [slice(0, 40), slice(40, len(tokens) - 1), slice(len(tokens) - 1, len(tokens))]
     group = LocalGroup(size)
     with ExitStack() as stack:
-        checkpoint = stack.enter_context(Checkpoint(case.folder))
-        embedded = checkpoint.rows(EMBEDDING, tokens)
-        servers = threads(size, 2, hidden=model.hidden, compute=partial(expert_of, checkpoint))
+        source = stack.enter_context(open_model(case.folder)).source
+        embedded = source.rows(EMBEDDING, tokens)
+        servers = threads(size, 2, hidden=model.hidden, compute=partial(expert_of, source))
         ranks = stack.enter_context(trunk(size, servers, placement(servers, [every] * 2), hidden=model.hidden))
 
         def work(rank: int) -> F32:
             declared = build_rank_graph(model, shares, rank, "fp32", 32, model.context, experts_elsewhere=True)
             share_file = tmp_path / str(rank) / SHARE_FILE
             share_file.parent.mkdir()
-            with Checkpoint(case.folder) as own:
-                write_share(own, declared.weights, declared.share_bytes, share_file)
+            with open_model(case.folder) as own:
+                write_share(own.source, declared.weights, declared.share_bytes, share_file)
             peers = Member(group, rank, ranks.dispatchers[rank])
             engine = ReferenceEngine(declared.bind(share_file), peers, EngineOptions())
             engine.open_slot(0)

@@ -27,7 +27,7 @@ from motley.daemon.models.files import open_model
 from motley.daemon.models.units import units
 from motley.daemon.node.worker import RankWorker
 from motley.daemon.weights.cache import ShareCache
-from motley.daemon.weights.checkpoint import Checkpoint
+from motley.daemon.weights.safetensors_checkpoint import SafetensorsCheckpoint
 from motley.daemon.weights.share_file import write_share
 from motley.daemon.weights.spec import SHARE_FILE
 from motley.daemon.worker.membership import membership, with_hosts
@@ -54,7 +54,7 @@ def assignment(
         mlp=pb.Range(stop=share.mlp.stop),
         vocabulary=pb.Range(stop=share.vocabulary.stop),
     )
-    with Checkpoint(case.folder) as checkpoint:
+    with SafetensorsCheckpoint(case.folder) as checkpoint:
         return pb.Assignment(
             model=pb.ModelSpec(source=str(case.folder), quantisation=quantisation, block=32),
             fingerprint=checkpoint.fingerprint(),

@@ -17,7 +17,7 @@ from motley.daemon.models.share import Share
 from motley.daemon.models.units import units
 from motley.daemon.node.worker import RankWorker
 from motley.daemon.weights.cache import ShareCache
-from motley.daemon.weights.checkpoint import Checkpoint
+from motley.daemon.weights.safetensors_checkpoint import SafetensorsCheckpoint
 from motley.daemon.worker.membership import membership, with_hosts
 from motley.protocol import mesh_pb2 as pb
 from motley.protocol import worker_pb2 as wp
@@ -110,7 +110,7 @@ def proto(share: Share) -> pb.Share:
 
 
 def assignment(size: int, held: Sequence[Sequence[tuple[int, int]]]) -> pb.Assignment:
-    with Checkpoint(CASE.folder) as checkpoint:
+    with SafetensorsCheckpoint(CASE.folder) as checkpoint:
         fingerprint = checkpoint.fingerprint()
     return pb.Assignment(
         model=pb.ModelSpec(source=str(CASE.folder), quantisation="fp32", block=32),
@@ -159,7 +159,7 @@ async def session(
     """
     order = assignment(size, held)
     async with AsyncExitStack() as stack:
-        checkpoint = stack.enter_context(Checkpoint(CASE.folder))
+        checkpoint = stack.enter_context(SafetensorsCheckpoint(CASE.folder))
         servers = []
         for number in range(len(held)):
             compute = partial(expert_of, checkpoint)

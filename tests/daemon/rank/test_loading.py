@@ -21,7 +21,8 @@ from motley.daemon.rank.loading import GpuFull, LoadedRank, check_gpu_room, load
 from motley.daemon.rank.peers import Peers
 from motley.daemon.rank.steps import Open, Step
 from motley.daemon.weights.cache import ShareCache
-from motley.daemon.weights.checkpoint import Checkpoint, CheckpointError
+from motley.daemon.weights.checkpoint import CheckpointError
+from motley.daemon.weights.safetensors_checkpoint import SafetensorsCheckpoint
 from motley.daemon.weights.share_file import write_share
 from motley.daemon.weights.spec import SHARE_FILE
 from motley.daemon.worker.failures import failure_of
@@ -54,7 +55,7 @@ def assignment(case: Case, quantisation: str) -> pb.Assignment:
     def stretch(units: range) -> pb.Range:
         return pb.Range(start=units.start, stop=units.stop)
 
-    with Checkpoint(case.folder) as checkpoint:
+    with SafetensorsCheckpoint(case.folder) as checkpoint:
         return pb.Assignment(
             model=pb.ModelSpec(source=str(case.folder), quantisation=quantisation, block=32),
             fingerprint=checkpoint.fingerprint(),
@@ -111,7 +112,7 @@ def test_the_second_time_only_embeddings_are_read(
     def refuse(*_: object) -> None:
         raise AssertionError("weights are read again")
 
-    monkeypatch.setattr(Checkpoint, "read_into", refuse)
+    monkeypatch.setattr(SafetensorsCheckpoint, "read", refuse)
     seen: list[int] = []
     with loaded(cache, alone, quantisation, seen) as rank:
         assert summary(rank) == first

@@ -14,8 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from motley.daemon.weights import checkpoint as module
-from motley.daemon.weights.checkpoint import Checkpoint, CheckpointError, parse_header
+from motley.daemon.weights import tensor_files as module
+from motley.daemon.weights.checkpoint import CheckpointError
+from motley.daemon.weights.safetensors_checkpoint import SafetensorsCheckpoint, parse_header
 from motley.daemon.weights.spec import Piece
 
 DTYPES = {"F32": np.dtype(np.float32), "F16": np.dtype(np.float16), "BF16": np.dtype(ml_dtypes.bfloat16)}
@@ -58,7 +59,7 @@ def test_a_stamp_is_of_the_files_that_are_read(
     folder: Path, tmp_path: Path, tensors: dict[str, np.ndarray[Any, Any]]
 ) -> None:
     file = folder / "model.safetensors"
-    with Checkpoint(folder) as checkpoint:
+    with SafetensorsCheckpoint(folder) as checkpoint:
         stamp = checkpoint.stamp()
         os.utime(file, (1e9, 1e9))
         edited = checkpoint.stamp()
@@ -81,7 +82,7 @@ def test_agrees_with_the_reference_implementation(tmp_path: Path) -> None:
     safetensors = pytest.importorskip("safetensors.numpy")
     values = np.arange(12, dtype=np.float16).reshape(3, 4)
     safetensors.save_file({"x": values, "y": values[0]}, tmp_path / "model.safetensors")
-    with Checkpoint(tmp_path) as checkpoint:
+    with SafetensorsCheckpoint(tmp_path) as checkpoint:
         np.testing.assert_array_equal(checkpoint.read(Piece("x", range(3), range(4))), values)
         np.testing.assert_array_equal(checkpoint.read(Piece("y", range(1, 4))), values[0, 1:])
 
@@ -98,7 +99,7 @@ def test_any_piece_of_any_dtype(
     columns = range(left, data.draw(st.integers(left, 6)))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "_SCRATCH", scratch)  # so that small pieces, too, are read in several goes
-        with Checkpoint(folder) as checkpoint:
+        with SafetensorsCheckpoint(folder) as checkpoint:
             values = checkpoint.read(Piece("x", rows, columns))
     assert values.dtype == np.float32
     expected = whole[rows.start : rows.stop, columns.start : columns.stop].astype(np.float32)
@@ -106,7 +107,7 @@ def test_any_piece_of_any_dtype(
     shutil.rmtree(folder)
 
 
-def test_reads_exactly_the_bytes_of_the_piece(
+def test_reads_the_bytes_of_the_piece_and_short_gaps_between_them(
     folder: Path, tensors: dict[str, np.ndarray[Any, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ranges: list[tuple[int, int]] = []
@@ -120,13 +121,17 @@ def test_reads_exactly_the_bytes_of_the_piece(
             return count
 
     monkeypatch.setattr(module, "FileIO", Recording)
-    with Checkpoint(folder) as checkpoint:
+    with SafetensorsCheckpoint(folder) as checkpoint:
         data = checkpoint.tensor("a").offset
         assert ranges == [(0, 8), (8, data)], "opening reads the header and nothing else"
         ranges.clear()
         checkpoint.read(Piece("a", range(2, 5), range(8)))
         assert ranges == [(data + 2 * 16, data + 5 * 16)]
         ranges.clear()
+        checkpoint.read(Piece("a", range(2, 4), range(3, 5)))
+        assert ranges == [(data + 2 * 16 + 6, data + 3 * 16 + 10)], "a short gap costs less than another call"
+        ranges.clear()
+        monkeypatch.setattr(module, "_GAP", 11)
         checkpoint.read(Piece("a", range(2, 4), range(3, 5)))
         assert ranges == [(data + 2 * 16 + 6, data + 2 * 16 + 10), (data + 3 * 16 + 6, data + 3 * 16 + 10)]
         ranges.clear()
@@ -135,7 +140,7 @@ def test_reads_exactly_the_bytes_of_the_piece(
 
 
 def test_rows_are_looked_up_in_order(folder: Path, tensors: dict[str, np.ndarray[Any, Any]]) -> None:
-    with Checkpoint(folder) as checkpoint:
+    with SafetensorsCheckpoint(folder) as checkpoint:
         for name in ("a", "b"):
             rows = checkpoint.rows(name, [3, 0, 3])
             assert rows.dtype == np.float32
@@ -151,7 +156,7 @@ def test_rows_are_looked_up_in_order(folder: Path, tensors: dict[str, np.ndarray
 
 def test_shards_read_as_one(folder: Path, tensors: dict[str, np.ndarray[Any, Any]]) -> None:
     shard(folder, {"model-1.safetensors": {"a": tensors["a"]}, "model-2.safetensors": {"b": tensors["b"]}})
-    with Checkpoint(folder) as checkpoint:
+    with SafetensorsCheckpoint(folder) as checkpoint:
         assert "a" in checkpoint
         assert "c" not in checkpoint
         for name in ("a", "b"):
@@ -172,7 +177,7 @@ def test_shards_read_as_one(folder: Path, tensors: dict[str, np.ndarray[Any, Any
     ],
 )
 def test_pieces_that_are_not_there(folder: Path, piece: Piece, complaint: str) -> None:
-    with Checkpoint(folder) as checkpoint, pytest.raises(CheckpointError, match=complaint):
+    with SafetensorsCheckpoint(folder) as checkpoint, pytest.raises(CheckpointError, match=complaint):
         checkpoint.read(piece)
 
 
@@ -199,7 +204,7 @@ def set_entry(name: str, **values: Any) -> Any:
 def test_wrong_headers(folder: Path, tensors: dict[str, np.ndarray[Any, Any]], edit: Any, complaint: str) -> None:
     save(folder / "model.safetensors", tensors, edit)
     with pytest.raises(CheckpointError, match=f"model.safetensors: tensor {complaint}"):
-        Checkpoint(folder)
+        SafetensorsCheckpoint(folder)
 
 
 @pytest.mark.parametrize(
@@ -218,7 +223,7 @@ def test_wrong_headers(folder: Path, tensors: dict[str, np.ndarray[Any, Any]], e
 def test_files_that_are_not_safetensors(tmp_path: Path, content: bytes, complaint: str) -> None:
     (tmp_path / "model.safetensors").write_bytes(content)
     with pytest.raises(CheckpointError, match=complaint):
-        Checkpoint(tmp_path)
+        SafetensorsCheckpoint(tmp_path)
 
 
 def test_truncated_and_overlong_files(folder: Path, tensors: dict[str, np.ndarray[Any, Any]]) -> None:
@@ -226,14 +231,14 @@ def test_truncated_and_overlong_files(folder: Path, tensors: dict[str, np.ndarra
     size = file.stat().st_size
     file.write_bytes(file.read_bytes()[:-30])
     with pytest.raises(CheckpointError, match=rf"truncated: {size - 30} bytes.* describes {size}; tensor 'c'"):
-        Checkpoint(folder)
+        SafetensorsCheckpoint(folder)
     save(file, tensors, trailing=b"more")
     with pytest.raises(CheckpointError, match=f"{size + 4} bytes, but its header describes only {size}"):
-        Checkpoint(folder)
+        SafetensorsCheckpoint(folder)
 
 
 def test_a_file_cut_short_after_opening_is_an_error(folder: Path) -> None:
-    with Checkpoint(folder) as checkpoint:
+    with SafetensorsCheckpoint(folder) as checkpoint:
         with (folder / "model.safetensors").open("r+b") as file:
             file.truncate(checkpoint.tensor("a").offset + 40)
         assert checkpoint.rows("a", [1]).shape == (1, 8)
@@ -246,13 +251,13 @@ def test_damaged_sets_of_shards(folder: Path, tensors: dict[str, np.ndarray[Any,
     shard(folder, shards)
     (folder / "2.safetensors").unlink()
     with pytest.raises(CheckpointError, match=r"missing weight files .*: 2\.safetensors"):
-        Checkpoint(folder)
+        SafetensorsCheckpoint(folder)
     save(folder / "2.safetensors", {"x": tensors["b"]})
     with pytest.raises(CheckpointError, match=r"2\.safetensors: tensor 'b' is absent, although"):
-        Checkpoint(folder)
+        SafetensorsCheckpoint(folder)
     save(folder / "2.safetensors", tensors)
     with pytest.raises(CheckpointError, match=r"2\.safetensors: tensor 'a' is in 1\.safetensors too"):
-        Checkpoint(folder)
+        SafetensorsCheckpoint(folder)
 
 
 @pytest.mark.parametrize(
@@ -268,12 +273,12 @@ def test_damaged_sets_of_shards(folder: Path, tensors: dict[str, np.ndarray[Any,
 def test_wrong_indices(tmp_path: Path, index: str, complaint: str) -> None:
     (tmp_path / "model.safetensors.index.json").write_text(index)
     with pytest.raises(CheckpointError, match=complaint):
-        Checkpoint(tmp_path)
+        SafetensorsCheckpoint(tmp_path)
 
 
 def test_a_folder_without_weights(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"no weights: neither model\.safetensors nor"):
-        Checkpoint(tmp_path)
+        SafetensorsCheckpoint(tmp_path)
 
 
 @given(st.binary(max_size=80))
@@ -289,7 +294,7 @@ def test_fingerprint_tells_models_apart(
     folder: Path, tensors: dict[str, np.ndarray[Any, Any]], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     def fingerprint(folder: Path) -> str:
-        with Checkpoint(folder) as checkpoint:
+        with SafetensorsCheckpoint(folder) as checkpoint:
             return checkpoint.fingerprint()
 
     original = fingerprint(folder)
@@ -310,41 +315,3 @@ def test_fingerprint_tells_models_apart(
     (copy / "config.json").unlink()
     with pytest.raises(CheckpointError, match=r"config\.json: cannot be read"):
         fingerprint(copy)
-
-
-def test_experts_of_a_layer_in_two_tensors_are_matrices_of_each(tmp_path: Path) -> None:
-    at = "model.layers.3.mlp.experts"
-    random = np.random.default_rng(0)
-    gate_up = random.standard_normal((3, 8, 5)).astype(np.float32)
-    down = random.standard_normal((3, 5, 4)).astype(np.float16)
-    save(tmp_path / "model.safetensors", {f"{at}.gate_up_proj": gate_up, f"{at}.down_proj": down})
-    with Checkpoint(tmp_path) as checkpoint:
-        assert len(checkpoint.names()) == 9
-        for number in range(3):
-            parts = {"gate_proj": gate_up[number, :4], "up_proj": gate_up[number, 4:], "down_proj": down[number]}
-            for part, expected in parts.items():
-                name = f"{at}.{number}.{part}.weight"
-                assert checkpoint.tensor(name).shape == expected.shape
-                read = checkpoint.read(Piece(name, range(1, 4), range(2, 4)))
-                np.testing.assert_array_equal(read, expected[1:4, 2:4])
-
-
-def test_experts_of_mixtral_have_the_names_of_others(tmp_path: Path) -> None:
-    at = "model.layers.0.block_sparse_moe"
-    parts = ["gate.weight", *(f"experts.11.{part}" for part in ("w1.weight", "w2.qweight", "w3.scales", "w4.weight"))]
-    save(tmp_path / "model.safetensors", {f"{at}.{part}": np.zeros((1, 1), np.float32) for part in parts})
-    with Checkpoint(tmp_path) as checkpoint:
-        assert checkpoint.names() == [
-            "model.layers.0.mlp.gate.weight",
-            "model.layers.0.mlp.experts.11.gate_proj.weight",
-            "model.layers.0.mlp.experts.11.down_proj.qweight",
-            "model.layers.0.mlp.experts.11.up_proj.scales",
-            f"{at}.experts.11.w4.weight",
-        ]
-
-
-def test_an_expert_under_two_names_is_refused(tmp_path: Path) -> None:
-    names = ["model.layers.0.block_sparse_moe.gate.weight", "model.layers.0.mlp.gate.weight"]
-    save(tmp_path / "model.safetensors", {name: np.zeros((1, 1), np.float32) for name in names})
-    with pytest.raises(CheckpointError, match=r"'model.layers.0.mlp.gate.weight' of an expert is there twice"):
-        Checkpoint(tmp_path)

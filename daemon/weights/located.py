@@ -1,0 +1,165 @@
+"""A model's tensors by their own names, wherever a checkpoint has them.
+
+A description names every matrix of a model by itself, and says where it may lie if a file has no tensor of the name: as
+rows of a larger tensor, say the queries of a fused ``qkv_proj``, or as a matrix that lies transposed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+
+from motley.daemon.weights.checkpoint import CheckpointError, refuse_all
+from motley.daemon.weights.places import Part, Tensor
+from motley.daemon.weights.spec import Encoding, Piece
+from motley.daemon.weights.stored import F32, Codes, Format
+from motley.daemon.weights.tensor_files import TensorFiles
+
+
+class Located:
+    """The tensors of a model in a checkpoint (`motley.daemon.weights.stored.Source`).
+
+    A tensor that the checkpoint has by name is that; else it is in the first of its parts whose larger tensor is there
+    and has the part's shape. Tensors that are not the model's are found by their names alone.
+
+    Closes the checkpoint when it is closed. Not thread-safe.
+    """
+
+    def __init__(self, files: TensorFiles, tensors: Iterable[Tensor]) -> None:
+        self._files = files
+        self._tensors = {tensor.name: tensor for tensor in tensors}
+        self._parts: dict[str, Part | None] = {}
+
+    @property
+    def path(self) -> Path:
+        return self._files.path
+
+    def expect(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        problems = []
+        for name, shape in shapes.items():
+            try:
+                self._expect(name, shape)
+            except CheckpointError as error:
+                problems.append(str(error))
+        refuse_all(problems)
+
+    def _expect(self, name: str, shape: tuple[int, ...]) -> None:
+        part = self._part(name)
+        if part is None:
+            self._files.expect({name: shape})
+            return
+        self._files.expect({part.tensor: part.shape})
+        held = self._files.format(part.tensor)
+        if part.transposed and held.encoding is not Encoding.FP32:
+            raise CheckpointError(
+                f"{self.path}: tensor {part.tensor!r} is stored as {held.called}, in blocks along the rows of "
+                f"{name!r}, which lies transposed in it; only blocks along its columns are supported"
+            )
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._tensors[name].shape if self._part(name) else self._files.shape(name)
+
+    def check(self, piece: Piece) -> None:
+        part = self._part(piece.tensor)
+        if part is None:
+            self._files.check(piece)
+            return
+        whole = self.shape(piece.tensor)
+        needed = [piece.rows] if piece.columns is None else [piece.rows, piece.columns]
+        if len(whole) != len(needed) or any(
+            not 0 <= own.start <= own.stop <= extent for own, extent in zip(needed, whole, strict=True)
+        ):
+            wanted = ", ".join(f"{own.start}:{own.stop}" for own in needed)
+            raise CheckpointError(
+                f"{self.path}: tensor {piece.tensor!r}, which lies in {part.tensor!r}, has shape {list(whole)}; "
+                f"expected to hold [{wanted}]"
+            )
+        self._files.check(_within(part, piece))
+
+    def format(self, name: str) -> Format:
+        part = self._part(name)
+        return self._files.format(part.tensor if part else name)
+
+    def transposed(self, name: str) -> bool:
+        part = self._part(name)
+        return part.transposed or self._files.transposed(part.tensor) if part else self._files.transposed(name)
+
+    def read(self, piece: Piece) -> F32:
+        self.check(piece)
+        part = self._part(piece.tensor)
+        if part is None:
+            return self._files.read(piece)
+        values = self._files.read(_within(part, piece))
+        return np.ascontiguousarray(values.T) if part.transposed else values
+
+    def codes(self, piece: Piece) -> Codes:
+        self.check(piece)
+        part = self._part(piece.tensor)
+        if part is None:
+            return self._files.codes(piece)
+        assert not part.transposed
+        return self._files.codes(_within(part, piece))
+
+    def rows(self, name: str, ids: Sequence[int]) -> F32:
+        part = self._part(name)
+        if part is None:
+            return self._files.rows(name, ids)
+        count, width = self.shape(name)
+        for row in ids:
+            if not 0 <= row < count:
+                raise IndexError(f"{row} is not a row of {name!r}, which has {count}")
+        if not part.transposed:
+            return self._files.rows(part.tensor, [part.start + row * part.step for row in ids])
+        lines = [self.read(Piece(name, range(row, row + 1), range(width))) for row in ids]
+        return np.concatenate([np.empty((0, width), np.float32), *lines])
+
+    def fingerprint(self) -> str:
+        return self._files.fingerprint()
+
+    def stamp(self) -> str:
+        return self._files.stamp()
+
+    def close(self) -> None:
+        self._files.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _part(self, name: str) -> Part | None:
+        """Where a tensor lies; None: under its own name.
+
+        Raises:
+            CheckpointError: it is nowhere.
+        """
+        if name not in self._parts:
+            self._parts[name] = self._find(name)
+        return self._parts[name]
+
+    def _find(self, name: str) -> Part | None:
+        tensor = self._tensors.get(name)
+        if tensor is None or not tensor.parts or name in self._files:
+            return None
+        there = [part for part in tensor.parts if part.tensor in self._files]
+        if not there:
+            places = ", ".join(repr(part.tensor) for part in tensor.parts)
+            raise CheckpointError(f"{self.path}: tensor {name!r} is absent, and so is what it could lie in: {places}")
+        return next((part for part in there if self._files.shape(part.tensor) == part.shape), there[0])
+
+
+def _within(part: Part, piece: Piece) -> Piece:
+    """A piece of a tensor as one of the larger tensor that it is a part of."""
+    rows = part.rows(piece.rows)
+    if not part.transposed:
+        return replace(piece, tensor=part.tensor, rows=rows)
+    assert piece.columns is not None
+    return Piece(part.tensor, piece.columns, rows)
