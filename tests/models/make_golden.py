@@ -1,7 +1,7 @@
 """Makes the golden files: tiny random models of every family with what transformers computes for them.
 
-Run with torch and transformers installed: ``python tests/models/make_golden.py``, with names to make these cases
-only. A case is a model folder
+Run with torch, transformers and accelerate installed: ``python -m tests.models.make_golden``, with names to make these
+cases only. A case is a model folder
 (config.json, model.safetensors) with ``expected.npz``: ``tokens`` i64[P + 16] (a prompt of P tokens and its greedy
 continuation), ``prompt`` (P) and ``logits`` f32[P + 15, V] of all rows but the last. A case of a long prompt has
 ``tokens`` i64[T], of which ``prompt`` are the prompt, ``rows`` i64[R] and the ``logits`` f32[R, V] of these.
@@ -13,6 +13,7 @@ import json
 import shutil
 import sys
 from collections.abc import Iterator
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,9 @@ import numpy.typing as npt
 import torch
 from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
+from transformers.integrations.mxfp4 import FP4_VALUES
+
+from tests.models.golden_configs import CASES, LONG_BASE, LONG_CASES, settings_of
 
 GOLDEN = Path(__file__).parent / "golden"
 LONG = Path(__file__).parent / "long"
@@ -29,215 +33,6 @@ CONTINUATION = 16
 CLEAR = 1e-3
 """How far the greedy token must be ahead, so that no rounding can change the text."""
 
-_BASE: dict[str, Any] = {
-    "vocab_size": 101,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 4,
-    "head_dim": 16,
-    "max_position_embeddings": 128,
-    "rms_norm_eps": 1e-5,
-    "tie_word_embeddings": False,
-    "eos_token_id": 2,
-}
-_LLAMA3_ROPE = {
-    "rope_type": "llama3",
-    "rope_theta": 500.0,
-    "factor": 4.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 32,
-}
-_YARN_ROPE = {
-    "rope_type": "yarn",
-    "rope_theta": 500.0,
-    "factor": 4.0,
-    "original_max_position_embeddings": 32,
-    "beta_fast": 4.0,
-    "beta_slow": 0.5,
-}
-_SMALL: dict[str, Any] = {
-    "hidden_size": 48,
-    "intermediate_size": 32,
-    "num_attention_heads": 3,
-    "num_key_value_heads": 3,
-}
-_EXPERTS: dict[str, Any] = {
-    "intermediate_size": 48,
-    "moe_intermediate_size": 32,
-    "num_key_value_heads": 2,
-}
-_WINDOW: dict[str, Any] = {"use_sliding_window": True, "sliding_window": 8}
-CASES: dict[str, dict[str, Any]] = {
-    "llama-mha": {"model_type": "llama"},
-    "llama-llama3-rope-tied": {
-        "model_type": "llama",
-        "hidden_size": 96,
-        "num_attention_heads": 6,
-        "num_key_value_heads": 3,
-        "rope_parameters": _LLAMA3_ROPE,
-        "tie_word_embeddings": True,
-        "eos_token_id": [2, 3],
-    },
-    "llama-biases-odd-sizes": {
-        "model_type": "llama",
-        "hidden_size": 60,
-        "intermediate_size": 44,
-        "num_attention_heads": 6,
-        "num_key_value_heads": 2,
-        "head_dim": 22,
-        "attention_bias": True,
-        "mlp_bias": True,
-    },
-    "llama-mqa": {
-        "model_type": "llama",
-        "hidden_size": 80,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 1,
-        "head_dim": None,
-        "tie_word_embeddings": True,
-    },
-    "mistral-window": {
-        "model_type": "mistral",
-        "num_attention_heads": 10,
-        "num_key_value_heads": 5,
-        "sliding_window": 8,
-    },
-    "qwen2": {"model_type": "qwen2", "num_key_value_heads": 2},
-    "qwen2-some-windows": {
-        "model_type": "qwen2",
-        "num_hidden_layers": 3,
-        "num_attention_heads": 6,
-        "num_key_value_heads": 3,
-        "max_window_layers": 1,
-        "tie_word_embeddings": True,
-        **_WINDOW,
-    },
-    "qwen3": {
-        "model_type": "qwen3",
-        "num_attention_heads": 6,
-        "num_key_value_heads": 2,
-        "head_dim": 32,
-        "tie_word_embeddings": True,
-    },
-    "qwen3-biases-some-windows": {
-        "model_type": "qwen3",
-        "num_hidden_layers": 3,
-        "num_key_value_heads": 2,
-        "attention_bias": True,
-        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
-        **_WINDOW,
-    },
-    "llama-linear-rope": {
-        "model_type": "llama",
-        "max_position_embeddings": 32,
-        "rope_parameters": {"rope_type": "linear", "rope_theta": 100.0, "factor": 4.0},
-        **_SMALL,
-    },
-    "llama-dynamic-rope": {
-        "model_type": "llama",
-        "max_position_embeddings": 64,
-        "rope_parameters": {"rope_type": "dynamic", "rope_theta": 100.0, "factor": 4.0},
-        **_SMALL,
-    },
-    "qwen2-yarn-rope": {
-        "model_type": "qwen2",
-        "max_position_embeddings": 32,
-        "rope_parameters": _YARN_ROPE,
-        **_SMALL,
-    },
-    "mixtral": {"model_type": "mixtral", "num_local_experts": 6, "num_experts_per_tok": 2, **_EXPERTS},
-    "mixtral-fused-window": {
-        "model_type": "mixtral",
-        "num_local_experts": 3,
-        "num_experts_per_tok": 2,
-        "sliding_window": 8,
-        **_EXPERTS,
-    },
-    "olmoe": {"model_type": "olmoe", "num_experts": 6, "num_experts_per_tok": 2, "pad_token_id": None, **_EXPERTS},
-    "olmoe-clipped-normalised": {
-        "model_type": "olmoe",
-        "num_experts": 5,
-        "num_experts_per_tok": 3,
-        "pad_token_id": None,
-        "norm_topk_prob": True,
-        "clip_qkv": 0.75,
-        "attention_bias": True,
-        **_EXPERTS,
-        "num_attention_heads": 6,
-        "hidden_size": 96,
-    },
-    "qwen2-moe": {
-        "model_type": "qwen2_moe",
-        "num_hidden_layers": 3,
-        "num_experts": 6,
-        "num_experts_per_tok": 3,
-        "shared_expert_intermediate_size": 80,
-        "mlp_only_layers": [1],
-        **_EXPERTS,
-    },
-    "qwen3-moe": {
-        "model_type": "qwen3_moe",
-        "num_experts": 8,
-        "num_experts_per_tok": 3,
-        "norm_topk_prob": True,
-        "decoder_sparse_step": 2,
-        **_EXPERTS,
-        "head_dim": 32,
-    },
-    "qwen3-moe-not-normalised": {
-        "model_type": "qwen3_moe",
-        "num_experts": 4,
-        "num_experts_per_tok": 4,
-        **_EXPERTS,
-        "head_dim": 32,
-    },
-}
-
-_LONG: dict[str, Any] = {
-    **_BASE,
-    "vocab_size": 64,
-    "hidden_size": 32,
-    "intermediate_size": 32,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-}
-LONG_CASES: dict[str, tuple[int, int, dict[str, Any]]] = {
-    "dynamic-rope-150": (
-        150,
-        10,
-        {
-            "model_type": "llama",
-            "max_position_embeddings": 64,
-            "rope_parameters": {"rope_type": "dynamic", "rope_theta": 100.0, "factor": 4.0},
-        },
-    ),
-    "llama3-rope-9000": (
-        9000,
-        0,
-        {
-            "model_type": "llama",
-            "max_position_embeddings": 16384,
-            "rope_parameters": {**_LLAMA3_ROPE, "rope_theta": 10000.0, "original_max_position_embeddings": 8192},
-        },
-    ),
-    "yarn-rope-and-windows-33000": (
-        33000,
-        0,
-        {
-            "model_type": "qwen2",
-            "max_position_embeddings": 32768,
-            "rope_parameters": {**_YARN_ROPE, "rope_theta": 10000.0, "original_max_position_embeddings": 32768},
-            "layer_types": ["full_attention", "sliding_attention"],
-            "use_sliding_window": True,
-            "sliding_window": 4096,
-        },
-    ),
-}
-"""By name: a prompt longer than the usual powers of two or than what the model is for without scaling, and tokens
-that follow it one by one."""
 BORDERS = (4096, 8192, 32768)
 CHUNK = 250
 
@@ -259,7 +54,7 @@ def long_logits(folder: Path, steps: list[list[int]], rows: list[int]) -> npt.ND
 def _make_long(name: str, prompt: int, after: int, changes: dict[str, Any], seed: int) -> None:
     folder = LONG / name
     folder.mkdir(parents=True)
-    settings = {**_LONG, **changes}
+    settings = {**LONG_BASE, **changes}
     _write_model(folder, settings, seed)
     tokens = np.random.default_rng(seed).integers(0, settings["vocab_size"], prompt + after).tolist()
     steps = [tokens[start : min(prompt, start + CHUNK)] for start in range(0, prompt, CHUNK)]
@@ -283,13 +78,16 @@ def transformers_logits(folder: Path, tokens: list[int]) -> npt.NDArray[np.float
 
 
 def _write_model(folder: Path, settings: dict[str, Any], seed: int) -> None:
-    config = AutoConfig.for_model(**settings)
+    known = {key: deepcopy(value) for key, value in settings.items() if key != "quantization_config"}
+    config = AutoConfig.for_model(**known)
     model = AutoModelForCausalLM.from_config(config)
     generator = torch.Generator().manual_seed(seed)
     weights = {}
     for index, (name, value) in enumerate(model.named_parameters()):
         noise = torch.randn(value.shape, generator=generator)
-        if "norm" in name:
+        if (drawn := _drawn_for_family(settings["model_type"], name, noise)) is not None:
+            pass
+        elif "norm" in name:
             drawn = 1 + 0.2 * noise
         elif value.ndim == 1:
             drawn = 0.3 * noise
@@ -298,14 +96,83 @@ def _write_model(folder: Path, settings: dict[str, Any], seed: int) -> None:
         else:
             drawn = 1.5 * noise / value.shape[-1] ** 0.5
         weights[name] = drawn.to((torch.float16, torch.bfloat16, torch.float32)[0 if index % 5 else index // 5 % 3])
-    config.save_pretrained(folder)
+    for name, value in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            weights[name] = 0.3 * torch.randn(value.shape, generator=generator)
+    if "architectures" in settings:
+        (folder / "config.json").write_text(json.dumps(settings, indent=2) + "\n")
+    else:
+        config.save_pretrained(folder)
     if "fused" not in folder.name:
         weights = dict(_published(settings["model_type"], weights))
+    if "quantization_config" in settings:
+        weights = dict(_in_mxfp4(weights))
+    if settings.get("num_nextn_predict_layers"):
+        weights.update(_of_another_layer(settings, generator))
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
+def _drawn_for_family(family: str, name: str, noise: torch.Tensor) -> torch.Tensor | None:
+    """A tensor of a family that needs other magnitudes than most, for its text to be lively; None: as with most."""
+    if family.startswith("gemma3"):
+        if name.endswith("model.norm.weight"):  # of any sign, or the text would repeat the last token for ever
+            return noise - 1
+        if "norm" in name:  # what is drawn is a norm's distance from 1; queries and keys get longer
+            return 0.2 * noise + ("q_norm" in name or "k_norm" in name)
+        return 0.3 * noise if "embed_tokens" in name else None  # the embedding is multiplied by 9, and is the head
+    if family == "gpt_oss":
+        if name.endswith("sinks"):
+            return noise
+        if name.endswith("_bias"):
+            return 0.3 * noise
+        if name.endswith("gate_up_proj"):  # [E, in, out]; some gates and ups are beyond the limit of 7
+            return 4 * noise / noise.shape[-2] ** 0.5
+        if name.endswith("down_proj"):
+            return 0.3 * noise / noise.shape[-2] ** 0.5
+    return None
+
+
+def _of_another_layer(settings: dict[str, Any], generator: torch.Generator) -> Iterator[tuple[str, torch.Tensor]]:
+    """Tensors of the layer after the last, which predicts the token after the next and is of no use to us."""
+    hidden = settings["hidden_size"]
+    shapes = {"eh_proj": (hidden, 2 * hidden), "self_attn.o_proj": (hidden, hidden)}
+    shapes |= dict.fromkeys(["enorm", "hnorm", "shared_head.norm", "input_layernorm"], (hidden,))
+    for name, shape in shapes.items():
+        drawn = torch.randn(shape, generator=generator).to(torch.bfloat16)
+        yield f"model.layers.{settings['num_hidden_layers']}.{name}.weight", drawn
+
+
+def _in_mxfp4(weights: dict[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Experts' matrices in blocks of 32 along their inputs, which share a scale (OCP Microscaling Formats 1.0, MXFP4).
+
+    Yields:
+        ``name_blocks`` u8[E, out, in / 32, 16], two neighbours a byte, the first in its low half; ``name_scales``
+        u8[E, out, in / 32], the exponent of two plus 127.
+    """
+    codes = torch.tensor(FP4_VALUES)
+    for name, value in weights.items():
+        if value.ndim < 3:
+            yield name, value
+            continue
+        blocks = value.float().transpose(1, 2).unflatten(-1, (-1, 32))
+        exponents = torch.floor(torch.log2(blocks.abs().amax(-1))) - 2
+        scaled = blocks / torch.exp2(exponents)[..., None]
+        nearest = (scaled[..., None] - codes).abs().argmin(-1)
+        nearest += 8 * ((nearest == 0) & (scaled < 0))  # a negative zero
+        yield f"{name}_blocks", (nearest[..., ::2] + 16 * nearest[..., 1::2]).to(torch.uint8)
+        yield f"{name}_scales", (exponents + 127).to(torch.uint8)
+
+
 def _published(family: str, weights: dict[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Weights as published checkpoints have them: each expert's matrices apart."""
+    """Weights as published checkpoints have them: each expert's matrices apart, but where they are not."""
+    if family == "gpt_oss":
+        yield from weights.items()
+        return
+    if family == "gemma3":
+        for name, value in weights.items():
+            plain = name.removeprefix("model.")
+            yield plain.replace("language_model.", "language_model.model.", 1), value
+        return
     called = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
     if family == "mixtral":
         called = {"gate": "w1", "up": "w3", "down": "w2"}
@@ -345,9 +212,10 @@ def main() -> None:
         folder = GOLDEN / name
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
-        settings = {**_BASE, **changes}
+        settings = settings_of(changes)
         _write_model(folder, settings, seed=number)
-        found = next(filter(None, (_continue(folder, settings["vocab_size"], seed) for seed in range(100))))
+        vocabulary = settings.get("text_config", settings)["vocab_size"]
+        found = next(filter(None, (_continue(folder, vocabulary, seed) for seed in range(100))))
         tokens, logits = found
         np.savez_compressed(folder / "expected.npz", tokens=tokens, prompt=PROMPT, logits=logits)
         size = sum(file.stat().st_size for file in folder.iterdir())
