@@ -291,7 +291,7 @@ class Nodes:
                 opened = self.node("Gelu", [gate], f"{gate}.gelu", approximate="tanh")
             case Activation.CLAMPED:
                 limit = CLAMPED_LIMIT
-                gate = self.node("Clip", [gate, "", self.floats(limit)], f"{gate}.clamped")
+                gate = self.node("Min", [gate, self.floats(limit)], f"{gate}.clamped")
                 up = self.node("Clip", [up, self.floats(-limit), self.floats(limit)], f"{up}.clamped")
                 up = self.node("Add", [up, self.floats(1.0)], f"{up}.plus_one")
                 opened = self.node("Swish", [gate], f"{gate}.swish", alpha=CLAMPED_ALPHA)

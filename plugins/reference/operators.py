@@ -75,10 +75,6 @@ def gelu(xp: ArrayModule, x: Array, *, approximate: bytes) -> Array:
     return x * sigmoid(xp, inner)
 
 
-def clip(xp: ArrayModule, x: Array, low: Array | None = None, high: Array | None = None) -> Array:
-    return xp.clip(x, low, high)
-
-
 def dequantize_linear(
     xp: ArrayModule, x: Array, scale: Array, zero_point: Array, *, axis: int, block_size: int
 ) -> Array:
@@ -168,7 +164,7 @@ OPERATORS: dict[str, Operator] = {
     "Add": lambda xp, a, b: a + b,
     "And": lambda xp, a, b: a & b,
     "Attention": attention,
-    "Clip": clip,
+    "Clip": lambda xp, x, low, high: xp.clip(x, low, high),
     "Concat": lambda xp, *inputs, axis: _module_of(xp, inputs[0]).concatenate(inputs, axis),
     "Constant": constant,
     "ConstantOfShape": constant_of_shape,
@@ -183,6 +179,7 @@ OPERATORS: dict[str, Operator] = {
     "GreaterOrEqual": lambda xp, a, b: a >= b,
     "Less": lambda xp, a, b: a < b,
     "MatMul": lambda xp, a, b: a @ b,
+    "Min": lambda xp, a, b: xp.minimum(a, b),
     "Mul": lambda xp, a, b: a * b,
     "Or": lambda xp, a, b: a | b,
     "RMSNormalization": rms_normalization,

@@ -13,7 +13,7 @@ from motley.daemon.models.units import units
 from motley.daemon.rank.loading import load_rank
 from motley.daemon.rank.peers import Peers
 from motley.daemon.weights.cache import ShareCache
-from motley.daemon.weights.checkpoint import Checkpoint
+from motley.daemon.weights.safetensors_checkpoint import SafetensorsCheckpoint
 from motley.daemon.worker.membership import _agreement
 from motley.plugins.engine import EngineError
 from motley.protocol import mesh_pb2 as pb
@@ -39,7 +39,7 @@ def assignment(engine: str, options: dict[str, str]) -> pb.Assignment:
         name: pb.Range(start=own.start, stop=own.stop)
         for name, own in (("attention", share.attention), ("mlp", share.mlp), ("vocabulary", share.vocabulary))
     }
-    with Checkpoint(CASE.folder) as checkpoint:
+    with SafetensorsCheckpoint(CASE.folder) as checkpoint:
         return pb.Assignment(
             model=pb.ModelSpec(source=str(CASE.folder), quantisation="fp32", block=32),
             fingerprint=checkpoint.fingerprint(),
