@@ -229,7 +229,10 @@ def mixture(adapt: Callable[[gguf.GGUFWriter], None], architecture: str = "llama
         (mixture(tensor("blk.1.exp_probs_b.bias", 8)), r"has no tensors blk\.1\.exp_probs_b\.bias"),
         (mixture(tensor("blk.1.ffn_up_exps.weight", 9, 48, 32)), r"has no tensors model\.layers\.1\.mlp\.experts\.8\."),
         (key("attention.clamp_kqv", 8.0), r"llama\.attention\.clamp_kqv = 8\.0"),
-        (key("a_key_of_tomorrow", "x"), r"llama\.a_key_of_tomorrow = .x. is not supported; supported: only its absence"),
+        (
+            key("a_key_of_tomorrow", "x"),
+            r"llama\.a_key_of_tomorrow = .x. is not supported; supported: only its absence",
+        ),
         (key("block_count", 0), r"llama\.block_count = 0 is not supported; supported: a whole number of at least 1"),
         (key("block_count", 1 << 31), r"llama\.block_count = 2147483648 .* layers whose tensors are there"),
         (key("attention.head_count", [4, 2]), r"llama\.attention\.head_count = \[4, 2\]"),

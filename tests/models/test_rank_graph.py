@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -13,7 +13,7 @@ import onnx.inliner
 import pytest
 from onnx.reference import ReferenceEvaluator
 
-from motley.daemon.models.description import EMBEDDING, Gated
+from motley.daemon.models.description import EMBEDDING, Experts, Gated, Model, Operation, numbered, weights_of
 from motley.daemon.models.keys import ConfigError
 from motley.daemon.models.profile import EXPERT_BYTES, profile
 from motley.daemon.models.rank_graph import Declared, build_rank_graph
@@ -34,8 +34,20 @@ ENCODED = [
 ]
 
 
-REPLICATED = ("norm", "o_proj.bias", "down_proj.bias", "mlp.gate.", "shared_expert_gate.")
-"""Parts of the names of weights that every rank has."""
+def replicated(model: Model) -> set[str]:
+    """The tensors that every rank has all of."""
+    return set(_replicated(model.head)).union(*(_replicated(layer.operations) for layer in model.layers))
+
+
+def _replicated(operations: Iterable[Operation], expert: int | None = None) -> Iterator[str]:
+    for each in operations:
+        for w in weights_of(each):
+            if not w.out.cut and not (w.in_ is not None and w.in_.cut):
+                yield numbered(w.name, expert)
+            if not w.out.cut and w.bias:
+                yield numbered(w.bias, expert)
+        for number in range(each.count) if isinstance(each, Experts) else ():
+            yield from _replicated(each.body, number)
 
 
 def declare(case: Case, ranks: int, rank: int, quantisation: str = "fp32") -> Declared:
@@ -139,10 +151,10 @@ def test_shares_partition_the_checkpoint(case: Case, quantisation: str) -> None:
         # An untied embedding table is looked up, not multiplied with.
         names = {name for name in checkpoint.names() if name != EMBEDDING or case.model.tied}
     assert set(owners) == names
+    everywhere = replicated(case.model)
     for name, count in owners.items():
-        shared = any(part in name for part in ("k_proj", "v_proj", *REPLICATED))
         assert count.min() >= 1
-        assert shared or count.max() == 1
+        assert count.max() == 1 or name in everywhere or any(part in name for part in ("k_proj", "v_proj", "k_norm"))
 
 
 @pytest.mark.parametrize("case", golden_cases(), ids=str)
@@ -211,12 +223,13 @@ def test_profile_counts_what_a_share_holds(case: Case, quantisation: str) -> Non
     told = profile(model, quantisation, 32)
     cut = units(model, quantisation, 32)
     declared = build_rank_graph(model, [whole_share(cut)], 0, quantisation, 32, 64)
+    everywhere = replicated(model)
     stored = 0
-    replicated = 0
+    norms = 0
     for place in declared.weights:
         size = place.weight.all_bytes
-        if any(part in piece.tensor for piece in place.weight.pieces for part in REPLICATED):
-            replicated += size
+        if {piece.tensor for piece in place.weight.pieces} <= everywhere:
+            norms += size
         else:
             stored += size
     units_cost = (
@@ -226,7 +239,7 @@ def test_profile_counts_what_a_share_holds(case: Case, quantisation: str) -> Non
     )
     uneven = any(width // block % cut.mlp for width, block in cut.mlp_blocks.items())
     assert stored < units_cost if uneven else stored == units_cost
-    assert told.fixed_bytes > replicated
+    assert told.fixed_bytes > norms
     heads = sum(spec.heads * spec.head_dim for spec in declared.caches)
     assert told.kv_groups * told.cache_bytes_per_token == 2 * 4 * heads
     assert (tuple(told.attention_splits), told.mlp_units) == (cut.attention_splits, cut.mlp)
@@ -255,6 +268,7 @@ def test_profile_tells_experts_from_the_rest(case: Case, quantisation: str) -> N
 
 @pytest.mark.parametrize(("case", "quantisation"), ENCODED)
 def test_exact_units_cost_at_most_what_the_profile_says(case: Case, quantisation: str) -> None:
+    everywhere = replicated(case.model)
     model = case.changed(
         vocab_size=64, num_attention_heads=case.heads.group * 12, num_key_value_heads=12, head_dim=case.heads.size
     )
@@ -271,7 +285,7 @@ def test_exact_units_cost_at_most_what_the_profile_says(case: Case, quantisation
             shares = [Share(1, *own) for own in zip(*map(deal, dealt), strict=True)]
             declared = build_rank_graph(model, shares, 1, quantisation, 32, 64, exact=True)
             matrices = [place.weight for place in declared.weights if len(place.weight.shape) == 2]
-            weights = [weight for weight in matrices if not any(part in weight.pieces[0].tensor for part in REPLICATED)]
+            weights = [weight for weight in matrices if weight.pieces[0].tensor not in everywhere]
             sizes.append(sum(weight.all_bytes for weight in weights))
             held = sum(2 * 4 * spec.heads * spec.head_dim for spec in declared.caches)
             assert held <= told.cache_bytes_per_token
