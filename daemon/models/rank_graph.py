@@ -385,6 +385,10 @@ class _RankNodes(Nodes):
         assert heads is not None
         queries = query_axis(heads)
         present = self.has(xs[0])
+        if present:
+            product = self._waiting[xs[0].name]
+            for made in product.ys if isinstance(product, Linear) else xs:  # values are read beside queries and keys
+                self._crosses(self.read(made), self.width(made.axis))
         if self.cut.exact:
             terms = self._leaf_squares(operation) if present else {}
             total = self._tree_sum(at, queries, terms, len(xs))

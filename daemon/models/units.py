@@ -135,8 +135,8 @@ def units(
     in_blocks = [matrix for name in blocked for matrix in fused[name]]
     together = max((blocks_together(form) for _, _, form in in_blocks), default=1)
     attentions = _attentions(model)
-    kv_groups = max(heads.keys for heads in attentions)
-    splits = _splits(attentions, kv_groups, BLOCKS[0] * together if blocked else 1)
+    most = kv_groups = max(heads.keys for heads in attentions)
+    splits = _splits(attentions, most, BLOCKS[0] * together if blocked else 1)
     blocks = {}
     for columns in dict.fromkeys(axis.size for axis in _inner_axes(model) if axis.kind is Kind.MLP):
         down = [form for inner, _, form in in_blocks if inner.kind is Kind.MLP and inner.size == columns]
@@ -144,22 +144,21 @@ def units(
     finest = splits[-1] if splits else 1
 
     def cut_width(inner: Axis) -> int:
-        """Cuts of this input axis fall on multiples of so many elements."""
+        """Cuts of this input axis fall on multiples of so many elements, in exact mode too."""
         if inner.kind is Kind.MLP:
             return blocks[inner.size]
-        return _attention_columns(inner.heads, kv_groups, finest) if inner.heads else inner.size
+        return _attention_columns(inner.heads, most, finest) if inner.heads else inner.size
 
     vocabulary_rows = min(WIDEST, _power_of_two_up_to(max(1, model.vocabulary // FINE)))
     mlp = min(columns // block for columns, block in blocks.items())
     if exact:
         vocabulary_rows = max(vocabulary_rows, EXACT_ROWS)
-        most = kv_groups
-        kv_groups, mlp = min(most, LEAVES), min(mlp, LEAVES)
+        kv_groups, mlp = _leaf_groups(attentions, most), min(mlp, LEAVES)
         routed = [axis.size for axis in _inner_axes(model) if axis.routed]
         if routed:
             mlp = min(mlp, max(2, min(routed) // EXPERT_LEAF))
-        finest = max((split for split in splits if most * split <= LEAVES), default=1)
-        splits = [split for split in splits if finest % split == 0]
+        finest_leaf = max((split for split in splits if most * split <= LEAVES), default=1)
+        splits = [split for split in splits if finest_leaf % split == 0]
     return Units(
         kv_groups=kv_groups,
         attention_splits=tuple(splits),
@@ -206,6 +205,13 @@ def _attentions(model: Model) -> list[Heads]:
                 f"layers of {most} and of {heads.keys} KV heads (with {heads.queries} query heads) cannot be cut alike"
             )
     return kinds
+
+
+def _leaf_groups(attentions: Sequence[Heads], most: int) -> int:
+    """Runs of KV heads in exact mode: of any lengths, or of equal ones if layers have unlike heads."""
+    if len(attentions) == 1:
+        return min(most, LEAVES)
+    return max(count for count in range(1, LEAVES + 1) if most % count == 0)
 
 
 def _splits(attentions: Sequence[Heads], kv_groups: int, multiple: int) -> list[int]:

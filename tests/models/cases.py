@@ -121,6 +121,12 @@ def expert_cases() -> list[Case]:
     return [case for case in golden_cases() if case.model.experts]
 
 
+def unsummed_mlps(case: Case) -> int:
+    """Layers that a trunk whose experts are elsewhere has nothing to sum of after attention: no shared expert."""
+    layers = [case.model.experts_of(layer) for layer in case.model.expert_layers]
+    return sum(experts is not None and experts.base is None for experts in layers)
+
+
 def dense_cases() -> list[Case]:
     """Those without experts."""
     return [case for case in golden_cases() if case.model.experts is None]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from math import prod
 
 import pytest
@@ -25,7 +24,7 @@ def test_every_tensor_is_expected_and_fits(case: Case) -> None:
 
 def test_a_config_that_tells_of_other_shapes_is_refused() -> None:
     case = golden_cases()[0]
-    smaller = dataclasses.replace(case.model, intermediate=case.model.intermediate - 1)
+    smaller = case.changed(intermediate_size=95)
     with (
         SafetensorsCheckpoint(case.folder) as checkpoint,
         pytest.raises(CheckpointError, match=r"the config makes it"),
@@ -35,7 +34,7 @@ def test_a_config_that_tells_of_other_shapes_is_refused() -> None:
 
 def test_absent_tensors_are_all_named() -> None:
     case = next(case for case in golden_cases() if case.model.tied)
-    untied = dataclasses.replace(case.model, tied=False, layers=len(case.model.layers) + 1)
+    untied = case.changed(tie_word_embeddings=False)
     with (
         SafetensorsCheckpoint(case.folder) as checkpoint,
         pytest.raises(CheckpointError, match=r"'lm_head.weight' is absent"),
@@ -48,7 +47,7 @@ def test_an_expert_that_is_missing_is_named(name: str) -> None:
     case = next(case for case in golden_cases() if str(case) == name)
     experts = case.model.experts
     assert experts
-    more = dataclasses.replace(case.model, experts=dataclasses.replace(experts, count=experts.count + 1))
+    more = case.changed(**dict.fromkeys(("num_experts", "num_local_experts"), experts.count + 1))
     with SafetensorsCheckpoint(case.folder) as checkpoint, pytest.raises(CheckpointError) as caught:
         checkpoint.expect(expected_shapes(more))
     assert f"'model.layers.0.mlp.experts.{experts.count}.gate_proj.weight' is absent" in str(caught.value)

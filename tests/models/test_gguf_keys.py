@@ -1,4 +1,4 @@
-"""Configs from GGUF metadata: the same as from ``config.json``, with the same logits, and refusals by key."""
+"""Models from GGUF metadata: the same as from ``config.json``, with the same logits, and refusals by key."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import gguf
 import numpy as np
 import pytest
 
+from motley.daemon.models.description import Heads, Route, Routing, expected_shapes
 from motley.daemon.models.expert_graph import build_expert_graph
 from motley.daemon.models.files import open_weights, read_model
 from motley.daemon.models.keys import ConfigError
@@ -35,14 +36,14 @@ CASES = [
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_golden_models(case: Case, tmp_path: Path) -> None:
     file = to_gguf(case.folder, tmp_path / "m.gguf")
-    config = read_model(file)
-    if isinstance(case.model.rope.scaling, Llama3Scaling):
-        assert isinstance(config.rope.scaling, FactorScaling)
-        tables = [np.stack(rotary_tables(each.rope, each.head_dim, 128)) for each in (config, case.model)]
+    model = read_model(file)
+    if isinstance(case.model.ropes["main"].scaling, Llama3Scaling):
+        assert isinstance(model.ropes["main"].scaling, FactorScaling)
+        tables = [np.stack(rotary_tables(each.ropes["main"], 128)) for each in (model, case.model)]
         assert np.abs(tables[0] - tables[1]).max() < 1e-5  # the factors are float32
-    assert replace(config, rope=case.model.rope, eos=case.model.eos) == case.model
-    assert set(config.eos) <= set(case.model.eos)
-    with LocalSession(file, ReferenceEngine, uneven_shares(units(config, "fp32", 32), 3), tmp_path) as ranks:
+    assert replace(model, ropes=case.model.ropes, eos=case.model.eos) == case.model
+    assert set(model.eos) <= set(case.model.eos)
+    with LocalSession(file, ReferenceEngine, uneven_shares(units(model, "fp32", 32), 3), tmp_path) as ranks:
         ranks.open_slot()
         logits = ranks.step(case.tokens[:-1], 0)
     assert np.abs(logits - case.logits).max() < 1e-4 * np.abs(case.logits).max()
@@ -55,12 +56,12 @@ def test_a_share_of_the_file_is_that_of_the_folder_bit_for_bit(name: str, quanti
     file = to_gguf(GOLDEN / name, tmp_path / "m.gguf")
     written = []
     for path in (GOLDEN / name, file):
-        config = read_model(path)
-        shares = uneven_shares(units(config, quantisation, 32), 2)
-        declared = build_rank_graph(config, shares, 0, quantisation, 32, config.context)
+        model = read_model(path)
+        shares = uneven_shares(units(model, quantisation, 32), 2)
+        declared = build_rank_graph(model, shares, 0, quantisation, 32, model.context)
         with open_weights(path) as source:
             write_share(source, declared.weights, declared.share_bytes, tmp_path / "share")
-        written.append((config, (tmp_path / "share").read_bytes()))
+        written.append((model, (tmp_path / "share").read_bytes()))
     assert written[0] == written[1]
 
 
@@ -83,21 +84,21 @@ def test_experts_are_the_same_wherever_they_lie(name: str, experts: str, tmp_pat
     opened = []
     for how in ("stacked", experts):
         file = to_gguf(GOLDEN / name, tmp_path / f"{how}.gguf", experts=how)
-        config = read_model(file)
-        cut = units(config, "fp32", 32)
-        declared = build_expert_graph(config, cut, config.layers - 1, 2)
+        model = read_model(file)
+        declared = build_expert_graph(model, units(model, "fp32", 32), len(model.layers) - 1, 2)
         with open_weights(file) as source:
             write_share(source, declared.weights, declared.share_bytes, tmp_path / "share")
-        opened.append((config, (tmp_path / "share").read_bytes()))
+        opened.append((model, (tmp_path / "share").read_bytes()))
     assert opened[0] == opened[1]
 
 
 def test_experts_of_no_width_of_their_own(tmp_path: Path) -> None:
     """As in llama.cpp: those of a row together are as wide as an MLP."""
     adapt = mixture(tensor("blk.0.ffn_gate_inp.weight", 8, 32), "qwen3moe")
-    config = read_model(adapted(tmp_path, adapt, "qwen3moe"))
-    assert config.experts is not None
-    assert (config.experts.intermediate, config.experts.normalised) == (24, True)
+    model = read_model(adapted(tmp_path, adapt, "qwen3moe"))
+    assert expected_shapes(model)["model.layers.0.mlp.experts.7.down_proj.weight"] == (32, 24)
+    (rule,) = [each.routing for each in model.layers[0].operations if isinstance(each, Route)]
+    assert rule == Routing(2, normalised=True)
 
 
 def adapted(folder: Path, adapt: Callable[[gguf.GGUFWriter], None], architecture: str = "llama") -> Path:
@@ -146,21 +147,24 @@ def all_of(*adapt: Callable[[gguf.GGUFWriter], None]) -> Callable[[gguf.GGUFWrit
 
 
 def test_the_least_that_a_file_can_say(tmp_path: Path) -> None:
-    config = read_model(adapted(tmp_path, lambda writer: None))
-    assert (config.kv_heads, config.head_dim, config.vocabulary, config.rope) == (4, 8, 10, Rope(10000.0))
-    assert (config.tied, config.windows, config.eos, config.context) == (True, (0, 0), (), 64)
+    model = read_model(adapted(tmp_path, lambda writer: None))
+    assert (model.vocabulary, model.ropes) == (10, {"main": Rope(10000.0, 8)})
+    assert (model.tied, model.eos, model.context) == (True, (), 64)
+    for layer in model.layers:
+        assert layer.attention is not None
+        assert (layer.attention.heads, layer.attention.window) == (Heads(4, 4, 8), 0)
 
 
 @pytest.mark.parametrize(
     ("adapt", "rope", "context"),
     [
-        (key("rope.freq_base", 1e6), Rope(1e6), 64),
-        (key("rope.scale_linear", 2.5), Rope(1e4, LinearScaling(2.5)), 160),
-        (key("rope.scaling.factor", 4.0), Rope(1e4, LinearScaling(4.0)), 256),
-        (all_of(key("rope.scaling.type", "none"), key("rope.scaling.finetuned", False)), Rope(1e4), 64),
+        (key("rope.freq_base", 1e6), Rope(1e6, 8), 64),
+        (key("rope.scale_linear", 2.5), Rope(1e4, 8, LinearScaling(2.5)), 160),
+        (key("rope.scaling.factor", 4.0), Rope(1e4, 8, LinearScaling(4.0)), 256),
+        (all_of(key("rope.scaling.type", "none"), key("rope.scaling.finetuned", False)), Rope(1e4, 8), 64),
         (
             all_of(key("rope.scaling.type", "yarn"), key("rope.scaling.factor", 4.0)),
-            Rope(1e4, YarnScaling(4.0, 64, 32.0, 1.0, True, 0.1 * np.log(4.0) + 1.0)),
+            Rope(1e4, 8, YarnScaling(4.0, 64, 32.0, 1.0, True, 0.1 * np.log(4.0) + 1.0)),
             256,
         ),
         (
@@ -169,19 +173,19 @@ def test_the_least_that_a_file_can_say(tmp_path: Path) -> None:
                 key("rope.scaling.factor", 4.0),
                 key("rope.scaling.original_context_length", 16),
             ),
-            Rope(1e4, YarnScaling(4.0, 16, 32.0, 1.0, True, 0.1 * np.log(4.0) + 1.0)),
+            Rope(1e4, 8, YarnScaling(4.0, 16, 32.0, 1.0, True, 0.1 * np.log(4.0) + 1.0)),
             64,
         ),
         (
             lambda writer: writer.add_tensor("rope_freqs.weight", np.array([1, 2, 4, 4], np.float32)),
-            Rope(1e4, FactorScaling((1.0, 2.0, 4.0, 4.0))),
+            Rope(1e4, 8, FactorScaling((1.0, 2.0, 4.0, 4.0))),
             64,
         ),
     ],
 )
 def test_rope(adapt: Callable[[gguf.GGUFWriter], None], rope: Rope, context: int, tmp_path: Path) -> None:
-    config = read_model(adapted(tmp_path, adapt))
-    assert (config.rope, config.context) == (rope, context)
+    model = read_model(adapted(tmp_path, adapt))
+    assert (model.ropes, model.context) == ({"main": rope}, context)
 
 
 def tensor(name: str, *shape: int) -> Callable[[gguf.GGUFWriter], None]:
@@ -210,7 +214,7 @@ def mixture(adapt: Callable[[gguf.GGUFWriter], None], architecture: str = "llama
             all_of(key("expert_count", 8), key("expert_used_count", 2)),
             r"llama\.expert_count = 8 .* no tensor ffn_gate_inp\.weight",
         ),
-        (mixture(key("expert_weights_norm", False)), r"expert_weights_norm = False .* only true in this architecture"),
+        (mixture(key("expert_weights_norm", False)), r"expert_weights_norm = false .* only true in this architecture"),
         (mixture(key("expert_weights_scale", 2.5)), r"expert_weights_scale = 2\.5 .* only 0\.0"),
         (mixture(key("expert_gating_func", 2)), r"expert_gating_func = 2 .* only 1"),
         (mixture(key("expert_group_count", 4)), r"expert_group_count = 4 .* only 0"),
@@ -223,14 +227,16 @@ def mixture(adapt: Callable[[gguf.GGUFWriter], None], architecture: str = "llama
         (mixture(tensor("blk.0.ffn_gate_shexp.weight", 48, 32)), r"no tensors model\.layers\.0\.mlp\.shared_expert\."),
         (mixture(tensor("blk.1.ffn_up_exps.bias", 8, 48)), r"has no tensors blk\.1\.ffn_up_exps\.bias"),
         (mixture(tensor("blk.1.exp_probs_b.bias", 8)), r"has no tensors blk\.1\.exp_probs_b\.bias"),
-        (mixture(tensor("blk.0.ffn_up_exps.weight", 8, 48, 32)), r"has no tensors model\.layers\.0\.mlp\.experts\.0\."),
         (mixture(tensor("blk.1.ffn_up_exps.weight", 9, 48, 32)), r"has no tensors model\.layers\.1\.mlp\.experts\.8\."),
         (key("attention.clamp_kqv", 8.0), r"llama\.attention\.clamp_kqv = 8\.0"),
-        (key("a_key_of_tomorrow", "x"), r"llama\.a_key_of_tomorrow = x is not supported; supported: only its absence"),
+        (
+            key("a_key_of_tomorrow", "x"),
+            r"llama\.a_key_of_tomorrow = .x. is not supported; supported: only its absence",
+        ),
         (key("block_count", 0), r"llama\.block_count = 0 is not supported; supported: a whole number of at least 1"),
         (key("block_count", 1 << 31), r"llama\.block_count = 2147483648 .* layers whose tensors are there"),
         (key("attention.head_count", [4, 2]), r"llama\.attention\.head_count = \[4, 2\]"),
-        (key("attention.head_count_kv", 3), r"head_count_kv = 3 .* a divisor of attention\.head_count = 4"),
+        (key("attention.head_count_kv", 3), r"head_count_kv = 3 .* a divisor of num_attention_heads = 4"),
         (key("attention.key_length", 7), r"key_length = 7 .* an even number"),
         (key("attention.value_length", 16), r"value_length = 16 .* only the size of a head, 8"),
         (
@@ -239,7 +245,7 @@ def mixture(adapt: Callable[[gguf.GGUFWriter], None], architecture: str = "llama
         ),
         (key("attention.layer_norm_rms_epsilon", 0.0), r"layer_norm_rms_epsilon = 0\.0 .* a positive number"),
         (key("vocab_size", 11), r"vocab_size = 11 .* only the rows of token_embd\.weight, 10"),
-        (key("rope.scaling.type", "longrope"), r"rope\.scaling\.type = longrope .* none, linear, yarn"),
+        (key("rope.scaling.type", "longrope"), r"rope\.scaling\.type = .longrope. .* none, linear, yarn"),
         (key("rope.scaling.type", "linear"), r"rope\.scale_linear is absent"),
         (key("rope.scaling.factor", 0.5), r"rope\.scaling\.factor = 0\.5"),
         (key("rope.scaling.attn_factor", 1.5), r"attn_factor = 1\.5 .* only 1\.0"),
@@ -275,6 +281,9 @@ def test_other_refusals(tmp_path: Path) -> None:
         read_model(adapted(tmp_path, key("expert_count", 8, "qwen2"), "qwen2"))
     with pytest.raises(ConfigError, match=r"olmoe\.attention\.clamp_kqv = 0\.75 is not supported"):
         read_model(adapted(tmp_path, key("attention.clamp_kqv", 0.75, "olmoe"), "olmoe"))
+    plain = mixture(tensor("blk.0.ffn_up_exps.weight", 8, 48, 32), "qwen3moe")  # its layer 0 has an MLP
+    with pytest.raises(ConfigError, match=r"has no tensors model\.layers\.0\.mlp\.experts\.0\."):
+        read_model(adapted(tmp_path, plain, "qwen3moe"))
     with pytest.raises(ConfigError, match=r"qwen2\.attention\.sliding_window = 8 is not supported"):
         read_model(adapted(tmp_path, key("attention.sliding_window", 8, "qwen2"), "qwen2"))
     with pytest.raises(CheckpointError, match=r"'rope_freqs\.weight' has shape \[3\]; the config makes it \[4\]"):
@@ -288,5 +297,6 @@ def test_other_refusals(tmp_path: Path) -> None:
 
 
 def test_a_window_in_every_layer_is_mistrals(tmp_path: Path) -> None:
-    config = read_model(adapted(tmp_path, key("attention.sliding_window", 16)))
-    assert (config.family, config.windows) == ("mistral", (16, 16))
+    model = read_model(adapted(tmp_path, key("attention.sliding_window", 16)))
+    windows = [layer.attention.window for layer in model.layers if layer.attention]
+    assert (model.family, windows) == ("mistral", [16, 16])

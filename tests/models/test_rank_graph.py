@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -14,7 +13,16 @@ import onnx.inliner
 import pytest
 from onnx.reference import ReferenceEvaluator
 
-from motley.daemon.models.description import EMBEDDING, expected_shapes
+from motley.daemon.models.description import (
+    EMBEDDING,
+    Experts,
+    Gated,
+    Model,
+    Operation,
+    expected_shapes,
+    numbered,
+    weights_of,
+)
 from motley.daemon.models.files import open_model
 from motley.daemon.models.keys import ConfigError
 from motley.daemon.models.profile import EXPERT_BYTES, profile
@@ -25,7 +33,7 @@ from motley.daemon.models.units import units
 from motley.daemon.weights.safetensors_checkpoint import SafetensorsCheckpoint
 from motley.daemon.weights.share_file import write_share
 from motley.daemon.weights.spec import SHARE_FILE
-from tests.models.cases import GOLDEN, Case, expert_cases, golden_cases, uneven_shares, whole_share
+from tests.models.cases import GOLDEN, Case, expert_cases, golden_cases, uneven_shares, unsummed_mlps, whole_share
 from tests.models.cutting import cut as deal
 
 QUANTISED = [case for case in golden_cases() if case.model.hidden % 16 == 0]
@@ -36,8 +44,20 @@ ENCODED = [
 ]
 
 
-REPLICATED = ("norm", "o_proj.bias", "down_proj.bias", "mlp.gate.", "shared_expert_gate.")
-"""Parts of the names of weights that every rank has."""
+def replicated(model: Model) -> set[str]:
+    """The tensors that every rank has all of."""
+    return set(_replicated(model.head)).union(*(_replicated(layer.operations) for layer in model.layers))
+
+
+def _replicated(operations: Iterable[Operation], expert: int | None = None) -> Iterator[str]:
+    for each in operations:
+        for w in weights_of(each):
+            if not w.out.cut and not (w.in_ is not None and w.in_.cut):
+                yield numbered(w.name, expert)
+            if not w.out.cut and w.bias:
+                yield numbered(w.bias, expert)
+        for number in range(each.count) if isinstance(each, Experts) else ():
+            yield from _replicated(each.body, number)
 
 
 def declare(case: Case, ranks: int, rank: int, quantisation: str = "fp32") -> Declared:
@@ -140,10 +160,10 @@ def test_shares_partition_the_checkpoint(case: Case, quantisation: str) -> None:
     # An untied embedding table is looked up, not multiplied with.
     names = {name for name in shapes if name != EMBEDDING or case.model.tied}
     assert set(owners) == names
+    everywhere = replicated(case.model)
     for name, count in owners.items():
-        shared = any(part in name for part in ("k_proj", "v_proj", *REPLICATED))
         assert count.min() >= 1
-        assert shared or count.max() == 1
+        assert count.max() == 1 or name in everywhere or any(part in name for part in ("k_proj", "v_proj", "k_norm"))
 
 
 @pytest.mark.parametrize("case", golden_cases(), ids=str)
@@ -208,16 +228,17 @@ def _in_standard_operators(node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
 
 @pytest.mark.parametrize(("case", "quantisation"), ENCODED)
 def test_profile_counts_what_a_share_holds(case: Case, quantisation: str) -> None:
-    config = replace(case.model, vocabulary=64)  # so that no vocabulary unit is shorter than the others
-    told = profile(config, quantisation, 32)
-    cut = units(config, quantisation, 32)
-    declared = build_rank_graph(config, [whole_share(cut)], 0, quantisation, 32, 64)
+    model = case.changed(vocab_size=64)  # so that no vocabulary unit is shorter than the others
+    told = profile(model, quantisation, 32)
+    cut = units(model, quantisation, 32)
+    declared = build_rank_graph(model, [whole_share(cut)], 0, quantisation, 32, 64)
+    everywhere = replicated(model)
     stored = 0
-    replicated = 0
+    norms = 0
     for place in declared.weights:
         size = place.weight.all_bytes
-        if any(part in piece.tensor for piece in place.weight.pieces for part in REPLICATED):
-            replicated += size
+        if {piece.tensor for piece in place.weight.pieces} <= everywhere:
+            norms += size
         else:
             stored += size
     units_cost = (
@@ -227,36 +248,41 @@ def test_profile_counts_what_a_share_holds(case: Case, quantisation: str) -> Non
     )
     uneven = any(width // block % cut.mlp for width, block in cut.mlp_blocks.items())
     assert stored < units_cost if uneven else stored == units_cost
-    assert told.fixed_bytes > replicated
+    assert told.fixed_bytes > norms
     heads = sum(spec.heads * spec.head_dim for spec in declared.caches)
     assert told.kv_groups * told.cache_bytes_per_token == 2 * 4 * heads
     assert (tuple(told.attention_splits), told.mlp_units) == (cut.attention_splits, cut.mlp)
-    assert (told.family, told.layers, told.context_length) == (config.family, config.layers, config.context)
+    assert (told.family, told.layers, told.context_length) == (model.family, len(model.layers), model.context)
 
 
 @pytest.mark.parametrize(("case", "quantisation"), ENCODED)
 def test_profile_tells_experts_from_the_rest(case: Case, quantisation: str) -> None:
-    config, told = case.model, profile(case.model, quantisation, 32)
-    cut, experts = units(config, quantisation, 32), config.experts
+    model, told = case.model, profile(case.model, quantisation, 32)
+    cut, experts = units(model, quantisation, 32), model.experts
     in_units = told.mlp_units * (told.mlp_unit_bytes - told.trunk_mlp_unit_bytes)
     if experts is None:
         assert (in_units, len(told.expert_layers), told.expert_count, told.expert_bytes) == (0, 0, 0, 0)
         assert told.trunk_fixed_bytes == told.fixed_bytes
         return
-    assert list(told.expert_layers) == [layer for layer, has in enumerate(experts.layers) if has]
-    assert (told.expert_count, told.experts_per_token, told.hidden) == (experts.count, experts.chosen, config.hidden)
+    assert list(told.expert_layers) == model.expert_layers
+    chosen = experts.chosen.axis.size
+    assert (told.expert_count, told.experts_per_token, told.hidden) == (experts.count, chosen, model.hidden)
     number = len(told.expert_layers) * experts.count
     whole = number * (told.expert_bytes - EXPERT_BYTES)
-    uneven = experts.intermediate // cut.mlp_blocks[experts.intermediate] % cut.mlp
+    (columns,) = {each.y.axis.size for each in experts.body if isinstance(each, Gated)}
+    uneven = columns // cut.mlp_blocks[columns] % cut.mlp
     assert whole < in_units if uneven else whole == in_units
     assert told.fixed_bytes - told.trunk_fixed_bytes == number * EXPERT_BYTES
 
 
 @pytest.mark.parametrize(("case", "quantisation"), ENCODED)
 def test_exact_units_cost_at_most_what_the_profile_says(case: Case, quantisation: str) -> None:
-    config = replace(case.model, vocabulary=64, heads=case.heads.group * 12, kv_heads=12)
-    told = profile(config, quantisation, 32, exact=True)
-    cut = units(config, quantisation, 32, exact=True)
+    everywhere = replicated(case.model)
+    model = case.changed(
+        vocab_size=64, num_attention_heads=case.heads.group * 12, num_key_value_heads=12, head_dim=case.heads.size
+    )
+    told = profile(model, quantisation, 32, exact=True)
+    cut = units(model, quantisation, 32, exact=True)
     counts = (cut.kv_groups, cut.mlp, cut.vocabulary)
     costs = (told.attention_query_bytes + told.attention_kv_bytes, told.mlp_unit_bytes, told.vocabulary_unit_bytes)
     for kind, cost in enumerate(costs):
@@ -266,13 +292,13 @@ def test_exact_units_cost_at_most_what_the_profile_says(case: Case, quantisation
                 (unit, 1, count - unit - 1) if kind == other else (count, 0, 0) for other, count in enumerate(counts)
             ]
             shares = [Share(1, *own) for own in zip(*map(deal, dealt), strict=True)]
-            declared = build_rank_graph(config, shares, 1, quantisation, 32, 64, exact=True)
+            declared = build_rank_graph(model, shares, 1, quantisation, 32, 64, exact=True)
             matrices = [place.weight for place in declared.weights if len(place.weight.shape) == 2]
-            weights = [weight for weight in matrices if not any(part in weight.pieces[0].tensor for part in REPLICATED)]
+            weights = [weight for weight in matrices if weight.pieces[0].tensor not in everywhere]
             sizes.append(sum(weight.all_bytes for weight in weights))
             held = sum(2 * 4 * spec.heads * spec.head_dim for spec in declared.caches)
             assert held <= told.cache_bytes_per_token
-        vectors = 4 * config.layers * (config.hidden + config.intermediate) * 4
+        vectors = 4 * len(model.layers) * (model.hidden + max(cut.mlp_blocks)) * 4
         assert cost - vectors <= max(sizes) <= cost
 
 
@@ -305,18 +331,15 @@ def test_exact_experts_have_valid_graphs(case: Case, elsewhere: bool, tmp_path: 
             gatherings = [node for node in proto.graph.node if node.op_type == "DistCollective"]
             met.append([(node.name, list(node.output), _read(node)) for node in gatherings])
         assert all(each == met[0] for each in met)
-        mlps = len(case.model.layers)
-        if elsewhere and case.model.experts is not None and not case.model.experts.shared:
-            mlps -= sum(case.model.experts.layers)
-        assert len(met[0]) == len(case.model.layers) * (1 + case.model.whole_qk_norm) + mlps
+        assert len(met[0]) == case.collectives - (unsummed_mlps(case) if elsewhere else 0)
 
 
 def test_impossible_requests_are_refused() -> None:
-    config = read_model(GOLDEN / "llama-mha")
-    whole = whole_share(units(config, "fp32", 32))
+    model = read_model(GOLDEN / "llama-mha")
+    whole = whole_share(units(model, "fp32", 32))
     with pytest.raises(ConfigError, match="context of 129 tokens"):
-        build_rank_graph(config, [whole], 0, "fp32", 32, 129)
+        build_rank_graph(model, [whole], 0, "fp32", 32, 129)
     with pytest.raises(ConfigError, match="context of 0 tokens"):
-        build_rank_graph(config, [whole], 0, "fp32", 32, 0)
+        build_rank_graph(model, [whole], 0, "fp32", 32, 0)
     with pytest.raises(ShareError, match="the model has 4"):
-        build_rank_graph(config, [Share(1, range(3), whole.mlp, whole.vocabulary)], 0, "fp32", 32, 64)
+        build_rank_graph(model, [Share(1, range(3), whole.mlp, whole.vocabulary)], 0, "fp32", 32, 64)

@@ -101,12 +101,8 @@ def test_llama(tmp_path: Path) -> None:
     """All of it, and which operations make it."""
     model = read(tmp_path, LLAMA)
     assert (model.family, model.hidden, model.vocabulary, model.context, model.eos) == ("llama", 64, 100, 256, (2,))
-    assert (model.tied, model.ropes, model.embedding_scale, model.experts) == (
-        False,
-        {"main": Rope(1e4, 16)},
-        1.0,
-        None,
-    )
+    assert model.ropes == {"main": Rope(1e4, 16)}
+    assert (model.tied, model.embedding_scale, model.experts) == (False, 1.0, None)
     layer: dict[str, tuple[int, ...]] = {
         "self_attn.q_proj.weight": (64, 64),
         "self_attn.k_proj.weight": (32, 64),
@@ -442,5 +438,5 @@ def test_absent_files(tmp_path: Path) -> None:
 
 
 def test_no_model_type(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no model_type; supported: llama, mistral, qwen2, qwen3"):
+    with pytest.raises(ConfigError, match=r"no model_type; supported: .*llama, mistral.* qwen2"):
         read(tmp_path, without(LLAMA, "model_type"))

@@ -224,6 +224,13 @@ def test_leaves_of_a_known_model() -> None:
     assert cut.query_heads(range(1, 2), 1, Heads(40, 40, 64)) == range(5, 10)
 
 
+def test_blocks_are_the_same_in_exact_mode() -> None:
+    """A leaf may be a run of KV heads; cuts still fall between any two of them."""
+    many = shaped(num_attention_heads=12 * 8, num_key_value_heads=12, head_dim=10)
+    assert units(many, "int4", 32, exact=True).kv_groups == 8
+    assert units(many, "int4", 32, exact=True).held == units(many, "int4", 32).held
+
+
 @pytest.mark.parametrize(("width", "leaves"), [(48, 2), (384, 3), (768, 6), (14336, 8)])
 def test_leaves_of_experts_are_not_narrow(width: int, leaves: int) -> None:
     mixture = shaped(model_type="mixtral", num_local_experts=8, num_experts_per_tok=2, intermediate_size=width)

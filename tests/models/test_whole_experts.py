@@ -28,7 +28,7 @@ from motley.plugins.native import reach
 from motley.plugins.onnxruntime.engine import OnnxRuntimeEngine
 from motley.plugins.onnxruntime.hosted_experts import OnnxRuntimeExperts
 from motley.plugins.reference.engine import ReferenceEngine, ReferenceExperts
-from tests.models.cases import Case, LocalSession, dense_cases, expert_cases, uneven_shares
+from tests.models.cases import Case, LocalSession, dense_cases, expert_cases, uneven_shares, unsummed_mlps
 from tests.pairs import pairwise as all_pairs
 
 TOLERANCE = 1e-4
@@ -41,15 +41,14 @@ every_case = pytest.mark.parametrize("case", expert_cases(), ids=str)
 every_quantisation = pytest.mark.parametrize("quantisation", QUANTISATIONS)
 
 
-def all_experts(config: Model) -> Iterator[tuple[int, int]]:
+def all_experts(model: Model) -> Iterator[tuple[int, int]]:
     """Layer and number of each."""
-    assert config.experts
-    layers = [layer for layer in range(config.layers) if config.experts_of(layer)]
-    return product(layers, range(config.experts.count))
+    assert model.experts
+    return product(model.expert_layers, range(model.experts.count))
 
 
 def joined(
-    config: Model,
+    model: Model,
     shares: Sequence[Share],
     rank: int,
     quantisation: str,
@@ -59,8 +58,8 @@ def joined(
     exact: bool,
 ) -> Declared:
     """A rank's trunk with every whole expert put in where its `Experts` nodes ask for it: for engines as they are."""
-    trunk = build_rank_graph(config, shares, rank, quantisation, block, context, stored, exact, experts_elsewhere=True)
-    cut = units(config, quantisation, block, stored)
+    trunk = build_rank_graph(model, shares, rank, quantisation, block, context, stored, exact, experts_elsewhere=True)
+    cut = units(model, quantisation, block, stored)
     proto = onnx.ModelProto()
     proto.CopyFrom(trunk.proto)
     nodes = {_layer(node): node for node in proto.graph.node if node.op_type == "Experts"}
@@ -68,8 +67,8 @@ def joined(
         node.attribute[0].CopyFrom(onnx.AttributeProto(name="experts", type=onnx.AttributeProto.GRAPHS))
     weights, end = list(trunk.weights), trunk.share_bytes
     constants = {tensor.name for tensor in proto.graph.initializer}
-    for layer, index in all_experts(config):
-        expert = build_expert_graph(config, cut, layer, index)
+    for layer, index in all_experts(model):
+        expert = build_expert_graph(model, cut, layer, index)
         whole = expert.proto.graph
         weights += [_moved(place, end) for place in expert.weights]
         for tensor in whole.initializer:
@@ -174,16 +173,13 @@ def test_graphs_are_valid(case: Case, quantisation: str, tmp_path: Path) -> None
 def test_a_trunk_rank_sums_only_what_ranks_have_parts_of(case: Case) -> None:
     """A collective for attention (two with norms of whole rows), and one for an MLP or a shared expert if there is one;
     every rank routes."""
-    config = case.model
-    assert config.experts
     for rank in range(3):
-        shares = uneven_shares(units(config, "fp32", 32), 3)
-        nodes = build_rank_graph(config, shares, rank, "fp32", 32, 64, experts_elsewhere=True).proto.graph.node
+        shares = uneven_shares(units(case.model, "fp32", 32), 3)
+        nodes = build_rank_graph(case.model, shares, rank, "fp32", 32, 64, experts_elsewhere=True).proto.graph.node
         asked = [_layer(node) for node in nodes if node.op_type == "Experts"]
-        assert asked == [layer for layer in range(config.layers) if config.experts_of(layer)]
-        mlps = config.layers if config.experts.shared else config.layers - len(asked)
+        assert asked == case.model.expert_layers
         collectives = [node for node in nodes if node.op_type == "DistCollective"]
-        assert len(collectives) == config.layers * (1 + config.whole_qk_norm) + mlps
+        assert len(collectives) == case.collectives - unsummed_mlps(case)
 
 
 @every_case
@@ -216,15 +212,15 @@ def test_trunk_and_experts_partition_the_checkpoint(case: Case) -> None:
 
 @pytest.mark.parametrize(("layer", "index"), [(0, 99), (99, 0), (-1, 0), (0, -1)])
 def test_an_expert_that_the_model_does_not_have_is_named(layer: int, index: int) -> None:
-    config = expert_cases()[0].config
+    model = expert_cases()[0].model
     with pytest.raises(ConfigError, match=f"no expert {index} in layer {layer}"):
-        build_expert_graph(config, units(config, "fp32", 32), layer, index)
+        build_expert_graph(model, units(model, "fp32", 32), layer, index)
 
 
 def test_a_dense_model_has_no_expert() -> None:
-    config = dense_cases()[0].config
+    model = dense_cases()[0].model
     with pytest.raises(ConfigError, match="no expert 0 in layer 0"):
-        build_expert_graph(config, units(config, "fp32", 32), 0, 0)
+        build_expert_graph(model, units(model, "fp32", 32), 0, 0)
 
 
 # ---------------------------------------------------------------- expert engines
@@ -300,10 +296,10 @@ def test_the_slices_of_an_expert_add_up_to_it(
 
 
 def test_an_expert_has_no_more_slices_than_units() -> None:
-    config = expert_cases()[0].config
-    cut = units(config, "int4", 32)
+    model = expert_cases()[0].model
+    cut = units(model, "int4", 32)
     with pytest.raises(ConfigError, match=f"{cut.mlp} units cannot be cut in {cut.mlp + 1} slices"):
-        build_expert_graph(config, cut, 0, 0, 0, cut.mlp + 1)
+        build_expert_graph(model, cut, 0, 0, 0, cut.mlp + 1)
 
 
 @pytest.mark.parametrize("factory", EXPERT_ENGINES)

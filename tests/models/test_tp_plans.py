@@ -1,0 +1,87 @@
+"""Which axis of which weight is cut, against what transformers cuts in its tensor parallelism.
+
+``tp_plans.json`` has `base_model_tp_plan` of the configs of transformers 5.23.0, by ``model_type``: ``colwise`` cuts
+the rows of a matrix as a checkpoint has it, ``rowwise`` its columns, and what is not named is whole on every rank.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from motley.daemon.models.description import Experts, Operation, W, weights_of
+from tests.models.cases import Case, golden_cases
+
+PLANS: Mapping[str, Mapping[str, str]] = json.loads(
+    (Path(__file__).parent / "tp_plans.json").read_text(encoding="utf-8")
+)
+CUTS = {
+    "colwise": "rows",
+    "colwise_gather_output": "rows",
+    "packed_colwise": "rows",
+    "rowwise": "columns",
+    "rowwise_split_input": "columns",
+    "replicated_with_grad_allreduce": "nothing",
+}
+SHARED = {
+    "layers.*.mlp.shared_expert.gate_proj": "transformers has the shared expert whole on every rank",
+    "layers.*.mlp.shared_expert.up_proj": "the same",
+    "layers.*.mlp.shared_expert.down_proj": "the same",
+}
+WHOLE_NORMS = {
+    "layers.*.self_attn.q_norm": "transformers gathers all queries on every rank; here ranks sum their squares",
+    "layers.*.self_attn.k_norm": "the same of keys",
+}
+DIFFERENCES: Mapping[str, Mapping[str, str]] = {"qwen2_moe": SHARED, "olmoe": WHOLE_NORMS}
+"""Where we cut otherwise, and why."""
+
+
+def weights(operations: Iterable[Operation]) -> Iterator[W]:
+    """Those of experts' bodies too."""
+    for each in operations:
+        yield from weights_of(each)
+        if isinstance(each, Experts):
+            yield from weights(each.body)
+
+
+def modules(w: W) -> list[str]:
+    """What a plan may call the module of a weight: its own, or one that it is a part of. Experts' are stacked there."""
+    found = []
+    for name in (w.name, *(part.tensor for part in w.parts)):
+        module = re.sub(r"^model\.layers\.\d+\.", "layers.*.", name.removesuffix(".weight"))
+        found.append(module.replace(".{expert}", "").replace("[{expert}]", ""))
+    return found
+
+
+def cut_by_us(w: W) -> str:
+    if w.out.cut:
+        return "rows"
+    return "columns" if w.in_ is not None and w.in_.cut else "nothing"
+
+
+@pytest.mark.parametrize("case", [case for case in golden_cases() if case.model.family in PLANS], ids=str)
+def test_the_same_axes_are_cut(case: Case) -> None:
+    plan = PLANS[case.model.family]
+    met, unlike = set(), set()
+    for layer in case.model.layers:
+        for w in weights(layer.operations):
+            names = modules(w)
+            planned = next((name for name in names if name in plan), names[0])
+            met.add(planned)
+            if cut_by_us(w) != CUTS[plan.get(planned, "replicated_with_grad_allreduce")]:
+                unlike.add(planned)
+    assert unlike == set(DIFFERENCES.get(case.model.family, {}))
+    experts = "layers.*.mlp.experts"  # how their results are summed, no weight
+    plain = {f"layers.*.mlp.{part}_proj" for part in ("gate", "up", "down")}
+    dense = plain if len(case.model.expert_layers) == len(case.model.layers) else set()  # no layer has them
+    assert set(plan) - met <= {experts} | dense
+
+
+def test_every_family_with_a_plan_is_compared() -> None:
+    described = {case.model.family for case in golden_cases()}
+    assert described & set(PLANS)
+    assert set(DIFFERENCES) <= described
