@@ -18,7 +18,7 @@ from motley.daemon.weights.checkpoint import CheckpointError, refuse_all
 from motley.daemon.weights.places import Part, Tensor
 from motley.daemon.weights.spec import Encoding, Piece
 from motley.daemon.weights.stored import F32, Codes, Format
-from motley.daemon.weights.tensor_files import TensorFiles
+from motley.daemon.weights.tensor_files import TensorFiles, check_rows
 
 
 class Located:
@@ -53,6 +53,11 @@ class Located:
         if part is None:
             self._files.expect({name: shape})
             return
+        if self.shape(name) != shape:
+            raise CheckpointError(
+                f"{self.path}: tensor {name!r}, which lies in {part.tensor!r}, has shape {list(self.shape(name))}; "
+                f"the config makes it {list(shape)}"
+            )
         self._files.expect({part.tensor: part.shape})
         held = self._files.format(part.tensor)
         if part.transposed and held.encoding is not Encoding.FP32:
@@ -69,15 +74,11 @@ class Located:
         if part is None:
             self._files.check(piece)
             return
-        whole = self.shape(piece.tensor)
-        needed = [piece.rows] if piece.columns is None else [piece.rows, piece.columns]
-        if len(whole) != len(needed) or any(
-            not 0 <= own.start <= own.stop <= extent for own, extent in zip(needed, whole, strict=True)
-        ):
-            wanted = ", ".join(f"{own.start}:{own.stop}" for own in needed)
+        shape = self.shape(piece.tensor)
+        if not piece.lies_in(shape):
             raise CheckpointError(
-                f"{self.path}: tensor {piece.tensor!r}, which lies in {part.tensor!r}, has shape {list(whole)}; "
-                f"expected to hold [{wanted}]"
+                f"{self.path}: tensor {piece.tensor!r}, which lies in {part.tensor!r}, has shape {list(shape)}; "
+                f"expected to hold {piece.region}"
             )
         self._files.check(_within(part, piece))
 
@@ -110,9 +111,7 @@ class Located:
         if part is None:
             return self._files.rows(name, ids)
         count, width = self.shape(name)
-        for row in ids:
-            if not 0 <= row < count:
-                raise IndexError(f"{row} is not a row of {name!r}, which has {count}")
+        check_rows(name, count, ids)
         if not part.transposed:
             return self._files.rows(part.tensor, [part.start + row * part.step for row in ids])
         lines = [self.read(Piece(name, range(row, row + 1), range(width))) for row in ids]

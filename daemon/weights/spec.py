@@ -40,6 +40,23 @@ class Piece:
     rows: range
     columns: range | None = None
 
+    @property
+    def ranges(self) -> tuple[range, ...]:
+        """Of every dimension."""
+        return (self.rows,) if self.columns is None else (self.rows, self.columns)
+
+    def lies_in(self, shape: tuple[int, ...]) -> bool:
+        """Whether a tensor of this shape holds it."""
+        return len(shape) == len(self.ranges) and all(
+            0 <= own.start <= own.stop <= extent and own.step > 0
+            for own, extent in zip(self.ranges, shape, strict=True)
+        )
+
+    @property
+    def region(self) -> str:
+        """``[0:8, 32:64]``: for messages."""
+        return f"[{', '.join(f'{own.start}:{own.stop}' for own in self.ranges)}]"
+
 
 @dataclass(frozen=True)
 class Weight:

@@ -188,15 +188,10 @@ class TensorFiles(ABC):
             CheckpointError: as `tensor`, or the tensor's shape does not hold the piece.
         """
         shape = self.shape(piece.tensor)
-        needed = [piece.rows] if piece.columns is None else [piece.rows, piece.columns]
-        if len(shape) != len(needed) or any(
-            not 0 <= part.start <= part.stop <= extent or part.step < 1
-            for part, extent in zip(needed, shape, strict=True)
-        ):
-            wanted = ", ".join(f"{part.start}:{part.stop}" for part in needed)
+        if not piece.lies_in(shape):
             raise CheckpointError(
                 f"{self._place(piece.tensor)}: tensor {piece.tensor!r} has shape {list(shape)}; "
-                f"expected to hold [{wanted}]"
+                f"expected to hold {piece.region}"
             )
 
     def _find(self, name: str) -> TensorInfo | None:
@@ -241,11 +236,8 @@ class TensorFiles(ABC):
         shape = self.shape(name)
         if len(shape) != 2:
             raise CheckpointError(f"{self._place(name)}: tensor {name!r} has shape {list(shape)}; expected a matrix")
-        count, width = shape
-        for row in ids:
-            if not 0 <= row < count:
-                raise IndexError(f"{row} is not a row of {name!r}, which has {count}")
-        return self._values(name, ids, range(width))
+        check_rows(name, shape[0], ids)
+        return self._values(name, ids, range(shape[1]))
 
     def _items(
         self, info: TensorInfo, of: np.dtype[Any], rows: Sequence[int], columns: range, to: npt.DTypeLike | None = None
@@ -358,3 +350,14 @@ class TensorFiles(ABC):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def check_rows(name: str, count: int, ids: Sequence[int]) -> None:
+    """Make sure that a matrix of `count` rows has these.
+
+    Raises:
+        IndexError: it has not.
+    """
+    for row in ids:
+        if not 0 <= row < count:
+            raise IndexError(f"{row} is not a row of {name!r}, which has {count}")

@@ -14,6 +14,7 @@ from gguf import GGMLQuantizationType as Type
 from hypothesis import given
 from hypothesis import strategies as st
 
+from motley.daemon.weights import tensor_files
 from motley.daemon.weights.checkpoint import CheckpointError
 from motley.daemon.weights.gguf_blocks import EXACT, READABLE, block_size
 from motley.daemon.weights.gguf_checkpoint import GgufCheckpoint, gguf_parts, hugging_face_name
@@ -97,7 +98,9 @@ def test_any_piece_is_that_part_of_the_whole(data: st.DataObject, file: Path) ->
     rows = range(*sorted(data.draw(st.tuples(st.integers(0, ROWS), st.integers(0, ROWS)))))
     columns = range(*sorted(data.draw(st.tuples(st.integers(0, COLUMNS), st.integers(0, COLUMNS)))))
     piece = Piece(name_of(type_), rows, columns)
-    with GgufCheckpoint(file) as checkpoint:
+    with GgufCheckpoint(file) as checkpoint, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tensor_files, "_SCRATCH", data.draw(st.sampled_from([1, 500, 1 << 20])))
+        patch.setattr(tensor_files, "_GAP", data.draw(st.sampled_from([0, 100, 1 << 14])))
         values = checkpoint.read(piece)
     expected = reference(type_)[rows.start : rows.stop, columns.start : columns.stop]
     assert values.shape == expected.shape
