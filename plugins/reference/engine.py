@@ -134,6 +134,8 @@ class _Interpreter:
         return _Node(OPERATORS[node.op_type], list(node.input), list(node.output), attributes)
 
     def _value(self, values: dict[str, Any], name: str) -> Any:
+        if not name:
+            return None  # an input that is absent, before others
         if name in values:
             return values[name]
         value = _read(self._weights, self._stored[name])
@@ -514,7 +516,15 @@ def shape(xp: ModuleType, x: Array, *, start: int = 0, end: int | None = None) -
     return np.array(x.shape[start:end], np.int64)
 
 
-def constant(xp: ModuleType, *, value_int: int | None = None, value_ints: list[int] | None = None) -> Array:
+def constant(
+    xp: ModuleType,
+    *,
+    value_int: int | None = None,
+    value_ints: list[int] | None = None,
+    value_float: float | None = None,
+) -> Array:
+    if value_float is not None:
+        return xp.asarray(value_float, np.float32)
     return np.array(value_ints if value_int is None else value_int, np.int64)
 
 
