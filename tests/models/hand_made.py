@@ -209,8 +209,24 @@ def biases_everywhere() -> Model:
     )
 
 
+def rows_scaled() -> Model:
+    """By a number that every rank computes, after the sum."""
+
+    def own(writer: Writer, number: int, x: Value) -> Value:
+        at = f"layers.{number}.mlp"
+        one = W(f"model.layers.{number}.share", Axis(Kind.PLAIN, 1, "1"), SHAPE.residual, routes=True)
+        y = writer.replicated(mlp(writer, number, x))
+        return writer.scaled_rows(f"{at}.scaled", y, writer.linear(f"{at}.share", x, one)[0])
+
+    return of_blocks(mlp=own)
+
+
 def mixture(
-    routing: Routing, bias: bool = False, shared: SharedExpert | None = None, activation: Activation = Activation.SILU
+    routing: Routing,
+    bias: bool = False,
+    shared: SharedExpert | None = None,
+    activation: Activation = Activation.SILU,
+    multiplier: float = 1.0,
 ) -> Model:
     """Eight experts in every layer but the first. `bias`: of the router and of experts, too."""
 
@@ -222,7 +238,7 @@ def mixture(
         if routing.correction is not None:
             rule = replace(routing, correction=replace(routing.correction, name=f"{module}.correction"))
         names: MlpNames = usual_names(f"{module}.experts.{{expert}}", bias=bias)
-        return experts(
+        y = experts(
             writer,
             SHAPE,
             number,
@@ -235,6 +251,7 @@ def mixture(
             shared=shared,
             activation=activation,
         )
+        return writer.scaled(y, multiplier)
 
     return of_blocks(mlp=own, shape=replace(SHAPE, layers=3))
 
@@ -257,6 +274,7 @@ MODELS: Mapping[str, Callable[[], Model]] = {
     "norms without gains": norms_without_gains,
     "scaled ends": scaled_ends,
     "scaled after the sum": scaled_after_the_sum,
+    "rows scaled after the sum": rows_scaled,
     "gelu": partial(activated, Activation.GELU_TANH),
     "clamped": partial(activated, Activation.CLAMPED, 20.0),
     "biases everywhere": biases_everywhere,
@@ -271,6 +289,10 @@ MODELS: Mapping[str, Callable[[], Model]] = {
         Routing(2, "sigmoid", normalised=True, groups=4, groups_kept=2, correction=CORRECTION),
         bias=True,
         shared=SharedExpert(32),
+    ),
+    "a mixture that is scaled": partial(mixture, Routing(2, "softmax"), multiplier=0.22),
+    "a mixture with a shared expert that is scaled": partial(
+        mixture, Routing(2, "softmax"), shared=SharedExpert(64), multiplier=0.22
     ),
     "groups of a softmax": partial(mixture, Routing(3, "softmax", groups=2, groups_kept=1, scaling=0.5)),
 }
