@@ -15,7 +15,7 @@ from typing import Any, Self, TypeVar
 import numpy as np
 
 from motley.daemon.models.description import EMBEDDING, Attend, Heads, Model, Sum, WholeNorm
-from motley.daemon.models.files import open_model
+from motley.daemon.models.files import OpenModel, open_model
 from motley.daemon.models.holding import has_floats
 from motley.daemon.models.keys import Keys
 from motley.daemon.models.rank_graph import Declared, build_rank_graph
@@ -161,7 +161,7 @@ class LocalSession:
 
     def __init__(
         self,
-        model: Path,
+        model: Path | OpenModel,
         factory: EngineFactory | Sequence[EngineFactory],
         shares: Sequence[Share],
         folder: Path,
@@ -176,7 +176,7 @@ class LocalSession:
         are, and the shares are in exact mode's units. `declare`: what makes the graphs."""
         each = [quantisation] * len(shares) if isinstance(quantisation, str) else quantisation
         self._files = ExitStack()
-        opened = self._files.enter_context(open_model(model))
+        opened = self._files.enter_context(open_model(model)) if isinstance(model, Path) else model
         self._source, described = opened.source, opened.model
         self._group = LocalGroup(len(shares))
         self._threads = [ThreadPoolExecutor(1, f"rank {rank}") for rank in range(len(shares))]
