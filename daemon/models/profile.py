@@ -76,7 +76,7 @@ def profile(
             for w in each.ws
         ),
         cache_bytes_per_token=4 * count.cached,
-        fixed_bytes=trunk_fixed + sessions,
+        fixed_bytes=trunk_fixed + sessions + count.expert_biases,
         context_length=model.context,
         family=model.family,
         parameters=parameters(model),
@@ -100,12 +100,15 @@ class _Count:
         query, key_value: of one KV group: what is cut by query heads, and what by KV heads.
         mlp, experts: of one MLP unit: of what all rows go through, and of all experts together.
         replicated: of what every rank has.
+        expert_biases: of the biases that experts add to their results; any one of the ranks that have slices of them
+            may have them.
         cached: elements that a token takes in the caches, of one KV group.
     """
 
     def __init__(self, cut: Units) -> None:
         self._cut = cut
-        self.query = self.key_value = self.mlp = self.experts = self.replicated = self.cached = 0
+        self.query = self.key_value = self.mlp = self.experts = self.replicated = self.expert_biases = 0
+        self.cached = 0
 
     def add(self, operations: Collection[Operation]) -> None:
         """Count the weights of some operations, and of all experts that they name."""
@@ -118,7 +121,7 @@ class _Count:
                 matrices = [w for one in each.body for w in weights_of(one)]
                 for number in range(each.count):
                     self.experts += sum(self._unit_bytes(w, number) for w in matrices)
-                self.replicated += each.count * sum(map(_summed_bias, matrices))
+                self.expert_biases += each.count * sum(map(_summed_bias, matrices))
 
     def _add(self, w: W) -> None:
         size = self._unit_bytes(w)

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cache
+from math import prod
 from pathlib import Path
 from threading import BrokenBarrierError
 from types import TracebackType
@@ -15,7 +16,7 @@ from typing import Any, Self, TypeVar
 import numpy as np
 
 from motley.daemon.models.description import EMBEDDING, Attend, Heads, Model, Sum, WholeNorm
-from motley.daemon.models.files import OpenModel, open_model
+from motley.daemon.models.files import OpenModel, open_model, open_weights
 from motley.daemon.models.holding import has_floats
 from motley.daemon.models.keys import Keys
 from motley.daemon.models.rank_graph import Declared, build_rank_graph
@@ -26,9 +27,12 @@ from motley.daemon.weights.share_file import write_share
 from motley.daemon.weights.spec import SHARE_FILE
 from motley.plugins.engine import F32, Engine, EngineFactory, EngineOptions, RankGraph
 from tests.models.cutting import apportion, cut
+from tests.models.golden_configs import PROMPT
 from tests.models.local_group import LocalGroup
 
 GOLDEN = Path(__file__).parent / "golden"
+OTHER_PARTS = ("vision_tower.", "multi_modal_projector.")
+"""What the names of tensors begin with that are not of a text part."""
 T = TypeVar("T")
 
 
@@ -80,9 +84,10 @@ class Case:
 
 
 def changed(folder: Path, **changes: Any) -> Model:
-    """The model of a folder with other keys in its config."""
+    """The model of a folder with other keys in its config, or in the part of it that is about text."""
     keys = Keys.load(folder / "config.json")
-    return describe(Keys(keys.where, keys.values | changes))
+    within = {"text_config": keys.values["text_config"] | changes} if "text_config" in keys.values else changes
+    return describe(Keys(keys.where, keys.values | within))
 
 
 TINYLLAMA: Mapping[str, Any] = {
@@ -98,6 +103,17 @@ TINYLLAMA: Mapping[str, Any] = {
     "eos_token_id": 2,
 }
 """The config of TinyLlama-1.1B."""
+
+
+def elements_in_files(case: Case) -> int:
+    """Elements of all tensors in a case's files that belong to its text part, but for those the model ignores."""
+    with open_weights(case.folder) as files:
+        shapes = {name: files.tensor(name, ("F32", "F16", "BF16", "U8")).shape for name in files.names()}
+    return sum(
+        prod(shape) * (2 if name.endswith("_blocks") else 1)  # a byte is two elements of MXFP4
+        for name, shape in shapes.items()
+        if not name.endswith("_scales") and not name.startswith((*OTHER_PARTS, *case.model.ignored))
+    )
 
 
 def shaped(**changes: Any) -> Model:
@@ -120,6 +136,12 @@ def golden_cases() -> list[Case]:
                 )
             )
     return cases
+
+
+def golden_case(name: str) -> Case:
+    """The golden case in the folder of this name."""
+    (found,) = (case for case in golden_cases() if str(case) == name)
+    return found
 
 
 def expert_cases() -> list[Case]:
@@ -205,7 +227,7 @@ class LocalSession:
             self.close()
             raise
 
-    def open_slot(self, slot: int = 0, prompt: int = 0) -> None:
+    def open_slot(self, slot: int = 0, prompt: int = PROMPT) -> None:
         self._everywhere(lambda engine: engine.open_slot(slot, prompt))
 
     def close_slot(self, slot: int = 0) -> None:

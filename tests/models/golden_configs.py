@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+PROMPT = 40
+"""Tokens of every prompt."""
+
 BASE: dict[str, Any] = {
     "vocab_size": 101,
     "hidden_size": 64,

@@ -24,11 +24,10 @@ from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 from transformers.integrations.mxfp4 import FP4_VALUES
 
-from tests.models.golden_configs import CASES, LONG_BASE, LONG_CASES, settings_of
+from tests.models.golden_configs import CASES, LONG_BASE, LONG_CASES, PROMPT, settings_of
 
 GOLDEN = Path(__file__).parent / "golden"
 LONG = Path(__file__).parent / "long"
-PROMPT = 40
 CONTINUATION = 16
 CLEAR = 1e-3
 """How far the greedy token must be ahead, so that no rounding can change the text."""

@@ -7,23 +7,22 @@ from math import prod
 import pytest
 
 from motley.daemon.models.description import expected_shapes, tensors
+from motley.daemon.models.files import open_model
 from motley.daemon.weights.checkpoint import CheckpointError
 from motley.daemon.weights.located import Located
 from motley.daemon.weights.safetensors_checkpoint import SafetensorsCheckpoint
-from tests.models.cases import Case, golden_cases
+from tests.models.cases import Case, elements_in_files, golden_case, golden_cases
 
 
 @pytest.mark.parametrize("case", golden_cases(), ids=str)
 def test_every_tensor_is_expected_and_fits(case: Case) -> None:
-    shapes = expected_shapes(case.model)
-    with SafetensorsCheckpoint(case.folder) as files, Located(files, tensors(case.model)) as source:
-        source.expect(shapes)
-        in_files = sum(prod(files.shape(name)) for name in files.names())
-    assert sum(map(prod, shapes.values())) == in_files
+    with open_model(case.folder) as opened:  # which expects them
+        assert opened.model == case.model
+    assert sum(map(prod, expected_shapes(case.model).values())) == elements_in_files(case)
 
 
 def test_a_config_that_tells_of_other_shapes_is_refused() -> None:
-    case = golden_cases()[0]
+    case = golden_case("llama-biases-odd-sizes")
     smaller = case.changed(intermediate_size=95)
     with (
         SafetensorsCheckpoint(case.folder) as checkpoint,
@@ -44,10 +43,10 @@ def test_absent_tensors_are_all_named() -> None:
 
 @pytest.mark.parametrize("name", ["mixtral", "qwen2-moe"])
 def test_an_expert_that_is_missing_is_named(name: str) -> None:
-    case = next(case for case in golden_cases() if str(case) == name)
+    case = golden_case(name)
     experts = case.model.experts
     assert experts
     more = case.changed(**dict.fromkeys(("num_experts", "num_local_experts"), experts.count + 1))
-    with SafetensorsCheckpoint(case.folder) as checkpoint, pytest.raises(CheckpointError) as caught:
-        checkpoint.expect(expected_shapes(more))
+    with Located(SafetensorsCheckpoint(case.folder), tensors(more)) as source, pytest.raises(CheckpointError) as caught:
+        source.expect(expected_shapes(more))
     assert f"'model.layers.0.mlp.experts.{experts.count}.gate_proj.weight' is absent" in str(caught.value)

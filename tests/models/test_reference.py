@@ -13,7 +13,7 @@ from motley.daemon.models.units import units
 from motley.plugins.engine import F32, EngineError, EngineOptions, load_engine
 from motley.plugins.reference.engine import FIRST_CAPACITY, ReferenceEngine
 from motley.plugins.reference.operators import OPERATORS
-from tests.models.cases import Case, LocalSession, golden_cases, uneven_shares, whole_share
+from tests.models.cases import Case, LocalSession, golden_case, golden_cases, uneven_shares, whole_share
 from tests.models.local_group import LocalGroup
 
 TOLERANCE = 1e-4
@@ -110,7 +110,7 @@ def test_chunks_give_what_the_whole_gives(case: Case, chunks: list[int], tmp_pat
 
 
 def test_only_the_rows_asked_for(tmp_path: Path) -> None:
-    case = golden_cases()[0]
+    case = golden_case("llama-biases-odd-sizes")
     with session(case, tmp_path, 2) as ranks:
         ranks.open_slot()
         assert ranks.step(case.tokens[:10], 0, rows=[]).shape == (0, case.model.vocabulary)
@@ -118,7 +118,7 @@ def test_only_the_rows_asked_for(tmp_path: Path) -> None:
 
 
 def test_slots_are_apart_and_can_be_rewound(tmp_path: Path) -> None:
-    case = golden_cases()[0]
+    case = golden_case("llama-biases-odd-sizes")
     with session(case, tmp_path) as ranks:
         ranks.open_slot(0)
         ranks.open_slot(5)
@@ -155,7 +155,7 @@ def test_a_window_ends_exactly_where_it_should(case: Case, tmp_path: Path) -> No
 
 
 def test_the_cache_grows_to_the_context_and_no_further(tmp_path: Path) -> None:
-    case = golden_cases()[0]
+    case = golden_case("llama-biases-odd-sizes")
     context = case.model.context
     assert context > FIRST_CAPACITY
     with session(case, tmp_path) as ranks:
@@ -168,7 +168,7 @@ def test_the_cache_grows_to_the_context_and_no_further(tmp_path: Path) -> None:
 
 
 def test_wrong_calls_are_named(tmp_path: Path) -> None:
-    case = golden_cases()[0]
+    case = golden_case("llama-biases-odd-sizes")
     with session(case, tmp_path) as ranks:
         with pytest.raises(EngineError, match="slot 0 is not open"):
             ranks.step(case.tokens[:1], 0)
@@ -189,17 +189,17 @@ def test_wrong_calls_are_named(tmp_path: Path) -> None:
 )
 def test_wrong_options_are_named(extra: dict[str, str], message: str, tmp_path: Path) -> None:
     with pytest.raises(EngineError, match=message):
-        session(golden_cases()[0], tmp_path, extra=extra)
+        session(golden_case("llama-biases-odd-sizes"), tmp_path, extra=extra)
 
 
 def test_what_it_cannot_execute_is_named_before_the_first_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(OPERATORS, "Swish")
     with pytest.raises(EngineError, match=r"no operator \.Swish \(layers\.0\.mlp"):
-        session(golden_cases()[0], tmp_path)
+        session(golden_case("llama-biases-odd-sizes"), tmp_path)
 
 
 def test_a_group_of_another_size_is_refused(tmp_path: Path) -> None:
-    case = golden_cases()[0]
+    case = golden_case("llama-biases-odd-sizes")
     with session(case, tmp_path, 2) as ranks:
         graph = ranks.graphs[0]
         with pytest.raises(EngineError, match=r"among 3 ranks"):
@@ -211,5 +211,5 @@ def test_it_is_installed_as_an_engine() -> None:
 
 
 def test_the_whole_model_is_one_share() -> None:
-    case = golden_cases()[0]
+    case = golden_case("llama-biases-odd-sizes")
     assert uneven_shares(units(case.model, "fp32", 32), 1) == [whole_share(units(case.model, "fp32", 32))]

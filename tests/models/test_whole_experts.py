@@ -12,7 +12,7 @@ import onnx
 import onnx.inliner
 import pytest
 
-from motley.daemon.models.description import EMBEDDING, Model
+from motley.daemon.models.description import EMBEDDING, Model, expected_shapes
 from motley.daemon.models.expert_graph import DeclaredExpert, build_expert_graph
 from motley.daemon.models.files import open_model
 from motley.daemon.models.holding import Formats
@@ -28,7 +28,7 @@ from motley.plugins.native import reach
 from motley.plugins.onnxruntime.engine import OnnxRuntimeEngine
 from motley.plugins.onnxruntime.hosted_experts import OnnxRuntimeExperts
 from motley.plugins.reference.engine import ReferenceEngine, ReferenceExperts
-from tests.models.cases import Case, LocalSession, dense_cases, expert_cases, uneven_shares, unsummed_mlps
+from tests.models.cases import Case, LocalSession, dense_cases, expert_cases, golden_case, uneven_shares, unsummed_mlps
 from tests.pairs import pairwise as all_pairs
 
 TOLERANCE = 1e-4
@@ -194,25 +194,25 @@ def test_trunk_and_experts_partition_the_checkpoint(case: Case) -> None:
         ).weights
         for piece in place.weight.pieces
     }
+    shapes = expected_shapes(case.model)
     seen: set[str] = set()
-    with open_model(case.folder) as opened:
-        for layer, index in all_experts(case.model):
-            own = set()
-            for place in build_expert_graph(case.model, cut, layer, index).weights:
-                for piece in place.weight.pieces:
-                    whole = opened.source.check(piece).shape
-                    assert (len(piece.rows), len(piece.columns or ())) == whole
-                    own.add(piece.tensor)
-            assert len(own) == 3
-            assert not own & (seen | trunk)
-            seen |= own
-        names = {name for name in opened.source.names() if name != EMBEDDING or case.model.tied}
+    for layer, index in all_experts(case.model):
+        own = set()
+        for place in build_expert_graph(case.model, cut, layer, index).weights:
+            for piece in place.weight.pieces:
+                columns = () if piece.columns is None else (piece.columns,)
+                assert tuple(map(len, (piece.rows, *columns))) == shapes[piece.tensor]
+                own.add(piece.tensor)
+        assert own == {name for name in shapes if name.startswith(f"model.layers.{layer}.mlp.experts.{index}.")}
+        assert not own & (seen | trunk)
+        seen |= own
+    names = {name for name in shapes if name != EMBEDDING or case.model.tied}
     assert trunk | seen == names
 
 
 @pytest.mark.parametrize(("layer", "index"), [(0, 99), (99, 0), (-1, 0), (0, -1)])
 def test_an_expert_that_the_model_does_not_have_is_named(layer: int, index: int) -> None:
-    model = expert_cases()[0].model
+    model = golden_case("mixtral").model
     with pytest.raises(ConfigError, match=f"no expert {index} in layer {layer}"):
         build_expert_graph(model, units(model, "fp32", 32), layer, index)
 
@@ -296,7 +296,7 @@ def test_the_slices_of_an_expert_add_up_to_it(
 
 
 def test_an_expert_has_no_more_slices_than_units() -> None:
-    model = expert_cases()[0].model
+    model = golden_case("mixtral").model
     cut = units(model, "int4", 32)
     with pytest.raises(ConfigError, match=f"{cut.mlp} units cannot be cut in {cut.mlp + 1} slices"):
         build_expert_graph(model, cut, 0, 0, 0, cut.mlp + 1)
@@ -304,7 +304,7 @@ def test_an_expert_has_no_more_slices_than_units() -> None:
 
 @pytest.mark.parametrize("factory", EXPERT_ENGINES)
 def test_experts_are_apart_and_outlive_each_other(factory: ExpertEngineFactory, tmp_path: Path) -> None:
-    case = expert_cases()[0]
+    case = golden_case("mixtral")
     engine = factory(EngineOptions())
     x = np.ones((1, case.model.hidden), np.float32)
     experts = []
@@ -330,7 +330,7 @@ def test_experts_that_are_too_small_alone_tell_how_far_ahead_to_fetch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that is closed meanwhile does not count; answers are the same before and after."""
-    (case,) = (case for case in expert_cases() if str(case) == "mixtral")
+    case = golden_case("mixtral")
     graphs = [share(case, "int4", tmp_path / str(index), 0, index) for index in range(4)]
     monkeypatch.setattr(reach, "_chosen", {})
     engine = OnnxRuntimeExperts(EngineOptions())
