@@ -11,8 +11,9 @@ from gguf import GGMLQuantizationType as Type
 
 import motley.cli
 from motley.bench.drift import FLOAT64, FP16, Drift, LayerDrift, interpret, layer_graph, measure_drift, on_disk
-from motley.daemon.models.description import EMBEDDING, HEAD, Norm
+from motley.daemon.models.description import EMBEDDING, HEAD
 from motley.daemon.models.keys import ConfigError
+from motley.daemon.models.operations import Norm
 from motley.daemon.models.units import units
 from motley.daemon.weights.safetensors_checkpoint import SafetensorsCheckpoint
 from motley.daemon.weights.spec import Piece
