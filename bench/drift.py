@@ -242,7 +242,7 @@ def execute(graphs: Sequence[RankGraph], on_every_rank: OnEveryRank, hidden: F32
     def work(communicator: Communicator) -> F32:
         engine = open_engine(graphs[communicator.rank], Peers(communicator), EngineOptions(max_rows=POSITIONS))
         try:
-            engine.open_slot(0)
+            engine.open_slot(0, len(hidden))
             return engine.step(0, hidden.copy(), 0, rows).copy()
         finally:
             engine.close()

@@ -26,7 +26,8 @@ ROWS = "rows"
 # `ATTENTION`       q, k and v side by side f32[T, E], and what else        y and the caches
 #                   ``motley.CachedAttention`` has
 # `NORM`            x f32[T, D], skip f32[T, D], gain f32[D]                RMS norm of x + skip; x + skip
-# `GATED`           gate and up side by side f32[T, 2 F]                    silu(gate) * up; attribute: columns, F
+# `GATED`           gate and up side by side f32[T, 2 F]                    silu(gate) * up, or by another activation;
+#                                                                           attributes: columns (F), activation
 # ================  ======================================================  ==========================================
 #
 # Zero points, bias and skip may be absent.

@@ -298,20 +298,29 @@ class Nodes:
                 opened = self.node("Swish", [gate], f"{gate}.swish", alpha=CLAMPED_ALPHA)
         self._made[gated.y.name] = self.node("Mul", [opened, up], name)
 
+    def is_whole(self, value: Value) -> bool:
+        """Whether a value is here as a whole: a partial one may be, if somebody else has summed what it is made of."""
+        if value.placement is not Placement.PARTIAL or value.name in self._made:
+            return True
+        maker = self._waiting.get(value.name)
+        return isinstance(maker, Scale | ScaleRows) and self.is_whole(maker.x)
+
     def _scale(self, x: Value, y: Value, by: float) -> None:
-        if x.placement is Placement.PARTIAL:
-            scaled = {
-                leaf: self.node("Mul", [term, self.floats(by)], f"{term}.scaled")
-                for leaf, term in self.partial(x).items()
-            }
-            self.terms[y.name] = scaled
+        if self.is_whole(x):
+            self._make(y, "Mul", [self.read(x), self.floats(by)])
             return
-        self._make(y, "Mul", [self.read(x), self.floats(by)])
+        self.terms[y.name] = {
+            leaf: self.node("Mul", [term, self.floats(by)], f"{term}.scaled") for leaf, term in self.partial(x).items()
+        }
 
     def _scale_rows(self, scale: ScaleRows) -> None:
         """Of a partial value, each term: only where there are any, so that the gate is not computed for nothing."""
-        terms = self.partial(scale.x)
         name = self.named(scale.y.name)
+        if self.is_whole(scale.x):
+            share = self.node("Sigmoid", [self.read(scale.by)], f"{name}.share")
+            self._make(scale.y, "Mul", [self.read(scale.x), share])
+            return
+        terms = self.partial(scale.x)
         share = self.node("Sigmoid", [self.read(scale.by)], f"{name}.share") if terms else ""
         self.terms[scale.y.name] = {
             leaf: self.node("Mul", [term, share], f"{name}{_suffix(leaf) if len(terms) > 1 else ''}")

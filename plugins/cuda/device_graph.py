@@ -99,8 +99,8 @@ class DeviceGraph:
         self.places = self._allocate(PLACE.itemsize * max_rows)
         self.head_rows = 0
         self.values: dict[str, View] = {}
-        self._buffers: dict[tuple[str, int], View] = {}
-        """The buffers of values, by name and number of rows."""
+        self._buffers: dict[tuple[str, int, int], View] = {}
+        """The buffers of values, by name, width and number of rows."""
         self._reductions: dict[tuple[int, int, Collectives], AllReduce] = {}
         """The sums, by address, number of rows, and what they are summed through."""
         self.scratch = self.scratch_bytes = 0
@@ -137,10 +137,10 @@ class DeviceGraph:
     def buffer(self, name: str, width: int, rows: int) -> View:
         """The place of a value, f32[rows, width], from now on also in `values`.
 
-        Layers share their buffers: a layer reads nothing of another but the residual, and finds that in the buffer that
-        its own last node will write.
+        Layers share buffers of the same width: a layer reads nothing of another but the residual, and finds that in the
+        buffer that its own last node will write.
         """
-        key = _LAYER.sub("", name), rows
+        key = _LAYER.sub("", name), width, rows
         view = self._buffers.get(key)
         if view is None:
             view = View(self._allocate(4 * rows * max(1, width)), width, width)

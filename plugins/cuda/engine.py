@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 
 import numpy as np
 
@@ -34,6 +35,7 @@ from motley.plugins.engine import (
     micro_chunks,
     transport,
 )
+from motley.plugins.known_nodes import rotary_tables
 from motley.plugins.slots import Slots, check_rows, check_skip, check_step, grown_capacity
 from motley.transport.cuda.driver import CudaDriver, Driver, check_gpu
 from motley.transport.cuda.errors import CudaError, DeviceLost, OutOfDeviceMemory
@@ -53,20 +55,21 @@ class _Slot:
     """One sequence.
 
     Attributes:
-        tables: the addresses of its rotary tables, by graph input.
+        tables: the addresses of its rotary tables, cosines and sines; empty: this rank attends to nothing.
         cache: the address of the cache of all layers, see `Place` in the source; 0: there is none yet.
         capacity: tokens that the cache has room for.
         length: tokens that are in it.
     """
 
-    tables: dict[str, int]
+    tables: list[int]
     cache: int = 0
     capacity: int = 0
     length: int = 0
 
     def place(self, position: int) -> tuple[int, int, int, int, int]:
         """The `PLACE` of its token at `position`."""
-        return self.cache, self.tables["cos_cache"], self.tables["sin_cache"], position, self.capacity
+        cosines, sines = self.tables or (0, 0)
+        return self.cache, cosines, sines, position, self.capacity
 
 
 @contextmanager
@@ -166,11 +169,14 @@ class CudaEngine:
     def open_slot(self, slot: int, prompt: int = 0) -> None:
         self._slots.check_free(slot)
         with _told(), ExitStack() as tables:
-            state = _Slot({})
-            for name, table in self._graph.constants(prompt).items():
-                address = state.tables[name] = self._driver.allocate(max(1, table.nbytes))
+            state = _Slot([])
+            constants = self._graph.constants(prompt)
+            for name in chain(*rotary_tables(self._graph.proto.graph)):
+                table = np.ascontiguousarray(constants[name], np.float32)
+                address = self._driver.allocate(max(1, table.nbytes))
                 tables.callback(self._driver.free, address)
-                self._on_device.send(address, np.ascontiguousarray(table, np.float32).reshape(-1).view(np.uint8))
+                state.tables.append(address)
+                self._on_device.send(address, table.reshape(-1).view(np.uint8))
             tables.pop_all()
         self._slots[slot] = state
 
@@ -239,7 +245,7 @@ class CudaEngine:
 
     def _release(self, state: _Slot) -> None:
         with ExitStack() as parts:
-            for address in filter(None, (*state.tables.values(), state.cache)):
+            for address in filter(None, (*state.tables, state.cache)):
                 parts.callback(self._driver.free, address)
 
     def _open_head(self, rows: int) -> None:

@@ -23,7 +23,8 @@ from motley.plugins.cuda.kernels import (
     pointer,
     rows_of,
 )
-from motley.plugins.engine import DOMAIN, Collectives, EngineError
+from motley.plugins.engine import DOMAIN, Collectives
+from motley.plugins.known_nodes import check_known
 from motley.plugins.nodes import attributes_of
 
 MOST_SEQUENCES = 16
@@ -38,17 +39,14 @@ def submitted_nodes(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
     Raises:
         EngineError: there is no kernel for one.
     """
+    check_known("cuda", graph)
     constants = {tensor.name for tensor in graph.initializer}
     folded = ("Cast", "Concat", "DequantizeLinear", "Shape", "Swish")
-    nodes = [
+    return [
         node
         for node in graph.node
         if node.op_type not in folded and not (node.op_type == "ConstantOfShape" and node.input[0] in constants)
     ]
-    for node in nodes:
-        if (node.domain, node.op_type) not in _SUBMITTERS:
-            raise EngineError(f"engine 'cuda' has no kernel for {node.domain}.{node.op_type} ({node.name})")
-    return nodes
 
 
 def submit_nodes(

@@ -43,8 +43,9 @@ def _product(then: Kernel, weight: Weight, pool: Pool) -> tuple[Bind, dict[str, 
 def _attention(then: Kernel, weight: Weight, pool: Pool) -> tuple[Bind, dict[str, int]]:
     attributes = attributes_of(then.node)
     heads, kv_heads, width = (attributes[name] for name in ("q_heads", "kv_heads", "head_dim"))
-    qkv, key_cache, value_cache, position, cos, sin = then.node.input
+    qkv, key_cache, value_cache, position, cos, sin, *others = then.node.input
     (y,) = then.results
+    sinks = weight(others[0]) if others else None
     operands = qkv, key_cache, value_cache, cos, sin, position, y
 
     def bind(places: Mapping[str, Array]) -> Action:
@@ -55,6 +56,8 @@ def _attention(then: Kernel, weight: Weight, pool: Pool) -> tuple[Bind, dict[str
             scale=attributes["scale"],
             window=attributes["window"],
             pool=pool,
+            soft_cap=attributes["soft_cap"],
+            sinks=sinks,
         )
 
     return bind, {qkv: (heads + 2 * kv_heads) * width, y: heads * width}
@@ -75,5 +78,6 @@ def _norm(then: Kernel, weight: Weight, pool: Pool) -> tuple[Bind, dict[str, int
 
 def _gated(then: Kernel, weight: Weight, pool: Pool) -> tuple[Bind, dict[str, int]]:
     (gate_up,), (y,) = then.operands, then.results
-    columns = attributes_of(then.node)["columns"]
-    return lambda places: bind_gated(places[gate_up], places[y]), {gate_up: 2 * columns, y: columns}
+    attributes = attributes_of(then.node)
+    columns, activation = attributes["columns"], attributes["activation"].decode()
+    return lambda places: bind_gated(places[gate_up], places[y], activation), {gate_up: 2 * columns, y: columns}

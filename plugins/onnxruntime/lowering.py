@@ -37,8 +37,8 @@ TOTAL_LENGTH = "total_sequence_length"
 """A graph input i32[] that lowering adds: ``seqlens_k + 1``."""
 
 HEAD_DIM_STEP = 16
-"""`GroupQueryAttention` takes heads of a multiple of this; for others the runtime inlines the function's body, whose
-cost grows with the buffer."""
+"""The runtime's attention takes heads of a multiple of this, of which a multiple of this is rotated. For others the
+runtime inlines the function's body, whose cost grows with the buffer."""
 
 EXACT_HEAD_DIM = 128
 """In wider heads the runtime cuts a row's dot products where the number of valid positions says."""
@@ -76,6 +76,12 @@ class _Lowering:
         for node in self._nodes:
             for name in node.input:
                 self._readers.setdefault(name, []).append(node)
+        self._gates: dict[str, tuple[NodeProto, str]] = {}
+        """By the result of a gate: what splits gate and up, and the activation."""
+        self._absorbed: set[str] = set()
+        """Values that a gate makes for itself."""
+        for node in self._nodes:
+            self._find_gate(node)
 
     def run(self) -> list[NodeProto]:
         return _without_unused([new for node in self._nodes for new in self._lower(node)])
@@ -95,15 +101,21 @@ class _Lowering:
             yield helper.make_node(
                 NORM, [*added, node.input[1]], [node.output[0], *total], domain=DOMAIN, epsilon=epsilon
             )
-        elif node.op_type == "Mul" and (split := self._gated(node)):
+        elif node.output[0] in self._gates:
+            split, activation = self._gates[node.output[0]]
             columns = numpy_helper.to_array(self._initializers[split.input[1]])[0]
-            yield helper.make_node(GATED, [split.input[0]], node.output, domain=DOMAIN, columns=columns)
+            yield helper.make_node(
+                GATED, [split.input[0]], node.output, domain=DOMAIN, columns=columns, activation=activation
+            )
+        elif node.output[0] in self._absorbed:
+            return  # made by the gate that reads it
         elif node.op_type == "Add" and any(
             self._residual_add(reader) is node for reader in self._readers.get(node.output[0], ())
         ):
             return  # made by the normalisation that reads it
         elif node.op_type == "Swish":
-            yield helper.make_node("QuickGelu", node.input, node.output, domain=MICROSOFT, alpha=1.0)
+            alpha = attributes_of(node).get("alpha", 1.0)
+            yield helper.make_node("QuickGelu", node.input, node.output, domain=MICROSOFT, alpha=alpha)
         else:
             yield node
 
@@ -122,12 +134,36 @@ class _Lowering:
         node = self._producer.get(value)
         return node if node is not None and node.op_type == op_type and not node.domain else None
 
-    def _gated(self, product: NodeProto) -> NodeProto | None:
-        """What makes gate and up, if `product` is ``Mul(Swish(gate), up)``."""
-        swish = self._made_by(product.input[0], "Swish")
-        split = self._made_by(swish.input[0], "Split") if swish else None
-        halves = split is not None and swish is not None and [*split.output] == [swish.input[0], product.input[1]]
-        return split if halves else None
+    def _find_gate(self, product: NodeProto) -> None:
+        """Note `product` if it is an opened gate times up, by any of the activations that our kernels know."""
+        if product.op_type != "Mul" or product.domain:
+            return
+        opened = self._made_by(product.input[0], "Swish") or self._made_by(product.input[0], "Gelu")
+        if opened is None:
+            return
+        gate, up, inner = opened.input[0], product.input[1], [opened]
+        activation = "gelu_tanh" if opened.op_type == "Gelu" else "silu"
+        if attributes_of(opened).get("alpha", 1.0) != 1.0:
+            clamps = self._clamps(opened, up)
+            if clamps is None:
+                return
+            activation, inner = "clamped", [opened, *clamps]
+            gate, up = clamps[0].input[0], clamps[1].input[0]
+        split = self._made_by(gate, "Split")
+        if split is not None and [*split.output] == [gate, up]:
+            self._gates[product.output[0]] = split, activation
+            self._absorbed.update(node.output[0] for node in inner)
+
+    def _clamps(self, opened: NodeProto, up: str) -> list[NodeProto] | None:
+        """What bounds gate and up and adds 1 to up, if the numbers are those of our kernels' ``clamped``."""
+        bounded, more = self._made_by(opened.input[0], "Min"), self._made_by(up, "Add")
+        clipped = self._made_by(more.input[0], "Clip") if more else None
+        if bounded is None or more is None or clipped is None:
+            return None
+        names = (bounded.input[1], *clipped.input[1:], more.input[1])
+        numbers = [float(numpy_helper.to_array(self._initializers[name])) for name in names]
+        alike = numbers == [7.0, -7.0, 7.0, 1.0] and abs(attributes_of(opened)["alpha"] - 1.702) < 1e-6
+        return [bounded, clipped, more] if alike else None
 
     def _residual_add(self, node: NodeProto) -> NodeProto | None:
         """The addition of two activations that `node`, if it is a normalisation, is the first to read."""
@@ -154,11 +190,17 @@ class _Lowering:
 
     def _attention(self, node: NodeProto) -> Iterator[NodeProto]:
         q, k, v, *others = node.input
-        head_dim = attributes_of(node)["head_dim"]
+        attributes = attributes_of(node)
+        head_dim, rotary_dim = attributes["head_dim"], attributes["rotary_dim"]
         if self._exact and (head_dim % HEAD_DIM_STEP or head_dim > EXACT_HEAD_DIM):
             raise EngineError(
                 f"engine 'onnxruntime' cannot keep exact=true with attention heads of {head_dim}: "
                 f"a multiple of {HEAD_DIM_STEP} up to {EXACT_HEAD_DIM} is needed"
+            )
+        if self._exact and rotary_dim % HEAD_DIM_STEP:
+            raise EngineError(
+                f"engine 'onnxruntime' cannot keep exact=true where {rotary_dim} of a head's {head_dim} elements are"
+                f" rotated: a multiple of {HEAD_DIM_STEP} is needed"
             )
         split = self._made_by(q, "Split")
         if split is not None and list(split.output) == [q, k, v]:
@@ -173,19 +215,19 @@ class _Lowering:
 
 def attention_nodes(node: NodeProto) -> list[NodeProto]:
     """The runtime's operators that compute an `ATTENTION` node. They update the caches in place."""
-    qkv, key_cache, value_cache, position, cos, sin = node.input
+    qkv, key_cache, value_cache, position, cos, sin, *sinks = node.input
     y, key_out, value_out = node.output
     attributes = attributes_of(node)
     heads, keys, width = attributes["q_heads"], attributes["kv_heads"], attributes["head_dim"]
-    if width % HEAD_DIM_STEP:
+    if width % HEAD_DIM_STEP or attributes["rotary_dim"] % HEAD_DIM_STEP:
         widths = {f"{y}.q": heads * width, f"{y}.k": keys * width, f"{y}.v": keys * width}
         value = numpy_helper.from_array(np.array([*widths.values()], np.int64))
         return [
             helper.make_node("Constant", [], [f"{y}.widths"], value=value),
             helper.make_node("Split", [qkv, f"{y}.widths"], [*widths], axis=1),
             helper.make_node(
-                "CachedAttention",
-                [*widths, key_cache, value_cache, position, cos, sin],
+                "CachedAttentionWithSinks" if sinks else "CachedAttention",
+                [*widths, key_cache, value_cache, position, cos, sin, *sinks],
                 node.output,
                 name=node.name,
                 domain=DOMAIN,
@@ -196,7 +238,7 @@ def attention_nodes(node: NodeProto) -> list[NodeProto]:
         helper.make_node("Unsqueeze", [qkv, _LEADING_AXIS], [f"{y}.packed"]),
         helper.make_node(
             "GroupQueryAttention",
-            [f"{y}.packed", "", "", key_cache, value_cache, SEQLENS, TOTAL_LENGTH, cos, sin],
+            [f"{y}.packed", "", "", key_cache, value_cache, SEQLENS, TOTAL_LENGTH, cos, sin, *_with_sinks(sinks)],
             [f"{y}.batched", key_out, value_out],
             domain=MICROSOFT,
             num_heads=heads,
@@ -204,9 +246,15 @@ def attention_nodes(node: NodeProto) -> list[NodeProto]:
             scale=attributes["scale"],
             local_window_size=attributes["window"] or -1,
             do_rotary=1,
+            softcap=attributes["soft_cap"],
         ),
         helper.make_node("Squeeze", [f"{y}.batched", _LEADING_AXIS], [y]),
     ]
+
+
+def _with_sinks(sinks: list[str]) -> list[str]:
+    """The operands of ``GroupQueryAttention`` from the positions on: none, or all up to the sinks."""
+    return ["", "", *sinks] if sinks else []
 
 
 def _reinterpreted(tensor: TensorProto, shape: tuple[int, ...]) -> TensorProto:

@@ -29,9 +29,10 @@ import onnx
 import onnx.inliner
 from onnx import NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
-from motley.plugins.engine import EngineError, RankGraph
+from motley.plugins.engine import RankGraph
+from motley.plugins.known_nodes import check_known
 from motley.plugins.mapped_share import Array, MappedShare, nibbles, place_of
-from motley.plugins.nodes import attributes_of, is_collective, is_experts
+from motley.plugins.nodes import attributes_of, is_collective
 from motley.plugins.segments import Segment, cut_into_segments
 
 CENTRE: Mapping[int, int] = {TensorProto.UINT4: 8, TensorProto.UINT8: 136}
@@ -87,10 +88,9 @@ def lower(graph: RankGraph) -> Lowered:
     """Lower all but the collectives, which stay as they are.
 
     Raises:
-        EngineError: a collective that TensorRT cannot do, or a model with experts.
+        EngineError: a node that this engine does not know.
     """
-    if any(map(is_experts, graph.proto.graph.node)):
-        raise EngineError("engine 'tensorrt' cannot run models with experts; use engine 'onnxruntime'")
+    check_known("tensorrt", graph.proto.graph)
     return _Lowering(graph).run()
 
 
@@ -176,15 +176,7 @@ class _Lowering:
         )
 
     def _lower(self, node: NodeProto) -> Iterator[NodeProto]:
-        if is_collective(node):
-            operation = attributes_of(node)["collective_operation"]
-            if operation != b"all_reduce":
-                raise EngineError(
-                    f"engine 'tensorrt' does all_reduce, not {operation.decode()} ({node.name}); exact sessions need "
-                    "engine 'onnxruntime'"
-                )
-            yield node
-        elif node.op_type == "Gemm":
+        if node.op_type == "Gemm":
             yield from self._matmul(node)
         elif node.op_type in ("Cast", "DequantizeLinear") or self._is_zero_point(node):
             return  # made again by the matmul that reads it

@@ -4,23 +4,27 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from gguf import GGMLQuantizationType as Type
 
 import motley.cli
 from motley.bench.drift import FLOAT64, FP16, Drift, LayerDrift, interpret, layer_graph, measure_drift, on_disk
-from motley.daemon.models.description import EMBEDDING, HEAD
+from motley.daemon.models.description import EMBEDDING, Model
+from motley.daemon.models.files import open_model
 from motley.daemon.models.keys import ConfigError
-from motley.daemon.models.operations import Norm
+from motley.daemon.models.operations import Linear, Norm, SoftCap
 from motley.daemon.models.units import units
-from motley.daemon.weights.safetensors_checkpoint import SafetensorsCheckpoint
 from motley.daemon.weights.spec import Piece
-from motley.plugins.engine import F32
-from tests.models.cases import GOLDEN, Case, golden_cases, uneven_shares
+from motley.daemon.weights.stored import Source
+from tests.models.cases import Case, dense_cases, expert_cases, uneven_shares
 from tests.models.test_stored import gptq_kind, make
 from tests.models.to_gguf import to_gguf
+
+Residual = npt.NDArray[np.floating[Any]]
 
 BUNDLED = Path(motley.cli.__path__[0]) / "models" / "shakespeare-2.6m"
 LAYER = LayerDrift(
@@ -36,40 +40,44 @@ LAYER = LayerDrift(
 )
 
 
-def head(case: Case, checkpoint: SafetensorsCheckpoint, residual: F32) -> F32:
+def head(model: Model, source: Source, residual: Residual) -> Residual:
     """The logits of a residual, by the book."""
-    hidden = range(case.model.hidden)
-    norm = checkpoint.read(Piece("model.norm.weight", hidden)).astype(np.float64)
-    table = EMBEDDING if case.model.tied else HEAD
-    words = checkpoint.read(Piece(table, range(case.model.vocabulary), hidden)).astype(np.float64)
-    mean_square = np.mean(residual**2, axis=1, keepdims=True)
-    last = case.model.head[0]
+    last, product, *rest = model.head
     assert isinstance(last, Norm)
-    logits: F32 = residual / np.sqrt(mean_square + last.epsilon) * norm @ words.T
+    assert isinstance(product, Linear)
+    assert last.gain is not None
+    hidden = range(model.hidden)
+    gain = source.read(Piece(last.gain.name, hidden)).astype(np.float64) + last.offset
+    table = source.read(Piece(product.ws[0].name, range(model.vocabulary), hidden)).astype(np.float64)
+    mean_square = np.mean(residual**2, axis=1, keepdims=True)
+    logits = residual / np.sqrt(mean_square + last.epsilon) * gain @ table.T
+    for each in rest:
+        assert isinstance(each, SoftCap)
+        logits = each.cap * np.tanh(logits / each.cap)
     return logits
 
 
 @pytest.mark.parametrize("ranks", [1, 4])
-@pytest.mark.parametrize("case", [case for case in golden_cases() if not case.model.experts], ids=str)
+@pytest.mark.parametrize("case", dense_cases(), ids=str)
 def test_layer_after_layer_is_the_whole_model(case: Case, ranks: int) -> None:
     """Windows, biases, norms of heads, repeated KV heads and empty shares included, against transformers in float64."""
     shares = uneven_shares(units(case.model, "fp32", 0), ranks)
-    with SafetensorsCheckpoint(case.folder) as checkpoint:
-        residual = checkpoint.rows(EMBEDDING, case.tokens[:-1])
+    with open_model(case.folder) as opened:
+        residual: Residual = opened.source.rows(EMBEDDING, case.tokens[:-1])
         for layer in range(len(case.model.layers)):
             declared = [layer_graph(case.model, shares, rank, layer) for rank in range(ranks)]
-            with on_disk(checkpoint, declared) as graphs:
+            with on_disk(opened.source, declared) as graphs:
                 residual = interpret(graphs, residual, FLOAT64)
-        logits = head(case, checkpoint, residual)
+        logits = head(case.model, opened.source, residual)
     assert np.abs(logits - case.logits).max() / np.abs(case.logits).max() < 5e-6  # transformers' are rounded to float32
 
 
 def test_half_precision_is_rounded_after_every_operator() -> None:
-    case = golden_cases()[0]
+    case = dense_cases()[0]
     shares = uneven_shares(units(case.model, "fp32", 0), 2)
-    with SafetensorsCheckpoint(case.folder) as checkpoint:
-        embedded = checkpoint.rows(EMBEDDING, case.tokens[:8])
-        with on_disk(checkpoint, [layer_graph(case.model, shares, rank, 0) for rank in range(2)]) as graphs:
+    with open_model(case.folder) as opened:
+        embedded = opened.source.rows(EMBEDDING, case.tokens[:8])
+        with on_disk(opened.source, [layer_graph(case.model, shares, rank, 0) for rank in range(2)]) as graphs:
             half, exact = interpret(graphs, embedded, FP16), interpret(graphs, embedded, FLOAT64)
     assert np.array_equal(half, half.astype(np.float16))
     error = np.abs(half - exact).mean() / np.abs(exact).max()
@@ -91,9 +99,10 @@ def test_drift_of_a_trained_model(ranks: int) -> None:
     assert drift.layers[-1].fp32_error < 2.7e-7
 
 
-def test_experts_are_refused() -> None:
-    with pytest.raises(ConfigError, match="this one is mixtral"):
-        measure_drift(GOLDEN / "mixtral", 2)
+@pytest.mark.parametrize("case", expert_cases(), ids=str)
+def test_experts_are_refused(case: Case) -> None:
+    with pytest.raises(ConfigError, match=f"without experts only; this one is {case.model.family}"):
+        measure_drift(case.folder, 2)
 
 
 def test_drift_of_a_gguf_file(tmp_path: Path) -> None:

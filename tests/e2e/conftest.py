@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 import pytest_asyncio
 
 from motley.cli.client import Client
-from tests.e2e.processes import Mesh, MotleyProcess, mesh
+from tests.e2e.processes import START_S, Mesh, MotleyProcess, mesh
 
 HERE = Path(__file__).parent
 
@@ -34,6 +35,8 @@ async def _shared(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Mes
 @pytest_asyncio.fixture(loop_scope="session")
 async def there(_shared: Mesh) -> AsyncIterator[Mesh]:
     """A mesh of nodes a, b and c for tests that end none of them; sessions and further nodes end with the test."""
+    async with Client(_shared.url) as client, asyncio.timeout(START_S):
+        await _until_alive(client, "abc")  # one that was lost, on a busy machine, comes back
     yield _shared
     async with Client(_shared.url) as client:
         for session in await client.sessions():
@@ -42,6 +45,14 @@ async def there(_shared: Mesh) -> AsyncIterator[Mesh]:
         await _shared.nodes.pop(name).end()
     left = [len(node.family()) - 1 for node in _shared.nodes.values()]
     assert left == [0, 0, 0], "a closed session left a worker behind"
+
+
+async def _until_alive(client: Client, names: str) -> None:
+    while True:
+        nodes = (await client.call("GET", "/api/nodes"))["nodes"]
+        if {node["name"] for node in nodes if node["state"] == "alive"} >= set(names):
+            return
+        await asyncio.sleep(0.1)
 
 
 @pytest_asyncio.fixture(autouse=True, loop_scope="session")

@@ -22,8 +22,9 @@ from motley.plugins.tensorrt.engine import TensorRTEngine, WholeTensorRTEngine
 from motley.transport.cuda.driver import CudaDriver
 from motley.transport.cuda.errors import CudaError
 from motley.transport.cuda.stream import measure_host_steps
-from tests.models.cases import Case, LocalSession, dense_cases, golden_cases, uneven_shares
+from tests.models.cases import Case, LocalSession, golden_cases, uneven_shares
 from tests.models.long_text import regret, write_texts
+from tests.plugins.known_cases import known_cases
 from tests.transport.conftest import run_ranks as run_ranks
 
 BUNDLED = Path(motley.cli.__path__[0]) / "models" / "shakespeare-2.6m"
@@ -34,7 +35,7 @@ NOT_HERE = re.compile(
 """What the TensorRT engine says where its library is not installed, or not for this device."""
 
 narrow = pytest.mark.parametrize("quantisation", ["fp16", "int8", "int4"])
-some_cases = pytest.mark.parametrize("case", dense_cases()[1::4], ids=str)
+some_cases = pytest.mark.parametrize("case", known_cases()[1::4], ids=str)
 
 
 def error(got: F32, expected: F32) -> float:
@@ -57,7 +58,7 @@ def logits(
 
 @pytest.mark.parametrize("ranks", [1, 3])
 @pytest.mark.parametrize("form", ["function", "memory"])
-@pytest.mark.parametrize("case", dense_cases(), ids=str)
+@pytest.mark.parametrize("case", known_cases(), ids=str)
 def test_transformers_logits_at_any_split(gpu: CudaDriver, case: Case, form: str, ranks: int, tmp_path: Path) -> None:
     got = logits(case, tmp_path, CudaEngine, ranks, "fp32", EngineOptions(extra={"host_step": form}))
     assert error(got, case.logits[: len(got)]) < 1e-4
@@ -93,7 +94,7 @@ def test_narrow_weights(gpu: CudaDriver, case: Case, quantisation: str, tmp_path
 def test_waves_are_captured_and_company_does_not_show(
     gpu: CudaDriver, quantisation: str, ranks: int, tmp_path: Path
 ) -> None:
-    case = next(each for each in dense_cases() if each.folder.name == "mistral-window")
+    case = next(each for each in known_cases() if each.folder.name == "mistral-window")
     shares = uneven_shares(units(case.model, quantisation, 32), ranks)
     options = EngineOptions(extra={"host_step": "function"})
     with LocalSession(case.folder, CudaEngine, shares, tmp_path, quantisation, options=options) as group:

@@ -17,7 +17,7 @@ import numpy as np
 
 from motley.daemon.models.axes import Heads
 from motley.daemon.models.description import EMBEDDING, Model
-from motley.daemon.models.files import open_model, open_weights
+from motley.daemon.models.files import OpenModel, open_model, open_weights
 from motley.daemon.models.holding import has_floats
 from motley.daemon.models.keys import Keys
 from motley.daemon.models.operations import Attend, Sum, WholeNorm
@@ -63,6 +63,12 @@ class Case:
     def attentions(self) -> list[Attend]:
         """Of every layer."""
         return [layer.attention for layer in self.model.layers if layer.attention]
+
+    @property
+    def aligned(self) -> bool:
+        """Whether heads, and what is rotated of them, are multiples of 16 elements, as exact sessions on CPUs want."""
+        sizes = [self.heads.size, *(rope.size for rope in self.model.ropes.values())]
+        return all(size % 16 == 0 for size in sizes)
 
     @property
     def windows(self) -> list[int]:
@@ -185,7 +191,7 @@ class LocalSession:
 
     def __init__(
         self,
-        model: Path,
+        model: Path | OpenModel,
         factory: EngineFactory | Sequence[EngineFactory],
         shares: Sequence[Share],
         folder: Path,
@@ -200,7 +206,7 @@ class LocalSession:
         are, and the shares are in exact mode's units. `declare`: what makes the graphs."""
         each = [quantisation] * len(shares) if isinstance(quantisation, str) else quantisation
         self._files = ExitStack()
-        opened = self._files.enter_context(open_model(model))
+        opened = self._files.enter_context(open_model(model)) if isinstance(model, Path) else model
         self._source, described = opened.source, opened.model
         self._group = LocalGroup(len(shares))
         self._threads = [ThreadPoolExecutor(1, f"rank {rank}") for rank in range(len(shares))]

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from motley.daemon.models.axes import Heads
+from motley.daemon.models.blocks import attention
 from motley.daemon.models.description import Model
 from motley.daemon.models.keys import ConfigError
 from motley.daemon.models.share import Share, ShareError, kv_heads
@@ -19,6 +20,7 @@ from motley.daemon.weights.stored import Format
 from motley.protocol import BLOCKS
 from tests.models.cases import shaped
 from tests.models.cutting import apportion, cut
+from tests.models.hand_made import SHAPE, of_blocks
 
 TINYLLAMA = shaped()
 
@@ -184,6 +186,47 @@ def test_exact_units_are_few_and_tile_heads_and_columns(of: Sizes, quantisation:
         columns = [units_.columns(range(unit, unit + 1), of.columns) for unit in range(units_.mlp)]
         assert [column for own in columns for column in own] == list(range(of.columns))
         assert all(len(own) and own.start % units_.mlp_blocks[of.columns] == 0 for own in columns)
+
+
+def of_heads(*heads: Heads) -> Model:
+    """A layer of each kind of heads."""
+    return of_blocks(
+        lambda writer, number, x: attention(writer, SHAPE, number, x, heads=heads[number], rope=None),
+        shape=replace(SHAPE, layers=len(heads)),
+    )
+
+
+keys_alike = st.tuples(st.integers(1, 5), st.integers(1, 4), st.integers(1, 4), st.integers(1, 4))
+halves_of_heads = st.sampled_from([4, 8, 16, 24])
+
+
+@given(keys_alike, halves_of_heads, halves_of_heads, st.booleans(), st.sampled_from(["fp32", "int8"]))
+def test_layers_of_unlike_heads_are_cut_alike(
+    counts: tuple[int, int, int, int], one: int, other: int, exact: bool, quantisation: str
+) -> None:
+    """Every unit has some query heads of each layer, and no cut parts a block of what they multiply with."""
+    fewer, times, group, more = counts
+    most = fewer * times
+    layers = Heads(most * group, most, 2 * one), Heads(most * more, fewer, 2 * other)
+    model = of_heads(*layers)
+    try:
+        cut = units(model, quantisation, 16, exact=exact)
+    except ConfigError:
+        assert quantisation == "int8"
+        assert any(heads.queries // most * heads.size % 16 for heads in layers)
+        return
+    for number, heads in enumerate(layers):
+        block = max(1, cut.held[f"model.layers.{number}.self_attn.o_proj.weight"].block)
+        for split in cut.attention_splits:
+            own = [cut.query_heads(range(unit, unit + 1), split, heads) for unit in range(cut.kv_groups * split)]
+            assert [head for each in own for head in each] == list(range(heads.queries))
+            assert all(own)
+            assert all(each.start * heads.size % block == 0 for each in own)
+
+
+def test_layers_that_cannot_be_cut_alike_are_named() -> None:
+    with pytest.raises(ConfigError, match=r"layers of 3 and of 2 KV heads \(with 6 query heads\) cannot be cut alike"):
+        units(of_heads(Heads(6, 3, 16), Heads(6, 2, 16)), "fp32", 32)
 
 
 @given(st.integers(1, 120), st.integers(1, 400), st.integers(1, 400), st.sampled_from(["fp32", "int8", "int4"]))

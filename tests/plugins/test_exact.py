@@ -37,7 +37,7 @@ from tests.pairs import pairwise as all_pairs
 
 BUNDLED = Path(motley.cli.__path__[0]) / "models" / "shakespeare-2.6m"
 EXACT = EngineOptions(exact=True)
-CASES = [case for case in golden_cases() if case.heads.size % 16 == 0]
+CASES = [case for case in golden_cases() if case.aligned]
 
 
 def session(
@@ -205,7 +205,10 @@ def test_kernels_that_mix_rows_are_found_out(tmp_path: Path, monkeypatch: pytest
 @pytest.mark.parametrize("case", [case for case in golden_cases() if case not in CASES], ids=str)
 def test_heads_that_the_kernel_does_not_take_are_refused(case: Case, tmp_path: Path) -> None:
     cut = units(case.model, "fp32", 32, exact=True)
-    with pytest.raises(EngineError, match=f"exact=true with attention heads of {case.heads.size}: a multiple"):
+    with pytest.raises(
+        EngineError,
+        match=f"exact=true (with attention heads of {case.heads.size}|where .* elements are rotated): a multiple",
+    ):
         session(case.folder, tmp_path, [whole_share(cut)])
 
 
@@ -236,7 +239,7 @@ def test_exact_units_do_not_change_what_can_be_encoded() -> None:
 
 # ---------------------------------------------------------------- experts
 
-EXPERT_CASES = expert_cases()
+EXPERT_CASES = [case for case in expert_cases() if case.aligned]
 QUANTISATIONS = ["fp32", "int8", "int4"]
 
 

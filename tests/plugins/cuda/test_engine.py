@@ -41,11 +41,12 @@ from motley.transport.cuda.driver import CudaDriver
 from motley.transport.cuda.errors import CudaError
 from motley.transport.cuda.host_step import HostStep
 from motley.transport.cuda.stream import CudaStream
-from tests.models.cases import Case, LocalSession, dense_cases, uneven_shares
+from tests.models.cases import Case, LocalSession, uneven_shares
 from tests.models.local_group import LocalGroup
 from tests.models.long_text import regret, write_texts
 from tests.pairs import pairwise
 from tests.plugins.cuda.host_blas import NOT_INITIALIZED, HostBlas, HostGemms
+from tests.plugins.known_cases import REFUSED, known_cases, refused_cases
 from tests.transport.conftest import run_ranks as run_ranks
 from tests.transport.cuda.host_driver import DEVICE as DEVICE_ADDRESSES
 from tests.transport.cuda.host_driver import HostDriver
@@ -82,7 +83,7 @@ def test_every_architecture_is_compiled_for(capability: Capability) -> None:
         assert all(f".text.matmul_{kind}_{tokens}\0".encode() in cubin for tokens in TOKENS)
 
 
-@pytest.mark.parametrize(("case", "ranks"), [(dense_cases()[0], 1), *((case, 3) for case in dense_cases())], ids=str)
+@pytest.mark.parametrize(("case", "ranks"), [(known_cases()[0], 1), *((case, 3) for case in known_cases())], ids=str)
 def test_transformers_logits_at_any_split(case: Case, ranks: int, tmp_path: Path) -> None:
     """A prompt in chunks and a token on its own; every allocation is given back."""
     with session(case, tmp_path, ranks) as group:
@@ -96,8 +97,14 @@ def test_transformers_logits_at_any_split(case: Case, ranks: int, tmp_path: Path
     assert [driver.live for driver in drivers if isinstance(driver, HostDriver)] == [0] * ranks
 
 
+@pytest.mark.parametrize("case", refused_cases(), ids=str)
+def test_other_models_are_refused_by_name(case: Case, tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match=f"engine 'cuda' does not know .*{REFUSED[case.folder.name]}"):
+        session(case, tmp_path, 1)
+
+
 @pytest.mark.parametrize("quantisation", ["fp16", "int8", "int4"])
-@pytest.mark.parametrize("case", dense_cases()[1::4], ids=str)
+@pytest.mark.parametrize("case", known_cases()[1::4], ids=str)
 def test_narrow_weights_against_float64(case: Case, quantisation: str, tmp_path: Path) -> None:
     try:
         shares = uneven_shares(units(case.model, quantisation, 32), 2)
@@ -117,7 +124,7 @@ def test_narrow_weights_against_float64(case: Case, quantisation: str, tmp_path:
 
 def test_the_cache_grows_and_skips_without_losing_anything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("motley.plugins.cuda.engine.FIRST_CAPACITY", 4)
-    case = dense_cases()[0]
+    case = known_cases()[0]
     with session(case, tmp_path, 1) as group:
         for slot in (0, 1):
             group.open_slot(slot)
@@ -137,7 +144,7 @@ def test_a_captured_step_is_the_same_step(
 ) -> None:
     """At every position, as caches grow, with slots that take turns; where nothing can be captured, without a word."""
     monkeypatch.setattr("motley.plugins.cuda.engine.FIRST_CAPACITY", 4)
-    case = dense_cases()[0]
+    case = known_cases()[0]
     shares = uneven_shares(units(case.model, "fp32", 32), ranks)
     drivers = []
 
@@ -176,7 +183,7 @@ def test_company_does_not_show(
     monkeypatch.setattr(cuda, "FIRST_CAPACITY", 4)
     for module in (cuda, step):
         monkeypatch.setattr(module, "MOST_SEQUENCES", 11)
-    case = next(each for each in dense_cases() if each.folder.name == "mistral-window")
+    case = next(each for each in known_cases() if each.folder.name == "mistral-window")
     shares = uneven_shares(units(case.model, quantisation, 32), 2)
 
     def engine(graph: RankGraph, collectives: Collectives, options: EngineOptions) -> CudaEngine:
@@ -213,7 +220,7 @@ def test_company_does_not_show(
 
 def test_graphs_are_not_hoarded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda, "GRAPHS_KEPT", 2)
-    case = dense_cases()[0]
+    case = known_cases()[0]
     with session(case, tmp_path, 1) as group:
         for slot in range(3):
             group.open_slot(slot)
@@ -345,7 +352,7 @@ def test_attention_is_exact_in_parts_and_for_rows_of_any_sequences(width: int, w
 
 def test_texts_are_the_same_whatever_the_host_step(run_ranks: Callable[..., list[Any]], tmp_path: Path) -> None:
     """Over sockets, from captured graphs where there can be; and they are what the reference would have written."""
-    case = dense_cases()[0]
+    case = known_cases()[0]
     texts = []
     for form in HostStep:
         options = EngineOptions(extra={"host_step": form})
@@ -373,7 +380,7 @@ def test_texts_are_the_same_whatever_the_host_step(run_ranks: Callable[..., list
 
 @pytest.mark.parametrize(
     ("case", "quantisation", "scratch"),
-    pairwise(dense_cases(), ["fp32", "fp16", "int8", "int4"], [4096, device_graph.SCRATCH_BYTES]),
+    pairwise(known_cases(), ["fp32", "fp16", "int8", "int4"], [4096, device_graph.SCRATCH_BYTES]),
     ids=str,
 )
 def test_prompts_by_cublas(
@@ -412,7 +419,7 @@ def engine_with(gemms: HostGemms, graph: RankGraph, collectives: Collectives, op
 
 
 def test_without_cublas_prompts_are_computed_all_the_same(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    case = dense_cases()[0]
+    case = known_cases()[0]
 
     class Broken(HostGemms):
         def __call__(self, stream: CudaStream) -> Cublas:
@@ -448,7 +455,7 @@ def test_cublas_has_the_functions_that_are_called() -> None:
 
 
 def test_what_it_cannot_do_is_refused(tmp_path: Path) -> None:
-    case = dense_cases()[0]
+    case = known_cases()[0]
     shares = uneven_shares(units(case.model, "fp32", 32), 1)
     for index, (options, said) in enumerate(
         [
@@ -476,7 +483,7 @@ def test_what_it_cannot_do_is_refused(tmp_path: Path) -> None:
 def test_too_little_memory_says_how_much(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """While loading, and in a step that makes a cache grow; nothing is left, and the rank tells which kind it was."""
     monkeypatch.setattr(cuda, "FIRST_CAPACITY", 8)
-    case = dense_cases()[0]
+    case = known_cases()[0]
     shares = uneven_shares(units(case.model, "fp32", 32), 1)
     drivers: list[HostDriver] = []
 
@@ -503,7 +510,7 @@ def test_a_device_lost_in_a_step_ends_the_rank_and_nobody_hangs(
     run_ranks: Callable[..., list[Any]], form: HostStep, captured: bool, tmp_path: Path
 ) -> None:
     """Rank 1's device goes while a sum is exchanged. It says so, leaves and frees what it had; rank 0 blames it."""
-    case = dense_cases()[0]
+    case = known_cases()[0]
     shares = uneven_shares(units(case.model, "fp32", 32), 2)
     with LocalSession(case.folder, on_host, shares, tmp_path) as group:
         graphs = group.graphs
@@ -556,7 +563,7 @@ def test_without_a_driver_it_says_what_to_do(tmp_path: Path) -> None:
         said = str(error)
     else:
         pytest.skip("there is a GPU here")
-    case = dense_cases()[0]
+    case = known_cases()[0]
     shares = uneven_shares(units(case.model, "fp32", 32), 1)
     with pytest.raises(EngineError, match="engine 'cuda': ") as caught:
         LocalSession(case.folder, CudaEngine, shares, tmp_path)
@@ -565,7 +572,7 @@ def test_without_a_driver_it_says_what_to_do(tmp_path: Path) -> None:
 
 
 def test_halves_give_what_the_whole_gives(tmp_path: Path) -> None:
-    case = dense_cases()[0]
+    case = known_cases()[0]
     with session(case, tmp_path, 2) as group:
         group.open_slot()
         whole = group.step(case.tokens[:40], 0)
@@ -574,7 +581,7 @@ def test_halves_give_what_the_whole_gives(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_the_gate_lets_it_through_to_the_transport(ranks: int, tmp_path: Path) -> None:
-    with session(dense_cases()[0], tmp_path, ranks) as group:
+    with session(known_cases()[0], tmp_path, ranks) as group:
         graph = group.graphs[0]
     expected = reference_answers(graph, 0, ranks, ReferenceEngine)
     gate = Gate(graph, LocalGroup(ranks).member(0))

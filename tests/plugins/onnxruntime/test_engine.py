@@ -14,6 +14,7 @@ from safetensors.numpy import save_file
 import motley.cli
 from motley.daemon.models.description import Model, expected_shapes
 from motley.daemon.models.keys import ConfigError
+from motley.daemon.models.operations import Route
 from motley.daemon.models.reading import read_model
 from motley.daemon.models.units import units
 from motley.plugins.engine import F32, EngineError, EngineFactory, EngineOptions, load_engine
@@ -32,8 +33,11 @@ Tiny random models have few blocks for rounding to average out over.
 """
 EXPERTS_TOLERANCE = 0.1
 """The same where that rounding sends a few rows to other experts."""
+GROUPS_TOLERANCE = 0.4
+"""The same where experts are in groups: a row that goes to another group meets other experts altogether."""
 BUNDLED = Path(motley.cli.__path__[0]) / "models" / "shakespeare-2.6m"
 
+PLAIN = next(case for case in golden_cases() if str(case) == "llama-mha")
 every_case = pytest.mark.parametrize("case", golden_cases(), ids=str)
 
 
@@ -53,6 +57,14 @@ def session(
 def error(got: F32, expected: F32) -> float:
     assert got.shape == expected.shape
     return float(np.abs(got - expected).max() / np.abs(expected).max())
+
+
+def tolerance_of(case: Case) -> float:
+    """Of a quantised model, as a part of the norm of its logits."""
+    routes = [each.routing for each in case.model.operations if isinstance(each, Route)]
+    if any(routing.groups_kept < routing.groups for routing in routes):
+        return GROUPS_TOLERANCE
+    return EXPERTS_TOLERANCE if routes else QUANTISED_TOLERANCE
 
 
 def greedy(ranks: LocalSession, prompt: list[int], count: int) -> list[int]:
@@ -90,7 +102,7 @@ def test_quantised_against_float64_at_any_split(case: Case, quantisation: str, c
     with session(case, tmp_path / "64", factory=ReferenceEngine, quantisation=quantisation, options=float64) as ranks:
         ranks.open_slot()
         expected = ranks.step(case.tokens[:-1], 0)
-    tolerance = EXPERTS_TOLERANCE if case.model.experts else QUANTISED_TOLERANCE
+    tolerance = tolerance_of(case)
     texts = []
     for size in (1, count):
         with session(case, tmp_path / str(size), size, quantisation=quantisation) as ranks:
@@ -126,7 +138,7 @@ def test_sequences_decoded_together_get_what_each_gets_alone(
         cut = units(case.model, quantisation, 32, exact=exact)
     except ConfigError:
         pytest.skip("this case's widths cannot be quantised")
-    if exact and case.heads.size % 16:
+    if exact and not case.aligned:
         pytest.skip("refused, see below")
     lengths = (3, 9, 5)
     company = [(0, 1, 2), (2, 0), (1,), (0, 1, 2), (2, 1)]
@@ -421,4 +433,4 @@ def test_a_session_that_cannot_be_made_is_named(
 
     monkeypatch.setattr("onnxruntime.InferenceSession", refuse)
     with pytest.raises(error, match=words):
-        session(golden_cases()[0], tmp_path)
+        session(PLAIN, tmp_path)

@@ -29,14 +29,15 @@ from motley.plugins.mapped_share import MappedShare
 from motley.plugins.reference.engine import ReferenceEngine
 from motley.plugins.tensorrt.builds import Capability, Library, PlanFolder, build, open_library
 from motley.plugins.tensorrt.lowering import Part, lower, segments, whole
-from tests.models.cases import Case, LocalSession, dense_cases, uneven_shares, whole_share
+from tests.models.cases import Case, LocalSession, uneven_shares, whole_share
+from tests.plugins.known_cases import known_cases
 from tests.plugins.tensorrt.test_lowering import FORMS
 
 pytest.importorskip("tensorrt_rtx", reason="TensorRT for RTX is not installed: pip install motley[tensorrt]")
 
 ADA: Capability = (8, 9)
 ROWS = 8
-CASES = dense_cases()
+CASES = known_cases()
 CODES = {"fp32": "Float", "fp16": "Half", "int8": "Int4", "int4": "Int4"}
 TYPES = {TensorProto.FLOAT: "Float", TensorProto.INT64: "Int64"}
 BYTES = {TensorProto.INT4: 0.5, TensorProto.FLOAT16: 2, TensorProto.FLOAT: 4, TensorProto.INT64: 8}
@@ -149,7 +150,7 @@ def check_whole_build(case: Case, graph: RankGraph, library: Library, said: list
     for profile in (0, 1):
         layers = [layer for layer in got.layers if layer.profile == profile]
         reduced = [layer for layer in layers if layer.kind == "comm_allreduce"]
-        assert len(reduced) == 2 * case.model.layers
+        assert len(reduced) == 2 * len(case.model.layers)
     assert got.weights < 2 * size(part) + REST  # matrices as small as these may have a layout for each profile
     assert len(got.plan) > got.weights
 

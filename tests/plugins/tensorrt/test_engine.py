@@ -32,9 +32,10 @@ from motley.plugins.segments import Reduction
 from motley.plugins.tensorrt.builds import Library
 from motley.plugins.tensorrt.lowering import Part
 from motley.transport.errors import PeerLost
-from tests.models.cases import Case, LocalSession, dense_cases, uneven_shares, whole_share
+from tests.models.cases import Case, LocalSession, uneven_shares, whole_share
 from tests.models.local_group import LocalGroup, LocalMember
 from tests.pairs import pairwise
+from tests.plugins.known_cases import known_cases
 from tests.plugins.onnxruntime.lowered_engine import cut_at_sums, for_onnxruntime, with_data
 from tests.plugins.tensorrt.test_lowering import FORMS, FP16_TOLERANCE, FP32_TOLERANCE, error
 from tests.transport.host_stream import HostStream
@@ -43,7 +44,7 @@ tensorrt = pytest.importorskip("motley.plugins.tensorrt.engine", reason="needs m
 host_driver = pytest.importorskip("tests.transport.cuda.host_driver", reason="no device made of host streams")
 host_step = pytest.importorskip("motley.transport.cuda.host_step")
 
-CASES = [case for case in dense_cases() if case.folder.name in ("llama-mha", "qwen3-biases-some-windows")]
+CASES = [case for case in known_cases() if case.folder.name in ("llama-mha", "qwen3-biases-some-windows")]
 FLOAT32, SUM = 7, 0
 """NCCL's."""
 STALE = b"a plan that the runtime does not take"

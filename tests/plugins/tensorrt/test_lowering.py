@@ -14,8 +14,9 @@ from motley.daemon.models.units import units
 from motley.plugins.engine import F32, EngineError, EngineFactory, EngineOptions
 from motley.plugins.reference.engine import ReferenceEngine
 from motley.plugins.tensorrt.lowering import RESIDUAL, Constant, lower, segments, whole
-from tests.models.cases import Case, LocalSession, dense_cases, golden_cases, uneven_shares, whole_share
+from tests.models.cases import Case, LocalSession, uneven_shares, whole_share
 from tests.models.test_stored import KINDS, Kind, make
+from tests.plugins.known_cases import REFUSED, known_cases, refused_cases
 from tests.plugins.onnxruntime.lowered_engine import LoweredEngine
 
 FP32_TOLERANCE = 1e-4
@@ -25,7 +26,7 @@ FP16_TOLERANCE = 0.01
 
 FORMS = ("fp32", "fp16", "int8", "int4")
 
-every_case = pytest.mark.parametrize("case", dense_cases(), ids=str)
+every_case = pytest.mark.parametrize("case", known_cases(), ids=str)
 every_form = pytest.mark.parametrize("form", FORMS)
 
 
@@ -85,7 +86,7 @@ def test_zero_points_of_blocks(kind: Kind, tmp_path: Path) -> None:
 @pytest.mark.parametrize(("form", "most"), [("fp32", 1.01), ("fp16", 1.01), ("int8", 1.41), ("int4", 1.02)])
 def test_constants_stay_narrow(form: str, most: float, tmp_path: Path) -> None:
     """Bytes, of those in the share: int8 has two more scales for each block (of 16 here)."""
-    case = dense_cases()[-1]
+    case = known_cases()[-1]
     shares = [whole_share(units(case.model, form, 32))]
     with LocalSession(case.folder, ReferenceEngine, shares, tmp_path, form) as session:
         graph = session.graphs[0]
@@ -108,7 +109,7 @@ def _bytes(constant: Constant) -> float:
 
 def test_a_rank_without_vocabulary_keeps_its_last_collective(tmp_path: Path) -> None:
     """TensorRT removes what no output needs, and the other ranks would wait for it."""
-    case = dense_cases()[0]
+    case = known_cases()[0]
     shares = uneven_shares(units(case.model, "fp32", 32), 2)
     with LocalSession(case.folder, ReferenceEngine, shares, tmp_path) as session:
         parts = [whole(lower(graph)) for graph in session.graphs]
@@ -122,20 +123,10 @@ def test_a_rank_without_vocabulary_keeps_its_last_collective(tmp_path: Path) -> 
     ] * 2
 
 
-def test_refusals(tmp_path: Path) -> None:
-    case = dense_cases()[0]
-    shares = [whole_share(units(case.model, "fp32", 32, None, exact=True))]
+@pytest.mark.parametrize("case", refused_cases(), ids=str)
+def test_other_models_are_refused_by_name(case: Case, tmp_path: Path) -> None:
     with (
-        LocalSession(case.folder, ReferenceEngine, shares, tmp_path, exact=True) as session,
-        pytest.raises(EngineError, match=r"does all_reduce, not all_gather .*engine 'onnxruntime'"),
+        LocalSession(case.folder, ReferenceEngine, [whole_share(units(case.model, "fp32", 32))], tmp_path) as session,
+        pytest.raises(EngineError, match=f"engine 'tensorrt' does not know .*{REFUSED[case.folder.name]}"),
     ):
         lower(session.graphs[0])
-
-
-def test_experts_are_refused_by_name(tmp_path: Path) -> None:
-    case = next(case for case in golden_cases() if case.model.experts)
-    with (
-        LocalSession(case.folder, ReferenceEngine, [whole_share(units(case.model, "fp32", 32))], tmp_path) as ranks,
-        pytest.raises(EngineError, match="'tensorrt' cannot run models with experts"),
-    ):
-        lower(ranks.graphs[0])

@@ -1,0 +1,112 @@
+"""What the engines on GPUs know of a rank's graph; a graph with anything else is refused by name before it is loaded.
+
+Their kernels and their lowering are for the nodes below, with these attributes and operands. A node that was taken for
+one of these would be computed wrongly without a word, so everything that is not listed is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import onnx
+from onnx import TensorProto
+
+from motley.plugins.engine import DOMAIN, EngineError
+from motley.plugins.nodes import attributes_of
+
+_ANY = object()
+"""Every value of an attribute."""
+
+KNOWN: Mapping[tuple[str, str], Mapping[str, Any]] = {
+    ("", "Add"): {},
+    ("", "Cast"): {"to": TensorProto.FLOAT},
+    ("", "Concat"): {"axis": 0},
+    ("", "ConstantOfShape"): {"value": _ANY},
+    ("", "DequantizeLinear"): {"axis": 1, "block_size": _ANY},
+    ("", "Gather"): {"axis": 0},
+    ("", "Gemm"): {"transB": 1},
+    ("", "Mul"): {},
+    ("", "RMSNormalization"): {"axis": -1, "epsilon": _ANY},
+    ("", "Reshape"): {},
+    ("", "Shape"): {"start": 0, "end": 1},
+    ("", "Split"): {"axis": 1},
+    ("", "Swish"): {"alpha": 1.0},
+    (DOMAIN, "CachedAttention"): {
+        "q_heads": _ANY,
+        "kv_heads": _ANY,
+        "head_dim": _ANY,
+        "rotary_dim": _ANY,
+        "scale": _ANY,
+        "window": _ANY,
+        "soft_cap": 0.0,
+    },
+    (DOMAIN, "DistCollective"): {
+        "collective_operation": b"all_reduce",
+        "reduce_op": b"sum",
+        "root": -1,
+        "group_size": 0,
+        "nb_rank": _ANY,
+    },
+}
+"""The values that each attribute of an operator may have, by its domain and name."""
+
+
+def check_known(engine: str, graph: onnx.GraphProto) -> None:
+    """Make sure that an engine on a GPU knows every node of a rank's graph.
+
+    Raises:
+        EngineError: naming each operator that it does not know, with the attribute or the operand that is in the way.
+    """
+    if unknown := list(dict.fromkeys(_unknown(graph))):
+        raise EngineError(f"engine {engine!r} does not know {', '.join(unknown)}; use engine 'onnxruntime'")
+
+
+def rotary_tables(graph: onnx.GraphProto) -> list[tuple[str, str]]:
+    """The graph inputs with the cosines and sines that attention rotates by: a pair for each rotary embedding."""
+    attends = (node for node in graph.node if node.op_type == "CachedAttention")
+    return list(dict.fromkeys((node.input[6], node.input[7]) for node in attends))
+
+
+def _unknown(graph: onnx.GraphProto) -> Iterator[str]:
+    constants = {tensor.name: tensor for tensor in graph.initializer}
+    made_by = {name: node for node in graph.node for name in node.output}
+    widths = {value.name: value.type.tensor_type.shape.dim[-1].dim_value for value in graph.value_info}
+    (hidden,) = (value.type.tensor_type.shape.dim[-1].dim_value for value in graph.input if value.name == "hidden")
+    swishes = {name for name, node in made_by.items() if node.op_type == "Swish"}
+    for node in graph.node:
+        called = ".".join(filter(None, (node.domain, node.op_type)))
+        known = KNOWN.get((node.domain, node.op_type))
+        if known is None:
+            yield called
+            continue
+        attributes = attributes_of(node)
+        for name, value in attributes.items():
+            allowed = known.get(name)
+            if allowed is not _ANY and value != allowed:
+                yield f"{called} with {name}={value.decode() if isinstance(value, bytes) else value}"
+        if not swishes.isdisjoint(node.input[node.op_type == "Mul" :]):
+            yield f"{called} of a Swish"
+        match node.op_type:
+            case "Add" if not constants.keys().isdisjoint(node.input):
+                yield f"{called} of a constant"
+            case "Mul" if node.input[0] not in swishes or node.input[1] in constants:
+                yield f"{called} without a Swish"
+            case "RMSNormalization" if not _is_stored(constants.get(node.input[1])):
+                yield f"{called} without a gain"
+            case "Gemm":
+                source = made_by.get(node.input[1])
+                if not _is_stored(constants.get(node.input[1] if source is None else source.input[0])):
+                    yield f"{called} by a matrix that is no weight"
+            case "CachedAttention" if attributes["rotary_dim"] != attributes["head_dim"]:
+                yield f"{called} with rotary_dim={attributes['rotary_dim']} of head_dim={attributes['head_dim']}"
+            case "DistCollective" if any(widths.get(name, hidden) != hidden for name in node.input):
+                yield f"{called} of rows that are not as wide as the residual"
+    tables = rotary_tables(graph)
+    if len(tables) > 1:
+        yield f"{DOMAIN}.CachedAttention with {len(tables)} rotary tables"
+
+
+def _is_stored(tensor: TensorProto | None) -> bool:
+    """Whether a value is a weight in the share file."""
+    return tensor is not None and tensor.data_location == TensorProto.EXTERNAL

@@ -1,0 +1,188 @@
+"""What a described model computes, on whole weights in float64: written from what the operations say, for comparison.
+
+Nothing is cut, cached or fused, so sums over ranks change nothing. Where a loop is plainer than an array, it is a loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from motley.daemon.models.axes import Value
+from motley.daemon.models.description import Model
+from motley.daemon.models.operations import (
+    Activation,
+    Add,
+    Attend,
+    Clip,
+    Experts,
+    Gated,
+    Linear,
+    Norm,
+    Operation,
+    Route,
+    Routing,
+    Scale,
+    ScaleRows,
+    SoftCap,
+    Sum,
+    WholeNorm,
+)
+from motley.daemon.models.rope import rotary_tables
+from motley.daemon.weights.places import numbered
+
+F64 = npt.NDArray[np.float64]
+Values = dict[str, npt.NDArray[Any]]
+
+
+def logits_by_the_book(model: Model, weights: Mapping[str, npt.NDArray[Any]], tokens: Sequence[int]) -> F64:
+    """f64[T, V]: the logits after each of some tokens."""
+    book = _Book(model, {name: each.astype(np.float64) for name, each in weights.items()})
+    rows = book.weights[model.embedding.name][tokens] * model.embedding_scale
+    for layer in model.layers:
+        rows = book.run(layer.operations, {layer.x.name: rows}, layer.y)
+    return book.run(model.head, {model.head_x.name: rows}, model.logits)
+
+
+class _Book:
+    def __init__(self, model: Model, weights: Mapping[str, F64]) -> None:
+        self.model = model
+        self.weights = weights
+
+    def run(self, operations: Iterable[Operation], values: Values, result: Value, expert: int | None = None) -> F64:
+        """The value of `result` after some operations; `expert` is the number of the one whose they are."""
+        for each in operations:
+            self._compute(each, values, expert)
+        return values[result.name]
+
+    def _compute(self, operation: Operation, values: Values, expert: int | None) -> None:
+        match operation:
+            case Norm(x, y, gain, epsilon, offset):
+                rows = values[x.name]
+                width = x.axis.heads.size if x.axis.heads else x.axis.size
+                apart = rows.reshape(len(rows), -1, width)
+                scale = 1.0 if gain is None else self.weights[gain.name] + offset
+                values[y.name] = (_normed(apart, epsilon) * scale).reshape(rows.shape)
+            case WholeNorm(xs=xs, ys=ys, gains=gains, epsilon=epsilon):
+                for x, y, gain in zip(xs, ys, gains, strict=True):
+                    values[y.name] = _normed(values[x.name], epsilon) * self.weights[gain.name]
+            case Linear(x=x, ws=ws, ys=ys):
+                for w, y in zip(ws, ys, strict=True):
+                    product = values[x.name] @ self.weights[numbered(w.name, expert)].T
+                    values[y.name] = product + (self.weights[numbered(w.bias, expert)] if w.bias else 0.0)
+            case Clip(x, y, low, high):
+                values[y.name] = np.minimum(np.maximum(values[x.name], low), high)
+            case Attend():
+                values[operation.y.name] = self._attend(operation, values)
+            case Gated(gate, up, y, activation):
+                values[y.name] = _gated(values[gate.name], values[up.name], activation)
+            case Sum(x, y):
+                values[y.name] = values[x.name]
+            case Scale(x, y, by):
+                values[y.name] = values[x.name] * by
+            case ScaleRows(x, by, y):
+                values[y.name] = values[x.name] * _sigmoid(values[by.name])
+            case SoftCap(x, y, cap):
+                values[y.name] = cap * np.tanh(values[x.name] / cap)
+            case Add(residual, x, y):
+                values[y.name] = values[residual.name] + values[x.name]
+            case Route():
+                correction = operation.routing.correction
+                more = 0.0 if correction is None else self.weights[correction.name]
+                routed = [_routed(row, operation.routing, more) for row in values[operation.logits.name]]
+                values[operation.weights.name] = np.array([weights for weights, _ in routed])
+                values[operation.chosen.name] = np.array([chosen for _, chosen in routed])
+            case Experts():
+                values[operation.y.name] = self._experts(operation, values)
+
+    def _experts(self, experts: Experts, values: Values) -> F64:
+        rows = values[experts.x.name]
+        total = np.zeros_like(rows) if experts.base is None else values[experts.base.name].copy()
+        weights, chosen = values[experts.weights.name], values[experts.chosen.name]
+        for number, row in enumerate(rows):
+            for weight, expert in zip(weights[number], chosen[number], strict=True):
+                x = {experts.body_x.name: row[None]}
+                total[number] += weight * self.run(experts.body, x, experts.body_y, int(expert))[0]
+        return total
+
+    def _attend(self, attend: Attend, values: Values) -> F64:
+        q, k, v = (values[each.name] for each in (attend.q, attend.k, attend.v))
+        size, group = attend.heads.size, attend.heads.group
+        count = len(q)
+        q, k = self._rotated(q, attend), self._rotated(k, attend)
+        y = np.zeros_like(q)
+        for head in range(attend.heads.queries):
+            own, read = (slice(number * size, (number + 1) * size) for number in (head, head // group))
+            sink = [] if attend.sinks is None else [self.weights[attend.sinks.name][head]]
+            for row in range(count):
+                first = max(0, row - attend.window + 1) if attend.window else 0
+                scores = k[first : row + 1, read] @ q[row, own] * attend.scale
+                if attend.soft_cap:
+                    scores = attend.soft_cap * np.tanh(scores / attend.soft_cap)
+                odds = _softmax(np.array([*scores, *sink]))
+                y[row, own] = odds[: len(scores)] @ v[first : row + 1, read]
+        return y
+
+    def _rotated(self, rows: F64, attend: Attend) -> F64:
+        """Heads whose first elements are turned in pairs: of the first half of these and of the second."""
+        if attend.rope is None:
+            return rows
+        rope = self.model.ropes[attend.rope]
+        cosines, sines = (table.astype(np.float64) for table in rotary_tables(rope, len(rows)))
+        turned = rows.copy()
+        half = rope.size // 2
+        for start in range(0, rows.shape[1], attend.heads.size):
+            one, other = (slice(start + at, start + at + half) for at in (0, half))
+            turned[:, one] = rows[:, one] * cosines - rows[:, other] * sines
+            turned[:, other] = rows[:, other] * cosines + rows[:, one] * sines
+        return turned
+
+
+def _normed(rows: F64, epsilon: float) -> F64:
+    normed: F64 = rows / np.sqrt(np.mean(rows**2, axis=-1, keepdims=True) + epsilon)
+    return normed
+
+
+def _sigmoid(x: F64) -> F64:
+    result: F64 = 1 / (1 + np.exp(-x))
+    return result
+
+
+def _softmax(x: F64) -> F64:
+    odds = np.exp(x - x.max())
+    result: F64 = odds / odds.sum()
+    return result
+
+
+def _gated(gate: F64, up: F64, activation: Activation) -> F64:
+    match activation:
+        case Activation.SILU:
+            return gate * _sigmoid(gate) * up
+        case Activation.GELU_TANH:
+            result: F64 = 0.5 * gate * (1 + np.tanh(np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3))) * up
+            return result
+        case Activation.CLAMPED:
+            gate, up = np.minimum(gate, 7.0), np.clip(up, -7.0, 7.0)
+            return gate * _sigmoid(1.702 * gate) * (up + 1)
+
+
+def _routed(logits: F64, rule: Routing, correction: F64 | float) -> tuple[list[float], list[int]]:
+    """The weights of a row's experts, and which these are."""
+    if rule.scores == "softmax of chosen":
+        chosen = sorted(range(len(logits)), key=lambda expert: -logits[expert])[: rule.chosen]
+        weights = _softmax(logits[chosen])
+    else:
+        scores = _softmax(logits) if rule.scores == "softmax" else _sigmoid(logits)
+        ranks = scores + correction
+        each = len(ranks) // rule.groups
+        groups = [range(start, start + each) for start in range(0, len(ranks), each)]
+        best = sorted(groups, key=lambda own: -sum(sorted(ranks[own.start : own.stop])[-2:]))[: rule.groups_kept]
+        allowed = [expert for own in best for expert in own]
+        chosen = sorted(allowed, key=lambda expert: -ranks[expert])[: rule.chosen]
+        weights = scores[chosen]
+    if rule.normalised:
+        weights = weights / (weights.sum() + rule.epsilon)
+    return list(weights * rule.scaling), chosen

@@ -1,0 +1,240 @@
+"""Types of activations: what is summed over the ranks and where, and what does not fit and is refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from motley.daemon.models.axes import Axis, Heads, Kind, Placement, Value, W, key_axis, query_axis
+from motley.daemon.models.blocks import experts, gated_mlp, mlp_axis, usual_names
+from motley.daemon.models.keys import ConfigError
+from motley.daemon.models.operations import Activation, Add, Routing, Sum, WholeNorm
+from motley.daemon.models.writing import ShardingError, Writer
+from tests.models.hand_made import SHAPE
+
+RESIDUAL = Axis(Kind.HIDDEN, 48, "hidden_size")
+OTHER = Axis(Kind.PLAIN, 20, "something else")
+COLUMNS = mlp_axis(80)
+HEADS = Heads(12, 4, 16)
+UP = W("up", COLUMNS, RESIDUAL)
+DOWN = W("down", RESIDUAL, COLUMNS)
+BIAS = W("biased", COLUMNS, RESIDUAL, bias="bias")
+ROUTER = W("router", Axis(Kind.PLAIN, 8, "experts"), RESIDUAL, routes=True)
+X = Value("layers.0.x", RESIDUAL)
+SHARDED = Value("layers.0.sharded", COLUMNS, Placement.SHARDED)
+PARTIAL = Value("layers.0.mlp.partial", RESIDUAL, Placement.PARTIAL)
+Q, K, V = (
+    Value(f"layers.0.{letter}", axis, Placement.SHARDED)
+    for letter, axis in (("q", query_axis(HEADS)), ("k", key_axis(HEADS)), ("v", key_axis(HEADS)))
+)
+
+
+def sums(writer: Writer) -> list[tuple[str, str]]:
+    return [(each.x.name, each.y.name) for each in writer.operations if isinstance(each, Sum)]
+
+
+def test_a_cut_output_makes_a_sharded_value_and_a_cut_input_a_partial_one() -> None:
+    writer = Writer(X)
+    (up,) = writer.linear("layers.0.mlp.up", X, UP)
+    assert (up.axis, up.placement) == (COLUMNS, Placement.SHARDED)
+    (down,) = writer.linear("layers.0.mlp.down", up, DOWN)
+    assert (down.axis, down.placement) == (RESIDUAL, Placement.PARTIAL)
+    (chosen,) = writer.linear("layers.0.mlp.router", X, ROUTER)
+    assert chosen.placement is Placement.REPLICATED
+
+
+def test_a_partial_value_is_summed_once_before_it_is_added() -> None:
+    writer = Writer(X)
+    y = writer.add(X, PARTIAL)
+    assert (y.name, y.placement) == ("layers.0.mlp.residual", Placement.REPLICATED)
+    assert sums(writer) == [("layers.0.mlp.partial", "layers.0.mlp.reduced")]
+    assert [type(each) for each in writer.operations] == [Sum, Add]
+
+
+def test_a_value_that_every_rank_has_is_not_summed() -> None:
+    writer = Writer(X)
+    normed = writer.norm("layers.0.mlp.after", PARTIAL, W("gain", RESIDUAL), 1e-5)
+    writer.add(X, normed)
+    assert sums(writer) == [("layers.0.mlp.partial", "layers.0.mlp.reduced")]
+
+
+def test_what_each_rank_can_do_to_its_term_needs_no_sum() -> None:
+    writer = Writer(X)
+    scaled = writer.scaled(PARTIAL, 0.5)
+    share = writer.linear("layers.0.mlp.gate", X, ROUTER)[0]
+    weighted = writer.scaled_rows("layers.0.mlp.weighted", scaled, share)
+    assert scaled.placement is weighted.placement is Placement.PARTIAL
+    assert writer.scaled(weighted, 1.0) is weighted
+    assert not sums(writer)
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        lambda writer: writer.soft_capped(PARTIAL, 30.0),
+        lambda writer: writer.clip(PARTIAL, 8.0),
+        lambda writer: writer.linear("layers.0.mlp.router", PARTIAL, ROUTER),
+        lambda writer: writer.norm("layers.0.mlp.norm", PARTIAL, None, 1e-5),
+    ],
+)
+def test_what_is_no_linear_function_is_of_the_sum(act: Callable[[Writer], object]) -> None:
+    writer = Writer(X)
+    act(writer)
+    assert len(sums(writer)) == 1
+
+
+def test_norms_of_whole_rows_sum_their_squares_together() -> None:
+    writer = Writer(X)
+    gains = (W("q_norm", query_axis(HEADS)), W("k_norm", key_axis(HEADS)))
+    ys = writer.whole_norm("layers.0.squares", (Q, K), gains, 1e-5)
+    assert [(y.axis, y.placement) for y in ys] == [(x.axis, Placement.SHARDED) for x in (Q, K)]
+    assert [type(each) for each in writer.operations] == [WholeNorm]
+
+
+def attend(writer: Writer, q: Value = Q, k: Value = K, v: Value = V, heads: Heads = HEADS) -> Value:
+    return writer.attend("layers.0.attended", 0, q, k, v, heads, rope=None, window=0, scale=1.0)
+
+
+def test_attention_gives_every_rank_its_heads() -> None:
+    y = attend(Writer(X))
+    assert (y.axis, y.placement) == (query_axis(HEADS), Placement.SHARDED)
+
+
+def body(result: Callable[[Writer], Value]) -> tuple[Writer, Value]:
+    writer = Writer(Value("layers.0.mlp.experts.{expert}.x", RESIDUAL))
+    return writer, result(writer)
+
+
+def routed(writer: Writer, chosen: int = 2) -> tuple[Value, Value]:
+    return writer.route("layers.0.mlp.router", X, ROUTER, Routing(chosen))
+
+
+REFUSED: dict[str, tuple[Callable[[Writer], object], str]] = {
+    "a sharded value added to a residual": (
+        lambda writer: writer.add(X, SHARDED),
+        r"layers\.0\.sharded is sharded, not replicated",
+    ),
+    "a partial residual": (lambda writer: writer.add(PARTIAL, X), r"a residual: .*partial is partial, not replicated"),
+    "something else added to a residual": (
+        lambda writer: writer.add(X, Value("layers.0.other", OTHER)),
+        r"layers\.0\.other is no residual's: it is along something else",
+    ),
+    "a layer that ends with a partial value": (lambda writer: writer.layer(PARTIAL), "the end of a layer: .*partial"),
+    "a matrix cut along an axis that its operand is not cut along": (
+        lambda writer: writer.linear("layers.0.down", X, DOWN),
+        r"layers\.0\.down: down is cut along intermediate_size, and layers\.0\.x is not",
+    ),
+    "a matrix cut along another axis than its operand": (
+        lambda writer: writer.linear("layers.0.down", Q, DOWN),
+        r"down is cut along intermediate_size, and layers\.0\.q is not",
+    ),
+    "a matrix cut along an axis of which the operand is whole": (
+        lambda writer: writer.linear("layers.0.down", Value("whole", COLUMNS), DOWN),
+        "layers.0.down: whole is replicated, not sharded",
+    ),
+    "a sharded value where a whole one is needed": (
+        lambda writer: writer.linear("layers.0.up", SHARDED, UP),
+        r"layers\.0\.sharded is sharded, not replicated",
+    ),
+    "a value of another width": (
+        lambda writer: writer.linear("layers.0.up", Value("layers.0.other", OTHER), UP),
+        r"layers\.0\.up: layers\.0\.other is 20 wide, up wants 48",
+    ),
+    "a matrix cut along both axes": (
+        lambda writer: writer.linear("layers.0.both", SHARDED, W("both", query_axis(HEADS), COLUMNS)),
+        r"layers\.0\.both: both can be cut along one axis only",
+    ),
+    "a vector as a matrix": (
+        lambda writer: writer.linear("layers.0.vector", X, W("vector", RESIDUAL)),
+        "need one input axis",
+    ),
+    "matrices of unlike inputs in one product": (
+        lambda writer: writer.linear("layers.0.two", X, UP, W("other", COLUMNS, OTHER), ys=("a", "b")),
+        r"layers\.0\.two: matrices that are one product need one input axis",
+    ),
+    "a bias of one matrix of a product": (
+        lambda writer: writer.linear("layers.0.two", X, UP, BIAS, ys=("a", "b")),
+        "all a bias or none",
+    ),
+    "a router in one product with others": (
+        lambda writer: writer.linear("layers.0.two", X, UP, ROUTER, ys=("a", "b")),
+        "are cut alike, and all of them route or none",
+    ),
+    "a gain of another width": (
+        lambda writer: writer.norm("layers.0.norm", X, W("gain", OTHER), 1e-5),
+        r"layers\.0\.norm: a norm of 48 elements cannot have a gain gain of \(20,\)",
+    ),
+    "a gain of all heads for each": (
+        lambda writer: writer.norm("layers.0.norm", Q, W("gain", query_axis(HEADS)), 1e-5),
+        r"a norm of 16 elements cannot have a gain gain of \(192,\)",
+    ),
+    "a norm of sharded columns": (
+        lambda writer: writer.norm("layers.0.norm", SHARDED, None, 1e-5),
+        r"layers\.0\.sharded is sharded, not replicated",
+    ),
+    "a whole norm of what every rank has": (
+        lambda writer: writer.whole_norm("layers.0.squares", (X,), (W("gain", RESIDUAL),), 1e-5),
+        r"layers\.0\.squares: layers\.0\.x is replicated, not sharded",
+    ),
+    "a whole norm with the gain of another axis": (
+        lambda writer: writer.whole_norm("layers.0.squares", (Q,), (W("gain", key_axis(HEADS)),), 1e-5),
+        r"the gain gain is not along the axis of layers\.0\.q",
+    ),
+    "attention of other heads": (
+        lambda writer: attend(writer, heads=Heads(12, 2, 16)),
+        r"layers\.0\.attended: layers\.0\.q is not made of this layer's heads",
+    ),
+    "keys as queries": (lambda writer: attend(writer, q=K), r"layers\.0\.k is not made of this layer's heads"),
+    "keys that every rank has": (
+        lambda writer: attend(writer, k=Value("whole", key_axis(HEADS))),
+        "whole is replicated, not sharded",
+    ),
+    "gate and up of unlike axes": (
+        lambda writer: writer.gated("layers.0.gated", SHARDED, Q, Activation.SILU),
+        r"layers\.0\.gated: layers\.0\.sharded and layers\.0\.q are of unlike axes",
+    ),
+    "rows scaled by what is partial": (
+        lambda writer: writer.scaled_rows("layers.0.scaled", X, PARTIAL),
+        r"layers\.0\.scaled: .*partial is partial, not replicated",
+    ),
+    "more experts than there are": (
+        lambda writer: routed(writer, chosen=9),
+        r"layers\.0\.mlp\.router: 9 of 8 experts cannot be chosen",
+    ),
+    "an expert that ends with a sharded value": (
+        lambda writer: writer.experts(
+            "layers.0.mixture", 0, X, routed(writer), 8, body(lambda own: own.linear("up", own.x, UP)[0])
+        ),
+        r"layers\.0\.mixture: up is sharded, not partial",
+    ),
+    "experts added to what every rank has": (
+        lambda writer: writer.experts(
+            "layers.0.mixture",
+            0,
+            X,
+            routed(writer),
+            8,
+            body(lambda own: gated_mlp(own, "layers.0.mlp.{expert}", own.x, COLUMNS, usual_names("mlp"))),
+            base=X,
+        ),
+        r"layers\.0\.mixture: layers\.0\.x is replicated, not partial",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_does_not_fit_is_refused_by_name(what: str) -> None:
+    act, complaint = REFUSED[what]
+    with pytest.raises(ShardingError, match=complaint):
+        act(Writer(X))
+
+
+def test_a_description_that_does_not_fit_is_a_model_that_cannot_be_served() -> None:
+    assert issubclass(ShardingError, ConfigError)
+
+
+def test_experts_of_a_partial_input_are_given_the_sum() -> None:
+    writer = Writer(X)
+    experts(writer, SHAPE, 0, PARTIAL, 8, 48, Routing(2))
+    assert len(sums(writer)) == 1

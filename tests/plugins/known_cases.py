@@ -1,0 +1,40 @@
+"""Which golden cases the engines on GPUs compute, and what they refuse the others for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tests.models.cases import Case, golden_cases
+
+_TABLES = "motley.CachedAttention with 2 rotary tables"
+_EXPERTS = "TopK, .*motley.Experts"
+
+REFUSED: Mapping[str, str] = {
+    "gemma3": f"Mul without a Swish, Gelu, {_TABLES}",
+    "gemma3-softcaps": f"Mul without a Swish, Gelu, Tanh, {_TABLES}",
+    "gemma3-with-vision": f"Mul without a Swish, Gelu, {_TABLES}",
+    "glm4-moe": f"motley.CachedAttention with rotary_dim=8 of head_dim=16, .*{_EXPERTS}",
+    "glm4-moe-qk-norm": f"motley.CachedAttention with rotary_dim=16 of head_dim=32, .*{_EXPERTS}",
+    "gpt-oss": f"motley.CachedAttentionWithSinks, {_EXPERTS}",
+    "gpt-oss-mxfp4": f"motley.CachedAttentionWithSinks, {_EXPERTS}",
+    "mixtral": _EXPERTS,
+    "mixtral-fused-window": _EXPERTS,
+    "olmoe": f"motley.DistCollective of rows that are not as wide as the residual, .*Sqrt, .*{_EXPERTS}",
+    "olmoe-clipped-normalised": f"motley.DistCollective of rows that are .*Clip, .*{_EXPERTS}",
+    "phi3-longrope": "motley.CachedAttention with rotary_dim=12 of head_dim=16",
+    "phi3-longrope-short": "motley.CachedAttention with rotary_dim=12 of head_dim=16",
+    "qwen2-moe": f"Sigmoid, .*{_EXPERTS}",
+    "qwen3-moe": _EXPERTS,
+    "qwen3-moe-not-normalised": _EXPERTS,
+}
+"""A pattern of what a refusal names, by the case's name."""
+
+
+def known_cases() -> list[Case]:
+    """Those that are computed."""
+    return [case for case in golden_cases() if case.folder.name not in REFUSED]
+
+
+def refused_cases() -> list[Case]:
+    """The others."""
+    return [case for case in golden_cases() if case.folder.name in REFUSED]
