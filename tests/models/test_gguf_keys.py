@@ -13,10 +13,12 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as Type
 
-from motley.daemon.models.description import Heads, Route, Routing, expected_shapes
+from motley.daemon.models.axes import Heads
+from motley.daemon.models.description import expected_shapes
 from motley.daemon.models.expert_graph import build_expert_graph
 from motley.daemon.models.files import open_model, open_weights, read_model
 from motley.daemon.models.keys import ConfigError
+from motley.daemon.models.operations import Route, Routing
 from motley.daemon.models.rank_graph import build_rank_graph
 from motley.daemon.models.rope import FactorScaling, LinearScaling, Llama3Scaling, Rope, YarnScaling, rotary_tables
 from motley.daemon.models.units import units
@@ -306,6 +308,11 @@ def test_other_refusals(tmp_path: Path) -> None:
         read_model(adapted(tmp_path, key("expert_count", 8, "qwen2"), "qwen2"))
     with pytest.raises(ConfigError, match=r"olmoe\.attention\.clamp_kqv = 0\.75 is not supported"):
         read_model(adapted(tmp_path, key("attention.clamp_kqv", 0.75, "olmoe"), "olmoe"))
+    pattern = "attention.sliding_window_pattern"
+    for wrong in (0, "every", [True, False, True], [1, 0]):
+        adapt = all_of(key("attention.sliding_window", 8, "gemma3"), key(pattern, wrong, "gemma3"))
+        with pytest.raises(ConfigError, match=r"gemma3\.attention\.sliding_window_pattern = .* is not supported"):
+            read_model(adapted(tmp_path, adapt, "gemma3"))
     plain = mixture(tensor("blk.0.ffn_up_exps.weight", 8, 48, 32), "qwen3moe")  # its layer 0 has an MLP
     with pytest.raises(ConfigError, match=r"has no tensors model\.layers\.0\.mlp\.experts\.0\."):
         read_model(adapted(tmp_path, plain, "qwen3moe"))

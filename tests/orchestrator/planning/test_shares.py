@@ -9,7 +9,7 @@ import pytest
 from hypothesis import event, given
 from hypothesis import strategies as st
 
-from motley.daemon.models.description import Heads
+from motley.daemon.models.axes import Heads
 from motley.daemon.models.share import kv_heads
 from motley.orchestrator.planning.shares import (
     Candidate,
