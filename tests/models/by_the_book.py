@@ -131,7 +131,7 @@ class _Book:
         if attend.rope is None:
             return rows
         rope = self.model.ropes[attend.rope]
-        cosines, sines = (table.astype(np.float64) for table in rotary_tables(rope, len(rows)))
+        cosines, sines = (table.astype(np.float64) for table in rotary_tables(rope, len(rows), len(rows)))
         turned = rows.copy()
         half = rope.size // 2
         for start in range(0, rows.shape[1], attend.heads.size):
