@@ -33,7 +33,8 @@ import onnx.inliner
 from onnx import numpy_helper
 
 from motley.bench.thread_mesh import OnEveryRank, thread_mesh
-from motley.daemon.models.description import EMBEDDING, Axis, Kind, Model, Value, W
+from motley.daemon.models.axes import Axis, Kind, Value, W
+from motley.daemon.models.description import EMBEDDING, Model
 from motley.daemon.models.files import open_model
 from motley.daemon.models.keys import ConfigError
 from motley.daemon.models.profile import profile

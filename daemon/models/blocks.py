@@ -9,25 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from motley.daemon.models.description import (
-    EMBEDDING,
-    HEAD,
-    Activation,
-    Axis,
-    Heads,
-    Kind,
-    Layer,
-    Model,
-    Part,
-    Routing,
-    Value,
-    W,
-    key_axis,
-    query_axis,
-)
+from motley.daemon.models.axes import Axis, Heads, Kind, Value, W, key_axis, query_axis
+from motley.daemon.models.description import EMBEDDING, HEAD, Layer, Model
 from motley.daemon.models.keys import Keys
+from motley.daemon.models.operations import Activation, Routing
 from motley.daemon.models.rope import Rope
 from motley.daemon.models.writing import Writer
+from motley.daemon.weights.places import Part
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 DEFAULT_WINDOW = 4096

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import onnx
 
-from motley.daemon.models.description import Axis, Kind, Model
+from motley.daemon.models.axes import Axis, Kind
+from motley.daemon.models.description import Model
 from motley.daemon.models.keys import ConfigError
 from motley.daemon.models.nodes import Nodes, whole_model
 from motley.daemon.models.rank_graph import expert_body

@@ -14,8 +14,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from math import gcd
 
-from motley.daemon.models.description import Linear, Model
+from motley.daemon.models.description import Model
 from motley.daemon.models.keys import ConfigError
+from motley.daemon.models.operations import Linear
 from motley.daemon.weights.spec import Encoding
 from motley.daemon.weights.stored import Format
 from motley.plugins.engine import keeps_fp16

@@ -18,32 +18,29 @@ from typing import Any, Protocol
 import onnx
 from onnx import TensorProto, helper
 
+from motley.daemon.models.axes import Axis, Placement, Value, W
 from motley.daemon.models.cached_attention import CACHED_ATTENTION, CACHED_ATTENTION_WITH_SINKS
-from motley.daemon.models.description import (
+from motley.daemon.models.holding import FLOATS, Formats
+from motley.daemon.models.keys import ConfigError
+from motley.daemon.models.operations import (
     Activation,
     Add,
     Attend,
-    Axis,
     Clip,
     Experts,
     Gated,
     Linear,
     Norm,
     Operation,
-    Placement,
     Route,
     Scale,
     ScaleRows,
     SoftCap,
     Sum,
-    Value,
-    W,
     WholeNorm,
-    numbered,
 )
-from motley.daemon.models.holding import FLOATS, Formats
-from motley.daemon.models.keys import ConfigError
 from motley.daemon.models.routing import Router
+from motley.daemon.weights.places import numbered
 from motley.daemon.weights.quantise import ZERO_POINT
 from motley.daemon.weights.spec import SHARE_FILE, Encoding, Piece, Placed, Weight
 from motley.plugins.engine import DOMAIN
@@ -126,6 +123,10 @@ class Nodes:
         if value.name not in self._made:
             self._emit(self._waiting[value.name])
         return self._made[value.name]
+
+    def maker(self, value: Value) -> Operation:
+        """The operation that makes a value which was not given."""
+        return self._waiting[value.name]
 
     def named(self, name: str) -> str:
         return numbered(name, self.expert)

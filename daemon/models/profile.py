@@ -4,22 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from motley.daemon.models.description import (
-    Attend,
-    Axis,
-    Experts,
-    Heads,
-    Kind,
-    Linear,
-    Model,
-    Operation,
-    W,
-    numbered,
-    parameters,
-    weights_of,
-)
+from motley.daemon.models.axes import Axis, Heads, Kind, W
+from motley.daemon.models.description import Model, parameters
 from motley.daemon.models.holding import FLOATS, Formats, told
+from motley.daemon.models.operations import Attend, Experts, Linear, Operation, weights_of
 from motley.daemon.models.units import Units, units
+from motley.daemon.weights.places import numbered
 from motley.daemon.weights.spec import Piece, Weight
 from motley.plugins.engine import EngineOptions
 from motley.protocol import mesh_pb2

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
-from motley.daemon.models.description import Route, Routing
+from motley.daemon.models.operations import Route, Routing
 from motley.daemon.weights.spec import Piece, Weight
 
 

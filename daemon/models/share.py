@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import gcd
 
-from motley.daemon.models.description import Heads
+from motley.daemon.models.axes import Heads
 
 
 class ShareError(ValueError):

@@ -21,7 +21,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from motley.daemon.models.description import Attend, Axis, Heads, Kind, Linear, Model, numbered, products
+from motley.daemon.models.axes import Axis, Heads, Kind
+from motley.daemon.models.description import Model, products
 from motley.daemon.models.holding import (
     FLOATS,
     QUANTISATIONS,
@@ -32,7 +33,9 @@ from motley.daemon.models.holding import (
     wanted_format,
 )
 from motley.daemon.models.keys import ConfigError
+from motley.daemon.models.operations import Attend, Linear
 from motley.daemon.models.share import Share, ShareError
+from motley.daemon.weights.places import numbered
 from motley.daemon.weights.stored import Format
 from motley.protocol import BLOCKS
 

@@ -1,41 +1,34 @@
 """Writing the operations of a layer down, in order, with the types of their activations checked.
 
 A family calls the methods of a `Writer`; each appends an operation and returns the value it makes. Types follow from
-the axes of weights (`motley.daemon.models.description`): a matrix whose output axis is cut makes a sharded value of a
+the axes of weights (`motley.daemon.models.axes`): a matrix whose output axis is cut makes a sharded value of a
 replicated one, a matrix whose input axis is cut makes a partial one of a sharded one. A value that has to be replicated
 and is partial is summed over the ranks first, so this is where collectives are placed. What does not fit is refused.
 """
 
 from __future__ import annotations
 
-from motley.daemon.models.description import (
+from motley.daemon.models.axes import Axis, Heads, Kind, Placement, Value, W, key_axis, query_axis
+from motley.daemon.models.description import Layer
+from motley.daemon.models.keys import ConfigError
+from motley.daemon.models.operations import (
     Activation,
     Add,
     Attend,
-    Axis,
     Clip,
     Experts,
     Gated,
-    Heads,
-    Kind,
-    Layer,
     Linear,
     Norm,
     Operation,
-    Placement,
     Route,
     Routing,
     Scale,
     ScaleRows,
     SoftCap,
     Sum,
-    Value,
-    W,
     WholeNorm,
-    key_axis,
-    query_axis,
 )
-from motley.daemon.models.keys import ConfigError
 
 
 class ShardingError(ConfigError):

@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from motley.daemon.models.description import (
+from motley.daemon.models.axes import Value
+from motley.daemon.models.description import Model
+from motley.daemon.models.operations import (
     Activation,
     Add,
     Attend,
@@ -19,7 +21,6 @@ from motley.daemon.models.description import (
     Experts,
     Gated,
     Linear,
-    Model,
     Norm,
     Operation,
     Route,
@@ -28,11 +29,10 @@ from motley.daemon.models.description import (
     ScaleRows,
     SoftCap,
     Sum,
-    Value,
     WholeNorm,
-    numbered,
 )
 from motley.daemon.models.rope import rotary_tables
+from motley.daemon.weights.places import numbered
 
 F64 = npt.NDArray[np.float64]
 Values = dict[str, npt.NDArray[Any]]
@@ -131,7 +131,7 @@ class _Book:
         if attend.rope is None:
             return rows
         rope = self.model.ropes[attend.rope]
-        cosines, sines = (table.astype(np.float64) for table in rotary_tables(rope, len(rows)))
+        cosines, sines = (table.astype(np.float64) for table in rotary_tables(rope, len(rows), len(rows)))
         turned = rows.copy()
         half = rope.size // 2
         for start in range(0, rows.shape[1], attend.heads.size):

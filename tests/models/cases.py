@@ -15,10 +15,12 @@ from typing import Any, Self, TypeVar
 
 import numpy as np
 
-from motley.daemon.models.description import EMBEDDING, Attend, Heads, Model, Sum, WholeNorm
+from motley.daemon.models.axes import Heads
+from motley.daemon.models.description import EMBEDDING, Model
 from motley.daemon.models.files import OpenModel, open_model, open_weights
 from motley.daemon.models.holding import has_floats
 from motley.daemon.models.keys import Keys
+from motley.daemon.models.operations import Attend, Sum, WholeNorm
 from motley.daemon.models.rank_graph import Declared, build_rank_graph
 from motley.daemon.models.reading import describe, read_model
 from motley.daemon.models.share import Share

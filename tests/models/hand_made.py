@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 
+from motley.daemon.models.axes import Axis, Heads, Kind, Value, W, key_axis, query_axis
 from motley.daemon.models.blocks import (
     MlpNames,
     Shape,
@@ -20,19 +21,8 @@ from motley.daemon.models.blocks import (
     pre_norm_layer,
     usual_names,
 )
-from motley.daemon.models.description import (
-    Activation,
-    Axis,
-    Heads,
-    Kind,
-    Layer,
-    Model,
-    Routing,
-    Value,
-    W,
-    key_axis,
-    query_axis,
-)
+from motley.daemon.models.description import Layer, Model
+from motley.daemon.models.operations import Activation, Routing
 from motley.daemon.models.rope import LinearScaling, Rope
 from motley.daemon.models.writing import Writer
 

@@ -4,31 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import gguf
 import numpy as np
 import pytest
+from gguf import GGMLQuantizationType as Type
 
-from motley.daemon.models.description import Heads, Route, Routing, expected_shapes
+from motley.daemon.models.axes import Heads
+from motley.daemon.models.description import expected_shapes
 from motley.daemon.models.expert_graph import build_expert_graph
-from motley.daemon.models.files import open_weights, read_model
+from motley.daemon.models.files import open_model, open_weights, read_model
 from motley.daemon.models.keys import ConfigError
+from motley.daemon.models.operations import Route, Routing
 from motley.daemon.models.rank_graph import build_rank_graph
 from motley.daemon.models.rope import FactorScaling, LinearScaling, Llama3Scaling, Rope, YarnScaling, rotary_tables
 from motley.daemon.models.units import units
 from motley.daemon.weights.checkpoint import CheckpointError
 from motley.daemon.weights.share_file import write_share
 from motley.plugins.reference.engine import ReferenceEngine
-from tests.models.cases import GOLDEN, Case, LocalSession, golden_cases, uneven_shares
+from tests.models.cases import GOLDEN, Case, LocalSession, golden_case, golden_cases, uneven_shares
 from tests.models.test_whole_experts import joined
 from tests.models.to_gguf import to_gguf, write
 
+ANOTHER_SCALE = ["gemma3", "gemma3-with-vision"]
+"""No GGUF key tells the scale of attention: it follows from the size of a head, and theirs does not."""
 CASES = [
     case
     for case in golden_cases()
-    if not any(trait in str(case) for trait in ("some-windows", "dynamic", "normalised"))
+    if str(case) not in ANOTHER_SCALE
+    and not any(trait in str(case) for trait in ("some-windows", "dynamic", "normalised"))
 ]
 """No GGUF key tells which layers have a window, of dynamic scaling, or of routers unlike their architecture's."""
 
@@ -36,12 +43,14 @@ CASES = [
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_golden_models(case: Case, tmp_path: Path) -> None:
     file = to_gguf(case.folder, tmp_path / "m.gguf")
-    model = read_model(file)
-    if isinstance(case.model.ropes["main"].scaling, Llama3Scaling):
-        assert isinstance(model.ropes["main"].scaling, FactorScaling)
-        tables = [np.stack(rotary_tables(each.ropes["main"], 128)) for each in (model, case.model)]
-        assert np.abs(tables[0] - tables[1]).max() < 1e-5  # the factors are float32
-    assert replace(model, ropes=case.model.ropes, eos=case.model.eos) == case.model
+    model, folder = read_model(file), case.changed(norms_are_whole=True)
+    assert model.ropes.keys() == folder.ropes.keys()
+    for name, rope in folder.ropes.items():
+        if isinstance(rope.scaling, Llama3Scaling):
+            assert isinstance(model.ropes[name].scaling, FactorScaling)
+        tables = [np.stack(rotary_tables(each, 128, case.prompt)) for each in (model.ropes[name], rope)]
+        assert np.abs(tables[0] - tables[1]).max() < 1e-5  # factors are float32
+    assert replace(model, ropes=folder.ropes, eos=folder.eos) == folder
     assert set(model.eos) <= set(case.model.eos)
     with LocalSession(file, ReferenceEngine, uneven_shares(units(model, "fp32", 32), 3), tmp_path) as ranks:
         ranks.open_slot()
@@ -50,25 +59,42 @@ def test_golden_models(case: Case, tmp_path: Path) -> None:
     assert logits[case.prompt - 1 :].argmax(axis=1).tolist() == case.tokens[case.prompt :]
 
 
-@pytest.mark.parametrize("quantisation", ["fp32", "int8"])
-@pytest.mark.parametrize("name", ["llama-mha", "qwen3", "mixtral", "qwen2-moe"])
+@pytest.mark.parametrize("name", ANOTHER_SCALE)
+def test_the_scale_of_gemmas_attention_follows_from_the_size_of_a_head(name: str, tmp_path: Path) -> None:
+    case = golden_case(name)
+    model = read_model(to_gguf(case.folder, tmp_path / "m.gguf"))
+    folder = case.changed(norms_are_whole=True, query_pre_attn_scalar=case.heads.size)
+    assert replace(model, eos=folder.eos, prefixes=folder.prefixes) == folder
+
+
+@pytest.mark.parametrize(
+    ("name", "quantisation"),
+    [
+        *product(
+            ["llama-mha", "qwen3", "mixtral", "qwen2-moe", "gemma3-softcaps", "gpt-oss", "glm4-moe", "phi3"],
+            ["fp32", "int8"],
+        ),
+        ("gpt-oss-mxfp4", "stored"),
+    ],
+)
 def test_a_share_of_the_file_is_that_of_the_folder_bit_for_bit(name: str, quantisation: str, tmp_path: Path) -> None:
-    file = to_gguf(GOLDEN / name, tmp_path / "m.gguf")
+    experts = Type.MXFP4 if quantisation == "stored" else Type.F32
+    file = to_gguf(GOLDEN / name, tmp_path / "m.gguf", lambda name: experts if "_exps." in name else Type.F32)
     written = []
     for path in (GOLDEN / name, file):
-        model = read_model(path)
-        shares = uneven_shares(units(model, quantisation, 32), 2)
-        declared = build_rank_graph(model, shares, 0, quantisation, 32, model.context)
-        with open_weights(path) as source:
-            write_share(source, declared.weights, declared.share_bytes, tmp_path / "share")
-        written.append((model, (tmp_path / "share").read_bytes()))
+        with open_model(path) as opened:
+            model, stored = opened.model, opened.stored
+            shares = uneven_shares(units(model, quantisation, 32, stored), 2)
+            declared = build_rank_graph(model, shares, 0, quantisation, 32, model.context, stored)
+            write_share(opened.source, declared.weights, declared.share_bytes, tmp_path / "share")
+        written.append((model.ropes, model.eos, (tmp_path / "share").read_bytes()))
     assert written[0] == written[1]
 
 
-@pytest.mark.parametrize("name", ["mixtral", "olmoe", "qwen2-moe", "qwen3-moe"])
-@pytest.mark.parametrize("type_", [gguf.GGMLQuantizationType.F32, gguf.GGMLQuantizationType.F16])
-def test_whole_experts_beside_a_trunk(name: str, type_: gguf.GGMLQuantizationType, tmp_path: Path) -> None:
-    case = next(case for case in CASES if str(case) == name)
+@pytest.mark.parametrize("name", ["mixtral", "olmoe", "qwen2-moe", "qwen3-moe", "gpt-oss", "glm4-moe"])
+@pytest.mark.parametrize("type_", [Type.F32, Type.F16])
+def test_whole_experts_beside_a_trunk(name: str, type_: Type, tmp_path: Path) -> None:
+    case = golden_case(name)
     file = to_gguf(case.folder, tmp_path / "m.gguf", lambda name: type_)
     shares = uneven_shares(units(read_model(file), "fp32", 32), 3)
     with LocalSession(file, ReferenceEngine, shares, tmp_path, declare=joined) as ranks:
@@ -225,7 +251,10 @@ def mixture(adapt: Callable[[gguf.GGUFWriter], None], architecture: str = "llama
         ),
         (mixture(key("expert_shared_feed_forward_length", 64)), r"expert_shared_feed_forward_length = 64 .* absence"),
         (mixture(tensor("blk.0.ffn_gate_shexp.weight", 48, 32)), r"no tensors model\.layers\.0\.mlp\.shared_expert\."),
-        (mixture(tensor("blk.1.ffn_up_exps.bias", 8, 48)), r"has no tensors blk\.1\.ffn_up_exps\.bias"),
+        (
+            mixture(tensor("blk.1.ffn_up_exps.bias", 8, 48)),
+            r"has no tensors model\.layers\.1\.mlp\.experts\.0\.up_proj\.bias",
+        ),
         (mixture(tensor("blk.1.exp_probs_b.bias", 8)), r"has no tensors blk\.1\.exp_probs_b\.bias"),
         (mixture(tensor("blk.1.ffn_up_exps.weight", 9, 48, 32)), r"has no tensors model\.layers\.1\.mlp\.experts\.8\."),
         (key("attention.clamp_kqv", 8.0), r"llama\.attention\.clamp_kqv = 8\.0"),
@@ -273,14 +302,17 @@ def test_refusals(adapt: Callable[[gguf.GGUFWriter], None], complaint: str, tmp_
 
 
 def test_other_refusals(tmp_path: Path) -> None:
-    with pytest.raises(
-        ConfigError, match=r'general\.architecture = "gemma3" is not supported; supported: llama, qwen2'
-    ):
-        read_model(adapted(tmp_path, lambda writer: None, "gemma3"))
+    with pytest.raises(ConfigError, match=r'general\.architecture = "bert" is not supported; supported: llama, qwen2'):
+        read_model(adapted(tmp_path, lambda writer: None, "bert"))
     with pytest.raises(ConfigError, match=r"qwen2\.expert_count = 8 is not supported; supported: only 0"):
         read_model(adapted(tmp_path, key("expert_count", 8, "qwen2"), "qwen2"))
     with pytest.raises(ConfigError, match=r"olmoe\.attention\.clamp_kqv = 0\.75 is not supported"):
         read_model(adapted(tmp_path, key("attention.clamp_kqv", 0.75, "olmoe"), "olmoe"))
+    pattern = "attention.sliding_window_pattern"
+    for wrong in (0, "every", [True, False, True], [1, 0]):
+        adapt = all_of(key("attention.sliding_window", 8, "gemma3"), key(pattern, wrong, "gemma3"))
+        with pytest.raises(ConfigError, match=r"gemma3\.attention\.sliding_window_pattern = .* is not supported"):
+            read_model(adapted(tmp_path, adapt, "gemma3"))
     plain = mixture(tensor("blk.0.ffn_up_exps.weight", 8, 48, 32), "qwen3moe")  # its layer 0 has an MLP
     with pytest.raises(ConfigError, match=r"has no tensors model\.layers\.0\.mlp\.experts\.0\."):
         read_model(adapted(tmp_path, plain, "qwen3moe"))

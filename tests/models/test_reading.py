@@ -8,23 +8,10 @@ from typing import Any
 
 import pytest
 
-from motley.daemon.models.description import (
-    Activation,
-    Attend,
-    Clip,
-    Gated,
-    Heads,
-    Kind,
-    Linear,
-    Model,
-    Norm,
-    Route,
-    Routing,
-    Value,
-    WholeNorm,
-    expected_shapes,
-)
+from motley.daemon.models.axes import Heads, Kind, Value
+from motley.daemon.models.description import Model, expected_shapes
 from motley.daemon.models.keys import ConfigError
+from motley.daemon.models.operations import Activation, Attend, Clip, Gated, Linear, Norm, Route, Routing, WholeNorm
 from motley.daemon.models.reading import read_model
 from motley.daemon.models.rope import DynamicScaling, LinearScaling, Llama3Scaling, Rope, RopeScaling, YarnScaling
 

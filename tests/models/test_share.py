@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from motley.daemon.models.description import Heads
+from motley.daemon.models.axes import Heads
 from motley.daemon.models.share import ShareError, kv_heads
 from tests.models.cutting import apportion, cut
 

@@ -18,7 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
-from motley.daemon.models.description import HEAD, Heads, expected_shapes
+from motley.daemon.models.axes import Heads
+from motley.daemon.models.description import HEAD, expected_shapes
 from motley.daemon.models.files import open_model
 from motley.daemon.models.holding import FLOATS, narrowed, wanted_format
 from motley.daemon.models.keys import ConfigError

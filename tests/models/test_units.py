@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from motley.daemon.models.axes import Heads
 from motley.daemon.models.blocks import attention
-from motley.daemon.models.description import Heads, Model
+from motley.daemon.models.description import Model
 from motley.daemon.models.keys import ConfigError
 from motley.daemon.models.share import Share, ShareError, kv_heads
 from motley.daemon.models.units import LEAVES, Units, fused_matrices, units, validate_shares

@@ -6,23 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
+from motley.daemon.models.axes import Axis, Heads, Kind, Placement, Value, W, key_axis, query_axis
 from motley.daemon.models.blocks import experts, gated_mlp, mlp_axis, usual_names
-from motley.daemon.models.description import (
-    Activation,
-    Add,
-    Axis,
-    Heads,
-    Kind,
-    Placement,
-    Routing,
-    Sum,
-    Value,
-    W,
-    WholeNorm,
-    key_axis,
-    query_axis,
-)
 from motley.daemon.models.keys import ConfigError
+from motley.daemon.models.operations import Activation, Add, Routing, Sum, WholeNorm
 from motley.daemon.models.writing import ShardingError, Writer
 from tests.models.hand_made import SHAPE
 

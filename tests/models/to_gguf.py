@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator
-from math import tau
+from math import log, sqrt, tau
 from pathlib import Path
 from typing import Any
 
@@ -23,28 +23,21 @@ from motley.daemon.weights.spec import Piece
 
 F32 = npt.NDArray[np.float32]
 
-WHOLE = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
-OF_LAYER = {
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-    "mlp.gate": "ffn_gate_inp",
-    "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
-    "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
-    "mlp.shared_expert.up_proj": "ffn_up_shexp",
-    "mlp.shared_expert.down_proj": "ffn_down_shexp",
+ARCHITECTURES = {
+    "mistral": "llama",
+    "mixtral": "llama",
+    "qwen2_moe": "qwen2moe",
+    "qwen3_moe": "qwen3moe",
+    "gemma3_text": "gemma3",
+    "gpt_oss": "gpt-oss",
+    "glm4_moe": "glm4moe",
 }
-ARCHITECTURES = {"mistral": "llama", "mixtral": "llama", "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe"}
 """Where it is not the model type."""
-EXPERT = re.compile(r"model\.layers\.(\d+)\.mlp\.experts\.(\d+)\.(gate|up|down)_proj\.weight")
+EXPERT = re.compile(r"model\.layers\.(\d+)\.mlp\.experts\.(\d+)\.(gate|up|down)_proj\.(weight|bias)")
+LAYERS = 8
+"""That a model has at most."""
+FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
+"""What Phi-3 has in the place of these."""
 
 
 def to_gguf(
@@ -63,30 +56,33 @@ def to_gguf(
         parts: tensors in each file of a split model; 0: one file.
         experts: ``stacked`` in a tensor per projection, with gate and up ``fused`` in one, or each ``apart``.
     """
-    config = json.loads((folder / "config.json").read_text())
+    config = text_config(folder)
     tensors = read(folder)
     architecture = ARCHITECTURES.get(config["model_type"], config["model_type"])
     writer = gguf.GGUFWriter(file, architecture, split_max_tensors=parts)
     add_config(writer, config)
     if (folder / "tokenizer.json").exists():
         add_byte_level(writer, json.loads((folder / "tokenizer.json").read_text(encoding="utf-8")), config)
-    if factors := llama3_factors(config):
-        writer.add_tensor("rope_freqs.weight", np.array(factors, np.float32))
+    for name, factors in rope_factors(config).items():
+        writer.add_tensor(name, np.array(factors, np.float32))
+    if architecture == "phi3":
+        tensors = fused(tensors)
     for name, values in tensors.items():
-        if name == "lm_head.weight" and config["tie_word_embeddings"]:
-            continue
         if architecture == "llama" and ".q_proj" in name:
             values = interleaved(values, config["num_attention_heads"])
         if architecture == "llama" and ".k_proj" in name:
             values = interleaved(values, config["num_key_value_heads"])
+        if architecture == "gemma3" and name.endswith("norm.weight"):
+            values = values + 1
         if EXPERT.fullmatch(name):
             continue
         if name.endswith("mlp.shared_expert_gate.weight"):
             values = values[0]
-        plain = values.ndim < 2 or name.endswith("mlp.gate.weight")
-        add(writer, gguf_name(name), values, Type.F32 if plain else type_of(gguf_name(name)))
+        plain = values.ndim < 2 or name.endswith(("mlp.gate.weight", "mlp.router.weight"))
+        own = gguf_name(name, architecture)
+        add(writer, own, values, Type.F32 if plain else type_of(own))
     for name, values in of_experts(tensors, experts):
-        add(writer, name, values, type_of(name))
+        add(writer, name, values, type_of(name) if name.endswith(".weight") else Type.F32)
     if adapt:
         adapt(writer)
     write(writer)
@@ -100,22 +96,33 @@ def read(folder: Path) -> dict[str, F32]:
         return {name: opened.source.read(Piece(name, *map(range, shape))) for name, shape in shapes.items()}
 
 
+def fused(tensors: dict[str, F32]) -> dict[str, F32]:
+    """Tensors with those of `FUSED` one after another in the first one's place."""
+    found: dict[str, list[F32]] = {}
+    for name, values in tensors.items():
+        whole = next(
+            (name.replace(part, both) for both, parts in FUSED.items() for part in parts if part in name), name
+        )
+        found.setdefault(whole, []).append(values)
+    return {name: np.concatenate(parts) for name, parts in found.items()}
+
+
 def of_experts(tensors: dict[str, F32], how: str) -> Iterator[tuple[str, F32]]:
     """The tensors of experts as a GGUF file has them, see `to_gguf`."""
-    layers: dict[str, dict[str, dict[int, F32]]] = {}
+    layers: dict[tuple[str, str], dict[str, dict[int, F32]]] = {}
     for name, values in tensors.items():
         if found := EXPERT.fullmatch(name):
-            layer, number, part = found.groups()
-            layers.setdefault(layer, {}).setdefault(part, {})[int(number)] = values
-    for layer, parts in layers.items():
+            layer, number, part, kind = found.groups()
+            layers.setdefault((layer, kind), {}).setdefault(part, {})[int(number)] = values
+    for (layer, kind), parts in layers.items():
         stacks = {part: np.stack([own[number] for number in sorted(own)]) for part, own in parts.items()}
         if how == "fused":
             stacks["gate_up"] = np.concatenate([stacks.pop("gate"), stacks.pop("up")], axis=1)
         for part, stack in stacks.items():
             if how == "apart":
-                yield from ((f"blk.{layer}.ffn_{part}.{number}.weight", own) for number, own in enumerate(stack))
+                yield from ((f"blk.{layer}.ffn_{part}.{number}.{kind}", own) for number, own in enumerate(stack))
             else:
-                yield f"blk.{layer}.ffn_{part}_exps.weight", stack
+                yield f"blk.{layer}.ffn_{part}_exps.{kind}", stack
 
 
 def add(writer: gguf.GGUFWriter, name: str, values: F32, type_: Type) -> None:
@@ -129,12 +136,15 @@ def write(writer: gguf.GGUFWriter) -> None:
     writer.close()
 
 
-def gguf_name(name: str) -> str:
-    stem, _, kind = name.rpartition(".")
-    if stem in WHOLE:
-        return f"{WHOLE[stem]}.{kind}"
-    _, _, layer, part = stem.split(".", 3)
-    return f"blk.{layer}.{OF_LAYER[part]}.{kind}"
+def gguf_name(name: str, architecture: str) -> str:
+    """llama.cpp's name of a tensor, by its tables: those of Llama where it knows no layer of this kind in a model.
+
+    Two names are changed before they are looked up, as its converter does.
+    """
+    known = name.replace("e_score_correction_bias", "e_score_correction.bias").replace(".sinks", ".sinks.weight")
+    kinds = {called: kind for kind, called in gguf.MODEL_ARCH_NAMES.items()}
+    tables = (gguf.get_tensor_name_map(kinds[each], LAYERS) for each in (architecture, "llama"))
+    return next(found for table in tables if (found := table.get_name(known, try_suffixes=(".weight", ".bias"))))
 
 
 def interleaved(values: F32, heads: int) -> F32:
@@ -143,29 +153,84 @@ def interleaved(values: F32, heads: int) -> F32:
     return np.ascontiguousarray(rows.swapaxes(1, 2).reshape(values.shape))
 
 
+def text_config(folder: Path) -> dict[str, Any]:
+    """A folder's config, or the text part of it, with the keys that follow from others."""
+    config: dict[str, Any] = json.loads((folder / "config.json").read_text())
+    config |= config.pop("text_config", {}) | {key: config[key] for key in ("eos_token_id",) if key in config}
+    config.setdefault("head_dim", config["hidden_size"] // config["num_attention_heads"])
+    return config
+
+
+def ropes(config: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The rotary embedding of layers that see everything, and that of those with windows if it is another: as
+    transformers 5 spells them, whatever the config does."""
+    given = config.get("rope_parameters")
+    if given is None:
+        given = {"rope_theta": config["rope_theta"]} | (config.get("rope_scaling") or {"rope_type": "default"})
+        given.setdefault("rope_type", given.get("type"))
+        local = config.get("rope_local_base_freq")
+        return given, {"rope_theta": local} if local else {}
+    return (given["full_attention"], given["sliding_attention"]) if "full_attention" in given else (given, {})
+
+
 def add_config(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
-    writer.add_block_count(config["num_hidden_layers"])
+    architecture = writer.arch
+    writer.add_block_count(config["num_hidden_layers"] + config.get("num_nextn_predict_layers", 0))
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
     writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_head_count(config["num_attention_heads"])
     writer.add_head_count_kv(config["num_key_value_heads"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-    writer.add_key_length(config["head_dim"])
-    writer.add_value_length(config["head_dim"])
-    writer.add_rope_dimension_count(config["head_dim"])
+    if architecture != "phi3":
+        writer.add_key_length(config["head_dim"])
+        writer.add_value_length(config["head_dim"])
     writer.add_vocab_size(config["vocab_size"])
-    if count := config.get("num_experts", config.get("num_local_experts")):
-        writer.add_expert_count(count)
-        writer.add_expert_used_count(config["num_experts_per_tok"])
-    if config.get("model_type", "").startswith("qwen") and count:
-        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
-    if width := config.get("shared_expert_intermediate_size"):
-        writer.add_expert_shared_feed_forward_length(width)
     if config.get("sliding_window"):
         writer.add_sliding_window(config["sliding_window"])
-    rope = config["rope_parameters"]
+    if architecture == "gemma3":
+        if "layer_types" in config:
+            writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config["layer_types"]])
+        else:
+            writer.add_sliding_window_pattern(config["sliding_window_pattern"])
+        if config.get("final_logit_softcapping"):
+            writer.add_final_logit_softcapping(config["final_logit_softcapping"])
+    add_experts(writer, config)
+    add_rope(writer, config)
+    ends = config["eos_token_id"]
+    writer.add_eos_token_id(ends[0] if isinstance(ends, list) else ends)
+
+
+def add_experts(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+    count = next((config[key] for key in ("n_routed_experts", "num_experts", "num_local_experts") if key in config), 0)
+    if not count:
+        return
+    writer.add_expert_count(count)
+    writer.add_expert_used_count(config["num_experts_per_tok"])
+    if writer.arch in ("qwen2moe", "qwen3moe", "glm4moe"):
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+    if writer.arch == "gpt-oss":
+        writer.add_expert_feed_forward_length(config["intermediate_size"])
+    if width := config.get("shared_expert_intermediate_size"):
+        writer.add_expert_shared_feed_forward_length(width)
+    if writer.arch == "glm4moe":
+        writer.add_nextn_predict_layers(config["num_nextn_predict_layers"])
+        writer.add_leading_dense_block_count(config["first_k_dense_replace"])
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+        writer.add_expert_shared_count(config["n_shared_experts"])
+        writer.add_expert_weights_scale(config["routed_scaling_factor"])
+        writer.add_expert_weights_norm(config["norm_topk_prob"])
+        writer.add_expert_group_count(config["n_group"])
+        writer.add_expert_group_used_count(config["topk_group"])
+
+
+def add_rope(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+    rope, local = ropes(config)
+    partial = rope.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
+    writer.add_rope_dimension_count(int(config["head_dim"] * partial))
     writer.add_rope_freq_base(rope["rope_theta"])
+    if local:
+        writer.add_rope_freq_base_swa(local["rope_theta"])
     if rope["rope_type"] in ("linear", "yarn"):
         writer.add_rope_scaling_type(gguf.RopeScalingType(rope["rope_type"]))
         writer.add_rope_scaling_factor(rope["factor"])
@@ -173,14 +238,21 @@ def add_config(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
         writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
         writer.add_rope_scaling_yarn_beta_fast(rope["beta_fast"])
         writer.add_rope_scaling_yarn_beta_slow(rope["beta_slow"])
-    ends = config["eos_token_id"]
-    writer.add_eos_token_id(ends[0] if isinstance(ends, list) else ends)
+    if writer.arch == "phi3":
+        writer.add_rope_scaling_orig_ctx_len(config["original_max_position_embeddings"])
+    if rope["rope_type"] == "longrope":
+        original = config["original_max_position_embeddings"]
+        stretched = config["max_position_embeddings"] / original
+        writer.add_rope_scaling_attn_factors(sqrt(1 + log(stretched) / log(original)))
 
 
-def llama3_factors(config: dict[str, Any]) -> list[float]:
-    rope = config["rope_parameters"]
+def rope_factors(config: dict[str, Any]) -> dict[str, list[float]]:
+    """The tensors of what rotary frequencies are divided by."""
+    rope, _ = ropes(config)
+    if rope["rope_type"] == "longrope":
+        return {f"rope_factors_{length}.weight": rope[f"{length}_factor"] for length in ("long", "short")}
     if rope["rope_type"] != "llama3":
-        return []
+        return {}
     low, high, original = rope["low_freq_factor"], rope["high_freq_factor"], rope["original_max_position_embeddings"]
     factors = []
     for index in range(0, config["head_dim"], 2):
@@ -192,7 +264,7 @@ def llama3_factors(config: dict[str, Any]) -> list[float]:
         else:
             smooth = (original / wavelength - low) / (high - low)
             factors.append(1 / ((1 - smooth) / rope["factor"] + smooth))
-    return factors
+    return {"rope_freqs.weight": factors}
 
 
 def add_byte_level(writer: gguf.GGUFWriter, tokenizer: dict[str, Any], config: dict[str, Any]) -> None:

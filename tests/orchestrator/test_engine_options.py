@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from motley.cli.options import Device, Experts
-from motley.cli.run import Wanted
+from motley.orchestrator.session_request import SessionRequest
 from motley.protocol import GPU_RESERVE
 from motley.protocol.mesh_pb2 import Failure
 
@@ -86,9 +85,9 @@ async def test_the_command_line_gives_a_device_and_says_it_again(
     assert "Start it again with:  motley run '/models/a bard' PROMPT --engine reference --device cuda" in err
 
 
-def test_without_a_device_none_is_asked_for() -> None:
-    plain: dict[str, Any] = {"model": "bard", "quant": None, "quants": {}, "engine": None, "engines": {}}
-    plain |= {"context": None, "nodes": [], "shares": [], "exact": False, "experts": Experts.AUTO}
-    plain |= {"replicas": 1, "trunk": 1}
-    assert "engine_options" not in Wanted(**plain).body
-    assert Wanted(**plain, device=Device.CUDA).body["engine_options"] == {"device": "cuda"}
+async def test_without_a_device_none_is_asked_for(mesh: Any, nodes: dict[str, Any], motley: Motley) -> None:
+    assert "engine_options" not in SessionRequest("bard").body()
+    assert SessionRequest("bard", engine_options={"device": "cuda"}).body()["engine_options"] == {"device": "cuda"}
+    status, _, err = await motley("run", "/models/a bard", "Hi", "--engine", "reference", "--nodes", "pc")
+    assert status == 0, err
+    assert options_of(nodes["pc"]) == {}

@@ -15,8 +15,9 @@ from motley.daemon.models.blocks import (
     read_shape,
     usual_names,
 )
-from motley.daemon.models.description import Activation, Layer, Model
+from motley.daemon.models.description import Layer, Model
 from motley.daemon.models.keys import Keys
+from motley.daemon.models.operations import Activation
 from motley.daemon.models.rope import Rope
 from motley.daemon.models.rope_keys import rope_of
 

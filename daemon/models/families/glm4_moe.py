@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from motley.daemon.models.axes import Axis, Kind, W
 from motley.daemon.models.blocks import (
     SharedExpert,
     attention,
@@ -15,8 +16,9 @@ from motley.daemon.models.blocks import (
     read_shape,
     usual_names,
 )
-from motley.daemon.models.description import Axis, Kind, Layer, Model, Routing, W
+from motley.daemon.models.description import Layer, Model
 from motley.daemon.models.keys import Keys
+from motley.daemon.models.operations import Routing
 from motley.daemon.models.rope_keys import read_rope
 
 

@@ -14,9 +14,11 @@ from motley.daemon.models.blocks import (
     pre_norm_layer,
     read_shape,
 )
-from motley.daemon.models.description import Activation, Layer, Model, Part, Routing
+from motley.daemon.models.description import Layer, Model
 from motley.daemon.models.keys import Keys
+from motley.daemon.models.operations import Activation, Routing
 from motley.daemon.models.rope_keys import rope_of
+from motley.daemon.weights.places import Part
 
 YARN = {
     "rope_type": "yarn",

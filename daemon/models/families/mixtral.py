@@ -15,9 +15,11 @@ from motley.daemon.models.blocks import (
     windows_everywhere,
     without_bias,
 )
-from motley.daemon.models.description import Layer, Model, Part, Routing
+from motley.daemon.models.description import Layer, Model
 from motley.daemon.models.keys import Keys
+from motley.daemon.models.operations import Routing
 from motley.daemon.models.rope_keys import read_rope
+from motley.daemon.weights.places import Part
 
 
 def mixtral(keys: Keys) -> Model:

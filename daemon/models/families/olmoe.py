@@ -12,8 +12,9 @@ from motley.daemon.models.blocks import (
     read_shape,
     without_bias,
 )
-from motley.daemon.models.description import Layer, Model, Routing
+from motley.daemon.models.description import Layer, Model
 from motley.daemon.models.keys import Keys
+from motley.daemon.models.operations import Routing
 from motley.daemon.models.rope_keys import read_rope
 
 

@@ -12,10 +12,11 @@ from motley.daemon.models.blocks import (
     usual_names,
     windows_everywhere,
 )
-from motley.daemon.models.description import Layer, Model, Part
+from motley.daemon.models.description import Layer, Model
 from motley.daemon.models.keys import Keys
 from motley.daemon.models.rope import Rope
 from motley.daemon.models.rope_keys import rope_of
+from motley.daemon.weights.places import Part
 
 
 def phi3(keys: Keys) -> Model:

@@ -13,12 +13,12 @@ from safetensors.numpy import save_file
 
 from motley.daemon.loading.answers import LIMIT, GateError
 from motley.daemon.models.description import expected_shapes
+from motley.daemon.models.files import open_model
 from motley.daemon.models.rank_graph import Declared, build_rank_graph
 from motley.daemon.models.reading import read_model
 from motley.daemon.models.share import Share
 from motley.daemon.models.units import units
 from motley.daemon.rank.gate import Gate, _examined, reference_answers
-from motley.daemon.weights.safetensors_checkpoint import SafetensorsCheckpoint
 from motley.daemon.weights.share_file import write_share
 from motley.daemon.weights.spec import SHARE_FILE
 from motley.plugins.engine import F32, Engine, EngineError, EngineFactory, EngineOptions, RankGraph
@@ -45,8 +45,8 @@ def share(
 
 def written(model: Path, declared: Declared, folder: Path) -> RankGraph:
     folder.mkdir()
-    with SafetensorsCheckpoint(model) as checkpoint:
-        write_share(checkpoint, declared.weights, declared.share_bytes, folder / SHARE_FILE)
+    with open_model(model) as opened:
+        write_share(opened.source, declared.weights, declared.share_bytes, folder / SHARE_FILE)
     return declared.bind(folder / SHARE_FILE)
 
 
@@ -264,8 +264,8 @@ def test_the_shortest_contexts(context: int, tmp_path: Path) -> None:
     declared = build_rank_graph(
         read_model(model), uneven_shares(units(read_model(model), "fp32", 32), 1), 0, "fp32", 32, context
     )
-    with SafetensorsCheckpoint(model) as checkpoint:
-        write_share(checkpoint, declared.weights, declared.share_bytes, tmp_path / SHARE_FILE)
+    with open_model(model) as opened:
+        write_share(opened.source, declared.weights, declared.share_bytes, tmp_path / SHARE_FILE)
     examine(declared.bind(tmp_path / SHARE_FILE), 0, 1)
 
 

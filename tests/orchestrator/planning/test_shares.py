@@ -9,7 +9,8 @@ import pytest
 from hypothesis import event, given
 from hypothesis import strategies as st
 
-from motley.daemon.models.share import Share, kv_heads
+from motley.daemon.models.axes import Heads
+from motley.daemon.models.share import kv_heads
 from motley.orchestrator.planning.shares import (
     Candidate,
     PlanError,
@@ -270,11 +271,14 @@ def test_the_search_is_quick_at_its_largest() -> None:
     assert time.thread_time() - started < 2
 
 
-@given(st.integers(1, 8), st.integers(1, 8), st.data())
-def test_the_planner_and_the_daemon_count_the_same_kv_heads(groups: int, split: int, data: st.DataObject) -> None:
+@given(st.integers(1, 8), st.integers(1, 8), st.integers(1, 4), st.data())
+def test_the_planner_and_the_daemon_count_the_same_kv_heads(
+    groups: int, split: int, queries: int, data: st.DataObject
+) -> None:
     """The planner may not import the daemon's definition; it must still plan for what will be stored."""
     start = data.draw(st.integers(0, groups * split))
     units = range(start, data.draw(st.integers(start, groups * split)))
     costs = _Costs(ModelProfile(kv_groups=groups, attention_splits=[1, split]), split, 1)
-    stored = kv_heads(Share(split, units, range(0), range(0)))
+    heads = Heads(groups * split * queries, groups, 64)
+    stored = kv_heads(range(units.start * queries, units.stop * queries), heads)
     assert costs.kv_heads(units) == len(stored)

@@ -12,8 +12,9 @@ import pytest
 from safetensors.numpy import save_file
 
 import motley.cli
-from motley.daemon.models.description import Model, Route, expected_shapes
+from motley.daemon.models.description import Model, expected_shapes
 from motley.daemon.models.keys import ConfigError
+from motley.daemon.models.operations import Route
 from motley.daemon.models.reading import read_model
 from motley.daemon.models.units import units
 from motley.plugins.engine import F32, EngineError, EngineFactory, EngineOptions, load_engine
