@@ -42,6 +42,10 @@ OF_LAYER = {
     "mlp.shared_expert.up_proj": "ffn_up_shexp",
     "mlp.shared_expert.down_proj": "ffn_down_shexp",
 }
+OF_LAYER_IN = {
+    "olmo2": {"post_attention_layernorm": "post_attention_norm", "post_feedforward_layernorm": "post_ffw_norm"}
+}
+"""What an architecture calls otherwise, or alone has."""
 ARCHITECTURES = {"mistral": "llama", "mixtral": "llama", "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe"}
 """Where it is not the model type."""
 EXPERT = re.compile(r"model\.layers\.(\d+)\.mlp\.experts\.(\d+)\.(gate|up|down)_proj\.weight")
@@ -84,7 +88,8 @@ def to_gguf(
         if name.endswith("mlp.shared_expert_gate.weight"):
             values = values[0]
         plain = values.ndim < 2 or name.endswith("mlp.gate.weight")
-        add(writer, gguf_name(name), values, Type.F32 if plain else type_of(gguf_name(name)))
+        named = gguf_name(name, architecture)
+        add(writer, named, values, Type.F32 if plain else type_of(named))
     for name, values in of_experts(tensors, experts):
         add(writer, name, values, type_of(name))
     if adapt:
@@ -129,12 +134,12 @@ def write(writer: gguf.GGUFWriter) -> None:
     writer.close()
 
 
-def gguf_name(name: str) -> str:
+def gguf_name(name: str, architecture: str = "llama") -> str:
     stem, _, kind = name.rpartition(".")
     if stem in WHOLE:
         return f"{WHOLE[stem]}.{kind}"
     _, _, layer, part = stem.split(".", 3)
-    return f"blk.{layer}.{OF_LAYER[part]}.{kind}"
+    return f"blk.{layer}.{(OF_LAYER | OF_LAYER_IN.get(architecture, {}))[part]}.{kind}"
 
 
 def interleaved(values: F32, heads: int) -> F32:
@@ -144,6 +149,7 @@ def interleaved(values: F32, heads: int) -> F32:
 
 
 def add_config(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+    size = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
@@ -151,9 +157,9 @@ def add_config(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_head_count(config["num_attention_heads"])
     writer.add_head_count_kv(config["num_key_value_heads"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-    writer.add_key_length(config["head_dim"])
-    writer.add_value_length(config["head_dim"])
-    writer.add_rope_dimension_count(config["head_dim"])
+    writer.add_key_length(size)
+    writer.add_value_length(size)
+    writer.add_rope_dimension_count(size)
     writer.add_vocab_size(config["vocab_size"])
     if count := config.get("num_experts", config.get("num_local_experts")):
         writer.add_expert_count(count)
