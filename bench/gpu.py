@@ -19,6 +19,7 @@ from typing import Any
 from motley.bench.gpu_speed import BITS, LONG, REQUESTS, SIZES, all_reduce_us, matmul_bandwidth, speed
 from motley.bench.synth import SHAPES, synthesise
 from motley.plugins.cuda.kernels import TOKENS
+from motley.protocol.wording import counted
 from motley.transport.cuda.driver import CudaDriver
 from motley.transport.cuda.errors import CudaError
 from motley.transport.cuda.host_step import HostStep
@@ -78,7 +79,7 @@ def measure_tokens(shape: str, quantisations: Sequence[str]) -> Result:
         synthesise(SHAPES[shape], model)
         for quantisation in quantisations:
             for ranks in RANKS:
-                name = f"{shape}, {quantisation}, {ranks} rank{'s' if ranks > 1 else ''}"
+                name = f"{shape}, {quantisation}, {counted(ranks, 'rank')}"
                 with TemporaryDirectory(prefix="shares-", dir=folder) as shares:
                     os.environ["MOTLEY_CACHE"] = shares
                     rows[name] = attempt(name, partial(speed, model, quantisation, ranks))
@@ -104,7 +105,7 @@ def page(result: Result) -> str:
         "",
         *table(["host step", "us"], result["host_step_s"], lambda seconds: [f"{1e6 * seconds:.1f}"]),
         *table(
-            ["weights of a product, GB/s", *(f"{tokens} token{'s' if tokens > 1 else ''}" for tokens in TOKENS)],
+            ["weights of a product, GB/s", *(counted(tokens, "token") for tokens in TOKENS)],
             bandwidth,
             lambda rates: [f"{rates[tokens] / 1e9:.0f}" for tokens in TOKENS],
         ),

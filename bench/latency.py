@@ -26,6 +26,7 @@ from motley.bench.local_mesh import LocalMesh, MeshSpec, Progress
 from motley.daemon.machine.memory import memory_bandwidth
 from motley.daemon.machine.processor import usable_cores
 from motley.protocol import mesh_pb2 as pb
+from motley.protocol.wording import counted
 
 WARM_UP = 5
 """Tokens, in a request of their own."""
@@ -93,8 +94,9 @@ class LatencyReport:
     @property
     def setting(self) -> str:
         """What tells this report from the others of a sweep, in words."""
-        ranks = f"{self.ranks} rank{'s' if self.ranks > 1 else ''}"
-        return ", ".join(filter(None, [self.quant, ranks, f"prompt {self.prompt_tokens}", self.link]))
+        return ", ".join(
+            filter(None, [self.quant, counted(self.ranks, "rank"), f"prompt {self.prompt_tokens}", self.link])
+        )
 
     def mean_parts(self, rank: int | None = None) -> dict[str, float]:
         """What the mean token is made of, ms, on one rank or over all of them.

@@ -16,11 +16,20 @@ from itertools import pairwise
 import numpy as np
 
 from motley.daemon.experts.holding import LOADING_LOOK_S, Holding
-from motley.daemon.experts.wire import Answer, Buffer, Call, ExpertWire, Part, Refusal, RefusalCode
+from motley.daemon.experts.wire import (
+    Answer,
+    Buffer,
+    Call,
+    ExpertWire,
+    ExpertWireError,
+    Part,
+    Refusal,
+    RefusalCode,
+)
 from motley.daemon.models.tree import fold, subtrees
 from motley.daemon.pipe.daemon import Commands
 from motley.plugins.engine import F32, EngineError
-from motley.transport import MAX_MESSAGE, Communicator, WireFormat
+from motley.transport import MAX_MESSAGE, Communicator, ProtocolError, WireFormat
 
 
 class Refused(Exception):
@@ -65,7 +74,7 @@ class Group:
         Raises:
             Refused: another worker cannot compute it.
             EngineError, MemoryError: this one cannot.
-            TransportError: another one is lost.
+            TransportError: another one is lost, or answers what it was not asked.
         """
         communicator = self._communicator
         communicator.broadcast_message(data, self._leader, None)
@@ -91,11 +100,16 @@ class Group:
             for span in self._spans[worker]:
                 pieces: list[F32] = []
                 for stretch in self._wire.stretches(part.rows, MAX_MESSAGE):
-                    answer = self._wire.read_answer(self._communicator.recv(worker, self._communicator.deadline_s))
+                    data = self._communicator.recv(worker, self._communicator.deadline_s)
+                    try:
+                        answer = self._wire.read_answer(data)
+                    except ExpertWireError as error:
+                        raise ProtocolError(worker, f"it has sent what is no answer: {error}") from error
                     if isinstance(answer, Refusal):
                         return Refused(answer)
                     expected = (call.number, call.layer, _stretch_of(part, stretch))
-                    assert (answer.number, answer.layer, *answer.parts) == expected
+                    if (answer.number, answer.layer, *answer.parts) != expected:
+                        raise ProtocolError(worker, f"it has answered something else than call {call.number}")
                     pieces.append(answer.rows)
                 terms[span] = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
         return None

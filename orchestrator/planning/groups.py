@@ -25,7 +25,7 @@ from itertools import accumulate
 from motley.orchestrator.planning.placement.terms import PlacementError
 from motley.protocol import MAX_RANKS
 from motley.protocol.mesh_pb2 import ModelProfile
-from motley.protocol.wording import human_bytes
+from motley.protocol.wording import counted, human_bytes
 
 SLICES = 8
 """How many slices an expert is cut in, at most: each is a product of its own, and a cached file."""
@@ -186,4 +186,4 @@ def _explain(offers: Collection[Offer], slices: int, slice_bytes: int, experts: 
         )
     else:
         verdict = "the total would do, but not in groups that have no node in common"
-    return f"{replicas} replica{'s' * (replicas > 1)} of {size}, do not fit on groups of {len(offers)} nodes: {verdict}"
+    return f"{counted(replicas, 'replica')} of {size}, do not fit on groups of {len(offers)} nodes: {verdict}"

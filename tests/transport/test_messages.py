@@ -1,4 +1,7 @@
-"""Messages between ranks of which any may go: real sockets, sides that take turns in one thread, and real processes."""
+"""Messages between ranks of which any may go: real sockets, sides that take turns in one thread, and real processes.
+
+The file is long: all tests are of `Messenger`, between sides that the class at the top drives.
+"""
 
 from __future__ import annotations
 

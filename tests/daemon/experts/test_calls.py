@@ -1,7 +1,8 @@
 """Decisions about experts elsewhere, in simulated time: whatever hosts do, ranks end with all results or an error.
 
 `Mesh` is trunk ranks, each with an `ExpertCalls`, and hosts that answer, die, hang, dawdle, repeat themselves, talk
-nonsense and come back. Its clock jumps from event to event.
+nonsense and come back. Its clock jumps from event to event. All tests are of the one state machine that `ExpertCalls`
+is, so they are in one file, though it is long.
 """
 
 from __future__ import annotations

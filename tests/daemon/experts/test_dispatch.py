@@ -1,4 +1,7 @@
-"""Experts on hosts, over real links: results are those of one process, whatever happens to the hosts meanwhile."""
+"""Experts on hosts, over real links: results are those of one process, whatever happens to the hosts meanwhile.
+
+The file is long: every test has the same trunk dispatch to servers that behave in one more way.
+"""
 
 from __future__ import annotations
 

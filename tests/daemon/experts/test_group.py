@@ -13,17 +13,19 @@ import numpy as np
 import pytest
 
 from motley.daemon.experts.dispatch import Dispatcher
+from motley.daemon.experts.group import Group
 from motley.daemon.experts.keys import ExpertKey, keys_of
 from motley.daemon.experts.loading import slices_of
-from motley.daemon.experts.wire import Answer, Call, Part, Refusal, RefusalCode
+from motley.daemon.experts.wire import Answer, Buffer, Call, ExpertWire, Part, Refusal, RefusalCode
 from motley.daemon.node.worker import RankWorker
 from motley.daemon.weights.cache import ShareCache
 from motley.daemon.worker.membership import membership, with_hosts
+from motley.plugins.engine import F32
 from motley.plugins.mixture import Sent
 from motley.protocol import MAX_RANKS
 from motley.protocol import mesh_pb2 as pb
 from motley.protocol import worker_pb2 as wp
-from motley.transport import MAX_MESSAGE, Lost, Messenger, Plain, WireFormat
+from motley.transport import MAX_MESSAGE, Lost, Messenger, Plain, ProtocolError, WireFormat
 from tests.daemon.experts.test_host import (
     CASE,
     DEADLINE_S,
@@ -215,6 +217,51 @@ async def test_a_worker_that_computes_wrongly_is_found_before_it_serves(
         failed = await failure(workers[0])
         assert failed.code == "wrong_results"
         assert "layers.0.mlp.experts.0.slice.0.of.4 of 5 rows differs from the reference" in failed.message
+
+
+class Says:
+    """The mesh of a group of two, in which the other worker says the same to everything."""
+
+    rank, size, deadline_s = 1, 2, DEADLINE_S
+
+    def __init__(self, words: bytes) -> None:
+        self._words = words
+
+    def broadcast_message(self, data: Buffer, root: int, deadline_s: float | None) -> Buffer:
+        return data
+
+    def flush(self) -> None:
+        pass
+
+    def recv(self, source: int, deadline_s: float) -> bytes:
+        return self._words
+
+
+class Ones:
+    """Holds an expert's second slice, whose sums are all 1."""
+
+    def sums(self, call: Call) -> list[list[F32]]:
+        return [[np.ones((part.rows, 8), np.float32)] for part in call.parts]
+
+
+@pytest.mark.parametrize(
+    ("number", "layer", "part"), [(7, 0, Part(3, 2)), (8, 1, Part(3, 2)), (8, 0, Part(4, 2)), (8, 0, Part(3, 2, 1))]
+)
+def test_a_worker_that_answers_what_it_was_not_asked_is_named(number: int, layer: int, part: Part) -> None:
+    call = Call(8, 0, 1, [Part(3, 2)], np.zeros((2, 8), np.float32))
+    wire = ExpertWire(8, WireFormat.FP32)
+
+    def result(words: bytes) -> F32:
+        return Group(Says(words), [1, 1]).compute(call, b"the call", Ones())  # type: ignore[arg-type]
+
+    def answer(number: int, layer: int, part: Part) -> bytes:
+        return b"".join(wire.write_answer(Answer(number, layer, 0.0, [part], np.ones((2, 8), np.float32))))
+
+    assert (result(answer(8, 0, Part(3, 2))) == 2).all()
+    with pytest.raises(ProtocolError, match="rank 0 broke the protocol: it has answered something else than call 8"):
+        result(answer(number, layer, part))
+    with pytest.raises(ProtocolError, match="rank 0 broke the protocol: it has sent what is no answer"):
+        result(b"noise" * 8)
 
 
 @pytest.mark.parametrize("victim", [0, 1, 2])

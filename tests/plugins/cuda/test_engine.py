@@ -1,4 +1,7 @@
-"""The GPU engine without a GPU: its kernels compile, and compute transformers' logits when compiled for the host."""
+"""The GPU engine without a GPU: its kernels compile, and compute transformers' logits when compiled for the host.
+
+The file is long: every test opens the engine on the host's stand-in for a GPU, by the functions at the top.
+"""
 
 from __future__ import annotations
 

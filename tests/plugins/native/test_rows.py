@@ -1,5 +1,8 @@
 """Our own norms, gates and attention against float64, and against themselves: every level and pool, and a row beside
-any others, gives the same bits."""
+any others, gives the same bits.
+
+The file is long: norms, gates and attention have one contract, which is checked at every level by the same functions.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The NCCL ABI over host memory: real processes that call the C library, compared with NumPy."""
+"""The NCCL ABI over host memory: real processes that call the C library, compared with NumPy.
+
+The file is long: a process loads the library once, under NCCL's name, and all tests of one process share it.
+"""
 
 from __future__ import annotations
 
