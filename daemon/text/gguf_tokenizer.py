@@ -90,7 +90,7 @@ def load_gguf_tokenizer(file: Path) -> Tokenizer:
 
 def gguf_tokenizer(metadata: Mapping[str, Any], file: Path) -> Tokenizer:
     """Build the tokenizer that metadata describe; `file` is for messages, errors as `load_gguf_tokenizer`."""
-    keys = _Keys(metadata, file)
+    keys = _TokenizerKeys(metadata, file)
     kind = keys.text("model")
     tokens, types = keys.tokens()
     if kind == "gpt2":
@@ -134,7 +134,7 @@ def gguf_tokenizer(metadata: Mapping[str, Any], file: Path) -> Tokenizer:
 
 
 def _bpe(
-    keys: _Keys, vocabulary: dict[str, int], merges: list[tuple[str, str]], **options: Any
+    keys: _TokenizerKeys, vocabulary: dict[str, int], merges: list[tuple[str, str]], **options: Any
 ) -> tokenizers.Tokenizer:
     try:
         return tokenizers.Tokenizer(models.BPE(vocabulary, merges, **options))
@@ -142,7 +142,7 @@ def _bpe(
         raise keys.error(f"tokens and merges that make no tokenizer: {error}") from error
 
 
-def _byte_level(keys: _Keys, tokens: list[str], words: _Words) -> tokenizers.Tokenizer:
+def _byte_level(keys: _TokenizerKeys, tokens: list[str], words: _Words) -> tokenizers.Tokenizer:
     vocabulary = {token: index for index, token in enumerate(tokens)}
     backend = _bpe(keys, vocabulary, keys.merges(), ignore_merges=words.whole)
     steps: list[pre_tokenizers.PreTokenizer] = []
@@ -158,7 +158,7 @@ def _byte_level(keys: _Keys, tokens: list[str], words: _Words) -> tokenizers.Tok
     return backend
 
 
-def _sentence_piece(keys: _Keys, tokens: list[str], types: list[int]) -> tokenizers.Tokenizer:
+def _sentence_piece(keys: _TokenizerKeys, tokens: list[str], types: list[int]) -> tokenizers.Tokenizer:
     """As Llama 2's ``tokenizer.json``: a space is U+2581, one is put before the text and taken off again."""
     vocabulary = {token: index for index, token in enumerate(tokens)}
     missing = next((name for name in (f"<0x{byte:02X}>" for byte in range(256)) if name not in vocabulary), None)
@@ -193,7 +193,7 @@ def _merges(scores: Mapping[str, float], vocabulary: Mapping[str, int]) -> list[
     return [(token[:cut], token[cut:]) for *_, cut, token in sorted(ranked)]
 
 
-class _Keys:
+class _TokenizerKeys:
     """The ``tokenizer.ggml.`` keys, read with their types checked."""
 
     def __init__(self, metadata: Mapping[str, Any], file: Path) -> None:
