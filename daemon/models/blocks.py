@@ -133,13 +133,6 @@ def listed_windows(
     return [window if kind == SLIDING else 0 for kind in kinds]
 
 
-def without_bias(keys: Keys, *names: str) -> None:
-    """Refuse biases that the family does not have."""
-    for name in names:
-        if keys.flag(name, False):
-            raise keys.refusal(name, "only false in this family")
-
-
 def expert_count(keys: Keys, *spellings: str) -> int:
     """How many experts a layer has: both spellings are read in every family, as transformers does.
 
