@@ -52,6 +52,12 @@ def test_a_partial_value_is_summed_once_before_it_is_added() -> None:
     assert [type(each) for each in writer.operations] == [Sum, Add]
 
 
+def test_a_partial_value_that_is_needed_whole_twice_is_summed_once() -> None:
+    writer = Writer(X)
+    assert writer.replicated(PARTIAL) is writer.replicated(PARTIAL)
+    assert len(sums(writer)) == 1
+
+
 def test_a_value_that_every_rank_has_is_not_summed() -> None:
     writer = Writer(X)
     normed = writer.norm("layers.0.mlp.after", PARTIAL, W("gain", RESIDUAL), 1e-5)
@@ -189,6 +195,18 @@ REFUSED: dict[str, tuple[Callable[[Writer], object], str]] = {
     "keys that every rank has": (
         lambda writer: attend(writer, k=Value("whole", key_axis(HEADS))),
         "whole is replicated, not sharded",
+    ),
+    "two values of one name": (
+        lambda writer: [writer.linear("layers.0.up", X, UP), writer.linear("layers.0.up", X, UP)],
+        r"layers\.0\.up is the name of two values",
+    ),
+    "two sums in one block": (
+        lambda writer: [writer.replicated(Value(f"layers.0.mlp.{n}", RESIDUAL, Placement.PARTIAL)) for n in "ab"],
+        r"layers\.0\.mlp\.reduced is the name of two values",
+    ),
+    "a value of the name of the residual": (
+        lambda writer: writer.linear(X.name, X, UP),
+        r"layers\.0\.x is the name of two values",
     ),
     "gate and up of unlike axes": (
         lambda writer: writer.gated("layers.0.gated", SHARDED, Q, Activation.SILU),
