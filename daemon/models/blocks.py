@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from motley.daemon.models.axes import Axis, Heads, Kind, Value, W, key_axis, query_axis
 from motley.daemon.models.description import EMBEDDING, HEAD, Layer, Model
 from motley.daemon.models.keys import Keys
 from motley.daemon.models.operations import Activation, Routing
 from motley.daemon.models.rope import Rope
-from motley.daemon.models.writing import Writer
+from motley.daemon.models.writing import ShardingError, Writer
 from motley.daemon.weights.places import Part
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -184,6 +185,9 @@ def model(
         context: the longest sequence that the rotary embeddings are for, tokens.
         logits_cap: logits are ``cap * tanh(logits / cap)``; 0: they are not.
         ignored: see `Model`.
+
+    Raises:
+        ShardingError: a layer does not begin with what the one before it ends with.
     """
     words = Axis(Kind.VOCABULARY, shape.vocabulary, "vocab_size")
     table = W(EMBEDDING, words, shape.residual)
@@ -192,6 +196,10 @@ def model(
     matrix = table if shape.tied else W(HEAD, words, shape.residual)
     (logits,) = head.linear("head", normed, matrix, ys=("head.uncapped" if logits_cap else "logits",))
     logits = head.soft_capped(logits, logits_cap, "logits")
+    layers = tuple(layer(number) for number in range(shape.layers))
+    for before, after in pairwise(layers):
+        if before.y != after.x:
+            raise ShardingError(f"a layer begins with {after.x.name}, and the one before it ends with {before.y.name}")
     return Model(
         family=family,
         hidden=shape.hidden,
@@ -199,7 +207,7 @@ def model(
         context=context,
         eos=shape.eos,
         embedding=table,
-        layers=tuple(layer(number) for number in range(shape.layers)),
+        layers=layers,
         head=tuple(head.operations),
         head_x=head.x,
         logits=logits,
@@ -210,7 +218,7 @@ def model(
 
 
 def begin(shape: Shape, number: int) -> Writer:
-    """Begin a layer with the residual that the one before it ends with."""
+    """Begin a layer with the residual that the one before it ends with: what its block ``layers.N.mlp`` adds up to."""
     name = "hidden" if number == 0 else f"layers.{number - 1}.mlp.residual"
     return Writer(Value(name, shape.residual))
 

@@ -7,7 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from motley.daemon.models.axes import Axis, Heads, Kind, Placement, Value, W, key_axis, query_axis
-from motley.daemon.models.blocks import experts, gated_mlp, mlp_axis, usual_names
+from motley.daemon.models.blocks import begin, experts, gated_mlp, mlp_axis, model, usual_names
+from motley.daemon.models.description import Layer
 from motley.daemon.models.keys import ConfigError
 from motley.daemon.models.operations import Activation, Add, Routing, Sum, WholeNorm
 from motley.daemon.models.writing import ShardingError, Writer
@@ -250,6 +251,15 @@ def test_what_does_not_fit_is_refused_by_name(what: str) -> None:
 
 def test_a_description_that_does_not_fit_is_a_model_that_cannot_be_served() -> None:
     assert issubclass(ShardingError, ConfigError)
+
+
+def test_layers_that_do_not_follow_each_other_are_refused() -> None:
+    def layer(number: int) -> Layer:
+        writer = begin(SHAPE, number)
+        return writer.layer(writer.add(writer.x, Value(f"layers.{number}.other.y", writer.x.axis)))
+
+    with pytest.raises(ShardingError, match=r"begins with layers\.0\.mlp\.residual, .* with layers\.0\.other\.residual"):
+        model("by hand", SHAPE, layer, {}, 64)
 
 
 def test_experts_of_a_partial_input_are_given_the_sum() -> None:
