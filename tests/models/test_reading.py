@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from motley.daemon.models.axes import Heads, Kind, Value
-from motley.daemon.models.description import Model, expected_shapes
+from motley.daemon.models.description import Model, expected_shapes, tensors
 from motley.daemon.models.keys import ConfigError
 from motley.daemon.models.operations import Activation, Attend, Clip, Gated, Linear, Norm, Route, Routing, WholeNorm
 from motley.daemon.models.reading import read_model
@@ -320,6 +321,18 @@ def test_defaults_of_families_with_experts(tmp_path: Path) -> None:
     bias = "model.layers.0.self_attn.q_proj.bias"
     assert bias in expected_shapes(read(tmp_path, QWEN2_MOE))
     assert bias not in expected_shapes(read(tmp_path, QWEN2_MOE | {"qkv_bias": False}))
+
+
+def test_a_part_of_a_larger_model_has_its_tensors_under_a_prefix(tmp_path: Path) -> None:
+    model = replace(read(tmp_path, PHI3), prefixes=("language_model.model.", "model.language_model."))
+    places = {tensor.name: [part.tensor for part in tensor.parts] for tensor in tensors(model)}
+    assert places["lm_head.weight"] == ["language_model.lm_head.weight", "model.lm_head.weight"]
+    fused = "layers.0.self_attn.qkv_proj.weight"
+    assert set(places["model.layers.0.self_attn.k_proj.weight"]) == {
+        f"model.{fused}",
+        *(f"{prefix}{fused}" for prefix in model.prefixes),
+        *(f"{prefix}layers.0.self_attn.k_proj.weight" for prefix in model.prefixes),
+    }
 
 
 def test_defaults(tmp_path: Path) -> None:
