@@ -28,7 +28,13 @@ class Shape:
     """The facts that nearly every config has.
 
     Attributes:
+        layers: how many.
+        hidden: D, elements of the residual.
+        heads: of every layer's attention, unless the family says otherwise.
+        vocabulary: words.
         epsilon: of RMS norms.
+        tied: the head is the embedding table.
+        eos: tokens that end a text.
         norm_offset: what is added to a norm's gain as it is stored: 1 in the Gemma families.
     """
 
@@ -327,7 +333,8 @@ class MlpNames:
 
     Attributes:
         biases: of gate, up and down, the tensors that are added to their products; empty: none.
-        gate_parts, up_parts, down_parts: see `W.parts`; then those of the biases.
+        gate_parts, up_parts, down_parts: see `W.parts`.
+        bias_parts: the same for the biases of gate, up and down.
     """
 
     gate: str
@@ -410,6 +417,7 @@ class SharedExpert:
     """An expert that all rows go through.
 
     Attributes:
+        columns: between its projections.
         module: its name within the layer's MLP.
         gated: a row gets as much of it as the sigmoid of a product with ``{module}_gate`` says.
     """

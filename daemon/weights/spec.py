@@ -68,6 +68,7 @@ class Weight:
 
     Attributes:
         pieces: stacked top to bottom; all have equally many columns (or are all vectors).
+        encoding: of the values; vectors are FP32.
         block: quantisation block along K; divides the number of columns and, for a piece that is cut by columns,
             the place of the cut, so that quantising a share equals cutting the quantised whole.
         zeros: each block has a zero point of its own: a third initializer ``<name>.zero`` of the codes' type. Rows of
@@ -121,7 +122,10 @@ class Weight:
 
 @dataclass(frozen=True)
 class Placed:
-    """A weight with its place in the share file, in bytes."""
+    """A weight with its place in the share file: where its values or codes, scales and zero points begin, in bytes.
+
+    What a weight does not have takes no bytes there.
+    """
 
     weight: Weight
     data_offset: int

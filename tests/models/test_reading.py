@@ -43,7 +43,9 @@ QWEN2_MOE = (
 QWEN3_MOE = LLAMA | EXPERTS | {"model_type": "qwen3_moe", "use_sliding_window": False, "sliding_window": 16}
 OLMOE = LLAMA | EXPERTS | {"model_type": "olmoe"}
 PHI3 = LLAMA | {"model_type": "phi3"}
-GLM4_MOE = LLAMA | {"model_type": "glm4_moe", "n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+GLM4_MOE = (
+    LLAMA | {"model_type": "glm4_moe", "n_routed_experts": 6} | {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
+)
 GPT_OSS = LLAMA | {"model_type": "gpt_oss", "num_local_experts": 6, "num_experts_per_tok": 2}
 GEMMA3 = {key: value for key, value in LLAMA.items() if key != "hidden_act"} | {"model_type": "gemma3_text"}
 LLAMA3 = {
