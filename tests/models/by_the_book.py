@@ -39,7 +39,7 @@ Values = dict[str, npt.NDArray[Any]]
 
 
 def logits_by_the_book(model: Model, weights: Mapping[str, npt.NDArray[Any]], tokens: Sequence[int]) -> F64:
-    """f64[T, V]: the logits after each of some tokens."""
+    """f64[T, V]: the logits after each of some tokens, which are one prompt."""
     book = _Book(model, {name: each.astype(np.float64) for name, each in weights.items()})
     rows = book.weights[model.embedding.name][tokens] * model.embedding_scale
     for layer in model.layers:
@@ -131,7 +131,7 @@ class _Book:
         if attend.rope is None:
             return rows
         rope = self.model.ropes[attend.rope]
-        cosines, sines = (table.astype(np.float64) for table in rotary_tables(rope, len(rows)))
+        cosines, sines = (table.astype(np.float64) for table in rotary_tables(rope, len(rows), len(rows)))
         turned = rows.copy()
         half = rope.size // 2
         for start in range(0, rows.shape[1], attend.heads.size):

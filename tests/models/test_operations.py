@@ -17,7 +17,7 @@ from motley.daemon.models.files import OpenModel, open_model
 from motley.daemon.models.profile import profile
 from motley.daemon.models.rank_graph import build_rank_graph
 from motley.daemon.models.units import units
-from motley.daemon.weights.checkpoint import Checkpoint
+from motley.daemon.weights.safetensors_checkpoint import SafetensorsCheckpoint
 from motley.daemon.weights.share_file import write_share
 from motley.daemon.weights.spec import SHARE_FILE, Piece
 from motley.plugins.engine import F32, EngineOptions
@@ -53,7 +53,7 @@ def weights(name: str) -> dict[str, F32]:
 @pytest.fixture
 def opened(name: str, tmp_path: Path) -> Iterator[OpenModel]:
     save_file(weights(name), tmp_path / "model.safetensors")
-    with Checkpoint(tmp_path) as checkpoint:
+    with SafetensorsCheckpoint(tmp_path) as checkpoint:
         yield OpenModel(MODELS[name](), checkpoint, {})
 
 
