@@ -22,8 +22,8 @@ A value that is read on the other side of a collective or of an Experts node is 
 ``hidden``             f32[T, D]                embeddings of this step's T tokens, replicated
 ``position``           i64[1]                   tokens already in the cache: row t stands at ``position + t``
 ``rows``               i64[R]                   which of the T rows get logits
-``cos_cache``          f32[P, rotary/2]         rotary tables, see `RankGraph.constants`
-``sin_cache``          f32[P, rotary/2]
+``cos_cache.{rope}``   f32[P, rotary/2]         the tables of a rotary embedding, see `RankGraph.constants`; attention
+``sin_cache.{rope}``   f32[P, rotary/2]         names those that it rotates by
 ``key_cache.{layer}``  f32[1, H, C, head_dim]   KV cache of this rank's H KV heads, capacity C (absent if H = 0);
 ``value_cache.{layer}``                         updated to the outputs ``key_cache.{layer}.out``, ...
 ``logits``             f32[R, V]{tp}            output: this rank's slice of the vocabulary (absent if V = 0)
@@ -144,7 +144,7 @@ class RankGraph:
     proto: onnx.ModelProto
     share_file: Path
     constants: Callable[[int], Mapping[str, F32]]
-    """Graph inputs that stay the same for a whole sequence (``cos_cache``, ``sin_cache``), by its prompt's length."""
+    """Graph inputs that stay the same for a whole sequence (its rotary tables), by the length of its prompt."""
     caches: Sequence[CacheSpec]
     hidden: int
     """D, the width of the residual."""

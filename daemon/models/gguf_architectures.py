@@ -223,6 +223,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "llama": Architecture(_llama_family, _llama),
     "qwen2": Architecture("qwen2", _qwen),
     "qwen3": Architecture("qwen3", _qwen),
+    "olmo2": Architecture("olmo2", _qwen),
     "olmoe": Architecture("olmoe", _olmoe),
     "qwen2moe": Architecture("qwen2_moe", _qwen2_moe),
     "qwen3moe": Architecture("qwen3_moe", _qwen3_moe),

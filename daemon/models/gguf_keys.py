@@ -112,7 +112,7 @@ def _metadata(checkpoint: GgufCheckpoint) -> Metadata:
             neutral = _NEUTRAL.get(key)
             raise own.refusal(key, f"only {neutral[0]}" if neutral else "only its absence")
     layers = own.size("block_count") - own.size("nextn_predict_layers", 0, least=0)
-    if f"model.layers.{layers - 1}.input_layernorm.weight" not in checkpoint:
+    if not any(name.startswith(f"model.layers.{layers - 1}.") for name in checkpoint.names()):
         raise own.refusal("block_count", "the number of layers whose tensors are there")
     if EMBEDDING not in checkpoint:
         raise ConfigError(f"{checkpoint.file}: no tensor token_embd.weight; this file holds no language model")

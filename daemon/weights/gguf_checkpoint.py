@@ -67,6 +67,7 @@ _OF_LAYER_IN = {
         "ffn_up_shexp": "mlp.shared_experts.up_proj",
         "ffn_down_shexp": "mlp.shared_experts.down_proj",
     },
+    "olmo2": {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"},
     "phi3": {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
 }
 """What an architecture calls otherwise, or alone has; a key that ends in ``.weight`` or ``.bias`` stands for its whole

@@ -11,7 +11,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from motley.cli.main import main
-from motley.daemon.node import app, hardware
+from motley.daemon.node import app, capabilities
 from motley.daemon.node.engines import installed_engines
 from motley.protocol.mesh_pb2 import Capabilities, Engine
 
@@ -31,6 +31,6 @@ async def engines_asked_once() -> list[Engine]:
 
 
 if __name__ == "__main__":
-    hardware.memory_bandwidth = lambda *_: BANDWIDTH
+    capabilities.memory_bandwidth = lambda *_: BANDWIDTH
     app.installed_engines = engines_asked_once
     main()

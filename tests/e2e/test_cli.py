@@ -423,7 +423,7 @@ def test_what_cannot_be_done_is_said_in_one_line(
         return []
 
     monkeypatch.setattr("motley.daemon.node.app.installed_engines", no_engines)
-    monkeypatch.setattr("motley.daemon.node.hardware.memory_bandwidth", lambda *_: 10e9)
+    monkeypatch.setattr("motley.daemon.node.capabilities.memory_bandwidth", lambda *_: 10e9)
     status, out, err = command(*wanted)
     assert status == 1
     assert words in err

@@ -51,7 +51,7 @@ def logits(
     except ConfigError:
         pytest.skip("this case's widths cannot be quantised")
     with LocalSession(case.folder, factory, shares, folder, quantisation, options=options) as group:
-        group.open_slot()
+        group.open_slot(prompt=case.prompt)
         steps = [(0, 5), *((at, at + 1) for at in range(5, 11)), (11, len(case.tokens) - 1)]
         return np.concatenate([group.step(case.tokens[start:stop], start) for start, stop in steps])
 

@@ -308,6 +308,14 @@ CASES: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 4,
         "original_max_position_embeddings": 64,
     },
+    "olmo2": {
+        "model_type": "olmo2",
+        "hidden_size": 96,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 3,
+        "attention_bias": True,
+    },
+    "olmo2-mha": {"model_type": "olmo2", **_SMALL, "head_dim": ABSENT, "num_hidden_layers": 3},
 }
 """By name. A config that names its ``architectures`` is written as it is here: as published models spell it, which may
 be older than what transformers writes. A prompt and its continuation are longer than the 32 positions that

@@ -12,7 +12,19 @@ import pytest
 from motley.daemon.models.axes import Heads, Kind, Value
 from motley.daemon.models.description import Model, expected_shapes, tensors
 from motley.daemon.models.keys import ConfigError
-from motley.daemon.models.operations import Activation, Attend, Clip, Gated, Linear, Norm, Route, Routing, WholeNorm
+from motley.daemon.models.operations import (
+    Activation,
+    Add,
+    Attend,
+    Clip,
+    Gated,
+    Linear,
+    Norm,
+    Route,
+    Routing,
+    Sum,
+    WholeNorm,
+)
 from motley.daemon.models.reading import read_model
 from motley.daemon.models.rope import DynamicScaling, LinearScaling, Llama3Scaling, Rope, RopeScaling, YarnScaling
 
@@ -41,6 +53,7 @@ QWEN2_MOE = (
     | {"use_sliding_window": False, "max_window_layers": 1}
 )
 QWEN3_MOE = LLAMA | EXPERTS | {"model_type": "qwen3_moe", "use_sliding_window": False, "sliding_window": 16}
+OLMO2 = LLAMA | {"model_type": "olmo2"}
 OLMOE = LLAMA | EXPERTS | {"model_type": "olmoe"}
 PHI3 = LLAMA | {"model_type": "phi3"}
 GLM4_MOE = (
@@ -337,6 +350,25 @@ def test_a_part_of_a_larger_model_has_its_tensors_under_a_prefix(tmp_path: Path)
     }
 
 
+def test_olmo2_has_norms_after_its_blocks_only(tmp_path: Path) -> None:
+    model = read(tmp_path, without(without(OLMO2, "rms_norm_eps"), "num_key_value_heads"))
+    assert (attentions(model)[0].heads, epsilons(model)) == (Heads(4, 4, 16), {1e-5})
+    block = [Linear, Sum, Norm, Add]
+    assert [type(each) for each in model.layers[0].operations] == [
+        Linear,
+        WholeNorm,
+        Attend,
+        *block,
+        Linear,
+        Gated,
+        *block,
+    ]
+    names = {name.removeprefix("model.layers.0.") for name in expected_shapes(model)}
+    assert names >= {"post_attention_layernorm.weight", "post_feedforward_layernorm.weight", *QK_NORMS}
+    assert not names & {"input_layernorm.weight", *QKV_BIASES, OUTPUT_BIAS}
+    assert f"model.layers.0.{OUTPUT_BIAS}" in expected_shapes(read(tmp_path, OLMO2 | {"attention_bias": True}))
+
+
 def test_defaults(tmp_path: Path) -> None:
     def heads(config: dict[str, Any]) -> Heads:
         return attentions(read(tmp_path, config))[0].heads
@@ -418,6 +450,9 @@ def test_end_tokens_of_both_files(tmp_path: Path) -> None:
         (without(MIXTRAL, "num_local_experts"), "num_experts"),
         (without(OLMOE, "num_experts_per_tok"), "num_experts_per_tok"),
         (MIXTRAL | {"clip_qkv": 8.0}, "clip_qkv"),
+        (OLMO2 | {"clip_qkv": 8.0}, "clip_qkv"),
+        (OLMO2 | {"sliding_window": 16}, "sliding_window"),
+        (OLMO2 | {"mlp_bias": True}, "mlp_bias"),
         (OLMOE | {"clip_qkv": -1}, "clip_qkv"),
         (OLMOE | {"shared_expert_intermediate_size": 48}, "shared_expert_intermediate_size"),
         (without(QWEN2_MOE, "shared_expert_intermediate_size"), "shared_expert_intermediate_size"),

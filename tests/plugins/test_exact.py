@@ -57,9 +57,9 @@ def session(
     )
 
 
-def run(ranks: LocalSession, tokens: list[int], chunks: Sequence[int], slot: int = 0) -> F32:
+def run(ranks: LocalSession, tokens: list[int], chunks: Sequence[int], slot: int = 0, prompt: int = 0) -> F32:
     """The logits of every token, computed so many at a time; the last number goes on to the end."""
-    ranks.open_slot(slot)
+    ranks.open_slot(slot, prompt)
     sizes = [*chunks, *[chunks[-1]] * len(tokens)]
     rows, position = [], 0
     while position < len(tokens):
@@ -99,14 +99,14 @@ def test_every_split_and_chunking_gives_the_same_bits(
     cut = units(case.model, quantisation, 32, exact=True)
     tokens = case.tokens[:-1]
     with session(case.folder, tmp_path / "1", [whole_share(cut)], quantisation) as alone:
-        expected = run(alone, tokens, [128])
+        expected = run(alone, tokens, [128], prompt=case.prompt)
         for chunks in ([1], [2], [3], [7, 1, 16, 33]):
-            assert same(run(alone, tokens, chunks), expected)
+            assert same(run(alone, tokens, chunks, prompt=case.prompt), expected)
     if quantisation == "fp32":
         assert np.abs(expected - case.logits).max() < 1e-4 * np.abs(case.logits).max()
     with session(case.folder, tmp_path / str(count), uneven_shares(cut, count), quantisation) as ranks:
         for chunks in ([17, 1, 1, 20], [1]):
-            assert same(run(ranks, tokens, chunks), expected)
+            assert same(run(ranks, tokens, chunks, prompt=case.prompt), expected)
 
 
 def test_splits_include_empty_shares_and_several_subtrees() -> None:

@@ -15,6 +15,7 @@ from safetensors.numpy import save_file
 from motley.daemon.models.description import expected_shapes
 from motley.daemon.models.reading import read_model
 from motley.daemon.models.units import units
+from motley.plugins.engine import EngineOptions
 from motley.plugins.mapped_share import HUGE_PAGE, MappedShare
 from motley.plugins.onnxruntime.engine import OnnxRuntimeEngine
 from tests.models.cases import LocalSession, whole_share
@@ -168,11 +169,14 @@ def test_an_engine_holds_its_weights_once(quantisation: str, tmp_path: Path) -> 
     save_file(weights, tmp_path / "model.safetensors")
     del weights
     share = whole_share(units(config, quantisation, 32))
-    with LocalSession(tmp_path, OnnxRuntimeEngine, [share], tmp_path / "first", quantisation) as first:
+    few = EngineOptions(max_rows=8)  # buffers of many rows would count or not, by what memory they get
+    with LocalSession(tmp_path, OnnxRuntimeEngine, [share], tmp_path / "first", quantisation, options=few) as first:
         first.open_slot()
         first.step([1, 2, 3], 0)
         before = anonymous()
-        with LocalSession(tmp_path, OnnxRuntimeEngine, [share], tmp_path / "second", quantisation) as second:
+        with LocalSession(
+            tmp_path, OnnxRuntimeEngine, [share], tmp_path / "second", quantisation, options=few
+        ) as second:
             second.open_slot()
             second.step([1, 2, 3], 0)
             second.step([4], 3)

@@ -1,0 +1,39 @@
+"""OLMo 2: norms after each block and none before, and over all query heads at once and over all key heads."""
+
+from __future__ import annotations
+
+from motley.daemon.models.blocks import (
+    attention,
+    begin,
+    gated_mlp,
+    mlp_axis,
+    model,
+    no_windows,
+    norm,
+    read_shape,
+    usual_names,
+)
+from motley.daemon.models.description import Layer, Model
+from motley.daemon.models.keys import Keys
+from motley.daemon.models.rope_keys import read_rope
+
+
+def olmo2(keys: Keys) -> Model:
+    """Describe a model of type ``olmo2``."""
+    shape = read_shape(keys, kv_heads=True, epsilon=1e-5)
+    rope, context = read_rope(keys, shape.heads.size)
+    no_windows(keys, shape.layers)
+    bias = keys.flag("attention_bias", False)
+    columns = mlp_axis(keys.size("intermediate_size"))
+
+    def layer(number: int) -> Layer:
+        writer, module = begin(shape, number), f"model.layers.{number}"
+        at, mlp_at = f"layers.{number}.attention", f"layers.{number}.mlp"
+        x = attention(writer, shape, number, writer.x, qkv_bias=bias, output_bias=bias, whole_qk_norm=True)
+        x = norm(writer, shape, f"{at}.after", x, f"{module}.post_attention_layernorm.weight")
+        residual = writer.add(writer.x, x)
+        x = gated_mlp(writer, mlp_at, residual, columns, usual_names(f"{module}.mlp"))
+        x = norm(writer, shape, f"{mlp_at}.after", x, f"{module}.post_feedforward_layernorm.weight")
+        return writer.layer(writer.add(residual, x))
+
+    return model("olmo2", shape, layer, {"main": rope}, context)
