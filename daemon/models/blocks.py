@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from motley.daemon.models.axes import Axis, Heads, Kind, Value, W, key_axis, query_axis
 from motley.daemon.models.description import EMBEDDING, HEAD, Layer, Model
 from motley.daemon.models.keys import Keys
 from motley.daemon.models.operations import Activation, Routing
 from motley.daemon.models.rope import Rope
-from motley.daemon.models.writing import Writer
+from motley.daemon.models.writing import ShardingError, Writer
 from motley.daemon.weights.places import Part
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -27,7 +28,13 @@ class Shape:
     """The facts that nearly every config has.
 
     Attributes:
+        layers: how many.
+        hidden: D, elements of the residual.
+        heads: of every layer's attention, unless the family says otherwise.
+        vocabulary: words.
         epsilon: of RMS norms.
+        tied: the head is the embedding table.
+        eos: tokens that end a text.
         norm_offset: what is added to a norm's gain as it is stored: 1 in the Gemma families.
     """
 
@@ -133,13 +140,6 @@ def listed_windows(
     return [window if kind == SLIDING else 0 for kind in kinds]
 
 
-def without_bias(keys: Keys, *names: str) -> None:
-    """Refuse biases that the family does not have."""
-    for name in names:
-        if keys.flag(name, False):
-            raise keys.refusal(name, "only false in this family")
-
-
 def expert_count(keys: Keys, *spellings: str) -> int:
     """How many experts a layer has: both spellings are read in every family, as transformers does.
 
@@ -191,6 +191,9 @@ def model(
         context: the longest sequence that the rotary embeddings are for, tokens.
         logits_cap: logits are ``cap * tanh(logits / cap)``; 0: they are not.
         ignored: see `Model`.
+
+    Raises:
+        ShardingError: a layer does not begin with what the one before it ends with.
     """
     words = Axis(Kind.VOCABULARY, shape.vocabulary, "vocab_size")
     table = W(EMBEDDING, words, shape.residual)
@@ -199,6 +202,10 @@ def model(
     matrix = table if shape.tied else W(HEAD, words, shape.residual)
     (logits,) = head.linear("head", normed, matrix, ys=("head.uncapped" if logits_cap else "logits",))
     logits = head.soft_capped(logits, logits_cap, "logits")
+    layers = tuple(layer(number) for number in range(shape.layers))
+    for before, after in pairwise(layers):
+        if before.y != after.x:
+            raise ShardingError(f"a layer begins with {after.x.name}, and the one before it ends with {before.y.name}")
     return Model(
         family=family,
         hidden=shape.hidden,
@@ -206,7 +213,7 @@ def model(
         context=context,
         eos=shape.eos,
         embedding=table,
-        layers=tuple(layer(number) for number in range(shape.layers)),
+        layers=layers,
         head=tuple(head.operations),
         head_x=head.x,
         logits=logits,
@@ -217,7 +224,7 @@ def model(
 
 
 def begin(shape: Shape, number: int) -> Writer:
-    """Begin a layer with the residual that the one before it ends with."""
+    """Begin a layer with the residual that the one before it ends with: what its block ``layers.N.mlp`` adds up to."""
     name = "hidden" if number == 0 else f"layers.{number - 1}.mlp.residual"
     return Writer(Value(name, shape.residual))
 
@@ -326,7 +333,8 @@ class MlpNames:
 
     Attributes:
         biases: of gate, up and down, the tensors that are added to their products; empty: none.
-        gate_parts, up_parts, down_parts: see `W.parts`; then those of the biases.
+        gate_parts, up_parts, down_parts: see `W.parts`.
+        bias_parts: the same for the biases of gate, up and down.
     """
 
     gate: str
@@ -409,6 +417,7 @@ class SharedExpert:
     """An expert that all rows go through.
 
     Attributes:
+        columns: between its projections.
         module: its name within the layer's MLP.
         gated: a row gets as much of it as the sigmoid of a product with ``{module}_gate`` says.
     """

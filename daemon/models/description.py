@@ -12,7 +12,7 @@ A residual is replicated, so whatever is added to it and partial is summed first
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 
 from motley.daemon.models.axes import Value, W
@@ -112,7 +112,11 @@ def tensors(model: Model) -> Iterator[Tensor]:
     found = [*model.embedding.tensors(), *(each for layer in model.layers for each in _tensors(layer.operations))]
     found += [tensor for tensor in _tensors(model.head) if tensor.name != model.embedding.name]
     for tensor in found:
-        elsewhere = (Part(_with_prefix(tensor.name, prefix), tensor.shape) for prefix in model.prefixes)
+        elsewhere = (
+            replace(place, tensor=_with_prefix(place.tensor, prefix))
+            for prefix in model.prefixes
+            for place in (Part(tensor.name, tensor.shape), *tensor.parts)
+        )
         yield Tensor(tensor.name, tensor.shape, (*tensor.parts, *elsewhere))
 
 
@@ -120,7 +124,8 @@ def _with_prefix(name: str, prefix: str) -> str:
     """The name of a tensor of a model that is a part of a larger one; its head is beside the rest."""
     if name.startswith("model."):
         return prefix + name.removeprefix("model.")
-    return prefix.removesuffix("model.") + name
+    outer, dot, _ = prefix.removesuffix(".").rpartition(".")
+    return outer + dot + name
 
 
 def _tensors(operations: Iterable[Operation]) -> Iterator[Tensor]:

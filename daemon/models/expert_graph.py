@@ -22,10 +22,12 @@ class DeclaredExpert:
     """The graph of an expert, or of a slice of one, and its weights, declared before one was read."""
 
     proto: onnx.ModelProto
+    """f32[N, hidden] -> f32[N, hidden]."""
     weights: list[Placed]
     share_bytes: int
     """The share file's size."""
     hidden: int
+    """D, elements of the residual."""
 
     @property
     def weight_bytes(self) -> int:

@@ -25,6 +25,7 @@ class Architecture:
         read: llama.cpp's keys besides those that all architectures have.
         names: what llama.cpp calls keys of the family besides those of `COMMON`.
         partial: a part of each head may be rotated.
+        factors: tensors that `more` reads, by llama.cpp's names; no weights of the model.
     """
 
     family: str | Callable[[Metadata], str]
@@ -32,6 +33,7 @@ class Architecture:
     read: frozenset[str] = frozenset()
     names: Mapping[str, str] = field(default_factory=dict)
     partial: bool = False
+    factors: frozenset[str] = frozenset()
 
 
 def _llama_family(metadata: Metadata) -> str:
@@ -201,6 +203,8 @@ def _phi3(metadata: Metadata) -> dict[str, Any]:
     _no_experts(metadata)
     keys: dict[str, Any] = {"sliding_window": own.size("attention.sliding_window", 0, least=0) or None}
     if LONG_FACTORS not in checkpoint:
+        if own.number("rope.scaling.attn_factor", 1.0) != 1.0:
+            raise own.refusal("rope.scaling.attn_factor", f"only 1.0 without the tensor {LONG_FACTORS}")
         return keys
     size = own.size("rope.dimension_count", metadata.head_size) // 2
     checkpoint.expect({LONG_FACTORS: (size,), SHORT_FACTORS: (size,)})
@@ -246,6 +250,12 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         ),
         partial=True,
     ),
-    "phi3": Architecture("phi3", _phi3, frozenset({"rope.scaling.attn_factor"}), partial=True),
+    "phi3": Architecture(
+        "phi3",
+        _phi3,
+        frozenset({"rope.scaling.attn_factor"}),
+        partial=True,
+        factors=frozenset({LONG_FACTORS, SHORT_FACTORS}),
+    ),
 }
 """By llama.cpp's name."""

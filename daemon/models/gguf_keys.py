@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from motley.daemon.models.description import EMBEDDING, HEAD, Model, tensors
-from motley.daemon.models.gguf_architectures import ARCHITECTURES, LONG_FACTORS, SHORT_FACTORS
+from motley.daemon.models.gguf_architectures import ARCHITECTURES
 from motley.daemon.models.gguf_metadata import COMMON, Metadata, rope_keys
 from motley.daemon.models.keys import ConfigError, Keys
 from motley.daemon.models.reading import describe
@@ -79,7 +79,7 @@ def gguf_model(checkpoint: GgufCheckpoint) -> Model:
     model = describe(keys)
     unknown = sorted(
         name
-        for name in set(checkpoint.names()) - _wanted(model) - {ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS}
+        for name in set(checkpoint.names()) - _wanted(model) - {ROPE_FACTORS} - kind.factors
         if not name.startswith(model.ignored or "\0")
     )
     if unknown:

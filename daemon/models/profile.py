@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from functools import lru_cache
 
 from motley.daemon.models.axes import Axis, Heads, Kind, W
 from motley.daemon.models.description import Model, parameters
@@ -11,6 +12,7 @@ from motley.daemon.models.operations import Attend, Experts, Linear, Operation, 
 from motley.daemon.models.units import Units, units
 from motley.daemon.weights.places import numbered
 from motley.daemon.weights.spec import Piece, Weight
+from motley.daemon.weights.stored import Format
 from motley.plugins.engine import EngineOptions
 from motley.protocol import mesh_pb2
 
@@ -156,8 +158,14 @@ class _Count:
     def bytes_of(self, w: W, rows: int, columns: int, expert: int | None = None) -> int:
         """Bytes of some rows and columns of a matrix as it is held, without its bias."""
         form = FLOATS if w.routes else self._cut.held[numbered(w.name, expert)]
-        pieces = (Piece("", range(rows), range(columns)),)
-        return Weight("", pieces, form.encoding, form.block, form.zeros).all_bytes
+        return _held_bytes(form, rows, columns)
+
+
+@lru_cache(maxsize=1024)
+def _held_bytes(form: Format, rows: int, columns: int) -> int:
+    """Bytes of a matrix f32[rows, columns] in a format; remembered, as a model's thousands of experts are alike."""
+    pieces = (Piece("", range(rows), range(columns)),)
+    return Weight("", pieces, form.encoding, form.block, form.zeros).all_bytes
 
 
 def _largest_group(heads: Heads, queries: bool, kv_groups: int) -> int:

@@ -53,11 +53,15 @@ class Declared:
     constants: Callable[[int], Mapping[str, F32]]
     """See `RankGraph.constants`."""
     caches: Sequence[CacheSpec]
+    """Of the layers of which this rank has heads."""
     hidden: int
+    """D, elements of the residual."""
     words: range
     """The rows of the head that this rank has."""
     words_per_unit: int
+    """Rows of the head that are one unit of a share."""
     context: int
+    """The longest sequence that the caches are for, tokens."""
 
     @property
     def cache_bytes(self) -> int:

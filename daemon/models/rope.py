@@ -26,7 +26,13 @@ class LinearScaling:
 
 @dataclass(frozen=True)
 class Llama3Scaling:
-    """Rotary frequencies stretched for long contexts as Llama 3.1 does; wavelengths in tokens."""
+    """Rotary frequencies stretched for long contexts as Llama 3.1 does.
+
+    Attributes:
+        factor: what frequencies are divided by that turn at most `low_freq_factor` times over the original context.
+        high_freq_factor: those that turn at least so often stay; in between both are blended.
+        original_context: tokens.
+    """
 
     factor: float
     low_freq_factor: float
@@ -96,6 +102,7 @@ class Rope:
     Attributes:
         theta: the base of the frequencies.
         size: how many elements of a head turn, its first ones, in pairs i and i + size / 2; the others stay.
+        scaling: how the frequencies are stretched for contexts beyond the original one; None: they are not.
     """
 
     theta: float

@@ -20,7 +20,14 @@ class ShareError(ValueError):
 
 @dataclass(frozen=True)
 class Share:
-    """What one rank owns, in units; ranges are ``[start, stop)`` and may be empty."""
+    """What one rank owns, in units; ranges are ``[start, stop)`` and may be empty.
+
+    Attributes:
+        attention_split: into how many units every KV group is divided; the same for all ranks.
+        attention: units of attention, each ``1 / attention_split`` of a KV group.
+        mlp: units of the columns of MLPs and of experts.
+        vocabulary: units of the rows of the head.
+    """
 
     attention_split: int
     attention: range

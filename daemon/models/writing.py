@@ -42,6 +42,7 @@ class Writer:
         """`x` is what the operations begin with: a residual, the rows of one, or an expert's input."""
         self.x = x
         self.operations: list[Operation] = []
+        self._names = {x.name}
 
     def layer(self, y: Value) -> Layer:
         """The layer that was written, from the residual it began with to `y`."""
@@ -65,7 +66,7 @@ class Writer:
             if gain.out != x.axis:
                 raise ShardingError(f"{name}: the gain {gain.name} is not along the axis of {x.name}")
         ys = tuple(Value(f"{x.name}.norm", x.axis, x.placement) for x in xs)
-        self.operations.append(WholeNorm(name, xs, ys, gains, epsilon))
+        self._append(WholeNorm(name, xs, ys, gains, epsilon), *ys)
         return ys
 
     def linear(self, name: str, x: Value, *ws: W, ys: tuple[str, ...] = ()) -> tuple[Value, ...]:
@@ -89,7 +90,7 @@ class Writer:
             placement = Placement.SHARDED if ws[0].out.cut else Placement.REPLICATED
         named = ys or (name,)
         made = tuple(Value(own, w.out, placement) for own, w in zip(named, ws, strict=True))
-        self.operations.append(Linear(name, x, ws, made))
+        self._append(Linear(name, x, ws, made), *made)
         return made
 
     def clip(self, x: Value, limit: float) -> Value:
@@ -128,14 +129,15 @@ class Writer:
         return self._made(Gated(gate, up, Value(name, gate.axis, gate.placement), activation))
 
     def replicated(self, x: Value) -> Value:
-        """The value on every rank: its sum over the ranks if it is partial.
+        """The value on every rank: its sum over the ranks if it is partial, which is made once.
 
         Raises:
             ShardingError: it is sharded.
         """
-        if x.placement is Placement.PARTIAL:
-            return self._made(Sum(x, Value(f"{_block(x.name)}.reduced", x.axis)))
-        return self._wants(x, Placement.REPLICATED, "a replicated value is needed")
+        if x.placement is not Placement.PARTIAL:
+            return self._wants(x, Placement.REPLICATED, "a replicated value is needed")
+        summed = next((each.y for each in self.operations if isinstance(each, Sum) and each.x == x), None)
+        return summed or self._made(Sum(x, Value(f"{_block(x.name)}.reduced", x.axis)))
 
     def scaled(self, x: Value, by: float) -> Value:
         """x times a number; x itself where that is 1."""
@@ -169,7 +171,7 @@ class Writer:
             raise ShardingError(f"{name}: {routing.chosen} of {logits.axis.size} experts cannot be chosen")
         chosen = Axis(Kind.PLAIN, routing.chosen, "num_experts_per_tok")
         weights, numbers = Value(f"{name}.weights", chosen), Value(f"{name}.chosen", chosen)
-        self.operations.append(Route(logits, weights, numbers, routing))
+        self._append(Route(logits, weights, numbers, routing), weights, numbers)
         return weights, numbers
 
     def experts(
@@ -198,8 +200,16 @@ class Writer:
     def _made(
         self, operation: Norm | Clip | Attend | Gated | Sum | Scale | ScaleRows | SoftCap | Add | Experts
     ) -> Value:
-        self.operations.append(operation)
+        self._append(operation, operation.y)
         return operation.y
+
+    def _append(self, operation: Operation, *made: Value) -> None:
+        """Append an operation and the values that it makes, whose names must be new: graphs know values by them."""
+        for value in made:
+            if value.name in self._names:
+                raise ShardingError(f"{value.name} is the name of two values; name what they are made by differently")
+            self._names.add(value.name)
+        self.operations.append(operation)
 
     @staticmethod
     def _wants(value: Value, placement: Placement, what: str) -> Value:

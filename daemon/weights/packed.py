@@ -47,6 +47,7 @@ class Packing:
     """How a checkpoint's matrices are packed, from its ``quantization_config``.
 
     Attributes:
+        method: who packed it, hence in which of the layouts above.
         bits: 4, or 8 (GPTQ).
         group: columns that share a scale; 0: all of a row.
         zero_offset: what the stored zero points lack: 1 in GPTQ's first version.

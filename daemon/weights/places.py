@@ -33,7 +33,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor that a model wants: its name, its shape, and where it may lie if there is none of the name."""
+    """A tensor that a model wants: its name, its shape, and in which parts it may lie if there is none of the name."""
 
     name: str
     shape: tuple[int, ...]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 from math import prod
 
 SHARE_FILE = "share.bin"
@@ -29,7 +30,10 @@ class Encoding(StrEnum):
     @property
     def float_bytes(self) -> int:
         """Of each value where they are floats; 0 where they are codes in blocks."""
-        return {Encoding.FP32: 4, Encoding.FP16: 2}.get(self, 0)
+        return _FLOAT_BYTES.get(self, 0)
+
+
+_FLOAT_BYTES = {Encoding.FP32: 4, Encoding.FP16: 2}
 
 
 @dataclass(frozen=True)
@@ -64,6 +68,7 @@ class Weight:
 
     Attributes:
         pieces: stacked top to bottom; all have equally many columns (or are all vectors).
+        encoding: of the values; vectors are FP32.
         block: quantisation block along K; divides the number of columns and, for a piece that is cut by columns,
             the place of the cut, so that quantising a share equals cutting the quantised whole.
         zeros: each block has a zero point of its own: a third initializer ``<name>.zero`` of the codes' type. Rows of
@@ -78,7 +83,7 @@ class Weight:
     zeros: bool = False
     offset: float = 0.0
 
-    @property
+    @cached_property
     def shape(self) -> tuple[int, ...]:
         """``(N,)`` or ``(N, K)`` in elements."""
         rows = sum(len(piece.rows) for piece in self.pieces)
@@ -91,7 +96,7 @@ class Weight:
         each = self.encoding.float_bytes
         return each * elements if each else self._code_bytes(elements)
 
-    @property
+    @cached_property
     def scale_shape(self) -> tuple[int, int] | None:
         if self.encoding.float_bytes:
             return None
@@ -117,7 +122,10 @@ class Weight:
 
 @dataclass(frozen=True)
 class Placed:
-    """A weight with its place in the share file, in bytes."""
+    """A weight with its place in the share file: where its values or codes, scales and zero points begin, in bytes.
+
+    What a weight does not have takes no bytes there.
+    """
 
     weight: Weight
     data_offset: int

@@ -48,6 +48,8 @@ _LEADING_AXIS = "motley.leading_axis"
 
 @dataclass(frozen=True)
 class Lowered:
+    """What an engine runs: the lowered nodes in order, and the initializers that they read, by name."""
+
     nodes: list[NodeProto]
     initializers: Mapping[str, TensorProto]
 

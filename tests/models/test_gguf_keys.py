@@ -279,6 +279,10 @@ def mixture(adapt: Callable[[gguf.GGUFWriter], None], architecture: str = "llama
         (key("rope.scaling.factor", 0.5), r"rope\.scaling\.factor = 0\.5"),
         (key("rope.scaling.attn_factor", 1.5), r"attn_factor = 1\.5 .* only 1\.0"),
         (
+            all_of(tensor("rope_factors_long.weight", 4), tensor("rope_factors_short.weight", 4)),
+            r"has no tensors rope_factors_long\.weight, rope_factors_short\.weight",
+        ),
+        (
             all_of(
                 key("rope.scaling.type", "yarn"),
                 key("rope.scaling.factor", 2.0),
@@ -308,6 +312,8 @@ def test_other_refusals(tmp_path: Path) -> None:
         read_model(adapted(tmp_path, key("expert_count", 8, "qwen2"), "qwen2"))
     with pytest.raises(ConfigError, match=r"olmoe\.attention\.clamp_kqv = 0\.75 is not supported"):
         read_model(adapted(tmp_path, key("attention.clamp_kqv", 0.75, "olmoe"), "olmoe"))
+    with pytest.raises(ConfigError, match=r"attn_factor = 1\.5 .* only 1\.0 without the tensor rope_factors_long"):
+        read_model(adapted(tmp_path, key("rope.scaling.attn_factor", 1.5, "phi3"), "phi3"))
     pattern = "attention.sliding_window_pattern"
     for wrong in (0, "every", [True, False, True], [1, 0]):
         adapt = all_of(key("attention.sliding_window", 8, "gemma3"), key(pattern, wrong, "gemma3"))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from motley.daemon.models.axes import Heads, Kind, Value
-from motley.daemon.models.description import Model, expected_shapes
+from motley.daemon.models.description import Model, expected_shapes, tensors
 from motley.daemon.models.keys import ConfigError
 from motley.daemon.models.operations import (
     Activation,
@@ -54,6 +55,12 @@ QWEN2_MOE = (
 QWEN3_MOE = LLAMA | EXPERTS | {"model_type": "qwen3_moe", "use_sliding_window": False, "sliding_window": 16}
 OLMO2 = LLAMA | {"model_type": "olmo2"}
 OLMOE = LLAMA | EXPERTS | {"model_type": "olmoe"}
+PHI3 = LLAMA | {"model_type": "phi3"}
+GLM4_MOE = (
+    LLAMA | {"model_type": "glm4_moe", "n_routed_experts": 6} | {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
+)
+GPT_OSS = LLAMA | {"model_type": "gpt_oss", "num_local_experts": 6, "num_experts_per_tok": 2}
+GEMMA3 = {key: value for key, value in LLAMA.items() if key != "hidden_act"} | {"model_type": "gemma3_text"}
 LLAMA3 = {
     "factor": 8.0,
     "low_freq_factor": 1.0,
@@ -294,6 +301,11 @@ def expert_widths(model: Model) -> list[Value]:
     return [each.y for layer in model.layers if layer.experts for each in layer.experts.body if isinstance(each, Gated)]
 
 
+def test_how_experts_are_scored_may_be_said(tmp_path: Path) -> None:
+    said = read(tmp_path, GLM4_MOE | {"scoring_func": "sigmoid", "topk_method": "noaux_tc"})
+    assert said == read(tmp_path, GLM4_MOE)
+
+
 def test_a_dense_model_has_no_experts(tmp_path: Path) -> None:
     got = read(tmp_path, LLAMA)
     assert (got.experts, got.expert_layers, got.experts_of(0), columns(got)) == (None, [], None, {96})
@@ -324,6 +336,18 @@ def test_defaults_of_families_with_experts(tmp_path: Path) -> None:
     bias = "model.layers.0.self_attn.q_proj.bias"
     assert bias in expected_shapes(read(tmp_path, QWEN2_MOE))
     assert bias not in expected_shapes(read(tmp_path, QWEN2_MOE | {"qkv_bias": False}))
+
+
+def test_a_part_of_a_larger_model_has_its_tensors_under_a_prefix(tmp_path: Path) -> None:
+    model = replace(read(tmp_path, PHI3), prefixes=("language_model.model.", "model.language_model."))
+    places = {tensor.name: [part.tensor for part in tensor.parts] for tensor in tensors(model)}
+    assert places["lm_head.weight"] == ["language_model.lm_head.weight", "model.lm_head.weight"]
+    fused = "layers.0.self_attn.qkv_proj.weight"
+    assert set(places["model.layers.0.self_attn.k_proj.weight"]) == {
+        f"model.{fused}",
+        *(f"{prefix}{fused}" for prefix in model.prefixes),
+        *(f"{prefix}layers.0.self_attn.k_proj.weight" for prefix in model.prefixes),
+    }
 
 
 def test_olmo2_has_norms_after_its_blocks_only(tmp_path: Path) -> None:
@@ -438,6 +462,21 @@ def test_end_tokens_of_both_files(tmp_path: Path) -> None:
         (QWEN3_MOE | {"use_sliding_window": True}, "sliding_window"),
         (QWEN3_MOE | {"routed_scaling_factor": 2.5}, "routed_scaling_factor"),
         (QWEN3_MOE | {"norm_topk_prob": 1}, "norm_topk_prob"),
+        (LLAMA | {"lm_head_bias": True}, "lm_head_bias"),
+        (PHI3 | {"attention_bias": True}, "attention_bias"),
+        (PHI3 | {"mlp_bias": True}, "mlp_bias"),
+        (PHI3 | {"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling.type"),
+        (PHI3 | {"partial_rotary_factor": 1.5}, "partial_rotary_factor"),
+        (GLM4_MOE | {"mlp_bias": True}, "mlp_bias"),
+        (GLM4_MOE | {"scoring_func": "softmax"}, "scoring_func"),
+        (GLM4_MOE | {"topk_method": "greedy"}, "topk_method"),
+        (GLM4_MOE | {"n_group": 4}, "n_group"),
+        (GLM4_MOE | {"n_group": 3, "topk_group": 4}, "topk_group"),
+        (GPT_OSS | {"swiglu_limit": 10.0}, "swiglu_limit"),
+        (GPT_OSS | {"mlp_bias": True}, "mlp_bias"),
+        (GEMMA3 | {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
+        (GEMMA3 | {"hidden_activation": "gelu"}, "hidden_activation"),
+        (GEMMA3 | {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
     ],
 )
 def test_what_is_not_supported_is_named(tmp_path: Path, config: dict[str, Any], key: str) -> None:

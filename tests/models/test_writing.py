@@ -7,7 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from motley.daemon.models.axes import Axis, Heads, Kind, Placement, Value, W, key_axis, query_axis
-from motley.daemon.models.blocks import experts, gated_mlp, mlp_axis, usual_names
+from motley.daemon.models.blocks import begin, experts, gated_mlp, mlp_axis, model, usual_names
+from motley.daemon.models.description import Layer
 from motley.daemon.models.keys import ConfigError
 from motley.daemon.models.operations import Activation, Add, Routing, Sum, WholeNorm
 from motley.daemon.models.writing import ShardingError, Writer
@@ -50,6 +51,12 @@ def test_a_partial_value_is_summed_once_before_it_is_added() -> None:
     assert (y.name, y.placement) == ("layers.0.mlp.residual", Placement.REPLICATED)
     assert sums(writer) == [("layers.0.mlp.partial", "layers.0.mlp.reduced")]
     assert [type(each) for each in writer.operations] == [Sum, Add]
+
+
+def test_a_partial_value_that_is_needed_whole_twice_is_summed_once() -> None:
+    writer = Writer(X)
+    assert writer.replicated(PARTIAL) is writer.replicated(PARTIAL)
+    assert len(sums(writer)) == 1
 
 
 def test_a_value_that_every_rank_has_is_not_summed() -> None:
@@ -190,6 +197,18 @@ REFUSED: dict[str, tuple[Callable[[Writer], object], str]] = {
         lambda writer: attend(writer, k=Value("whole", key_axis(HEADS))),
         "whole is replicated, not sharded",
     ),
+    "two values of one name": (
+        lambda writer: [writer.linear("layers.0.up", X, UP), writer.linear("layers.0.up", X, UP)],
+        r"layers\.0\.up is the name of two values",
+    ),
+    "two sums in one block": (
+        lambda writer: [writer.replicated(Value(f"layers.0.mlp.{n}", RESIDUAL, Placement.PARTIAL)) for n in "ab"],
+        r"layers\.0\.mlp\.reduced is the name of two values",
+    ),
+    "a value of the name of the residual": (
+        lambda writer: writer.linear(X.name, X, UP),
+        r"layers\.0\.x is the name of two values",
+    ),
     "gate and up of unlike axes": (
         lambda writer: writer.gated("layers.0.gated", SHARDED, Q, Activation.SILU),
         r"layers\.0\.gated: layers\.0\.sharded and layers\.0\.q are of unlike axes",
@@ -232,6 +251,15 @@ def test_what_does_not_fit_is_refused_by_name(what: str) -> None:
 
 def test_a_description_that_does_not_fit_is_a_model_that_cannot_be_served() -> None:
     assert issubclass(ShardingError, ConfigError)
+
+
+def test_layers_that_do_not_follow_each_other_are_refused() -> None:
+    def layer(number: int) -> Layer:
+        writer = begin(SHAPE, number)
+        return writer.layer(writer.add(writer.x, Value(f"layers.{number}.other.y", writer.x.axis)))
+
+    with pytest.raises(ShardingError, match=r"begins with layers\.0\.mlp\.residual, .* layers\.0\.other\.residual"):
+        model("by hand", SHAPE, layer, {}, 64)
 
 
 def test_experts_of_a_partial_input_are_given_the_sum() -> None:

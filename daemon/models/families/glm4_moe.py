@@ -27,6 +27,8 @@ def glm4_moe(keys: Keys) -> Model:
     shape = read_shape(keys, epsilon=1e-5)
     rope, context = read_rope(keys, shape.heads.size, partial=0.5)
     no_windows(keys, shape.layers)
+    keys.only("scoring_func", "sigmoid")
+    keys.only("topk_method", "noaux_tc")
     bias, qk_norm = keys.flag("attention_bias", False), keys.flag("use_qk_norm", False)
     count, columns = expert_count(keys, "n_routed_experts", "num_local_experts"), keys.size("moe_intermediate_size")
     dense = keys.size("first_k_dense_replace", 1, least=0)

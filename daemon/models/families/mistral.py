@@ -11,7 +11,6 @@ from motley.daemon.models.blocks import (
     read_shape,
     usual_names,
     windows_everywhere,
-    without_bias,
 )
 from motley.daemon.models.description import Layer, Model
 from motley.daemon.models.keys import Keys
@@ -23,7 +22,7 @@ def mistral(keys: Keys) -> Model:
     shape = read_shape(keys)
     rope, context = read_rope(keys, shape.heads.size)
     windows = windows_everywhere(keys, shape.layers)
-    without_bias(keys, "attention_bias", "mlp_bias")
+    keys.only("attention_bias", False)
     columns = mlp_axis(keys.size("intermediate_size"))
 
     def layer(number: int) -> Layer:

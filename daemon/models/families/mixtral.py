@@ -13,7 +13,6 @@ from motley.daemon.models.blocks import (
     stacked_parts,
     usual_names,
     windows_everywhere,
-    without_bias,
 )
 from motley.daemon.models.description import Layer, Model
 from motley.daemon.models.keys import Keys
@@ -27,7 +26,7 @@ def mixtral(keys: Keys) -> Model:
     shape = read_shape(keys, epsilon=1e-5)
     rope, context = read_rope(keys, shape.heads.size, theta=1e6)
     windows = windows_everywhere(keys, shape.layers, silent=0)
-    without_bias(keys, "attention_bias", "mlp_bias")
+    keys.only("attention_bias", False)
     count, columns = expert_count(keys), keys.size("intermediate_size")
     routing = Routing(keys.size("num_experts_per_tok"), normalised=True)
 

@@ -12,7 +12,6 @@ from motley.daemon.models.blocks import (
     norm,
     read_shape,
     usual_names,
-    without_bias,
 )
 from motley.daemon.models.description import Layer, Model
 from motley.daemon.models.keys import Keys
@@ -24,7 +23,6 @@ def olmo2(keys: Keys) -> Model:
     shape = read_shape(keys, kv_heads=True, epsilon=1e-5)
     rope, context = read_rope(keys, shape.heads.size)
     no_windows(keys, shape.layers)
-    without_bias(keys, "mlp_bias")
     bias = keys.flag("attention_bias", False)
     columns = mlp_axis(keys.size("intermediate_size"))
 

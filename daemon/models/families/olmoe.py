@@ -10,7 +10,6 @@ from motley.daemon.models.blocks import (
     no_windows,
     pre_norm_layer,
     read_shape,
-    without_bias,
 )
 from motley.daemon.models.description import Layer, Model
 from motley.daemon.models.keys import Keys
@@ -23,7 +22,6 @@ def olmoe(keys: Keys) -> Model:
     shape = read_shape(keys, kv_heads=True, epsilon=1e-5)
     rope, context = read_rope(keys, shape.heads.size)
     no_windows(keys, shape.layers)
-    without_bias(keys, "mlp_bias")
     bias = keys.flag("attention_bias", False)
     clip = keys.number("clip_qkv") if keys.get("clip_qkv") is not None else 0.0
     count, columns = expert_count(keys), keys.size("intermediate_size")

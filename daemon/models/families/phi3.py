@@ -24,6 +24,7 @@ def phi3(keys: Keys) -> Model:
     keys = keys.filled({"original_max_position_embeddings": 4096, "eos_token_id": 32000})
     shape = read_shape(keys, kv_heads=True, epsilon=1e-5)
     windows = windows_everywhere(keys, shape.layers, silent=0)
+    keys.only("attention_bias", False)
     width = keys.size("intermediate_size")
 
     def layer(number: int) -> Layer:

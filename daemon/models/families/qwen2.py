@@ -11,7 +11,6 @@ from motley.daemon.models.blocks import (
     read_shape,
     usual_names,
     windows_from_a_layer,
-    without_bias,
 )
 from motley.daemon.models.description import Layer, Model
 from motley.daemon.models.keys import Keys
@@ -23,7 +22,6 @@ def qwen2(keys: Keys) -> Model:
     shape = read_shape(keys)
     rope, context = read_rope(keys, shape.heads.size)
     windows = windows_from_a_layer(keys, shape.layers)
-    without_bias(keys, "mlp_bias")
     columns = mlp_axis(keys.size("intermediate_size"))
 
     def layer(number: int) -> Layer:

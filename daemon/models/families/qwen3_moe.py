@@ -14,7 +14,6 @@ from motley.daemon.models.blocks import (
     read_shape,
     sparse_layers,
     usual_names,
-    without_bias,
 )
 from motley.daemon.models.description import Layer, Model
 from motley.daemon.models.keys import Keys
@@ -27,7 +26,6 @@ def qwen3_moe(keys: Keys) -> Model:
     shape = read_shape(keys)
     rope, context = read_rope(keys, shape.heads.size)
     no_windows(keys, shape.layers)
-    without_bias(keys, "mlp_bias")
     bias = keys.flag("attention_bias", False)
     count, columns = expert_count(keys), keys.size("moe_intermediate_size")
     sparse = sparse_layers(keys, shape.layers)
