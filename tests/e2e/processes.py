@@ -19,6 +19,7 @@ import psutil
 import pytest
 
 import motley.cli
+from motley.cli import show
 from motley.cli.client import Client
 from motley.cli.main import main
 
@@ -137,6 +138,8 @@ def command(*arguments: str, stdin: str = "", **environment: str) -> tuple[int, 
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
         patch.setenv("COLUMNS", "200")
         patch.setenv("TERM", "dumb")
+        for console in (show.console, show.results):  # whose width is that of whoever loaded them
+            patch.setattr(console, "width", 200)
         patch.setattr(sys, "argv", ["motley", *arguments])
         patch.setattr(sys, "stdin", io.StringIO(stdin))
         for name, value in environment.items():
