@@ -50,6 +50,8 @@ _PARTIAL = "partial-"
 """What the folder of an entry is called, before a random rest, while it is made or removed."""
 _UNLABELLED_S = 60.0
 """A partial folder without a label is only just being made, or removed, unless it is older than this."""
+_MOMENT_S = 5.0
+"""An entry that is locked by somebody else for so long is taken for one that goes."""
 _ATTEMPTS = 3
 _CHUNK = 1 << 20
 _REPORT = 64 << 20
@@ -244,8 +246,8 @@ class ShareCache:
                         logger.warning("%s: this cached share was damaged; it is made anew", folder)
                     return None
                 stack.enter_context(label)
-                if not _lock(label, exclusive=False):
-                    return None  # another is removing it
+                if not _lock_for_use(label):
+                    return None  # another is removing it, and takes its time
                 entry = _told(folder, label)
                 sound = entry is not None and _is_sound(entry, folder / SHARE_FILE, progress, trusted)
                 if not _is_in(label, folder):
@@ -398,6 +400,19 @@ def _rename(made: Path, entry: Path) -> bool:
         if made.exists() and not entry.exists():
             raise
         return False
+    return True
+
+
+def _lock_for_use(label: IO[bytes]) -> bool:
+    """Lock the label of an entry that is to be used; False if another keeps it locked.
+
+    Whoever has just written the entry, or looks whether it may be removed, locks it for a moment.
+    """
+    until = time.monotonic() + _MOMENT_S
+    while not _lock(label, exclusive=False):
+        if time.monotonic() > until:
+            return False
+        time.sleep(_MOMENT_S / 1000)
     return True
 
 

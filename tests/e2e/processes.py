@@ -19,9 +19,9 @@ import psutil
 import pytest
 
 import motley.cli
+from motley.cli import show
 from motley.cli.client import Client
 from motley.cli.main import main
-from motley.cli.show import console, results
 
 ROOT = Path(__file__).parents[2]
 BUNDLED = Path(motley.cli.__path__[0]) / "models" / "shakespeare-2.6m"
@@ -138,8 +138,8 @@ def command(*arguments: str, stdin: str = "", **environment: str) -> tuple[int, 
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
         patch.setenv("COLUMNS", "200")
         patch.setenv("TERM", "dumb")
-        for own in (console, results):  # as wide, whatever was true when they were made
-            patch.setattr(own, "width", 200)
+        for console in (show.console, show.results):  # whose width is that of whoever loaded them
+            patch.setattr(console, "width", 200)
         patch.setattr(sys, "argv", ["motley", *arguments])
         patch.setattr(sys, "stdin", io.StringIO(stdin))
         for name, value in environment.items():

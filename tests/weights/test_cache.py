@@ -121,6 +121,16 @@ def test_the_least_recently_used_make_way(cache: ShareCache) -> None:
     assert kept(cache)[-1] == "4"
 
 
+def test_an_entry_that_is_locked_for_a_moment_is_waited_for(cache: ShareCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By who has just made it, or looks whether it may be removed."""
+    keep(cache, KEYS[0], SMALL)
+    locked = (cache.folder / KEYS[0] / LABEL).open("rb")
+    assert module._lock(locked, exclusive=True)
+    monkeypatch.setattr(module.time, "sleep", lambda seconds: locked.close())
+    keep(cache, KEYS[0], SMALL, write=never)
+    assert locked.closed
+
+
 def test_what_is_in_use_stays(cache: ShareCache) -> None:
     cache.limit = 2 * SIZE
     with ExitStack() as stack:
