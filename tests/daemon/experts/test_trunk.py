@@ -175,7 +175,8 @@ async def session(
 
 @pytest.mark.parametrize("size", [1, 2])
 async def test_the_text_is_the_models_and_does_not_change_when_a_host_leaves(size: int, tmp_path: Path) -> None:
-    async with session(size, [EVERY, EVERY, EVERY], tmp_path, leaves_at=8) as mesh:
+    async with session(size, [EVERY, EVERY, EVERY], tmp_path, leaves_at=2) as mesh:
+        # After two calls, as a host that seems slow may not be asked many times.
         leader = mesh.workers[0]
         mesh.generate()
         assert await mesh.text() == CASE.tokens[CASE.prompt :]
