@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 MAX_PROBLEMS = 8
 """Of a checkpoint that does not fit its config, as many are named."""
@@ -21,3 +21,22 @@ def refuse_all(problems: Sequence[str]) -> None:
     if problems:
         more = len(problems) - MAX_PROBLEMS
         raise CheckpointError("\n".join([*problems[:MAX_PROBLEMS], *([f"... and {more} more"] if more > 0 else [])]))
+
+
+def expect_each(shapes: Mapping[str, tuple[int, ...]], expect: Callable[[str, tuple[int, ...]], None]) -> None:
+    """Look at every tensor, and raise one error for all that are not as they should be.
+
+    Args:
+        shapes: by the tensors' names.
+        expect: raises a `CheckpointError` for a tensor that is absent or of another shape.
+
+    Raises:
+        CheckpointError: a line for each, at most `MAX_PROBLEMS`.
+    """
+    problems = []
+    for name, shape in shapes.items():
+        try:
+            expect(name, shape)
+        except CheckpointError as error:
+            problems.append(str(error))
+    refuse_all(problems)

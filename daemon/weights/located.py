@@ -14,7 +14,7 @@ from typing import Self
 
 import numpy as np
 
-from motley.daemon.weights.checkpoint import CheckpointError, refuse_all
+from motley.daemon.weights.checkpoint import CheckpointError, expect_each
 from motley.daemon.weights.places import Part, Tensor
 from motley.daemon.weights.spec import Encoding, Piece
 from motley.daemon.weights.stored import F32, Codes, Format
@@ -40,13 +40,7 @@ class Located:
         return self._files.path
 
     def expect(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        problems = []
-        for name, shape in shapes.items():
-            try:
-                self._expect(name, shape)
-            except CheckpointError as error:
-                problems.append(str(error))
-        refuse_all(problems)
+        expect_each(shapes, self._expect)
 
     def _expect(self, name: str, shape: tuple[int, ...]) -> None:
         part = self._part(name)

@@ -22,7 +22,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import numpy.typing as npt
 
-from motley.daemon.weights.checkpoint import CheckpointError, refuse_all
+from motley.daemon.weights.checkpoint import CheckpointError, expect_each
 from motley.daemon.weights.spec import Piece
 from motley.daemon.weights.stored import F32, U8, Codes, Format
 
@@ -166,13 +166,7 @@ class TensorFiles(ABC):
         Raises:
             CheckpointError: all that is wrong, a line each, at most `MAX_PROBLEMS`.
         """
-        problems = []
-        for name, shape in shapes.items():
-            try:
-                self._expect(name, shape)
-            except CheckpointError as error:
-                problems.append(str(error))
-        refuse_all(problems)
+        expect_each(shapes, self._expect)
 
     def _expect(self, name: str, shape: tuple[int, ...]) -> None:
         own = self.shape(name)
