@@ -5,6 +5,7 @@ Expert e of layer l makes ``tanh(x @ W)`` of a row x, W drawn from (l, e): the s
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
@@ -32,6 +33,8 @@ Compute = Callable[[int, int, F32], F32]
 """Layer, expert and f32[N, D] to f32[N, D]."""
 Habit = Callable[[ExpertWire, Answer], Sequence[Any]]
 """What a host says in the place of an answer: messages, each in parts."""
+Leaves = Callable[[], bool]
+"""Whether a host that has just answered a call leaves now."""
 
 
 @cache
@@ -66,6 +69,16 @@ def honest(wire: ExpertWire, answer: Answer) -> Sequence[Any]:
     return [wire.write_answer(answer)]
 
 
+def after(calls: int) -> Leaves:
+    """Who has answered this call leaves; calls are counted over all hosts that are given the same result."""
+    answered = itertools.count(1)
+    return lambda: next(answered) == calls
+
+
+def never() -> bool:
+    return False
+
+
 class Server:
     """Host `number` of a session with so many trunk ranks and hosts."""
 
@@ -82,7 +95,7 @@ class Server:
         habit: Habit = honest,
         pause_s: float = 0.0,
         dies_at: int = 0,
-        leaves_at: int = 0,
+        leaves: Leaves = never,
         port: int = 0,
     ) -> None:
         """
@@ -90,7 +103,6 @@ class Server:
             holds: (layer, expert); None: all there are.
             pause_s: what a call takes besides.
             dies_at: the number of the call that its process ends at, without an answer; 0: none.
-            leaves_at: that after whose answer it leaves; 0: none.
         """
         self.calls: list[Call] = []
         self.listener = Listener("127.0.0.1", port)
@@ -101,7 +113,8 @@ class Server:
         self._habit = habit
         self._pause_s = pause_s
         self._dies_at = dies_at
-        self._leaves_at = leaves_at
+        self._leaves = leaves
+        self._left = False
         self._trunk = trunk
         self.admit(member(trunk + number, trunk + hosts))
 
@@ -109,10 +122,11 @@ class Server:
         self._messenger = Messenger(membership, Plain(), listener=self.listener, accepts=range(self._trunk))
 
     def serve(self, over: Callable[[], bool]) -> None:
-        while not over() and not 0 < self._leaves_at <= len(self.calls):
+        while not over() and not self._left:
             for event in self._messenger.receive(0.02):
-                if isinstance(event, Message):
+                if isinstance(event, Message) and not self._left:
                     self._answer(event)
+                    self._left = self._leaves()
         self._messenger.close()
         self.listener.close()
 

@@ -21,7 +21,7 @@ from motley.daemon.weights.safetensors_checkpoint import SafetensorsCheckpoint
 from motley.daemon.worker.membership import membership, with_hosts
 from motley.protocol import mesh_pb2 as pb
 from motley.protocol import worker_pb2 as wp
-from tests.daemon.experts.expert_server import Server, ServerThread, expert_of
+from tests.daemon.experts.expert_server import Leaves, Server, ServerThread, after, expert_of, never
 from tests.models.cases import GOLDEN, golden_cases, uneven_shares
 
 CASE = next(case for case in golden_cases() if case.folder == GOLDEN / "qwen2-moe")  # it has a shared expert
@@ -152,18 +152,16 @@ async def ready(workers: Sequence[Worker], addresses: Sequence[str]) -> None:
 
 @asynccontextmanager
 async def session(
-    size: int, held: Sequence[Sequence[tuple[int, int]]], folder: Path, leaves_at: int
+    size: int, held: Sequence[Sequence[tuple[int, int]]], folder: Path, leaves: Sequence[Leaves]
 ) -> AsyncIterator[Session]:
-    """A trunk of workers, and a host for each of `held` that could compute every expert; the first leaves after so many
-    calls.
-    """
+    """A trunk of workers, and a host for each of `held` that could compute every expert."""
     order = assignment(size, held)
     async with AsyncExitStack() as stack:
         checkpoint = stack.enter_context(SafetensorsCheckpoint(CASE.folder))
         servers = []
         for number in range(len(held)):
             compute = partial(expert_of, checkpoint)
-            options = {"hidden": CASE.model.hidden, "compute": compute, "leaves_at": 0 if number else leaves_at}
+            options = {"hidden": CASE.model.hidden, "compute": compute, "leaves": leaves[number]}
             server = Server(number, size, len(held), **options)
             agreed = membership(wp.Start(session="s", epoch=1, rank=size + number, assignment=order))
             server.admit(with_hosts(agreed))
@@ -175,16 +173,14 @@ async def session(
 
 @pytest.mark.parametrize("size", [1, 2])
 async def test_the_text_is_the_models_and_does_not_change_when_a_host_leaves(size: int, tmp_path: Path) -> None:
-    async with session(size, [EVERY, EVERY, EVERY], tmp_path, leaves_at=2) as mesh:
-        # After two calls, as a host that seems slow may not be asked many times.
+    async with session(size, [EVERY] * 3, tmp_path, [after(8)] * 3) as mesh:
         leader = mesh.workers[0]
         mesh.generate()
         assert await mesh.text() == CASE.tokens[CASE.prompt :]
         await leader.until(lambda: len(leader.told("experts")) >= 2)
         lost, last = leader.told("experts")[0].experts, leader.told("experts")[-1].experts
-        assert "it left the session" in lost.hosts[0].lost
-        assert last.hosts[0].lost
-        assert not last.hosts[1].lost
+        (gone,) = (number for number, host in enumerate(lost.hosts) if "it left the session" in host.lost)
+        assert [bool(host.lost) for host in last.hosts] == [number == gone for number in range(3)]
         for worker in mesh.workers[1:]:
             await worker.until(lambda worker=worker: len(worker.told("experts")) >= 2)
         reports = [worker.told("experts")[-1].experts for worker in mesh.workers]
@@ -198,7 +194,7 @@ async def test_the_text_is_the_models_and_does_not_change_when_a_host_leaves(siz
 async def test_a_step_without_an_expert_waits_for_a_placement(size: int, tmp_path: Path) -> None:
     even = [(layer, expert) for layer, expert in EVERY if expert % 2 == 0]
     odd = [(layer, expert) for layer, expert in EVERY if expert % 2]
-    async with session(size, [even, odd], tmp_path, leaves_at=8) as mesh:
+    async with session(size, [even, odd], tmp_path, [after(8), never]) as mesh:
         leader = mesh.workers[0]
         mesh.generate()
         await leader.until(lambda: leader.told("starved"))
@@ -208,7 +204,7 @@ async def test_a_step_without_an_expert_waits_for_a_placement(size: int, tmp_pat
 
 
 async def test_a_trunk_that_starves_can_be_released(tmp_path: Path) -> None:
-    async with session(1, [EVERY], tmp_path, leaves_at=8) as mesh:
+    async with session(1, [EVERY], tmp_path, [after(8)]) as mesh:
         (leader,) = mesh.workers
         mesh.generate()
         await leader.until(lambda: leader.told("starved"))
