@@ -37,7 +37,7 @@ from motley.bench.emulator import LinkSpec, Nic, sleep_exactly
 from motley.orchestrator.certificates import issue_credentials
 from motley.protocol.mesh_pb2 import Credentials
 from motley.transport import Communicator, Listener, Membership, Plain, Tls, WireFormat, connect_mesh
-from motley.transport.schedule import Operation, even_parts
+from motley.transport.schedules.schedule import Operation, even_parts
 
 SESSION = "bench"
 TIMEOUT_S = 120.0

@@ -33,13 +33,13 @@ import onnx.inliner
 from onnx import numpy_helper
 
 from motley.bench.thread_mesh import OnEveryRank, thread_mesh
-from motley.daemon.models.axes import Axis, Kind, Value, W
-from motley.daemon.models.description import EMBEDDING, Model
+from motley.daemon.models.cutting.profile import profile
+from motley.daemon.models.cutting.share import Share
+from motley.daemon.models.description.axes import Axis, Kind, Value, W
+from motley.daemon.models.description.model import EMBEDDING, Model
 from motley.daemon.models.files import open_model
+from motley.daemon.models.graph.rank_graph import Declared, build_rank_graph
 from motley.daemon.models.keys import ConfigError
-from motley.daemon.models.profile import profile
-from motley.daemon.models.rank_graph import Declared, build_rank_graph
-from motley.daemon.models.share import Share
 from motley.daemon.rank.loading import share_from_proto
 from motley.daemon.rank.peers import Peers
 from motley.daemon.weights.cache import default_folder

@@ -35,7 +35,7 @@ from struct import Struct
 from time import perf_counter_ns
 from weakref import WeakSet
 
-from motley.transport.security import Stream
+from motley.transport.links.security import Stream
 
 _HEADER = Struct("<qI")
 CHUNK_BYTES = 128 << 10

@@ -27,7 +27,7 @@ from motley.transport.cuda.all_reduce import AllReduce
 from motley.transport.cuda.driver import CudaDriver, Driver
 from motley.transport.cuda.host_step import HostStep
 from motley.transport.cuda.stream import CudaStream, DeviceArray
-from motley.transport.schedule import Operation
+from motley.transport.schedules.schedule import Operation
 
 SHAPE = 14336, 4096
 """Rows and columns of a matrix that no cache holds: Mistral-7B's gate projection."""

@@ -11,7 +11,7 @@ import sys
 from motley.bench.emulator import LinkSpec, Nic, sleep_exactly
 from motley.daemon.worker import process
 from motley.daemon.worker.worker import Wrap
-from motley.transport.security import Stream
+from motley.transport.links.security import Stream
 
 
 def network(link: LinkSpec, near: int, number: int) -> Wrap:

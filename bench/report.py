@@ -26,8 +26,8 @@ from motley.bench.latency import LatencyReport, measure_latency
 from motley.bench.local_mesh import MeshError, MeshSpec
 from motley.bench.synth import SHAPES, synthesise
 from motley.daemon.machine.processor import cpu_name, usable_cores
-from motley.daemon.models.axes import Heads, Kind
-from motley.daemon.models.description import Model, parameters, products
+from motley.daemon.models.description.axes import Heads, Kind
+from motley.daemon.models.description.model import Model, parameters, products
 from motley.daemon.models.files import open_model
 from motley.daemon.weights.cache import default_folder
 

@@ -21,7 +21,7 @@ EXPECTED = {
     "motley.daemon.text.tokenizer.TokenizerError",
     "motley.daemon.node.trust.TrustError",
     "motley.daemon.weights.cache.CacheError",
-    "motley.daemon.weights.checkpoint.CheckpointError",
+    "motley.daemon.weights.checkpoints.checkpoint.CheckpointError",
     "motley.daemon.weights.hub.ModelNotFound",
     "motley.daemon.weights.share_file.ShareFileError",
     "motley.daemon.node.worker.WorkerError",

@@ -16,7 +16,7 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(encoding="utf-8", errors="replace")
     try:
-        from motley.cli.commands import app  # takes a moment, in which Ctrl-C is as good as later
+        from motley.cli.app import app  # takes a moment, in which Ctrl-C is as good as later
 
         app()
     except KeyboardInterrupt:

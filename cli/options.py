@@ -151,7 +151,7 @@ def daemon_config(
             holds nothing, or `advertise` is no address.
     """
     from motley.daemon.machine.memory import available_memory
-    from motley.daemon.models.profile import RUNTIME_BYTES
+    from motley.daemon.models.cutting.profile import RUNTIME_BYTES
     from motley.daemon.node.app import DaemonConfig
     from motley.daemon.weights.cache import ShareCache
 

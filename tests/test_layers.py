@@ -36,6 +36,15 @@ DAEMON = {
 }
 """By room, which others it may import. The node starts worker processes by their module's name."""
 
+MODELS = {
+    "description": set[str](),
+    "families": {"description"},
+    "gguf": {"description", "families"},
+    "cutting": {"description"},
+    "graph": {"cutting", "description"},
+}
+"""By room of `motley.daemon.models`, which others of these it may import."""
+
 ORCHESTRATOR = (
     {"session_request", "nodes", "identity", "certificates"},
     {"planning"},
@@ -82,6 +91,15 @@ def test_imports_point_down_in_the_daemon(room: str) -> None:
     assert not outside(list((ROOT / "daemon" / room).rglob("*.py")), rooms | EVERYTHING - {"daemon"})
 
 
+@pytest.mark.parametrize("room", sorted(MODELS))
+def test_imports_point_down_in_the_description_of_models(room: str) -> None:
+    folder = ROOT / "daemon" / "models"
+    shared = {file.stem for file in folder.glob("*.py")}
+    rooms = {f"daemon.models.{own}" for own in MODELS[room] | {room} | shared}
+    elsewhere = {f"daemon.{own}" for own in DAEMON["models"]} | EVERYTHING - {"daemon"}
+    assert not outside(list((folder / room).rglob("*.py")), rooms | elsewhere)
+
+
 @pytest.mark.parametrize("floor", range(len(ORCHESTRATOR)))
 def test_imports_point_down_in_the_orchestrator(floor: int) -> None:
     below = {f"orchestrator.{own}" for own in set[str]().union(*ORCHESTRATOR[: floor + 1])}
@@ -94,7 +112,9 @@ def test_imports_point_down_in_the_orchestrator(floor: int) -> None:
 def test_every_package_and_every_room_is_in_the_tables() -> None:
     assert {path.parent.name for path in ROOT.glob("*/__init__.py")} == EVERYTHING
     assert {path.parent.name for path in (ROOT / "daemon").glob("*/__init__.py")} == set(DAEMON)
-    TopologicalSorter(DAEMON).prepare()  # raises where rooms import each other in a circle
-    rooms = {path.stem for path in (ROOT / "orchestrator").glob("*.py")} - {"__init__"}
-    rooms |= {path.parent.name for path in (ROOT / "orchestrator").glob("*/__init__.py")}
-    assert rooms == set[str]().union(*ORCHESTRATOR)
+    assert {path.parent.name for path in (ROOT / "daemon" / "models").glob("*/__init__.py")} == set(MODELS)
+    for rooms in (DAEMON, MODELS):
+        TopologicalSorter(rooms).prepare()  # raises where rooms import each other in a circle
+    floors = {path.stem for path in (ROOT / "orchestrator").glob("*.py")} - {"__init__"}
+    floors |= {path.parent.name for path in (ROOT / "orchestrator").glob("*/__init__.py")}
+    assert floors == set[str]().union(*ORCHESTRATOR)

@@ -5,15 +5,15 @@ that protect the links (`Tls`, or `Plain` where nothing needs to), and use the `
 """
 
 from .collectives import Communicator, Pending
-from .connecting import Listener
 from .errors import PeerLost, PeerTimeout, ProtocolError, TransportError, UsageError
 from .formats import WireFormat
+from .links.connecting import Listener
+from .links.security import Plain, Tls
+from .links.wire import MAX_MESSAGE, Membership, Op
 from .mesh import connect_mesh
 from .messages import Connected, Lost, Message, Messenger
-from .schedule import Algorithm
-from .security import Plain, Tls
+from .schedules.schedule import Algorithm
 from .stats import Record, Stats, StatsSnapshot
-from .wire import MAX_MESSAGE, Membership, Op
 
 __all__ = [
     "MAX_MESSAGE",

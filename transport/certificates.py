@@ -1,7 +1,7 @@
 """Makes X.509 certificates and their keys: self-signed ones for servers, and those of ranks, signed by an authority.
 
-All of them are for TLS, between ranks (`motley.transport.security`) and elsewhere, and in PEM. Keys are P-256, which
-every TLS library takes, and not encrypted.
+All of them are for TLS, between ranks (`motley.transport.links.security`) and elsewhere, and in PEM. Keys are P-256,
+which every TLS library takes, and not encrypted.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from .wire import certified_name
+from .links.wire import certified_name
 
 LIFETIME = datetime.timedelta(days=3650)
 """How long a certificate is valid, where nobody wants another time."""

@@ -1,10 +1,11 @@
 """Collectives over a mesh of links: what a rank calls.
 
 All ranks make the same calls in the same order. Results are the same bits on every rank: sums are taken in FP32 and in
-rank order. How a call is run is planned once per operation, sizes and type, and kept (`motley.transport.plan`) with all
-the memory it needs, so buffers need no registering: a call that repeats keeps nothing new, and what it allocates
-meanwhile is a few dozen small objects of Python (views, integers), none of which grows with the payload. The plans are
-kept by `motley.transport.plans`; messages and the end of the mesh are `motley.transport.endpoint`.
+rank order. How a call is run is planned once per operation, sizes and type, and kept
+(`motley.transport.schedules.plan`) with all the memory it needs, so buffers need no registering: a call that repeats
+keeps nothing new, and what it allocates meanwhile is a few dozen small objects of Python (views, integers), none of
+which grows with the payload. The plans are kept by `motley.transport.schedules.plans`; messages and the end of the mesh
+are `motley.transport.endpoint`.
 """
 
 from __future__ import annotations
@@ -15,17 +16,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from . import schedule
 from .endpoint import Endpoint
 from .errors import PeerTimeout, UsageError
-from .forecast import Choice, Network
 from .formats import Bytes, WireFormat
-from .link import Incoming, Link
-from .liveness import Pulse
-from .plan import Element, Plan
-from .plans import Plans
-from .schedule import Algorithm, Goal, Operation, even_parts
-from .wire import Op
+from .links.link import Incoming, Link
+from .links.liveness import Pulse
+from .links.wire import Op
+from .schedules import schedule
+from .schedules.forecast import Choice, Network
+from .schedules.plan import Element, Plan
+from .schedules.plans import Plans
+from .schedules.schedule import Algorithm, Goal, Operation, even_parts
 
 Array = npt.NDArray[Any]
 

@@ -11,10 +11,10 @@ from typing import NoReturn, Self
 
 from .errors import PeerLost, PeerTimeout, TransportError, UsageError
 from .exchange import Exchange
-from .link import LAST_WORDS_S, IncomingMessage, Link, part_in_peace, part_with_blame
-from .liveness import BEAT_S, Pulse
+from .links.link import LAST_WORDS_S, IncomingMessage, Link, part_in_peace, part_with_blame
+from .links.liveness import BEAT_S, Pulse
+from .links.wire import MAX_MESSAGE, Op, pack_abort, pack_frame
 from .stats import Stats
-from .wire import MAX_MESSAGE, Op, pack_abort, pack_frame
 
 DEADLINE_S = 600.0
 """How long a peer may be silent in a collective if nobody says otherwise: one that lives, but never comes."""

@@ -1,7 +1,8 @@
 """Many links at once: send these frames, receive those, in whatever order the network likes.
 
 Every wait of a mesh after bootstrap is a call of `Exchange`. It spins on non-blocking reads for a bounded time
-(`motley.transport.waiting`) and then sleeps in the system's poll, where it also notices the end of any other rank.
+(`motley.transport.links.waiting`) and then sleeps in the system's poll, where it also notices the end of any other
+rank.
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ from collections.abc import Callable, Sequence
 from time import perf_counter_ns
 
 from .errors import PeerTimeout
-from .link import Incoming, Link, Waitable, wait_ready
-from .liveness import Pulse
-from .waiting import PARK_S, Spin
+from .links.link import Incoming, Link, Waitable, wait_ready
+from .links.liveness import Pulse
+from .links.waiting import PARK_S, Spin
 
 
 class Exchange:
@@ -35,7 +36,7 @@ class Exchange:
         Args:
             links: to all peers of this rank.
             pulse: finds peers that are dead; None: only the links themselves tell.
-            spin_s, outnumbered: see `motley.transport.waiting.Patience`.
+            spin_s, outnumbered: see `motley.transport.links.waiting.Patience`.
         """
         self._links = tuple(links)
         self._pulse = pulse

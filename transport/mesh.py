@@ -1,7 +1,7 @@
 """How a mesh is made: every rank connects to every other, and together they measure their connections.
 
 Rank i dials every lower rank, for data and then for beats, and is dialled by every higher one. All connections are
-driven by one loop (`motley.transport.connecting`), so a stranger delays nobody.
+driven by one loop (`motley.transport.links.connecting`), so a stranger delays nobody.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from dataclasses import replace
 import numpy as np
 
 from .collectives import Communicator
-from .connecting import Arrival, Connector, Failure, Listener, check_membership, split_address
 from .errors import PeerTimeout, ProtocolError, TransportError, UsageError
 from .exchange import Exchange
-from .forecast import FRAME_S, Crowd, Network, choose
 from .formats import WireFormat
-from .link import Incoming, Link, part_with_blame, wait_ready
-from .liveness import Pulse, Watch, listen
-from .schedule import Algorithm, all_reduce
-from .security import Plain, Stream, Tls
-from .wire import HEADER_SIZE, Membership, Op, Purpose, pack_frame, pack_header
+from .links.connecting import Arrival, Connector, Failure, Listener, check_membership, split_address
+from .links.link import Incoming, Link, part_with_blame, wait_ready
+from .links.liveness import Pulse, Watch, listen
+from .links.security import Plain, Stream, Tls
+from .links.wire import HEADER_SIZE, Membership, Op, Purpose, pack_frame, pack_header
+from .schedules.forecast import FRAME_S, Crowd, Network, choose
+from .schedules.schedule import Algorithm, all_reduce
 
 PURPOSES = Purpose.DATA, Purpose.BEATS
 """What each pair of ranks has a link for."""

@@ -1,8 +1,8 @@
 """Messages between ranks that come and go: each pair has a link of its own, and its loss is an event, not the end.
 
 Where a mesh is whole or broken, a `Messenger` has the peers that are there. Their links are like those of a mesh: the
-same handshake and protection, and frames whose next header is known but for its length (`motley.transport.wire`), all
-of them MESSAGE until BYE or ABORT. There are no beats: who asks sees for itself when an answer is late.
+same handshake and protection, and frames whose next header is known but for its length (`motley.transport.links.wire`),
+all of them MESSAGE until BYE or ABORT. There are no beats: who asks sees for itself when an answer is late.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Any, NamedTuple, TypeVar
 
 from numpy.typing import NDArray
 
-from .connecting import Arrival, Connector, Failure, Listener, check_membership
 from .errors import PeerLost, ProtocolError, UsageError
-from .link import IncomingMessage, Link, Waitable, part, wait_ready
-from .security import Plain, Stream, Tls
-from .waiting import PARK_S, Spin
-from .wire import HEADER_SIZE, MAX_MESSAGE, Membership, Op, Purpose, pack_abort, pack_frame, pack_header
+from .links.connecting import Arrival, Connector, Failure, Listener, check_membership
+from .links.link import IncomingMessage, Link, Waitable, part, wait_ready
+from .links.security import Plain, Stream, Tls
+from .links.waiting import PARK_S, Spin
+from .links.wire import HEADER_SIZE, MAX_MESSAGE, Membership, Op, Purpose, pack_abort, pack_frame, pack_header
 
 Buffer = bytes | bytearray | memoryview | NDArray[Any]
 """C-contiguous memory."""
@@ -205,7 +205,7 @@ class Messenger:
             part([self._peers.pop(peer).link], pack_abort(peer, reason), 0.0)
 
     def close(self) -> None:
-        """Leave all peers in peace; what is unsent has `LAST_WORDS_S` (`motley.transport.link`) to go."""
+        """Leave all peers in peace; what is unsent has `LAST_WORDS_S` (`motley.transport.links.link`) to go."""
         self._connector.close()
         links = [peer.link for peer in self._peers.values()]
         self._peers.clear()

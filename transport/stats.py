@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from time import perf_counter_ns
 
-from .wire import Op
+from .links.wire import Op
 
 RECORDS = 256
 """The last so many collectives are recorded one by one."""

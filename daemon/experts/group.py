@@ -2,8 +2,9 @@
 
 Every expert is cut in slices, of which each worker has some, next to each other. The last worker leads: it hands a call
 on to all, as it came, and each computes what its slices make of the rows. The results are added by a tree over the
-slices (`motley.daemon.models.tree`): a worker sums the subtrees that its slices fill and sends these to the leader,
-which sums on and answers. So an answer has the same bits however the slices are dealt out, to one worker or to many.
+slices (`motley.daemon.models.cutting.tree`): a worker sums the subtrees that its slices fill and sends these to the
+leader, which sums on and answers. So an answer has the same bits however the slices are dealt out, to one worker or to
+many.
 
 The links are those of a mesh. A worker that is lost ends the group: its calls cannot be answered any more.
 """
@@ -26,7 +27,7 @@ from motley.daemon.experts.wire import (
     Refusal,
     RefusalCode,
 )
-from motley.daemon.models.tree import fold, subtrees
+from motley.daemon.models.cutting.tree import fold, subtrees
 from motley.daemon.pipe.daemon import Commands
 from motley.plugins.engine import F32, EngineError
 from motley.transport import MAX_MESSAGE, Communicator, ProtocolError, WireFormat

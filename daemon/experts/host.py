@@ -23,7 +23,7 @@ from motley.daemon.experts.wire import Answer, Buffer, Call, ExpertWire, ExpertW
 from motley.daemon.pipe.daemon import Commands
 from motley.plugins.engine import F32, EngineError
 from motley.transport import Message, Messenger, WireFormat
-from motley.transport.link import Waitable
+from motley.transport.links.link import Waitable
 
 logger = logging.getLogger(__name__)
 

@@ -20,9 +20,9 @@ from typing import Self
 from motley.daemon.experts.gate import examine_expert
 from motley.daemon.experts.keys import ExpertKey
 from motley.daemon.loading.planned import PlannedModel, open_planned
-from motley.daemon.models.expert_graph import build_expert_graph
-from motley.daemon.models.tree import fold, subtrees
-from motley.daemon.models.units import Units, units
+from motley.daemon.models.cutting.tree import fold, subtrees
+from motley.daemon.models.cutting.units import Units, units
+from motley.daemon.models.graph.expert_graph import build_expert_graph
 from motley.daemon.weights.cache import ShareCache
 from motley.plugins.engine import F32, EngineOptions
 from motley.plugins.expert_engine import Expert, load_expert_engine

@@ -14,11 +14,11 @@ from pathlib import Path
 
 from motley.daemon.loading.fetching import LoadError, fetch
 from motley.daemon.loading.progress import Progress
-from motley.daemon.models.description import EMBEDDING, expected_shapes
+from motley.daemon.models.cutting.holding import for_engine
+from motley.daemon.models.description.model import EMBEDDING, expected_shapes
 from motley.daemon.models.files import OpenModel, open_model
-from motley.daemon.models.holding import for_engine
 from motley.daemon.weights.cache import Label, ShareCache, share_key
-from motley.daemon.weights.checkpoint import CheckpointError
+from motley.daemon.weights.checkpoints.checkpoint import CheckpointError
 from motley.daemon.weights.share_file import write_share
 from motley.daemon.weights.spec import Placed
 from motley.protocol import mesh_pb2 as pb
@@ -31,7 +31,8 @@ class PlannedModel:
     Attributes:
         opened: its config, weights, and how they are stored.
         spec: as the session was asked for.
-        quantisation: how matrices are held here, as the engine takes them (`motley.daemon.models.holding.for_engine`).
+        quantisation: how matrices are held here, as the engine takes them
+            (`motley.daemon.models.cutting.holding.for_engine`).
         path: of its folder or GGUF file.
         fingerprint, stamp: of its files; the one reads samples of them, the other sees files that were edited.
         beside: other quantisations that ranks of the session may hold it in.

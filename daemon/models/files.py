@@ -9,20 +9,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from motley.daemon.models import reading
-from motley.daemon.models.description import Model, expected_shapes, tensors
-from motley.daemon.models.gguf_keys import gguf_model
-from motley.daemon.models.holding import Formats
+from motley.daemon.models.cutting.holding import Formats
+from motley.daemon.models.cutting.units import fused_matrices
+from motley.daemon.models.description.model import Model, expected_shapes, tensors
+from motley.daemon.models.gguf.keys import gguf_model
 from motley.daemon.models.packing_keys import read_packing
-from motley.daemon.models.units import fused_matrices
-from motley.daemon.weights.checkpoint import CheckpointError
-from motley.daemon.weights.gguf_checkpoint import GgufCheckpoint
+from motley.daemon.weights.checkpoints.checkpoint import CheckpointError
+from motley.daemon.weights.checkpoints.gguf_checkpoint import GgufCheckpoint
+from motley.daemon.weights.checkpoints.mxfp4 import FORMAT
+from motley.daemon.weights.checkpoints.mxfp4_checkpoint import BLOCKS, Mxfp4Checkpoint
+from motley.daemon.weights.checkpoints.packed import PACKED, PackedCheckpoint
+from motley.daemon.weights.checkpoints.safetensors_checkpoint import SafetensorsCheckpoint
+from motley.daemon.weights.checkpoints.tensor_files import TensorFiles
 from motley.daemon.weights.located import Located
-from motley.daemon.weights.mxfp4 import FORMAT
-from motley.daemon.weights.mxfp4_checkpoint import BLOCKS, Mxfp4Checkpoint
-from motley.daemon.weights.packed import PACKED, PackedCheckpoint
-from motley.daemon.weights.safetensors_checkpoint import SafetensorsCheckpoint
 from motley.daemon.weights.stored import Source
-from motley.daemon.weights.tensor_files import TensorFiles
 
 if TYPE_CHECKING:
     from motley.daemon.text.tokenizer import Tokenizer

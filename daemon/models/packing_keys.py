@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from motley.daemon.models.keys import Keys
-from motley.daemon.weights.packed import Packing
+from motley.daemon.weights.checkpoints.packed import Packing
 
 PACKED_GROUPS = (16, 32, 64, 128, 256)
 """Sizes of groups that packed checkpoints may have."""

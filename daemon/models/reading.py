@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from motley.daemon.models.description import Model
+from motley.daemon.models.description.model import Model
 from motley.daemon.models.families import FAMILIES, TEXT_PARTS
 from motley.daemon.models.keys import ConfigError, Keys
 

@@ -10,8 +10,7 @@ from collections.abc import Collection, Mapping
 from math import log, sqrt
 from typing import Any
 
-from motley.daemon.models.keys import Keys
-from motley.daemon.models.rope import (
+from motley.daemon.models.description.rope import (
     DynamicScaling,
     FactorScaling,
     LinearScaling,
@@ -20,6 +19,7 @@ from motley.daemon.models.rope import (
     Rope,
     YarnScaling,
 )
+from motley.daemon.models.keys import Keys
 
 MAX_ROPE_FACTOR = 1024
 """A context stretched further than this is taken for a mistake."""

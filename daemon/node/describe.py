@@ -11,12 +11,12 @@ import sys
 from pathlib import Path
 
 from motley.daemon.loading.fetching import LoadError, fetch
+from motley.daemon.models.cutting.profile import profile
 from motley.daemon.models.files import load_tokenizer, open_model
 from motley.daemon.models.keys import ConfigError
-from motley.daemon.models.profile import profile
 from motley.daemon.node.child import end_with_owner, kill_child, start_child
 from motley.daemon.text.tokenizer import TokenizerError
-from motley.daemon.weights.checkpoint import CheckpointError
+from motley.daemon.weights.checkpoints.checkpoint import CheckpointError
 from motley.daemon.weights.hub import ModelNotFound
 from motley.protocol import mesh_pb2 as pb
 

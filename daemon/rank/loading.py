@@ -11,11 +11,11 @@ from pathlib import Path
 from motley.daemon.loading.planned import open_planned
 from motley.daemon.loading.progress import Progress, signs_of_life
 from motley.daemon.machine.gpus import gpus
-from motley.daemon.models.description import EMBEDDING
-from motley.daemon.models.holding import has_floats
-from motley.daemon.models.profile import activations
-from motley.daemon.models.rank_graph import build_rank_graph
-from motley.daemon.models.share import Share
+from motley.daemon.models.cutting.holding import has_floats
+from motley.daemon.models.cutting.profile import activations
+from motley.daemon.models.cutting.share import Share
+from motley.daemon.models.description.model import EMBEDDING
+from motley.daemon.models.graph.rank_graph import build_rank_graph
 from motley.daemon.rank.executor import Executor
 from motley.daemon.rank.gate import Gate, reference_answers
 from motley.daemon.rank.peers import Peers

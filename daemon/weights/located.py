@@ -14,11 +14,11 @@ from typing import Self
 
 import numpy as np
 
-from motley.daemon.weights.checkpoint import CheckpointError, expect_each
+from motley.daemon.weights.checkpoints.checkpoint import CheckpointError, expect_each
+from motley.daemon.weights.checkpoints.tensor_files import TensorFiles, check_rows
 from motley.daemon.weights.places import Part, Tensor
 from motley.daemon.weights.spec import Encoding, Piece
 from motley.daemon.weights.stored import F32, Codes, Format
-from motley.daemon.weights.tensor_files import TensorFiles, check_rows
 
 
 class Located:

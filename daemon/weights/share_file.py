@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from motley.daemon.weights.checkpoint import CheckpointError
+from motley.daemon.weights.checkpoints.checkpoint import CheckpointError
 from motley.daemon.weights.quantise import quantise
 from motley.daemon.weights.spec import Encoding, Piece, Placed, Weight
 from motley.daemon.weights.stored import Codes, Format, Source, converted, packed_zeros, whole_blocks

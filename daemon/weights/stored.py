@@ -72,8 +72,8 @@ class Codes:
 class Source(Protocol):
     """A model's weights in a file format, as pieces of matrices and vectors by their Hugging Face names.
 
-    Not thread-safe. Methods raise `motley.daemon.weights.checkpoint.CheckpointError`, which names file, tensor and
-    difference.
+    Not thread-safe. Methods raise `motley.daemon.weights.checkpoints.checkpoint.CheckpointError`, which names file,
+    tensor and difference.
     """
 
     @property

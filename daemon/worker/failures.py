@@ -5,14 +5,14 @@ from __future__ import annotations
 from motley.daemon.experts.calls import ExpertsMissing
 from motley.daemon.loading.answers import GateError
 from motley.daemon.loading.fetching import LoadError
+from motley.daemon.models.cutting.share import ShareError
 from motley.daemon.models.keys import ConfigError
-from motley.daemon.models.share import ShareError
 from motley.daemon.pipe.daemon import OrderError
 from motley.daemon.rank.loading import GpuFull
 from motley.daemon.rank.steps import StepError
 from motley.daemon.sampling.parameters import SamplingError
 from motley.daemon.sampling.summary import SummaryError
-from motley.daemon.weights.checkpoint import CheckpointError
+from motley.daemon.weights.checkpoints.checkpoint import CheckpointError
 from motley.daemon.weights.hub import ModelNotFound
 from motley.daemon.weights.share_file import ShareFileError
 from motley.plugins.engine import EngineError, EngineMemoryError

@@ -16,7 +16,7 @@ from motley.daemon.weights.cache import ShareCache
 from motley.daemon.worker.failures import failure_of
 from motley.protocol.worker_pb2 import Start
 from motley.transport import Communicator
-from motley.transport.security import Stream
+from motley.transport.links.security import Stream
 
 logger = logging.getLogger(__name__)
 

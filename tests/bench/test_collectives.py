@@ -10,8 +10,8 @@ import pytest
 from motley.bench.collectives import Row, Setup, measure
 from motley.bench.emulator import LinkSpec, Nic
 from motley.transport import Listener, Membership, Plain, WireFormat, connect_mesh, mesh
-from motley.transport.forecast import Crowd, Network
-from motley.transport.schedule import ALGORITHMS, Operation
+from motley.transport.schedules.forecast import Crowd, Network
+from motley.transport.schedules.schedule import ALGORITHMS, Operation
 
 
 def check(rows: list[Row], setup: Setup) -> None:

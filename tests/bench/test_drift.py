@@ -13,11 +13,11 @@ from gguf import GGMLQuantizationType as Type
 
 import motley.cli
 from motley.bench.drift import FLOAT64, FP16, Drift, LayerDrift, interpret, layer_graph, measure_drift, on_disk
-from motley.daemon.models.description import EMBEDDING, Model
+from motley.daemon.models.cutting.units import units
+from motley.daemon.models.description.model import EMBEDDING, Model
+from motley.daemon.models.description.operations import Linear, Norm, SoftCap
 from motley.daemon.models.files import open_model
 from motley.daemon.models.keys import ConfigError
-from motley.daemon.models.operations import Linear, Norm, SoftCap
-from motley.daemon.models.units import units
 from motley.daemon.weights.spec import Piece
 from motley.daemon.weights.stored import Source
 from tests.models.cases import Case, dense_cases, expert_cases, uneven_shares

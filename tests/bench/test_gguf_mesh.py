@@ -9,8 +9,8 @@ import pytest
 from gguf import GGMLQuantizationType as Type
 
 from motley.bench.local_mesh import LocalMesh, MeshSpec
+from motley.daemon.models.cutting.units import units
 from motley.daemon.models.files import load_tokenizer, read_model
-from motley.daemon.models.units import units
 from motley.plugins.engine import F32
 from motley.plugins.reference.engine import ReferenceEngine
 from tests.models.cases import LocalSession, uneven_shares

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from motley.bench import local_mesh
 from motley.bench.moe import place
 from motley.bench.synth import SHAPES
-from motley.cli.commands import app
+from motley.cli.app import app
 from motley.orchestrator.planning.placement.terms import PlacementError
 from motley.protocol import mesh_pb2 as pb
 

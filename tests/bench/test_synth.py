@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 
 from motley.bench import synth
 from motley.bench.synth import SHAPES, SynthError, synthesise
-from motley.daemon.weights.safetensors_checkpoint import SafetensorsCheckpoint
+from motley.daemon.weights.checkpoints.safetensors_checkpoint import SafetensorsCheckpoint
 from motley.daemon.weights.spec import Piece
 
 TINY = {

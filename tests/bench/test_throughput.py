@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 import motley.cli
-from motley.cli.commands import app
+from motley.cli.app import app
 
 BUNDLED = Path(motley.cli.__path__[0]) / "models" / "shakespeare-2.6m"
 

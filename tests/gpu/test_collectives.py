@@ -17,7 +17,7 @@ from motley.transport.cuda.driver import CudaDriver
 from motley.transport.cuda.errors import CudaError
 from motley.transport.cuda.host_step import HostStep
 from motley.transport.cuda.stream import CudaStream, measure_host_steps
-from motley.transport.forecast import Network
+from motley.transport.schedules.forecast import Network
 from tests.transport.conftest import run_ranks as run_ranks
 from tests.transport.cuda.captured import captured_sums, expected_sums
 from tests.transport.cuda.memory import Memory

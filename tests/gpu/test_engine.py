@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import motley.cli
+from motley.daemon.models.cutting.units import units
 from motley.daemon.models.keys import ConfigError
-from motley.daemon.models.units import units
 from motley.plugins.cuda.cublas import load_cublas
 from motley.plugins.cuda.engine import CudaEngine
 from motley.plugins.engine import F32, EngineError, EngineFactory, EngineOptions

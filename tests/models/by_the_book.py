@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from motley.daemon.models.axes import Value
-from motley.daemon.models.description import Model
-from motley.daemon.models.operations import (
+from motley.daemon.models.description.axes import Value
+from motley.daemon.models.description.model import Model
+from motley.daemon.models.description.operations import (
     Activation,
     Add,
     Attend,
@@ -31,7 +31,7 @@ from motley.daemon.models.operations import (
     Sum,
     WholeNorm,
 )
-from motley.daemon.models.rope import rotary_tables
+from motley.daemon.models.description.rope import rotary_tables
 from motley.daemon.weights.places import numbered
 
 F64 = npt.NDArray[np.float64]

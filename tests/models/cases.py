@@ -15,16 +15,16 @@ from typing import Any, Self, TypeVar
 
 import numpy as np
 
-from motley.daemon.models.axes import Heads
-from motley.daemon.models.description import EMBEDDING, Model
+from motley.daemon.models.cutting.holding import has_floats
+from motley.daemon.models.cutting.share import Share
+from motley.daemon.models.cutting.units import Units
+from motley.daemon.models.description.axes import Heads
+from motley.daemon.models.description.model import EMBEDDING, Model
+from motley.daemon.models.description.operations import Attend, Sum, WholeNorm
 from motley.daemon.models.files import OpenModel, open_model, open_weights
-from motley.daemon.models.holding import has_floats
+from motley.daemon.models.graph.rank_graph import Declared, build_rank_graph
 from motley.daemon.models.keys import Keys
-from motley.daemon.models.operations import Attend, Sum, WholeNorm
-from motley.daemon.models.rank_graph import Declared, build_rank_graph
 from motley.daemon.models.reading import describe, read_model
-from motley.daemon.models.share import Share
-from motley.daemon.models.units import Units
 from motley.daemon.weights.share_file import write_share
 from motley.daemon.weights.spec import SHARE_FILE
 from motley.plugins.engine import F32, Engine, EngineFactory, EngineOptions, RankGraph

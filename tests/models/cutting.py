@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
-from motley.daemon.models.share import ShareError
+from motley.daemon.models.cutting.share import ShareError
 
 
 def cut(counts: Sequence[int]) -> list[range]:

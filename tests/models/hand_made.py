@@ -6,8 +6,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 
-from motley.daemon.models.axes import Axis, Heads, Kind, Value, W, key_axis, query_axis
-from motley.daemon.models.blocks import (
+from motley.daemon.models.description.axes import Axis, Heads, Kind, Value, W, key_axis, query_axis
+from motley.daemon.models.description.model import Layer, Model
+from motley.daemon.models.description.operations import Activation, Routing
+from motley.daemon.models.description.rope import LinearScaling, Rope
+from motley.daemon.models.description.writing import Writer
+from motley.daemon.models.families.blocks import (
     MlpNames,
     Shape,
     SharedExpert,
@@ -21,10 +25,6 @@ from motley.daemon.models.blocks import (
     pre_norm_layer,
     usual_names,
 )
-from motley.daemon.models.description import Layer, Model
-from motley.daemon.models.operations import Activation, Routing
-from motley.daemon.models.rope import LinearScaling, Rope
-from motley.daemon.models.writing import Writer
 
 SHAPE = Shape(
     layers=2, hidden=48, heads=Heads(12, 4, 16), vocabulary=61, epsilon=1e-5, tied=False, eos=(), norm_offset=0.0

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from motley.daemon.models.description import EMBEDDING
+from motley.daemon.models.cutting.units import units
+from motley.daemon.models.description.model import EMBEDDING
 from motley.daemon.models.files import open_model
-from motley.daemon.models.rank_graph import build_rank_graph
-from motley.daemon.models.units import units
+from motley.daemon.models.graph.rank_graph import build_rank_graph
 from motley.daemon.weights.share_file import write_share
 from motley.daemon.weights.spec import SHARE_FILE
 from motley.plugins.engine import F32, EngineFactory, EngineOptions

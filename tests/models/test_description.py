@@ -6,11 +6,11 @@ from math import prod
 
 import pytest
 
-from motley.daemon.models.description import expected_shapes, tensors
+from motley.daemon.models.description.model import expected_shapes, tensors
 from motley.daemon.models.files import open_model
-from motley.daemon.weights.checkpoint import CheckpointError
+from motley.daemon.weights.checkpoints.checkpoint import CheckpointError
+from motley.daemon.weights.checkpoints.safetensors_checkpoint import SafetensorsCheckpoint
 from motley.daemon.weights.located import Located
-from motley.daemon.weights.safetensors_checkpoint import SafetensorsCheckpoint
 from tests.models.cases import Case, elements_in_files, golden_case, golden_cases
 
 

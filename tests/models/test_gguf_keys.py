@@ -13,16 +13,23 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as Type
 
-from motley.daemon.models.axes import Heads
-from motley.daemon.models.description import expected_shapes
-from motley.daemon.models.expert_graph import build_expert_graph
+from motley.daemon.models.cutting.units import units
+from motley.daemon.models.description.axes import Heads
+from motley.daemon.models.description.model import expected_shapes
+from motley.daemon.models.description.operations import Route, Routing
+from motley.daemon.models.description.rope import (
+    FactorScaling,
+    LinearScaling,
+    Llama3Scaling,
+    Rope,
+    YarnScaling,
+    rotary_tables,
+)
 from motley.daemon.models.files import open_model, open_weights, read_model
+from motley.daemon.models.graph.expert_graph import build_expert_graph
+from motley.daemon.models.graph.rank_graph import build_rank_graph
 from motley.daemon.models.keys import ConfigError
-from motley.daemon.models.operations import Route, Routing
-from motley.daemon.models.rank_graph import build_rank_graph
-from motley.daemon.models.rope import FactorScaling, LinearScaling, Llama3Scaling, Rope, YarnScaling, rotary_tables
-from motley.daemon.models.units import units
-from motley.daemon.weights.checkpoint import CheckpointError
+from motley.daemon.weights.checkpoints.checkpoint import CheckpointError
 from motley.daemon.weights.share_file import write_share
 from motley.plugins.reference.engine import ReferenceEngine
 from tests.models.cases import GOLDEN, Case, LocalSession, golden_case, golden_cases, uneven_shares

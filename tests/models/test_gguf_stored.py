@@ -10,11 +10,11 @@ import gguf
 import numpy as np
 import pytest
 
+from motley.daemon.models.cutting.profile import profile
+from motley.daemon.models.cutting.units import units
 from motley.daemon.models.files import open_model
-from motley.daemon.models.profile import profile
-from motley.daemon.models.rank_graph import Declared, build_rank_graph
-from motley.daemon.models.units import units
-from motley.daemon.weights.gguf_blocks import block_size
+from motley.daemon.models.graph.rank_graph import Declared, build_rank_graph
+from motley.daemon.weights.checkpoints.gguf_blocks import block_size
 from motley.plugins.engine import F32, EngineFactory
 from motley.plugins.onnxruntime.engine import OnnxRuntimeEngine
 from motley.plugins.reference.engine import ReferenceEngine

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from motley.daemon.models.cutting.units import units
 from motley.daemon.models.reading import read_model
-from motley.daemon.models.units import units
 from motley.plugins.engine import EngineOptions
 from motley.plugins.onnxruntime.engine import OnnxRuntimeEngine
 from tests.models.cases import LocalSession, uneven_shares

@@ -12,12 +12,12 @@ import onnx.inliner
 import pytest
 from safetensors.numpy import save_file
 
-from motley.daemon.models.description import expected_shapes
+from motley.daemon.models.cutting.profile import profile
+from motley.daemon.models.cutting.units import units
+from motley.daemon.models.description.model import expected_shapes
 from motley.daemon.models.files import OpenModel, open_model
-from motley.daemon.models.profile import profile
-from motley.daemon.models.rank_graph import build_rank_graph
-from motley.daemon.models.units import units
-from motley.daemon.weights.safetensors_checkpoint import SafetensorsCheckpoint
+from motley.daemon.models.graph.rank_graph import build_rank_graph
+from motley.daemon.weights.checkpoints.safetensors_checkpoint import SafetensorsCheckpoint
 from motley.daemon.weights.share_file import write_share
 from motley.daemon.weights.spec import SHARE_FILE, Piece
 from motley.plugins.engine import F32, EngineOptions

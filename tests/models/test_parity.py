@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from motley.daemon.models.cutting.units import units
 from motley.daemon.models.files import load_tokenizer, read_model
-from motley.daemon.models.units import units
 from motley.plugins.reference.engine import ReferenceEngine
 from tests.models.cases import GOLDEN, LocalSession, uneven_shares
 from tests.models.to_gguf import to_gguf

@@ -13,15 +13,15 @@ import onnx.inliner
 import pytest
 from onnx.reference import ReferenceEvaluator
 
-from motley.daemon.models.description import EMBEDDING, Model, expected_shapes
+from motley.daemon.models.cutting.profile import EXPERT_BYTES, profile
+from motley.daemon.models.cutting.share import Share, ShareError
+from motley.daemon.models.cutting.units import units
+from motley.daemon.models.description.model import EMBEDDING, Model, expected_shapes
+from motley.daemon.models.description.operations import Experts, Gated, Norm, Operation, Sum, weights_of
 from motley.daemon.models.files import open_model
+from motley.daemon.models.graph.rank_graph import Declared, build_rank_graph
 from motley.daemon.models.keys import ConfigError
-from motley.daemon.models.operations import Experts, Gated, Norm, Operation, Sum, weights_of
-from motley.daemon.models.profile import EXPERT_BYTES, profile
-from motley.daemon.models.rank_graph import Declared, build_rank_graph
 from motley.daemon.models.reading import read_model
-from motley.daemon.models.share import Share, ShareError
-from motley.daemon.models.units import units
 from motley.daemon.weights.places import numbered
 from motley.daemon.weights.share_file import write_share
 from motley.daemon.weights.spec import SHARE_FILE

@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from motley.daemon.models.axes import Heads, Kind, Value
-from motley.daemon.models.description import Model, expected_shapes, tensors
-from motley.daemon.models.keys import ConfigError
-from motley.daemon.models.operations import (
+from motley.daemon.models.description.axes import Heads, Kind, Value
+from motley.daemon.models.description.model import Model, expected_shapes, tensors
+from motley.daemon.models.description.operations import (
     Activation,
     Add,
     Attend,
@@ -25,8 +24,16 @@ from motley.daemon.models.operations import (
     Sum,
     WholeNorm,
 )
+from motley.daemon.models.description.rope import (
+    DynamicScaling,
+    LinearScaling,
+    Llama3Scaling,
+    Rope,
+    RopeScaling,
+    YarnScaling,
+)
+from motley.daemon.models.keys import ConfigError
 from motley.daemon.models.reading import read_model
-from motley.daemon.models.rope import DynamicScaling, LinearScaling, Llama3Scaling, Rope, RopeScaling, YarnScaling
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",

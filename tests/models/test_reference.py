@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from motley.daemon.models.share import Share
-from motley.daemon.models.units import units
+from motley.daemon.models.cutting.share import Share
+from motley.daemon.models.cutting.units import units
 from motley.plugins.engine import F32, EngineError, EngineOptions, load_engine
 from motley.plugins.reference.engine import FIRST_CAPACITY, ReferenceEngine
 from motley.plugins.reference.operators import OPERATORS

@@ -7,7 +7,7 @@ from math import ceil, cos, floor, log, pi, sin
 import numpy as np
 import pytest
 
-from motley.daemon.models.rope import LinearScaling, Llama3Scaling, Rope, YarnScaling, rotary_tables
+from motley.daemon.models.description.rope import LinearScaling, Llama3Scaling, Rope, YarnScaling, rotary_tables
 
 
 def test_default_tables() -> None:

@@ -18,20 +18,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
-from motley.daemon.models.axes import Heads
-from motley.daemon.models.description import HEAD, expected_shapes
+from motley.daemon.models.cutting.holding import FLOATS, narrowed, wanted_format
+from motley.daemon.models.cutting.profile import profile
+from motley.daemon.models.cutting.units import fused_matrices, units
+from motley.daemon.models.description.axes import Heads
+from motley.daemon.models.description.model import HEAD, expected_shapes
 from motley.daemon.models.files import open_model
-from motley.daemon.models.holding import FLOATS, narrowed, wanted_format
+from motley.daemon.models.graph.rank_graph import build_rank_graph
 from motley.daemon.models.keys import ConfigError
 from motley.daemon.models.packing_keys import read_packing
-from motley.daemon.models.profile import profile
-from motley.daemon.models.rank_graph import build_rank_graph
 from motley.daemon.models.reading import read_model
-from motley.daemon.models.units import fused_matrices, units
-from motley.daemon.weights.checkpoint import CheckpointError
-from motley.daemon.weights.packed import Packing
+from motley.daemon.weights.checkpoints.checkpoint import CheckpointError
+from motley.daemon.weights.checkpoints.packed import Packing
+from motley.daemon.weights.checkpoints.safetensors_checkpoint import SafetensorsCheckpoint
 from motley.daemon.weights.quantise import quantise, unpack
-from motley.daemon.weights.safetensors_checkpoint import SafetensorsCheckpoint
 from motley.daemon.weights.share_file import write_share
 from motley.daemon.weights.spec import SHARE_FILE, Encoding
 from motley.daemon.weights.stored import Codes, Format, dequantised

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from motley.daemon.models.axes import W
-from motley.daemon.models.operations import Experts, Operation, weights_of
+from motley.daemon.models.description.axes import W
+from motley.daemon.models.description.operations import Experts, Operation, weights_of
 from tests.models.cases import Case, golden_cases
 
 PLANS: Mapping[str, Mapping[str, str]] = json.loads(

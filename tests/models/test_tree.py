@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from motley.daemon.models.tree import fold, subtrees
+from motley.daemon.models.cutting.tree import fold, subtrees
 
 
 def add(span: range, left: str, right: str) -> str:

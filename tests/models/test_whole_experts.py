@@ -12,14 +12,14 @@ import onnx
 import onnx.inliner
 import pytest
 
-from motley.daemon.models.description import EMBEDDING, Model, expected_shapes
-from motley.daemon.models.expert_graph import DeclaredExpert, build_expert_graph
+from motley.daemon.models.cutting.holding import Formats
+from motley.daemon.models.cutting.share import Share
+from motley.daemon.models.cutting.units import units
+from motley.daemon.models.description.model import EMBEDDING, Model, expected_shapes
 from motley.daemon.models.files import open_model
-from motley.daemon.models.holding import Formats
+from motley.daemon.models.graph.expert_graph import DeclaredExpert, build_expert_graph
+from motley.daemon.models.graph.rank_graph import Declared, build_rank_graph
 from motley.daemon.models.keys import ConfigError
-from motley.daemon.models.rank_graph import Declared, build_rank_graph
-from motley.daemon.models.share import Share
-from motley.daemon.models.units import units
 from motley.daemon.weights.share_file import write_share
 from motley.daemon.weights.spec import SHARE_FILE, Placed
 from motley.plugins.engine import DOMAIN, F32, EngineError, EngineFactory, EngineOptions

@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 import pytest
 
-from motley.daemon.models.axes import Axis, Heads, Kind, Placement, Value, W, key_axis, query_axis
-from motley.daemon.models.blocks import begin, experts, gated_mlp, mlp_axis, model, usual_names
-from motley.daemon.models.description import Layer
+from motley.daemon.models.description.axes import Axis, Heads, Kind, Placement, Value, W, key_axis, query_axis
+from motley.daemon.models.description.model import Layer
+from motley.daemon.models.description.operations import Activation, Add, Routing, Sum, WholeNorm
+from motley.daemon.models.description.writing import ShardingError, Writer
+from motley.daemon.models.families.blocks import begin, experts, gated_mlp, mlp_axis, model, usual_names
 from motley.daemon.models.keys import ConfigError
-from motley.daemon.models.operations import Activation, Add, Routing, Sum, WholeNorm
-from motley.daemon.models.writing import ShardingError, Writer
 from tests.models.hand_made import SHAPE
 
 RESIDUAL = Axis(Kind.HIDDEN, 48, "hidden_size")

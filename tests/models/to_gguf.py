@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from gguf import GGMLQuantizationType as Type
 
-from motley.daemon.models.description import expected_shapes
+from motley.daemon.models.description.model import expected_shapes
 from motley.daemon.models.files import open_model
 from motley.daemon.weights.spec import Piece
 

@@ -9,7 +9,7 @@ import pytest
 
 from motley.orchestrator.certificates import issue_credentials
 from motley.protocol.mesh_pb2 import Credentials
-from motley.transport.wire import certified_name
+from motley.transport.links.wire import certified_name
 
 
 def context(folder: Path, credentials: Credentials, server: bool) -> ssl.SSLContext:

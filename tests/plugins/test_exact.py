@@ -15,12 +15,12 @@ from safetensors.numpy import save_file
 
 import motley.cli
 from motley.bench.synth import SHAPES, synthesise
-from motley.daemon.models.description import expected_shapes
+from motley.daemon.models.cutting.share import Share
+from motley.daemon.models.cutting.units import units
+from motley.daemon.models.description.model import expected_shapes
+from motley.daemon.models.graph.rank_graph import Declared, build_rank_graph
 from motley.daemon.models.keys import ConfigError
-from motley.daemon.models.rank_graph import Declared, build_rank_graph
 from motley.daemon.models.reading import read_model
-from motley.daemon.models.share import Share
-from motley.daemon.models.units import units
 from motley.plugins.engine import F32, EngineError, EngineFactory, EngineOptions, RankGraph
 from motley.plugins.expert_engine import Expert
 from motley.plugins.mixture import Compute, Sent

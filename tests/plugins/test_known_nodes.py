@@ -8,8 +8,8 @@ import onnx
 import pytest
 from onnx import helper
 
-from motley.daemon.models.rank_graph import build_rank_graph
-from motley.daemon.models.units import units
+from motley.daemon.models.cutting.units import units
+from motley.daemon.models.graph.rank_graph import build_rank_graph
 from motley.plugins.engine import EngineError
 from motley.plugins.known_nodes import check_known, rotary_tables
 from tests.models.cases import Case, golden_cases, uneven_shares, whole_share

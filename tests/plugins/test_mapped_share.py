@@ -12,9 +12,9 @@ import pytest
 from onnx import TensorProto
 from safetensors.numpy import save_file
 
-from motley.daemon.models.description import expected_shapes
+from motley.daemon.models.cutting.units import units
+from motley.daemon.models.description.model import expected_shapes
 from motley.daemon.models.reading import read_model
-from motley.daemon.models.units import units
 from motley.plugins.engine import EngineOptions
 from motley.plugins.mapped_share import HUGE_PAGE, MappedShare
 from motley.plugins.onnxruntime.engine import OnnxRuntimeEngine

@@ -15,10 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import motley.cli
-from motley.daemon.models.rank_graph import build_rank_graph
+from motley.daemon.models.cutting.units import units
+from motley.daemon.models.graph.rank_graph import build_rank_graph
 from motley.daemon.models.reading import read_model
-from motley.daemon.models.units import units
-from motley.daemon.weights.safetensors_checkpoint import SafetensorsCheckpoint
+from motley.daemon.weights.checkpoints.safetensors_checkpoint import SafetensorsCheckpoint
 from motley.daemon.weights.share_file import write_share
 from motley.daemon.weights.spec import SHARE_FILE
 from motley.plugins.engine import F32, ROW_TILE, EngineFactory, EngineOptions, Pending, micro_chunks

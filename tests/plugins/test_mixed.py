@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from motley.daemon.models.cutting.share import Share
+from motley.daemon.models.cutting.units import Units, units
 from motley.daemon.models.keys import ConfigError
-from motley.daemon.models.share import Share
-from motley.daemon.models.units import Units, units
 from motley.plugins.cuda.engine import CudaEngine
 from motley.plugins.engine import F32, Collectives, EngineFactory, EngineOptions, RankGraph
 from motley.plugins.onnxruntime.engine import OnnxRuntimeEngine

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from motley.transport import Tls, certificates
+from motley.transport import Tls
+from motley.transport.links import certificates
 
 
 class Authority(certificates.Authority):

@@ -27,9 +27,9 @@ from motley.transport import (
     UsageError,
     WireFormat,
 )
-from motley.transport import plans as plans_module
-from motley.transport import schedule as schedule_module
-from motley.transport.schedule import Operation, Schedule, build
+from motley.transport.schedules import plans as plans_module
+from motley.transport.schedules import schedule as schedule_module
+from motley.transport.schedules.schedule import Operation, Schedule, build
 from motley.transport.stats import RECORDS
 from tests.transport.ranks import Run, shrink_buffers, values
 

@@ -22,8 +22,8 @@ from motley.transport import (
     UsageError,
 )
 from motley.transport import endpoint as endpoint_module
-from motley.transport.link import wait_ready
-from motley.transport.wire import pack_abort
+from motley.transport.links.link import wait_ready
+from motley.transport.links.wire import pack_abort
 from tests.transport.ranks import LIMIT_S, Run, shrink_buffers, until
 
 Array = npt.NDArray[Any]
@@ -170,7 +170,7 @@ def test_a_peer_in_another_call_is_an_error(run_ranks: Run, call: Callable[[Comm
 
 
 def test_a_message_beyond_the_limit_is_refused_on_arrival(run_ranks: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("motley.transport.link.MAX_MESSAGE", 1 << 20)
+    monkeypatch.setattr("motley.transport.links.link.MAX_MESSAGE", 1 << 20)
 
     def work(communicator: Communicator) -> None:
         if communicator.rank == 0:

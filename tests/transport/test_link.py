@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from motley.transport import PeerLost, ProtocolError
-from motley.transport.link import Incoming, IncomingMessage, Link
-from motley.transport.wire import HEADER_SIZE, MAX_MESSAGE, Header, Op, pack_abort, pack_frame, pack_header
+from motley.transport.links.link import Incoming, IncomingMessage, Link
+from motley.transport.links.wire import HEADER_SIZE, MAX_MESSAGE, Header, Op, pack_abort, pack_frame, pack_header
 
 COLLECTIVES = [op for op in Op if op in (Op.ALL_REDUCE, Op.ALL_GATHER, Op.BROADCAST) or op > Op.BEAT]
 

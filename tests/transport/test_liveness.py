@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from motley.transport import PeerLost
-from motley.transport.link import Link, wait_ready
-from motley.transport.liveness import BEAT_S, SILENCE_S, SUSPENDED_S, Pulse, Watch
-from motley.transport.wire import Op, pack_abort, pack_beat, pack_frame
+from motley.transport.links.link import Link, wait_ready
+from motley.transport.links.liveness import BEAT_S, SILENCE_S, SUSPENDED_S, Pulse, Watch
+from motley.transport.links.wire import Op, pack_abort, pack_beat, pack_frame
 
 BEAT = pack_beat(7, 0)
 

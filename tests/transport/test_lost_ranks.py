@@ -188,7 +188,7 @@ def test_slow_is_not_dead(start: Start) -> None:
 def test_a_rank_that_looks_for_messages_misses_those_that_do_not_come(
     run_ranks: Callable[..., list[Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("motley.transport.liveness.SILENCE_S", 2.0)
+    monkeypatch.setattr("motley.transport.links.liveness.SILENCE_S", 2.0)
     streams: list[Trouble] = []
 
     def wrap(peer: int, stream: Any) -> Trouble:

@@ -23,11 +23,11 @@ from motley.transport import (
     ProtocolError,
     UsageError,
     connect_mesh,
-    connecting,
 )
 from motley.transport import mesh as mesh_module
-from motley.transport.forecast import Crowd
-from motley.transport.wire import Op, pack_frame
+from motley.transport.links import connecting
+from motley.transport.links.wire import Op, pack_frame
+from motley.transport.schedules.forecast import Crowd
 from tests.ports import unanswered_port
 
 MakeMember = Callable[..., Membership]

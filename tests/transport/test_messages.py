@@ -36,7 +36,7 @@ from motley.transport import (
     UsageError,
     messages,
 )
-from motley.transport.wire import Decoder, Handshake, Header, Op, Purpose, pack_frame, unpack_abort
+from motley.transport.links.wire import Decoder, Handshake, Header, Op, Purpose, pack_frame, unpack_abort
 from tests.ports import unanswered_port
 
 from .certificates import Authority

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from motley.transport.forecast import FRAME_S, SUM_S, Choice, Crowd, Network, choose, cost
-from motley.transport.progress import NOW, Duty, Progress
-from motley.transport.schedule import (
+from motley.transport.schedules.forecast import FRAME_S, SUM_S, Choice, Crowd, Network, choose, cost
+from motley.transport.schedules.progress import NOW, Duty, Progress
+from motley.transport.schedules.schedule import (
     ALGORITHMS,
     Algorithm,
     Goal,

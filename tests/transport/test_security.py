@@ -29,8 +29,8 @@ from motley.transport import (
     WireFormat,
     connect_mesh,
 )
-from motley.transport.link import Link, wait_ready
-from motley.transport.security import CHUNK, TlsStream
+from motley.transport.links.link import Link, wait_ready
+from motley.transport.links.security import CHUNK, TlsStream
 
 from .certificates import Authority
 

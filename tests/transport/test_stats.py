@@ -21,8 +21,8 @@ from motley.transport import (
 )
 from motley.transport import exchange as exchange_module
 from motley.transport import stats as stats_module
+from motley.transport.links.wire import Op
 from motley.transport.stats import RECORDS
-from motley.transport.wire import Op
 from tests.transport.ranks import LIMIT_S, Run, until
 
 Array = npt.NDArray[Any]

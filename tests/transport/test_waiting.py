@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from motley.transport import waiting
-from motley.transport.waiting import CROWDED_SPIN_S, FUTILE_SPIN_S, PARK_S, PROBE_NS, SPIN_S, Patience, Spin
+from motley.transport.links import waiting
+from motley.transport.links.waiting import CROWDED_SPIN_S, FUTILE_SPIN_S, PARK_S, PROBE_NS, SPIN_S, Patience, Spin
 
 LIMIT_NS = int(SPIN_S * 1e9)
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from motley.transport import Membership
-from motley.transport.wire import (
+from motley.transport.links.wire import (
     HEADER_SIZE,
     MAX_MESSAGE,
     Decoder,

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from motley.daemon.weights.checkpoint import CheckpointError
-from motley.daemon.weights.gguf_header import read_header
+from motley.daemon.weights.checkpoints.checkpoint import CheckpointError
+from motley.daemon.weights.checkpoints.gguf_header import read_header
 
 METADATA: dict[str, Any] = {
     "text": "größer",

@@ -16,18 +16,18 @@ from gguf import GGMLQuantizationType as Type
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from motley.daemon.weights import tensor_files
-from motley.daemon.weights.checkpoint import CheckpointError
-from motley.daemon.weights.gguf_checkpoint import GgufCheckpoint
+from motley.daemon.weights.checkpoints import tensor_files
+from motley.daemon.weights.checkpoints.checkpoint import CheckpointError
+from motley.daemon.weights.checkpoints.gguf_checkpoint import GgufCheckpoint
+from motley.daemon.weights.checkpoints.packed import PackedCheckpoint, Packing
+from motley.daemon.weights.checkpoints.safetensors_checkpoint import SafetensorsCheckpoint
+from motley.daemon.weights.checkpoints.tensor_files import TensorFiles
 from motley.daemon.weights.located import Located
-from motley.daemon.weights.packed import PackedCheckpoint, Packing
 from motley.daemon.weights.places import Part, Tensor
 from motley.daemon.weights.quantise import quantise
-from motley.daemon.weights.safetensors_checkpoint import SafetensorsCheckpoint
 from motley.daemon.weights.share_file import write_share
 from motley.daemon.weights.spec import Encoding, Piece, Weight, lay_out
 from motley.daemon.weights.stored import dequantised
-from motley.daemon.weights.tensor_files import TensorFiles
 from tests.models.to_gguf import write
 from tests.weights.packing import Array, awq, dequantised_awq, dequantised_gptq, gptq, random_matrix, save
 from tests.weights.test_gguf_checkpoint import random_rows

@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from motley.daemon.models.files import open_weights
-from motley.daemon.weights import mxfp4
-from motley.daemon.weights.checkpoint import CheckpointError
+from motley.daemon.weights.checkpoints import mxfp4
+from motley.daemon.weights.checkpoints.checkpoint import CheckpointError
+from motley.daemon.weights.checkpoints.mxfp4_checkpoint import Mxfp4Checkpoint
 from motley.daemon.weights.located import Located
-from motley.daemon.weights.mxfp4_checkpoint import Mxfp4Checkpoint
 from motley.daemon.weights.places import Part, Tensor
 from motley.daemon.weights.quantise import quantise
 from motley.daemon.weights.share_file import write_share
@@ -144,7 +144,7 @@ def test_a_share_keeps_the_codes(tmp_path: Path) -> None:
 
 def test_the_order_in_a_gguf_file() -> None:
     """Elements 0 to 15 in the low nibbles there; the ``gguf`` package agrees on every value."""
-    from motley.daemon.weights.gguf_blocks import dequantise
+    from motley.daemon.weights.checkpoints.gguf_blocks import dequantise
 
     random = np.random.default_rng(0)
     raw = random.integers(0, 256, (6, 3 * 17), np.uint8)

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from motley.daemon.weights import tensor_files as reading
-from motley.daemon.weights.checkpoint import CheckpointError
-from motley.daemon.weights.packed import PackedCheckpoint, Packing
+from motley.daemon.weights.checkpoints import tensor_files as reading
+from motley.daemon.weights.checkpoints.checkpoint import CheckpointError
+from motley.daemon.weights.checkpoints.packed import PackedCheckpoint, Packing
 from motley.daemon.weights.share_file import write_share
 from motley.daemon.weights.spec import Encoding, Piece, Weight, lay_out
 from motley.daemon.weights.stored import Format, converted, dequantised, whole_blocks

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from motley.daemon.weights import tensor_files as module
-from motley.daemon.weights.checkpoint import CheckpointError
-from motley.daemon.weights.safetensors_checkpoint import SafetensorsCheckpoint, parse_header
+from motley.daemon.weights.checkpoints import tensor_files as module
+from motley.daemon.weights.checkpoints.checkpoint import CheckpointError
+from motley.daemon.weights.checkpoints.safetensors_checkpoint import SafetensorsCheckpoint, parse_header
 from motley.daemon.weights.spec import Piece
 
 DTYPES = {"F32": np.dtype(np.float32), "F16": np.dtype(np.float16), "BF16": np.dtype(ml_dtypes.bfloat16)}

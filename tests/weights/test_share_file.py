@@ -17,9 +17,9 @@ import numpy.typing as npt
 import pytest
 
 from motley.daemon.weights import share_file as module
-from motley.daemon.weights.checkpoint import CheckpointError
+from motley.daemon.weights.checkpoints.checkpoint import CheckpointError
+from motley.daemon.weights.checkpoints.safetensors_checkpoint import SafetensorsCheckpoint
 from motley.daemon.weights.quantise import quantise
-from motley.daemon.weights.safetensors_checkpoint import SafetensorsCheckpoint
 from motley.daemon.weights.share_file import ShareFileError, write_share
 from motley.daemon.weights.spec import Encoding, Piece, Placed, Weight, lay_out
 

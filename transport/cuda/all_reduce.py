@@ -9,9 +9,9 @@ from typing import Any, Protocol, Self
 import numpy as np
 import numpy.typing as npt
 
-from ..forecast import Choice
 from ..formats import Bytes, WireFormat
-from ..schedule import Algorithm, Operation
+from ..schedules.forecast import Choice
+from ..schedules.schedule import Algorithm, Operation
 from ..streams import ordered_collective
 from .reduction import SOURCES, THREADS, Reduction
 from .stream import CudaEvent, CudaStream, DeviceArray

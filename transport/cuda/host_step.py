@@ -24,7 +24,7 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Protocol
 
-from ..waiting import give_way
+from ..links.waiting import give_way
 from .driver import Driver, Handle
 from .errors import CudaError
 

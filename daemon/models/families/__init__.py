@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from motley.daemon.models.description import Model
+from motley.daemon.models.description.model import Model
 from motley.daemon.models.families.gemma3 import gemma3
 from motley.daemon.models.families.glm4_moe import glm4_moe
 from motley.daemon.models.families.gpt_oss import gpt_oss

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from motley.daemon.models.blocks import (
+from motley.daemon.models.description.model import Layer, Model
+from motley.daemon.models.description.operations import Activation
+from motley.daemon.models.description.rope import Rope
+from motley.daemon.models.families.blocks import (
     FULL,
     SLIDING,
     attention,
@@ -15,10 +18,7 @@ from motley.daemon.models.blocks import (
     read_shape,
     usual_names,
 )
-from motley.daemon.models.description import Layer, Model
 from motley.daemon.models.keys import Keys
-from motley.daemon.models.operations import Activation
-from motley.daemon.models.rope import Rope
 from motley.daemon.models.rope_keys import rope_of
 
 DEFAULTS = {

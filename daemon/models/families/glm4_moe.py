@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from motley.daemon.models.axes import Axis, Kind, W
-from motley.daemon.models.blocks import (
+from motley.daemon.models.description.axes import Axis, Kind, W
+from motley.daemon.models.description.model import Layer, Model
+from motley.daemon.models.description.operations import Routing
+from motley.daemon.models.families.blocks import (
     SharedExpert,
     attention,
     expert_count,
     experts,
-    gated_mlp,
+    mlp,
     mlp_axis,
     model,
     no_windows,
     pre_norm_layer,
     read_shape,
-    usual_names,
 )
-from motley.daemon.models.description import Layer, Model
 from motley.daemon.models.keys import Keys
-from motley.daemon.models.operations import Routing
 from motley.daemon.models.rope_keys import read_rope
 
 
@@ -35,13 +34,12 @@ def glm4_moe(keys: Keys) -> Model:
     plain, shared = mlp_axis(keys.size("intermediate_size")), keys.size("n_shared_experts", 1, least=0)
 
     def layer(number: int) -> Layer:
-        names = usual_names(f"model.layers.{number}.mlp")
         return pre_norm_layer(
             shape,
             number,
             lambda writer, x: attention(writer, shape, number, x, qkv_bias=bias, qk_norm=qk_norm),
             lambda writer, x: (
-                gated_mlp(writer, f"layers.{number}.mlp", x, plain, names)
+                mlp(writer, number, x, plain)
                 if number < dense
                 else experts(
                     writer,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from motley.daemon.models.blocks import (
+from motley.daemon.models.description.model import Layer, Model
+from motley.daemon.models.description.operations import Activation, Routing
+from motley.daemon.models.families.blocks import (
     FULL,
     SLIDING,
     MlpNames,
@@ -14,9 +16,7 @@ from motley.daemon.models.blocks import (
     pre_norm_layer,
     read_shape,
 )
-from motley.daemon.models.description import Layer, Model
 from motley.daemon.models.keys import Keys
-from motley.daemon.models.operations import Activation, Routing
 from motley.daemon.models.rope_keys import rope_of
 from motley.daemon.weights.places import Part
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from motley.daemon.models.blocks import (
+from motley.daemon.models.description.model import Layer, Model
+from motley.daemon.models.families.blocks import (
     attention,
-    gated_mlp,
+    mlp,
     mlp_axis,
     model,
     pre_norm_layer,
     read_shape,
-    usual_names,
     windows_everywhere,
 )
-from motley.daemon.models.description import Layer, Model
 from motley.daemon.models.keys import Keys
 from motley.daemon.models.rope_keys import read_rope
 
@@ -26,12 +25,11 @@ def mistral(keys: Keys) -> Model:
     columns = mlp_axis(keys.size("intermediate_size"))
 
     def layer(number: int) -> Layer:
-        names = usual_names(f"model.layers.{number}.mlp")
         return pre_norm_layer(
             shape,
             number,
             lambda writer, x: attention(writer, shape, number, x, window=windows[number]),
-            lambda writer, x: gated_mlp(writer, f"layers.{number}.mlp", x, columns, names),
+            lambda writer, x: mlp(writer, number, x, columns),
         )
 
     return model("mistral", shape, layer, {"main": rope}, context)

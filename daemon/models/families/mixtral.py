@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from motley.daemon.models.blocks import (
+from motley.daemon.models.description.model import Layer, Model
+from motley.daemon.models.description.operations import Routing
+from motley.daemon.models.families.blocks import (
     MlpNames,
     attention,
     expert_count,
@@ -14,9 +16,7 @@ from motley.daemon.models.blocks import (
     usual_names,
     windows_everywhere,
 )
-from motley.daemon.models.description import Layer, Model
 from motley.daemon.models.keys import Keys
-from motley.daemon.models.operations import Routing
 from motley.daemon.models.rope_keys import read_rope
 from motley.daemon.weights.places import Part
 

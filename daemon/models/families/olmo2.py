@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from motley.daemon.models.blocks import (
+from motley.daemon.models.description.model import Layer, Model
+from motley.daemon.models.families.blocks import (
     attention,
     begin,
-    gated_mlp,
+    mlp,
     mlp_axis,
     model,
     no_windows,
     norm,
     read_shape,
-    usual_names,
 )
-from motley.daemon.models.description import Layer, Model
 from motley.daemon.models.keys import Keys
 from motley.daemon.models.rope_keys import read_rope
 
@@ -32,7 +31,7 @@ def olmo2(keys: Keys) -> Model:
         x = attention(writer, shape, number, writer.x, qkv_bias=bias, output_bias=bias, whole_qk_norm=True)
         x = norm(writer, shape, f"{at}.after", x, f"{module}.post_attention_layernorm.weight")
         residual = writer.add(writer.x, x)
-        x = gated_mlp(writer, mlp_at, residual, columns, usual_names(f"{module}.mlp"))
+        x = mlp(writer, number, residual, columns)
         x = norm(writer, shape, f"{mlp_at}.after", x, f"{module}.post_feedforward_layernorm.weight")
         return writer.layer(writer.add(residual, x))
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from motley.daemon.models.blocks import (
+from motley.daemon.models.description.model import Layer, Model
+from motley.daemon.models.description.operations import Routing
+from motley.daemon.models.families.blocks import (
     attention,
     expert_count,
     experts,
@@ -11,9 +13,7 @@ from motley.daemon.models.blocks import (
     pre_norm_layer,
     read_shape,
 )
-from motley.daemon.models.description import Layer, Model
 from motley.daemon.models.keys import Keys
-from motley.daemon.models.operations import Routing
 from motley.daemon.models.rope_keys import read_rope
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from motley.daemon.models.blocks import (
+from motley.daemon.models.description.model import Layer, Model
+from motley.daemon.models.description.rope import Rope
+from motley.daemon.models.families.blocks import (
     attention,
     gated_mlp,
     mlp_axis,
@@ -12,9 +14,7 @@ from motley.daemon.models.blocks import (
     usual_names,
     windows_everywhere,
 )
-from motley.daemon.models.description import Layer, Model
 from motley.daemon.models.keys import Keys
-from motley.daemon.models.rope import Rope
 from motley.daemon.models.rope_keys import rope_of
 from motley.daemon.weights.places import Part
 

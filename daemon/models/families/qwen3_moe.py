@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from motley.daemon.models.blocks import (
+from motley.daemon.models.description.model import Layer, Model
+from motley.daemon.models.description.operations import Routing
+from motley.daemon.models.families.blocks import (
     attention,
     expert_count,
     experts,
-    gated_mlp,
+    mlp,
     mlp_axis,
     model,
     no_windows,
     pre_norm_layer,
     read_shape,
     sparse_layers,
-    usual_names,
 )
-from motley.daemon.models.description import Layer, Model
 from motley.daemon.models.keys import Keys
-from motley.daemon.models.operations import Routing
 from motley.daemon.models.rope_keys import read_rope
 
 
@@ -33,7 +32,6 @@ def qwen3_moe(keys: Keys) -> Model:
     routing = Routing(keys.size("num_experts_per_tok"), normalised=keys.flag("norm_topk_prob", False))
 
     def layer(number: int) -> Layer:
-        names = usual_names(f"model.layers.{number}.mlp")
         return pre_norm_layer(
             shape,
             number,
@@ -41,7 +39,7 @@ def qwen3_moe(keys: Keys) -> Model:
             lambda writer, x: (
                 experts(writer, shape, number, x, count, columns, routing)
                 if plain is None or sparse[number]
-                else gated_mlp(writer, f"layers.{number}.mlp", x, plain, names)
+                else mlp(writer, number, x, plain)
             ),
         )
 

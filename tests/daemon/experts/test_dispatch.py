@@ -22,10 +22,10 @@ from motley.daemon.experts.calls import ExpertsMissing
 from motley.daemon.experts.dispatch import Dispatcher
 from motley.daemon.experts.keys import replicas
 from motley.daemon.experts.wire import EXPERT_BYTES, HEADER_BYTES, Answer, ExpertWire, Part
-from motley.daemon.models.description import EMBEDDING
+from motley.daemon.models.cutting.units import units
+from motley.daemon.models.description.model import EMBEDDING
 from motley.daemon.models.files import open_model
-from motley.daemon.models.rank_graph import build_rank_graph
-from motley.daemon.models.units import units
+from motley.daemon.models.graph.rank_graph import build_rank_graph
 from motley.daemon.weights.share_file import write_share
 from motley.daemon.weights.spec import SHARE_FILE
 from motley.plugins.engine import F32, EngineOptions

@@ -21,13 +21,13 @@ from safetensors.numpy import load_file, save_file
 from motley.daemon.experts.holding import hosted as hosted_message
 from motley.daemon.experts.keys import ExpertKey, keys_of
 from motley.daemon.experts.wire import Answer, Call, ExpertWire, Part, Refusal, RefusalCode
-from motley.daemon.models.description import Model
-from motley.daemon.models.expert_graph import build_expert_graph
+from motley.daemon.models.cutting.units import units
+from motley.daemon.models.description.model import Model
 from motley.daemon.models.files import open_model
-from motley.daemon.models.units import units
+from motley.daemon.models.graph.expert_graph import build_expert_graph
 from motley.daemon.node.worker import RankWorker
 from motley.daemon.weights.cache import ShareCache
-from motley.daemon.weights.safetensors_checkpoint import SafetensorsCheckpoint
+from motley.daemon.weights.checkpoints.safetensors_checkpoint import SafetensorsCheckpoint
 from motley.daemon.weights.share_file import write_share
 from motley.daemon.weights.spec import SHARE_FILE
 from motley.daemon.worker.membership import membership, with_hosts

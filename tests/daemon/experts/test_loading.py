@@ -16,10 +16,10 @@ from motley.daemon.experts.keys import ExpertKey
 from motley.daemon.experts.loading import ExpertLoader, HeldExpert
 from motley.daemon.loading.answers import GateError
 from motley.daemon.loading.fetching import LoadError
-from motley.daemon.models.expert_graph import build_expert_graph
+from motley.daemon.models.cutting.units import units
 from motley.daemon.models.files import open_model
+from motley.daemon.models.graph.expert_graph import build_expert_graph
 from motley.daemon.models.keys import ConfigError
-from motley.daemon.models.units import units
 from motley.daemon.weights.cache import ShareCache
 from motley.daemon.weights.share_file import write_share
 from motley.daemon.weights.spec import SHARE_FILE

@@ -13,11 +13,11 @@ import psutil
 import pytest
 
 from motley.daemon.experts.asked_host import SILENT_S
-from motley.daemon.models.share import Share
-from motley.daemon.models.units import units
+from motley.daemon.models.cutting.share import Share
+from motley.daemon.models.cutting.units import units
 from motley.daemon.node.worker import RankWorker
 from motley.daemon.weights.cache import ShareCache
-from motley.daemon.weights.safetensors_checkpoint import SafetensorsCheckpoint
+from motley.daemon.weights.checkpoints.safetensors_checkpoint import SafetensorsCheckpoint
 from motley.daemon.worker.membership import membership, with_hosts
 from motley.protocol import mesh_pb2 as pb
 from motley.protocol import worker_pb2 as wp

@@ -12,12 +12,12 @@ import pytest
 from safetensors.numpy import save_file
 
 from motley.daemon.loading.answers import LIMIT, GateError
-from motley.daemon.models.description import expected_shapes
+from motley.daemon.models.cutting.share import Share
+from motley.daemon.models.cutting.units import units
+from motley.daemon.models.description.model import expected_shapes
 from motley.daemon.models.files import open_model
-from motley.daemon.models.rank_graph import Declared, build_rank_graph
+from motley.daemon.models.graph.rank_graph import Declared, build_rank_graph
 from motley.daemon.models.reading import read_model
-from motley.daemon.models.share import Share
-from motley.daemon.models.units import units
 from motley.daemon.rank.gate import Gate, _examined, reference_answers
 from motley.daemon.weights.share_file import write_share
 from motley.daemon.weights.spec import SHARE_FILE

@@ -14,15 +14,15 @@ import numpy as np
 import pytest
 
 from motley.daemon.loading.fetching import LoadError
-from motley.daemon.models.holding import for_engine
-from motley.daemon.models.profile import profile
-from motley.daemon.models.units import units
+from motley.daemon.models.cutting.holding import for_engine
+from motley.daemon.models.cutting.profile import profile
+from motley.daemon.models.cutting.units import units
 from motley.daemon.rank.loading import GpuFull, LoadedRank, check_gpu_room, load_rank
 from motley.daemon.rank.peers import Peers
 from motley.daemon.rank.steps import Open, Step
 from motley.daemon.weights.cache import ShareCache
-from motley.daemon.weights.checkpoint import CheckpointError
-from motley.daemon.weights.safetensors_checkpoint import SafetensorsCheckpoint
+from motley.daemon.weights.checkpoints.checkpoint import CheckpointError
+from motley.daemon.weights.checkpoints.safetensors_checkpoint import SafetensorsCheckpoint
 from motley.daemon.weights.share_file import write_share
 from motley.daemon.weights.spec import SHARE_FILE
 from motley.daemon.worker.failures import failure_of

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import event, given
 from hypothesis import strategies as st
 
-from motley.daemon.models.axes import Heads
-from motley.daemon.models.share import kv_heads
+from motley.daemon.models.cutting.share import kv_heads
+from motley.daemon.models.description.axes import Heads
 from motley.orchestrator.planning.shares import (
     Candidate,
     PlanError,

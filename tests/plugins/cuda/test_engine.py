@@ -19,8 +19,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from onnx import TensorProto
 
+from motley.daemon.models.cutting.units import units
 from motley.daemon.models.keys import ConfigError
-from motley.daemon.models.units import units
 from motley.daemon.rank.gate import Gate, reference_answers
 from motley.daemon.worker.failures import failure_of
 from motley.plugins.cuda import device_graph, kernels, step

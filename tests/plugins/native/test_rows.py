@@ -114,7 +114,7 @@ def gated(gate_up: F32, activation: str = "silu") -> F32:
 
 
 def exactly_gated(gate_up: F32, activation: str) -> F64:
-    """By the formulas of `motley.daemon.models.operations.Activation`."""
+    """By the formulas of `motley.daemon.models.description.operations.Activation`."""
     gate, up = np.split(gate_up.astype(np.float64), 2, axis=1)
     if activation == "gelu_tanh":
         return 0.5 * gate * (1 + np.tanh(np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3))) * up

@@ -12,11 +12,11 @@ import pytest
 from safetensors.numpy import save_file
 
 import motley.cli
-from motley.daemon.models.description import Model, expected_shapes
+from motley.daemon.models.cutting.units import units
+from motley.daemon.models.description.model import Model, expected_shapes
+from motley.daemon.models.description.operations import Route
 from motley.daemon.models.keys import ConfigError
-from motley.daemon.models.operations import Route
 from motley.daemon.models.reading import read_model
-from motley.daemon.models.units import units
 from motley.plugins.engine import F32, EngineError, EngineFactory, EngineOptions, load_engine
 from motley.plugins.onnxruntime.engine import FIRST_CAPACITY, OnnxRuntimeEngine
 from motley.plugins.onnxruntime.experts import _LocalExpert

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from motley.daemon.models.cutting.units import units
+from motley.daemon.models.graph.rank_graph import build_rank_graph
 from motley.daemon.models.keys import ConfigError
-from motley.daemon.models.rank_graph import build_rank_graph
-from motley.daemon.models.units import units
 from motley.plugins.engine import F32, Collectives, EngineError, EngineMemoryError, EngineOptions, RankGraph, on_gpu
 from motley.plugins.expert_engine import Expert
 from motley.plugins.mixture import Compute

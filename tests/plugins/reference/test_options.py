@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from motley.daemon.models.units import units
+from motley.daemon.models.cutting.units import units
 from motley.daemon.rank.loading import load_rank
 from motley.daemon.rank.peers import Peers
 from motley.daemon.weights.cache import ShareCache
-from motley.daemon.weights.safetensors_checkpoint import SafetensorsCheckpoint
+from motley.daemon.weights.checkpoints.safetensors_checkpoint import SafetensorsCheckpoint
 from motley.daemon.worker.membership import _agreement
 from motley.plugins.engine import EngineError
 from motley.protocol import mesh_pb2 as pb

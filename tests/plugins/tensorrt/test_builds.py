@@ -20,10 +20,10 @@ import pytest
 from onnx import TensorProto
 from safetensors.numpy import save_file
 
-from motley.daemon.models.description import expected_shapes
+from motley.daemon.models.cutting.units import units
+from motley.daemon.models.description.model import expected_shapes
 from motley.daemon.models.keys import ConfigError
 from motley.daemon.models.reading import read_model
-from motley.daemon.models.units import units
 from motley.plugins.engine import EngineError, RankGraph
 from motley.plugins.mapped_share import MappedShare
 from motley.plugins.reference.engine import ReferenceEngine

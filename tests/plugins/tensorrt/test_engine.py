@@ -19,8 +19,8 @@ import onnxruntime as ort
 import pytest
 from onnx import helper
 
+from motley.daemon.models.cutting.units import units
 from motley.daemon.models.keys import ConfigError
-from motley.daemon.models.units import units
 from motley.daemon.rank.gate import Gate, reference_answers
 from motley.plugins import nccl
 from motley.plugins.engine import EngineError, EngineFactory, EngineOptions

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from onnx import TensorProto
 
+from motley.daemon.models.cutting.units import units
 from motley.daemon.models.files import open_model
 from motley.daemon.models.keys import ConfigError
-from motley.daemon.models.units import units
 from motley.plugins.engine import F32, EngineError, EngineFactory, EngineOptions
 from motley.plugins.reference.engine import ReferenceEngine
 from motley.plugins.tensorrt.lowering import RESIDUAL, Constant, lower, segments, whole

@@ -175,7 +175,7 @@ def test_a_payload_that_is_not_summed_in_one_shot(run_ranks: Run, form: HostStep
 
 
 def two_shot_network() -> Any:
-    from motley.transport.forecast import Network
+    from motley.transport.schedules.forecast import Network
 
     return Network([[1e-5] * 3] * 3, [[1e8] * 3] * 3)
 

@@ -1,0 +1,39 @@
+"""All commands in one app, a file per group of them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from motley.cli.commands import bench, cache, demo, experts, join, run, status, up
+
+app = typer.Typer(
+    name="motley",
+    help="Your mismatched machines as one: run a language model that none of them can hold.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    rich_markup_mode="rich",
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        print(version("motley"))
+        raise typer.Exit
+
+
+@app.callback()
+def motley(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Your mismatched machines as one: run a language model that none of them can hold."""
+
+
+for group in (up, join, run, status, experts, cache, demo, bench):
+    group.register(app)

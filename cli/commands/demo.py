@@ -1,0 +1,122 @@
+"""`motley demo`: mismatched "machines" on this one, from nothing to text, and a check that it is right."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import aclosing
+from typing import Annotated, Any
+
+import typer
+
+from motley.cli.client import Client
+from motley.cli.commands.demo_mesh import (
+    MODELS,
+    STOP_S,
+    check_text,
+    completion,
+    mesh_of_processes,
+    node_names,
+    single_process,
+    written,
+)
+from motley.cli.errors import CliError
+from motley.cli.interrupt import run
+from motley.cli.show import console, loading_bars, session_table
+from motley.protocol.wording import counted
+
+MODEL = MODELS / "shakespeare-2.6m"
+RANKS = 3
+MOE_RANKS = 4
+
+
+def register(app: typer.Typer) -> None:
+    app.command(epilog='Examples: motley demo --ranks 3 --prompt "ROMEO:"   motley demo --moe')(demo)
+
+
+def demo(
+    moe: Annotated[
+        bool, typer.Option("--moe", help="Experts on all daemons, two replicas of each; one daemon is killed.")
+    ] = False,
+    ranks: Annotated[
+        int | None,
+        typer.Option(
+            min=1, max=8, help="Daemon processes to start.", show_default=f"{RANKS}, or {MOE_RANKS} with --moe"
+        ),
+    ] = None,
+    prompt: Annotated[str, typer.Option(help="What the model continues.")] = "ROMEO:",
+    tokens: Annotated[int, typer.Option(min=1, max=900, help="Tokens to write.")] = 120,
+    seed: Annotated[int, typer.Option(help="Equal seeds write equal text.")] = 7,
+    as_json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
+) -> None:
+    """Start an orchestrator and daemons with different memory limits, and have them write together."""
+    if moe:
+        from motley.cli.commands.demo_moe import demo_moe
+
+        report = run(demo_moe(ranks or MOE_RANKS, prompt, tokens, seed, quiet=as_json))
+    else:
+        report = run(_demo(ranks or RANKS, prompt, tokens, seed, quiet=as_json))
+    if as_json:
+        print(json.dumps(report))
+    if not report["identical_to_single_process"]:
+        raise CliError("the text differs from what one process writes: this is a bug, please report it")
+
+
+async def _demo(ranks: int, prompt: str, tokens: int, seed: int, quiet: bool) -> dict[str, Any]:
+    async with mesh_of_processes(memory_limits(ranks)) as mesh:
+        client = mesh.client
+        console.print(f"[bold]{counted(ranks, 'daemon')}[/] joined; loading [bold]{MODEL.name}[/] in uneven shares")
+        wanted = {"model": str(MODEL), "quantisation": "fp32", "nodes": node_names(ranks)}
+        with loading_bars() as bars:
+            session = await client.wait_ready(await client.call("POST", "/api/sessions", wanted), bars.advance_to)
+        async with aclosing(written(client, completion(MODEL, prompt, tokens, seed), quiet)) as pieces:
+            text = "".join([piece async for piece in pieces])
+        session = await _with_timing(client, session["id"])
+    console.print(session_table(session))
+    identical = check_text(text, await single_process(MODEL, prompt, tokens, seed))
+    return {
+        "ranks": ranks,
+        "shares": [rank["share"] for rank in session["ranks"]],
+        "tokens": tokens,
+        "text": text,
+        "identical_to_single_process": identical,
+        "ms_per_token": _percentiles(session["step_ms"]),
+    }
+
+
+def memory_limits(ranks: int) -> list[int]:
+    """Different limits, in proportion N, ..., 2, 1, which together hold the model with a fifth to spare."""
+    from motley.daemon.node.describe import describe
+    from motley.protocol import mesh_pb2 as pb
+
+    profile = describe(pb.ModelSpec(source=str(MODEL), quantisation="fp32"), None).profile
+    group = (
+        profile.attention_query_bytes
+        + profile.attention_kv_bytes
+        + profile.cache_bytes_per_token * profile.context_length
+    )
+    model = (
+        group * profile.kv_groups
+        + profile.mlp_unit_bytes * profile.mlp_units
+        + profile.vocabulary_unit_bytes * profile.vocabulary_units
+    )
+    parts = range(ranks, 0, -1)
+    return [profile.fixed_bytes + int(1.2 * model * part / sum(parts)) for part in parts]
+
+
+async def _with_timing(client: Client, session_id: str) -> dict[str, Any]:
+    """The session once every rank has told its timing, which each does on its own after a request."""
+    async with asyncio.timeout(STOP_S):
+        while True:
+            session = await client.call("GET", f"/api/sessions/{session_id}")
+            if all(rank["timing"] for rank in session["ranks"]):
+                return session
+            await asyncio.sleep(0.05)
+
+
+def _percentiles(step_ms: list[float]) -> dict[str, float]:
+    import numpy as np
+
+    return (
+        {f"p{q}": round(float(np.percentile(step_ms, q)), 3) for q in (50, 99)} if step_ms else {"p50": 0.0, "p99": 0.0}
+    )

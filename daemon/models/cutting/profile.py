@@ -1,0 +1,194 @@
+"""What a model costs, in the planner's terms: bytes per unit, from its description alone."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from functools import lru_cache
+
+from motley.daemon.models.cutting.holding import FLOATS, Formats, told
+from motley.daemon.models.cutting.units import Units, units
+from motley.daemon.models.description.axes import Axis, Heads, Kind, W
+from motley.daemon.models.description.model import Model, parameters
+from motley.daemon.models.description.operations import Attend, Experts, Linear, Operation, weights_of
+from motley.daemon.weights.places import numbered
+from motley.daemon.weights.spec import Piece, Weight
+from motley.daemon.weights.stored import Format
+from motley.plugins.engine import EngineOptions
+from motley.protocol import mesh_pb2
+
+RUNTIME_BYTES = 192 << 20
+"""An interpreter with the ONNX Runtime engine (75 MiB were seen on Linux), what its allocators keep after loading and
+long prompts, and what moving a cache that grows takes for a moment (together 100 MiB at TinyLlama-1.1B's size)."""
+EXPERT_BYTES = 192 << 10
+"""What the ONNX Runtime engine takes for an expert of a layer besides its weights: a session (160 KiB were seen)."""
+
+
+def profile(
+    model: Model,
+    quantisation: str,
+    block: int,
+    stored: Formats | None = None,
+    exact: bool = False,
+    beside: Collection[str] = (),
+) -> mesh_pb2.ModelProfile:
+    """Count units and bytes; the caller, who knows the files, adds ``name`` and ``fingerprint``.
+
+    Where units are unequal (in exact mode, of MLPs of several widths, or of layers with unlike heads), every one counts
+    as the largest. All experts count, although a token reads a few of them; the fields after ``hidden`` tell them from
+    the rest.
+
+    Args:
+        quantisation, block, stored, exact, beside: see `units`.
+
+    Raises:
+        ConfigError: as `units`.
+    """
+    cut = units(model, quantisation, block, stored, exact, beside)
+    count = _Count(cut)
+    for layer in model.layers:
+        count.add(layer.operations)
+    first = model.experts
+    chosen = first.chosen.axis.size if first else 0
+    expert = max((count.whole_expert(layer.experts) for layer in model.layers if layer.experts), default=0)
+    sessions = EXPERT_BYTES * sum(layer.experts.count for layer in model.layers if layer.experts)
+    trunk_fixed = RUNTIME_BYTES + 4 * activations(model) + count.replicated + 4 * model.hidden
+    return mesh_pb2.ModelProfile(
+        layers=len(model.layers),
+        kv_groups=cut.kv_groups,
+        attention_splits=cut.attention_splits,
+        mlp_units=cut.mlp,
+        vocabulary_units=cut.vocabulary,
+        attention_query_bytes=count.query,
+        attention_kv_bytes=count.key_value,
+        mlp_unit_bytes=count.mlp + count.experts,
+        vocabulary_unit_bytes=sum(
+            count.bytes_of(w, cut.vocabulary_rows, model.hidden)
+            for each in model.head
+            if isinstance(each, Linear)
+            for w in each.ws
+        ),
+        cache_bytes_per_token=4 * count.cached,
+        fixed_bytes=trunk_fixed + sessions + count.expert_biases,
+        context_length=model.context,
+        family=model.family,
+        parameters=parameters(model),
+        matrices=told(cut.held, stored or {}),
+        hidden=model.hidden,
+        expert_layers=model.expert_layers,
+        expert_count=first.count if first else 0,
+        experts_per_token=chosen,
+        expert_bytes=expert + EXPERT_BYTES if first else 0,
+        expert_weight_bytes=expert,
+        trunk_mlp_unit_bytes=count.mlp,
+        trunk_fixed_bytes=trunk_fixed,
+        host_fixed_bytes=RUNTIME_BYTES + 4 * activations(model),
+    )
+
+
+class _Count:
+    """Adds up the bytes of layers.
+
+    Attributes:
+        query, key_value: of one KV group: what is cut by query heads, and what by KV heads.
+        mlp, experts: of one MLP unit: of what all rows go through, and of all experts together.
+        replicated: of what every rank has.
+        expert_biases: of the biases that experts add to their results; any one of the ranks that have slices of them
+            may have them.
+        cached: elements that a token takes in the caches, of one KV group.
+    """
+
+    def __init__(self, cut: Units) -> None:
+        self._cut = cut
+        self.query = self.key_value = self.mlp = self.experts = self.replicated = self.expert_biases = 0
+        self.cached = 0
+
+    def add(self, operations: Collection[Operation]) -> None:
+        """Count the weights of some operations, and of all experts that they name."""
+        for each in operations:
+            for w in weights_of(each):
+                self._add(w)
+            if isinstance(each, Attend):
+                self.cached += 2 * self._unit(Axis(Kind.KV_HEADS, 0, "", each.heads))
+            if isinstance(each, Experts):
+                matrices = [w for one in each.body for w in weights_of(one)]
+                for number in range(each.count):
+                    self.experts += sum(self._unit_bytes(w, number) for w in matrices)
+                self.expert_biases += each.count * sum(map(_summed_bias, matrices))
+
+    def _add(self, w: W) -> None:
+        size = self._unit_bytes(w)
+        self.replicated += _summed_bias(w)
+        match _cut_axis(w):
+            case None:
+                self.replicated += size
+            case Axis(kind=Kind.HEADS):
+                self.query += size
+            case Axis(kind=Kind.KV_HEADS):
+                self.key_value += size
+            case _:
+                self.mlp += size
+
+    def whole_expert(self, experts: Experts) -> int:
+        """Bytes of the weights of the largest expert of a layer."""
+        matrices = [w for one in experts.body for w in weights_of(one)]
+        return max(sum(self._whole_bytes(w, number) for w in matrices) for number in range(experts.count))
+
+    def _whole_bytes(self, w: W, expert: int) -> int:
+        """Bytes of a whole matrix of an expert, with its bias."""
+        assert w.in_ is not None, w.name
+        return self.bytes_of(w, w.out.size, w.in_.size, expert) + 4 * bool(w.bias) * w.out.size
+
+    def _unit_bytes(self, w: W, expert: int | None = None) -> int:
+        """Bytes of what one unit has of a weight; of all of it if it is not cut."""
+        cut = _cut_axis(w)
+        rows = self._unit(cut) if cut is not None and w.out == cut else w.out.size
+        if w.in_ is None:
+            return 4 * rows
+        columns = self._unit(cut) if cut is not None and w.in_ == cut else w.in_.size
+        return self.bytes_of(w, rows, columns, expert) + 4 * rows * bool(w.bias and (w.out.cut or cut is None))
+
+    def _unit(self, axis: Axis) -> int:
+        """Elements of an axis that the largest unit has."""
+        if axis.kind is Kind.MLP:
+            block = self._cut.mlp_blocks[axis.size]
+            return -(-axis.size // block // self._cut.mlp) * block
+        assert axis.heads is not None
+        return _largest_group(axis.heads, axis.kind is Kind.HEADS, self._cut.kv_groups) * axis.heads.size
+
+    def bytes_of(self, w: W, rows: int, columns: int, expert: int | None = None) -> int:
+        """Bytes of some rows and columns of a matrix as it is held, without its bias."""
+        form = FLOATS if w.routes else self._cut.held[numbered(w.name, expert)]
+        return _held_bytes(form, rows, columns)
+
+
+@lru_cache(maxsize=1024)
+def _held_bytes(form: Format, rows: int, columns: int) -> int:
+    """Bytes of a matrix f32[rows, columns] in a format; remembered, as a model's thousands of experts are alike."""
+    pieces = (Piece("", range(rows), range(columns)),)
+    return Weight("", pieces, form.encoding, form.block, form.zeros).all_bytes
+
+
+def _largest_group(heads: Heads, queries: bool, kv_groups: int) -> int:
+    """Heads that the largest KV group has of a layer."""
+    keys = -(-heads.keys // kv_groups)
+    if not queries:
+        return keys
+    return heads.queries // kv_groups if heads.keys < kv_groups else heads.group * keys
+
+
+def _cut_axis(w: W) -> Axis | None:
+    """The axis along which a weight is cut over the ranks; None: every rank has all of it."""
+    return next((axis for axis in (w.out, w.in_) if axis is not None and axis.cut), None)
+
+
+def _summed_bias(w: W) -> int:
+    """Bytes of a bias that is added to a sum over the ranks, by any one of them."""
+    return 4 * w.out.size if w.bias and w.in_ is not None and w.in_.cut else 0
+
+
+def activations(model: Model) -> int:
+    """Elements of the values that are alive at a time in the widest step, generously: residual and MLP, twice."""
+    columns = max(
+        w.out.size for each in model.operations if isinstance(each, Linear) for w in each.ws if w.out.kind is Kind.MLP
+    )
+    return EngineOptions().max_rows * 2 * (2 * model.hidden + 3 * columns)

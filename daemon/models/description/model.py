@@ -1,0 +1,170 @@
+"""What a model computes, declared once: weights with named axes, and layers as lists of operations on them.
+
+Everything else follows from a description: which tensors a checkpoint must have (`expected_shapes`), how the model can
+be cut (`motley.daemon.models.cutting.units`), what a share costs (`motley.daemon.models.cutting.profile`), and each
+rank's graph with its collectives (`motley.daemon.models.graph.rank_graph`).
+
+Axes, weights and activations are in `motley.daemon.models.description.axes`, operations in
+`motley.daemon.models.description.operations`. A residual is replicated, so whatever is added to it and partial is
+summed first: that is where collectives stand. `motley.daemon.models.description.writing` makes operations and checks
+their types.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from math import prod
+
+from motley.daemon.models.description.axes import Value, W
+from motley.daemon.models.description.operations import Attend, Experts, Linear, Operation, weights_of
+from motley.daemon.models.description.rope import Rope
+from motley.daemon.weights.places import Part, Tensor
+
+EMBEDDING = "model.embed_tokens.weight"
+"""The table whose rows, by token, are a graph's input: f32[vocabulary, D]."""
+HEAD = "lm_head.weight"
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Some operations from a residual to a residual, f32[T, D] both."""
+
+    x: Value
+    y: Value
+    operations: tuple[Operation, ...]
+
+    @property
+    def experts(self) -> Experts | None:
+        """The experts of the layer; None: it has none."""
+        return next((each for each in self.operations if isinstance(each, Experts)), None)
+
+    @property
+    def attention(self) -> Attend | None:
+        """The attention of the layer; None: it has none."""
+        return next((each for each in self.operations if isinstance(each, Attend)), None)
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model of any family.
+
+    Attributes:
+        hidden: D, elements of the residual.
+        vocabulary: words.
+        context: the longest sequence that it is for, tokens.
+        eos: tokens that end a text.
+        embedding: the table f32[vocabulary, D] whose rows are looked up.
+        embedding_scale: what these are multiplied by.
+        layers: in order.
+        head: from `head_x`, the residuals of the rows that are asked for, to `logits`.
+        ropes: rotary embeddings by name, as `Attend.rope` calls them.
+        ignored: what the names of tensors begin with that a checkpoint may have and this model does not use.
+        prefixes: what names may begin with in the place of ``model.``: the model is a part of a larger one.
+    """
+
+    family: str
+    hidden: int
+    vocabulary: int
+    context: int
+    eos: tuple[int, ...]
+    embedding: W
+    layers: tuple[Layer, ...]
+    head: tuple[Operation, ...]
+    head_x: Value
+    logits: Value
+    ropes: Mapping[str, Rope] = field(default_factory=dict)
+    embedding_scale: float = 1.0
+    ignored: tuple[str, ...] = ()
+    prefixes: tuple[str, ...] = ()
+
+    @property
+    def tied(self) -> bool:
+        """Whether the head is the embedding table."""
+        return any(w.name == self.embedding.name for each in self.head for w in weights_of(each))
+
+    @property
+    def experts(self) -> Experts | None:
+        """The experts of the first layer that has any; None: no layer has."""
+        return next((layer.experts for layer in self.layers if layer.experts), None)
+
+    @property
+    def expert_layers(self) -> list[int]:
+        """The layers that have experts."""
+        return [number for number, layer in enumerate(self.layers) if layer.experts]
+
+    def experts_of(self, layer: int) -> Experts | None:
+        """The experts of a layer; None: it has none, or there is no such layer."""
+        return self.layers[layer].experts if 0 <= layer < len(self.layers) else None
+
+    @property
+    def operations(self) -> Iterator[Operation]:
+        """All operations of the layers and the head, those of experts' bodies once per layer."""
+        for layer in self.layers:
+            for each in layer.operations:
+                yield each
+                if isinstance(each, Experts):
+                    yield from each.body
+        yield from self.head
+
+
+def tensors(model: Model) -> Iterator[Tensor]:
+    """Every tensor that a model wants, those of all experts apart; a tied head is the embedding table."""
+    found = [*model.embedding.tensors(), *(each for layer in model.layers for each in _tensors(layer.operations))]
+    found += [tensor for tensor in _tensors(model.head) if tensor.name != model.embedding.name]
+    for tensor in found:
+        elsewhere = (
+            replace(place, tensor=_with_prefix(place.tensor, prefix))
+            for prefix in model.prefixes
+            for place in (Part(tensor.name, tensor.shape), *tensor.parts)
+        )
+        yield Tensor(tensor.name, tensor.shape, (*tensor.parts, *elsewhere))
+
+
+def _with_prefix(name: str, prefix: str) -> str:
+    """The name of a tensor of a model that is a part of a larger one; its head is beside the rest."""
+    if name.startswith("model."):
+        return prefix + name.removeprefix("model.")
+    outer, dot, _ = prefix.removesuffix(".").rpartition(".")
+    return outer + dot + name
+
+
+def _tensors(operations: Iterable[Operation]) -> Iterator[Tensor]:
+    for each in operations:
+        for w in weights_of(each):
+            yield from w.tensors()
+        if isinstance(each, Experts):
+            inner = [w for one in each.body for w in weights_of(one)]
+            for number in range(each.count):
+                for w in inner:
+                    yield from w.tensors(number)
+
+
+def expected_shapes(model: Model) -> dict[str, tuple[int, ...]]:
+    """Every tensor that a model wants with its whole shape.
+
+    A share may lie within a tensor that is of another shape than the config says; it would read the wrong weights
+    without noticing. Comparing whole shapes finds that before anything is loaded.
+    """
+    return {tensor.name: tensor.shape for tensor in tensors(model)}
+
+
+def parameters(model: Model) -> int:
+    """Elements of all tensors."""
+    return sum(prod(tensor.shape) for tensor in tensors(model))
+
+
+def products(model: Model) -> Iterator[tuple[Linear, int | None]]:
+    """The products with matrices that are held in a session's quantisation, each with the number of its expert.
+
+    Routers are not among them: they stay float32.
+    """
+    for layer in model.layers:
+        for each in layer.operations:
+            if isinstance(each, Linear) and not each.ws[0].routes:
+                yield each, None
+            if isinstance(each, Experts):
+                inner = [one for one in each.body if isinstance(one, Linear)]
+                for number in range(each.count):
+                    yield from ((one, number) for one in inner)
+    yield from ((each, None) for each in model.head if isinstance(each, Linear))

@@ -1,0 +1,231 @@
+"""The operations that layers are lists of. Each names the values it reads and makes, and the weights it has.
+
+`motley.daemon.models.description.writing` makes them and checks the types of their values.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from motley.daemon.models.description.axes import Heads, Value, W
+
+
+@dataclass(frozen=True)
+class Norm:
+    """RMS norm of rows: ``y = x / sqrt(mean(x ** 2) + epsilon) * (gain + offset)``; of sharded heads, each by itself.
+
+    Attributes:
+        gain: None: there is none.
+    """
+
+    x: Value
+    y: Value
+    gain: W | None
+    epsilon: float
+    offset: float = 0.0
+
+
+@dataclass(frozen=True)
+class WholeNorm:
+    """RMS norms of sharded rows, each over its whole axis; all of them share one sum over the ranks."""
+
+    name: str
+    xs: tuple[Value, ...]
+    ys: tuple[Value, ...]
+    gains: tuple[W, ...]
+    epsilon: float
+
+
+@dataclass(frozen=True)
+class Linear:
+    """``y = x @ w.T + bias`` for each of some matrices, which engines compute as one product.
+
+    Attributes:
+        name: of the product.
+    """
+
+    name: str
+    x: Value
+    ws: tuple[W, ...]
+    ys: tuple[Value, ...]
+
+
+@dataclass(frozen=True)
+class Clip:
+    """``y = min(max(x, low), high)``."""
+
+    x: Value
+    y: Value
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Attend:
+    """Rotates queries and keys, caches keys and values, and attends to the cache, causally.
+
+    Attributes:
+        rope: which of `Model.ropes` rotates; None: no rotation.
+        window: how many positions a row sees, itself included; 0: all.
+        scale: of the products of queries and keys.
+        soft_cap: products are ``cap * tanh(product / cap)``; 0: they are not.
+        sinks: f32[query heads], a logit per head that takes part in the softmax and is no position; None: none.
+    """
+
+    layer: int
+    q: Value
+    k: Value
+    v: Value
+    y: Value
+    heads: Heads
+    rope: str | None
+    window: int
+    scale: float
+    soft_cap: float = 0.0
+    sinks: W | None = None
+
+
+class Activation(StrEnum):
+    """What a gated MLP makes of gate and up."""
+
+    SILU = "silu"
+    """``gate * sigmoid(gate) * up``"""
+    GELU_TANH = "gelu_tanh"
+    """``gelu(gate) * up``, by the approximation with tanh"""
+    CLAMPED = "clamped"
+    """gpt-oss': gate is at most 7, up within -7 and 7; ``gate * sigmoid(1.702 * gate) * (up + 1)``"""
+
+
+@dataclass(frozen=True)
+class Gated:
+    """f32[T, F]{tp} twice -> f32[T, F]{tp}."""
+
+    gate: Value
+    up: Value
+    y: Value
+    activation: Activation
+
+
+@dataclass(frozen=True)
+class Sum:
+    """f32[T, N]{U_tp} -> f32[T, N]: the sum over all ranks."""
+
+    x: Value
+    y: Value
+
+
+@dataclass(frozen=True)
+class Scale:
+    """``y = x * by``."""
+
+    x: Value
+    y: Value
+    by: float
+
+
+@dataclass(frozen=True)
+class ScaleRows:
+    """``y = x * sigmoid(by)``, a number per row: f32[T, N] and f32[T, 1]."""
+
+    x: Value
+    by: Value
+    y: Value
+
+
+@dataclass(frozen=True)
+class SoftCap:
+    """``y = cap * tanh(x / cap)``."""
+
+    x: Value
+    y: Value
+    cap: float
+
+
+@dataclass(frozen=True)
+class Add:
+    """``y = residual + x``."""
+
+    residual: Value
+    x: Value
+    y: Value
+
+
+@dataclass(frozen=True)
+class Routing:
+    """How a router's logits become the experts of a row and their weights.
+
+    Attributes:
+        chosen: experts per row.
+        scores: ``softmax`` or ``sigmoid`` of all logits, or ``softmax of chosen``: of the largest logits alone.
+        normalised: the weights of a row are divided by their sum (plus `epsilon`).
+        groups: experts are in so many groups, of which only the `groups_kept` best count: those with the largest sum of
+            their two best scores. 1: they are in none.
+        scaling: what the weights are multiplied by in the end.
+        correction: f32[experts], added to the scores for choosing alone; None: nothing is.
+    """
+
+    chosen: int
+    scores: str = "softmax"
+    normalised: bool = False
+    epsilon: float = 0.0
+    groups: int = 1
+    groups_kept: int = 1
+    scaling: float = 1.0
+    correction: W | None = None
+
+
+@dataclass(frozen=True)
+class Route:
+    """f32[T, experts] -> f32[T, K] and i64[T, K]: the weights of every row's K experts, and which these are."""
+
+    logits: Value
+    weights: Value
+    chosen: Value
+    routing: Routing
+
+
+@dataclass(frozen=True)
+class Experts:
+    """f32[T, D] -> f32[T, D]{U_tp}: the weighted sum of what every row's experts make of it.
+
+    Attributes:
+        layer: whose they are.
+        count: of all experts.
+        body: what an expert computes, from `x` on; its names have ``{expert}`` for the number.
+        body_x, body_y: what goes into it, and comes out of it.
+        base: f32[T, D]{U_tp}, what the sum is added to; None: nothing.
+    """
+
+    layer: int
+    x: Value
+    weights: Value
+    chosen: Value
+    y: Value
+    count: int
+    body: tuple[Operation, ...]
+    body_x: Value
+    body_y: Value
+    base: Value | None = None
+
+
+Operation = (
+    Norm | WholeNorm | Linear | Clip | Attend | Gated | Sum | Scale | ScaleRows | SoftCap | Add | Route | Experts
+)
+
+
+def weights_of(operation: Operation) -> tuple[W, ...]:
+    """The weights of an operation; not those of the bodies of experts."""
+    match operation:
+        case Norm(gain=W() as gain):
+            return (gain,)
+        case WholeNorm(gains=gains):
+            return gains
+        case Linear(ws=ws):
+            return ws
+        case Attend(sinks=W() as sinks):
+            return (sinks,)
+        case Route(routing=Routing(correction=W() as correction)):
+            return (correction,)
+        case _:
+            return ()

@@ -1,0 +1,224 @@
+"""Writing the operations of a layer down, in order, with the types of their activations checked.
+
+A family calls the methods of a `Writer`; each appends an operation and returns the value it makes. Types follow from
+the axes of weights (`motley.daemon.models.description.axes`): a matrix whose output axis is cut makes a sharded value
+of a replicated one, a matrix whose input axis is cut makes a partial one of a sharded one. A value that has to be
+replicated and is partial is summed over the ranks first, so this is where collectives are placed. What does not fit is
+refused.
+"""
+
+from __future__ import annotations
+
+from motley.daemon.models.description.axes import Axis, Heads, Kind, Placement, Value, W, key_axis, query_axis
+from motley.daemon.models.description.model import Layer
+from motley.daemon.models.description.operations import (
+    Activation,
+    Add,
+    Attend,
+    Clip,
+    Experts,
+    Gated,
+    Linear,
+    Norm,
+    Operation,
+    Route,
+    Routing,
+    Scale,
+    ScaleRows,
+    SoftCap,
+    Sum,
+    WholeNorm,
+)
+from motley.daemon.models.keys import ConfigError
+
+
+class ShardingError(ConfigError):
+    """Operations that do not fit each other; the message names the operation and the value."""
+
+
+class Writer:
+    """Collects operations. Names of values are unique within a model; they begin with ``layers.N.`` in layer N."""
+
+    def __init__(self, x: Value) -> None:
+        """`x` is what the operations begin with: a residual, the rows of one, or an expert's input."""
+        self.x = x
+        self.operations: list[Operation] = []
+        self._names = {x.name}
+
+    def layer(self, y: Value) -> Layer:
+        """The layer that was written, from the residual it began with to `y`."""
+        return Layer(self.x, self._wants(y, Placement.REPLICATED, "the end of a layer"), tuple(self.operations))
+
+    def norm(self, name: str, x: Value, gain: W | None, epsilon: float, offset: float = 0.0) -> Value:
+        """RMS norm of whole rows f32[T, D], or of each head of sharded rows by itself (`gain` is of one head then)."""
+        if x.axis.heads is None:
+            x = self.replicated(x)
+            width = x.axis.size
+        else:
+            width = x.axis.heads.size
+        if gain is not None and gain.shape != (width,):
+            raise ShardingError(f"{name}: a norm of {width} elements cannot have a gain {gain.name} of {gain.shape}")
+        return self._made(Norm(x, Value(name, x.axis, x.placement), gain, epsilon, offset))
+
+    def whole_norm(self, name: str, xs: tuple[Value, ...], gains: tuple[W, ...], epsilon: float) -> tuple[Value, ...]:
+        """RMS norms of sharded rows, each over its whole axis; their squares are summed over the ranks at once."""
+        for x, gain in zip(xs, gains, strict=True):
+            self._wants(x, Placement.SHARDED, name)
+            if gain.out != x.axis:
+                raise ShardingError(f"{name}: the gain {gain.name} is not along the axis of {x.name}")
+        ys = tuple(Value(f"{x.name}.norm", x.axis, x.placement) for x in xs)
+        self._append(WholeNorm(name, xs, ys, gains, epsilon), *ys)
+        return ys
+
+    def linear(self, name: str, x: Value, *ws: W, ys: tuple[str, ...] = ()) -> tuple[Value, ...]:
+        """Products of x with some matrices, computed as one; `ys` names the results if there are several."""
+        inner = ws[0].in_
+        if inner is None or any(w.in_ != inner for w in ws) or len({bool(w.bias) for w in ws}) > 1:
+            raise ShardingError(f"{name}: matrices that are one product need one input axis, all a bias or none")
+        if len({w.out.cut for w in ws}) > 1 or len({w.routes for w in ws}) > 1:
+            raise ShardingError(f"{name}: matrices that are one product are cut alike, and all of them route or none")
+        if inner.cut:
+            if x.axis != inner:
+                raise ShardingError(f"{name}: {ws[0].name} is cut along {inner.called}, and {x.name} is not")
+            self._wants(x, Placement.SHARDED, name)
+            if len(ws) > 1 or ws[0].out.cut:
+                raise ShardingError(f"{name}: {ws[0].name} can be cut along one axis only, by itself")
+            placement = Placement.PARTIAL
+        else:
+            x = self.replicated(x)
+            if x.axis.size != inner.size:
+                raise ShardingError(f"{name}: {x.name} is {x.axis.size} wide, {ws[0].name} wants {inner.size}")
+            placement = Placement.SHARDED if ws[0].out.cut else Placement.REPLICATED
+        named = ys or (name,)
+        made = tuple(Value(own, w.out, placement) for own, w in zip(named, ws, strict=True))
+        self._append(Linear(name, x, ws, made), *made)
+        return made
+
+    def clip(self, x: Value, limit: float) -> Value:
+        """No element is larger than `limit` in magnitude."""
+        if x.placement is Placement.PARTIAL:
+            x = self.replicated(x)
+        return self._made(Clip(x, Value(f"{x.name}.clipped", x.axis, x.placement), -limit, limit))
+
+    def attend(
+        self,
+        name: str,
+        layer: int,
+        q: Value,
+        k: Value,
+        v: Value,
+        heads: Heads,
+        *,
+        rope: str | None,
+        window: int,
+        scale: float,
+        soft_cap: float = 0.0,
+        sinks: W | None = None,
+    ) -> Value:
+        """Causal attention to the cache of a layer, see `Attend`."""
+        for value, axis in ((q, query_axis(heads)), (k, key_axis(heads)), (v, key_axis(heads))):
+            if value.axis != axis:
+                raise ShardingError(f"{name}: {value.name} is not made of this layer's heads")
+            self._wants(value, Placement.SHARDED, name)
+        y = Value(name, q.axis, Placement.SHARDED)
+        return self._made(Attend(layer, q, k, v, y, heads, rope, window, scale, soft_cap, sinks))
+
+    def gated(self, name: str, gate: Value, up: Value, activation: Activation) -> Value:
+        """What the down projection of a gated MLP gets."""
+        if gate.axis != up.axis or gate.placement is not up.placement:
+            raise ShardingError(f"{name}: {gate.name} and {up.name} are of unlike axes")
+        return self._made(Gated(gate, up, Value(name, gate.axis, gate.placement), activation))
+
+    def replicated(self, x: Value) -> Value:
+        """The value on every rank: its sum over the ranks if it is partial, which is made once.
+
+        Raises:
+            ShardingError: it is sharded.
+        """
+        if x.placement is not Placement.PARTIAL:
+            return self._wants(x, Placement.REPLICATED, "a replicated value is needed")
+        summed = next((each.y for each in self.operations if isinstance(each, Sum) and each.x == x), None)
+        return summed or self._made(Sum(x, Value(f"{_block(x.name)}.reduced", x.axis)))
+
+    def scaled(self, x: Value, by: float) -> Value:
+        """x times a number; x itself where that is 1."""
+        return x if by == 1.0 else self._made(Scale(x, Value(f"{x.name}.scaled", x.axis, x.placement), by))
+
+    def scaled_rows(self, name: str, x: Value, by: Value) -> Value:
+        """x times the sigmoid of a number per row, f32[T, 1] on every rank."""
+        self._wants(by, Placement.REPLICATED, name)
+        return self._made(ScaleRows(x, by, Value(name, x.axis, x.placement)))
+
+    def soft_capped(self, x: Value, cap: float, name: str = "") -> Value:
+        """``cap * tanh(x / cap)``; x itself where the cap is 0."""
+        if not cap:
+            return x
+        if x.placement is Placement.PARTIAL:
+            x = self.replicated(x)
+        return self._made(SoftCap(x, Value(name or f"{x.name}.capped", x.axis, x.placement), cap))
+
+    def add(self, residual: Value, x: Value) -> Value:
+        """The residual after a block: x is added, summed over the ranks first if it is partial."""
+        self._wants(residual, Placement.REPLICATED, "a residual")
+        x = self.replicated(x)
+        if x.axis != residual.axis:
+            raise ShardingError(f"{x.name} is no residual's: it is along {x.axis.called}")
+        return self._made(Add(residual, x, Value(f"{_block(x.name)}.residual", residual.axis)))
+
+    def route(self, name: str, x: Value, router: W, routing: Routing) -> tuple[Value, Value]:
+        """The weights f32[T, K] of every row's experts, and which these are, i64[T, K]."""
+        (logits,) = self.linear(name, x, router)
+        if routing.chosen > logits.axis.size:
+            raise ShardingError(f"{name}: {routing.chosen} of {logits.axis.size} experts cannot be chosen")
+        chosen = Axis(Kind.PLAIN, routing.chosen, "num_experts_per_tok")
+        weights, numbers = Value(f"{name}.weights", chosen), Value(f"{name}.chosen", chosen)
+        self._append(Route(logits, weights, numbers, routing), weights, numbers)
+        return weights, numbers
+
+    def experts(
+        self,
+        name: str,
+        layer: int,
+        x: Value,
+        route: tuple[Value, Value],
+        count: int,
+        body: tuple[Writer, Value],
+        base: Value | None = None,
+    ) -> Value:
+        """The weighted sum of what the rows' experts make of them, added to `base`, which is partial.
+
+        Args:
+            body: what an expert computes: the writer that began with its rows, and the value it ends with.
+        """
+        writer, result = body
+        self._wants(result, Placement.PARTIAL, name)
+        if base is not None:
+            self._wants(base, Placement.PARTIAL, name)
+        y = Value(name, result.axis, Placement.PARTIAL)
+        operations = tuple(writer.operations)
+        return self._made(Experts(layer, x, *route, y, count, operations, writer.x, result, base))
+
+    def _made(
+        self, operation: Norm | Clip | Attend | Gated | Sum | Scale | ScaleRows | SoftCap | Add | Experts
+    ) -> Value:
+        self._append(operation, operation.y)
+        return operation.y
+
+    def _append(self, operation: Operation, *made: Value) -> None:
+        """Append an operation and the values that it makes, whose names must be new: graphs know values by them."""
+        for value in made:
+            if value.name in self._names:
+                raise ShardingError(f"{value.name} is the name of two values; name what they are made by differently")
+            self._names.add(value.name)
+        self.operations.append(operation)
+
+    @staticmethod
+    def _wants(value: Value, placement: Placement, what: str) -> Value:
+        if value.placement is not placement:
+            raise ShardingError(f"{what}: {value.name} is {value.placement.value}, not {placement.value}")
+        return value
+
+
+def _block(name: str) -> str:
+    """The block of a layer that a value is of: ``layers.3.attention`` of ``layers.3.attention.output``."""
+    return ".".join(name.split(".")[:3])

@@ -1,0 +1,261 @@
+"""How llama.cpp's metadata of each architecture become the keys of a family."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from motley.daemon.models.families.blocks import FULL, SLIDING
+from motley.daemon.models.gguf.metadata import Metadata, rope_keys
+from motley.daemon.weights.spec import Piece
+
+ROUTER = "mlp.gate.weight"
+LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
+"""What each rotary frequency is divided by, f32[r / 2], in long texts and in short ones (phi3)."""
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """How llama.cpp's metadata of an architecture become the keys of a family.
+
+    Attributes:
+        family: what it is, or what tells it.
+        more: the family's keys that do not just have another name.
+        read: llama.cpp's keys besides those that all architectures have.
+        names: what llama.cpp calls keys of the family besides those of `COMMON`.
+        partial: a part of each head may be rotated.
+        factors: tensors that `more` reads, by llama.cpp's names; no weights of the model.
+    """
+
+    family: str | Callable[[Metadata], str]
+    more: Callable[[Metadata], dict[str, Any]]
+    read: frozenset[str] = frozenset()
+    names: Mapping[str, str] = field(default_factory=dict)
+    partial: bool = False
+    factors: frozenset[str] = frozenset()
+
+
+def _llama_family(metadata: Metadata) -> str:
+    """Files of Llama, Mistral and Mixtral are of one architecture."""
+    if metadata.own.size("expert_count", 0, least=0):
+        return "mixtral"
+    return "mistral" if metadata.own.size("attention.sliding_window", 0, least=0) else "llama"
+
+
+def _llama(metadata: Metadata) -> dict[str, Any]:
+    family = _llama_family(metadata)
+    biases = {
+        "attention_bias": metadata.has("self_attn.q_proj.bias"),
+        "mlp_bias": metadata.has("mlp.down_proj.bias"),
+    }
+    window = metadata.own.size("attention.sliding_window", 0, least=0) or None
+    if family == "mixtral":
+        return biases | {"sliding_window": window} | _experts(metadata, normalised=True, own_width=False)
+    _no_experts(metadata)
+    return biases | {"sliding_window": window}
+
+
+def _qwen(metadata: Metadata) -> dict[str, Any]:
+    _no_experts(metadata)
+    _no_window(metadata)
+    return {"attention_bias": metadata.has("self_attn.q_proj.bias")}
+
+
+def _olmoe(metadata: Metadata) -> dict[str, Any]:
+    _no_window(metadata)
+    bias = metadata.has("self_attn.q_proj.bias")
+    return {"attention_bias": bias} | _experts(metadata, normalised=False, own_width=False)
+
+
+def _qwen2_moe(metadata: Metadata) -> dict[str, Any]:
+    _no_window(metadata)
+    keys = _experts(metadata, normalised=False, own_width=True)
+    shared = metadata.own.size("expert_shared_feed_forward_length", metadata.own.size("feed_forward_length"))
+    return keys | {"qkv_bias": metadata.has("self_attn.q_proj.bias"), "shared_expert_intermediate_size": shared}
+
+
+def _qwen3_moe(metadata: Metadata) -> dict[str, Any]:
+    _no_window(metadata)
+    bias = metadata.has("self_attn.q_proj.bias")
+    return {"attention_bias": bias} | _experts(metadata, normalised=True, own_width=True)
+
+
+def _no_window(metadata: Metadata) -> None:
+    if metadata.own.size("attention.sliding_window", 0, least=0):
+        raise metadata.own.refusal("attention.sliding_window", "only 0 in this architecture")
+
+
+def _no_experts(metadata: Metadata) -> None:
+    own = metadata.own
+    for key in ("expert_count", "expert_used_count"):
+        if own.size(key, 0, least=0):
+            raise own.refusal(key, "only 0 in this architecture")
+    for key in ("expert_feed_forward_length", "expert_shared_feed_forward_length", "expert_weights_norm"):
+        if key in own.values:
+            raise own.refusal(key, "only its absence in this architecture")
+
+
+def _experts(metadata: Metadata, *, normalised: bool, own_width: bool) -> dict[str, Any]:
+    """The keys of experts.
+
+    Args:
+        normalised: the weights of a row's experts add up to 1: the architecture decides, and no key tells it.
+        own_width: experts have a width of their own; else that of an MLP.
+    """
+    own = metadata.own
+    count, chosen = own.size("expert_count"), own.size("expert_used_count")
+    if chosen > count:
+        raise own.refusal("expert_used_count", f"at most expert_count = {count}")
+    sparse = [metadata.has(ROUTER, layer) for layer in range(metadata.layers)]
+    if not any(sparse):
+        raise own.refusal("expert_count", "experts in a layer: no tensor ffn_gate_inp.weight is there")
+    if own.values.get("expert_weights_norm", normalised) != normalised:
+        raise own.refusal("expert_weights_norm", f"only {str(normalised).lower()} in this architecture")
+    if "expert_shared_feed_forward_length" in own.values and metadata.architecture != "qwen2moe":
+        raise own.refusal("expert_shared_feed_forward_length", "only its absence in this architecture")
+    columns = own.size("feed_forward_length")
+    width = own.size("expert_feed_forward_length", columns // chosen if own_width else columns)
+    if not own_width and width != columns:
+        raise own.refusal("expert_feed_forward_length", f"only feed_forward_length = {columns}")
+    return {
+        "num_experts": count,
+        "num_experts_per_tok": chosen,
+        "norm_topk_prob": normalised,
+        "moe_intermediate_size": width,
+        "mlp_only_layers": [layer for layer, has in enumerate(sparse) if not has],
+    }
+
+
+def _kinds(metadata: Metadata, period: int) -> list[str]:
+    """Which layers have a window: by the file's list, or all but the last one of each period.
+
+    Args:
+        period: in layers, where the file does not say.
+    """
+    own, layers, key = metadata.own, metadata.layers, "attention.sliding_window_pattern"
+    given = own.get(key)
+    if not isinstance(given, list):
+        period = own.size(key, period)
+        given = [(layer + 1) % period != 0 for layer in range(layers)]
+    if len(given) != layers or not all(isinstance(each, bool) for each in given):
+        raise own.refusal(key, f"a number, or a list of {layers} times true or false")
+    return [SLIDING if each else FULL for each in given]
+
+
+def _gemma3(metadata: Metadata) -> dict[str, Any]:
+    """Only layers that see everything have a scaled rotary embedding; the scale of attention is told by the size."""
+    own = metadata.own
+    _no_experts(metadata)
+    heads, size = own.size("attention.head_count"), metadata.head_size
+    largest = metadata.layers == 62  # the model of 27 billion parameters
+    windowed = own.size("attention.sliding_window", 0, least=0)
+    return {
+        "rope_parameters": {
+            "full_attention": rope_keys(metadata)["rope_parameters"],
+            "sliding_attention": {"rope_theta": own.number("rope.freq_base_swa", 10000.0)},
+        },
+        "query_pre_attn_scalar": own.size("embedding_length") / heads if largest else size,
+        "sliding_window": windowed or None,
+        "layer_types": _kinds(metadata, period=6) if windowed else [FULL] * metadata.layers,
+        "max_position_embeddings": own.size("context_length"),
+    }
+
+
+def _gpt_oss(metadata: Metadata) -> dict[str, Any]:
+    own = metadata.own
+    rope = rope_keys(metadata)["rope_parameters"]
+    return {
+        "rope_parameters": rope | ({"truncate": False} if rope.get("rope_type") == "yarn" else {}),
+        "layer_types": _kinds(metadata, period=2),
+        "intermediate_size": own.size("expert_feed_forward_length"),
+        "num_experts": own.size("expert_count"),
+        "num_experts_per_tok": own.size("expert_used_count"),
+        "attention_bias": metadata.has("self_attn.q_proj.bias"),
+    }
+
+
+def _glm4_moe(metadata: Metadata) -> dict[str, Any]:
+    own = metadata.own
+    if own.size("expert_gating_func", 2, least=0) not in (0, 2):
+        raise own.refusal("expert_gating_func", "only 2, a sigmoid")
+    normalised = own.flag("expert_weights_norm", True)
+    return {
+        "num_hidden_layers": metadata.layers,
+        "num_nextn_predict_layers": own.size("nextn_predict_layers", 0, least=0),
+        "attention_bias": metadata.has("self_attn.q_proj.bias"),
+        "use_qk_norm": metadata.has("self_attn.q_norm.weight"),
+        "first_k_dense_replace": own.size("leading_dense_block_count", 0, least=0),
+        "n_routed_experts": own.size("expert_count"),
+        "num_experts_per_tok": own.size("expert_used_count"),
+        "moe_intermediate_size": own.size("expert_feed_forward_length"),
+        "n_shared_experts": own.size("expert_shared_count", 0, least=0),
+        "norm_topk_prob": normalised,
+        "routed_scaling_factor": own.number("expert_weights_scale", 1.0),
+        "n_group": max(1, own.size("expert_group_count", 1, least=0)),
+        "topk_group": max(1, own.size("expert_group_used_count", 1, least=0)),
+    }
+
+
+def _phi3(metadata: Metadata) -> dict[str, Any]:
+    """Factors of the rotary frequencies are tensors, for short texts and for long ones."""
+    own, checkpoint = metadata.own, metadata.checkpoint
+    _no_experts(metadata)
+    keys: dict[str, Any] = {"sliding_window": own.size("attention.sliding_window", 0, least=0) or None}
+    if LONG_FACTORS not in checkpoint:
+        if own.number("rope.scaling.attn_factor", 1.0) != 1.0:
+            raise own.refusal("rope.scaling.attn_factor", f"only 1.0 without the tensor {LONG_FACTORS}")
+        return keys
+    size = own.size("rope.dimension_count", metadata.head_size) // 2
+    checkpoint.expect({LONG_FACTORS: (size,), SHORT_FACTORS: (size,)})
+    long, short = (checkpoint.read(Piece(name, range(size))).tolist() for name in (LONG_FACTORS, SHORT_FACTORS))
+    rope = rope_keys(metadata)["rope_parameters"] | {
+        "rope_type": "longrope",
+        "long_factor": long,
+        "short_factor": short,
+        "attention_factor": own.number("rope.scaling.attn_factor", 1.0),
+    }
+    original = own.size("rope.scaling.original_context_length", own.size("context_length"))
+    return keys | {"rope_parameters": rope, "original_max_position_embeddings": original}
+
+
+ARCHITECTURES: Mapping[str, Architecture] = {
+    "llama": Architecture(_llama_family, _llama),
+    "qwen2": Architecture("qwen2", _qwen),
+    "qwen3": Architecture("qwen3", _qwen),
+    "olmo2": Architecture("olmo2", _qwen),
+    "olmoe": Architecture("olmoe", _olmoe),
+    "qwen2moe": Architecture("qwen2_moe", _qwen2_moe),
+    "qwen3moe": Architecture("qwen3_moe", _qwen3_moe),
+    "gemma3": Architecture(
+        "gemma3_text",
+        _gemma3,
+        frozenset({"attention.sliding_window_pattern", "rope.freq_base_swa"}),
+        {"final_logit_softcapping": "final_logit_softcapping"},
+    ),
+    "gpt-oss": Architecture("gpt_oss", _gpt_oss, frozenset({"attention.sliding_window_pattern", "rope.freq_base_swa"})),
+    "glm4moe": Architecture(
+        "glm4_moe",
+        _glm4_moe,
+        frozenset(
+            {
+                "nextn_predict_layers",
+                "leading_dense_block_count",
+                "expert_gating_func",
+                "expert_group_count",
+                "expert_group_used_count",
+                "expert_shared_count",
+                "expert_weights_scale",
+            }
+        ),
+        partial=True,
+    ),
+    "phi3": Architecture(
+        "phi3",
+        _phi3,
+        frozenset({"rope.scaling.attn_factor"}),
+        partial=True,
+        factors=frozenset({LONG_FACTORS, SHORT_FACTORS}),
+    ),
+}
+"""By llama.cpp's name."""

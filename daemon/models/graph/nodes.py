@@ -1,0 +1,479 @@
+"""From operations to ONNX nodes, for whatever part of a model somebody has.
+
+`Nodes` lowers the operations of a description one by one. It is told what its owner has of each axis (`Holding`): a
+rank has its share (`motley.daemon.models.graph.rank_graph`), an expert host a slice
+(`motley.daemon.models.graph.expert_graph`). Operators are standard ones, with the functions of
+`motley.daemon.models.graph.cached_attention`.
+
+A value that every rank has is made only once somebody reads it, so an owner without units of a block computes nothing
+of it. A partial value is one or several *terms*: one of all that the owner has, or one for each leaf of the tree of
+sums (`motley.daemon.models.cutting.tree`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
+from typing import Any, Protocol
+
+import onnx
+from onnx import TensorProto, helper
+
+from motley.daemon.models.cutting.holding import FLOATS, Formats
+from motley.daemon.models.description.axes import Axis, Placement, Value, W
+from motley.daemon.models.description.operations import (
+    Activation,
+    Add,
+    Attend,
+    Clip,
+    Experts,
+    Gated,
+    Linear,
+    Norm,
+    Operation,
+    Route,
+    Scale,
+    ScaleRows,
+    SoftCap,
+    Sum,
+    WholeNorm,
+)
+from motley.daemon.models.graph.cached_attention import CACHED_ATTENTION, CACHED_ATTENTION_WITH_SINKS
+from motley.daemon.models.graph.routing import Router
+from motley.daemon.models.keys import ConfigError
+from motley.daemon.weights.places import numbered
+from motley.daemon.weights.quantise import ZERO_POINT
+from motley.daemon.weights.spec import SHARE_FILE, Encoding, Piece, Placed, Weight
+from motley.plugins.engine import DOMAIN
+
+OPSET = 24
+IR_VERSION = 11
+CLAMPED_LIMIT, CLAMPED_ALPHA = 7.0, 1.702
+"""Of `Activation.CLAMPED`."""
+
+Terms = Mapping[range, str]
+"""The terms of a partial value, by the leaves that they are of."""
+
+
+class Holding(Protocol):
+    """What somebody has of a model."""
+
+    def ranges(self, axis: Axis) -> list[range]:
+        """The elements of an axis, in order; an element may be there twice; all of it if it is not cut."""
+
+    def leaves(self, axis: Axis) -> dict[range, range]:
+        """The terms that a product along an axis is made in: the elements of each, by leaves of the tree of sums.
+
+        One term of all elements, unless sums are exact; none where there are no elements.
+        """
+
+
+class Nodes:
+    """Lowers operations; values are known by name."""
+
+    def __init__(self, holding: Holding, held: Formats, expert: int | None = None) -> None:
+        """Begin with nothing.
+
+        Args:
+            held: how matrices are held, by tensor; what is absent is float32.
+            expert: whose number stands for ``{expert}`` in names.
+        """
+        self.holding = holding
+        self.held = held
+        self.expert = expert
+        self.nodes: list[onnx.NodeProto] = []
+        self.constants: dict[str, onnx.TensorProto] = {}
+        self.weights: list[Weight] = []
+        self.functions: dict[str, onnx.FunctionProto] = {}
+        self.terms: dict[str, Terms] = {}
+        """Of partial values."""
+        self._made: dict[str, str] = {}
+        """The nodes' names of values that have been made."""
+        self._waiting: dict[str, Operation] = {}
+        """What makes values that nobody has read yet."""
+
+    # -- operations --------------------------------------------------------------------------------------------------
+
+    def lower(self, operations: Iterable[Operation]) -> None:
+        """Lower operations in order; those whose results nobody reads are left out."""
+        for each in operations:
+            if isinstance(each, Sum | Experts):
+                self._emit(each)
+            elif isinstance(each, Route):
+                self._waiting[each.weights.name] = self._waiting[each.chosen.name] = each
+            elif isinstance(each, WholeNorm):
+                self._emit(each)  # every rank takes part in its sum
+            elif isinstance(each, Linear):
+                for y in each.ys:
+                    self._waiting[y.name] = each
+                if each.ys[0].placement is Placement.PARTIAL:
+                    self._emit(each)
+            else:
+                self._waiting[each.y.name] = each
+
+    def given(self, value: Value, name: str = "") -> None:
+        """A value that is there: an input, or what somebody else has made."""
+        self._made[value.name] = name or self.named(value.name)
+
+    def has(self, value: Value) -> bool:
+        """Whether there is anything of a value here: of a sharded one there may be nothing."""
+        return value.placement is Placement.REPLICATED or bool(self.width(value.axis))
+
+    def read(self, value: Value) -> str:
+        """The name of a value, which is made now if it has not been."""
+        if value.name not in self._made:
+            self._emit(self._waiting[value.name])
+        return self._made[value.name]
+
+    def maker(self, value: Value) -> Operation:
+        """The operation that makes a value which was not given."""
+        return self._waiting[value.name]
+
+    def named(self, name: str) -> str:
+        return numbered(name, self.expert)
+
+    def width(self, axis: Axis) -> int:
+        """Elements of an axis that are here."""
+        return sum(map(len, self.holding.ranges(axis)))
+
+    def _emit(self, operation: Operation) -> None:
+        match operation:
+            case Norm():
+                self._norm(operation)
+            case Linear(ys=ys) if ys[0].placement is Placement.PARTIAL:
+                self.terms[ys[0].name] = self._terms(operation)
+            case Linear():
+                self._linear(operation)
+            case Clip(x, y, low, high):
+                self._make(y, "Clip", [self.read(x), self.floats(low), self.floats(high)])
+            case Attend():
+                self._attend(operation)
+            case Gated():
+                self._gated(operation)
+            case Scale(x, y, by):
+                self._scale(x, y, by)
+            case ScaleRows():
+                self._scale_rows(operation)
+            case SoftCap(x, y, cap):
+                small = self.node("Mul", [self.read(x), self.floats(1 / cap)], f"{self.named(y.name)}.part")
+                bounded = self.node("Tanh", [small], f"{self.named(y.name)}.bounded")
+                self._make(y, "Mul", [bounded, self.floats(cap)])
+            case Add(residual, x, y):
+                self._make(y, "Add", [self.read(residual), self.read(x)])
+            case Route():
+                self._route(operation)
+            case Sum():
+                self.sum(operation)
+            case WholeNorm():
+                self.whole_norm(operation)
+            case Experts():
+                self.experts(operation)
+
+    def sum(self, operation: Sum) -> None:
+        """Sum over everyone's terms; only ranks can."""
+        raise AssertionError(f"{operation.x.name} is summed by ranks")
+
+    def whole_norm(self, operation: WholeNorm) -> None:
+        """Norm over everyone's parts of an axis; only ranks can."""
+        raise AssertionError(f"{operation.name} is computed by ranks")
+
+    def experts(self, operation: Experts) -> None:
+        """The sum over a row's experts; only ranks make it."""
+        raise AssertionError(f"{operation.y.name} is computed by ranks")
+
+    def _norm(self, norm: Norm) -> None:
+        x, name = self.read(norm.x), self.named(norm.y.name)
+        heads = norm.x.axis.heads
+        if heads is None:
+            self._make(norm.y, "RMSNormalization", [x, self._gain(norm, norm.x.axis.size)], norm)
+            return
+        count = self.width(norm.x.axis) // heads.size
+        apart = self.node("Reshape", [x, self.integers((-1, count, heads.size))], f"{name}.heads")
+        gain = self._gain(norm, heads.size)
+        normed = self.node("RMSNormalization", [apart, gain], name, axis=-1, epsilon=norm.epsilon)
+        self._made[norm.y.name] = self.node(
+            "Reshape", [normed, self.integers((-1, count * heads.size))], f"{name}.rows"
+        )
+
+    def _gain(self, norm: Norm, width: int) -> str:
+        if norm.gain is None:
+            return self.ones(width)
+        name = f"{self.named(norm.y.name)}.weight"
+        return self.weight(Weight(name, (Piece(norm.gain.name, range(width)),), offset=norm.offset))
+
+    def _linear(self, linear: Linear) -> None:
+        """Products side by side, and then apart."""
+        pieces = [piece for w in linear.ws for piece in self._rows_of(w)]
+        biases = [piece for w in linear.ws for piece in self._bias_of(w)]
+        name = self.named(linear.name)
+        only = self.named(linear.ys[0].name) if len(linear.ys) == 1 else ""
+        product = self.matmul(name, self.read(linear.x), pieces, biases, only, linear.ws[0].routes)
+        if only:
+            self._made[linear.ys[0].name] = product
+            return
+        widths = {self.named(y.name): self.width(y.axis) for y in linear.ys}
+        self.split(product, widths)
+        for y in linear.ys:
+            self.given(y)
+
+    def _rows_of(self, w: W) -> list[Piece]:
+        """What this owner has of a matrix whose rows may be cut."""
+        assert w.in_ is not None
+        tensor = numbered(w.name, self.expert)
+        return [Piece(tensor, rows, range(w.in_.size)) for rows in self.holding.ranges(w.out)]
+
+    def _bias_of(self, w: W) -> list[Piece]:
+        tensor = numbered(w.bias, self.expert)
+        return [Piece(tensor, rows) for rows in self.holding.ranges(w.out)] if w.bias else []
+
+    def _terms(self, linear: Linear) -> Terms:
+        """f32[T, K]{tp} -> f32[T, N] for each leaf: the parts of a product that some columns of its matrix make."""
+        (w,) = linear.ws
+        assert w.in_ is not None
+        columns = self.holding.leaves(w.in_)
+        if not columns:
+            return {}
+        name, x = self.named(linear.name), self.read(linear.x)
+        suffixes = [_suffix(leaf) for leaf in columns]
+        xs = [x]
+        if len(columns) > 1:
+            widths = [len(own) for own in columns.values()]
+            parts = [f"{name}{suffix}.x" for suffix in suffixes]
+            xs = self.split(x, dict(zip(parts, widths, strict=True)))
+        rows, tensor = range(w.out.size), numbered(w.name, self.expert)
+        made = {}
+        for (leaf, own), part, suffix in zip(columns.items(), xs, suffixes, strict=True):
+            # The bias belongs to the first columns, so that it is added once.
+            bias = [Piece(numbered(w.bias, self.expert), rows)] if w.bias and own.start == 0 else []
+            at = f"{name}{suffix}" if len(columns) > 1 else name
+            made[leaf] = self.matmul(at, part, [Piece(tensor, rows, own)], bias)
+        return made
+
+    def _attend(self, attend: Attend) -> None:
+        caches = [f"{kind}_cache.{attend.layer}" for kind in ("key", "value")]
+        rope = "none" if attend.rope is None else attend.rope
+        operands = [*map(self.read, (attend.q, attend.k, attend.v)), *caches, "position"]
+        operands += [f"cos_cache.{rope}", f"sin_cache.{rope}"]
+        function = CACHED_ATTENTION
+        if attend.sinks is not None:
+            if attend.soft_cap:
+                raise ConfigError(f"layer {attend.layer}: attention with sinks and a soft cap is not supported")
+            function = CACHED_ATTENTION_WITH_SINKS
+            (rows,) = self.holding.ranges(attend.sinks.out)
+            pieces = (Piece(attend.sinks.name, rows),)
+            operands.append(self.weight(Weight(f"{self.named(attend.y.name)}.sinks", pieces)))
+        self.functions[function.name] = function
+        heads = attend.heads
+        self.node(
+            function.name,
+            operands,
+            attend.y.name,
+            *(f"{cache}.out" for cache in caches),
+            domain=DOMAIN,
+            q_heads=self.width(attend.q.axis) // heads.size,
+            kv_heads=self.width(attend.k.axis) // heads.size,
+            head_dim=heads.size,
+            rotary_dim=self.rotary_size(attend),
+            scale=attend.scale,
+            window=attend.window,
+            soft_cap=attend.soft_cap,
+        )
+        self.given(attend.y)
+
+    def rotary_size(self, attend: Attend) -> int:
+        """How many elements of each head are rotated; only ranks attend."""
+        raise AssertionError(f"{attend.y.name} is computed by ranks")
+
+    def _gated(self, gated: Gated) -> None:
+        name, gate, up = self.named(gated.y.name), self.read(gated.gate), self.read(gated.up)
+        match gated.activation:
+            case Activation.SILU:
+                opened = self.node("Swish", [gate], f"{gate}.swish")
+            case Activation.GELU_TANH:
+                opened = self.node("Gelu", [gate], f"{gate}.gelu", approximate="tanh")
+            case Activation.CLAMPED:
+                limit = CLAMPED_LIMIT
+                gate = self.node("Min", [gate, self.floats(limit)], f"{gate}.clamped")
+                up = self.node("Clip", [up, self.floats(-limit), self.floats(limit)], f"{up}.clamped")
+                up = self.node("Add", [up, self.floats(1.0)], f"{up}.plus_one")
+                opened = self.node("Swish", [gate], f"{gate}.swish", alpha=CLAMPED_ALPHA)
+        self._made[gated.y.name] = self.node("Mul", [opened, up], name)
+
+    def is_whole(self, value: Value) -> bool:
+        """Whether a value is here as a whole: a partial one may be, if somebody else has summed what it is made of."""
+        if value.placement is not Placement.PARTIAL or value.name in self._made:
+            return True
+        maker = self._waiting.get(value.name)
+        return isinstance(maker, Scale | ScaleRows) and self.is_whole(maker.x)
+
+    def _scale(self, x: Value, y: Value, by: float) -> None:
+        if self.is_whole(x):
+            self._make(y, "Mul", [self.read(x), self.floats(by)])
+            return
+        self.terms[y.name] = {
+            leaf: self.node("Mul", [term, self.floats(by)], f"{term}.scaled") for leaf, term in self.partial(x).items()
+        }
+
+    def _scale_rows(self, scale: ScaleRows) -> None:
+        """Of a partial value, each term: only where there are any, so that the gate is not computed for nothing."""
+        name = self.named(scale.y.name)
+        if self.is_whole(scale.x):
+            share = self.node("Sigmoid", [self.read(scale.by)], f"{name}.share")
+            self._make(scale.y, "Mul", [self.read(scale.x), share])
+            return
+        terms = self.partial(scale.x)
+        share = self.node("Sigmoid", [self.read(scale.by)], f"{name}.share") if terms else ""
+        self.terms[scale.y.name] = {
+            leaf: self.node("Mul", [term, share], f"{name}{_suffix(leaf) if len(terms) > 1 else ''}")
+            for leaf, term in terms.items()
+        }
+
+    def _route(self, route: Route) -> None:
+        """See `motley.daemon.models.graph.routing`."""
+        Router(self, route).lower(self.read(route.logits))
+        self.given(route.weights)
+        self.given(route.chosen)
+
+    def partial(self, value: Value) -> Terms:
+        """The terms of a partial value that are made here."""
+        if value.name not in self.terms:
+            self._emit(self._waiting[value.name])
+        return self.terms[value.name]
+
+    # -- nodes -------------------------------------------------------------------------------------------------------
+
+    def _make(self, y: Value, op: str, inputs: list[str], norm: Norm | None = None) -> None:
+        attributes: dict[str, Any] = {"axis": -1, "epsilon": norm.epsilon} if norm else {}
+        self._made[y.name] = self.node(op, inputs, self.named(y.name), **attributes)
+
+    def matmul(
+        self, name: str, x: str, pieces: list[Piece], bias: list[Piece], output: str = "", floats: bool = False
+    ) -> str:
+        """f32[T, K] -> f32[T, N] with the weight f32[N, K] `name`, held as its pieces' tensors are."""
+        held = FLOATS if floats else self.held.get(pieces[0].tensor, FLOATS)
+        weight = Weight(f"{name}.weight", tuple(pieces), held.encoding, held.block, held.zeros)
+        matrix = self.weight(weight)
+        if weight.scale_shape is not None:
+            matrix = self._dequantised(weight)
+        elif weight.encoding is not Encoding.FP32:
+            matrix = self.node("Cast", [matrix], f"{matrix}.fp32", to=TensorProto.FLOAT)
+        biases = [self.weight(Weight(f"{name}.bias", tuple(bias)))] if bias else []
+        return self.node("Gemm", [x, matrix, *biases], output or name, transB=1)
+
+    def _dequantised(self, weight: Weight) -> str:
+        """f32[N, K] of a quantised weight: ``(code - zero_point) * scale``, a scale for each block along K."""
+        assert weight.scale_shape is not None
+        if weight.zeros:
+            zero_point = f"{weight.name}.zero"
+        else:
+            centre = helper.make_tensor("value", _STORED_AS[weight.encoding], [1], [ZERO_POINT[weight.encoding]])
+            shape = self.integers(weight.scale_shape)
+            zero_point = self.node("ConstantOfShape", [shape], f"{weight.name}.zero_point", value=centre)
+        return self.node(
+            "DequantizeLinear",
+            [weight.name, f"{weight.name}.scale", zero_point],
+            f"{weight.name}.dequantised",
+            axis=1,
+            block_size=weight.block,
+        )
+
+    def split(self, x: str, widths: Mapping[str, int]) -> list[str]:
+        """Columns of f32[T, N] apart; results are named by the keys of `widths`."""
+        self.node("Split", [x, self.integers(widths.values())], *widths, axis=1)
+        return list(widths)
+
+    def weight(self, weight: Weight) -> str:
+        """Declare an initializer; returns its name."""
+        self.weights.append(weight)
+        return weight.name
+
+    def integers(self, values: Iterable[int]) -> str:
+        """A small constant i64 vector, shared by everyone who needs the same."""
+        vector = list(values)
+        name = "i64." + ".".join(map(str, vector))
+        if name not in self.constants:
+            self.constants[name] = helper.make_tensor(name, TensorProto.INT64, [len(vector)], vector)
+        return name
+
+    def floats(self, *values: float) -> str:
+        """A small constant: f32[] if it is one value, else a vector; shared likewise."""
+        name = "f32." + ".".join(map(str, values))
+        if name not in self.constants:
+            shape = [len(values)] if len(values) > 1 else []
+            self.constants[name] = helper.make_tensor(name, TensorProto.FLOAT, shape, values)
+        return name
+
+    def ones(self, width: int) -> str:
+        """A constant f32[width] of ones."""
+        name = f"f32.ones.{width}"
+        if name not in self.constants:
+            self.constants[name] = helper.make_tensor(name, TensorProto.FLOAT, [width], [1.0] * width)
+        return name
+
+    def node(self, op: str, inputs: Sequence[str], *outputs: str, domain: str = "", **attributes: Any) -> str:
+        """Append a node, named after its first output; returns that."""
+        self.nodes.append(helper.make_node(op, inputs, list(outputs), name=outputs[0], domain=domain, **attributes))
+        return outputs[0]
+
+    def initializers(self, placed: Iterable[Placed]) -> list[onnx.TensorProto]:
+        """The constants, and references to the weights where they are in the share file."""
+        return [*self.constants.values(), *(tensor for place in placed for tensor in _stored(place))]
+
+
+def _suffix(leaves: range) -> str:
+    return f".{leaves.start}"
+
+
+def runs(numbers: Sequence[int]) -> list[range]:
+    """Numbers as ranges of neighbours: ``[1, 2, 2, 3] -> [1..2], [2..3]``."""
+    groups = groupby(enumerate(numbers), key=lambda item: item[1] - item[0])
+    return [range(run[0], run[-1] + 1) for run in ([number for _, number in group] for _, group in groups)]
+
+
+def scaled(span: range, width: int) -> range:
+    """Heads as elements."""
+    return range(span.start * width, span.stop * width)
+
+
+def declared_value(name: str, *shape: int | str, kind: int = TensorProto.FLOAT) -> onnx.ValueInfoProto:
+    """A value's name, type and shape; a string is a dimension that is not known beforehand."""
+    return helper.make_tensor_value_info(name, kind, shape)
+
+
+def whole_model(graph: onnx.GraphProto, functions: Sequence[onnx.FunctionProto] = ()) -> onnx.ModelProto:
+    """A graph as a model of the operator sets that we use."""
+    return helper.make_model(
+        graph,
+        functions=functions,
+        opset_imports=[helper.make_opsetid("", OPSET), helper.make_opsetid(DOMAIN, 1)],
+        ir_version=IR_VERSION,
+        producer_name="motley",
+    )
+
+
+_STORED_AS = {
+    Encoding.FP32: TensorProto.FLOAT,
+    Encoding.FP16: TensorProto.FLOAT16,
+    Encoding.INT8: TensorProto.UINT8,
+    Encoding.INT4: TensorProto.UINT4,
+}
+
+
+def _stored(place: Placed) -> list[onnx.TensorProto]:
+    """The initializers of a weight: references to where they are in the share file."""
+    weight = place.weight
+    tensors = [_external(weight.name, _STORED_AS[weight.encoding], weight.shape, place.data_offset, weight.data_bytes)]
+    if weight.scale_shape is not None:
+        scale = f"{weight.name}.scale"
+        tensors.append(_external(scale, TensorProto.FLOAT, weight.scale_shape, place.scale_offset, weight.scale_bytes))
+        if weight.zeros:
+            zero, kind = f"{weight.name}.zero", _STORED_AS[weight.encoding]
+            tensors.append(_external(zero, kind, weight.scale_shape, place.zero_offset, weight.zero_bytes))
+    return tensors
+
+
+def _external(name: str, kind: int, shape: Sequence[int], offset: int, length: int) -> onnx.TensorProto:
+    tensor = TensorProto(name=name, data_type=kind, dims=shape, data_location=TensorProto.EXTERNAL)
+    for key, value in (("location", SHARE_FILE), ("offset", str(offset)), ("length", str(length))):
+        tensor.external_data.add(key=key, value=value)
+    return tensor

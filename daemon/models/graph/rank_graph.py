@@ -1,0 +1,296 @@
+"""One rank's graph, from a model's description and everyone's shares.
+
+Where the description has a partial value summed, a ``DistCollective`` stands: an all-reduce of each rank's one term. A
+rank without units contributes zeros. Collectives act on other ranks: an engine must meet them all, in order, also where
+nothing on this rank reads the result.
+
+In *exact* mode a product along a cut axis is a matmul per leaf (see `motley.daemon.models.cutting.tree`). A rank sums
+its leaves to subtrees, all ranks gather those of all, and everyone sums them on by the same tree. A rank without units
+has nothing to gather from it. A bias belongs to the first leaf. Sliced experts make a result per leaf, and of each leaf
+there is a weighted sum over a row's experts before those of all leaves are summed: so no more travels than of an MLP.
+Whole experts know no leaves. Hence the two differ by rounding.
+
+Experts are *sliced* like MLPs: a rank has a slice of each, and one sum over the ranks follows the weighted sum over a
+row's experts. Which these are every rank finds out for itself, from the same residual. Or they are *elsewhere*: the
+ranks are a trunk that has no slice of them. They sum the shared expert, if there is one, and each adds the weighted
+results of a row's experts to that sum: whole ones, f32[T, D] on every rank. A whole expert is a graph of its own
+(`motley.daemon.models.graph.expert_graph`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper
+
+from motley.daemon.models.cutting.holding import Formats
+from motley.daemon.models.cutting.share import Share
+from motley.daemon.models.cutting.units import Units, units, validate_shares
+from motley.daemon.models.description.model import Layer, Model
+from motley.daemon.models.description.operations import Attend, Experts, WholeNorm
+from motley.daemon.models.description.rope import Rope, rotary_tables
+from motley.daemon.models.graph.nodes import Nodes, declared_value, whole_model
+from motley.daemon.models.graph.rank_norms import lower_whole_norm
+from motley.daemon.models.graph.rank_sums import RankSums
+from motley.daemon.models.keys import ConfigError
+from motley.daemon.weights.spec import SHARE_FILE, Placed, lay_out
+from motley.plugins.engine import DOMAIN, F32, CacheSpec, RankGraph
+
+
+@dataclass(frozen=True)
+class Declared:
+    """One rank's graph and the weights it wants, declared before a weight was read."""
+
+    proto: onnx.ModelProto
+    weights: list[Placed]
+    share_bytes: int
+    """The share file's size."""
+    constants: Callable[[int], Mapping[str, F32]]
+    """See `RankGraph.constants`."""
+    caches: Sequence[CacheSpec]
+    """Of the layers of which this rank has heads."""
+    hidden: int
+    """D, elements of the residual."""
+    words: range
+    """The rows of the head that this rank has."""
+    words_per_unit: int
+    """Rows of the head that are one unit of a share."""
+    context: int
+    """The longest sequence that the caches are for, tokens."""
+
+    @property
+    def cache_bytes(self) -> int:
+        """Of the KV caches, when the context is full."""
+        return sum(2 * 4 * spec.heads * spec.head_dim for spec in self.caches) * self.context
+
+    def bind(self, share_file: Path) -> RankGraph:
+        """The graph with its weights in `share_file`, which is called `SHARE_FILE` in a folder of its own."""
+        assert share_file.name == SHARE_FILE, share_file
+        return RankGraph(
+            proto=self.proto,
+            share_file=share_file,
+            constants=self.constants,
+            caches=self.caches,
+            hidden=self.hidden,
+            vocabulary=len(self.words),
+            context=self.context,
+        )
+
+
+def build_rank_graph(
+    model: Model,
+    shares: Sequence[Share],
+    rank: int,
+    quantisation: str,
+    block: int,
+    context: int,
+    stored: Formats | None = None,
+    exact: bool = False,
+    experts_elsewhere: bool = False,
+    beside: Collection[str] = (),
+) -> Declared:
+    """Declare what one rank computes and which weights it needs for it.
+
+    Args:
+        shares: of every rank, by rank.
+        quantisation: of the matrices, and the block asked for: see `units`; norms and biases stay float32.
+        context: the longest sequence, tokens.
+        stored: how the checkpoint stores each matrix; None: as floats.
+        exact: sum by a tree that does not depend on the shares, whose cuts fall on its leaves.
+        experts_elsewhere: the ranks are a trunk without routed experts.
+        beside: how other ranks hold the matrices, which their units suit too.
+
+    Raises:
+        ConfigError: the encoding or the context is not possible for this model.
+        ShareError: the shares do not tile the model.
+    """
+    if not 1 <= context <= model.context:
+        raise ConfigError(f"a context of {context} tokens is not possible; this model has {model.context} at most")
+    cut = units(model, quantisation, block, stored, exact, beside)
+    validate_shares(cut, shares)
+    return _RankNodes(model, cut, shares, rank, experts_elsewhere).build(context)
+
+
+class _RankNodes(RankSums):
+    """One rank's nodes of a whole model."""
+
+    def __init__(self, model: Model, cut: Units, shares: Sequence[Share], rank: int, experts_elsewhere: bool) -> None:
+        super().__init__(model, cut, shares, rank)
+        self.model = model
+        self.experts_elsewhere = experts_elsewhere
+        words = self.holding.ranges(model.embedding.out)
+        self.words = words[0] if words else range(0)
+
+    def build(self, context: int) -> Declared:
+        """Lower the whole model."""
+        model = self.model
+        self.given(model.layers[0].x, "hidden")  # whichever layer of a whole model it is
+        if model.embedding_scale != 1.0:
+            scale = self.floats(model.embedding_scale)
+            self.given(model.layers[0].x, self.node("Mul", ["hidden", scale], "hidden.scaled"))
+        for layer in model.layers:
+            self._lower_layer(layer)
+        if self.words:
+            last = self.read(model.layers[-1].y)
+            self.given(model.head_x, self.node("Gather", [last, "rows"], model.head_x.name, axis=0))
+            self.lower(model.head)
+            self.read(model.logits)
+
+        placed, share_bytes = lay_out(self.weights)
+        attentions = [layer.attention for layer in model.layers]
+        caches = [spec for attend in attentions if attend is not None and (spec := self._cache(attend)).heads]
+        ropes = _tables_of(model) if caches else {}
+        graph = helper.make_graph(
+            self.nodes,
+            f"{model.family} rank {self.rank} of {self.size}",
+            inputs=[
+                declared_value("hidden", "T", model.hidden),
+                declared_value("position", 1, kind=TensorProto.INT64),
+                declared_value("rows", "R", kind=TensorProto.INT64),
+                *(
+                    declared_value(f"{table}_cache.{name}", context + 1, size // 2)
+                    for name, (_, size) in ropes.items()
+                    for table in ("cos", "sin")
+                ),
+                *(value for spec in caches for value in _cache_values(spec, "")),
+            ],
+            outputs=[
+                *([declared_value("logits", "R", len(self.words))] if self.words else []),
+                *(value for spec in caches for value in _cache_values(spec, ".out")),
+            ],
+            initializer=self.initializers(placed),
+            value_info=list(self.crossing.values()),
+        )
+        return Declared(
+            proto=whole_model(graph, list(self.functions.values())),
+            weights=placed,
+            share_bytes=share_bytes,
+            constants=_constants(ropes, context),
+            caches=caches,
+            hidden=model.hidden,
+            words=self.words,
+            words_per_unit=self.cut.vocabulary_rows,
+            context=context,
+        )
+
+    def _lower_layer(self, layer: Layer) -> None:
+        self.residual = self.read(layer.x)
+        self.lower(layer.operations)
+        self.read(layer.y)
+
+    def _cache(self, attend: Attend) -> CacheSpec:
+        return CacheSpec(attend.layer, self.width(attend.k.axis) // attend.heads.size, attend.heads.size)
+
+    def rotary_size(self, attend: Attend) -> int:
+        """How many elements of each head are rotated."""
+        return attend.heads.size if attend.rope is None else self.model.ropes[attend.rope].size
+
+    # -- experts -----------------------------------------------------------------------------------------------------
+
+    def experts(self, operation: Experts) -> None:
+        """f32[T, D] -> f32[T, D]{U_tp}: every row's experts, weighted and summed, and what they are added to."""
+        if self.experts_elsewhere:
+            self._experts_elsewhere(operation)
+            return
+        leaves = self.holding.leaves(self.inner[operation.y.name])
+        if not leaves:
+            self.terms[operation.y.name] = {}
+            return
+        bases = [*self.partial(operation.base).values()] if operation.base is not None else []
+        bodies = [self._expert_body(operation, number) for number in range(operation.count)]
+        name = operation.y.name
+        totals = {leaf: f"{name}.{leaf.start}" if len(leaves) > 1 else name for leaf in leaves}
+        self.node("Experts", [*self._routed(operation), *bases], *totals.values(), domain=DOMAIN, experts=bodies)
+        for total in totals.values():
+            self.crosses(total, self.model.hidden)
+        self.terms[name] = totals
+
+    def _experts_elsewhere(self, operation: Experts) -> None:
+        """Experts elsewhere give every rank whole results, so only what they are added to is summed over the ranks."""
+        base = []
+        if operation.base is not None:
+            at = f"{operation.y.name.removesuffix('.mixture')}.reduced"
+            terms, width = self.partial(operation.base), self.model.hidden
+            base = [self.summed(terms, self.inner[operation.base.name], at, width)]
+        name = self.node(
+            "Experts", [*self._routed(operation), *base], operation.y.name, domain=DOMAIN, layer=operation.layer
+        )
+        self.crosses(name, self.model.hidden)
+        self.given(operation.y)
+
+    def _routed(self, operation: Experts) -> list[str]:
+        """f32[T, D], f32[T, K] and i64[T, K]: what experts get."""
+        count = operation.chosen.axis.size
+        x, weights, chosen = map(self.read, (operation.x, operation.weights, operation.chosen))
+        self.crosses(x, self.model.hidden)
+        self.crosses(weights, count)
+        self.crosses(chosen, count, TensorProto.INT64)
+        return [x, weights, chosen]
+
+    def _expert_body(self, operation: Experts, number: int) -> onnx.GraphProto:
+        """f32[N, D] -> f32[N, D]{U_tp} for each leaf: this rank's slices of one expert, for the rows sent to it."""
+        body = Nodes(self.holding, self.held, number)
+        body.constants = self.constants
+        graph = expert_body(body, operation)
+        self.weights += body.weights
+        return graph
+
+    def whole_norm(self, operation: WholeNorm) -> None:
+        """See `motley.daemon.models.graph.rank_norms`."""
+        lower_whole_norm(self, operation)
+
+
+def expert_body(nodes: Nodes, operation: Experts) -> onnx.GraphProto:
+    """f32[N, D] -> f32[N, D]{U_tp} for each term: the graph of one expert, whose number `nodes` has."""
+    x, hidden = nodes.named(operation.body_x.name), operation.body_x.axis.size
+    nodes.given(operation.body_x)
+    nodes.lower(operation.body)
+    results = nodes.partial(operation.body_y).values()
+    return helper.make_graph(
+        nodes.nodes,
+        x.removesuffix(".x"),
+        [declared_value(x, "N", hidden)],
+        [declared_value(result, "N", hidden) for result in results],
+    )
+
+
+def _tables_of(model: Model) -> dict[str, tuple[Rope | None, int]]:
+    """The rotary embeddings that attention asks for, by name, and how many elements of a head each turns."""
+    found: dict[str, tuple[Rope | None, int]] = {}
+    for layer in model.layers:
+        if (attend := layer.attention) is not None:
+            rope = None if attend.rope is None else model.ropes[attend.rope]
+            found[attend.rope or "none"] = (rope, rope.size if rope else attend.heads.size)
+    return found
+
+
+def _constants(ropes: Mapping[str, tuple[Rope | None, int]], context: int) -> Callable[[int], Mapping[str, F32]]:
+    originals = [rope.original_context for rope, _ in ropes.values() if rope and rope.original_context]
+    alike = min(originals, default=context)
+    """Prompts up to this length share their tables."""
+
+    @lru_cache(maxsize=2)
+    def tables(prompt: int) -> Mapping[str, F32]:
+        made: dict[str, F32] = {}
+        for name, (rope, size) in ropes.items():
+            shape = (context + 1, size // 2)  # an exact engine runs a row beyond
+            if rope is None:
+                both = np.ones(shape, np.float32), np.zeros(shape, np.float32)
+            else:
+                both = rotary_tables(rope, context + 1, prompt)
+            made |= dict(zip((f"cos_cache.{name}", f"sin_cache.{name}"), both, strict=True))
+        return made
+
+    return lambda prompt: tables(prompt if prompt > alike else 0)
+
+
+def _cache_values(spec: CacheSpec, suffix: str) -> list[onnx.ValueInfoProto]:
+    return [
+        declared_value(f"{kind}_cache.{spec.layer}{suffix}", 1, spec.heads, "C", spec.head_dim)
+        for kind in ("key", "value")
+    ]

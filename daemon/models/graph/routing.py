@@ -1,0 +1,102 @@
+"""How a router's logits become the experts of a row and their weights, in standard ONNX operators.
+
+Sources: mixtures with a softmax before the choice (Shazeer et al. 2017, https://arxiv.org/abs/1701.06538) or after it
+(gpt-oss); sigmoid scores with a correction bias and groups (DeepSeek-V3, https://arxiv.org/abs/2412.19437).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Protocol
+
+from motley.daemon.models.description.operations import Route, Routing
+from motley.daemon.weights.spec import Piece, Weight
+
+
+class Emitter(Protocol):
+    """What appends nodes to a graph: see `motley.daemon.models.graph.nodes.Nodes`."""
+
+    def node(self, op: str, inputs: Sequence[str], *outputs: str, **attributes: Any) -> str: ...
+
+    def integers(self, values: Iterable[int]) -> str: ...
+
+    def floats(self, *values: float) -> str: ...
+
+    def weight(self, weight: Weight) -> str: ...
+
+
+class Router:
+    """Lowers one `Route`."""
+
+    def __init__(self, nodes: Emitter, route: Route) -> None:
+        self._nodes = nodes
+        self._route = route
+        self._at = route.weights.name.removesuffix(".weights")
+
+    def lower(self, logits: str) -> None:
+        """f32[T, experts] -> the values of the route: f32[T, K] and i64[T, K]."""
+        rule, nodes = self._route.routing, self._nodes
+        names = self._names(rule)
+        if rule.scores == "softmax of chosen":
+            largest = self._top(logits, rule.chosen, f"{self._at}.largest")
+            weights = nodes.node("Softmax", [largest], next(names), axis=-1)
+        else:
+            operator, axis = {"softmax": ("Softmax", {"axis": -1}), "sigmoid": ("Sigmoid", {})}[rule.scores]
+            scores = nodes.node(operator, [logits], f"{self._at}.odds", **axis)
+            ranked = self._ranked(scores, rule)
+            weights = self._top(ranked, rule.chosen, next(names) if ranked == scores else f"{self._at}.largest")
+            if ranked != scores:
+                weights = nodes.node("GatherElements", [scores, self._route.chosen.name], next(names), axis=1)
+        if rule.normalised:
+            total = nodes.node("ReduceSum", [weights, nodes.integers([1])], f"{self._at}.total", keepdims=1)
+            if rule.epsilon:
+                total = nodes.node("Add", [total, nodes.floats(rule.epsilon)], f"{self._at}.total.positive")
+            weights = nodes.node("Div", [weights, total], next(names))
+        if rule.scaling != 1.0:
+            nodes.node("Mul", [weights, nodes.floats(rule.scaling)], next(names))
+
+    def _names(self, rule: Routing) -> Iterator[str]:
+        """What the weights are called after each step: the route's name after the last one."""
+        steps = 1 + rule.normalised + (rule.scaling != 1.0)
+        yield from (f"{self._at}.step.{step}" for step in range(1, steps))
+        yield self._route.weights.name
+
+    def _ranked(self, scores: str, rule: Routing) -> str:
+        """The scores that experts are chosen by."""
+        if rule.correction is not None:
+            piece = Piece(rule.correction.name, range(rule.correction.out.size))
+            bias = self._nodes.weight(Weight(f"{self._at}.correction", (piece,)))
+            scores = self._nodes.node("Add", [scores, bias], f"{self._at}.ranked")
+        return self._best_groups(scores, rule) if rule.groups_kept < rule.groups else scores
+
+    def _top(self, scores: str, count: int, values: str) -> str:
+        """The largest scores of each row; which they are is the route's choice."""
+        return self._nodes.node(
+            "TopK",
+            [scores, self._nodes.integers([count])],
+            values,
+            self._route.chosen.name,
+            axis=-1,
+            largest=1,
+            sorted=1,
+        )
+
+    def _best_groups(self, ranked: str, rule: Routing) -> str:
+        """Scores of experts in groups that do not count become so small that nobody chooses them.
+
+        A group counts by the sum of its two best scores.
+        """
+        nodes, at = self._nodes, self._at
+        experts = self._route.logits.axis.size
+        apart = nodes.node(
+            "Reshape", [ranked, nodes.integers((-1, rule.groups, experts // rule.groups))], f"{at}.groups"
+        )
+        nodes.node("TopK", [apart, nodes.integers([2])], f"{at}.two", f"{at}.two.which", axis=-1, largest=1, sorted=1)
+        worth = nodes.node("ReduceSum", [f"{at}.two", nodes.integers([2])], f"{at}.worth", keepdims=0)
+        kept = nodes.integers([rule.groups_kept])
+        nodes.node("TopK", [worth, kept], f"{at}.best", f"{at}.best.which", axis=-1, largest=1, sorted=1)
+        last = nodes.node("ReduceMin", [f"{at}.best", nodes.integers([1])], f"{at}.least", keepdims=1)
+        counts = nodes.node("GreaterOrEqual", [worth, last], f"{at}.counts")
+        mask = nodes.node("Unsqueeze", [counts, nodes.integers([2])], f"{at}.mask")
+        kept_scores = nodes.node("Where", [mask, apart, nodes.floats(-3e38)], f"{at}.kept")
+        return nodes.node("Reshape", [kept_scores, nodes.integers((-1, experts))], f"{at}.kept.rows")

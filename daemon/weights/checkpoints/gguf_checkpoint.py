@@ -1,0 +1,260 @@
+"""A GGUF file as a checkpoint: the same tensors by the same names, rows in the same order.
+
+llama.cpp names tensors differently, and in files of the architecture ``llama`` it interleaves the rows of every query
+and key head, because its rotation pairs neighbours where Hugging Face's pairs halves. Both are undone here while
+reading; rows move as they are, so no value changes.
+
+The experts of a layer lie in one tensor per projection, one after another (in the first files of Mixtrals in a tensor
+each): an expert is its bytes of it. As in checkpoints, they are apart here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import cached_property
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from motley.daemon.weights.checkpoints.checkpoint import CheckpointError
+from motley.daemon.weights.checkpoints.gguf_blocks import READABLE, block_size, dequantise, exact_format, unpack
+from motley.daemon.weights.checkpoints.gguf_header import read_header
+from motley.daemon.weights.checkpoints.tensor_files import TensorFiles, TensorInfo
+from motley.daemon.weights.spec import Piece
+from motley.daemon.weights.stored import F32, U8, Codes, Format, converted, whole_blocks, within
+
+ROPE_FACTORS = "rope_freqs.weight"
+"""What each rotary frequency is divided by, f32[head_dim / 2]; it keeps this name."""
+
+_WHOLE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+_OF_LAYER = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+    "ffn_up_shexp": "mlp.shared_expert.up_proj",
+    "ffn_down_shexp": "mlp.shared_expert.down_proj",
+}
+_OF_LAYER_IN = {
+    "gemma3": {
+        "post_attention_norm": "post_attention_layernorm",
+        "ffn_norm": "pre_feedforward_layernorm",
+        "post_ffw_norm": "post_feedforward_layernorm",
+    },
+    "gpt-oss": {
+        "attn_sinks.weight": "self_attn.sinks",
+        "post_attention_norm": "post_attention_layernorm",
+        "ffn_gate_inp": "mlp.router",
+    },
+    "glm4moe": {
+        "post_attention_norm": "post_attention_layernorm",
+        "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
+        "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
+        "ffn_up_shexp": "mlp.shared_experts.up_proj",
+        "ffn_down_shexp": "mlp.shared_experts.down_proj",
+    },
+    "olmo2": {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"},
+    "phi3": {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
+}
+"""What an architecture calls otherwise, or alone has; a key that ends in ``.weight`` or ``.bias`` stands for its whole
+name."""
+_OF_EXPERT = {"ffn_gate": "gate_proj", "ffn_up": "up_proj", "ffn_down": "down_proj"}
+_OF_EXPERTS = {
+    "ffn_gate_exps": ("gate_proj",),
+    "ffn_up_exps": ("up_proj",),
+    "ffn_gate_up_exps": ("gate_proj", "up_proj"),
+    "ffn_down_exps": ("down_proj",),
+}
+"""The parts that each expert has in such a tensor, by rows."""
+_NAME = re.compile(
+    r"(?:blk\.(?P<layer>\d+)\.)?(?P<part>\w+)(?(layer)(?:\.(?P<expert>\d+))?)\.(?P<kind>weight|bias)", re.ASCII
+)
+_PART = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.ASCII)
+
+
+def hugging_face_name(name: str, architecture: str = "llama") -> str:
+    """What Hugging Face calls a tensor of a GGUF file; one that has no such name keeps its own."""
+    parts = _NAME.fullmatch(name)
+    if parts is None:
+        return name
+    part, kind = parts["part"], parts["kind"]
+    if parts["layer"] is None:
+        return f"{_WHOLE[part]}.{kind}" if part in _WHOLE else name
+    layer = f"model.layers.{parts['layer']}"
+    if parts["expert"] is not None:
+        return f"{layer}.mlp.experts.{parts['expert']}.{_OF_EXPERT[part]}.{kind}" if part in _OF_EXPERT else name
+    known = _OF_LAYER | _OF_LAYER_IN.get(architecture, {})
+    if f"{part}.{kind}" in known:
+        return f"{layer}.{known[f'{part}.{kind}']}"
+    return f"{layer}.{known[part]}.{kind}" if part in known else name
+
+
+def by_hugging_face_name(name: str, info: TensorInfo, architecture: str = "llama") -> Iterator[tuple[str, TensorInfo]]:
+    """A tensor of a GGUF file by its Hugging Face name; every matrix (or bias) in it, if it holds a layer's experts."""
+    found = _NAME.fullmatch(name)
+    part = found["part"] if found and found["layer"] else ""
+    parts = _OF_EXPERTS.get(part, ())
+    dimensions = 3 if found and found["kind"] == "weight" else 2
+    if found is None or not parts or len(info.shape) != dimensions or info.shape[1] % len(parts):
+        vector = part == "ffn_gate_inp_shexp" and len(info.shape) == 1
+        yield hugging_face_name(name, architecture), replace(info, shape=(1, *info.shape)) if vector else info
+        return
+    count, rows, *columns = info.shape
+    size = info.size // max(1, count * len(parts))
+    for number in range(count * len(parts)):
+        expert, part = divmod(number, len(parts))
+        yield (
+            f"model.layers.{found['layer']}.mlp.experts.{expert}.{parts[part]}.{found['kind']}",
+            replace(info, shape=(rows // len(parts), *columns), offset=info.offset + number * size, size=size),
+        )
+
+
+def gguf_parts(file: Path) -> list[Path]:
+    """The files of a model that is split (``name-00001-of-00003.gguf``), given the first; else the file alone.
+
+    Raises:
+        CheckpointError: it is another than the first.
+    """
+    part = _PART.fullmatch(file.name)
+    if part is None:
+        return [file]
+    first, *others = (
+        file.with_name(f"{part['stem']}-{number:05}-of-{part['count']}.gguf")
+        for number in range(1, max(1, int(part["count"])) + 1)
+    )
+    if file != first:
+        raise CheckpointError(f"{file}: a later part of a split model; give the first, {first.name}")
+    return [first, *others]
+
+
+class GgufCheckpoint(TensorFiles):
+    """The weights in a GGUF file or in the parts of one.
+
+    Attributes:
+        file: the one it was opened by.
+        metadata: without the lists that are the tokenizer's vocabulary, which nobody but the tokenizer needs.
+
+    Raises:
+        CheckpointError: a file cannot be read, is not GGUF, or is not what its header says; a part is missing.
+    """
+
+    readable = READABLE
+    naming = " (by its Hugging Face name)"
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self.metadata: dict[str, Any] = {}
+        self._data: dict[Path, int] = {}
+        super().__init__(file)
+
+    def _open(self) -> None:
+        parts = gguf_parts(self.file)
+        missing = [part.name for part in parts if not part.is_file()]
+        if missing:
+            raise CheckpointError(f"{self.file.parent}: missing parts of a split model: {', '.join(missing)}")
+        for part in parts:
+            self._add(part)
+        count = self.metadata.get("split.count", 1)
+        if count != len(parts):
+            raise CheckpointError(
+                f"{self.file}: one of {count} parts of a split model by its metadata, one of {len(parts)} by its name; "
+                "give the parts the names they were made with"
+            )
+
+    def _add(self, file: Path) -> None:
+        header = read_header(file)
+        self._add_file(file)
+        self._data[file] = header.data
+        if file == self.file:
+            self.metadata = {
+                key: value
+                for key, value in header.metadata.items()
+                if not (key.startswith("tokenizer.") and isinstance(value, list))
+            }
+        architecture = str(self.metadata.get("general.architecture"))
+        for own_name, whole in header.tensors.items():
+            for name, info in by_hugging_face_name(own_name, whole, architecture):
+                self._add_tensor(name, info, own_name)
+
+    def format(self, name: str) -> Format:
+        type_ = self.tensor(name).dtype
+        return exact_format(type_) or Format.floats(type_)
+
+    def codes(self, piece: Piece) -> Codes:
+        self.check(piece)
+        info, held = self.tensor(piece.tensor), self.format(piece.tensor)
+        assert piece.columns is not None
+        assert piece.columns == whole_blocks(piece.columns, held.block)
+        columns = whole_blocks(piece.columns, block_size(info.dtype)[0])
+        codes = unpack(self._raw(info, self._places(piece.tensor, piece.rows), columns), info.dtype)
+        left = piece.columns.start - columns.start
+        return converted(codes, held, range(left, left + len(piece.columns)), held)
+
+    def fingerprint(self) -> str:
+        """Identify the model: equal on two machines whose files are equal.
+
+        Hex SHA-256 over everything before the tensors' data and a few bytes from the middle of every tensor.
+
+        Raises:
+            CheckpointError: a file cannot be read.
+        """
+        digest = sha256()
+        for file, end in self._data.items():
+            header = bytearray(min(end, self._sizes[file]))
+            self._read_at(file, 0, memoryview(header))
+            digest.update(header)
+        for _, info in sorted(self._tensors.items()):
+            digest.update(self._sample(info))
+        return digest.hexdigest()
+
+    def _values(self, name: str, rows: Sequence[int], columns: range) -> F32:
+        info = self.tensor(name)
+        if len(info.shape) == 1:
+            line = dequantise(self._raw(info, rows, range(info.shape[0])), info.dtype)
+            values: F32 = line[:, self._places(name, columns)]
+            return values
+        whole = whole_blocks(columns, block_size(info.dtype)[0])
+        values = dequantise(self._raw(info, self._places(name, rows), whole), info.dtype)
+        return np.ascontiguousarray(values[:, within(columns, whole)])
+
+    @cached_property
+    def _heads(self) -> dict[str, int]:
+        """The heads of the projections whose rows are interleaved."""
+        if self.metadata.get("general.architecture") != "llama":
+            return {}
+        queries = self.metadata.get("llama.attention.head_count")
+        keys = self.metadata.get("llama.attention.head_count_kv", queries)
+        if not (isinstance(queries, int) and isinstance(keys, int) and queries > 0 and keys > 0):
+            raise CheckpointError(f"{self.file}: llama.attention.head_count and head_count_kv should count heads")
+        return {"q_proj": queries, "k_proj": keys}
+
+    def _places(self, name: str, rows: Sequence[int]) -> Sequence[int]:
+        """Where rows of a tensor (or elements of a vector) lie in the file's."""
+        heads = self._heads.get(name.split(".")[-2]) if "." in name else None
+        if heads is None:
+            return rows
+        width = self.tensor(name).shape[0] // heads
+        wanted = np.asarray(rows)
+        head, half, pair = wanted // width, wanted % width // (width // 2), wanted % (width // 2)
+        places: list[int] = (head * width + 2 * pair + half).tolist()
+        return places
+
+    def _raw(self, info: TensorInfo, rows: Sequence[int], columns: range) -> U8:
+        """The bytes of some rows and columns, whole blocks: u8[rows, bytes]."""
+        elements, size = block_size(info.dtype)
+        wanted = range(columns.start // elements * size, columns.stop // elements * size)
+        return self._items(info, np.dtype(np.uint8), rows, wanted)

@@ -1,0 +1,496 @@
+"""A schedule compiled for one rank: which frames it sends and receives, with all the memory they need.
+
+Plans are made once per size and then only run: they own frames, headers and the scratch of the sums. Terms of a sum
+arrive in scratch, header and payload in one read; what needs no decoding arrives in place. Small payloads are staged
+behind their header, so that one system call sends both; so is what might be overwritten before it has left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..formats import Bytes, Codec, Codecs, Exact
+from ..links.link import Incoming, Link
+from ..links.wire import DTYPE_CODES, HEADER_SIZE, Op, pack_header
+from ..reduce import sum_encoded, sum_in_order
+from .forecast import Choice
+from .progress import NOW, Duty, Progress
+from .schedule import SUMMED, Operation, Transfer
+
+STAGED_BYTES = 64 << 10
+"""Payloads up to this size are copied behind their header: cheaper than a second system call."""
+
+Array = npt.NDArray[Any]
+Arrays = Sequence[Array]
+
+
+class Element:
+    """A type of elements that can travel: its name, its code on the wire, and how NumPy stores it here."""
+
+    __slots__ = ("code", "name", "storage")
+
+    def __init__(self, dtype: np.dtype[Any], storage: np.dtype[Any] | None = None) -> None:
+        """`storage`: if they are stored in another way than NumPy's.
+
+        Raises:
+            KeyError: elements of this type cannot travel.
+        """
+        self.name = dtype.name if dtype.isnative else str(dtype)
+        self.code = DTYPE_CODES[self.name]
+        # NumPy's own types cover all but bfloat16, which is handled as bits so that no other package is needed.
+        self.storage: np.dtype[Any] = storage or (np.dtype(np.uint16) if self.name == "bfloat16" else dtype)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the elements of a goal lie: the range of each array that a rank gives from, and takes into."""
+
+    given: Sequence[range]
+    taken: Sequence[range]
+
+
+class _Place:
+    """Where some elements lie: a part of one of several arrays, which differ from call to call."""
+
+    __slots__ = ("_array", "_part", "_whole", "elements")
+
+    def __init__(self, part: range, arrays: Sequence[range]) -> None:
+        """`part`: the elements; `arrays`: which elements each of the arrays holds."""
+        self._array, own = next(
+            (index, own) for index, own in enumerate(arrays) if own.start <= part.start and part.stop <= own.stop
+        )
+        self._part = slice(part.start - own.start, part.stop - own.start)
+        self._whole = part == own
+        self.elements = len(part)
+
+    def of(self, arrays: Arrays) -> Array:
+        """The elements in these arrays, without a copy."""
+        values = arrays[self._array]
+        return values if self._whole else values[self._part]
+
+    def bytes_of(self, arrays: Arrays) -> Bytes:
+        """The same as bytes."""
+        return self.of(arrays).view(np.uint8)
+
+
+class _Outgoing:
+    """A frame that goes to one link or several.
+
+    Attributes:
+        payload: what is staged behind the header; empty if the payload is sent from where it lies.
+        frame_bytes: memory that the frame owns.
+        views: what to send, once the frame is made.
+        made_for: the number of the collective that the frame was last made for.
+    """
+
+    __slots__ = ("frame_bytes", "header", "made_for", "nbytes", "payload", "step", "views")
+
+    def __init__(self, step: int, nbytes: int, *, staged: bool = True) -> None:
+        self.step = step
+        self.nbytes = nbytes
+        self.made_for = -1
+        frame = np.empty(HEADER_SIZE + (nbytes if staged else 0), np.uint8)
+        self.frame_bytes = frame.nbytes
+        self.header = frame.data[:HEADER_SIZE]
+        self.payload: Bytes = frame[HEADER_SIZE:]
+        self.views: list[memoryview] = [frame.data]
+
+    def load(self, given: Arrays, taken: Arrays) -> None:
+        """Bring the payload from the arrays that the rank gives from and takes into; here an action has done it."""
+
+    def unload(self) -> None:
+        """Let go of the caller's arrays."""
+
+
+_NOTHING = np.empty(0)
+_NOTHING_BYTES = np.empty(0, np.uint8)
+
+
+class _Copied(_Outgoing):
+    """Its payload is part of an array, as it lies there."""
+
+    __slots__ = ("_own", "_place", "_values")
+
+    def __init__(
+        self, step: int, nbytes: int, place: _Place, storage: np.dtype[Any], *, own: bool, staged: bool
+    ) -> None:
+        """`own`: it is the rank's own term; otherwise a sum that it has taken and passes on."""
+        super().__init__(step, nbytes, staged=staged)
+        self._place = place
+        self._own = own
+        self._values = self.payload.view(storage) if staged else None
+
+    def unload(self) -> None:
+        if self._values is None:
+            del self.views[1:]
+
+    def load(self, given: Arrays, taken: Arrays) -> None:
+        arrays = given if self._own else taken
+        if self._values is not None:
+            self._values[:] = self._place.of(arrays)
+        else:
+            self.views[1:] = [self._place.bytes_of(arrays).data]
+
+
+class _Encoded(_Outgoing):
+    """Its payload is the rank's own term, converted."""
+
+    __slots__ = ("_codec", "_native", "_place", "_wide")
+
+    def __init__(self, step: int, place: _Place, native: Codec, codec: Codec, wide: Array) -> None:
+        """`wide`: scratch for the values in the type that sums are taken in."""
+        super().__init__(step, codec.size(place.elements))
+        self._place = place
+        self._native = native
+        self._codec = codec
+        self._wide = wide
+
+    def load(self, given: Arrays, taken: Arrays) -> None:
+        self._native.decode(self._place.bytes_of(given), self._wide)
+        self._codec.encode(self._wide, self.payload)
+
+
+class _ExactSum:
+    """What is done when a gate opens: terms that need no decoding are summed where they lie."""
+
+    __slots__ = ("_given", "_own", "_passed", "_taken", "_terms")
+
+    def __init__(self, terms: list[Array], own: int, given: _Place, taken: _Place | None, passed: Array | None) -> None:
+        """
+        Args:
+            terms: in rank order; ``terms[own]`` is replaced by the rank's own, which lies at `given`.
+            taken: where the sum goes; None: into `passed`, the payload of a frame.
+        """
+        self._terms = terms
+        self._own = own
+        self._given = given
+        self._taken = taken
+        self._passed = passed
+
+    def run(self, given: Arrays, taken: Arrays) -> None:
+        self._terms[self._own] = self._given.of(given)
+        out = self._taken.of(taken) if self._taken is not None else self._passed
+        assert out is not None
+        sum_in_order(self._terms, self._own, out)
+        self._terms[self._own] = _NOTHING
+
+
+class _CodedSum:
+    """What is done when a gate opens: terms that must be decoded, or rounded in the end, are summed."""
+
+    __slots__ = ("_given", "_native", "_own", "_passed", "_passes", "_scratch", "_taken", "_terms", "_total")
+
+    def __init__(
+        self,
+        terms: list[tuple[Codec, Bytes]],
+        own: int,
+        given: _Place | None,
+        native: Codec,
+        taken: _Place | None,
+        passes: tuple[Codec, Bytes] | None,
+        scratch: tuple[Array, Array],
+    ) -> None:
+        """
+        Args:
+            given: the rank's own term, which becomes ``terms[own]``; None if that is there already.
+            taken: where the sum goes, None if it is one of some terms only.
+            passes: the sum also leaves, encoded like this, into this payload; it is then taken as it leaves.
+        """
+        self._terms = terms
+        self._own = own
+        self._given = given
+        self._native = native
+        self._taken = taken
+        self._passes = passes
+        self._total, self._scratch = scratch
+
+    def run(self, given: Arrays, taken: Arrays) -> None:
+        if self._given is not None:
+            self._terms[self._own] = self._native, self._given.bytes_of(given)
+        sum_encoded(self._terms, self._total, self._scratch)
+        if self._given is not None:
+            self._terms[self._own] = self._native, _NOTHING_BYTES
+        if self._passes is not None:
+            codec, payload = self._passes
+            codec.encode(self._total, payload)
+            if self._taken is not None:
+                codec.decode(payload, self._total)
+        if self._taken is not None:
+            self._native.encode(self._total, self._taken.bytes_of(taken))
+
+
+class _Decoding:
+    """What is done when a gate opens: a sum that has come encoded is decoded, and perhaps passed on as it came."""
+
+    __slots__ = ("_codec", "_native", "_passed", "_payload", "_taken", "_total")
+
+    def __init__(
+        self, codec: Codec, payload: Bytes, native: Codec, taken: _Place, passed: Bytes | None, total: Array
+    ) -> None:
+        self._codec = codec
+        self._payload = payload
+        self._native = native
+        self._taken = taken
+        self._passed = passed
+        self._total = total
+
+    def run(self, given: Arrays, taken: Arrays) -> None:
+        if self._passed is not None:
+            self._passed[:] = self._payload
+        self._codec.decode(self._payload, self._total)
+        self._native.encode(self._total, self._taken.bytes_of(taken))
+
+
+class _Arrival:
+    """A frame that comes in a call, and where it goes."""
+
+    __slots__ = ("incoming", "index", "nbytes", "place", "step")
+
+    def __init__(self, index: int, step: int, nbytes: int, incoming: Incoming | None, place: _Place | None) -> None:
+        """It arrives in scratch, by `incoming`, or in an array, at `place`."""
+        self.index = index
+        self.step = step
+        self.nbytes = nbytes
+        self.incoming = incoming
+        self.place = place
+
+
+class _Lane:
+    """The frames that one link brings in a call, in order, and how far it has come."""
+
+    __slots__ = ("header", "link", "position", "queue")
+
+    def __init__(self, link: Link, queue: Sequence[_Arrival]) -> None:
+        self.link = link
+        self.queue = queue
+        self.position = 0
+        self.header = memoryview(bytearray(HEADER_SIZE))
+        """Takes the headers of frames that arrive in an array."""
+
+
+_Action = _ExactSum | _CodedSum | _Decoding
+
+
+class Plan:
+    """One rank's part of a schedule, ready to run on arrays again and again.
+
+    Attributes:
+        choice: the schedule and its forecast.
+        senders: the links that this rank sends on.
+        op: the collective...
+        what: ...and its name.
+        sequence: the number of the collective that it ran, or runs, last.
+        nbytes: memory of its own: frames to send. Scratch for what comes is shared by all plans.
+    """
+
+    def __init__(
+        self,
+        op: Op,
+        element: Element,
+        choice: Choice,
+        progress: Progress,
+        sends: Sequence[tuple[Link, _Outgoing]],
+        arrivals: Mapping[Link, Sequence[_Arrival]],
+        actions: Sequence[_Action | None],
+    ) -> None:
+        """
+        Args:
+            sends: in the order of the rank's `Duty`.
+            arrivals: in the order in which they come.
+            actions: what to do when a gate opens.
+        """
+        self.choice = choice
+        self.what = op.name.lower()
+        self.senders = tuple(dict.fromkeys(link for link, _ in sends))
+        self.op = op
+        self._code = element.code
+        self._progress = progress
+        self._sends = sends
+        self._lanes = [_Lane(link, queue) for link, queue in arrivals.items()]
+        self._lane_of = {lane.link.rank: lane for lane in self._lanes}
+        self._actions = actions
+        self._given: Arrays = ()
+        self._taken: Arrays = ()
+        self.sequence = 0
+        self.nbytes = sum({id(outgoing): outgoing.frame_bytes for _, outgoing in sends}.values())
+
+    def begin(self, sequence: int, given: Arrays, taken: Arrays) -> list[Incoming]:
+        """Push what can leave at once, and return what is to be received first.
+
+        Args:
+            sequence: the number of this collective in the session.
+            given: the arrays that this rank gives from; they stay as they are until all is sent.
+            taken: the arrays that it takes into; may be the same.
+        """
+        self.sequence, self._given, self._taken = sequence, given, taken
+        for send in self._progress.start():
+            self._push(send)
+        for lane in self._lanes:
+            lane.position = 0
+        return [self._expect(lane) for lane in self._lanes]
+
+    def follow(self, incoming: Incoming) -> Incoming | None:
+        """Go on after a frame has come; returns what the same link brings next."""
+        lane = self._lane_of[incoming.link.rank]
+        gate = self._progress.arrived(lane.queue[lane.position].index)
+        if gate != NOW:
+            action = self._actions[gate]
+            if action is not None:
+                action.run(self._given, self._taken)
+            for send in self._progress.released(gate):
+                self._push(send)
+        lane.position += 1
+        return self._expect(lane) if lane.position < len(lane.queue) else None
+
+    def end(self) -> None:
+        """Let go of the arrays."""
+        self._given = self._taken = ()
+        for _, outgoing in self._sends:
+            outgoing.unload()
+
+    def _push(self, send: int) -> None:
+        link, outgoing = self._sends[send]
+        if outgoing.made_for != self.sequence:
+            outgoing.made_for = self.sequence
+            outgoing.header[:] = pack_header(self.op, self._code, outgoing.step, self.sequence, outgoing.nbytes)
+            outgoing.load(self._given, self._taken)
+        for view in outgoing.views:
+            link.push(view)
+
+    def _expect(self, lane: _Lane) -> Incoming:
+        arrival = lane.queue[lane.position]
+        incoming = arrival.incoming
+        if incoming is None:
+            assert arrival.place is not None
+            target = arrival.place.bytes_of(self._taken)
+            incoming = Incoming(lane.link, [lane.header, target.data] if arrival.nbytes else [lane.header])
+        incoming.expect(pack_header(self.op, self._code, arrival.step, self.sequence, arrival.nbytes))
+        return incoming
+
+
+class Compiler:
+    """Compiles schedules for one rank. Its plans share scratch memory, so one runs at a time."""
+
+    def __init__(self, rank: int, links: Mapping[int, Link], codecs: Codecs) -> None:
+        self._rank = rank
+        self._links = links
+        self._codecs = codecs
+        self._scratch = np.empty(0, np.uint8)
+
+    def compile(self, op: Op, element: Element, choice: Choice, layout: Layout) -> Plan:
+        """The plan by which this rank does its part of a schedule."""
+        goal = choice.schedule.goal
+        duty = Duty(choice.schedule, self._rank)
+        summed = goal.operation in SUMMED
+        native, wire, partial = self._codecs.of(element.name) if summed else (Exact(element.storage),) * 3
+        decodes = wire is not native
+        """Terms and totals do not travel as they lie in the arrays."""
+        in_place = not decodes and isinstance(native, Exact)
+        """Sums need no decoding either."""
+
+        def codec(t: Transfer) -> Codec:
+            return partial if summed and 1 < len(t.terms) < goal.ranks else wire
+
+        # Memory: frames of what does not arrive in place, and room for two terms in the type that sums are taken in.
+        scratched = [decodes or duty.gates[gate].summed for gate in duty.receive_gates]
+        sizes = [
+            codec(t).size(len(t.part)) if needed else 0 for t, needed in zip(duty.receives, scratched, strict=True)
+        ]
+        longest = 0 if in_place else max((len(t.part) for t in (*duty.receives, *duty.sends)), default=0)
+        *frames, total, spare = self._frames([*sizes, *[longest * native.accumulator.itemsize] * 2])
+        wide = [frame[HEADER_SIZE:].view(native.accumulator) for frame in (total, spare)]
+
+        # What comes.
+        arrivals: dict[Link, list[_Arrival]] = {}
+        payloads: dict[Transfer, Bytes] = {}
+        for index, t in enumerate(duty.receives):
+            link, incoming, place = self._links[t.source], None, None
+            if scratched[index]:
+                incoming = Incoming(link, [frames[index].data])
+                payloads[t] = frames[index][HEADER_SIZE:]
+            else:
+                place = _Place(t.part, layout.taken)
+            nbytes = codec(t).size(len(t.part))
+            arrivals.setdefault(link, []).append(_Arrival(index, t.step, nbytes, incoming, place))
+
+        # What leaves. The same values for several ranks are one frame.
+        outgoing: dict[tuple[int, int, int, int], _Outgoing] = {}
+        left: dict[int, _Outgoing] = {}  # by gate: what an action has to leave there
+        terms: dict[tuple[int, int], _Outgoing] = {}  # by part: the rank's own term as it travels
+        sends = []
+        for t, gate in zip(duty.sends, duty.send_gates, strict=True):
+            bounds = t.part.start, t.part.stop
+            key = (t.step, gate, *bounds)
+            if key not in outgoing:
+                nbytes = codec(t).size(len(t.part))
+                if gate == NOW:
+                    place = _Place(t.part, layout.given)
+                    if decodes:
+                        frame: _Outgoing = _Encoded(t.step, place, native, wire, wide[0][: len(t.part)])
+                    else:
+                        staged = nbytes <= STAGED_BYTES or goal.operation is Operation.ALL_TO_ALL
+                        staged = staged or any(each.summed and _overlap(each.part, t.part) for each in duty.gates)
+                        frame = _Copied(t.step, nbytes, place, element.storage, own=True, staged=staged)
+                    terms[bounds] = frame
+                elif decodes or (summed and len(t.terms) < goal.ranks):
+                    frame = left[gate] = _Outgoing(t.step, nbytes)
+                else:
+                    place = _Place(t.part, layout.taken)
+                    staged = nbytes <= STAGED_BYTES
+                    frame = _Copied(t.step, nbytes, place, element.storage, own=False, staged=staged)
+                outgoing[key] = frame
+            sends.append((self._links[t.target], outgoing[key]))
+
+        # What happens in between.
+        actions: list[_Action | None] = []
+        for gate, opening in enumerate(duty.gates):
+            size, passed = len(opening.part), left.get(gate)
+            if not opening.summed:
+                (t,) = opening.arrivals
+                place = _Place(opening.part, layout.taken)
+                goes_on = None if passed is None else passed.payload
+                actions.append(
+                    _Decoding(wire, payloads[t], native, place, goes_on, wide[0][:size]) if decodes else None
+                )
+                continue
+            own = sum(t.terms.start < self._rank for t in opening.arrivals)
+            ends = sum(len(t.terms) for t in opening.arrivals) + 1 == goal.ranks
+            taken = _Place(opening.part, layout.taken) if ends else None
+            given = _Place(opening.part, layout.given)
+            if in_place:
+                vectors = [payloads[t].view(native.accumulator) for t in opening.arrivals]
+                vectors.insert(own, vectors[0])  # the place of the rank's own term
+                goes_on = None if passed is None else passed.payload.view(native.accumulator)
+                actions.append(_ExactSum(vectors, own, given, taken, goes_on))
+            else:
+                coded = [(codec(t), payloads[t]) for t in opening.arrivals]
+                travels = terms.get((opening.part.start, opening.part.stop)) if decodes else None
+                coded.insert(own, coded[0] if travels is None else (wire, travels.payload))
+                passes = None if passed is None else (wire if ends else partial, passed.payload)
+                scratch = wide[0][:size], wide[1][:size]
+                untravelled = given if travels is None else None
+                actions.append(_CodedSum(coded, own, untravelled, native, taken, passes, scratch))
+        return Plan(op, element, choice, Progress(duty), sends, arrivals, actions)
+
+    def _frames(self, lengths: Sequence[int]) -> list[Bytes]:
+        """Scratch for frames with payloads of these lengths, each payload aligned to a cache line."""
+        strides = [-(-(HEADER_SIZE + length) // 64) * 64 for length in lengths]
+        needed = sum(strides) + 64
+        if needed > len(self._scratch):
+            # Older plans keep the older scratch alive; doubling bounds what they hold together.
+            self._scratch = np.empty(max(needed, 2 * len(self._scratch)), np.uint8)
+        start = -(self._scratch.ctypes.data + HEADER_SIZE) % 64
+        frames = []
+        for length, stride in zip(lengths, strides, strict=True):
+            frames.append(self._scratch[start : start + HEADER_SIZE + length])
+            start += stride
+        return frames
+
+
+def _overlap(a: range, b: range) -> bool:
+    return a.start < b.stop and b.start < a.stop
