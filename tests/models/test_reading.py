@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,72 +24,34 @@ from motley.daemon.models.description.operations import (
     WholeNorm,
 )
 from motley.daemon.models.description.rope import (
-    DynamicScaling,
-    LinearScaling,
-    Llama3Scaling,
     Rope,
-    RopeScaling,
-    YarnScaling,
 )
 from motley.daemon.models.keys import ConfigError
 from motley.daemon.models.reading import read_model
+from tests.models.configs import (
+    GEMMA3,
+    GLM4_MOE,
+    GPT_OSS,
+    LLAMA,
+    LLAMA3,
+    MISTRAL,
+    MIXTRAL,
+    OLMO2,
+    OLMOE,
+    PHI3,
+    QWEN2,
+    QWEN2_MOE,
+    QWEN3,
+    QWEN3_MOE,
+    YARN,
+    read,
+    without,
+)
 
-LLAMA: dict[str, Any] = {
-    "model_type": "llama",
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 100,
-    "max_position_embeddings": 256,
-    "rms_norm_eps": 1e-5,
-    "hidden_act": "silu",
-    "eos_token_id": 2,
-}
-MISTRAL = LLAMA | {"model_type": "mistral", "sliding_window": 16}
-QWEN2 = LLAMA | {"model_type": "qwen2", "sliding_window": 16, "use_sliding_window": False, "max_window_layers": 1}
-QWEN3 = QWEN2 | {"model_type": "qwen3", "head_dim": 32}
-EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
-MIXTRAL = LLAMA | {"model_type": "mixtral", "num_local_experts": 6, "num_experts_per_tok": 2}
-QWEN2_MOE = (
-    LLAMA
-    | EXPERTS
-    | {"model_type": "qwen2_moe", "shared_expert_intermediate_size": 48, "sliding_window": 16}
-    | {"use_sliding_window": False, "max_window_layers": 1}
-)
-QWEN3_MOE = LLAMA | EXPERTS | {"model_type": "qwen3_moe", "use_sliding_window": False, "sliding_window": 16}
-OLMO2 = LLAMA | {"model_type": "olmo2"}
-OLMOE = LLAMA | EXPERTS | {"model_type": "olmoe"}
-PHI3 = LLAMA | {"model_type": "phi3"}
-GLM4_MOE = (
-    LLAMA | {"model_type": "glm4_moe", "n_routed_experts": 6} | {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
-)
-GPT_OSS = LLAMA | {"model_type": "gpt_oss", "num_local_experts": 6, "num_experts_per_tok": 2}
-GEMMA3 = {key: value for key, value in LLAMA.items() if key != "hidden_act"} | {"model_type": "gemma3_text"}
-LLAMA3 = {
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-    "rope_type": "llama3",
-}
 QKV_BIASES = [f"self_attn.{letter}_proj.bias" for letter in "qkv"]
 OUTPUT_BIAS = "self_attn.o_proj.bias"
 MLP_BIASES = [f"mlp.{part}_proj.bias" for part in ("gate", "up", "down")]
 QK_NORMS = [f"self_attn.{letter}_norm.weight" for letter in "qk"]
-YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
-
-
-def read(folder: Path, config: dict[str, Any], generation: dict[str, Any] | None = None) -> Model:
-    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    if generation is not None:
-        (folder / "generation_config.json").write_text(json.dumps(generation), encoding="utf-8")
-    return read_model(folder)
-
-
-def without(config: dict[str, Any], key: str) -> dict[str, Any]:
-    return {name: value for name, value in config.items() if name != key}
 
 
 def attentions(model: Model) -> list[Attend]:
@@ -143,88 +104,6 @@ def test_llama(tmp_path: Path) -> None:
     assert [type(each).__name__ for each in model.head] == ["Norm", "Linear"]
     assert {each.activation for each in model.operations if isinstance(each, Gated)} == {Activation.SILU}
     assert epsilons(model) == {1e-5}
-
-
-@pytest.mark.parametrize(
-    "spelling",
-    [
-        {"rope_theta": 5e5, "rope_scaling": LLAMA3},
-        {"rope_theta": 5e5, "rope_scaling": without(LLAMA3, "rope_type") | {"type": "llama3"}},
-        {"rope_parameters": LLAMA3 | {"rope_theta": 5e5}},
-        {"rope_parameters": LLAMA3 | {"rope_theta": 5e5, "partial_rotary_factor": 1.0}, "rope_theta": 1e4},
-    ],
-)
-def test_both_spellings_of_rope(tmp_path: Path, spelling: dict[str, Any]) -> None:
-    assert read(tmp_path, LLAMA | spelling).ropes == {"main": Rope(5e5, 16, Llama3Scaling(8.0, 1.0, 4.0, 64))}
-
-
-@pytest.mark.parametrize("spelling", ["rope_scaling", "rope_parameters"])
-@pytest.mark.parametrize("kind_key", ["type", "rope_type"])
-@pytest.mark.parametrize(
-    ("scaling", "expected", "context"),
-    [
-        ({"kind": "linear", "factor": 2.5}, LinearScaling(2.5), 640),
-        ({"kind": "dynamic", "factor": 4.0}, DynamicScaling(4.0, 256), 1024),
-        ({"kind": "llama3"} | without(LLAMA3, "rope_type"), Llama3Scaling(8.0, 1.0, 4.0, 64), 256),
-        (
-            {"kind": "yarn", "factor": 4.0, "attention_factor": 1.0},
-            YarnScaling(4.0, 256, 32.0, 1.0, True, 1.0),
-            1024,
-        ),
-        (
-            {
-                "kind": "yarn",
-                "factor": 4.0,
-                "original_max_position_embeddings": 32,
-                "beta_fast": 16,
-                "beta_slow": 2,
-                "truncate": False,
-                "attention_factor": 1.5,
-                "mscale": None,
-            },
-            YarnScaling(4.0, 32, 16.0, 2.0, False, 1.5),
-            256,
-        ),
-    ],
-)
-def test_scaled_ropes_and_the_contexts_they_reach(
-    tmp_path: Path,
-    scaling: dict[str, Any],
-    expected: RopeScaling | None,
-    context: int,
-    kind_key: str,
-    spelling: str,
-) -> None:
-    given = without(scaling, "kind") | {kind_key: scaling["kind"]}
-    got = read(tmp_path, LLAMA | {"rope_theta": 5e5, spelling: given})
-    assert got.ropes == {"main": Rope(5e5, 16, expected)}
-    assert got.context == context
-
-
-@pytest.mark.parametrize(
-    ("scales", "attention_factor"),
-    [
-        ({}, 1.1386294361119891),
-        ({"mscale": 0.7}, 1.1386294361119891),  # alone it does not count
-        ({"mscale": 0, "mscale_all_dim": 0.5}, 1.1386294361119891),
-        ({"mscale": 0.7, "mscale_all_dim": 0.7}, 1.0),
-        ({"mscale": 1.0, "mscale_all_dim": 0.5}, 1.1386294361119891 / 1.0693147180559946),
-        ({"mscale": 1.0, "mscale_all_dim": 0.5, "attention_factor": 2}, 2.0),
-        ({"factor": 1.0}, 1.0),
-    ],
-)
-def test_attention_factor_of_yarn(tmp_path: Path, scales: dict[str, Any], attention_factor: float) -> None:
-    scaling = read(tmp_path, LLAMA | {"rope_parameters": YARN | scales}).ropes["main"].scaling
-    assert isinstance(scaling, YarnScaling)
-    assert scaling.attention_factor == pytest.approx(attention_factor, rel=1e-12)
-
-
-@pytest.mark.parametrize("given", [YARN, LLAMA3])
-def test_an_original_context_beside_the_rope_object_comes_first(tmp_path: Path, given: dict[str, Any]) -> None:
-    model = read(tmp_path, LLAMA | {"rope_parameters": given, "original_max_position_embeddings": 32})
-    scaling = model.ropes["main"].scaling
-    assert isinstance(scaling, YarnScaling | Llama3Scaling)
-    assert scaling.original_context == 32
 
 
 @pytest.mark.parametrize(

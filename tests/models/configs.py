@@ -1,0 +1,63 @@
+"""Small configs of every family, as keys of a ``config.json``, and reading them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from motley.daemon.models.description.model import Model
+from motley.daemon.models.reading import read_model
+
+LLAMA: dict[str, Any] = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 100,
+    "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-5,
+    "hidden_act": "silu",
+    "eos_token_id": 2,
+}
+MISTRAL = LLAMA | {"model_type": "mistral", "sliding_window": 16}
+QWEN2 = LLAMA | {"model_type": "qwen2", "sliding_window": 16, "use_sliding_window": False, "max_window_layers": 1}
+QWEN3 = QWEN2 | {"model_type": "qwen3", "head_dim": 32}
+EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+MIXTRAL = LLAMA | {"model_type": "mixtral", "num_local_experts": 6, "num_experts_per_tok": 2}
+QWEN2_MOE = (
+    LLAMA
+    | EXPERTS
+    | {"model_type": "qwen2_moe", "shared_expert_intermediate_size": 48, "sliding_window": 16}
+    | {"use_sliding_window": False, "max_window_layers": 1}
+)
+QWEN3_MOE = LLAMA | EXPERTS | {"model_type": "qwen3_moe", "use_sliding_window": False, "sliding_window": 16}
+OLMO2 = LLAMA | {"model_type": "olmo2"}
+OLMOE = LLAMA | EXPERTS | {"model_type": "olmoe"}
+PHI3 = LLAMA | {"model_type": "phi3"}
+GLM4_MOE = (
+    LLAMA | {"model_type": "glm4_moe", "n_routed_experts": 6} | {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
+)
+GPT_OSS = LLAMA | {"model_type": "gpt_oss", "num_local_experts": 6, "num_experts_per_tok": 2}
+GEMMA3 = {key: value for key, value in LLAMA.items() if key != "hidden_act"} | {"model_type": "gemma3_text"}
+LLAMA3 = {
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+    "rope_type": "llama3",
+}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
+
+
+def read(folder: Path, config: dict[str, Any], generation: dict[str, Any] | None = None) -> Model:
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    if generation is not None:
+        (folder / "generation_config.json").write_text(json.dumps(generation), encoding="utf-8")
+    return read_model(folder)
+
+
+def without(config: dict[str, Any], key: str) -> dict[str, Any]:
+    return {name: value for name, value in config.items() if name != key}
