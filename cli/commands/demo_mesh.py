@@ -18,7 +18,7 @@ from motley.cli.show import console
 from motley.daemon.node.child import start_child
 from motley.protocol.wording import short_bytes
 
-MODELS = Path(__file__).parent / "models"
+MODELS = Path(__file__).parents[1] / "models"
 STOP_S = 10.0
 TEMPERATURE = 0.8
 TOP_K = 40

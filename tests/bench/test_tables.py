@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from motley.bench.drift import Drift, LayerDrift
-from motley.cli.app import bench_tables
+from motley.cli.commands import bench_tables
 from motley.cli.commands.cache import end_of
 from motley.cli.show import ago, percentages, table
 from tests.bench.reports import latency_report

@@ -224,7 +224,8 @@ async def test_a_node_comes_back_to_an_orchestrator_that_was_restarted(tmp_path:
             await again.end()
 
 
-def test_joining_badly_ends_with_one_clear_line(there: Mesh) -> None:
+def test_joining_badly_ends_with_one_clear_line(there: Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("motley.daemon.node.trust.CONNECT_S", 3.0)
     secret, fingerprint = there.token.split(".")
     good = there.target
     with socket.create_server(("127.0.0.1", 0)) as mute, unanswered_port() as unused:

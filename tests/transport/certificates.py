@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from motley.transport import Tls
-from motley.transport.links import certificates
+from motley.transport import Tls, certificates
 
 
 class Authority(certificates.Authority):
