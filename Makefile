@@ -3,7 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 NATIVE := setup.py $(wildcard plugins/native/*.[ch]) plugins/nccl/library.c
-PARALLEL := -n auto --dist loadgroup
+CORES := $(shell getconf _NPROCESSORS_ONLN)
+# One process more than there are cores, as tests of real daemons wait now and then.
+PARALLEL := -n $(shell expr $(CORES) + 1) --dist loadgroup
 PACKAGES := bench cli daemon orchestrator plugins protocol transport
 
 .PHONY: demo test soak gpu lint format protocol nccl clean

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import numpy as np
+import pytest
 
 from motley.daemon.models.cutting.holding import has_floats
 from motley.daemon.models.cutting.share import Share
@@ -35,6 +36,12 @@ from tests.models.local_group import LocalGroup
 GOLDEN = Path(__file__).parent / "golden"
 OTHER_PARTS = ("vision_tower.", "multi_modal_projector.")
 """What the names of tensors begin with that are not of a text part."""
+TELLING = {
+    *("gemma3-softcaps", "glm4-moe-qk-norm", "gpt-oss-mxfp4", "llama-biases-odd-sizes", "llama-llama3-rope-tied"),
+    *("llama-mqa", "mistral-window", "mixtral-fused-window", "olmo2", "olmoe-clipped-normalised", "phi3-longrope"),
+    *("qwen2-moe", "qwen2-some-windows", "qwen3-biases-some-windows", "qwen3-moe-not-normalised"),
+}
+"""Golden cases that have what their family has, and most of what its other cases have."""
 T = TypeVar("T")
 
 
@@ -138,6 +145,19 @@ def golden_cases() -> list[Case]:
                 )
             )
     return cases
+
+
+def others_soak(rows: Iterable[Any]) -> list[Any]:
+    """Parameters of a test, each a case or a tuple with one: those of cases not in `TELLING` wait for `make soak`.
+
+    For tests of what engines do with any model; that each model is computed rightly is tested with all at every commit.
+    """
+    parameters = []
+    for row in rows:
+        values = row if isinstance(row, tuple) else (row,)
+        (case,) = (value for value in values if isinstance(value, Case))
+        parameters.append(pytest.param(*values, marks=() if str(case) in TELLING else pytest.mark.soak))
+    return parameters
 
 
 def golden_case(name: str) -> Case:

@@ -11,7 +11,7 @@ from motley.daemon.models.files import open_model
 from motley.daemon.weights.checkpoints.checkpoint import CheckpointError
 from motley.daemon.weights.checkpoints.safetensors_checkpoint import SafetensorsCheckpoint
 from motley.daemon.weights.located import Located
-from tests.models.cases import Case, elements_in_files, golden_case, golden_cases
+from tests.models.cases import TELLING, Case, elements_in_files, golden_case, golden_cases
 
 
 @pytest.mark.parametrize("case", golden_cases(), ids=str)
@@ -50,3 +50,9 @@ def test_an_expert_that_is_missing_is_named(name: str) -> None:
     with Located(SafetensorsCheckpoint(case.folder), tensors(more)) as source, pytest.raises(CheckpointError) as caught:
         source.expect(expected_shapes(more))
     assert f"'model.layers.0.mlp.experts.{experts.count}.gate_proj.weight' is absent" in str(caught.value)
+
+
+def test_every_family_has_a_telling_case() -> None:
+    telling = {case.model.family for case in golden_cases() if str(case) in TELLING}
+    assert telling == {case.model.family for case in golden_cases()}
+    assert {str(case) for case in golden_cases()} >= TELLING

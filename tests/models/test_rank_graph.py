@@ -27,6 +27,7 @@ from motley.daemon.weights.share_file import write_share
 from motley.daemon.weights.spec import SHARE_FILE
 from tests.models.cases import (
     GOLDEN,
+    TELLING,
     Case,
     elements_in_files,
     expert_cases,
@@ -85,7 +86,8 @@ def save(declared: Declared, case: Case, folder: Path, proto: onnx.ModelProto | 
 @pytest.mark.parametrize("quantisation", ["fp32", "int8", "int4"])
 @pytest.mark.parametrize("ranks", [1, 8])
 def test_graphs_are_valid(quantisation: str, ranks: int, tmp_path: Path) -> None:
-    for case in golden_cases() if quantisation == "fp32" else QUANTISED:
+    cases = golden_cases() if quantisation == "fp32" else QUANTISED
+    for case in cases if ranks == 1 else (case for case in cases if str(case) in TELLING):
         for rank in range(ranks):
             declared = declare(case, ranks, rank, quantisation)
             for name, proto in (

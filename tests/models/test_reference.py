@@ -13,7 +13,7 @@ from motley.daemon.models.cutting.units import units
 from motley.plugins.engine import F32, EngineError, EngineOptions, load_engine
 from motley.plugins.reference.engine import FIRST_CAPACITY, ReferenceEngine
 from motley.plugins.reference.operators import OPERATORS
-from tests.models.cases import Case, LocalSession, golden_case, golden_cases, uneven_shares, whole_share
+from tests.models.cases import Case, LocalSession, golden_case, golden_cases, others_soak, uneven_shares, whole_share
 from tests.models.local_group import LocalGroup
 
 TOLERANCE = 1e-4
@@ -78,7 +78,7 @@ def test_splits_include_empty_shares_and_repeated_kv_heads() -> None:
 
 
 @pytest.mark.parametrize("quantisation", ["int8", "int4"])
-@pytest.mark.parametrize("case", [case for case in golden_cases() if case.model.hidden % 16 == 0], ids=str)
+@pytest.mark.parametrize("case", others_soak(case for case in golden_cases() if case.model.hidden % 16 == 0), ids=str)
 def test_quantised_values_do_not_depend_on_the_split(case: Case, quantisation: str, tmp_path: Path) -> None:
     """Against the float64 forward pass of the same quantised weights; against unquantised ones, loosely.
 
@@ -97,7 +97,7 @@ def test_quantised_values_do_not_depend_on_the_split(case: Case, quantisation: s
 
 
 @pytest.mark.parametrize("chunks", [[1] * 30, [7, 1, 16, 6], [29, 1]])
-@every_case
+@pytest.mark.parametrize("case", others_soak(golden_cases()), ids=str)
 def test_chunks_give_what_the_whole_gives(case: Case, chunks: list[int], tmp_path: Path) -> None:
     with session(case, tmp_path, 2) as ranks:
         ranks.open_slot()

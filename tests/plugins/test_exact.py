@@ -30,7 +30,16 @@ from motley.plugins.onnxruntime.experts import Chain
 from motley.plugins.onnxruntime.hosted_experts import OnnxRuntimeExpert, OnnxRuntimeExperts
 from motley.plugins.onnxruntime.sessions import Store
 from motley.plugins.reference.engine import ReferenceEngine, ReferenceExperts
-from tests.models.cases import GOLDEN, Case, LocalSession, expert_cases, golden_cases, uneven_shares, whole_share
+from tests.models.cases import (
+    GOLDEN,
+    Case,
+    LocalSession,
+    expert_cases,
+    golden_cases,
+    others_soak,
+    uneven_shares,
+    whole_share,
+)
 from tests.models.local_group import LocalMember
 from tests.models.test_whole_experts import all_experts, joined, share
 from tests.pairs import pairwise as all_pairs
@@ -91,7 +100,9 @@ def same(got: F32, expected: F32) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("case", "quantisation", "count"), all_pairs(CASES, ["fp32", "int8", "int4"], [2, 3, 5]), ids=str
+    ("case", "quantisation", "count"),
+    others_soak(all_pairs(CASES, ["fp32", "int8", "int4"], [2, 3, 5])),
+    ids=str,
 )
 def test_every_split_and_chunking_gives_the_same_bits(
     case: Case, quantisation: str, count: int, tmp_path: Path

@@ -15,7 +15,7 @@ from motley.plugins.cuda.engine import CudaEngine
 from motley.plugins.engine import F32, Collectives, EngineFactory, EngineOptions, RankGraph
 from motley.plugins.onnxruntime.engine import OnnxRuntimeEngine
 from motley.plugins.reference.engine import ReferenceEngine
-from tests.models.cases import Case, LocalSession, golden_cases, uneven_shares
+from tests.models.cases import Case, LocalSession, golden_cases, others_soak, uneven_shares
 from tests.plugins.known_cases import REFUSED
 from tests.transport.cuda.host_driver import HostDriver
 
@@ -81,7 +81,7 @@ def distance(got: F32, expected: F32) -> float:
 
 
 @pytest.mark.parametrize("mix", MIXES)
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", others_soak(CASES), ids=str)
 def test_ranks_of_different_kinds_agree_with_float64(case: Case, mix: str, tmp_path: Path) -> None:
     """A prompt, its halves, and single tokens; against the same weights, and against transformers'."""
     engines, quantisations = zip(*MIXES[mix], strict=True)

@@ -24,7 +24,7 @@ from motley.daemon.weights.spec import SHARE_FILE
 from motley.plugins.engine import F32, Engine, EngineError, EngineFactory, EngineOptions, RankGraph
 from motley.plugins.onnxruntime.engine import OnnxRuntimeEngine
 from motley.plugins.reference.engine import ReferenceEngine
-from tests.models.cases import GOLDEN, golden_cases, uneven_shares
+from tests.models.cases import GOLDEN, golden_cases, others_soak, uneven_shares
 from tests.models.cutting import apportion, cut
 from tests.models.local_group import LocalGroup
 from tests.pairs import pairwise
@@ -60,7 +60,7 @@ def examine(graph: RankGraph, rank: int, ranks: int, faulty: RankGraph | None = 
 
 
 @pytest.mark.parametrize("ranks", [1, 3, 8])
-@pytest.mark.parametrize("case", golden_cases(), ids=str)
+@pytest.mark.parametrize("case", others_soak(golden_cases()), ids=str)
 def test_the_cpu_engine_passes_with_any_share(case: object, ranks: int, tmp_path: Path) -> None:
     for rank in range(ranks):
         examine(share(GOLDEN / str(case), "fp32", ranks, rank, tmp_path / str(rank)), rank, ranks)

@@ -44,7 +44,7 @@ from motley.transport.cuda.driver import CudaDriver
 from motley.transport.cuda.errors import CudaError
 from motley.transport.cuda.host_step import HostStep
 from motley.transport.cuda.stream import CudaStream
-from tests.models.cases import Case, LocalSession, uneven_shares
+from tests.models.cases import Case, LocalSession, others_soak, uneven_shares
 from tests.models.local_group import LocalGroup
 from tests.models.long_text import regret, write_texts
 from tests.pairs import pairwise
@@ -383,7 +383,7 @@ def test_texts_are_the_same_whatever_the_host_step(run_ranks: Callable[..., list
 
 @pytest.mark.parametrize(
     ("case", "quantisation", "scratch"),
-    pairwise(known_cases(), ["fp32", "fp16", "int8", "int4"], [4096, device_graph.SCRATCH_BYTES]),
+    others_soak(pairwise(known_cases(), ["fp32", "fp16", "int8", "int4"], [4096, device_graph.SCRATCH_BYTES])),
     ids=str,
 )
 def test_prompts_by_cublas(

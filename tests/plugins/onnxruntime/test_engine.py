@@ -21,7 +21,7 @@ from motley.plugins.engine import F32, EngineError, EngineFactory, EngineOptions
 from motley.plugins.onnxruntime.engine import FIRST_CAPACITY, OnnxRuntimeEngine
 from motley.plugins.onnxruntime.experts import _LocalExpert
 from motley.plugins.reference.engine import ReferenceEngine
-from tests.models.cases import Case, LocalSession, golden_cases, uneven_shares, whole_share
+from tests.models.cases import Case, LocalSession, golden_cases, others_soak, uneven_shares, whole_share
 from tests.pairs import pairwise
 
 FP32_TOLERANCE = 1e-4
@@ -91,7 +91,7 @@ def test_any_split_gives_the_same_logits_and_text(case: Case, count: int, tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("case", "quantisation", "count"), pairwise(golden_cases(), ["int8", "int4"], [2, 3, 8]), ids=str
+    ("case", "quantisation", "count"), others_soak(pairwise(golden_cases(), ["int8", "int4"], [2, 3, 8])), ids=str
 )
 def test_quantised_against_float64_at_any_split(case: Case, quantisation: str, count: int, tmp_path: Path) -> None:
     try:
@@ -129,7 +129,7 @@ def test_chunks_give_what_the_whole_prompt_gives(case: Case, tmp_path: Path) -> 
     ("quantisation", "exact", "count"),
     [("fp32", False, 1), ("fp32", True, 3), ("int4", True, 2), ("int8", False, 2), ("int4", False, 3)],
 )
-@every_case
+@pytest.mark.parametrize("case", others_soak(golden_cases()), ids=str)
 def test_sequences_decoded_together_get_what_each_gets_alone(
     case: Case, quantisation: str, exact: bool, count: int, tmp_path: Path
 ) -> None:
