@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from motley.bench.drift import Drift
     from motley.bench.latency import LatencyReport
+    from motley.bench.serve import Served
 
 COLOURS = {"compute": "#3b6fb6", "wire": "#d1495b", "wait": "#f0c067", "lead": "#c4c4c4"}
 MEANINGS = {
@@ -68,6 +69,32 @@ def plot_drift(drift: Drift, path: Path) -> None:
     figure = _figure(8, 4.8)
     draw_drift(figure, drift)
     figure.suptitle(f"{drift.model}: {drift.ranks} ranks against one process", fontweight="bold")
+    _save(figure, path)
+
+
+def plot_served(rows: Sequence[Served], path: Path) -> None:
+    """Throughput and what clients wait for, by the rate at which requests come."""
+    figure = _figure(10, 4.2)
+    throughput, waits = figure.subplots(1, 2)
+    rates = [row.rate for row in rows]
+    throughput.plot(rates, [row.output_tokens_per_s for row in rows], color=FP32, marker="o")
+    throughput.set_ylabel("tokens/s of all answers")
+    throughput.set_ylim(bottom=0)
+    for name, colour, told in (("first token", FP16, "ttft_ms"), ("gap between tokens", FP32, "gap_ms")):
+        for quantile, style in (("p50", "-"), ("p99", ":")):
+            heights = [getattr(row, told).get(quantile, math.nan) for row in rows]
+            waits.plot(rates, heights, color=colour, linestyle=style, marker="o", label=f"{name}, {quantile}")
+    waits.set_ylabel("ms")
+    waits.set_yscale("log")
+    for axis in (waits.yaxis.set_major_formatter, waits.yaxis.set_minor_formatter):
+        axis("{x:g}")
+    for axes in (throughput, waits):
+        axes.set_xticks(rates)
+        axes.set_xlabel("requests per second")
+        axes.grid(alpha=0.3)
+        _tidy(axes)
+    figure.legend(*waits.get_legend_handles_labels(), ncols=4, **LEGEND)
+    figure.suptitle(f"{rows[0].requests} requests at each rate", fontweight="bold")
     _save(figure, path)
 
 

@@ -13,6 +13,7 @@ EXPECTED = {
     "motley.bench.local_mesh.MeshError",
     "motley.bench.plots.PlotError",
     "motley.bench.report.ReportError",
+    "motley.bench.serve.LoadError",
     "motley.bench.synth.SynthError",
     "motley.cli.errors.CliError",
     "motley.daemon.node.control.JoinRefused",

@@ -12,7 +12,15 @@ from typing import Any, TextIO
 
 from rich.console import Console, Group, RenderableType
 from rich.markup import escape
-from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 from rich.text import Text
 
@@ -86,6 +94,26 @@ def loading_bars(verb: str = "loading") -> Iterator[LoadingBars | LoadingLines]:
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as progress:
         yield LoadingBars(progress, verb)
+
+
+@contextmanager
+def counting_bar(what: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar on stderr while the context lasts, told how many of how many are done; or lines, without a terminal."""
+    if console.is_terminal:
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        with Progress(*columns, console=console, transient=True) as progress:
+            task = progress.add_task(what, total=None)
+            yield lambda done, total: progress.update(task, completed=done, total=total)
+        return
+    said = time.monotonic()
+
+    def say(done: int, total: int) -> None:
+        nonlocal said
+        if done == total or time.monotonic() - said >= LINE_S:
+            said = time.monotonic()
+            console.print(f"{what}: {done} of {total}", highlight=False)
+
+    yield say
 
 
 def ago(seconds: float) -> str:

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from motley.cli.commands.bench_serve import SERVE_EXAMPLE, serve
 from motley.cli.commands.bench_tables import (
     show_drift,
     show_latency,
@@ -31,6 +32,9 @@ LIKE = "mixtral-quarter"
 
 def register(app: typer.Typer) -> None:
     app.add_typer(bench, name="bench")
+
+
+bench.command(epilog=SERVE_EXAMPLE)(serve)
 
 
 @bench.command(

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from motley.bench.latency import LatencyReport
     from motley.bench.moe import MoeReport
     from motley.bench.precision import FormatError
+    from motley.bench.serve import Served
     from motley.bench.throughput import Throughput
 
 
@@ -62,6 +63,23 @@ def show_throughput(rows: Sequence[Throughput]) -> None:
         [str(row.requests), f"{row.tokens_per_s:.1f}", f"{row.gain:.2f}", f"{row.ms_per_token:.1f}"] for row in rows
     ]
     console.print(table(["requests", "tokens/s", "x one", "ms per token of each"], cells))
+
+
+def show_served(rows: Sequence[Served]) -> None:
+    """A row for each rate at which requests came."""
+    cells = [
+        [
+            f"{row.rate:g}",
+            str(row.requests),
+            f"{row.output_tokens_per_s:.1f}",
+            *(f"{row.ttft_ms[q]:.0f}" for q in ("p50", "p99")),
+            *(f"{row.gap_ms[q]:.1f}" if row.gap_ms else "-" for q in ("p50", "p99")),
+            str(row.refused),
+        ]
+        for row in rows
+    ]
+    columns = ["requests/s", "requests", "tokens/s", "first token p50 ms", "p99", "gap p50 ms", "p99", "refused"]
+    console.print(table(columns, cells))
 
 
 def show_moe(report: MoeReport) -> None:

@@ -44,14 +44,15 @@ def completion(model: Path, prompt: str, tokens: int, seed: int) -> dict[str, An
 
 @dataclass(frozen=True)
 class DemoMesh:
-    """An orchestrator's API, and daemons by name."""
+    """An orchestrator's API and its address, and daemons by name."""
 
+    url: str
     client: Client
     daemons: dict[str, asyncio.subprocess.Process]
 
 
 @asynccontextmanager
-async def mesh_of_processes(limits: list[int]) -> AsyncIterator[DemoMesh]:
+async def mesh_of_processes(limits: list[int], threads: int = 1) -> AsyncIterator[DemoMesh]:
     """An orchestrator here and a daemon process per memory limit, all on loopback, ended with the context."""
     from motley.orchestrator.app import Orchestrator, OrchestratorConfig
 
@@ -66,11 +67,11 @@ async def mesh_of_processes(limits: list[int]) -> AsyncIterator[DemoMesh]:
             for name, limit in zip(node_names(len(limits)), limits, strict=True):
                 console.print(f"starting {name} with {short_bytes(limit)} of memory")
                 where = orchestrator.join_target, orchestrator.join_token
-                daemons[name] = await _start_daemon(*where, name, limit, _log(folder, name))
+                daemons[name] = await _start_daemon(*where, name, limit, threads, _log(folder, name))
             ends = [asyncio.create_task(_last_words(daemon, _log(folder, name))) for name, daemon in daemons.items()]
             async with Client(orchestrator.http_url) as client:
                 await wait_for_nodes(client, len(daemons), *ends)
-                yield DemoMesh(client, daemons)
+                yield DemoMesh(orchestrator.http_url, client, daemons)
         finally:
             try:
                 await orchestrator.stop()
@@ -129,11 +130,13 @@ def _log(folder: str, name: str) -> Path:
     return Path(folder) / f"{name}.log"
 
 
-async def _start_daemon(target: str, token: str, name: str, limit: int, log: Path) -> asyncio.subprocess.Process:
+async def _start_daemon(
+    target: str, token: str, name: str, limit: int, threads: int, log: Path
+) -> asyncio.subprocess.Process:
     with log.open("wb") as stderr:
         return await start_child(
             *("motley.cli.main", "join", target),
-            *("--name", name, "--memory", str(limit), "--threads", "1", "--end-with-stdin"),
+            *("--name", name, "--memory", str(limit), "--threads", str(threads), "--end-with-stdin"),
             env={**os.environ, "MOTLEY_TOKEN": token},
             stdout=asyncio.subprocess.DEVNULL,
             stderr=stderr,
