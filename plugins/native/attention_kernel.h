@@ -3,35 +3,44 @@
 #define AHEAD 8192 /* bytes that what is cached is fetched ahead of its use, for the level-2 cache */
 #define LEAST (-0x1.fffffep127f) /* where largest scores start: not infinite, as differences from them are taken */
 
-/* Turn a head by its token's angles, and multiply it by `scale`. */
-ALWAYS void turn(const struct attending *now, const float *from, float *to, float scale) {
-    const int64_t turned = now->a.turned;
-    const float *cos = now->a.cos + now->position * turned, *sin = now->a.sin + now->position * turned;
+/* Turn a head by the angles of a position, and multiply it by `scale`. */
+ALWAYS void turn(const struct attention *a, int64_t position, const float *from, float *to, float scale) {
+    const int64_t turned = a->turned;
+    const float *cos = a->cos + position * turned, *sin = a->sin + position * turned;
     for (int64_t i = 0; i < turned; i += LANES) {
         const int64_t left = turned - i;
         const floats c = load_floats(cos + i, left), s = load_floats(sin + i, left);
-        const floats a = load_floats(from + i, left), b = load_floats(from + turned + i, left);
-        store_floats(to + i, fused(-b, s, a * c) * scale, left);
-        store_floats(to + turned + i, fused(b, c, a * s) * scale, left);
+        const floats x = load_floats(from + i, left), y = load_floats(from + turned + i, left);
+        store_floats(to + i, fused(-y, s, x * c) * scale, left);
+        store_floats(to + turned + i, fused(y, c, x * s) * scale, left);
     }
-    for (int64_t i = 2 * turned; i < now->a.size; i += LANES)
-        store_floats(to + i, load_floats(from + i, now->a.size - i) * scale, now->a.size - i);
+    for (int64_t i = 2 * turned; i < a->size; i += LANES)
+        store_floats(to + i, load_floats(from + i, a->size - i) * scale, a->size - i);
 }
 
-/* The token's queries, turned; its key and value go to the caches. */
-static void take_token(const struct attending *now) {
-    const struct attention *a = &now->a;
-    const float *keys = a->qkv + a->heads * a->size, *values = keys + a->kv_heads * a->size;
-    for (int64_t h = 0; h < a->heads; h++) {
-        float *q = now->q + h * now->wide;
-        turn(now, a->qkv + h * a->size, q, a->scale);
-        for (int64_t i = a->size; i < now->wide; i++) q[i] = 0;
-    }
+/* A row's key, turned, and value go to the caches. */
+static void cache_row(const struct attention *a, int64_t row, int64_t position) {
+    const float *keys = a->qkv + (row * (a->heads + 2 * a->kv_heads) + a->heads) * a->size;
+    const float *values = keys + a->kv_heads * a->size;
     for (int64_t h = 0; h < a->kv_heads; h++) {
-        const int64_t place = (h * a->capacity + now->position) * a->size;
-        turn(now, keys + h * a->size, a->keys + place, 1);
+        const int64_t place = (h * a->capacity + position) * a->size;
+        turn(a, position, keys + h * a->size, a->keys + place, 1);
         memcpy(a->values + place, values + h * a->size, (size_t)a->size * 4);
     }
+}
+
+/* The rows' queries, turned, and the sinks of each. */
+static void turn_queries(const struct attending *now) {
+    const struct attention *a = &now->a;
+    for (int64_t r = 0; r < now->rows; r++)
+        for (int64_t head = 0; head < a->heads; head++) {
+            const int64_t query = (head / now->group * now->rows + r) * now->group + head % now->group;
+            const float *from = a->qkv + ((now->row + r) * (a->heads + 2 * a->kv_heads) + head) * a->size;
+            float *q = now->q + query * now->wide;
+            turn(a, now->position + r, from, q, a->scale);
+            for (int64_t i = a->size; i < now->wide; i++) q[i] = 0;
+            if (a->sinks) now->sinks[query] = a->sinks[head];
+        }
 }
 
 /* Add to sums the products of `left` dimensions, or as many as there are lanes. */
@@ -126,61 +135,81 @@ ALWAYS void weigh(const struct attending *now, const float *weights, const float
         else work(1);                                                         \
     }
 
-/* Some heads of a group at the positions of a stretch. */
-static void attend_heads(const struct attending *now, int64_t stretch, int64_t kv_head, int64_t head, int64_t heads) {
+/* Some queries that share keys and values at the positions of a stretch. */
+static void attend_queries(const struct attending *now, int64_t stretch, int64_t kv_head, int64_t query, int64_t count) {
     const struct attention *a = &now->a;
-    const int64_t begin = now->first + stretch * SIGHT, left = now->position + 1 - begin;
-    const int64_t positions = left < SIGHT ? left : SIGHT, size = a->size;
-    const float *keys = a->keys + (kv_head * a->capacity + begin) * size, *q = now->q + head * now->wide;
+    const int64_t size = a->size, group = now->group, begin = (now->first + stretch) * SIGHT;
+    int64_t seen[HEADS_AT_ONCE][2], from = SIGHT, to = 0; /* positions of the stretch, by query, and by any of them */
+    for (int64_t h = 0; h < count; h++) {
+        const int64_t position = now->position + (query + h) / group % now->rows;
+        const int64_t first = a->window && a->window <= position ? position - a->window + 1 : 0;
+        seen[h][0] = first > begin ? first - begin : 0;
+        seen[h][1] = position - begin < SIGHT ? position - begin + 1 : SIGHT;
+        if (seen[h][0] < from) from = seen[h][0];
+        if (seen[h][1] > to) to = seen[h][1];
+    }
+    if (to <= from) to = from = 0; /* none sees any */
+    const float *keys = a->keys + (kv_head * a->capacity + begin) * size, *q = now->q + query * now->wide;
     const float *values = a->values + (kv_head * a->capacity + begin) * size;
-    const int64_t summary = stretch * a->heads + head;
+    const int64_t summary = stretch * now->rows * a->heads + query;
     float scores[HEADS_AT_ONCE][SIGHT], *sight = now->sights + summary * now->wide;
-    int64_t t = 0, i = 0;
+    int64_t t = from, i = 0;
 #define SCORE_TILE(n) score(now, q + h * now->wide, keys + t * size, scores[h] + t, n, TILE_TOKENS)
 #define SCORE_ONE(n) score(now, q + h * now->wide, keys + t * size, scores[h] + t, n, 1)
-    for (; t + TILE_TOKENS <= positions; t += TILE_TOKENS) FOR_HEADS(heads, h, SCORE_TILE)
-    for (; t < positions; t++) FOR_HEADS(heads, h, SCORE_ONE)
-    if (a->soft_cap != 0)
-        for (int64_t h = 0; h < heads; h++) cap_scores(scores[h], positions, a->soft_cap);
-    for (int64_t h = 0; h < heads; h++)
-        exponentiate(scores[h], positions, now->largest + summary + h, now->sums + summary + h);
-#define WEIGH_TILE(n) weigh(now, scores[h], values + i, positions, LANES, sight + h * now->wide + i, n, TILE_TOKENS)
-#define WEIGH_ONE(n) weigh(now, scores[h], values + i, positions, size - i, sight + h * now->wide + i, n, 1)
-    for (; i + TILE_TOKENS * LANES <= size; i += TILE_TOKENS * LANES) FOR_HEADS(heads, h, WEIGH_TILE)
-    for (; i < size; i += LANES) FOR_HEADS(heads, h, WEIGH_ONE)
+    for (; t + TILE_TOKENS <= to; t += TILE_TOKENS) FOR_HEADS(count, h, SCORE_TILE)
+    for (; t < to; t++) FOR_HEADS(count, h, SCORE_ONE)
+    for (int64_t h = 0; h < count; h++) {
+        for (t = 0; t < from; t++) scores[h][t] = 0;
+        if (a->soft_cap != 0) cap_scores(scores[h], to, a->soft_cap);
+        for (t = 0; t < seen[h][0] && t < to; t++) scores[h][t] = -__builtin_inff();
+        for (t = seen[h][1] > 0 ? seen[h][1] : 0; t < to; t++) scores[h][t] = -__builtin_inff();
+        exponentiate(scores[h], to, now->largest + summary + h, now->sums + summary + h);
+    }
+#define WEIGH_TILE(n) \
+    weigh(now, scores[h] + from, values + from * size + i, to - from, LANES, sight + h * now->wide + i, n, TILE_TOKENS)
+#define WEIGH_ONE(n) \
+    weigh(now, scores[h] + from, values + from * size + i, to - from, size - i, sight + h * now->wide + i, n, 1)
+    for (; i + TILE_TOKENS * LANES <= size; i += TILE_TOKENS * LANES) FOR_HEADS(count, h, WEIGH_TILE)
+    for (; i < size; i += LANES) FOR_HEADS(count, h, WEIGH_ONE)
 }
 
 static void attend(const struct attending *now, int64_t stretch, int64_t kv_head) {
-    const int64_t begin = kv_head * now->group, end = begin + now->group;
-    for (int64_t head = begin; head < end; head += HEADS_AT_ONCE)
-        attend_heads(now, stretch, kv_head, head, end - head < HEADS_AT_ONCE ? end - head : HEADS_AT_ONCE);
+    const int64_t queries = now->rows * now->group, begin = kv_head * queries, end = begin + queries;
+    for (int64_t query = begin; query < end; query += HEADS_AT_ONCE)
+        attend_queries(now, stretch, kv_head, query, end - query < HEADS_AT_ONCE ? end - query : HEADS_AT_ONCE);
 }
 
-static void combine(const struct attending *now) {
-    const int64_t heads = now->a.heads, size = now->a.size;
-    for (int64_t h = 0; h < heads; h += LANES) {
-        const int64_t left = heads - h;
-        const floats sinks = now->a.sinks ? load_floats(now->a.sinks + h, left) : all_lanes(0);
+/* The results of the queries from chunk * LANES_IN_ALL on, as many. */
+static void combine(const struct attending *now, int64_t chunk) {
+    const int64_t queries = now->rows * now->a.heads, size = now->a.size, group = now->group;
+    const int64_t begin = chunk * LANES_IN_ALL;
+    const int64_t end = queries - begin < LANES_IN_ALL ? queries : begin + LANES_IN_ALL;
+    for (int64_t n = begin; n < end; n += LANES) {
+        const int64_t left = end - n;
+        const floats sinks = now->a.sinks ? load_floats(now->sinks + n, left) : all_lanes(0);
         floats most = now->a.sinks ? sinks : all_lanes(LEAST), sum = {0};
         for (int64_t s = 0; s < now->stretches; s++) {
-            const floats here = load_floats(now->largest + s * heads + h, left);
+            const floats here = load_floats(now->largest + s * queries + n, left);
             most = choose(here > most, here, most);
         }
         if (now->a.sinks) sum = exponential(sinks - most);
         for (int64_t s = 0; s < now->stretches; s++) {
-            const floats weight = exponential(load_floats(now->largest + s * heads + h, left) - most);
-            store_floats(now->largest + s * heads + h, weight, left);
-            sum = fused(weight, load_floats(now->sums + s * heads + h, left), sum);
+            const floats weight = exponential(load_floats(now->largest + s * queries + n, left) - most);
+            store_floats(now->largest + s * queries + n, weight, left);
+            sum = fused(weight, load_floats(now->sums + s * queries + n, left), sum);
         }
-        store_floats(now->sums + h, 1 / sum, left);
+        store_floats(now->sums + n, 1 / sum, left);
     }
-    for (int64_t h = 0; h < heads; h++)
+    for (int64_t n = begin; n < end; n++) {
+        const int64_t row = now->row + n / group % now->rows, head = n / (group * now->rows) * group + n % group;
+        float *y = now->a.y + (row * now->a.heads + head) * size;
         for (int64_t i = 0; i < size; i += LANES) {
             floats sum = {0};
             for (int64_t s = 0; s < now->stretches; s++) {
-                const int64_t at = s * heads + h;
+                const int64_t at = s * queries + n;
                 sum = fused(all_lanes(now->largest[at]), load_floats(now->sights + at * now->wide + i, LANES), sum);
             }
-            store_floats(now->a.y + h * size + i, sum * now->sums[h], size - i);
+            store_floats(y + i, sum * now->sums[n], size - i);
         }
+    }
 }

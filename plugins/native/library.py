@@ -80,6 +80,7 @@ class Attention(ctypes.Structure):
         ("position", c_void_p),
         ("sinks", c_void_p),
         ("y", c_void_p),
+        ("rows", c_int64),
         ("heads", c_int64),
         ("kv_heads", c_int64),
         ("size", c_int64),
@@ -92,7 +93,7 @@ class Attention(ctypes.Structure):
     )
 
 
-INTERFACE = (3, *map(ctypes.sizeof, (Matmul, Norm, Gated, Attention)))
+INTERFACE = (4, *map(ctypes.sizeof, (Matmul, Norm, Gated, Attention)))
 """What ``motley_interface`` of library.c must be: a number that is raised in both files whenever they no longer
 understand each other, and the size of each struct. It shows that a library was built before an update."""
 
@@ -183,6 +184,7 @@ def _check_position(found: Any, _function: Any, arguments: tuple[Any, ...]) -> A
         attention = arguments[0]._obj
         at = c_int64.from_address(attention.position).value
         raise IndexError(
-            f"position {at} is outside of the caches' {attention.capacity} or the {attention.places} with angles"
+            f"positions {at} to {at + attention.rows} are outside of the caches' {attention.capacity} or the "
+            f"{attention.places} with angles"
         )
     return found

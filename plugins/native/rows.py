@@ -89,23 +89,24 @@ def bind_attention(
     soft_cap: float = 0.0,
     sinks: F32 | None = None,
 ) -> Action:
-    """One token's attention to the positions up to its own, of ``C`` that the caches have room for.
+    """The attention of M consecutive tokens, each to the positions up to its own, of ``C`` that the caches have.
 
-    The token's key and value are written to the caches. A call raises `IndexError`, and writes nothing, if `position`
-    is outside of the caches, or of the angles.
+    The tokens' keys and values are written to the caches first. A row's result does not depend on which other rows are
+    computed with it. A call raises `IndexError`, and writes nothing, if a position is outside of the caches, or of the
+    angles.
 
     Args:
-        qkv: f32[1, (heads + 2 * kv_heads) * d], queries first, values last.
+        qkv: f32[M, (heads + 2 * kv_heads) * d], queries first, values last.
         key_cache: f32[1, kv_heads, C, d].
         value_cache: the same.
         cos: f32[P, r/2], of the angles by position of a rotary embedding that turns the first ``r <= d`` dimensions of
             q and k: i with i + r/2. r may be 0.
         sin: the same.
-        position: i64[1], where the token stands; read by every call.
-        y: f32[1, heads * d], overwritten.
+        position: i64[1], where the first token stands; read by every call.
+        y: f32[M, heads * d], overwritten.
         heads: of q; groups of ``heads / kv_heads`` share a head of k and v.
         scale: of the products of q and k.
-        window: how many positions the token sees, its own among them; 0: all.
+        window: how many positions a token sees, its own among them; 0: all.
         soft_cap: products are ``cap * tanh(product / cap)``; 0: they are not.
         sinks: f32[heads], a logit each that takes part in the softmax and is no position.
         pool: computes; several threads if there is enough to see.
@@ -122,19 +123,23 @@ def bind_attention(
     capacity, size = key_cache.shape[2:]
     if cos.ndim != 2:
         raise ValueError(f"cos must be float32[P, r/2], not of shape {cos.shape}")
+    if qkv.ndim != 2 or not len(qkv):
+        raise ValueError(f"qkv must be float32[M, {(heads + 2 * kv_heads) * size}], not of shape {qkv.shape}")
+    rows = len(qkv)
     places, turned = cos.shape
     if 2 * turned > size:
         raise ValueError(f"cos must have at most {size // 2} angles for heads of {size}, not {turned}")
     attention = Attention(
         pool=pool.handle,
-        qkv=address("qkv", qkv, np.float32, 1, (heads + 2 * kv_heads) * size),
+        qkv=address("qkv", qkv, np.float32, rows, (heads + 2 * kv_heads) * size),
         keys=place("key_cache", key_cache, np.float32, 1, kv_heads, capacity, size),
         values=place("value_cache", value_cache, np.float32, 1, kv_heads, capacity, size),
         cos=address("cos", cos, np.float32, places, turned),
         sin=address("sin", sin, np.float32, places, turned),
         position=address("position", position, np.int64, 1),
         sinks=None if sinks is None else address("sinks", sinks, np.float32, heads),
-        y=place("y", y, np.float32, 1, heads * size),
+        y=place("y", y, np.float32, rows, heads * size),
+        rows=rows,
         heads=heads,
         kv_heads=kv_heads,
         size=size,

@@ -11,8 +11,7 @@ from motley.plugins.engine import F32
 from motley.plugins.mapped_share import Array
 from motley.plugins.native.rows import Action
 from motley.plugins.onnxruntime.experts import BoundMixture
-from motley.plugins.onnxruntime.lowering import SEQLENS, TOTAL_LENGTH
-from motley.plugins.onnxruntime.sessions import POSITION, Part
+from motley.plugins.onnxruntime.sessions import Part
 
 
 @dataclass(frozen=True)
@@ -32,32 +31,13 @@ class Bound:
     mixture: BoundMixture | None = None
 
 
-class Place:
-    """Where a step's rows stand in their sequence: the graph inputs that say so, at fixed addresses."""
-
-    def __init__(self, position: int, count: int) -> None:
-        self._count = count
-        self.inputs: dict[str, Array] = {
-            POSITION: np.empty(1, np.int64),
-            SEQLENS: np.empty(1, np.int32),
-            TOTAL_LENGTH: np.empty((), np.int32),
-        }
-        self.move(position)
-
-    def move(self, position: int) -> None:
-        end = position + self._count
-        self.inputs[POSITION][...] = position
-        self.inputs[SEQLENS][...] = end - 1
-        self.inputs[TOTAL_LENGTH][...] = end
-
-
 @dataclass
 class Slot:
     """One sequence.
 
     Attributes:
         constants: its rotary tables, by graph input.
-        next: where its next decoded token stands.
+        position: i64[1], where its next decoded token stands.
         caches: its keys and values, by graph input.
         capacity: tokens that the caches have room for.
         length: tokens that are in them.
@@ -66,7 +46,7 @@ class Slot:
     """
 
     constants: Mapping[str, F32]
-    next: Place
+    position: Array = field(default_factory=lambda: np.zeros(1, np.int64))
     caches: dict[str, F32] = field(default_factory=dict)
     capacity: int = 0
     length: int = 0

@@ -11,8 +11,7 @@ and sums exchanged, once for all.
 Two micro-chunks of a prompt take turns: one computes a segment while the sum of the other is under way.
 
 In exact mode the runtime is never given an odd number of rows, because its kernels take rows by twos and round a lone
-one otherwise: the last row is run twice. The second time it stands at the next position, which no other row sees, and
-which is written again when the token there comes.
+one otherwise: the last row is run twice, but for attention, whose result is repeated.
 """
 
 from __future__ import annotations
@@ -28,11 +27,12 @@ from motley.plugins.engine import F32, Collectives, EngineError, EngineOptions, 
 from motley.plugins.mapped_share import Array
 from motley.plugins.mixture import Sent, as_terms
 from motley.plugins.native.rows import Action
-from motley.plugins.onnxruntime.bound import Bound, BoundRows, Decoder, Place, Slot
+from motley.plugins.onnxruntime.bound import Bound, BoundRows, Decoder, Slot
 from motley.plugins.onnxruntime.experts import BoundMixture, LocalExperts
 from motley.plugins.onnxruntime.lowering import lower
 from motley.plugins.onnxruntime.sessions import (
     EXACT_PROBE,
+    POSITION,
     ROWS_DIFFER,
     Part,
     Store,
@@ -72,7 +72,7 @@ class OnnxRuntimeEngine:
         self._logits = np.empty((0, graph.vocabulary), np.float32)
         """Of the latest decode step."""
 
-        lowered = lower(graph.proto, options.exact)
+        lowered = lower(graph.proto)
         outputs = [output.name for output in graph.proto.graph.output]
         segments = cut_into_segments(lowered.nodes, lowered.initializers, outputs)
         most_rows = options.max_rows + options.max_rows % 2
@@ -81,7 +81,7 @@ class OnnxRuntimeEngine:
         parts = self._workshop.make(segments)
         self._layers = [part for part in parts if not part.segment.head]
         self._head = [part for part in parts if part.segment.head]
-        self._attentions = [part for part in self._layers if part.attend]
+        self._attentions = [part for part in self._layers if part.attends]
         self._buffers = self._workshop.buffers(segments, Store(most_rows))
         rows, between = np.zeros((most_rows, graph.hidden), np.float32), Store(most_rows)
         self._experts = {
@@ -105,7 +105,7 @@ class OnnxRuntimeEngine:
 
     def open_slot(self, slot: int, prompt: int = 0) -> None:
         self._slots.check_free(slot)
-        self._slots[slot] = Slot(self._graph.constants(prompt), Place(0, self._each))
+        self._slots[slot] = Slot(self._graph.constants(prompt))
 
     def close_slot(self, slot: int) -> None:
         self._slots.take(slot)
@@ -129,7 +129,7 @@ class OnnxRuntimeEngine:
         for slot, position in zip(slots, positions, strict=True):
             check_step(slot, self._slots[slot].length, position, 1, self._graph.context)
         for slot, position in zip(slots, positions, strict=True):
-            self._room(slot, position, 1).next.move(position)
+            self._room(slot, position, 1).position[0] = position
         each, count = self._each, len(slots)
         for row in range(each):
             np.copyto(self._buffers["hidden"][row : count * each : each], hidden)
@@ -167,16 +167,15 @@ class OnnxRuntimeEngine:
         buffer = self._buffers["hidden"]
         np.copyto(buffer[:tokens], hidden)
         buffer[tokens:count] = hidden[-1]
-        logits = self._prefill(state, position, count, rows, halved, exchange)
+        logits = self._prefill(state, position, tokens, rows, halved, exchange)
         state.length = position + tokens
         return logits
 
     def _room(self, slot: int, position: int, tokens: int) -> Slot:
         """A slot, with room for a step of so many tokens from `position` on."""
         state = self._slots[slot]
-        needed = position + self._even(tokens)
-        if needed > state.capacity:
-            self._grow(slot, needed)
+        if position + tokens > state.capacity:
+            self._grow(slot, position + tokens)
         return state
 
     def _even(self, rows: int) -> int:
@@ -207,41 +206,42 @@ class OnnxRuntimeEngine:
     def _next_attention(self, state: Slot, number: int) -> Mapping[Part, Action]:
         """The attentions of a sequence's decoded token, where it is the one of this number in its step."""
         if number not in state.attentions:
-            each = self._each
-            rows = slice(number * each, (number + 1) * each)
-            state.attentions[number] = self._attention(state, state.next, rows, once=each == 1)
+            rows = slice(number * self._each, (number + 1) * self._each)
+            state.attentions[number] = self._attention(state, state.position, rows, 1)
         return state.attentions[number]
 
-    def _attention(self, state: Slot, place: Place, rows: slice, once: bool) -> Mapping[Part, Action]:
-        """Bind all attentions to consecutive tokens of a sequence.
+    def _attention(self, state: Slot, position: Array, rows: slice, tokens: int) -> Mapping[Part, Action]:
+        """Bind all attentions to `tokens` consecutive ones of a sequence, from `position` on.
 
         Args:
-            once: whether it is one decoded token, which our own kernel attends for. It rounds otherwise than the
-                runtime's, which a prompt gets: its last token must not depend on whether it came alone.
+            rows: of the buffers; where they are more than the tokens, the last result is repeated.
         """
-        places = {
-            **state.constants,
-            **place.inputs,
-            **state.caches,
-            **{f"{name}.out": cached for name, cached in state.caches.items()},  # past and present are one
-            **self._rows_of_buffers(rows),
-        }
-        binds = {part: part.then if once else part.attend for part in self._attentions}
-        return {part: bind(places) for part, bind in binds.items() if bind}
+        placed = slice(rows.start, rows.start + tokens)
+        places = {**state.constants, POSITION: position, **state.caches, **self._rows_of_buffers(placed)}
+        actions = {part: part.then(places) for part in self._attentions if part.then}
+        if placed == rows:
+            return actions
+        return {part: partial(_repeat, action, self._result(part)[rows], tokens) for part, action in actions.items()}
+
+    def _result(self, part: Part) -> Array:
+        """The buffer of what a kernel makes that follows a segment."""
+        assert isinstance(part.segment.then, Kernel)
+        return self._buffers[part.segment.then.results[0]]
 
     def _prefill(
-        self, state: Slot, position: int, count: int, rows: Sequence[int], halved: bool, exchange: Exchange
+        self, state: Slot, position: int, tokens: int, rows: Sequence[int], halved: bool, exchange: Exchange
     ) -> F32:
         """f32[R, V]{tp}: run a chunk, or its micro-chunks by turns, and the head where it is wanted."""
+        count = self._even(tokens)
         wanted = np.zeros(self._even(len(rows)), np.int64)
         wanted[: len(rows)] = rows
         logits = np.empty((len(wanted), self._graph.vocabulary), np.float32)
         chunks = micro_chunks(count, halved)
         # Bindings hold addresses only: what they point to must outlive the run.
-        standing = [Place(position + chunk.start, chunk.stop - chunk.start) for chunk in chunks]
+        standing = [np.array([position + chunk.start], np.int64) for chunk in chunks]
         bindings = [self._bind_rows(chunk) for chunk in chunks]
         layers = [
-            rows.attending([self._attention(state, place, chunk, once=False)])
+            rows.attending([self._attention(state, place, chunk, min(chunk.stop, tokens) - chunk.start)])
             for rows, chunk, place in zip(bindings, chunks, standing, strict=True)
         ]
         pending: Pending | None = None
@@ -308,7 +308,7 @@ class OnnxRuntimeEngine:
     def _grow(self, slot: int, needed: int) -> None:
         """Move a sequence's caches to larger buffers."""
         state = self._slots[slot]
-        capacity = grown_capacity(state.capacity, needed, FIRST_CAPACITY, self._graph.context + self._exact)
+        capacity = grown_capacity(state.capacity, needed, FIRST_CAPACITY, self._graph.context)
         for spec in self._graph.caches:
             for kind in ("key_cache", "value_cache"):
                 name = f"{kind}.{spec.layer}"
@@ -334,7 +334,7 @@ class OnnxRuntimeEngine:
         for part in self._layers:
             if part.run:
                 actions.append(part.run(places))
-            if part.attend:
+            if part.attends:
                 actions.append(part)
             elif part.then:
                 actions.append(part.then(places))
@@ -394,6 +394,12 @@ class OnnxRuntimeEngine:
         places.update(zip(gathering.gathered, terms, strict=True))
         places.update(zip(gathering.own, parts[self._collectives.rank], strict=True))
         return parts
+
+
+def _repeat(attend: Action, results: Array, tokens: int) -> None:
+    """Attend for some tokens, and repeat the last result in the rows after it."""
+    attend()
+    results[tokens:] = results[tokens - 1]
 
 
 def _same_place(one: F32, other: F32 | float) -> bool:

@@ -37,7 +37,7 @@ class OnnxRuntimeExpert:
     """See `motley.plugins.expert_engine.Expert`."""
 
     def __init__(self, graph: ExpertGraph, threads: Threads, exact: bool) -> None:
-        lowered = lower(graph.proto, exact)
+        lowered = lower(graph.proto)
         self._workshop = Workshop(graph, lowered.initializers, threads)
         self._chain = Chain(graph.proto.graph, lowered.nodes, self._workshop, lowered.initializers)
         self._x = np.empty((self._chain.run_for(1) if exact else 1, graph.hidden), np.float32)

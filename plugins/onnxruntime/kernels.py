@@ -22,10 +22,7 @@ Weight = Callable[[str], Array | None]
 
 
 def kernel(then: Kernel, weight: Weight, pool: Pool) -> tuple[Bind, dict[str, int]]:
-    """What computes the node of a `Kernel`, and the width of its operands and results by their names.
-
-    An attention is computed for one token.
-    """
+    """What computes the node of a `Kernel`, and the width of its operands and results by their names."""
     make = {PRODUCT: _product, ATTENTION: _attention, NORM: _norm, GATED: _gated}[then.node.op_type]
     return make(then, weight, pool)
 

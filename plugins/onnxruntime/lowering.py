@@ -5,16 +5,13 @@ in the graph                                    in the runtime (domain ``com.mic
 ==============================================  ==============================================================
 ``DequantizeLinear`` -> ``Gemm(transB=1)``      `motley.plugins.segments.PRODUCT`, not for the runtime: its
                                                 ``MatMulNBits`` reads int4 at half the speed of the memory
-``Split`` -> ``CachedAttention``                `motley.plugins.segments.ATTENTION` on packed QKV: for one token by
-                                                our own kernel; for more by ``GroupQueryAttention``, rotary
-                                                embedding inside (`attention_nodes`)
+``Split`` -> ``CachedAttention``                `motley.plugins.segments.ATTENTION` on packed QKV
 ``Add`` -> ``RMSNormalization`` of rows         `motley.plugins.segments.NORM`
 ``Split`` -> ``Swish`` -> ``Mul``               `motley.plugins.segments.GATED`
 ``Swish``                                       ``QuickGelu(alpha=1)``
 ==============================================  ==============================================================
 
-In exact mode a row must not depend on the rows beside it: only kernels are used that keep to that where the number of
-rows is even.
+A row does not depend on the rows beside it where the number of rows is even: only kernels are used that keep to that.
 """
 
 from __future__ import annotations
@@ -22,28 +19,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-import numpy as np
 import onnx
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
-from motley.plugins.engine import DOMAIN, EngineError
+from motley.plugins.engine import DOMAIN
 from motley.plugins.nodes import attributes_of, is_experts
 from motley.plugins.segments import ATTENTION, GATED, NORM, PRODUCT
 
 MICROSOFT = "com.microsoft"
-SEQLENS = "seqlens_k"
-"""A graph input i32[1] that lowering adds: the last position, ``position + T - 1``."""
-TOTAL_LENGTH = "total_sequence_length"
-"""A graph input i32[] that lowering adds: ``seqlens_k + 1``."""
-
-HEAD_DIM_STEP = 16
-"""The runtime's attention takes heads of a multiple of this, of which a multiple of this is rotated. For others the
-runtime inlines the function's body, whose cost grows with the buffer."""
-
-EXACT_HEAD_DIM = 128
-"""In wider heads the runtime cuts a row's dot products where the number of valid positions says."""
-
-_LEADING_AXIS = "motley.leading_axis"
 
 
 @dataclass(frozen=True)
@@ -54,23 +37,14 @@ class Lowered:
     initializers: Mapping[str, TensorProto]
 
 
-def lower(model: onnx.ModelProto, exact: bool) -> Lowered:
-    """Lower the whole graph; collectives stay as they are, and so do Experts nodes around their graphs.
-
-    Args:
-        exact: only to what gives a row the same bits whatever stands beside it.
-
-    Raises:
-        EngineError: that is not possible.
-    """
+def lower(model: onnx.ModelProto) -> Lowered:
+    """Lower the whole graph; collectives stay as they are, and so do Experts nodes around their graphs."""
     initializers = {tensor.name: tensor for tensor in model.graph.initializer}
-    initializers[_LEADING_AXIS] = numpy_helper.from_array(np.zeros(1, np.int64), _LEADING_AXIS)
-    return Lowered(_Lowering(model.graph.node, initializers, exact).run(), initializers)
+    return Lowered(_Lowering(model.graph.node, initializers).run(), initializers)
 
 
 class _Lowering:
-    def __init__(self, nodes: Iterable[NodeProto], initializers: dict[str, TensorProto], exact: bool) -> None:
-        self._exact = exact
+    def __init__(self, nodes: Iterable[NodeProto], initializers: dict[str, TensorProto]) -> None:
         self._nodes = list(nodes)
         self._initializers = initializers
         self._producer = {name: node for node in self._nodes for name in node.output if name}
@@ -127,7 +101,7 @@ class _Lowering:
         lowered.CopyFrom(node)
         for attribute in lowered.attribute:
             for graph in attribute.graphs:
-                nodes = _Lowering(graph.node, self._initializers, self._exact).run()
+                nodes = _Lowering(graph.node, self._initializers).run()
                 del graph.node[:]
                 graph.node.extend(nodes)
         return lowered
@@ -192,18 +166,6 @@ class _Lowering:
 
     def _attention(self, node: NodeProto) -> Iterator[NodeProto]:
         q, k, v, *others = node.input
-        attributes = attributes_of(node)
-        head_dim, rotary_dim = attributes["head_dim"], attributes["rotary_dim"]
-        if self._exact and (head_dim % HEAD_DIM_STEP or head_dim > EXACT_HEAD_DIM):
-            raise EngineError(
-                f"engine 'onnxruntime' cannot keep exact=true with attention heads of {head_dim}: "
-                f"a multiple of {HEAD_DIM_STEP} up to {EXACT_HEAD_DIM} is needed"
-            )
-        if self._exact and rotary_dim % HEAD_DIM_STEP:
-            raise EngineError(
-                f"engine 'onnxruntime' cannot keep exact=true where {rotary_dim} of a head's {head_dim} elements are"
-                f" rotated: a multiple of {HEAD_DIM_STEP} is needed"
-            )
         split = self._made_by(q, "Split")
         if split is not None and list(split.output) == [q, k, v]:
             packed = split.input[0]
@@ -213,50 +175,6 @@ class _Lowering:
         attention = helper.make_node(ATTENTION, [packed, *others], node.output, name=node.name, domain=DOMAIN)
         attention.attribute.extend(node.attribute)
         yield attention
-
-
-def attention_nodes(node: NodeProto) -> list[NodeProto]:
-    """The runtime's operators that compute an `ATTENTION` node. They update the caches in place."""
-    qkv, key_cache, value_cache, position, cos, sin, *sinks = node.input
-    y, key_out, value_out = node.output
-    attributes = attributes_of(node)
-    heads, keys, width = attributes["q_heads"], attributes["kv_heads"], attributes["head_dim"]
-    if width % HEAD_DIM_STEP or attributes["rotary_dim"] % HEAD_DIM_STEP:
-        widths = {f"{y}.q": heads * width, f"{y}.k": keys * width, f"{y}.v": keys * width}
-        value = numpy_helper.from_array(np.array([*widths.values()], np.int64))
-        return [
-            helper.make_node("Constant", [], [f"{y}.widths"], value=value),
-            helper.make_node("Split", [qkv, f"{y}.widths"], [*widths], axis=1),
-            helper.make_node(
-                "CachedAttentionWithSinks" if sinks else "CachedAttention",
-                [*widths, key_cache, value_cache, position, cos, sin, *sinks],
-                node.output,
-                name=node.name,
-                domain=DOMAIN,
-                **attributes,
-            ),
-        ]
-    return [
-        helper.make_node("Unsqueeze", [qkv, _LEADING_AXIS], [f"{y}.packed"]),
-        helper.make_node(
-            "GroupQueryAttention",
-            [f"{y}.packed", "", "", key_cache, value_cache, SEQLENS, TOTAL_LENGTH, cos, sin, *_with_sinks(sinks)],
-            [f"{y}.batched", key_out, value_out],
-            domain=MICROSOFT,
-            num_heads=heads,
-            kv_num_heads=keys,
-            scale=attributes["scale"],
-            local_window_size=attributes["window"] or -1,
-            do_rotary=1,
-            softcap=attributes["soft_cap"],
-        ),
-        helper.make_node("Squeeze", [f"{y}.batched", _LEADING_AXIS], [y]),
-    ]
-
-
-def _with_sinks(sinks: list[str]) -> list[str]:
-    """The operands of ``GroupQueryAttention`` from the positions on: none, or all up to the sinks."""
-    return ["", "", *sinks] if sinks else []
 
 
 def _reinterpreted(tensor: TensorProto, shape: tuple[int, ...]) -> TensorProto:

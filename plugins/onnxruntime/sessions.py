@@ -1,7 +1,6 @@
 """Makes segments ready to run: a session of ONNX Runtime for each, and for what follows a segment our own kernels.
 
-What follows is a product, a norm, a gate or an attention. The attention of one token is computed by a kernel of ours,
-that of more tokens by a session of its own.
+What follows is a product, a norm, a gate or an attention.
 
 Weights are in memory once. Quantised matrices are moved from the share file to huge pages. What the runtime gets it
 packs into a layout of its own when a session is made, so the pages that a session has been made of are let go.
@@ -29,7 +28,7 @@ from motley.plugins.native.reach import Product, choose_reach, is_chosen
 from motley.plugins.native.rows import Action
 from motley.plugins.nodes import attributes_of
 from motley.plugins.onnxruntime.kernels import Bind, kernel
-from motley.plugins.onnxruntime.lowering import MICROSOFT, SEQLENS, TOTAL_LENGTH, attention_nodes
+from motley.plugins.onnxruntime.lowering import MICROSOFT
 from motley.plugins.segments import ATTENTION, PRODUCT, ROWS, Kernel, Segment, buffer_numbers
 
 POSITION = "position"
@@ -98,14 +97,17 @@ class Part:
 
     Attributes:
         run: binds what computes the segment itself; None: there is nothing in it to compute.
-        then: binds the `Kernel` that follows it, an attention for one token only; None: another thing follows.
-        attend: binds the attention that follows it, for several tokens; None: no attention follows.
+        then: binds the `Kernel` that follows it; None: another thing follows.
     """
 
     segment: Segment
     run: Bind | None
     then: Bind | None
-    attend: Bind | None
+
+    @property
+    def attends(self) -> bool:
+        """Whether an attention follows, which is bound to a sequence."""
+        return isinstance(self.segment.then, Kernel) and self.segment.then.node.op_type == ATTENTION
 
 
 class Threads:
@@ -206,25 +208,16 @@ class Workshop:
     def _make(self, segment: Segment) -> Part:
         run = partial(_bind_session, self._open(segment), segment) if segment.outputs else None
         if not isinstance(segment.then, Kernel):
-            return Part(segment, run, None, None)
+            return Part(segment, run, None)
         then, widths = kernel(segment.then, self._weight, self._threads.pool)
         self._crossing.update({name: Crossing(width) for name, width in widths.items()})
-        attends = segment.then.node.op_type == ATTENTION
-        return Part(segment, run, then, self._attend(segment.then.node) if attends else None)
+        return Part(segment, run, then)
 
     def _weight(self, name: str) -> Array | None:
         """A weight in huge pages."""
         if name in self._initializers and name not in self._moved:
             self._moved[name] = self._share.move(self._initializers[name])
         return self._moved.get(name)
-
-    def _attend(self, node: onnx.NodeProto) -> Bind:
-        nodes = tuple(attention_nodes(node))
-        made = {name for own in nodes for name in own.output}
-        read = dict.fromkeys(name for own in nodes for name in own.input if name and name not in made)
-        inputs = tuple(name for name in read if name not in self._initializers)
-        segment = Segment(nodes, inputs, tuple(node.output))
-        return partial(_bind_session, self._open(segment), segment)
 
     def _open(self, segment: Segment) -> ort.InferenceSession:
         def declare(names: Sequence[str]) -> list[onnx.ValueInfoProto]:
@@ -283,8 +276,6 @@ class Workshop:
 
 
 _ELEMENT_TYPES = {
-    SEQLENS: TensorProto.INT32,
-    TOTAL_LENGTH: TensorProto.INT32,
     ROWS: TensorProto.INT64,
     POSITION: TensorProto.INT64,
 }
