@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -189,7 +190,7 @@ def test_gates_at_their_limits() -> None:
 
 @dataclass(frozen=True)
 class Case:
-    """A token and what is cached before it."""
+    """Consecutive tokens and what is cached before them."""
 
     qkv: F32
     keys: F32
@@ -205,12 +206,20 @@ class Case:
 
     @classmethod
     def random(
-        cls, kv_heads: int, group: int, size: int, capacity: int, position: int, turned: int = 0, window: int = 0
+        cls,
+        kv_heads: int,
+        group: int,
+        size: int,
+        capacity: int,
+        position: int,
+        turned: int = 0,
+        window: int = 0,
+        rows: int = 1,
     ) -> Case:
         random = np.random.default_rng([kv_heads, group, size, capacity, position])
         angles = random.uniform(0, 7, (capacity, turned))
         return cls(
-            normal(random, 1, (group + 2) * kv_heads * size),
+            normal(random, rows, (group + 2) * kv_heads * size),
             normal(random, 1, kv_heads, capacity, size),
             normal(random, 1, kv_heads, capacity, size),
             np.cos(angles).astype(np.float32),
@@ -223,6 +232,11 @@ class Case:
     @property
     def kv_heads(self) -> int:
         return self.keys.shape[1]
+
+    @property
+    def places(self) -> slice:
+        """Where the tokens stand."""
+        return slice(self.position, self.position + len(self.qkv))
 
     def copy(self) -> Case:
         return replace(self, keys=self.keys.copy(), values=self.values.copy())
@@ -247,24 +261,29 @@ class Case:
 
     def result(self, threads: int = 1) -> F32:
         """On copies of the caches."""
-        y = np.full((1, self.heads * self.keys.shape[3]), np.nan, np.float32)
+        y = np.full((len(self.qkv), self.heads * self.keys.shape[3]), np.nan, np.float32)
         self.copy().bind(y, threads)()
         return y
 
     def split(self) -> tuple[F64, F64, F64]:
-        """f64[H, d] of the token's queries, keys and values, turned."""
-        rows = self.qkv.astype(np.float64).reshape(-1, self.keys.shape[3])
+        """f64[H, M, d] of the tokens' queries, keys and values, turned."""
+        rows = self.qkv.astype(np.float64).reshape(len(self.qkv), -1, self.keys.shape[3]).transpose(1, 0, 2)
         half = self.cos.shape[1]
-        a, b, others = np.split(rows[: -self.kv_heads], [half, 2 * half], axis=1)
-        cos, sin = self.cos[self.position].astype(np.float64), self.sin[self.position].astype(np.float64)
-        turned = np.concatenate([a * cos - b * sin, b * cos + a * sin, others], axis=1)
+        a, b, others = np.split(rows[: -self.kv_heads], [half, 2 * half], axis=2)
+        cos, sin = self.cos[self.places].astype(np.float64), self.sin[self.places].astype(np.float64)
+        turned = np.concatenate([a * cos - b * sin, b * cos + a * sin, others], axis=2)
         return turned[: self.heads], turned[self.heads :], rows[-self.kv_heads :]
 
     def exact(self) -> F64:
-        queries, key, value = self.split()
+        queries, own_keys, own_values = self.split()
         keys, values = self.keys[0].astype(np.float64), self.values[0].astype(np.float64)
-        keys[:, self.position], values[:, self.position] = key, value
-        seen = slice(max(0, self.position - self.window + 1) if self.window else 0, self.position + 1)
+        keys[:, self.places], values[:, self.places] = own_keys, own_values
+        return np.stack([self._seen(queries[:, row], keys, values, row) for row in range(len(self.qkv))])
+
+    def _seen(self, queries: F64, keys: F64, values: F64, row: int) -> F64:
+        """f64[H * d]: what one token sees."""
+        position = self.position + row
+        seen = slice(max(0, position - self.window + 1) if self.window else 0, position + 1)
         grouped = queries.reshape(self.kv_heads, -1, queries.shape[1])
         scores = np.float32(self.scale) * grouped @ keys[:, seen].transpose(0, 2, 1)
         if self.soft_cap:
@@ -274,13 +293,13 @@ class Case:
         largest = np.maximum(scores.max(-1, keepdims=True), sinks)
         e = np.exp(scores - largest)
         total = e.sum(-1, keepdims=True) + np.exp(sinks - largest)
-        return (e / total @ values[:, seen]).reshape(1, -1)
+        return (e / total @ values[:, seen]).reshape(-1)
 
     def bound(self) -> float:
         """Of the values: twice what a score's sum by 16 lanes is off by, and a stretch's sum of 128 positions."""
         queries, key, _ = self.split()
-        keys = np.concatenate([self.keys[0], key[:, None]], axis=1)
-        grouped = np.abs(queries).reshape(self.kv_heads, -1, queries.shape[1])
+        keys = np.concatenate([self.keys[0], key], axis=1)
+        grouped = np.abs(queries).reshape(self.kv_heads, -1, queries.shape[2])
         largest = self.scale * (grouped @ np.abs(keys).transpose(0, 2, 1)).max()
         off = HALF_ULP * ((self.keys.shape[3] / 16 + 10) * 2 * largest + 168)
         return float(off * max(np.abs(self.values).max(), np.abs(self.qkv).max()))
@@ -289,15 +308,17 @@ class Case:
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
     capacity = draw(st.integers(1, 300))
+    position = draw(st.integers(0, capacity - 1) | st.just(capacity - 1))
     size = draw(st.sampled_from((1, 3, 8, 16, 24, 40, 64, 72, 128)))
     return Case.random(
         kv_heads=draw(st.integers(1, 3)),
         group=draw(st.integers(1, 9)),
         size=size,
         capacity=capacity,
-        position=draw(st.integers(0, capacity - 1) | st.just(capacity - 1)),
+        position=position,
         turned=draw(st.integers(0, size // 2) | st.just(size // 2)),
         window=draw(st.just(0) | st.integers(1, capacity + 9)),
+        rows=draw(st.just(1) | st.integers(1, min(40, capacity - position))),
     )
 
 
@@ -316,16 +337,29 @@ def test_attention_with_a_soft_cap_and_sinks(case: Case, cap: float, size: float
     assert np.abs(y - changed.exact()).max() <= case.bound() + 16 * HALF_ULP * cap * float(largest)
 
 
+@given(case=cases(), level=st.sampled_from(LEVELS), data=st.data())
+def test_rows_get_together_what_each_gets_alone(case: Case, level: str, data: st.DataObject) -> None:
+    """However they are cut into chunks, to the bit."""
+    set_level(level)
+    cuts = data.draw(st.sets(st.integers(1, len(case.qkv) - 1))) if len(case.qkv) > 1 else set[int]()
+    apart, pieces = case.copy(), []
+    for start, stop in pairwise([0, *sorted(cuts), len(case.qkv)]):
+        chunk = replace(apart, qkv=np.ascontiguousarray(case.qkv[start:stop]), position=case.position + start)
+        pieces.append(np.empty((stop - start, case.heads * case.keys.shape[3]), np.float32))
+        chunk.bind(pieces[-1])()
+    assert_same(np.concatenate(pieces), case.result())
+
+
 @given(case=cases(), level=st.sampled_from(LEVELS))
-def test_only_the_token_is_written_to_the_caches(case: Case, level: str) -> None:
+def test_only_the_tokens_are_written_to_the_caches(case: Case, level: str) -> None:
     set_level(level)
     after = case.copy()
-    after.bind(np.empty((1, case.heads * case.keys.shape[3]), np.float32))()
+    after.bind(np.empty((len(case.qkv), case.heads * case.keys.shape[3]), np.float32))()
     _, key, value = case.split()
-    assert_same(after.values[0, :, case.position], value.astype(np.float32))
-    np.testing.assert_allclose(after.keys[0, :, case.position], key, atol=4 * HALF_ULP * np.abs(case.qkv).max())
+    assert_same(after.values[0, :, case.places], value.astype(np.float32))
+    np.testing.assert_allclose(after.keys[0, :, case.places], key, atol=4 * HALF_ULP * np.abs(case.qkv).max())
     for cache, before in ((after.keys, case.keys), (after.values, case.values)):
-        others = np.arange(cache.shape[2]) != case.position
+        others = np.delete(np.arange(cache.shape[2]), case.places)
         assert_same(cache[:, :, others], before[:, :, others])
 
 
@@ -360,7 +394,7 @@ def test_the_position_is_read_by_every_call(level: str) -> None:
     for at in (200, -1):
         position[0] = at
         before, y[...] = after.copy(), 7
-        with pytest.raises(IndexError, match=f"position {at} .* 200"):
+        with pytest.raises(IndexError, match=f"positions {at} to {at + 1} .* 200"):
             call()
         assert (y == 7).all()
         assert_same(after.keys, before.keys)
@@ -508,7 +542,8 @@ REFUSED: list[tuple[Callable[..., None], str, Any]] = [
     (a_gate, "y", ones(3, 4, writeable=False)),
     (a_gate, "gate_up", ones(3, 7)),
     (an_attention, "qkv", ones(1, 63)),
-    (an_attention, "qkv", ones(2, 64)),
+    (an_attention, "qkv", ones(0, 64)),
+    (an_attention, "y", ones(2, 32)),
     (an_attention, "key_cache", ones(2, 9, 8)),
     (an_attention, "key_cache", ones(1, 1, 9, 8)),
     (an_attention, "key_cache", ones(1, 2, 9, 8, writeable=False)),
