@@ -8,7 +8,6 @@ import socket
 from motley.daemon.pipe.framing import LENGTH
 from motley.protocol.worker_pb2 import WorkerCommand, WorkerEvent
 
-
 CONNECT_S = 10.0
 """The daemon, which is waiting for the worker, takes its connection within so many seconds."""
 STALL_S = 120.0

@@ -98,6 +98,7 @@ class Rank:
             loaded.executor,
             communicator,
             context=self._assignment.context,
+            vocabulary=loaded.vocabulary,
             max_rows=loaded.max_rows,
             halves=self._assignment.size > 1 and not self._assignment.model.exact,
             tell=self._daemon.tell,
