@@ -47,7 +47,14 @@ class InvalidTemplate(ValueError):
 
 
 class ChatTemplate:
-    """A model's chat template, compiled. It comes from strangers, so it runs in a sandbox."""
+    """A model's chat template, compiled. It comes from strangers, so it runs in a sandbox.
+
+    The sandbox keeps it from everything but time and memory: a template may never end. `motley.daemon.node.rendering`
+    has it run in another process.
+
+    Attributes:
+        source: the template as text.
+    """
 
     def __init__(self, source: str) -> None:
         """
@@ -59,6 +66,7 @@ class ChatTemplate:
         )
         environment.filters["tojson"] = _tojson  # jinja2's own escapes HTML
         environment.globals.update(raise_exception=_raise_exception, strftime_now=_strftime_now)
+        self.source = source
         try:
             self._template = environment.from_string(source)
         except TemplateError as error:

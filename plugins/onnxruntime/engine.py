@@ -312,8 +312,8 @@ class OnnxRuntimeEngine:
                 raise EngineError(ROWS_DIFFER)
 
     def _grow(self, slot: int, needed: int) -> None:
-        """Move a sequence's caches to larger buffers, a layer at a time: there may be no memory for all of them twice. If
-        there is none for one, the layers before it have more room than they need."""
+        """Move a sequence's caches to larger buffers, a layer at a time: there may be no memory for all of them twice.
+        If there is none for one, the layers before it have more room than they need."""
         state = self._slots[slot]
         state.attentions.clear()
         self._waves.clear()

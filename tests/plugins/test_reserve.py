@@ -62,8 +62,7 @@ def test_a_sequence_with_room_needs_no_more_and_one_that_got_none_goes_on(
         logits.append(group.step(tokens[7:15], 7))
         logits += [group.decode([0], tokens[each : each + 1], [each]) for each in range(15, count)]
         with pytest.raises(MemoryError):
-            group.decode([0], tokens[count : count + 1], [count])
-            group.step(tokens[count + 1 : count + 9], count + 1)
+            group.step(tokens[count : count + 2], count)
     assert np.abs(np.concatenate(logits) - CASE.logits[:count]).max() < TOLERANCE * np.abs(CASE.logits).max()
 
 
