@@ -322,7 +322,8 @@ class Control:
                         source = command.assign.model.source
                         tokenizer = await asyncio.to_thread(_load_tokenizer, source, settings.models)
                         if tokenizer.template is not None:
-                            rank.template = tokenizer.template = TemplateApart(tokenizer.template)
+                            rank.template = await asyncio.to_thread(TemplateApart, tokenizer.template)
+                            tokenizer.template = rank.template
                         rank.tokenizer = tokenizer
                     self._rank_event(rank, rank.event(**{body: getattr(event, body)}))
         await worker.stop()  # it hung up: nothing more can come

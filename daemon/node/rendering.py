@@ -18,8 +18,7 @@ from typing import Any
 
 from motley.daemon.node.child import start_blocking_child
 from motley.daemon.text.messages import ChatError
-from motley.daemon.text.templates import ChatTemplate
-from motley.daemon.text.tokenizer import ChatWriter
+from motley.daemon.text.templates import ChatTemplate, ChatWriter
 
 RENDER_S = 10.0
 """A template has so many seconds to write a chat; usual ones take milliseconds."""
@@ -28,14 +27,14 @@ _OVERDUE = 1
 
 
 class TemplateApart:
-    """A chat template that another process renders by. The process is started by the first chat, and after a failure.
+    """A chat template that another process renders by, which is started anew after a failure.
 
     `render` is for one thread at a time, and blocks it; any thread may `close`.
     """
 
     def __init__(self, template: ChatWriter) -> None:
         self.source = template.source
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | None = self._start()
         self._starting = threading.Lock()
         self._closed = False
 
@@ -48,17 +47,13 @@ class TemplateApart:
         with self._starting:
             if self._closed:
                 raise ChatError("the session was closed")
-            process, is_new = self._process, self._process is None
-            if process is None:
-                process = self._process = start_blocking_child("motley.daemon.node.rendering")
+            process = self._process = self._process or self._start()
         answer = b""
-        with contextlib.suppress(OSError):  # it is gone
-            if is_new:
-                _write(process, {"source": self.source, "seconds": RENDER_S})
+        with contextlib.suppress(OSError, ValueError):  # it is gone, or was closed
             _write(process, [chat, dict(special)])
             assert process.stdout is not None
             answer = process.stdout.readline()
-        if not answer:
+        if not answer.endswith(b"\n"):
             self._process = None
             status = _end(process)
             why = f"has not ended within {RENDER_S:.0f} s" if status == _OVERDUE else f"broke its process ({status})"
@@ -74,6 +69,12 @@ class TemplateApart:
             self._closed = True
         if (process := self._process) is not None:
             _end(process)
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        process = start_blocking_child("motley.daemon.node.rendering")
+        with contextlib.suppress(OSError):  # it is gone, as a chat will find
+            _write(process, {"source": self.source, "seconds": RENDER_S})
+        return process
 
 
 def _write(process: subprocess.Popen[bytes], order: Any) -> None:

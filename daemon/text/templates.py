@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from datetime import datetime
+from typing import Protocol
 
 from jinja2 import TemplateError, nodes
 from jinja2.ext import Extension, loopcontrols
@@ -44,6 +45,15 @@ def _tojson(
 
 class InvalidTemplate(ValueError):
     """A chat template that Jinja cannot read."""
+
+
+class ChatWriter(Protocol):
+    """Writes chats as a model knows them, by the template whose text is `source`: see `ChatTemplate`."""
+
+    source: str
+
+    def render(self, chat: list[dict[str, str]], special: Mapping[str, str]) -> str:
+        """See `ChatTemplate.render`."""
 
 
 class ChatTemplate:

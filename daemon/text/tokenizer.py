@@ -10,21 +10,12 @@ import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import tokenizers
 
 from motley.daemon.text.messages import ChatError, check_messages
-from motley.daemon.text.templates import ChatTemplate, InvalidTemplate
-
-
-class ChatWriter(Protocol):
-    """Writes chats as a model knows them, by the template whose text is `source`: see `ChatTemplate`."""
-
-    source: str
-
-    def render(self, chat: list[dict[str, str]], special: Mapping[str, str]) -> str:
-        """See `ChatTemplate.render`."""
+from motley.daemon.text.templates import ChatTemplate, ChatWriter, InvalidTemplate
 
 
 class TokenizerError(Exception):

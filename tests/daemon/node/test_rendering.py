@@ -62,7 +62,7 @@ def test_a_chat_that_never_ends_is_refused_in_time_and_the_next_is_rendered(monk
         with pytest.raises(ChatError, match=r"the model's chat template has not ended within 0 s"):
             template.render(ask("hang"), {})
         assert time.monotonic() - began < 20
-        monkeypatch.setattr(rendering, "RENDER_S", 60.0)
+        monkeypatch.setattr(rendering, "RENDER_S", 60.0)  # of the next process
         assert template.render(ask("a"), {"bos_token": "<s>"}) == "<s>a"
 
 
