@@ -142,18 +142,20 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ids, special tokens left out."""
+        return self._decode(ids, True)
+
+    def token_text(self, token: int) -> str:
+        """How one token reads in the middle of a text: with its leading space, special tokens by name."""
+        before = self._decode(self._anchor, False)
+        return self._decode([*self._anchor, token], False).removeprefix(before)
+
+    def _decode(self, ids: Sequence[int], skip_special: bool) -> str:
         try:
-            text: str = self._backend.decode(ids, skip_special_tokens=True)
+            text: str = self._backend.decode(ids, skip_special_tokens=skip_special)
         except BaseException as error:
             _tell_panic(error)
             raise
         return text
-
-    def token_text(self, token: int) -> str:
-        """How one token reads in the middle of a text: with its leading space, special tokens by name."""
-        before: str = self._backend.decode(self._anchor, skip_special_tokens=False)
-        both: str = self._backend.decode([*self._anchor, token], skip_special_tokens=False)
-        return both.removeprefix(before)
 
     @cached_property
     def _anchor(self) -> list[int]:
