@@ -195,6 +195,17 @@ class Engine(Protocol):
     def close_slot(self, slot: int) -> None:
         """Forget `slot` and free its cache."""
 
+    def reserve(self, slot: int, tokens: int) -> None:
+        """Have the cache of `slot` take so many tokens, without a collective.
+
+        A step makes what room it lacks by itself. But there the other ranks are already waiting for its sums, and an
+        engine that has no memory for it ends the session.
+
+        Raises:
+            MemoryError, EngineMemoryError: there is no memory for them; the sequence is as it was.
+            EngineError: the slot is not open, or these are more than the context.
+        """
+
     def skip(self, slot: int, position: int) -> None:
         """Let the sequence in `slot` go on at `position`: tokens up to there have keys and values of zero.
 

@@ -46,6 +46,16 @@ def check_skip(slot: int, held: int, position: int, context: int) -> None:
         raise EngineError(f"slot {slot} holds {held} tokens of at most {context}: it cannot go on at {position}")
 
 
+def check_reserve(slot: int, tokens: int, context: int) -> None:
+    """Make sure that a sequence may have so many tokens, see `Engine.reserve`.
+
+    Raises:
+        EngineError: it may not.
+    """
+    if tokens > context:
+        raise EngineError(f"slot {slot} can have at most {context} tokens, not {tokens}")
+
+
 def check_step(slot: int, held: int, position: int, tokens: int, context: int) -> None:
     """Make sure that a step of so many tokens fits a sequence of `held` ones, see `Engine.step`.
 

@@ -50,19 +50,26 @@ def memory_bandwidth(threads: int, seconds: float = 0.25, size: int = 256 << 20)
 
 
 class Resident(NamedTuple):
-    """Memory of this process in RAM, in bytes."""
+    """Memory of a process in RAM, in bytes."""
 
     now: int
     peak: int
 
 
-def resident_bytes() -> Resident:
-    """What this process holds in memory, mapped file pages included, now and at most."""
-    info = psutil.Process().memory_info()
+def resident_bytes(pid: int | None = None) -> Resident:
+    """What a process holds in memory, mapped file pages included, now and at most.
+
+    Args:
+        pid: None: this process.
+
+    Raises:
+        psutil.NoSuchProcess: it has ended.
+    """
+    info = psutil.Process(pid).memory_info()
     peak = getattr(info, "peak_wset", info.rss)  # Windows
     with contextlib.suppress(OSError):
         # Not getrusage: its maximum is inherited from the parent.
-        for line in Path("/proc/self/status").read_text("ascii").splitlines():
+        for line in Path(f"/proc/{pid or 'self'}/status").read_text("ascii").splitlines():
             if line.startswith("VmHWM:"):
                 peak = int(line.split()[1]) * 1024
     return Resident(info.rss, peak)

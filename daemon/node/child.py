@@ -12,8 +12,8 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
-from typing import IO
+from collections.abc import Mapping, Sequence
+from typing import IO, Any
 
 
 async def start_child(
@@ -27,17 +27,25 @@ async def start_child(
     Args:
         env, stdout, stderr: this process's unless they are given.
     """
-    command = (sys.executable, "-P", "-m", *entry)
-    pipe = subprocess.PIPE
+    command, pipe = _command(entry), subprocess.PIPE
+    return await asyncio.create_subprocess_exec(*command, env=env, stdin=pipe, stdout=stdout, stderr=stderr, **_apart())
+
+
+def start_blocking_child(*entry: str) -> subprocess.Popen[bytes]:
+    """As `start_child`, for a thread that writes to its standard input and waits for its standard output."""
+    return subprocess.Popen(_command(entry), stdin=subprocess.PIPE, stdout=subprocess.PIPE, **_apart())
+
+
+def _command(entry: Sequence[str]) -> list[str]:
+    return [sys.executable, "-P", "-m", *entry]
+
+
+def _apart() -> dict[str, Any]:
+    """What takes a child out of the terminal's reach."""
     if sys.platform == "win32":
-        group = subprocess.CREATE_NEW_PROCESS_GROUP
-        return await asyncio.create_subprocess_exec(
-            *command, env=env, stdin=pipe, stdout=stdout, stderr=stderr, creationflags=group
-        )
+        return {"creationflags": subprocess.CREATE_NEW_PROCESS_GROUP}
     else:  # a session, not only a group: a terminal may stop groups in its background that write to it
-        return await asyncio.create_subprocess_exec(
-            *command, env=env, stdin=pipe, stdout=stdout, stderr=stderr, start_new_session=True
-        )
+        return {"start_new_session": True}
 
 
 async def kill_child(process: asyncio.subprocess.Process) -> None:

@@ -22,6 +22,7 @@ from motley.daemon.machine.memory import available_memory
 from motley.daemon.models.files import load_tokenizer
 from motley.daemon.node.address import join_address
 from motley.daemon.node.describe import DescribeError, describe_apart
+from motley.daemon.node.rendering import TemplateApart
 from motley.daemon.node.worker import RankWorker, WorkerError
 from motley.daemon.text.generation import Generation, RequestError
 from motley.daemon.text.tokenizer import Tokenizer, TokenizerError
@@ -91,6 +92,8 @@ class _Rank:
     Attributes:
         command: the assignment.
         tokenizer: of the session's model, on the node of rank 0, once that is ready.
+        template: of the tokenizer, which a process of its own runs; None: there is none.
+        tokenising: held while a request of the session is turned into tokens.
         generations: requests under way on rank 0, by id.
         releasing: whether it was asked to end.
     """
@@ -98,6 +101,8 @@ class _Rank:
     command: pb.RankCommand
     worker: RankWorker | None = None
     tokenizer: Tokenizer | None = None
+    template: TemplateApart | None = None
+    tokenising: asyncio.Lock = field(default_factory=asyncio.Lock)
     generations: dict[str, Generation] = field(default_factory=dict)
     releasing: bool = False
 
@@ -127,7 +132,6 @@ class Control:
         self._outbox: asyncio.Queue[pb.NodeMessage] = asyncio.Queue()
         self._ranks: dict[_Key, _Rank] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._tokenising = asyncio.Lock()
         self._gpus: list[pb.Gpu] = []
         self._preparing: set[str] = set()
         """Requests that are being turned into tokens; a cancelled one is taken out."""
@@ -280,6 +284,8 @@ class Control:
             failure = pb.Failure(code="internal_error", message=f"{type(error).__name__}: {error}")
         finally:
             asked = rank.releasing
+            if rank.template is not None:
+                await asyncio.to_thread(rank.template.close)
             if rank.worker is not None:
                 await rank.worker.stop()
             if self._ranks.get(key) is rank:
@@ -314,7 +320,11 @@ class Control:
                 case body:
                     if body == "ready" and command.rank == 0:
                         source = command.assign.model.source
-                        rank.tokenizer = await asyncio.to_thread(_load_tokenizer, source, settings.models)
+                        tokenizer = await asyncio.to_thread(_load_tokenizer, source, settings.models)
+                        if tokenizer.template is not None:
+                            rank.template = await asyncio.to_thread(TemplateApart, tokenizer.template)
+                            tokenizer.template = rank.template
+                        rank.tokenizer = tokenizer
                     self._rank_event(rank, rank.event(**{body: getattr(event, body)}))
         await worker.stop()  # it hung up: nothing more can come
         status = await worker.exit_status()
@@ -335,7 +345,8 @@ class Control:
     # ------------------------------------------------------------ requests
 
     async def _generate(self, request: pb.Generate) -> None:
-        """Turn a request into tokens, beside the event loop and one at a time, and hand it to rank 0's worker."""
+        """Turn a request into tokens, beside the event loop and one of each session at a time, and hand it to rank 0's
+        worker."""
         rank = self._ranks.get((request.session, 0))
         if rank is None or rank.tokenizer is None:
             message = f"this node does not lead a ready session {request.session!r}"
@@ -343,7 +354,7 @@ class Control:
             return
         self._preparing.add(request.request_id)
         try:
-            async with self._tokenising:
+            async with rank.tokenising:
                 generation = await asyncio.to_thread(Generation, request, rank.tokenizer, rank.command.assign.context)
         except RequestError as error:
             self._fail(request.request_id, pb.Failure(code=error.code, message=str(error), param=error.param))
@@ -369,12 +380,20 @@ class Control:
         generation = rank.generations.get(tokens.request_id)
         if generation is None:
             return  # cancelled or stopped while these were under way
-        delta = generation.on_tokens(tokens)
-        if delta is not None:
-            self._say(delta=delta)
-        if generation.finished:
+        try:
+            delta = generation.on_tokens(tokens)
+        except Exception as error:  # of the tokenizer: its trouble with these tokens is this request's alone
+            logger.exception("request %s: its tokens cannot be turned into text", tokens.request_id)
+            why = f"the answer cannot be turned into text: {type(error).__name__}: {error}"
+            self._fail(tokens.request_id, pb.Failure(code="internal_error", message=why))
+            ended, running = True, not tokens.finish
+        else:
+            if delta is not None:
+                self._say(delta=delta)
+            ended, running = generation.finished, generation.cancel_worker
+        if ended:
             del rank.generations[tokens.request_id]
-            if generation.cancel_worker and rank.worker is not None:
+            if running and rank.worker is not None:
                 rank.worker.send(wp.WorkerCommand(cancel=tokens.request_id))
 
     def _cancel(self, request_id: str) -> None:

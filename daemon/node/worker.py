@@ -11,6 +11,9 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
+
+from motley.daemon.machine.memory import resident_bytes
 from motley.daemon.node.child import kill_child, start_child
 from motley.daemon.pipe.framing import LENGTH, MAX_MESSAGE, TOKEN_BYTES
 from motley.daemon.pipe.settings import WorkerSettings
@@ -125,11 +128,15 @@ class RankWorker:
             self._writer.write(LENGTH.pack(len(body)) + body)
 
     async def events(self) -> AsyncIterator[WorkerEvent]:
-        """What the worker says, until it is gone."""
+        """What the worker says, until it is gone. How much memory it holds is looked up here: it has steps to do."""
         with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
             while True:
                 (length,) = LENGTH.unpack(await self._reader.readexactly(LENGTH.size))
-                yield WorkerEvent.FromString(await self._reader.readexactly(length))
+                event = WorkerEvent.FromString(await self._reader.readexactly(length))
+                if event.HasField("timing"):
+                    with contextlib.suppress(psutil.Error):
+                        event.timing.peak_rss_bytes = resident_bytes(self.pid).peak
+                yield event
 
     async def exit_status(self) -> int:
         """Wait for the process to end; a negative status is the signal that killed it."""

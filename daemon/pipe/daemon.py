@@ -50,7 +50,8 @@ class Daemon:
         """Send an event: a field of `WorkerEvent`, by name.
 
         Raises:
-            PipeClosed: the daemon is gone, or has not read for 10 s.
+            PipeClosed: the daemon is gone.
+            PipeStalled: it has not read for `motley.daemon.pipe.worker_end.STALL_S`.
         """
         self._pipe.send(WorkerEvent(**event))
 

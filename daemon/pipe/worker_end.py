@@ -8,9 +8,19 @@ import socket
 from motley.daemon.pipe.framing import LENGTH
 from motley.protocol.worker_pb2 import WorkerCommand, WorkerEvent
 
+CONNECT_S = 10.0
+"""The daemon, which is waiting for the worker, takes its connection within so many seconds."""
+STALL_S = 120.0
+"""A daemon that neither takes the worker's events nor ends for so many seconds hangs. A machine that swaps, or a daemon
+that was suspended, may need a while; the mesh has given it up long before."""
+
 
 class PipeClosed(Exception):
     """The other end of the pipe is gone."""
+
+
+class PipeStalled(PipeClosed):
+    """The other end of the pipe is there, but has stood still for `STALL_S`."""
 
 
 class WorkerPipe:
@@ -26,7 +36,8 @@ class WorkerPipe:
             PipeClosed: the daemon is gone.
         """
         try:
-            self._socket = socket.create_connection(("127.0.0.1", port), timeout=10)
+            self._socket = socket.create_connection(("127.0.0.1", port), timeout=CONNECT_S)
+            self._socket.settimeout(STALL_S)
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._socket.sendall(token)
         except OSError as error:
@@ -45,6 +56,7 @@ class WorkerPipe:
 
         Raises:
             PipeClosed: the daemon is gone.
+            PipeStalled: it has begun a command, and not gone on with it.
         """
         (length,) = LENGTH.unpack(self._exactly(LENGTH.size))
         return WorkerCommand.FromString(self._exactly(length))
@@ -53,11 +65,14 @@ class WorkerPipe:
         """Hand an event to the daemon.
 
         Raises:
-            PipeClosed: the daemon is gone, or has not read for 10 s.
+            PipeClosed: the daemon is gone.
+            PipeStalled: it has not read for `STALL_S`.
         """
         body = event.SerializeToString()
         try:
             self._socket.sendall(LENGTH.pack(len(body)) + body)
+        except TimeoutError as error:
+            raise PipeStalled(f"the daemon has read nothing for {STALL_S:.0f} s") from error
         except OSError as error:
             raise PipeClosed(str(error)) from error
 
@@ -70,6 +85,8 @@ class WorkerPipe:
         while len(received) < count:
             try:
                 chunk = self._socket.recv(count - len(received))
+            except TimeoutError as error:
+                raise PipeStalled(f"the daemon has not gone on with a command for {STALL_S:.0f} s") from error
             except OSError as error:
                 raise PipeClosed(str(error)) from error
             if not chunk:

@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from motley.daemon.rank.steps import Able, Close, Message, More, Open, Step, StepError, Stop, Wave, join
+from motley.daemon.rank.steps import Able, Close, Message, More, Open, Reserve, Step, StepError, Stop, Wave, join
 from motley.daemon.sampling.parameters import SamplingParams
 from motley.daemon.sampling.shard import ShardSampler
-from motley.plugins.engine import F32, Engine
+from motley.plugins.engine import F32, Engine, EngineMemoryError
 from motley.protocol import mesh_pb2 as pb
 from motley.transport import StatsSnapshot
 
@@ -50,10 +50,12 @@ class _Sequence:
     Attributes:
         logits: f32[V_r]{tp} of its last step that asked for candidates, so that more can be asked for.
         generated: tokens of its answer that have been fed back.
+        in_engine: whether the engine has its slot open; it has not had the memory for it before.
     """
 
     sampler: ShardSampler
     prompt_tokens: int
+    in_engine: bool = False
     logits: F32 | None = None
     generated: int = 0
 
@@ -81,8 +83,10 @@ class Executor:
         """Do what a message says.
 
         Returns:
-            A summary of this rank's logits, where the message asks for candidates; else None. Of a `Wave`, those of its
-            sequences that are asked about, as `motley.daemon.rank.steps.join` puts them together.
+            What rank 0 is to be told; None: nothing. If the message asks for candidates, a summary of this rank's
+            logits: of a `Wave` those of its sequences that are asked about, and of a `More` those of all, as
+            `motley.daemon.rank.steps.join` puts them together. If it asks for room, why there is none, as text; empty:
+            there is.
 
         Raises:
             StepError: the message does not fit the state of this rank.
@@ -93,21 +97,22 @@ class Executor:
                 return self._step(message)
             case Wave():
                 return self._decode(message)
-            case More(slot, want):
-                sequence = self._sequence(slot)
-                if sequence.logits is None:
-                    raise StepError(f"slot {slot} has no logits to say more about")
-                return sequence.sampler.summarise(sequence.logits, sequence.generated, want)
-            case Open(slot, sampling, prompt):
+            case More(slots, wants):
+                return join([self._more(*each) for each in zip(slots.tolist(), wants.tolist(), strict=True)])
+            case Open(slot, room, sampling, prompt):
+                if slot in self._sequences:
+                    raise StepError(f"slot {slot} is open already on this rank")
                 params = SamplingParams.from_proto(pb.Sampling.FromString(sampling))
                 ids = self._vocabulary
                 sampler = ShardSampler(params, ids.start, len(ids), prompt.tolist(), self._words_per_unit)
-                self._engine.open_slot(slot, len(prompt))
                 self._sequences[slot] = _Sequence(sampler, len(prompt))
+                return self._reserve(slot, room)
+            case Reserve(slot, room):
+                return self._reserve(slot, room)
             case Close(slot):
-                self._sequence(slot)
+                if self._sequence(slot).in_engine:
+                    self._engine.close_slot(slot)
                 del self._sequences[slot]
-                self._engine.close_slot(slot)
             case Stop():
                 pass
             case Able():
@@ -128,6 +133,25 @@ class Executor:
             return self._sequences[slot]
         except KeyError:
             raise StepError(f"slot {slot} is not open on this rank") from None
+
+    def _reserve(self, slot: int, room: int) -> bytes:
+        """Make room for so many tokens of a sequence; why there is no memory for them, empty: there is."""
+        sequence = self._sequence(slot)
+        try:
+            if not sequence.in_engine:
+                self._engine.open_slot(slot, sequence.prompt_tokens)
+                sequence.in_engine = True
+            self._engine.reserve(slot, room)
+        except (MemoryError, EngineMemoryError) as error:
+            return (str(error) or "out of memory").encode()
+        return b""
+
+    def _more(self, slot: int, want: int) -> bytes:
+        """A summary with more candidates of a sequence's last step."""
+        sequence = self._sequence(slot)
+        if sequence.logits is None:
+            raise StepError(f"slot {slot} has no logits to say more about")
+        return sequence.sampler.summarise(sequence.logits, sequence.generated, want)
 
     def _step(self, step: Step) -> bytes | None:
         """A chunk of a prompt."""

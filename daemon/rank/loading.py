@@ -41,12 +41,14 @@ class LoadedRank:
         share_bytes: of its weights, as they are stored.
         max_rows: the most tokens that a step may have.
         hidden: D, the width of the residual.
+        vocabulary: tokens that the model knows.
     """
 
     executor: Executor
     share_bytes: int
     max_rows: int
     hidden: int
+    vocabulary: int
 
 
 @contextlib.contextmanager
@@ -115,7 +117,7 @@ def load_rank(
             share_bytes = sum(place.weight.all_bytes for place in declared.weights)
             embed = partial(opened.source.rows, EMBEDDING)
             executor = Executor(engine, embed, declared.words, declared.words_per_unit, peers)
-            yield LoadedRank(executor, share_bytes, options.max_rows, graph.hidden)
+            yield LoadedRank(executor, share_bytes, options.max_rows, graph.hidden, opened.model.vocabulary)
 
 
 def check_gpu_room(needed: int, found: Sequence[pb.Gpu]) -> None:

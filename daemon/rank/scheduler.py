@@ -3,17 +3,18 @@
 Requests that are being answered get their next token in one step, a *wave*, which reads the weights once. All are in
 one if every rank's engine can take so many sequences, else in as few as the least able rank makes necessary. Before
 each round of waves one prompt is computed by a chunk, so that nobody waits for another's whole prompt. Together they
-may hold as many tokens as the session's context: when that is reached, the request admitted last steps back, and
-computes its tokens again once there is room. The oldest always goes on.
+may hold as many tokens as the session's context: when that is reached, or a rank lacks the memory for more, the request
+admitted last steps back, and computes its tokens again once there is room. The oldest always goes on; if there is no
+memory for it alone, it ends with an error, and the session serves on.
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -21,8 +22,21 @@ import numpy as np
 from motley.daemon.pipe.daemon import Commands, Tell
 from motley.daemon.rank.chunk_sizes import ChunkSizes
 from motley.daemon.rank.executor import STEP_HISTORY, Executor
-from motley.daemon.rank.steps import Able, Close, Message, More, Open, Step, StepError, Stop, Wave, decode, split
-from motley.daemon.sampling.choice import Choice, LogitsError, choose, initial_want
+from motley.daemon.rank.steps import (
+    Able,
+    Close,
+    Message,
+    More,
+    Open,
+    Reserve,
+    Step,
+    StepError,
+    Stop,
+    Wave,
+    decode,
+    split,
+)
+from motley.daemon.sampling.choice import Choice, LogitsError, NeedMore, choose, initial_want
 from motley.daemon.sampling.parameters import SamplingError, SamplingParams
 from motley.protocol import mesh_pb2 as pb
 from motley.protocol import worker_pb2 as wp
@@ -33,9 +47,11 @@ LOOK_S = 0.5
 MAX_ACTIVE = 16
 """Requests that are answered at a time; others wait in the queue."""
 SIGN_OF_LIFE_S = 10.0
-"""Seconds between two signs of life to a client while its long prompt is computed."""
+"""Seconds between two signs of life to a client while its prompt is computed, or its answer once more."""
 HEADROOM = 32
 """Tokens that every active request should have left when another is admitted, or they would soon step back again."""
+FIRST_ROOM = 256
+"""Tokens that every rank has room for when a request is admitted, or as many as it has if that is more."""
 
 
 @dataclass(eq=False)
@@ -53,6 +69,13 @@ class _Request:
     """Where its sequence is on every rank; -1: it has ended, or has not been admitted yet."""
     position: int = 0
     """Tokens of it whose keys and values are in the caches."""
+    room: int = 0
+    """Tokens that the caches of all ranks have room for."""
+
+    @property
+    def longest(self) -> int:
+        """Tokens that it may come to have in the caches."""
+        return len(self.decode.prompt) + self.decode.max_tokens
 
     @property
     def generated(self) -> int:
@@ -72,6 +95,7 @@ class Scheduler:
         executor: this rank's own, rank 0's.
         communicator: the way to the other ranks, the followers.
         context: tokens that all active requests together may hold, the longest sequence served.
+        vocabulary: tokens that the model knows.
         max_rows: the most tokens of a prompt that one step may have.
         halves: whether prompts may be computed in micro-chunks.
         tell: tells the daemon `tokens`.
@@ -83,6 +107,7 @@ class Scheduler:
     executor: Executor
     communicator: Communicator
     context: int
+    vocabulary: int
     max_rows: int
     halves: bool
     tell: Tell
@@ -96,6 +121,8 @@ class Scheduler:
         self._chunks = ChunkSizes(self.max_rows, self.halves)
         self._most = 0
         """Sequences that one wave may have, once the followers have told."""
+        self._full = False
+        """Whether a rank lacked memory for one more, and none has ended since: nobody else is admitted."""
 
     def run(self, commands: Commands) -> None:
         """Answer requests until `commands` raises.
@@ -133,6 +160,9 @@ class Scheduler:
             failure = pb.Failure(code="invalid_request", message=str(error))
             self._say(decode.request_id, finish="error", failure=failure)
             return
+        if params.top_k >= self.vocabulary:  # every token passes: no rank has to sort and send its whole slice for it
+            decode.sampling.top_k = 0
+            params = replace(params, top_k=0)
         now = time.perf_counter()
         self._queue.append(_Request(decode, params, arrived=now, spoken=now, tokens=list(decode.prompt)))
 
@@ -150,13 +180,14 @@ class Scheduler:
     def _admit(self) -> None:
         if self._queue and not self._most:
             self._most = min([self.executor.most_sequences, *map(self._ability, range(1, self.communicator.size))])
-        while self._queue and len(self._active) < MAX_ACTIVE and self._has_room(self._queue[0]):
+        while self._queue and not self._full and len(self._active) < MAX_ACTIVE and self._has_room(self._queue[0]):
             request = self._queue.popleft()
             taken = {other.slot for other in self._active}
             request.slot = next(slot for slot in range(MAX_ACTIVE) if slot not in taken)
-            prompt = np.array(request.decode.prompt, np.int32)
-            self._do(Open(request.slot, request.decode.sampling.SerializeToString(), prompt))
             self._active.append(request)
+            room = min(request.longest, max(FIRST_ROOM, len(request.tokens) + HEADROOM))
+            prompt = np.array(request.decode.prompt, np.int32)
+            self._reserve(request, Open(request.slot, room, request.decode.sampling.SerializeToString(), prompt))
 
     def _has_room(self, request: _Request) -> bool:
         """Whether `request` and the active ones can all go on for a while; one alone always can."""
@@ -168,13 +199,48 @@ class Scheduler:
         return sum(len(request.tokens) for request in self._active)
 
     def _make_room(self) -> None:
-        """Have the request that was admitted last step back, if another token each would be too many."""
+        """Make sure that every active request can have another token, or steps back."""
         while len(self._active) > 1 and self._held() + len(self._active) > self.context:
-            last = max(self._active, key=lambda request: request.arrived)
-            self._active.remove(last)
-            self._do(Close(last.slot))
-            last.position = 0
-            self._queue.appendleft(last)
+            self._step_back(self._last())
+        for request in [request for request in self._active if request.position >= request.room]:
+            if request.slot >= 0:  # it has not stepped back for one before it
+                self._reserve(request, Reserve(request.slot, min(request.longest, 2 * request.room)))
+
+    def _reserve(self, request: _Request, asked: Open | Reserve) -> None:
+        """Have every rank make room for a request.
+
+        If one has no memory for it, the requests that were admitted last step back for it, itself perhaps, until one
+        has ended. If it is the only one, it ends.
+        """
+        lacking = self._lacking(asked)
+        while lacking and request.slot >= 0:
+            if len(self._active) == 1:
+                self._active.remove(request)
+                self._end(request)
+                why = f"there is no memory for {asked.room} tokens of this request and its answer ({lacking})"
+                self._fail(request, "out_of_memory", f"{why}; ask for less, or give that rank a smaller share")
+                return
+            self._full = True
+            self._step_back(self._last())
+            if request.slot >= 0:
+                lacking = self._lacking(Reserve(request.slot, asked.room))
+        request.room = asked.room
+
+    def _lacking(self, asked: Open | Reserve) -> str:
+        """Have every rank make room; those that have none for it, and why; empty: all have."""
+        told = enumerate(self._told(asked))
+        return "; ".join(f"rank {rank}: {why.decode(errors='replace')}" for rank, why in told if why)
+
+    def _last(self) -> _Request:
+        """The active request that came last."""
+        return max(self._active, key=lambda request: request.arrived)
+
+    def _step_back(self, request: _Request) -> None:
+        """Have an active request wait once more, in front of the queue."""
+        self._active.remove(request)
+        self._do(Close(request.slot))
+        request.slot, request.position, request.spoken = -1, 0, time.perf_counter()
+        self._queue.appendleft(request)
 
     def _ability(self, rank: int) -> int:
         """How many sequences a follower can take in one wave, which it has said once it was loaded."""
@@ -207,10 +273,9 @@ class Scheduler:
         self._chunks.took(chunk, position, time.perf_counter() - began)
         if want:
             assert summary is not None
-            self._settle(request, [summary, *map(self._hear, range(1, self.communicator.size))])
-        elif time.perf_counter() - request.spoken > SIGN_OF_LIFE_S:
-            self._say(request.decode.request_id)
-            request.spoken = time.perf_counter()
+            self._settle([request], [[summary, *self._hear_all()]])
+        else:
+            self._show_life(request)
 
     def _answer(self, requests: Sequence[_Request]) -> None:
         """Have a wave run, and settle on the next tokens.
@@ -225,31 +290,49 @@ class Scheduler:
             request.position += 1
         wants = list(map(self._want, requests))
         fields = [[request.slot for request in requests], positions, wants, tokens]
-        summary = self._do(Wave(*np.array(fields, np.int32)))
-        assert summary is not None
-        told = [summary, *map(self._hear, range(1, self.communicator.size))]
+        told = self._told(Wave(*np.array(fields, np.int32)))
         self.step_ms.append(1e3 * (time.perf_counter() - began))  # first: a request that ends has it reported
-        wanted = [request for request, want in zip(requests, wants, strict=True) if want]
-        by_rank = []
-        for rank, data in enumerate(told):
-            with _from_rank(rank):
-                by_rank.append(split(data, len(wanted)))
-        for request, *summaries in zip(wanted, *by_rank, strict=True):
-            self._settle(request, summaries)
+        wanted = []
+        for request, want in zip(requests, wants, strict=True):
+            if want:
+                wanted.append(request)
+            else:
+                self._show_life(request)
+        self._settle(wanted, _by_sequence(told, len(wanted)))
 
     def _want(self, request: _Request) -> int:
         """How many candidates to ask every rank for, if the request's next token is due; else 0."""
         return initial_want(request.params) if request.position == len(request.tokens) else 0
 
-    def _settle(self, request: _Request, summaries: list[bytes]) -> None:
-        """Choose a request's next token and tell it; the request ends with it, or goes on."""
+    def _settle(self, requests: Sequence[_Request], summaries: Iterable[Sequence[bytes]]) -> None:
+        """Choose the next token of each request and tell it; the request ends with it, or goes on.
+
+        Those whose candidates do not decide ask for more, all in one round.
+
+        Args:
+            summaries: of each request, by rank.
+        """
+        undecided, wants = [], []
+        for request, told in zip(requests, summaries, strict=True):
+            try:
+                choice = choose(told, request.params, request.generated)
+            except LogitsError as error:
+                self._end(request)
+                self._fail(request, "bad_logits", str(error))
+                continue
+            if isinstance(choice, NeedMore):
+                undecided.append(request)
+                wants.append(choice.want)
+            else:
+                self._go_on(request, choice)
+        if undecided:
+            slots = [request.slot for request in undecided]
+            more = self._told(More(*np.array([slots, wants], np.int32)))
+            self._settle(undecided, _by_sequence(more, len(undecided)))
+
+    def _go_on(self, request: _Request, choice: Choice) -> None:
+        """Tell a request's next token, with which it may end."""
         decode = request.decode
-        try:
-            choice = self._choose(request, summaries)
-        except LogitsError as error:
-            self._end(request)
-            self._say(decode.request_id, finish="error", failure=pb.Failure(code="bad_logits", message=str(error)))
-            return
         request.tokens.append(choice.token)
         finish = ""
         if choice.token in decode.stop_tokens:
@@ -268,16 +351,18 @@ class Scheduler:
     def _end(self, request: _Request) -> None:
         self._do(Close(request.slot))
         request.slot = -1
+        self._full = False
         self.report()
 
-    def _choose(self, request: _Request, summaries: list[bytes]) -> Choice:
-        while True:
-            choice = choose(summaries, request.params, request.generated)
-            if isinstance(choice, Choice):
-                return choice
-            summary = self._do(More(request.slot, choice.want))
-            assert summary is not None
-            summaries = [summary, *map(self._hear, range(1, self.communicator.size))]
+    def _told(self, message: Message) -> list[bytes]:
+        """Have every rank execute a message; what each of them tells, by rank."""
+        own = self._do(message)
+        assert own is not None
+        return [own, *self._hear_all()]
+
+    def _hear_all(self) -> Iterator[bytes]:
+        """What the followers tell, by rank."""
+        return map(self._hear, range(1, self.communicator.size))
 
     def _hear(self, rank: int) -> bytes:
         return self.communicator.recv(rank, self.communicator.deadline_s)
@@ -292,6 +377,17 @@ class Scheduler:
         if self.communicator.size > 1:
             self.communicator.broadcast_message(message.encode(), 0, None)
 
+    def _show_life(self, request: _Request) -> None:
+        """Give a request that has no news a sign of life when it is due."""
+        now = time.perf_counter()
+        if now - request.spoken > SIGN_OF_LIFE_S:
+            request.spoken = now
+            self._say(request.decode.request_id)
+
+    def _fail(self, request: _Request, code: str, message: str) -> None:
+        """Tell that a request has ended with an error, and that alone."""
+        self._say(request.decode.request_id, finish="error", failure=pb.Failure(code=code, message=message))
+
     def _say(self, request_id: str, **said: Any) -> None:
         self.tell(tokens=wp.Tokens(request_id=request_id, **said))
 
@@ -303,6 +399,19 @@ def _from_rank(rank: int) -> Iterator[None]:
         yield
     except StepError as error:
         raise StepError(f"rank {rank}: {error}") from error
+
+
+def _by_sequence(told: Sequence[bytes], count: int) -> Iterator[Sequence[bytes]]:
+    """Of each of so many sequences the summaries by rank, from what every rank tells of all of them.
+
+    Raises:
+        StepError: a rank tells of more or fewer; the message names it.
+    """
+    by_rank = []
+    for rank, data in enumerate(told):
+        with _from_rank(rank):
+            by_rank.append(split(data, count))
+    return zip(*by_rank, strict=True)
 
 
 def _logprob_row(choice: Choice) -> pb.LogprobRow:

@@ -15,10 +15,10 @@ import numpy.typing as npt
 
 Tokens = npt.NDArray[np.int32]
 
-_OPEN = struct.Struct("<BII")
+_OPEN = struct.Struct("<BIII")
 _STEP = struct.Struct("<BIIIB")
 _SLOT = struct.Struct("<BI")
-_MORE = struct.Struct("<BII")
+_RESERVE = struct.Struct("<BII")
 _COUNT = struct.Struct("<BI")
 _LENGTH = struct.Struct("<I")
 
@@ -29,21 +29,39 @@ class StepError(ValueError):
 
 @dataclass(frozen=True)
 class Open:
-    """Begin a sequence.
+    """Begin a sequence, and tell rank 0 as for a `Reserve` whether there is room for it.
 
     Attributes:
         slot: the number that it has on every rank until it is closed.
+        room: tokens whose keys and values there is to be room for.
         sampling: a serialised `mesh_pb2.Sampling`.
         prompt: i32[T], which penalties look at.
     """
 
     slot: int
+    room: int
     sampling: bytes
     prompt: Tokens
 
     def encode(self) -> bytes:
         """Write the message as bytes, which `decode` reads."""
-        return _OPEN.pack(1, self.slot, len(self.sampling)) + self.sampling + self.prompt.tobytes()
+        return _OPEN.pack(1, self.slot, self.room, len(self.sampling)) + self.sampling + self.prompt.tobytes()
+
+
+@dataclass(frozen=True)
+class Reserve:
+    """Have room for the keys and values of so many tokens of a sequence; tell rank 0 why there is none, or nothing.
+
+    No rank meets another in it. So one that lacks memory says so, while all of them can still let the sequence be; in
+    the middle of a step the others would wait for its sums.
+    """
+
+    slot: int
+    room: int
+
+    def encode(self) -> bytes:
+        """Write the message as bytes, which `decode` reads."""
+        return _RESERVE.pack(8, self.slot, self.room)
 
 
 @dataclass(frozen=True)
@@ -105,14 +123,19 @@ class Able:
 
 @dataclass(frozen=True)
 class More:
-    """The candidates of a sequence's last step did not decide: send rank 0 the best `want` of them."""
+    """The candidates of some sequences' last step did not decide: send rank 0 more of them.
 
-    slot: int
-    want: int
+    Attributes, both i32[B]:
+        slots: of the sequences.
+        wants: how many candidates of each.
+    """
+
+    slots: Tokens
+    wants: Tokens
 
     def encode(self) -> bytes:
         """Write the message as bytes, which `decode` reads."""
-        return _MORE.pack(3, self.slot, self.want)
+        return _COUNT.pack(3, len(self.slots)) + np.stack([self.slots, self.wants]).tobytes()
 
 
 @dataclass(frozen=True)
@@ -135,7 +158,7 @@ class Stop:
         return b"\x05"
 
 
-Message = Open | Step | Wave | Able | More | Close | Stop
+Message = Open | Reserve | Step | Wave | Able | More | Close | Stop
 
 
 def decode(data: bytes) -> Message:
@@ -147,36 +170,43 @@ def decode(data: bytes) -> Message:
     try:
         match data[0]:
             case 1:
-                _, slot, length = _OPEN.unpack_from(data)
+                _, slot, room, length = _OPEN.unpack_from(data)
                 end = _OPEN.size + length
                 if end > len(data):
                     raise StepError(f"an Open of {len(data)} bytes announces {length} bytes of sampling")
-                return Open(slot, data[_OPEN.size : end], np.frombuffer(data, np.int32, offset=end))
+                return Open(slot, room, data[_OPEN.size : end], np.frombuffer(data, np.int32, offset=end))
             case 2:
                 _, slot, position, want, halved = _STEP.unpack_from(data)
                 if halved > 1:
                     raise StepError(f"a Step is halved or not, but not {halved}")
                 return Step(slot, position, want, bool(halved), np.frombuffer(data, np.int32, offset=_STEP.size))
             case 3:
-                return More(*_MORE.unpack(data)[1:])
+                return More(*_columns("More", data, 2))
             case 4:
                 return Close(*_SLOT.unpack(data)[1:])
             case 5 if len(data) == 1:
                 return Stop()
             case 6:
-                _, count = _COUNT.unpack_from(data)
-                fields = np.frombuffer(data, np.int32, offset=_COUNT.size)
-                if not count or len(fields) != 4 * count:
-                    raise StepError(f"a Wave of {count} sequences has {len(fields)} numbers, not {4 * count}")
-                return Wave(*fields.reshape(4, count))
+                return Wave(*_columns("Wave", data, 4))
             case 7:
                 _, sequences = _COUNT.unpack(data)
                 if not sequences:
                     raise StepError("an Able of no sequence")
                 return Able(sequences)
+            case 8:
+                return Reserve(*_RESERVE.unpack(data)[1:])
     except (struct.error, IndexError, ValueError) as error:
         raise StepError(f"a step message of {len(data)} bytes is malformed: {error}") from error
     raise StepError(f"a step message of {len(data)} bytes has the unknown kind {data[0]}")
+
+
+def _columns(kind: str, data: bytes, number: int) -> Tokens:
+    """The numbers that a message has of each of its sequences, i32[number, B]; errors as `decode`."""
+    _, count = _COUNT.unpack_from(data)
+    fields = np.frombuffer(data, np.int32, offset=_COUNT.size)
+    if not count or len(fields) != number * count:
+        raise StepError(f"a {kind} of {count} sequences has {len(fields)} numbers, not {number * count}")
+    return fields.reshape(number, count)
 
 
 def join(summaries: Sequence[bytes]) -> bytes:

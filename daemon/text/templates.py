@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from datetime import datetime
+from typing import Protocol
 
 from jinja2 import TemplateError, nodes
 from jinja2.ext import Extension, loopcontrols
@@ -46,8 +47,24 @@ class InvalidTemplate(ValueError):
     """A chat template that Jinja cannot read."""
 
 
+class ChatWriter(Protocol):
+    """Writes chats as a model knows them, by the template whose text is `source`: see `ChatTemplate`."""
+
+    source: str
+
+    def render(self, chat: list[dict[str, str]], special: Mapping[str, str]) -> str:
+        """See `ChatTemplate.render`."""
+
+
 class ChatTemplate:
-    """A model's chat template, compiled. It comes from strangers, so it runs in a sandbox."""
+    """A model's chat template, compiled. It comes from strangers, so it runs in a sandbox.
+
+    The sandbox keeps it from everything but time and memory: a template may never end. `motley.daemon.node.rendering`
+    has it run in another process.
+
+    Attributes:
+        source: the template as text.
+    """
 
     def __init__(self, source: str) -> None:
         """
@@ -59,6 +76,7 @@ class ChatTemplate:
         )
         environment.filters["tojson"] = _tojson  # jinja2's own escapes HTML
         environment.globals.update(raise_exception=_raise_exception, strftime_now=_strftime_now)
+        self.source = source
         try:
             self._template = environment.from_string(source)
         except TemplateError as error:

@@ -15,7 +15,7 @@ from typing import Any
 import tokenizers
 
 from motley.daemon.text.messages import ChatError, check_messages
-from motley.daemon.text.templates import ChatTemplate, InvalidTemplate
+from motley.daemon.text.templates import ChatTemplate, ChatWriter, InvalidTemplate
 
 
 class TokenizerError(Exception):
@@ -29,6 +29,7 @@ class Tokenizer:
         vocabulary: ids are below this; the smaller of the tokenizer's and the model's vocabulary.
         stop_tokens: ids that end an answer, of all files that name any.
         special_tokens: ids that decode to nothing.
+        template: what writes chats; None: the model is a base model, which knows none.
     """
 
     def __init__(
@@ -39,14 +40,14 @@ class Tokenizer:
         stop_tokens: frozenset[int] = frozenset(),
         special: Mapping[str, str] | None = None,
         add_bos: bool | None = None,
-        template: ChatTemplate | None = None,
+        template: ChatWriter | None = None,
     ) -> None:
         """
         Args:
             backend: what turns text into tokens; its truncation and padding are switched off.
             special: the texts of ``bos_token``, ``eos_token``, ..., as chat templates call them.
             add_bos: whether raw text begins with ``bos_token``; None: as the backend's post-processor has it.
-            template: of chats; None: the model is a base model, which knows none.
+            template: of chats, see the attribute.
         """
         backend.no_truncation()
         backend.no_padding()
@@ -54,7 +55,7 @@ class Tokenizer:
         self.stop_tokens = stop_tokens
         self._backend = backend
         self._special = dict(special or {})
-        self._template = template
+        self.template = template
         self._post_process = add_bos is None
         begin = backend.token_to_id(self._special.get("bos_token", ""))
         self._prefix = [begin] if add_bos and begin is not None else []
@@ -123,33 +124,49 @@ class Tokenizer:
             ChatError: the messages are malformed, or the template refuses them.
         """
         chat = check_messages(messages)
-        if self._template is None:
+        if self.template is None:
             return self.encode("\n".join(message["content"] for message in chat))
-        return self._encode(self._template.render(chat, self._special), False)
+        return self._encode(self.template.render(chat, self._special), False)
 
     def _encode(self, text: str, post_process: bool) -> list[int]:
         try:
             text.encode()
         except UnicodeEncodeError as error:  # JSON can spell what UTF-8 cannot
             raise ChatError(f"the text holds half of a surrogate pair at character {error.start}") from error
-        ids: list[int] = self._backend.encode(text, add_special_tokens=post_process).ids
+        try:
+            ids: list[int] = self._backend.encode(text, add_special_tokens=post_process).ids
+        except BaseException as error:
+            _tell_panic(error)
+            raise
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ids, special tokens left out."""
-        text: str = self._backend.decode(ids, skip_special_tokens=True)
-        return text
+        return self._decode(ids, True)
 
     def token_text(self, token: int) -> str:
         """How one token reads in the middle of a text: with its leading space, special tokens by name."""
-        before: str = self._backend.decode(self._anchor, skip_special_tokens=False)
-        both: str = self._backend.decode([*self._anchor, token], skip_special_tokens=False)
-        return both.removeprefix(before)
+        before = self._decode(self._anchor, False)
+        return self._decode([*self._anchor, token], False).removeprefix(before)
+
+    def _decode(self, ids: Sequence[int], skip_special: bool) -> str:
+        try:
+            text: str = self._backend.decode(ids, skip_special_tokens=skip_special)
+        except BaseException as error:
+            _tell_panic(error)
+            raise
+        return text
 
     @cached_property
     def _anchor(self) -> list[int]:
         """Ids of some ordinary text that a token is put behind, as decoders strip spaces at the start of a text."""
         return self._encode("a", False)
+
+
+def _tell_panic(error: BaseException) -> None:
+    """Raise a panic of the library, which is no `Exception` and would end whoever calls, as a `RuntimeError`."""
+    if type(error).__name__ == "PanicException":
+        raise RuntimeError(f"the tokenizer panicked: {error}") from error
 
 
 def _read_json(path: Path) -> dict[str, Any]:

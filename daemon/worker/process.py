@@ -16,19 +16,21 @@ import time
 from motley.daemon.machine.processor import pin_to_core
 from motley.daemon.pipe.daemon import Daemon, Released
 from motley.daemon.pipe.settings import WorkerSettings
-from motley.daemon.pipe.worker_end import PipeClosed, WorkerPipe
+from motley.daemon.pipe.worker_end import PipeClosed, PipeStalled, WorkerPipe
 from motley.daemon.worker.host import run_host
 from motley.daemon.worker.rank import Rank
 from motley.daemon.worker.worker import Network, Worker
 from motley.protocol import mesh_pb2 as pb
 from motley.transport import Listener
 
+logger = logging.getLogger(__name__)
+
 COMMAND_S = 120.0
 """The daemon has so many seconds to say which rank this is, and the orchestrator to say where its peers are."""
 
 
 def main(network: Network | None = None) -> int:
-    """Run one worker; the exit status is 0 if it ended because it was asked to.
+    """Run one worker; the exit status is 0 if it ended because it was asked to, or because the daemon has gone.
 
     Args:
         network: gives a rank what its streams go through, where a benchmark wants a network that this machine lacks.
@@ -48,6 +50,9 @@ def main(network: Network | None = None) -> int:
     worker = Worker(daemon, settings, network)
     try:
         run(worker)
+    except PipeStalled as error:  # it cannot be told
+        logger.error("%s; this worker ends", error)
+        return 1
     except PipeClosed:
         pass
     except Released:

@@ -36,7 +36,7 @@ from motley.plugins.engine import (
     transport,
 )
 from motley.plugins.known_nodes import rotary_tables
-from motley.plugins.slots import Slots, check_rows, check_skip, check_step, grown_capacity
+from motley.plugins.slots import Slots, check_reserve, check_rows, check_skip, check_step, grown_capacity
 from motley.transport.cuda.driver import CudaDriver, Driver, check_gpu
 from motley.transport.cuda.errors import CudaError, DeviceLost, OutOfDeviceMemory
 from motley.transport.cuda.host_step import HostStep
@@ -184,6 +184,12 @@ class CudaEngine:
         state = self._slots.take(slot)
         with _told():
             self._release(state)
+
+    def reserve(self, slot: int, tokens: int) -> None:
+        state = self._slots[slot]
+        check_reserve(slot, tokens, self._graph.context)
+        with _told(f" failed to make room for {tokens} tokens of a sequence"):
+            self._make_room(state, tokens)
 
     def skip(self, slot: int, position: int) -> None:
         state = self._slots[slot]

@@ -41,7 +41,7 @@ from motley.plugins.onnxruntime.sessions import (
     compute,
 )
 from motley.plugins.segments import ROWS, Gathering, Kernel, Mixture, Reduction, cut_into_segments
-from motley.plugins.slots import Slots, check_rows, check_skip, check_step, grown_capacity
+from motley.plugins.slots import Slots, check_reserve, check_rows, check_skip, check_step, grown_capacity
 
 FIRST_CAPACITY = 256
 """Tokens that a new slot has room for; it doubles when full."""
@@ -110,6 +110,12 @@ class OnnxRuntimeEngine:
     def close_slot(self, slot: int) -> None:
         self._slots.take(slot)
         self._waves.clear()
+
+    def reserve(self, slot: int, tokens: int) -> None:
+        state = self._slots[slot]
+        check_reserve(slot, tokens, self._graph.context)
+        if tokens > state.capacity:
+            self._grow(slot, tokens)
 
     def skip(self, slot: int, position: int) -> None:
         state = self._slots[slot]
@@ -306,19 +312,20 @@ class OnnxRuntimeEngine:
                 raise EngineError(ROWS_DIFFER)
 
     def _grow(self, slot: int, needed: int) -> None:
-        """Move a sequence's caches to larger buffers."""
+        """Move a sequence's caches to larger buffers, a layer at a time: there may be no memory for all of them twice.
+        If there is none for one, the layers before it have more room than they need."""
         state = self._slots[slot]
-        capacity = grown_capacity(state.capacity, needed, FIRST_CAPACITY, self._graph.context)
-        for spec in self._graph.caches:
-            for kind in ("key_cache", "value_cache"):
-                name = f"{kind}.{spec.layer}"
-                larger = np.zeros((1, spec.heads, capacity, spec.head_dim), np.float32)
-                if state.length:
-                    larger[:, :, : state.length] = state.caches[name][:, :, : state.length]
-                state.caches[name] = larger
-        state.capacity = capacity
         state.attentions.clear()
         self._waves.clear()
+        capacity = grown_capacity(state.capacity, needed, FIRST_CAPACITY, self._graph.context)
+        for spec in self._graph.caches:
+            names = [f"{kind}.{spec.layer}" for kind in ("key_cache", "value_cache")]
+            grown = {name: np.zeros((1, spec.heads, capacity, spec.head_dim), np.float32) for name in names}
+            if state.length:
+                for name, larger in grown.items():
+                    larger[:, :, : state.length] = state.caches[name][:, :, : state.length]
+            state.caches.update(grown)
+        state.capacity = capacity
 
     def _bind_rows(self, rows: slice) -> BoundRows:
         """Bind the layers to these rows of the shared buffers."""

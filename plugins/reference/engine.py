@@ -23,7 +23,7 @@ from motley.plugins.nodes import attributes_of, is_collective, is_experts
 from motley.plugins.reference.device import CPU, Array, ArrayModule, Device, open_device
 from motley.plugins.reference.interpreter import Interpreter, Node
 from motley.plugins.reference.operators import Operator
-from motley.plugins.slots import Slots, check_rows, check_skip, check_step, grown_capacity
+from motley.plugins.slots import Slots, check_reserve, check_rows, check_skip, check_step, grown_capacity
 
 FIRST_CAPACITY = 64
 """Tokens that the cache of a new slot holds."""
@@ -103,6 +103,12 @@ class ReferenceEngine(Interpreter, OneByOne):
 
     def close_slot(self, slot: int) -> None:
         self._slots.take(slot)
+
+    def reserve(self, slot: int, tokens: int) -> None:
+        state = self._slots[slot]
+        check_reserve(slot, tokens, self._graph.context)
+        with self.device.errors_told():
+            self._make_room(state, tokens)
 
     def skip(self, slot: int, position: int) -> None:
         state = self._slots[slot]
@@ -241,11 +247,10 @@ class ReferenceEngine(Interpreter, OneByOne):
         if tokens <= state.capacity:
             return
         capacity = grown_capacity(state.capacity, tokens, FIRST_CAPACITY, self._graph.context)
-        for name, cache in state.caches.items():
-            grown = self.zeros((*cache.shape[:2], capacity, cache.shape[3]))
-            grown[:, :, : state.capacity] = cache
-            state.caches[name] = grown
-        state.capacity = capacity
+        grown = {name: self.zeros((*old.shape[:2], capacity, old.shape[3])) for name, old in state.caches.items()}
+        for name, cache in grown.items():
+            cache[:, :, : state.capacity] = state.caches[name]
+        state.caches, state.capacity = grown, capacity
 
 
 class ReferenceExperts:

@@ -25,6 +25,7 @@ from motley.plugins.engine import (
     F32,
     Collectives,
     EngineError,
+    EngineMemoryError,
     EngineOptions,
     OneByOne,
     RankGraph,
@@ -32,12 +33,12 @@ from motley.plugins.engine import (
 )
 from motley.plugins.mapped_share import Array, MappedShare
 from motley.plugins.segments import ROWS, Reduction, Segment, buffer_numbers
-from motley.plugins.slots import Slots, check_rows, check_skip, check_step
+from motley.plugins.slots import Slots, check_reserve, check_rows, check_skip, check_step
 from motley.plugins.tensorrt.builds import PlanFolder, messages, open_library
 from motley.plugins.tensorrt.lowering import Part, lower, segments, whole
 from motley.plugins.tensorrt.sums import BetweenEngines, InsideEngine, rows_of
 from motley.transport.cuda.driver import CudaDriver, check_gpu
-from motley.transport.cuda.errors import CudaError
+from motley.transport.cuda.errors import CudaError, OutOfDeviceMemory
 from motley.transport.cuda.stream import CudaEvent, CudaStream, DeviceArray, measure_host_steps
 
 logger = logging.getLogger(__name__)
@@ -158,6 +159,8 @@ class TensorRTEngine(OneByOne):
                         self._clear(cache.address, cache.nbytes)
                         places[f"{kind}.{spec.layer}"] = places[f"{kind}.{spec.layer}.out"] = cache
                 self._stream.synchronise(STEP_S)
+            except OutOfDeviceMemory as error:
+                raise EngineMemoryError(f"engine {self.name!r} has no room for another sequence: {error}") from error
             except CudaError as error:
                 raise EngineError(f"engine {self.name!r} cannot open slot {slot}: {error}") from error
             self._slots[slot] = _Slot(memory.pop_all(), places)
@@ -165,6 +168,10 @@ class TensorRTEngine(OneByOne):
     def close_slot(self, slot: int) -> None:
         self._slots.take(slot).memory.close()
         self._bound = [None, None]
+
+    def reserve(self, slot: int, tokens: int) -> None:
+        check_reserve(slot, tokens, self._graph.context)
+        self._slots[slot]  # which has room for as many from the beginning; an error if it is not open
 
     def skip(self, slot: int, position: int) -> None:
         state = self._slots[slot]

@@ -162,6 +162,7 @@ async def test_bench_latency(tmp_path: Path) -> None:
     assert answer["collectives_per_token"] == 12
     assert [share["mlp"] for share in answer["shares"]] == sorted((s["mlp"] for s in answer["shares"]), reverse=True)
     assert len(answer["peak_rss_mb"]) == len(answer["shard_mb"]) == 3
+    assert min(answer["peak_rss_mb"]) > 10
     for key in ("prefill_tokens_per_s", "ttft_ms", "compute_ms", "wire_ms", "wait_ms"):
         assert answer[key] > 0
     # What a token takes is where it went.

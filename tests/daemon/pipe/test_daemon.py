@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import socket
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 
 import pytest
 
+from motley.daemon.pipe import worker_end
 from motley.daemon.pipe.daemon import Daemon, OrderError, Released
 from motley.daemon.pipe.framing import LENGTH
 from motley.daemon.pipe.settings import WorkerSettings
-from motley.daemon.pipe.worker_end import PipeClosed, WorkerPipe
+from motley.daemon.pipe.worker_end import PipeClosed, PipeStalled, WorkerPipe
 from motley.protocol import mesh_pb2 as pb
 from motley.protocol.worker_pb2 import WorkerCommand, WorkerEvent
 
@@ -30,6 +34,10 @@ class Ends:
         for command in commands:
             body = command.SerializeToString()
             self.other.sendall(LENGTH.pack(len(body)) + body)
+
+
+MORE_THAN_FITS = 32 << 20
+"""Bytes that no system takes for a reader that does not read."""
 
 
 @pytest.fixture
@@ -86,6 +94,47 @@ def test_a_release_and_the_end_of_the_pipe_end_the_commands(ends: Ends) -> None:
     ends.other.close()
     with pytest.raises(PipeClosed):
         list(ends.daemon.commands(10.0))
+
+
+def read_to_the_end(other: socket.socket) -> None:
+    while other.recv(1 << 20):
+        pass
+
+
+def test_a_daemon_may_stand_still_for_longer_than_connecting_may_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    real, share = socket.create_connection, 100
+
+    def quicker(address: tuple[str, int], timeout: float) -> socket.socket:
+        return real(address, timeout / share)
+
+    monkeypatch.setattr(socket, "create_connection", quicker)
+    with closing(socket.create_server(("127.0.0.1", 0))) as server:
+        pipe = WorkerPipe(server.getsockname()[1], TOKEN)
+        with closing(pipe), closing(server.accept()[0]) as other:
+            reader = threading.Timer(3 * 10.0 / share, partial(read_to_the_end, other))
+            reader.start()
+            began = time.monotonic()
+            pipe.send(WorkerEvent(failed=pb.Failure(message="x" * MORE_THAN_FITS)))
+            assert time.monotonic() - began > 2 * 10.0 / share, "it had to wait"
+            pipe.close()
+            reader.join()
+
+
+def test_a_daemon_that_stands_still_for_ever_is_told_from_one_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_end, "STALL_S", 0.1)
+    with closing(socket.create_server(("127.0.0.1", 0))) as server:
+        pipe = WorkerPipe(server.getsockname()[1], TOKEN)
+        with closing(pipe), closing(server.accept()[0]) as other:
+            with pytest.raises(PipeStalled, match="has read nothing for 0 s"):
+                pipe.send(WorkerEvent(failed=pb.Failure(message="x" * MORE_THAN_FITS)))
+            other.sendall(LENGTH.pack(7) + b"half")
+            assert pipe.poll(10.0)
+            with pytest.raises(PipeStalled, match="has not gone on with a command"):
+                pipe.receive()
+            other.close()
+            with pytest.raises(PipeClosed) as caught:
+                pipe.receive()
+            assert caught.type is PipeClosed
 
 
 def test_settings_come_back_from_their_line() -> None:

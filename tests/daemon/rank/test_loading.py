@@ -91,7 +91,7 @@ def summary(rank: LoadedRank) -> bytes:
     """What the rank says after the case's prompt."""
     prompt = np.array(CASE.tokens[: CASE.prompt], np.int32)
     sampling = pb.Sampling(top_p=1.0, repetition_penalty=1.0).SerializeToString()
-    rank.executor.execute(Open(0, sampling, prompt))
+    assert rank.executor.execute(Open(0, len(prompt), sampling, prompt)) == b""
     told = rank.executor.execute(Step(0, 0, 4, False, prompt))
     assert told is not None
     return told

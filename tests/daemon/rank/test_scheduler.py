@@ -10,7 +10,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import count
+from itertools import count, pairwise
 from typing import Any, cast
 
 import numpy as np
@@ -18,9 +18,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from motley.daemon.rank import scheduler
 from motley.daemon.rank.executor import Executor
 from motley.daemon.rank.scheduler import HEADROOM, MAX_ACTIVE, Scheduler
-from motley.daemon.rank.steps import Able, Message, More, Open, StepError, Wave, decode, join
+from motley.daemon.rank.steps import Able, Message, More, Open, Reserve, StepError, Wave, decode, join
 from motley.plugins.engine import F32
 from motley.protocol import mesh_pb2 as pb
 from motley.protocol import worker_pb2 as wp
@@ -54,16 +55,27 @@ class Engine:
     """Tokens that all sequences together may have."""
     vocabulary: range
     broken: Broken
+    memory: int
+    """Tokens that all sequences together may have room for."""
     tokens: dict[int, list[int]] = field(default_factory=dict)
     """Of each slot."""
+    room: dict[int, int] = field(default_factory=dict)
+    """Of each slot, in tokens."""
     peak: int = 0
 
     def open_slot(self, slot: int, _prompt_tokens: int) -> None:
         assert slot not in self.tokens
         self.tokens[slot] = []
+        self.room[slot] = 0
 
     def close_slot(self, slot: int) -> None:
-        del self.tokens[slot]
+        del self.tokens[slot], self.room[slot]
+
+    def reserve(self, slot: int, tokens: int) -> None:
+        others = sum(self.room.values()) - self.room[slot]
+        if others + tokens > self.memory:
+            raise MemoryError(f"{self.memory - others} of {tokens} free")
+        self.room[slot] = max(tokens, self.room[slot])
 
     def step(self, slot: int, hidden: F32, position: int, rows: Sequence[int], _halved: bool) -> F32:
         assert 1 <= len(hidden) <= CHUNK
@@ -80,6 +92,7 @@ class Engine:
         tokens = self.tokens[slot]
         assert position == len(tokens)
         tokens += map(int, hidden[:, 0])
+        assert len(tokens) <= self.room[slot], "a step would have to make room"
         self.peak = max(self.peak, sum(map(len, self.tokens.values())))
         assert self.peak <= self.context
         if self.broken(tokens):
@@ -120,6 +133,7 @@ class Session:
 
     Args:
         most: how many sequences the engine of each rank takes in one step.
+        memory: tokens that the last rank has room for.
         told_of_waves: what the scheduler hears instead of a follower's summaries.
     """
 
@@ -129,20 +143,24 @@ class Session:
         context: int = 200,
         broken: Broken = lambda tokens: False,
         told_of_waves: Callable[[bytes], bytes] = lambda summaries: summaries,
+        memory: int = 1 << 30,
     ) -> None:
         cuts = [VOCABULARY * rank // len(most) // BLOCK * BLOCK for rank in range(len(most) + 1)]
         self.engines = [
-            Engine(sequences, context, range(cuts[rank], cuts[rank + 1]), broken) for rank, sequences in enumerate(most)
+            Engine(sequences, context, range(cuts[rank], cuts[rank + 1]), broken, 1 << 30)
+            for rank, sequences in enumerate(most)
         ]
+        self.engines[-1].memory = memory
         executors = [Executor(cast(Any, engine), _embed, engine.vocabulary, BLOCK, Stats()) for engine in self.engines]
         self.followers = Followers(executors[1:], told_of_waves)
         communicator = cast(Communicator, self.followers)
         self.texts: dict[str, list[int]] = {}
         self.ends: dict[str, str] = {}
         """Why each request has ended, in the order in which they did."""
-        self.failures: dict[str, str] = {}
+        self.failures: dict[str, pb.Failure] = {}
+        self.signs_of_life: Counter[str] = Counter()
         self._scheduler = Scheduler(
-            executors[0], communicator, context, CHUNK, False, self._tell, lambda: None, lambda: None
+            executors[0], communicator, context, VOCABULARY, CHUNK, False, self._tell, lambda: None, lambda: None
         )
 
     def run(
@@ -180,8 +198,14 @@ class Session:
         self.texts.setdefault(tokens.request_id, []).extend(tokens.ids)
         if tokens.finish:
             self.ends[tokens.request_id] = tokens.finish
+        elif not tokens.ids:
+            self.signs_of_life[tokens.request_id] += 1
         if tokens.HasField("failure"):
-            self.failures[tokens.request_id] = tokens.failure.code
+            self.failures[tokens.request_id] = tokens.failure
+
+    @property
+    def failure_codes(self) -> dict[str, str]:
+        return {name: failure.code for name, failure in self.failures.items()}
 
 
 def _embed(tokens: Sequence[int]) -> F32:
@@ -217,7 +241,7 @@ sampling = st.fixed_dictionaries(
     {
         "temperature": st.sampled_from((0.0, 0.8, 1.5)),
         "top_p": st.sampled_from((1.0, 0.7, 0.98)),
-        "top_k": st.sampled_from((0, 0, 3)),
+        "top_k": st.sampled_from((0, 0, 3, VOCABULARY)),
         "repetition_penalty": st.sampled_from((1.0, 1.5)),
         "frequency_penalty": st.sampled_from((0.0, 0.5)),
         "seed": st.integers(0, 9),
@@ -250,7 +274,9 @@ def test_a_request_is_answered_as_if_it_were_alone(
     def broken(tokens: list[int]) -> bool:
         return len(tokens) == bad_length and tokens[-1] % 4 == 0
 
-    session = Session(most, context, broken)
+    longest = max(len(asked.prompt) + asked.max_tokens for asked in requests)
+    memory = data.draw(st.just(1 << 30) | st.integers(longest, longest + context))
+    session = Session(most, context, broken, memory=memory)
     session.run(requests, arrivals, cancels)
     assert_as_alone(session, requests, most=most, context=context, broken=broken)
 
@@ -265,6 +291,59 @@ def test_who_came_last_steps_back_when_the_context_is_full() -> None:
     assert list(session.ends) == ["first", "last"]
     assert [message.slot for message in session.said(Open)] == [0, 1, 0], "the last begins twice"
     assert all(context - 4 < engine.peak <= context for engine in session.engines)
+
+
+@pytest.mark.parametrize("rank_size", [1, 2])
+def test_who_came_last_steps_back_when_a_rank_lacks_memory(rank_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scheduler, "FIRST_ROOM", 4)
+    requests = [request(str(i), [i, i, i], 90) for i in range(3)]
+    longest = 93
+    session = Session((16,) * rank_size, 1000, memory=2 * longest - 1)
+    session.run(requests)
+    assert_as_alone(session, requests, context=1000)
+    assert session.failures == {}
+    assert list(session.ends) == ["0", "1", "2"]
+    if rank_size > 1:
+        assert len(session.said(Open)) > 3, "somebody began twice"
+        assert len(session.said(Reserve)) < 20, "nobody is asked at every step"
+
+
+def test_a_request_that_no_memory_is_left_for_ends_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scheduler, "FIRST_ROOM", 4)
+    small = [request(str(i), [i], 20) for i in range(2)]
+    too_long, endless = request("too long", [3] * 80, 5), request("endless", [4], 200)
+    session = Session((16, 16, 16), 1000, memory=70)
+    session.run([endless, small[0], too_long, small[1]])
+    assert_as_alone(session, small, context=1000)
+    assert session.failure_codes == {"too long": "out_of_memory", "endless": "out_of_memory"}
+    assert "rank 2: 70 of 85 free" in session.failures["too long"].message
+    assert session.texts["too long"] == []
+    text, _ = alone(endless, context=1000)
+    heard = session.texts["endless"]
+    assert 20 < len(heard) < 70
+    assert heard == text[: len(heard)]
+
+
+def test_a_request_that_is_computed_once_more_gives_signs_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scheduler, "SIGN_OF_LIFE_S", 0.0)
+    requests = [request("first", [1, 2, 3], 80), request("last", [4, 5, 6], 80)]
+    session = Session((16, 16), context=100)
+    session.run(requests)
+    assert_as_alone(session, requests)
+    again = len(session.said(Open)) - len(requests)
+    assert again == 1
+    assert session.signs_of_life["first"] == 0
+    assert 40 < session.signs_of_life["last"] < 80
+
+
+def test_top_k_of_the_whole_vocabulary_asks_ranks_for_no_more_than_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    for top_k, want in ((VOCABULARY - 1, VOCABULARY - 1), (VOCABULARY, 1), (1_000_000, 1)):
+        asked = request("any", [1], 10, temperature=1.0, seed=3, top_k=top_k)
+        session = Session((16, 16))
+        session.run([asked])
+        assert {int(number) for wave in session.said(Wave) for number in wave.wants} == {want}
+        if want == 1:
+            assert session.texts["any"] == alone(request("any", [1], 10, temperature=1.0, seed=3))[0]
 
 
 def test_waves_are_as_large_as_the_least_able_rank_allows() -> None:
@@ -291,9 +370,21 @@ def test_one_of_a_wave_may_need_more_candidates() -> None:
     session = Session((16, 16))
     session.run([*sharp[:2], flat, *sharp[2:]])
     assert_as_alone(session, [*sharp, flat])
-    asked_again = {message.slot for message in session.said(More)}
-    assert asked_again == {2}
+    assert {tuple(message.slots) for message in session.said(More)} == {(2,)}
     assert any(2 in wave.slots and len(wave.slots) == 4 for wave in session.said(Wave))
+
+
+def test_all_of_a_wave_that_need_more_candidates_ask_in_one_round() -> None:
+    flat = [request(str(i), [i], 10, temperature=2.0, top_p=0.99, seed=5) for i in range(5)]
+    sharp = request("sharp", [7], 10)
+    session = Session((16, 16))
+    session.run([*flat, sharp])
+    assert_as_alone(session, [*flat, sharp])
+    asked = [tuple(message.slots) for message in session.said(More)]
+    assert asked.count((0, 1, 2, 3, 4)) > 2
+    assert not any(
+        isinstance(message, More) for last, message in pairwise(session.followers.messages) if isinstance(last, More)
+    )
 
 
 def test_a_request_is_cancelled_between_waves() -> None:
@@ -325,14 +416,14 @@ def test_logits_that_are_not_numbers_end_only_their_request() -> None:
     assert_as_alone(session, [requests[0], *requests[2:]])
     assert session.texts["1"] == text[:7]
     assert session.ends["1"] == "error"
-    assert session.failures == {"1": "bad_logits"}
+    assert session.failure_codes == {"1": "bad_logits"}
 
 
 def test_sampling_that_cannot_be_is_refused_at_once() -> None:
     requests = [request("good", [1], 5), request("bad", [1], 5, temperature=-1.0)]
     session = Session()
     session.run(requests)
-    assert session.failures == {"bad": "invalid_request"}
+    assert session.failure_codes == {"bad": "invalid_request"}
     assert session.ends == {"bad": "error", "good": "length"}
 
 

@@ -7,19 +7,42 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from motley.daemon.rank.steps import Able, Close, Message, More, Open, Step, StepError, Stop, Wave, decode, join, split
+from motley.daemon.rank.steps import (
+    Able,
+    Close,
+    Message,
+    More,
+    Open,
+    Reserve,
+    Step,
+    StepError,
+    Stop,
+    Wave,
+    decode,
+    join,
+    split,
+)
 
 counts = st.integers(0, 2**32 - 1)
 tokens = st.lists(st.integers(0, 2**31 - 1), max_size=50).map(lambda ids: np.array(ids, np.int32))
-waves = st.integers(1, 9).flatmap(
-    lambda count: st.lists(st.lists(st.integers(0, 2**31 - 1), min_size=count, max_size=count), min_size=4, max_size=4)
-)
+
+
+def columns(number: int) -> st.SearchStrategy[list[list[int]]]:
+    """So many lists of numbers, all equally long."""
+    return st.integers(1, 9).flatmap(
+        lambda count: st.lists(
+            st.lists(st.integers(0, 2**31 - 1), min_size=count, max_size=count), min_size=number, max_size=number
+        )
+    )
+
+
 messages = st.one_of(
     st.builds(Able, st.integers(1, 2**32 - 1)),
-    waves.map(lambda fields: Wave(*np.array(fields, np.int32))),
-    st.builds(Open, counts, st.binary(max_size=60), tokens),
+    columns(4).map(lambda fields: Wave(*np.array(fields, np.int32))),
+    columns(2).map(lambda fields: More(*np.array(fields, np.int32))),
+    st.builds(Open, counts, counts, st.binary(max_size=60), tokens),
     st.builds(Step, counts, counts, counts, st.booleans(), tokens),
-    st.builds(More, counts, counts),
+    st.builds(Reserve, counts, counts),
     st.builds(Close, counts),
     st.builds(Stop),
 )
@@ -58,7 +81,7 @@ def test_garbage_is_refused_or_a_message(data: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"\x00", b"\x06", b"\x06\0\0\0\0", b"\x08", b"\x05\x00", b"\x03\x00", b"\x07\0\0\0\0"]
+    "data", [b"", b"\x00", b"\x06", b"\x06\0\0\0\0", b"\x08", b"\x09", b"\x05\x00", b"\x03\x00", b"\x07\0\0\0\0"]
 )
 def test_what_is_no_message_is_refused(data: bytes) -> None:
     with pytest.raises(StepError):

@@ -499,8 +499,11 @@ def test_too_little_memory_says_how_much(tmp_path: Path, monkeypatch: pytest.Mon
     with LocalSession(case.folder, partial(with_memory, 1 << 40), shares, tmp_path / "step") as group:
         group.open_slot()
         group.step(case.tokens[:4], 0)
+        group.engines[0].reserve(0, 7)
         drivers[-1].memory = 0
         group.step(case.tokens[:4], 0)
+        with pytest.raises(EngineMemoryError, match="failed to make room for 9 tokens of a sequence: out of memory"):
+            group.engines[0].reserve(0, 9)
         with pytest.raises(EngineMemoryError, match=r"'cuda' failed in a step: out of memory: \d+ bytes") as caught:
             group.step(case.tokens[4:9], 4)
     assert failure_of(caught.value).code == "out_of_memory"

@@ -86,6 +86,9 @@ class LoweredEngine:
     def close_slot(self, slot: int) -> None:
         self._kept = {}
 
+    def reserve(self, slot: int, tokens: int) -> None:
+        raise NotImplementedError
+
     def skip(self, slot: int, position: int) -> None:
         raise NotImplementedError
 

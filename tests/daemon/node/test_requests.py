@@ -1,0 +1,133 @@
+"""What a node makes of requests to the sessions that it leads: the trouble of one is nobody else's."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from motley.daemon.node import rendering
+from motley.daemon.node.control import Control, NodeSettings, _Rank
+from motley.daemon.node.rendering import TemplateApart
+from motley.daemon.node.worker import RankWorker
+from motley.daemon.text.templates import ChatTemplate
+from motley.daemon.text.tokenizer import Tokenizer
+from motley.daemon.weights.cache import ShareCache
+from motley.protocol import mesh_pb2 as pb
+from motley.protocol import worker_pb2 as wp
+from tests.daemon.node.test_rendering import ENDLESS
+from tests.daemon.text.made_tokenizers import bytes_tokenizer
+
+SAMPLING = pb.Sampling(top_p=1.0, repetition_penalty=1.0)
+
+
+class Panic(BaseException):
+    """As the tokenizer library's: no `Exception`."""
+
+
+Panic.__name__ = "PanicException"
+
+
+class Backend:
+    """A tokenizer that fails over one token."""
+
+    def __init__(self, error: BaseException) -> None:
+        self._backend = bytes_tokenizer()
+        self._error = error
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._backend, name)
+
+    def decode(self, ids: list[int], skip_special_tokens: bool) -> Any:
+        if 66 in ids:
+            raise self._error
+        return self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
+
+
+class Worker:
+    """Takes what the worker of rank 0 is told."""
+
+    def __init__(self) -> None:
+        self.told: list[wp.WorkerCommand] = []
+
+    def send(self, command: wp.WorkerCommand) -> None:
+        self.told.append(command)
+
+
+class Node:
+    """A node that leads some sessions, and what the orchestrator hears of it."""
+
+    def __init__(self, folder: Path, **tokenizers: Tokenizer) -> None:
+        settings = NodeSettings("pc", "127.0.0.1", "127.0.0.1", pb.Capabilities(), None, ShareCache(folder), 1)
+        self.control = Control(settings, lambda role, event: None)
+        self.workers: dict[str, Worker] = {}
+        for session, tokenizer in tokenizers.items():
+            worker = self.workers[session] = Worker()
+            command = pb.RankCommand(session=session, assign=pb.Assignment(context=1000, size=1))
+            rank = _Rank(command, worker=cast(RankWorker, worker), tokenizer=tokenizer)
+            self.control._ranks[session, 0] = rank
+
+    async def generate(self, request_id: str, session: str, content: str) -> None:
+        messages = json.dumps([{"role": "user", "content": content}])
+        request = pb.Generate(request_id=request_id, session=session, messages_json=messages, sampling=SAMPLING)
+        await self.control._generate(request)
+
+    def tokens(self, session: str, request_id: str, *ids: int, finish: str = "") -> None:
+        self.control._on_tokens(
+            self.control._ranks[session, 0], wp.Tokens(request_id=request_id, ids=ids, finish=finish)
+        )
+
+    def heard(self) -> list[pb.Delta]:
+        """What the orchestrator was told of requests since the last time."""
+        outbox = self.control._outbox
+        return [outbox.get_nowait().delta for _ in range(outbox.qsize())]
+
+
+def made_tokenizer(backend: Any, template: str) -> Tokenizer:
+    return Tokenizer(backend, vocabulary=259, template=ChatTemplate(template))
+
+
+@pytest.mark.parametrize("error", [ValueError("no such byte"), Panic("no such byte")])
+async def test_tokens_that_cannot_become_text_end_their_request_alone(error: BaseException, tmp_path: Path) -> None:
+    node = Node(tmp_path, s=made_tokenizer(Backend(error), "{{ messages[0].content }}"))
+    await node.generate("good", "s", "a")
+    await node.generate("bad", "s", "a")
+    node.tokens("s", "good", 70)
+    node.tokens("s", "bad", 66)
+    node.tokens("s", "bad", 70)
+    node.tokens("s", "good", 70, finish="length")
+    first, failed, last = node.heard()
+    assert (first.request_id, first.finish, last.request_id, last.finish) == ("good", "", "good", "length")
+    assert (failed.request_id, failed.finish, failed.failure.code) == ("bad", "error", "internal_error")
+    assert "cannot be turned into text" in failed.failure.message
+    assert "no such byte" in failed.failure.message
+    told = node.workers["s"].told
+    assert [command.WhichOneof("body") for command in told] == ["decode", "decode", "cancel"]
+    assert told[-1].cancel == "bad"
+
+
+async def test_a_template_that_never_ends_holds_no_other_session_and_its_own_for_a_while_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hanging = made_tokenizer(bytes_tokenizer(), ENDLESS)
+    monkeypatch.setattr(rendering, "RENDER_S", 3.0)
+    template = hanging.template = TemplateApart(ChatTemplate(ENDLESS))
+    node = Node(tmp_path, a=hanging, b=made_tokenizer(bytes_tokenizer(), "{{ messages[0].content }}"))
+    try:
+        async with asyncio.timeout(60):
+            hung = asyncio.create_task(node.generate("hung", "a", "hang"))
+            after = asyncio.create_task(node.generate("after", "a", "fine"))
+            await asyncio.sleep(0)
+            await node.generate("other", "b", "fine")
+            assert not hung.done()
+            assert [command.decode.request_id for command in node.workers["b"].told] == ["other"]
+            await asyncio.gather(hung, after)
+    finally:
+        await asyncio.to_thread(template.close)
+    (failed,) = node.heard()
+    assert (failed.request_id, failed.failure.code, failed.failure.param) == ("hung", "invalid_request", "messages")
+    assert "the model's chat template has not ended within 3 s" in failed.failure.message
+    assert [command.decode.request_id for command in node.workers["a"].told] == ["after"]
