@@ -16,6 +16,13 @@ import tokenizers
 
 from motley.daemon.text.messages import ChatError, check_messages
 from motley.daemon.text.templates import ChatTemplate, InvalidTemplate
+from motley.daemon.weights.git_lfs import pointer_told
+
+_NO_TEMPLATE = (
+    "the model has no chat template, so it knows no roles (base models have none): let it continue a text, with POST"
+    " /v1/completions or `motley run --raw`; if it was trained to chat, put its chat_template.jinja beside its"
+    " tokenizer.json and start the session again"
+)
 
 
 class TokenizerError(Exception):
@@ -29,6 +36,7 @@ class Tokenizer:
         vocabulary: ids are below this; the smaller of the tokenizer's and the model's vocabulary.
         stop_tokens: ids that end an answer, of all files that name any.
         special_tokens: ids that decode to nothing.
+        chats: whether it has a chat template, so that `encode_chat` can be called.
     """
 
     def __init__(
@@ -54,6 +62,7 @@ class Tokenizer:
         self.stop_tokens = stop_tokens
         self._backend = backend
         self._special = dict(special or {})
+        self.chats = template is not None
         self._template = template
         self._post_process = add_bos is None
         begin = backend.token_to_id(self._special.get("bos_token", ""))
@@ -75,6 +84,8 @@ class Tokenizer:
                 f"{path} is missing. Motley reads tokenizers in that form only; write it once with "
                 "transformers: AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
             )
+        if told := pointer_told(path):  # those of large vocabularies are kept in LFS too
+            raise TokenizerError(told)
         try:
             backend = tokenizers.Tokenizer.from_file(str(path))
         except Exception as error:  # the library raises plain Exception
@@ -111,20 +122,17 @@ class Tokenizer:
         return [*self._prefix, *self._encode(text, self._post_process)]
 
     def encode_chat(self, messages: object) -> list[int]:
-        """Token ids of a chat, up to where the assistant's answer starts.
-
-        With a chat template all special tokens come from the template. A model without one is a base model that
-        knows no roles: it continues the contents of the messages, one per line.
+        """Token ids of a chat, up to where the assistant's answer starts. All special tokens come from the template.
 
         Args:
-            messages: a non-empty list of ``{"role": str, "content": str | [{"type": "text", "text": str}]}``.
+            messages: a non-empty list of ``{"role": str, "content": str}``.
 
         Raises:
-            ChatError: the messages are malformed, or the template refuses them.
+            ChatError: the model has no chat template, the messages are malformed, or the template refuses them.
         """
-        chat = check_messages(messages)
         if self._template is None:
-            return self.encode("\n".join(message["content"] for message in chat))
+            raise ChatError(_NO_TEMPLATE, "no_chat_template")
+        chat = check_messages(messages)
         return self._encode(self._template.render(chat, self._special), False)
 
     def _encode(self, text: str, post_process: bool) -> list[int]:
