@@ -35,12 +35,13 @@ def _in_units(count: float, say: Callable[[float], str]) -> str:
     whole = f"{amount:.0f}"
     if float(whole) < 1000:
         return "0 bytes" if whole == "0" else f"{sign}{whole} byte{'s' * (whole != '1')}"
-    for unit in _UNITS:
+    *units, largest = _UNITS
+    for unit in units:
         amount /= 1000
         said = say(amount)
         if float(said) < 1000:
-            break
-    return f"{sign}{said} {unit}"
+            return f"{sign}{said} {unit}"
+    return f"{sign}{say(amount / 1000)} {largest}"
 
 
 def _three_digits(amount: float) -> str:

@@ -314,6 +314,26 @@ async def test_an_answer_that_breaks_off_ends_its_line(tmp_path: Path) -> None:
         assert (text + rest).decode().endswith("\n")
 
 
+async def test_a_killed_orchestrator_is_told_in_one_line(tmp_path: Path) -> None:
+    async with mesh(tmp_path, "a") as there:
+        await there.session()
+        run = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "motley.cli.main", "run", BUNDLED.name, "ROMEO:", "--raw", "--max-tokens", "1000"),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env={**os.environ, "MOTLEY_URL": there.url},
+        )
+        assert run.stdout is not None
+        text = await run.stdout.read(1)
+        there.orchestrator.process.kill()
+        async with asyncio.timeout(COMMAND_S):
+            rest, err = await run.communicate()
+        assert run.returncode == 1
+        assert err.decode() == f"motley: the orchestrator at {there.url} has gone or cannot be reached any more\n"
+        assert (text + rest).decode().endswith("\n")
+
+
 async def test_cache(there: Mesh, tmp_path: Path) -> None:
     where = ("--cache", str(tmp_path / "cache"))
     assert said_json("cache", "ls", *where) == {"folder": where[1], "bytes": 0, "shares": [], "damaged": []}
