@@ -223,7 +223,8 @@ async def load(
     try:
         session = await client.wait_ready(session, show)
     except asyncio.CancelledError:
-        console.print(f"{_called(session)} is not of this command and goes on loading; to end it: {_to_stop(session)}")
+        goes_on = f"{_called(session)} is not of this command and goes on loading; to end it: {_to_stop(session)}"
+        console.print(goes_on, soft_wrap=True)
         raise
     wanted.check(session)  # what was still in planning may have come out otherwise
     return session
@@ -231,7 +232,7 @@ async def load(
 
 async def _close_unready(client: Client, session: dict[str, Any]) -> None:
     """Close a session that was being loaded for this command alone, and say so."""
-    console.print(f"closing {_called(session)}, which is not ready yet")
+    console.print(f"closing {_called(session)}, which is not ready yet", soft_wrap=True)
     try:
         async with asyncio.timeout(CLOSE_S):
             await client.call("DELETE", f"/api/sessions/{session['id']}")
