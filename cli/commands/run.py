@@ -206,9 +206,13 @@ async def load(
             # While it is in planning, the orchestrator gives it up by itself if nobody waits for the answer any more.
             made = await client.call("POST", "/api/sessions", asked, patient=True)
         except Refused as refusal:
-            # Somebody else may have had the same idea a moment ago.
             if refusal.code == "name_in_use":
-                session = await _find(client, model) or await _find(client, Path(model).name)
+                session = await _find(client, model)  # somebody else may have had the same idea a moment ago
+                if session is None and (other := await _find(client, Path(model).name)):
+                    raise CliError(
+                        f"session {other['name']!r} serves another model of that name, {other['model']}: end it first,"
+                        f" with `{stop_command(other)}`, or give your model's folder another name"
+                    ) from refusal
             if session is None:
                 field = refusal.param if refusal.param in asked and refusal.param != "model" else None
                 raise CliError(f"{option_of(field)}: {refusal}" if field else str(refusal)) from refusal

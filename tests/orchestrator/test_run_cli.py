@@ -168,6 +168,14 @@ async def test_refusals_are_in_its_own_words(mesh: Any, new_node: Any, motley: M
     assert await mesh.call("GET", "/api/sessions") == (200, {"sessions": []})
 
 
+async def test_another_model_of_the_same_name_does_not_answer(mesh: Any, new_node: Any, motley: Motley) -> None:
+    await mesh.join(new_node())
+    await mesh.serve(model="/models/bard")
+    status, out, err = await motley("run", "/other/bard", "Hi")
+    assert (status, out) == (1, "")
+    assert "session 'bard' serves another model of that name, /models/bard: end it first, with `motley stop" in err
+
+
 async def test_an_answer_that_the_context_cuts_short(mesh: Any, bard: Any, motley: Motley) -> None:
     async def long(_: Generate) -> AsyncIterator[Delta]:
         yield Delta(text="Hello", ids=[1])

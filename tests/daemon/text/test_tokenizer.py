@@ -36,7 +36,7 @@ def test_shakespeare_round_trip() -> None:
 
 def test_a_base_model_knows_no_roles_and_says_what_to_do() -> None:
     tokenizer = Tokenizer.load(SHAKESPEARE)
-    assert not tokenizer.chats
+    assert tokenizer.template is None
     with pytest.raises(ChatError, match=r"no chat template.* POST /v1/completions or `motley run --raw`") as refusal:
         tokenizer.encode_chat([{"role": "system", "content": "A play."}, {"role": "user", "content": "JULIET:"}])
     assert refusal.value.code == "no_chat_template"
