@@ -38,6 +38,15 @@ class Refused(CliError):
         self.code = code
         self.param = param
 
+    @classmethod
+    def as_told(cls, error: dict[str, Any]) -> Self:
+        """The refusal that is the ``error`` of an answer.
+
+        Raises:
+            KeyError, TypeError: it is not of OpenAI's form.
+        """
+        return cls(error["message"], error["code"], error["param"])
+
 
 class Unreachable(CliError):
     """No orchestrator answers at the address."""
@@ -49,7 +58,9 @@ class Client:
     def __init__(self, url: str, api_key: str = "") -> None:
         import aiohttp
 
-        self._url = url.rstrip("/")
+        self.url = url.rstrip("/")
+        self.reached = False
+        """Whether an orchestrator has answered yet; one that is silent from then on has gone."""
         self._http = aiohttp.ClientSession(headers={"Authorization": f"Bearer {api_key}"} if api_key else {})
 
     async def __aenter__(self) -> Self:
@@ -80,15 +91,19 @@ class Client:
         """
         async with self._request("POST", path, {**body, "stream": True}) as response:
             async for line in response.content:
-                data = line.decode().strip().removeprefix("data: ")
+                kind, _, data = line.decode(errors="replace").strip().partition(": ")
+                if kind != "data":  # the end of an event, or a comment that keeps the connection alive
+                    continue
                 if data == "[DONE]":
                     return
-                if data:
+                try:
                     event: dict[str, Any] = json.loads(data)
-                    if "error" in event:
-                        raise CliError(event["error"]["message"])
-                    yield event
-        raise CliError("the answer broke off; see what the orchestrator says")
+                except ValueError:  # it breaks off here
+                    break
+                if "error" in event:
+                    raise Refused.as_told(event["error"])
+                yield event
+        raise CliError(f"the answer broke off: {gone(self.url)}")
 
     async def sessions(self) -> list[dict[str, Any]]:
         """All sessions of the mesh, as the API tells them; errors as `call`."""
@@ -124,7 +139,12 @@ class Client:
         import aiohttp
 
         timeout = aiohttp.ClientTimeout(total=None, connect=CONNECT_S, sock_read=None if patient else SILENCE_S)
-        return _Request(self._http.request(method, self._url + path, json=body, timeout=timeout), self._url)
+        return _Request(self._http.request(method, self.url + path, json=body, timeout=timeout), self)
+
+
+def gone(url: str) -> str:
+    """Say that nobody answers any more at an address where an orchestrator was."""
+    return f"the orchestrator at {url} has gone or cannot be reached any more"
 
 
 def broke_off(url: str, error: Exception) -> str:
@@ -142,37 +162,40 @@ def broke_off(url: str, error: Exception) -> str:
 class _Request:
     """One HTTP request whose failures become `CliError`."""
 
-    def __init__(self, context: Any, url: str) -> None:
+    def __init__(self, context: Any, client: Client) -> None:
         self._context = context
-        self._url = url
+        self._client = client
 
     async def __aenter__(self) -> aiohttp.ClientResponse:
         import aiohttp
 
+        url = self._client.url
         try:
             response: aiohttp.ClientResponse = await self._context.__aenter__()
         except (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError) as error:
-            raise CliError(f"{self._url!r} is not an address of the form http://HOST:PORT") from error
-        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-            raise Unreachable(
-                f"no orchestrator answers at {self._url}; start one with `motley up` or name one with --url"
-            ) from error
+            raise CliError(f"{url!r} is not an address of the form http://HOST:PORT") from error
         except aiohttp.ClientError as error:
-            raise CliError(broke_off(self._url, error)) from error
+            if self._client.reached:
+                raise CliError(gone(url)) from error
+            if isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError):
+                raise Unreachable(
+                    f"no orchestrator answers at {url}; start one with `motley up` or name one with --url"
+                ) from error
+            raise CliError(broke_off(url, error)) from error
+        self._client.reached = True
         if response.status >= 400:
-            code = param = None
             try:
-                told = (await response.json())["error"]
-                message, code, param = told["message"], told["code"], told["param"]
-            except (aiohttp.ContentTypeError, ValueError, KeyError, TypeError):
-                message = f"{self._url} answers {response.status} {response.reason}; is it a Motley orchestrator?"
+                refused = Refused.as_told((await response.json())["error"])
+            except (aiohttp.ClientError, ValueError, KeyError, TypeError):
+                told = f"{url} answers {response.status} {response.reason}; is it a Motley orchestrator?"
+                refused = Refused(told, None, None)
             await self._context.__aexit__(None, None, None)
-            if code == "invalid_api_key":
-                message = (
-                    f"the API key for {self._url} is missing or wrong: give the one that `motley up` prints with"
+            if refused.code == "invalid_api_key":
+                raise CliError(
+                    f"the API key for {url} is missing or wrong: give the one that `motley up` prints with"
                     " --api-key, or as MOTLEY_API_KEY"
                 )
-            raise Refused(message, code, param)
+            raise refused
         return response
 
     async def __aexit__(
@@ -182,4 +205,4 @@ class _Request:
 
         await self._context.__aexit__(kind, error, trace)
         if isinstance(error, aiohttp.ClientError | TimeoutError):
-            raise CliError(f"the orchestrator at {self._url} has gone or cannot be reached any more") from error
+            raise CliError(gone(self._client.url)) from error

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
+from motley.protocol.wording import counted
+
 _UNITS = {"": 1, "b": 1}
 for _power, _letter in enumerate("kmgt", start=1):
     _UNITS |= {_letter: 1000**_power, f"{_letter}b": 1000**_power, f"{_letter}ib": 1024**_power}
@@ -27,5 +29,5 @@ def parse_size(text: str) -> int:
     if size < 1:
         raise ValueError(f"{text!r} is less than one byte")
     if not match[2] and size < _BARE:
-        raise ValueError(f"{text!r} is {size} bytes: write a number and a unit, as in 6GB, 512MiB or 1.5g")
+        raise ValueError(f"{text!r} is {counted(size, 'byte')}: write a number and a unit, as in 6GB, 512MiB or 1.5g")
     return size

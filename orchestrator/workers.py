@@ -43,8 +43,8 @@ class Worker:
 
     @property
     def state(self) -> str:
-        """For people: ``starting``, ``listening``, ``ready`` or ``gone``."""
-        return "gone" if self.gone else "ready" if self.ready else "listening" if self.address else "starting"
+        """For people: ``starting``, ``loading``, ``ready`` or ``gone``."""
+        return "gone" if self.gone else "ready" if self.ready else "loading" if self.address else "starting"
 
     def __str__(self) -> str:
         return f"node {self.node_name!r} ({self.role})"

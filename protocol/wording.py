@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
-_UNITS = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
+_UNITS = ("kB", "MB", "GB", "TB")
 
 
 def human_bytes(count: float) -> str:
@@ -12,21 +13,39 @@ def human_bytes(count: float) -> str:
 
     A negative count keeps its sign.
     """
-    for unit, size in _UNITS:
-        if abs(count) >= size:
-            return f"{count / size:.2f} {unit}"
-    return f"{count:.0f} bytes"
+    return _in_units(count, lambda amount: f"{amount:.2f}")
 
 
 def short_bytes(count: float) -> str:
-    """Say so many bytes as shortly as a table wants it, in about three digits: ``1.5 GB``, ``153 MB``, ``17 bytes``."""
-    for unit, size in _UNITS:
-        if count >= size:
-            amount = count / size
-            return f"{round(amount, max(0, 2 - int(math.log10(amount)))):g} {unit}"
-    return f"{count:.0f} bytes"
+    """Say so many bytes as shortly as a table wants it, in about three digits: ``1.5 GB``, ``153 MB``, ``17 bytes``.
+
+    A negative count keeps its sign.
+    """
+    return _in_units(count, _three_digits)
 
 
 def counted(count: int, thing: str) -> str:
     """Say how many there are of a thing whose plural ends in s: ``1 rank``, ``2 ranks``."""
     return f"{count} {thing}" if count == 1 else f"{count} {thing}s"
+
+
+def _in_units(count: float, say: Callable[[float], str]) -> str:
+    """A size in the unit in which `say` writes it with three digits before the point, so never as ``1000 kB``."""
+    sign, amount = "-" if count < 0 else "", abs(count)
+    whole = f"{amount:.0f}"
+    if float(whole) < 1000:
+        return "0 bytes" if whole == "0" else f"{sign}{whole} byte{'s' * (whole != '1')}"
+    *units, largest = _UNITS
+    for unit in units:
+        amount /= 1000
+        said = say(amount)
+        if float(said) < 1000:
+            return f"{sign}{said} {unit}"
+    return f"{sign}{say(amount / 1000)} {largest}"
+
+
+def _three_digits(amount: float) -> str:
+    """A number from about 1, without zeros behind the point."""
+    decimals = max(0, 2 - int(math.log10(max(1.0, amount))))
+    said = f"{amount:.{decimals}f}"
+    return said.rstrip("0").rstrip(".") if decimals else said

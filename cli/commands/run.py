@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 import time
@@ -34,15 +35,11 @@ from motley.cli.options import (
 from motley.cli.show import console, loading_bars
 from motley.cli.wanted import Wanted, nodes_of, option_of, start_command, stop_command
 from motley.daemon.weights.hub import no_model
-from motley.orchestrator.session_request import SessionRequest
+from motley.orchestrator.session_request import ContradictionError, SessionRequest
 from motley.protocol.wording import counted
 
-IN_OPTIONS = {
-    "exact=true": "--exact",
-    "experts 'sliced'": "--experts sliced",
-    "experts, replicas and trunk": "--experts, --replicas and --trunk",
-}
-"""What the orchestrator calls things in a refusal, and the option that is meant."""
+CLOSE_S = 20.0
+"""Closing a session may take so long; longer than an orchestrator waits for its ranks."""
 
 
 def register(app: typer.Typer) -> None:
@@ -112,25 +109,26 @@ def run(
     may_be_alone = given is not None and given.name == "DEFAULT"
     whole, quants = by_node("--quant", quant or (), [*Quantisation])
     everywhere, engines = by_node("--engine", engine or ())
-    wanted = Wanted(
-        SessionRequest(
-            model=model,
-            quantisation=whole or SessionRequest.quantisation,
-            quantisations=quants,
-            engine=everywhere or SessionRequest.engine,
-            engines=engines,
-            engine_options={"device": str(device)} if device else {},
-            context=context or 0,
-            nodes=tuple(parse_nodes(nodes)) if nodes else (),
-            shares=tuple(parse_shares(shares)) if shares else (),
-            exact=exact,
-            experts=str(experts),
-            replicas=replicas,
-            trunk=trunk,
-        ),
-        any_quantisation=whole is None,
-        any_engine=everywhere is None,
+    request = SessionRequest(
+        model=model,
+        quantisation=whole or SessionRequest.quantisation,
+        quantisations=quants,
+        engine=everywhere or SessionRequest.engine,
+        engines=engines,
+        engine_options={"device": str(device)} if device else {},
+        context=context or 0,
+        nodes=tuple(parse_nodes(nodes)) if nodes else (),
+        shares=tuple(parse_shares(shares)) if shares else (),
+        exact=exact,
+        experts=str(experts),
+        replicas=replicas,
+        trunk=trunk,
     )
+    try:
+        request.check()
+    except ContradictionError as error:
+        raise CliError(f"{option_of(error.field)} {error}") from error
+    wanted = Wanted(request, any_quantisation=whole is None, any_engine=everywhere is None)
     run_interruptibly(_run(wanted, body, url, api_key, may_be_alone, as_json))
 
 
@@ -140,25 +138,15 @@ def _check(body: dict[str, Any]) -> None:
     Raises:
         CliError: naming the option.
     """
-    from motley.orchestrator.api.errors import ApiError
+    from motley.orchestrator.api.body import FieldError
     from motley.orchestrator.api.openai_parameters import chat_parameters, completion_parameters
 
     parameters = completion_parameters if "prompt" in body else chat_parameters
     try:
         parameters({**body, "model": "any", "stream": True})
-    except ApiError as error:
-        raise CliError(_in_options(str(error), error.param)) from error
-
-
-def _in_options(refusal: str, param: str | None) -> str:
-    """What the orchestrator refuses, in the words of the command line; `param` is the request's field to blame."""
-    if param and refusal.startswith(f"{param} "):
-        is_text = param.startswith(("messages", "prompt"))
-        option = "the prompt" if is_text else option_of(param)
-        refusal = option + refusal.removeprefix(param)
-    for word, option in IN_OPTIONS.items():
-        refusal = refusal.replace(word, option)
-    return refusal
+    except FieldError as error:
+        is_text = (error.param or "").startswith(("messages", "prompt"))
+        raise CliError(f"{'the prompt' if is_text else option_of(error.param or '')} {error.why}") from error
 
 
 async def _run(wanted: Wanted, body: dict[str, Any], url: str, api_key: str, may_be_alone: bool, as_json: bool) -> None:
@@ -170,7 +158,7 @@ async def _run(wanted: Wanted, body: dict[str, Any], url: str, api_key: str, may
             raise
         console.print(f"[dim]no mesh at {url}: this machine runs the model alone, and forgets it afterwards[/]")
         async with mesh_of_one() as client:
-            await _answer(client, wanted, body, as_json)
+            await _answer(client, wanted, body, as_json, lasting=False)
 
 
 async def _find(client: Client, model: str) -> dict[str, Any] | None:
@@ -193,8 +181,16 @@ async def _find(client: Client, model: str) -> dict[str, Any] | None:
     return None
 
 
-async def load(client: Client, wanted: Wanted, show: Callable[[str, int, int], None]) -> dict[str, Any]:
+async def load(
+    client: Client, wanted: Wanted, show: Callable[[str, int, int], None], *, lasting: bool = True
+) -> dict[str, Any]:
     """A ready session of the model, made if there is none; for `show` see `Client.wait_ready`.
+
+    An interrupt closes the session if it was made here, as whoever ends a command wants no more of what it began, least
+    of all every node's memory; one that somebody else has begun goes on loading. Either is said.
+
+    Args:
+        lasting: the mesh goes on when this command ends; one that does not needs no closing.
 
     Raises:
         CliError: it cannot be, or is loaded otherwise than `wanted`.
@@ -205,25 +201,62 @@ async def load(client: Client, wanted: Wanted, show: Callable[[str, int, int], N
         if (path := Path(model)).is_file() and path.suffix != ".gguf":
             raise CliError(no_model(path))
         console.print(f"[dim]{escape(model)} is not served yet: loading it[/]")
+        asked = wanted.request.body()
         try:
-            made = await client.call("POST", "/api/sessions", wanted.request.body(), patient=True)
+            # While it is in planning, the orchestrator gives it up by itself if nobody waits for the answer any more.
+            made = await client.call("POST", "/api/sessions", asked, patient=True)
         except Refused as refusal:
-            # Somebody else may have had the same idea a moment ago.
             if refusal.code == "name_in_use":
-                session = await _find(client, model) or await _find(client, Path(model).name)
+                session = await _find(client, model)  # somebody else may have had the same idea a moment ago
+                if session is None and (other := await _find(client, Path(model).name)):
+                    raise CliError(
+                        f"session {other['name']!r} serves another model of that name, {other['model']}: end it first,"
+                        f" with `{stop_command(other)}`, or give your model's folder another name"
+                    ) from refusal
             if session is None:
-                raise CliError(_in_options(str(refusal), refusal.param)) from refusal
+                field = refusal.param if refusal.param in asked and refusal.param != "model" else None
+                raise CliError(f"{option_of(field)}: {refusal}" if field else str(refusal)) from refusal
         else:
-            return await client.wait_ready(made, show)
+            try:
+                return await client.wait_ready(made, show)
+            except asyncio.CancelledError:
+                if lasting:
+                    await _close_unready(client, made)
+                raise
     wanted.check(session)
-    session = await client.wait_ready(session, show)
+    try:
+        session = await client.wait_ready(session, show)
+    except asyncio.CancelledError:
+        goes_on = f"{_called(session)} is not of this command and goes on loading; to end it: {_to_stop(session)}"
+        console.print(goes_on, soft_wrap=True)
+        raise
     wanted.check(session)  # what was still in planning may have come out otherwise
     return session
 
 
-async def _answer(client: Client, wanted: Wanted, body: dict[str, Any], as_json: bool) -> None:
+async def _close_unready(client: Client, session: dict[str, Any]) -> None:
+    """Close a session that was being loaded for this command alone, and say so."""
+    console.print(f"closing {_called(session)}, which is not ready yet", soft_wrap=True)
+    try:
+        async with asyncio.timeout(CLOSE_S):
+            await client.call("DELETE", f"/api/sessions/{session['id']}")
+    except (CliError, TimeoutError) as error:
+        if not isinstance(error, Refused) or error.code != "session_not_found":  # somebody was faster
+            why = escape(str(error)) or f"no answer within {CLOSE_S:.0f} s"
+            console.print(f"[yellow]it may go on loading[/] ({why}); to end it: {_to_stop(session)}", soft_wrap=True)
+
+
+def _called(session: dict[str, Any]) -> str:
+    return escape(f"session {session['name'] or session['id']!r}")
+
+
+def _to_stop(session: dict[str, Any]) -> str:
+    return escape(f"`{stop_command(session)}`")
+
+
+async def _answer(client: Client, wanted: Wanted, body: dict[str, Any], as_json: bool, *, lasting: bool = True) -> None:
     with loading_bars() as bars:
-        session = await load(client, wanted, bars.advance_to)
+        session = await load(client, wanted, bars.advance_to, lasting=lasting)
     context, most = session["context"], body["max_tokens"]
     if most > context:
         console.print(f"[yellow]--max-tokens {most}[/] is cut: prompt and answer have {context} tokens (the context)")
@@ -233,30 +266,38 @@ async def _answer(client: Client, wanted: Wanted, body: dict[str, Any], as_json:
     said: list[str] = []
     finish = ""
     usage: dict[str, int] = {}
+    timings: dict[str, float | None] = {}
     try:
         async for event in client.stream(path, {**body, "model": session["name"]}):
             usage = event.get("usage") or usage
+            timings = event.get("timings") or timings
             for choice in event["choices"]:
                 piece = choice["text"] if "prompt" in body else choice["delta"].get("content") or ""
-                first = first or time.perf_counter()
+                if piece:  # what opens or ends an answer is no token
+                    first = first or time.perf_counter()
                 finish = choice["finish_reason"] or finish
                 said.append(piece)
                 if not as_json:
                     print(piece, end="", flush=True)
     except Refused as refusal:
-        if refusal.code != "context_length_exceeded":
-            raise
-        raise CliError(
-            f"the prompt is too long for the context of {context} tokens: shorten it, or close the session with"
-            f" `{stop_command(session)}` and load the model with a larger --context"
-        ) from refusal
+        match refusal.code:
+            case "context_length_exceeded":
+                raise CliError(
+                    f"the prompt is too long for the context of {context} tokens: shorten it, or close the session with"
+                    f" `{stop_command(session)}` and load the model with a larger --context"
+                ) from refusal
+            case "no_chat_template":
+                raise CliError(
+                    f"{session['name']} has no chat template, so it can only continue the prompt as it is: add --raw"
+                ) from refusal
+            case _:
+                raise
     finally:
         if any(said) and not as_json:
             print(flush=True)  # whatever follows, an error too, begins a line
-    ended = time.perf_counter()
     tokens = usage.get("completion_tokens", 0)
-    ms = 1e3 * (ended - (first or ended)) / max(1, tokens - 1)
-    ttft_ms = 1e3 * ((first or ended) - began)
+    ms = timings.get("ms_per_token")
+    ttft_ms = 1e3 * ((first or time.perf_counter()) - began)
     if as_json:
         answer = {"model": session["name"], "text": "".join(said), "finish_reason": finish, "usage": usage}
         print(json.dumps({**answer, "ttft_ms": ttft_ms, "ms_per_token": ms}))
@@ -264,7 +305,8 @@ async def _answer(client: Client, wanted: Wanted, body: dict[str, Any], as_json:
         elsewhere = sum(len(nodes_of(host)) for host in session["hosts"])
         by = "the context, which is full" if finish == "length" and tokens < most else finish
         hosts = f", experts on {counted(elsewhere, 'node')}" if elsewhere else ""
+        then = "" if ms is None else f", then {ms:.1f} ms each"
         console.print(
-            f"[dim]{counted(tokens, 'token')}, the first after {ttft_ms:.0f} ms, then {ms:.1f} ms each, on "
+            f"[dim]{counted(tokens, 'token')}, the first after {ttft_ms:.0f} ms{then}, on "
             f"{counted(len(session['ranks']), 'rank')}{hosts}; ended by {by}[/]"
         )

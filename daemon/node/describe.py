@@ -47,9 +47,9 @@ def describe(model: pb.ModelSpec, models: Path | None) -> pb.Described:
     with open_model(folder) as opened:
         profiles = [profile(opened.model, each, model.block, opened.stored, model.exact, every) for each in every]
         fingerprint = opened.source.fingerprint()
-    load_tokenizer(folder)
+    chats = load_tokenizer(folder).template is not None
     for profiled in profiles:
-        profiled.name, profiled.fingerprint = folder.name, fingerprint
+        profiled.name, profiled.fingerprint, profiled.chats = folder.name, fingerprint, chats
     return pb.Described(profile=profiles[0], beside=profiles[1:])
 
 

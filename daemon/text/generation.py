@@ -21,7 +21,7 @@ class RequestError(Exception):
     """A request that cannot be served as it is.
 
     Attributes:
-        code: ``context_length_exceeded`` or ``invalid_request``.
+        code: ``context_length_exceeded``, ``no_chat_template`` or ``invalid_request``.
         param: what of the request is to blame; empty: no single parameter.
     """
 
@@ -129,7 +129,7 @@ def _prompt(request: pb.Generate, tokenizer: Tokenizer) -> list[int]:
         try:
             prompt = tokenizer.encode_chat(messages)
         except ChatError as error:
-            raise RequestError("invalid_request", str(error), "messages") from error
+            raise RequestError(error.code, str(error), "messages") from error
     elif kind == "prompt":
         prompt = tokenizer.encode(request.prompt)
     elif kind == "prompt_tokens":

@@ -16,6 +16,13 @@ import tokenizers
 
 from motley.daemon.text.messages import ChatError, check_messages
 from motley.daemon.text.templates import ChatTemplate, ChatWriter, InvalidTemplate
+from motley.daemon.weights.git_lfs import pointer_told
+
+_NO_TEMPLATE = (
+    "the model has no chat template, so it knows no roles (base models have none): let it continue a text, with POST"
+    " /v1/completions or `motley run --raw`; if it was trained to chat, put its chat_template.jinja beside its"
+    " tokenizer.json and start the session again"
+)
 
 
 class TokenizerError(Exception):
@@ -76,6 +83,8 @@ class Tokenizer:
                 f"{path} is missing. Motley reads tokenizers in that form only; write it once with "
                 "transformers: AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
             )
+        if told := pointer_told(path):  # those of large vocabularies are kept in LFS too
+            raise TokenizerError(told)
         try:
             backend = tokenizers.Tokenizer.from_file(str(path))
         except Exception as error:  # the library raises plain Exception
@@ -112,20 +121,17 @@ class Tokenizer:
         return [*self._prefix, *self._encode(text, self._post_process)]
 
     def encode_chat(self, messages: object) -> list[int]:
-        """Token ids of a chat, up to where the assistant's answer starts.
-
-        With a chat template all special tokens come from the template. A model without one is a base model that
-        knows no roles: it continues the contents of the messages, one per line.
+        """Token ids of a chat, up to where the assistant's answer starts. All special tokens come from the template.
 
         Args:
-            messages: a non-empty list of ``{"role": str, "content": str | [{"type": "text", "text": str}]}``.
+            messages: a non-empty list of ``{"role": str, "content": str}``.
 
         Raises:
-            ChatError: the messages are malformed, or the template refuses them.
+            ChatError: the model has no chat template, the messages are malformed, or the template refuses them.
         """
-        chat = check_messages(messages)
         if self.template is None:
-            return self.encode("\n".join(message["content"] for message in chat))
+            raise ChatError(_NO_TEMPLATE, "no_chat_template")
+        chat = check_messages(messages)
         return self._encode(self.template.render(chat, self._special), False)
 
     def _encode(self, text: str, post_process: bool) -> list[int]:

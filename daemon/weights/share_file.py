@@ -88,7 +88,8 @@ def _check_space(folder: Path, total: int) -> None:
     if free < total:
         raise ShareFileError(
             f"{folder}: this rank's weights need {human_bytes(total)} of disk, of which {human_bytes(free)} is free; "
-            f"make room for {human_bytes(total - free)} or choose another folder (--cache, or MOTLEY_CACHE)"
+            f"make room for {human_bytes(total - free)} there, or give that node another folder (MOTLEY_CACHE, or"
+            " --cache of `motley join` and `motley up`)"
         )
 
 

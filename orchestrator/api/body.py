@@ -12,10 +12,22 @@ from aiohttp import web
 from motley.orchestrator.api.errors import ApiError
 
 
+class FieldError(ApiError):
+    """A field of a request cannot be as it is (400).
+
+    Attributes:
+        why: the message without the field's path, which it begins with.
+    """
+
+    def __init__(self, path: str, why: str, code: str) -> None:
+        super().__init__(400, f"{path} {why}", param=path, code=code)
+        self.why = why
+
+
 class Fields:
     """The fields of a JSON object, taken one by one; `finish` refuses those nobody took.
 
-    A field that is null counts as absent. All methods raise ApiError (400) that names the field.
+    A field that is null counts as absent. All methods raise FieldError.
     """
 
     def __init__(self, value: object, path: str = "") -> None:
@@ -66,7 +78,7 @@ class Fields:
         return bool(value)
 
     def refuse(self, name: str, why: str, code: str = "invalid_value") -> NoReturn:
-        raise ApiError(400, f"{self._path}{name} {why}", param=f"{self._path}{name}", code=code)
+        raise FieldError(f"{self._path}{name}", why, code)
 
     def finish(self, ignored: Collection[str] = ()) -> None:
         """Refuse the fields that nobody took, except `ignored` ones."""

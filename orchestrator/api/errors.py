@@ -9,12 +9,14 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from motley.protocol.mesh_pb2 import Failure
+from motley.protocol.wording import human_bytes
 
 _log = logging.getLogger(__name__)
 
 _STATUS = {
     "invalid_request": 400,
     "context_length_exceeded": 400,
+    "no_chat_template": 400,
     "unknown_node": 400,
     "unknown_engine": 400,
     "unusable_engine": 400,
@@ -90,7 +92,7 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
         response.headers["Allow"] = allowed
         return response
     except web.HTTPRequestEntityTooLarge:
-        message = f"the request is longer than {request.client_max_size} bytes"
+        message = f"the request is longer than {human_bytes(request.client_max_size)}"
         return ApiError(413, message, code="request_too_large").response()
     except web.HTTPException as error:
         return ApiError(error.status, error.reason).response()

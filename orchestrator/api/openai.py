@@ -13,12 +13,13 @@ from aiohttp import web
 from motley.orchestrator.api.body import read_json
 from motley.orchestrator.api.errors import ApiError
 from motley.orchestrator.api.openai_parameters import Parameters, chat_parameters, completion_parameters
-from motley.orchestrator.serving.errors import ServingError
+from motley.orchestrator.serving.errors import ServingError, unready
 from motley.orchestrator.serving.requests import Requests
 from motley.orchestrator.session_table import SessionTable
 from motley.orchestrator.sessions import Session, State
 from motley.protocol.mesh_pb2 import Delta, LogprobRow
 
+_now = time.perf_counter
 LEAST_LOGPROB = -9999.0
 """JSON has no infinity."""
 
@@ -41,7 +42,11 @@ class OpenAiApi:
         return web.json_response({"object": "list", "data": served})
 
     async def model(self, request: web.Request) -> web.Response:
-        return web.json_response(_model(self._session(request.match_info["model"])))
+        """A model that is ready; one that is not is refused as a request to it would be."""
+        session = self._session(request.match_info["model"])
+        if session.state is not State.READY:
+            raise ApiError.from_failure(unready(session).failure)
+        return web.json_response(_model(session))
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
         return await self._answer(request, chat_parameters(await read_json(request)), _Chat())
@@ -139,14 +144,45 @@ class _Completion:
         }
 
 
+class _Pace:
+    """How fast the tokens of an answer come. Its pieces of text are no measure: a token may have none, or half a
+    character, and what opens a stream is no token."""
+
+    def __init__(self) -> None:
+        self._first_at = self._last_at = 0.0
+        self._later = 0
+        """Tokens that came after those that came first."""
+
+    def on_delta(self, delta: Delta) -> None:
+        """Count the tokens of a delta that has come just now."""
+        if not delta.ids:
+            return
+        self._last_at = _now()
+        if self._first_at:
+            self._later += len(delta.ids)
+        else:
+            self._first_at = self._last_at
+
+    def timings(self, last: Delta) -> dict[str, Any]:
+        """What the last part of an answer tells of its times. Not part of OpenAI's API.
+
+        ``ttft_ms`` is the time to the first token, without the way there and back; ``ms_per_token`` that from each
+        token to the next, in the mean, or null where all came at once.
+        """
+        mean = 1e3 * (self._last_at - self._first_at) / self._later if self._later else None
+        return {"timings": {"ttft_ms": round(1e3 * last.prefill_s, 3), "ms_per_token": mean and round(mean, 3)}}
+
+
 async def _whole(form: _Form, envelope: dict[str, Any], deltas: AsyncIterator[Delta]) -> web.Response:
     text: list[str] = []
     rows: list[LogprobRow] = []
+    pace = _Pace()
     async for delta in deltas:
+        pace.on_delta(delta)
         text.append(delta.text)
         rows.extend(delta.logprobs)
     choice = form.whole("".join(text), rows, delta.finish)
-    body = {**envelope, "object": form.object, "choices": [choice], "usage": _usage(delta), **_timings(delta)}
+    body = {**envelope, "object": form.object, "choices": [choice], "usage": _usage(delta), **pace.timings(delta)}
     return web.json_response(body)
 
 
@@ -171,9 +207,11 @@ async def _stream(
         tail = {"usage": usage} if parameters.include_usage else {}
         await send({**envelope, "object": form.chunk_object, "choices": choices, **tail, **more})
 
+    pace = _Pace()
     try:
         try:
             async for delta in deltas:
+                pace.on_delta(delta)
                 if not response.prepared:
                     if delta.HasField("failure"):
                         continue  # the iterator raises it next
@@ -182,7 +220,7 @@ async def _stream(
                         await chunk(opening)
                 if delta.text or delta.logprobs:
                     await chunk([form.piece(delta.text, delta.logprobs, None)])
-            await chunk([form.piece("", [], delta.finish)], **_timings(delta))
+            await chunk([form.piece("", [], delta.finish)], **pace.timings(delta))
             if parameters.include_usage:
                 await chunk([], _usage(delta))
             await send("[DONE]")
@@ -205,11 +243,6 @@ def _usage(last: Delta) -> dict[str, int]:
         "completion_tokens": last.completion_tokens,
         "total_tokens": last.prompt_tokens + last.completion_tokens,
     }
-
-
-def _timings(last: Delta) -> dict[str, Any]:
-    """Not part of OpenAI's API: the time to the first token, without the way there and back."""
-    return {"timings": {"ttft_ms": round(1e3 * last.prefill_s, 3)}}
 
 
 def _chat_logprobs(rows: Sequence[LogprobRow]) -> dict[str, Any] | None:

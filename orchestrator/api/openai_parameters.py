@@ -3,7 +3,9 @@
 Nothing that would change the answer is ignored: a parameter is obeyed, or refused by name. Where OpenAI leaves room:
 
 - ``max_tokens`` defaults to 16 for completions, and to the rest of the context for chats, as at OpenAI.
-- The parts of a text given in parts are joined by newlines.
+- The parts of a content given in parts are joined as they are, with nothing between them: OpenAI does not say, but the
+  chat templates that take parts (of the models in `transformers`) write one after another, and whoever wants a line to
+  end can say so in a part.
 - The role ``developer`` is the model's ``system``.
 """
 
@@ -214,7 +216,7 @@ def _message(message: object, path: str) -> dict[str, str]:
     content = fields.take("content")
     if isinstance(content, list) and content:
         texts = [_text_part(part, f"{path}.content[{index}]") for index, part in enumerate(content)]
-        content = "\n".join(texts)
+        content = "".join(texts)
     elif not is_text(content):
         fields.refuse("content", "must be a string of valid Unicode, or a list of text parts")
     fields.string("name")  # chat templates have no place for it

@@ -103,6 +103,7 @@ def session_json(session: Session, steps: bool = False) -> dict[str, Any]:
         "family": profile.family,
         "parameters": profile.parameters,
         "fingerprint": profile.fingerprint,
+        "chats": profile.chats,
         "matrices": profile.matrices,
         "context": session.context,
         "experts": _layout(session),

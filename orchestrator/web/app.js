@@ -147,7 +147,7 @@ function rankRow(rank, longest, mixed) {
       quiet(`units: ${share.attention} attention, ${share.mlp} MLP, ${share.vocabulary} vocab`),
       quiet(used ? `at most ${scaled(used, "B")} of memory used` : `${scaled(memory.planned_bytes, "B")} of memory planned`)),
     h("div", {},
-      rank.state === "listening" && rank.loading.total_bytes > 0 && loadingBar(rank.loading),
+      rank.state === "loading" && rank.loading.total_bytes > 0 && loadingBar(rank.loading),
       timing?.tokens > 0 && timeBar(timing, longest)),
   );
 }
@@ -174,7 +174,7 @@ function plot(values) {
     {},
     h("figcaption", { class: "row" }, h("span", {}, `Last ${plural(shown.length, "decode step")}`), h("span", {}, caption)),
     svg("svg", picture, level(p50, "p50"), level(p99, "p99"), svg("polyline", { points: points.join(" ") })),
-    h("p", { class: "quiet axis" }, h("span", {}, `0 to ${ms(top)} ms`), ["p50", "p99"].map(legend)),
+    h("p", { class: "quiet axis" }, h("span", {}, `0 to ${ms(top)} ms${top < slowest ? ", what is slower is cut off" : ""}`), ["p50", "p99"].map(legend)),
   );
 }
 

@@ -5,10 +5,15 @@ import { $, ApiError, call, h, joined, ms, plural, words } from "./common.js";
 const { prompt, temperature, max_tokens: maxTokens } = $("ask").elements;
 const log = $("log");
 const messages = [];
+const SAY = prompt.placeholder;
+const CONTINUE = "A text for the model to continue: it has no chat template. Enter sends, Shift+Enter breaks the line.";
+const RATE_MS = 500; // pieces that came within less say nothing about a rate
 let answering = null; // the AbortController of the answer under way
+let chats = new Map(); // by name of a model that is ready: whether it knows roles, or only continues texts
 
 export function drawModels(sessions) {
-  const names = sessions.filter((session) => session.state === "ready").map((session) => session.name);
+  chats = new Map(sessions.filter(({ state }) => state === "ready").map((session) => [session.name, session.chats]));
+  const names = [...chats.keys()];
   const select = $("chat-model");
   const chosen = select.value;
   const shown = names.length ? names : ["no model is ready"];
@@ -17,6 +22,7 @@ export function drawModels(sessions) {
     if (names.includes(chosen)) select.value = chosen;
   }
   select.disabled = $("send").disabled = !names.length;
+  prompt.placeholder = chats.get(select.value) === false ? CONTINUE : SAY;
 }
 
 /** The events of an answer; throws ApiError where it breaks off. */
@@ -28,6 +34,7 @@ async function* events(response) {
     const parts = (rest + value).split("\n\n");
     rest = parts.pop();
     for (const part of parts) {
+      if (!part.startsWith("data: ")) continue; // a comment, which keeps the connection alive
       const data = part.slice("data: ".length);
       if (data === "[DONE]") return;
       const event = JSON.parse(data);
@@ -37,13 +44,22 @@ async function* events(response) {
   }
 }
 
-/** How fast an answer comes. Its pieces stand in for its tokens until these have been counted. */
-function pace({ began, first, last, pieces, tokens, finish }) {
-  if (!first) return "…";
-  const count = tokens ?? pieces;
-  const rate = count > 1 && `${tokens ? "" : "about "}${Math.round((1000 * (count - 1)) / (last - first))} tokens/s`;
+/** How fast an answer comes. At its end the orchestrator tells its tokens and the mean of `each`, in ms; until then
+ * its pieces stand in for them. */
+function pace({ began, first, last, pieces, tokens, each, finish }) {
+  if (!first && tokens === undefined) return "…";
+  const counted = tokens !== undefined;
+  const mean = counted ? each : last - first >= RATE_MS && (last - first) / (pieces - 1);
+  const rate = mean && `${(1000 / mean).toFixed(mean > 100 ? 1 : 0)} tokens/s`;
+  const after = first && `first after ${ms(first - began)} ms`;
   const cut = finish === "length" && "cut at max tokens";
-  return joined(plural(count, "token"), rate, `first after ${ms(first - began)} ms`, cut);
+  return joined(`${counted ? "" : "about "}${plural(counted ? tokens : pieces, "token")}`, rate, after, cut);
+}
+
+/** A conversation as one text, for a model that only continues: each question on a line of its own. */
+function asText(conversation) {
+  const breaks = (text, role) => role === "user" && text && !text.endsWith("\n");
+  return conversation.reduce((text, { role, content }) => text + (breaks(text, role) ? "\n" : "") + content, "");
 }
 
 function entry(who, name, text) {
@@ -54,20 +70,22 @@ function entry(who, name, text) {
 }
 
 /** Stream an answer into an entry of the log. */
-async function stream(body, { said, note }) {
+async function stream(path, body, { said, note }) {
   const progress = { began: performance.now(), pieces: 0 };
   try {
-    const response = await call("v1/chat/completions", { method: "POST", body, signal: answering.signal });
-    for await (const { choices: [choice], usage } of events(response)) {
-      if (choice?.delta.content) {
+    const response = await call(path, { method: "POST", body, signal: answering.signal });
+    for await (const { choices: [choice], usage, timings } of events(response)) {
+      const piece = choice?.text ?? choice?.delta?.content ?? "";
+      if (piece) {
         progress.last = performance.now();
         progress.first ??= progress.last;
         progress.pieces += 1;
       }
       progress.finish = choice?.finish_reason ?? progress.finish;
+      progress.each = timings?.ms_per_token ?? progress.each;
       progress.tokens = usage?.completion_tokens;
       const atEnd = log.scrollHeight - log.scrollTop - log.clientHeight < 40;
-      said.append(choice?.delta.content ?? "");
+      said.append(piece);
       note.textContent = pace(progress);
       if (atEnd) log.scrollTop = log.scrollHeight;
     }
@@ -82,9 +100,14 @@ $("ask").addEventListener("submit", async (event) => {
   event.preventDefault();
   if (answering || $("send").disabled) return;
   const question = { role: "user", content: prompt.value };
+  const model = $("chat-model").value;
+  const conversation = [...messages, question];
+  const [path, input] = chats.get(model)
+    ? ["v1/chat/completions", { messages: conversation }]
+    : ["v1/completions", { prompt: asText(conversation) }];
   const body = {
-    model: $("chat-model").value,
-    messages: [...messages, question],
+    model,
+    ...input,
     temperature: temperature.valueAsNumber,
     max_tokens: maxTokens.valueAsNumber,
     stream: true,
@@ -95,7 +118,7 @@ $("ask").addEventListener("submit", async (event) => {
   const shown = entry("assistant", body.model, "");
   answering = new AbortController();
   swap($("send"), $("stop"));
-  await stream(body, shown);
+  await stream(path, body, shown);
   answering = null;
   swap($("stop"), $("send"));
   const content = shown.said.textContent;

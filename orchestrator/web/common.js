@@ -65,10 +65,10 @@ export function ago(seconds) {
   return `${Math.floor(seconds / size)} ${unit} ago`;
 }
 
-/** Decimal units: 1 GB is 1e9 bytes. */
+/** Three digits in decimal units: 1 GB is 1e9 bytes, and what rounds to 1000 MB too. */
 export function scaled(value, unit) {
   const units = [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"], [1, ""]];
-  const [size, prefix] = units.find(([size]) => value >= size) ?? [1, ""];
+  const [size, prefix] = units.find(([size]) => value >= 0.9995 * size) ?? [1, ""];
   return `${Number((value / size).toPrecision(3))} ${prefix}${unit}`;
 }
 

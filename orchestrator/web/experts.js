@@ -70,7 +70,7 @@ export function hostRow(host, map, loadingBar) {
       h("p", {}, `${plural(host.experts, "expert")}, ${percent(host.fraction)} of the weights`),
       h("p", { class: "quiet" }, used ? `${scaled(used, "B")} of memory used` : `${scaled(host.memory.planned_bytes, "B")} of memory planned`)),
     h("div", {},
-      host.state === "listening" && host.loading.total_bytes > 0 && loadingBar(host.loading),
+      host.state === "loading" && host.loading.total_bytes > 0 && loadingBar(host.loading),
       measured?.rows > 0 && [
         h("p", {}, `${percent(measured.load)} of all rows`),
         h("p", { class: "quiet" }, joined(

@@ -8,6 +8,7 @@ import io
 import json
 import os
 import re
+import shutil
 import signal
 import sys
 from collections.abc import AsyncIterator
@@ -109,6 +110,15 @@ class MotleyProcess:
                 self._grown.notify_all()
         async with self._grown:
             self._grown.notify_all()
+
+
+def chatting_model(folder: Path) -> Path:
+    """The bundled model, copied to a folder, with a chat template."""
+    model = folder / "chatting"
+    shutil.copytree(BUNDLED, model)
+    template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    (model / "chat_template.jinja").write_text(template)
+    return model
 
 
 async def motley(*arguments: str, stdin: str = "", **environment: str) -> tuple[int, str, str]:

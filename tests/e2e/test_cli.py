@@ -92,6 +92,14 @@ IMPORTING = 20_000_000
 """Bytes that no interpreter takes before its first import, and ours exceed."""
 
 
+def resident(process: psutil.Process) -> int:
+    """Bytes; 0 once it has ended."""
+    try:
+        return process.memory_info().rss
+    except psutil.NoSuchProcess:
+        return 0
+
+
 @pytest.mark.parametrize(
     "words",
     [
@@ -315,6 +323,26 @@ async def test_an_answer_that_breaks_off_ends_its_line(tmp_path: Path) -> None:
         assert (text + rest).decode().endswith("\n")
 
 
+async def test_a_killed_orchestrator_is_told_in_one_line(tmp_path: Path) -> None:
+    async with mesh(tmp_path, "a") as there:
+        await there.session()
+        run = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "motley.cli.main", "run", BUNDLED.name, "ROMEO:", "--raw", "--max-tokens", "1000"),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env={**os.environ, "MOTLEY_URL": there.url},
+        )
+        assert run.stdout is not None
+        text = await run.stdout.read(1)
+        there.orchestrator.process.kill()
+        async with asyncio.timeout(COMMAND_S):
+            rest, err = await run.communicate()
+        assert run.returncode == 1
+        assert err.decode() == f"motley: the orchestrator at {there.url} has gone or cannot be reached any more\n"
+        assert (text + rest).decode().endswith("\n")
+
+
 async def test_cache(there: Mesh, tmp_path: Path) -> None:
     where = ("--cache", str(tmp_path / "cache"))
     assert said_json("cache", "ls", *where) == {"folder": where[1], "bytes": 0, "shares": [], "damaged": []}
@@ -391,7 +419,7 @@ async def test_an_early_interrupt_leaves_nothing_and_says_nothing(command: tuple
     """From the terminal, so to the whole group, and while a child imports what it needs."""
     process = await MotleyProcess.start(*command, TMPDIR=str(tmp_path), own_group=True)
     deadline = time.monotonic() + START_S
-    while not any(child.memory_info().rss > IMPORTING for child in process.family()[1:]):
+    while not any(resident(child) > IMPORTING for child in process.family()[1:]):
         assert time.monotonic() < deadline
         await asyncio.sleep(0.01)
     family = process.family()

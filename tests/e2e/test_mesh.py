@@ -16,7 +16,7 @@ import pytest
 from motley.cli.client import Client
 from motley.cli.errors import CliError
 from motley.daemon.weights.cache import ShareCache
-from tests.e2e.processes import BUNDLED, END_S, START_S, Mesh, MotleyProcess, command, mesh
+from tests.e2e.processes import BUNDLED, END_S, START_S, Mesh, MotleyProcess, chatting_model, command, mesh
 from tests.ports import unanswered_port
 
 GREEDY = {"model": BUNDLED.name, "prompt": "ROMEO:", "max_tokens": 24, "temperature": 0}
@@ -46,29 +46,38 @@ async def test_every_split_writes_the_same_and_the_openai_client_can_talk_to_it(
 async def official_client(url: str) -> None:
     async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0) as client:
         assert [model.id async for model in client.models.list()] == [BUNDLED.name]
-        message = [{"role": "user", "content": "JULIET:"}]
-        whole = await client.chat.completions.create(
-            model=BUNDLED.name, messages=message, max_tokens=12, seed=3, temperature=0.8
-        )
+        asked = {"model": BUNDLED.name, "prompt": "JULIET:", "max_tokens": 12, "seed": 3, "temperature": 0.8}
+        whole = await client.completions.create(**asked)
         pieces = []
         usage = None
-        async for chunk in await client.chat.completions.create(
-            model=BUNDLED.name,
-            messages=message,
-            max_tokens=12,
-            seed=3,
-            temperature=0.8,
-            stream=True,
-            stream_options={"include_usage": True},
+        async for chunk in await client.completions.create(
+            **asked, stream=True, stream_options={"include_usage": True}
         ):
             usage = chunk.usage or usage
-            pieces += [choice.delta.content or "" for choice in chunk.choices]
-        assert "".join(pieces) == whole.choices[0].message.content
+            pieces += [choice.text for choice in chunk.choices]
+        assert "".join(pieces) == whole.choices[0].text
         assert usage == whole.usage
         assert usage.completion_tokens == 12
         with pytest.raises(openai.BadRequestError, match="maximum context length is 1024") as refusal:
             await client.completions.create(model=BUNDLED.name, prompt="word " * 3000)
         assert refusal.value.code == "context_length_exceeded"
+
+
+async def test_a_chat_template_makes_a_text_of_a_chat_and_without_one_it_is_refused(
+    there: Mesh, tmp_path: Path
+) -> None:
+    chatting = chatting_model(tmp_path)
+    for model in (chatting, BUNDLED):
+        assert (await there.session(model=str(model), nodes=["a"]))["chats"] == (model == chatting)
+    chat = [{"role": "system", "content": "A play."}, {"role": "user", "content": "JULIET:"}]
+    same = {"max_tokens": 12, "seed": 3, "temperature": 0.8}
+    async with openai.AsyncOpenAI(base_url=f"{there.url}/v1", api_key="unused", max_retries=0) as client:
+        text = await client.completions.create(model=BUNDLED.name, prompt="system: A play.\nuser: JULIET:\n", **same)
+        answer = await client.chat.completions.create(model=chatting.name, messages=chat, **same)
+        assert answer.choices[0].message.content == text.choices[0].text
+        with pytest.raises(openai.BadRequestError, match="no chat template") as refusal:
+            await client.chat.completions.create(model=BUNDLED.name, messages=chat)
+        assert (refusal.value.code, refusal.value.param) == ("no_chat_template", "messages")
 
 
 async def test_requests_share_a_context_that_is_too_small_for_all(there: Mesh) -> None:

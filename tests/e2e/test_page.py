@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -14,7 +16,7 @@ import pytest_asyncio
 
 from motley.bench.synth import SHAPES, synthesise
 from motley.cli.client import Client
-from tests.e2e.processes import BUNDLED, Mesh
+from tests.e2e.processes import BUNDLED, Mesh, chatting_model
 from tests.e2e.test_experts import CONTEXT, SMALL
 
 if TYPE_CHECKING:
@@ -151,6 +153,64 @@ async def test_a_chat_is_streamed_stopped_and_cleared(browser: Browser, there: M
         await page.get_by_role("button", name="Send").click()
         await until(page, "() => document.querySelector('#log').innerText.includes('4 tokens')")
         assert await said.count() == 1
+
+
+async def test_a_model_with_a_template_is_talked_to_and_a_base_model_continues(
+    browser: Browser, there: Mesh, tmp_path: Path
+) -> None:
+    """Both see all that was said."""
+    models = {chatting_model(tmp_path): "user: KING:\nassistant: {}\nuser: QUEEN:\n", BUNDLED: "KING:{}\nQUEEN:"}
+    for model in models:
+        await there.session(model=str(model), nodes=["a"])
+    async with page_of(browser, there) as page, Client(there.url) as client:
+        await page.get_by_label("Max tokens").fill("8")
+        await page.get_by_label("Temperature").fill("0")
+        said = page.locator("#log .assistant .words")
+        for model, prompt in models.items():
+            await page.locator("#chat-model").select_option(model.name)
+            for count, words in enumerate(("KING:", "QUEEN:"), start=1):
+                await page.locator("#prompt").fill(words)
+                await page.locator("#prompt").press("Enter")
+                await until(page, "(count) => document.querySelectorAll('#log .assistant').length === count", count)
+                await until(page, "() => document.querySelector('#log').lastChild.innerText.includes('8 tokens')")
+                await page.locator("#send").wait_for()
+            texts = [await words.text_content() or "" for words in await said.all()]
+            asked = {"model": model.name, "prompt": prompt.format(texts[0]), "max_tokens": 8, "temperature": 0}
+            answer = await client.call("POST", "/v1/completions", asked)
+            assert answer["choices"][0]["text"] == texts[1]
+            await page.get_by_role("button", name="Clear").click()
+
+
+PACES = [  # tokens, the pieces of text with when they come, mean ms per token, what is said
+    (1, ["", "Yes"], None, r"^1 token · first after [\d.]+ ms$"),
+    (3, ["", "Yes"], None, r"^3 tokens · first after [\d.]+ ms$"),
+    (5, ["", "Yes", ", ", "no"], 250.0, r"^5 tokens · 4\.0 tokens/s · first after [\d.]+ ms$"),
+    (1, [""], None, r"^1 token$"),
+]
+
+
+@pytest.mark.parametrize(("tokens", "pieces", "mean", "told"), PACES)
+async def test_the_pace_of_an_answer_is_of_its_tokens(
+    tokens: int, pieces: list[str], mean: float | None, told: str, browser: Browser, there: Mesh
+) -> None:
+    """Not of its pieces, of which the first opens the stream, and which here come all at once."""
+    await there.session(nodes=["a"])
+    deltas = [{"role": "assistant", "content": pieces[0]}, *({"content": piece} for piece in pieces[1:]), {}]
+    events: list[dict[str, object]] = [
+        {"choices": [{"delta": delta, "text": delta.get("content", ""), "finish_reason": None}]} for delta in deltas
+    ]
+    events[-1]["timings"] = {"ttft_ms": 1.0, "ms_per_token": mean}
+    events.append({"choices": [], "usage": {"completion_tokens": tokens}})
+    body = "".join(f"data: {data}\n\n" for data in (*map(json.dumps, events), "[DONE]"))
+    async with page_of(browser, there) as page:
+        for path in ("completions", "chat/completions"):
+            await page.route(f"**/v1/{path}", lambda route: route.fulfill(body=body, content_type="text/event-stream"))
+        await page.locator("#send:not([disabled])").wait_for()
+        await page.locator("#prompt").fill("KING:")
+        await page.locator("#prompt").press("Enter")
+        await page.locator("#log .assistant").wait_for()
+        await page.locator("#send").wait_for()
+        assert re.match(told, await text_of(page, "#log .assistant .quiet"))
 
 
 async def test_a_refusal_is_shown_and_the_message_is_there_to_be_sent_again(browser: Browser, there: Mesh) -> None:

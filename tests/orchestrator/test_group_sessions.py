@@ -123,7 +123,7 @@ def test_a_group_is_up_when_all_are(session: Session) -> None:
     *others, last = workers(session)
     fill(session, others)
     assert session.state is not State.READY
-    assert [host.state for host in experts_of(session).hosts] == ["ready", "listening"]
+    assert [host.state for host in experts_of(session).hosts] == ["ready", "loading"]
     assert experts_of(session).hosts[1].serving == set()
     fill(session, [last])
     assert session.state is State.READY

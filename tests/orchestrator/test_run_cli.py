@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ from motley.orchestrator.session_request import SessionRequest
 from motley.protocol.mesh_pb2 import Delta, Describe, Described, Empty, Failure, Generate, ModelProfile, RankCommand
 
 Motley = Callable[..., Awaitable[tuple[int, str, str]]]
+LATE_S = 0.3
+"""So late comes the first token of a slow answer."""
 ALIKE_AND_NOT: tuple[dict[str, Any], ...] = ({"nodes": ("a", "b")}, {"context": 200}, {"nodes": ("a",)})
 
 
@@ -145,18 +148,32 @@ async def test_refusals_are_in_its_own_words(mesh: Any, new_node: Any, motley: M
     file = tmp_path / "README.md"
     file.write_text("# Not a model")
     for arguments, match in (
-        (("bard", "--quant", "int8@nobody"), "--quant names 'nobody', which takes no part; these do: pc"),
-        (("bard", "--engine", "warp@nobody"), "--engine names 'nobody', which takes no part"),
-        (("bard", "--exact", "--engine", "reference"), "--engine 'reference' cannot keep --exact; use engine 'onnxrun"),
+        (
+            ("bard", "--quant", "int8@nobody"),
+            "--quant: quantisations names 'nobody', which takes no part; these do: pc",
+        ),
+        (("bard", "--engine", "warp@nobody"), "--engine: engines names 'nobody', which takes no part"),
+        (
+            ("bard", "--exact", "--engine", "reference"),
+            "--engine 'reference' cannot keep exact=true; use engine 'onnxr",
+        ),
         (("bard", "--experts", "sliced", "--trunk", "2"), "--trunk is for experts on nodes of their own: leave out"),
-        (("bard", "--replicas", "2"), "leave out --experts, --replicas and --trunk"),
+        (("bard", "--replicas", "2"), "leave out experts, replicas and trunk"),
         (("bard", "--shares", "1,2"), "2 shares given for 1 rank (pc); give one for each"),
-        (("bard", "--context", "9999"), "a context of 9999 tokens was asked for; bard allows 2048"),
+        (("bard", "--context", "9999"), "--context: a context of 9999 tokens was asked for; bard allows 2048"),
         ((str(file),), f"{file} is a file, but not a model: give a folder with config.json"),
     ):
         status, _, err = await motley("run", arguments[0], "Hi", *arguments[1:])
         assert (status, match in err) == (1, True), err
     assert await mesh.call("GET", "/api/sessions") == (200, {"sessions": []})
+
+
+async def test_another_model_of_the_same_name_does_not_answer(mesh: Any, new_node: Any, motley: Motley) -> None:
+    await mesh.join(new_node())
+    await mesh.serve(model="/models/bard")
+    status, out, err = await motley("run", "/other/bard", "Hi")
+    assert (status, out) == (1, "")
+    assert "session 'bard' serves another model of that name, /models/bard: end it first, with `motley stop" in err
 
 
 async def test_an_answer_that_the_context_cuts_short(mesh: Any, bard: Any, motley: Motley) -> None:
@@ -177,6 +194,33 @@ async def test_an_answer_that_the_context_cuts_short(mesh: Any, bard: Any, motle
     status, _, err = await motley("run", "bard", "Hi")
     assert status == 1
     assert "the prompt is too long for the context of 2048 tokens: shorten it, or close the session with `motley" in err
+
+
+async def test_a_base_model_wants_raw(mesh: Any, bard: Any, motley: Motley) -> None:
+    async def refuse(_: Generate) -> AsyncIterator[Delta]:
+        yield Delta(failure=Failure(code="no_chat_template", message="whatever", param="messages"))
+
+    bard.answer = refuse
+    status, _, err = await motley("run", "bard", "Hi")
+    assert status == 1
+    assert err == "motley: bard has no chat template, so it can only continue the prompt as it is: add --raw\n"
+
+
+async def test_the_times_of_an_answer_are_of_its_tokens(mesh: Any, bard: Any, motley: Motley) -> None:
+    """What opens a chat is no token, and one token alone has no pace."""
+
+    async def late(_: Generate) -> AsyncIterator[Delta]:
+        yield Delta()  # which opens the stream
+        await asyncio.sleep(LATE_S)
+        yield Delta(text="Yes", ids=[1])
+        yield Delta(finish="stop", prompt_tokens=5, completion_tokens=1)
+
+    bard.answer = late
+    status, out, err = await motley("run", "bard", "Hi", "--json")
+    assert status == 0, err
+    answer = json.loads(out)
+    assert answer["ttft_ms"] >= 1e3 * LATE_S
+    assert answer["ms_per_token"] is None
 
 
 async def test_the_wrong_port(mesh: Any, motley: Motley) -> None:

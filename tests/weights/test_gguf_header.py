@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from motley.daemon.weights.checkpoints.checkpoint import CheckpointError
 from motley.daemon.weights.checkpoints.gguf_header import read_header
+from tests.weights.pointers import LFS_POINTER
 
 METADATA: dict[str, Any] = {
     "text": "größer",
@@ -151,3 +152,10 @@ def test_a_file_that_is_cut_short_is_refused(left: int, whole: Path) -> None:
     short.write_bytes(raw[: left % (info.offset + info.size)])
     with pytest.raises(CheckpointError, match=r"truncated|not a GGUF file"):
         read_header(short)
+
+
+def test_a_file_that_git_has_not_fetched_says_what_to_do(tmp_path: Path) -> None:
+    file = tmp_path / "m.gguf"
+    file.write_bytes(LFS_POINTER)
+    with pytest.raises(CheckpointError, match=rf"m\.gguf: a Git-LFS pointer.*run `git lfs pull` in {tmp_path}"):
+        read_header(file)

@@ -18,6 +18,7 @@ from motley.daemon.weights.checkpoints import tensor_files as module
 from motley.daemon.weights.checkpoints.checkpoint import CheckpointError
 from motley.daemon.weights.checkpoints.safetensors_checkpoint import SafetensorsCheckpoint, parse_header
 from motley.daemon.weights.spec import Piece
+from tests.weights.pointers import LFS_POINTER
 
 DTYPES = {"F32": np.dtype(np.float32), "F16": np.dtype(np.float16), "BF16": np.dtype(ml_dtypes.bfloat16)}
 
@@ -224,6 +225,15 @@ def test_files_that_are_not_safetensors(tmp_path: Path, content: bytes, complain
     (tmp_path / "model.safetensors").write_bytes(content)
     with pytest.raises(CheckpointError, match=complaint):
         SafetensorsCheckpoint(tmp_path)
+
+
+def test_a_file_that_git_has_not_fetched_says_what_to_do(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    file.write_bytes(LFS_POINTER)
+    with pytest.raises(CheckpointError) as caught:
+        SafetensorsCheckpoint(folder)
+    what = f"{file}: a Git-LFS pointer, not the file itself (4.98 GB): run `git lfs pull` in {folder}"
+    assert str(caught.value).startswith(what)
 
 
 def test_truncated_and_overlong_files(folder: Path, tensors: dict[str, np.ndarray[Any, Any]]) -> None:

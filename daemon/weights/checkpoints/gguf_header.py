@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 
 from motley.daemon.weights.checkpoints.checkpoint import CheckpointError
 from motley.daemon.weights.checkpoints.tensor_files import TensorInfo
+from motley.daemon.weights.git_lfs import pointer_told
 
 VERSIONS = (2, 3)
 _ALIGNMENT = 32
@@ -50,6 +51,8 @@ def read_header(file: Path) -> GgufHeader:
     Raises:
         CheckpointError: the file cannot be read, is not GGUF in a version of `VERSIONS`, or is not as long as it says.
     """
+    if told := pointer_told(file):
+        raise CheckpointError(told)
     try:
         with file.open("rb") as stream:
             return _Reader(file, stream).header()

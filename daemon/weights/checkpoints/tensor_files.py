@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from motley.daemon.weights.checkpoints.checkpoint import CheckpointError, expect_each
+from motley.daemon.weights.git_lfs import pointer_told
 from motley.daemon.weights.spec import Piece
 from motley.daemon.weights.stored import F32, U8, Codes, Format
 
@@ -293,6 +294,8 @@ class TensorFiles(ABC):
 
     def _add_file(self, file: Path) -> int:
         """Open a file; returns its size in bytes."""
+        if told := pointer_told(file):
+            raise CheckpointError(told)
         try:
             self._files[file] = FileIO(file)
             size = self._sizes[file] = file.stat().st_size

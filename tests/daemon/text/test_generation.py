@@ -15,6 +15,7 @@ from motley.daemon.text.generation import Generation, RequestError
 from motley.daemon.text.tokenizer import Tokenizer
 from motley.protocol import mesh_pb2 as pb
 from motley.protocol import worker_pb2 as wp
+from tests.daemon.text.made_tokenizers import WriteFolder, bytes_tokenizer
 
 TOKENIZER = Tokenizer.load(Path(__file__).parents[3] / "cli/models/shakespeare-2.6m")
 EOS = 1
@@ -52,11 +53,22 @@ def test_a_prompt_becomes_an_order() -> None:
     )
 
 
-def test_every_kind_of_input() -> None:
-    expected = TOKENIZER.encode("ROMEO:")
+def test_every_kind_of_input(folder: WriteFolder) -> None:
+    tokenizer = Tokenizer.load(folder(bytes_tokenizer(), "{{ messages[0].role }}: {{ messages[0].content }}"))
+    expected = tokenizer.encode("user: Hi")
+    chat = json.dumps([{"role": "user", "content": "Hi"}])
+    for fields in ({"messages_json": chat}, {"prompt": "user: Hi"}, {"prompt_tokens": pb.TokenIds(ids=expected)}):
+        assert list(Generation(request(**fields), tokenizer, CONTEXT).start().prompt) == expected
+    with pytest.raises(RequestError, match="non-empty list") as refusal:
+        Generation(request(messages_json="[]"), tokenizer, CONTEXT)
+    assert (refusal.value.code, refusal.value.param) == ("invalid_request", "messages")
+
+
+def test_a_chat_with_a_base_model_is_refused() -> None:
     chat = json.dumps([{"role": "user", "content": "ROMEO:"}])
-    for fields in ({"messages_json": chat}, {"prompt_tokens": pb.TokenIds(ids=expected)}):
-        assert list(Generation(request(**fields), TOKENIZER, CONTEXT).start().prompt) == expected
+    with pytest.raises(RequestError, match="no chat template") as refusal:
+        Generation(request(messages_json=chat), TOKENIZER, CONTEXT)
+    assert (refusal.value.code, refusal.value.param) == ("no_chat_template", "messages")
 
 
 @pytest.mark.parametrize(("asked", "resolved"), [(0, 96), (1, 1), (96, 96), (97, 96), (4_000_000_000, 96)])
@@ -81,7 +93,6 @@ def test_a_prompt_must_leave_room_for_a_token() -> None:
         ({"prompt_tokens": pb.TokenIds(ids=[1024])}, "token 1024 .* vocabulary of 1024", "prompt"),
         ({"messages_json": "{"}, "not valid JSON", "messages"),
         ({"messages_json": "[" * 100_000}, "not valid JSON", "messages"),
-        ({"messages_json": "[]"}, "non-empty list", "messages"),
         ({"sampling": sampling(temperature=-1)}, "temperature must be between", ""),
         ({"sampling": sampling(logit_bias={5000: 1.0})}, "logit_bias names token 5000", "logit_bias"),
         ({"stop": ["a", ""]}, "stop string", "stop"),

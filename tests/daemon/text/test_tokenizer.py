@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from tokenizers import processors
 
+from motley.daemon.text.messages import ChatError
 from motley.daemon.text.tokenizer import Tokenizer, TokenizerError
 from tests.daemon.text.made_tokenizers import (
     BOS,
@@ -19,6 +20,7 @@ from tests.daemon.text.made_tokenizers import (
     sentencepiece_tokenizer,
     stream,
 )
+from tests.weights.pointers import LFS_POINTER
 
 
 def test_shakespeare_round_trip() -> None:
@@ -29,14 +31,15 @@ def test_shakespeare_round_trip() -> None:
     assert all(0 <= token < tokenizer.vocabulary for token in ids)
     assert tokenizer.vocabulary == 1024
     assert tokenizer.stop_tokens == {1}
-    assert tokenizer.encode_chat([{"role": "user", "content": text}]) == ids
     assert stream(tokenizer, [], ids) == text
 
 
-def test_a_base_model_continues_all_contents() -> None:
+def test_a_base_model_knows_no_roles_and_says_what_to_do() -> None:
     tokenizer = Tokenizer.load(SHAKESPEARE)
-    chat = [{"role": "system", "content": "A play."}, {"role": "user", "content": "JULIET:"}]
-    assert tokenizer.decode(tokenizer.encode_chat(chat)) == "A play.\nJULIET:"
+    assert tokenizer.template is None
+    with pytest.raises(ChatError, match=r"no chat template.* POST /v1/completions or `motley run --raw`") as refusal:
+        tokenizer.encode_chat([{"role": "system", "content": "A play."}, {"role": "user", "content": "JULIET:"}])
+    assert refusal.value.code == "no_chat_template"
 
 
 def test_a_text_begins_as_the_settings_say(folder: WriteFolder) -> None:
@@ -77,6 +80,13 @@ def test_the_vocabulary_is_no_larger_than_the_model(folder: WriteFolder) -> None
 def test_a_missing_tokenizer_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(TokenizerError, match=r"tokenizer\.json is missing.*save_pretrained"):
         Tokenizer.load(tmp_path)
+
+
+def test_a_tokenizer_that_git_has_not_fetched_says_what_to_do(folder: WriteFolder) -> None:
+    path = folder(bytes_tokenizer())
+    (path / "tokenizer.json").write_bytes(LFS_POINTER)
+    with pytest.raises(TokenizerError, match=rf"tokenizer\.json: a Git-LFS pointer.*run `git lfs pull` in {path}"):
+        Tokenizer.load(path)
 
 
 @pytest.mark.parametrize(

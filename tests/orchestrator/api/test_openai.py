@@ -14,6 +14,7 @@ import grpc
 import openai
 import pytest
 
+from motley.orchestrator.api import openai as api
 from motley.orchestrator.serving import requests
 from motley.protocol.mesh_pb2 import Delta, Empty, Failure, Generate, LogprobRow, RankCommand, TokenLogprob
 
@@ -67,7 +68,7 @@ async def test_a_chat(mesh: Any, bard: Any) -> None:
     assert body["model"] == "bard"
     assert body["system_fingerprint"] == "fp_0123456789ab"
     assert body["usage"] == {"prompt_tokens": 5, "completion_tokens": 3, "total_tokens": 8}
-    assert body["timings"] == {"ttft_ms": 250.0}
+    assert body["timings"]["ttft_ms"] == 250.0
     (choice,) = body["choices"]
     assert choice["message"] == {"role": "assistant", "content": "Hello, world", "refusal": None}
     assert choice["finish_reason"] == "stop"
@@ -90,8 +91,9 @@ async def test_a_chat_stream(mesh: Any, bard: Any) -> None:
     ]
     assert [chunk["choices"][0]["finish_reason"] for chunk in chunks] == [None] * 4 + ["stop"]
     assert all("usage" not in chunk for chunk in chunks)
-    assert [chunk["timings"] for chunk in chunks if "timings" in chunk] == [{"ttft_ms": 250.0}]
-    assert "timings" in chunks[-1]
+    (timings,) = [chunk["timings"] for chunk in chunks if "timings" in chunk]
+    assert chunks[-1]["timings"] == timings
+    assert timings["ttft_ms"] == 250.0
 
 
 async def test_a_completion_and_its_stream_with_usage(mesh: Any, bard: Any) -> None:
@@ -104,6 +106,32 @@ async def test_a_completion_and_its_stream_with_usage(mesh: Any, bard: Any) -> N
     assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == "Hello, world"
     assert all(chunk["usage"] is None for chunk in chunks)
     assert (last["choices"], last["usage"]["total_tokens"]) == ([], 8)
+
+
+async def test_the_time_per_token_is_of_tokens_not_of_pieces(
+    mesh: Any, bard: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some tokens have no text, several may come at once, and what opens a stream is none."""
+    arrivals = iter((10.0, 10.1, 10.5))
+    monkeypatch.setattr(api, "_now", lambda: next(arrivals))
+
+    async def uneven(_: Generate) -> AsyncIterator[Delta]:
+        yield Delta()
+        yield Delta(text="", ids=[1, 2])
+        yield Delta(text="Hello", ids=[3])
+        yield Delta(text="", ids=[4, 5, 6, 7], finish="stop", completion_tokens=7)
+
+    bard.answer = uneven
+    *_, last, _ = await events(mesh, "/v1/chat/completions", CHAT)
+    assert last["timings"]["ms_per_token"] == 100.0
+
+    async def at_once(_: Generate) -> AsyncIterator[Delta]:
+        yield Delta(text="Yes", ids=[1, 2], finish="stop", completion_tokens=2)
+
+    bard.answer = at_once
+    arrivals = iter((10.0,))
+    _, body = await mesh.call("POST", "/v1/completions", COMPLETION)
+    assert body["timings"]["ms_per_token"] is None
 
 
 async def test_logprobs_in_both_forms(mesh: Any, bard: Any) -> None:
@@ -220,8 +248,23 @@ async def test_a_lost_node_ends_its_requests_at_once(mesh: Any, bard: Any) -> No
     status, body = await mesh.call("POST", "/v1/chat/completions", CHAT)
     assert (status, body["error"]["code"]) == (503, "node_lost")
     assert "the session of 'bard' has failed" in body["error"]["message"]
+    refused = body
     _, body = await mesh.call("GET", "/v1/models")
     assert body["data"] == []
+    assert await mesh.call("GET", "/v1/models/bard") == (status, refused)
+
+
+async def test_a_model_that_is_still_loading_is_not_there_yet(mesh: Any, new_node: Any) -> None:
+    node = await mesh.join(new_node())
+
+    async def listen(command: RankCommand) -> None:
+        if command.WhichOneof("body") == "assign":
+            await node.obey(command)
+
+    node.on_rank = listen
+    assert (await mesh.call("POST", "/api/sessions", {"model": "bard"}))[0] == 201
+    status, body = await mesh.call("GET", "/v1/models/bard")
+    assert (status, body["error"]["code"]) == (503, "session_not_ready")
 
 
 async def test_a_request_ends_with_the_word_of_the_rank_to_blame(mesh: Any, new_node: Any) -> None:

@@ -75,7 +75,7 @@ def test_null_is_the_same_as_absent() -> None:
 
 
 def test_messages_are_normalised() -> None:
-    parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
+    parts = [{"type": "text", "text": "one"}, {"type": "text", "text": " and\n"}, {"type": "text", "text": "two"}]
     given_messages = [
         {"role": "developer", "content": "Be brief."},
         {"role": "user", "content": parts, "name": "Ann"},
@@ -83,7 +83,7 @@ def test_messages_are_normalised() -> None:
     ]
     assert messages(messages=given_messages) == [
         {"role": "system", "content": "Be brief."},
-        {"role": "user", "content": "one\ntwo"},
+        {"role": "user", "content": "one and\ntwo"},
         {"role": "assistant", "content": "Ünïcode"},
     ]
 
