@@ -72,12 +72,6 @@ class Case:
         return [layer.attention for layer in self.model.layers if layer.attention]
 
     @property
-    def aligned(self) -> bool:
-        """Whether heads, and what is rotated of them, are multiples of 16 elements, as exact sessions on CPUs want."""
-        sizes = [self.heads.size, *(rope.size for rope in self.model.ropes.values())]
-        return all(size % 16 == 0 for size in sizes)
-
-    @property
     def windows(self) -> list[int]:
         """How many positions a row of each layer sees; 0: all."""
         return [attend.window for attend in self.attentions]

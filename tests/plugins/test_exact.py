@@ -23,12 +23,14 @@ from motley.daemon.models.keys import ConfigError
 from motley.daemon.models.reading import read_model
 from motley.plugins.engine import F32, EngineError, EngineFactory, EngineOptions, RankGraph
 from motley.plugins.expert_engine import Expert
+from motley.plugins.mapped_share import Array
 from motley.plugins.mixture import Compute, Sent
 from motley.plugins.native.rows import Action
+from motley.plugins.onnxruntime.bound import Slot
 from motley.plugins.onnxruntime.engine import OnnxRuntimeEngine
 from motley.plugins.onnxruntime.experts import Chain
 from motley.plugins.onnxruntime.hosted_experts import OnnxRuntimeExpert, OnnxRuntimeExperts
-from motley.plugins.onnxruntime.sessions import Store
+from motley.plugins.onnxruntime.sessions import Part, Store
 from motley.plugins.reference.engine import ReferenceEngine, ReferenceExperts
 from tests.models.cases import (
     GOLDEN,
@@ -46,7 +48,7 @@ from tests.pairs import pairwise as all_pairs
 
 BUNDLED = Path(motley.cli.__path__[0]) / "models" / "shakespeare-2.6m"
 EXACT = EngineOptions(exact=True)
-CASES = [case for case in golden_cases() if case.aligned]
+CASES = golden_cases()
 
 
 def session(
@@ -107,7 +109,10 @@ def same(got: F32, expected: F32) -> bool:
 def test_every_split_and_chunking_gives_the_same_bits(
     case: Case, quantisation: str, count: int, tmp_path: Path
 ) -> None:
-    cut = units(case.model, quantisation, 32, exact=True)
+    try:
+        cut = units(case.model, quantisation, 32, exact=True)
+    except ConfigError:
+        pytest.skip("this case's widths cannot be quantised")
     tokens = case.tokens[:-1]
     with session(case.folder, tmp_path / "1", [whole_share(cut)], quantisation) as alone:
         expected = run(alone, tokens, [128], prompt=case.prompt)
@@ -206,21 +211,23 @@ def test_every_block_size_is_exact(quantisation: str, block: int, wide: Path, tm
 
 
 def test_kernels_that_mix_rows_are_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are, if odd numbers of rows are run as they come."""
     cut = units(read_model(BUNDLED), "fp32", 32, exact=True)
-    monkeypatch.setattr(OnnxRuntimeEngine, "_even", lambda self, rows: rows)
+    together = OnnxRuntimeEngine._attention
+
+    def mixing(self: OnnxRuntimeEngine, state: Slot, position: Array, rows: slice, tokens: int) -> dict[Part, Action]:
+        """Attentions after which the last of several rows has another bit."""
+
+        def mix(attend: Action, results: Array) -> None:
+            attend()
+            if tokens > 1:
+                results[tokens - 1, 0] = np.nextafter(results[tokens - 1, 0], np.float32(np.inf))
+
+        actions = together(self, state, position, rows, tokens)
+        return {part: partial(mix, action, self._result(part)[rows]) for part, action in actions.items()}
+
+    monkeypatch.setattr(OnnxRuntimeEngine, "_attention", mixing)
     with pytest.raises(EngineError, match="cannot keep exact=true on this machine"):
         session(BUNDLED, tmp_path, [whole_share(cut)])
-
-
-@pytest.mark.parametrize("case", [case for case in golden_cases() if case not in CASES], ids=str)
-def test_heads_that_the_kernel_does_not_take_are_refused(case: Case, tmp_path: Path) -> None:
-    cut = units(case.model, "fp32", 32, exact=True)
-    with pytest.raises(
-        EngineError,
-        match=f"exact=true (with attention heads of {case.heads.size}|where .* elements are rotated): a multiple",
-    ):
-        session(case.folder, tmp_path, [whole_share(cut)])
 
 
 def test_the_reference_engine_refuses_but_computes_the_same_graph(tmp_path: Path) -> None:
@@ -250,7 +257,7 @@ def test_exact_units_do_not_change_what_can_be_encoded() -> None:
 
 # ---------------------------------------------------------------- experts
 
-EXPERT_CASES = [case for case in expert_cases() if case.aligned]
+EXPERT_CASES = expert_cases()
 QUANTISATIONS = ["fp32", "int8", "int4"]
 
 

@@ -138,8 +138,6 @@ def test_sequences_decoded_together_get_what_each_gets_alone(
         cut = units(case.model, quantisation, 32, exact=exact)
     except ConfigError:
         pytest.skip("this case's widths cannot be quantised")
-    if exact and not case.aligned:
-        pytest.skip("refused, see below")
     lengths = (3, 9, 5)
     company = [(0, 1, 2), (2, 0), (1,), (0, 1, 2), (2, 1)]
     options = EngineOptions(exact=exact)
