@@ -125,6 +125,7 @@ class Control:
         self._settings = settings
         self._observe = observe
         self._outbox: asyncio.Queue[pb.NodeMessage] = asyncio.Queue()
+        """Not bounded by number, but in time: an orchestrator that reads nothing is lost within its patience."""
         self._ranks: dict[_Key, _Rank] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._tokenising = asyncio.Lock()
@@ -165,13 +166,20 @@ class Control:
                 self._spawn(self._watch_gpus(first.welcome.heartbeat_s))
             patience = first.welcome.silence_s
             listener = asyncio.create_task(self._listen(call, patience))
-            talk = [listener, asyncio.create_task(self._send(call, first.welcome.heartbeat_s))]
+            sender = asyncio.create_task(self._send(call, first.welcome.heartbeat_s))
+            talk = [listener, sender]
             try:
-                await asyncio.shield(listener)  # a read that is cancelled ends the stream
-            except asyncio.CancelledError:
+                await asyncio.wait(talk, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait({listener}, timeout=LEAVE_S)  # it knows why, where it is the stream that has ended
+            except asyncio.CancelledError:  # which must not reach the listener: a read that is cancelled ends the stream
                 self._say(leaving=pb.Empty())
                 await asyncio.wait({listener}, timeout=LEAVE_S)
                 raise
+            if not listener.done():
+                error = sender.exception()
+                logger.error("cannot send to the orchestrator", exc_info=error)
+                raise OrchestratorLost(f"sending to the orchestrator failed: {type(error).__name__}: {error}")
+            await listener
         except TimeoutError:
             raise OrchestratorLost(f"the orchestrator said nothing for {patience:.0f} s") from None
         except grpc.aio.AioRpcError as error:
@@ -199,17 +207,20 @@ class Control:
         raise OrchestratorLost("the orchestrator closed the stream")
 
     async def _send(self, call: Any, heartbeat_s: float) -> None:
-        """Send what is in the outbox, and a heartbeat when it is due."""
+        """Send what is in the outbox, and a heartbeat when it is due, however much is waiting."""
         loop = asyncio.get_running_loop()
         due = loop.time()
         while True:
-            try:
-                async with asyncio.timeout_at(due):
-                    message = await self._outbox.get()
-            except TimeoutError:
+            if loop.time() >= due:
                 beat = pb.Heartbeat(memory_available_bytes=available_memory(), gpus=self._gpus)
                 message = pb.NodeMessage(heartbeat=beat)
                 due = loop.time() + heartbeat_s
+            else:
+                try:
+                    async with asyncio.timeout_at(due):
+                        message = await self._outbox.get()
+                except TimeoutError:
+                    continue
             await call.write(message)
 
     async def _watch_gpus(self, every_s: float) -> None:
