@@ -171,7 +171,8 @@ class Control:
             try:
                 await asyncio.wait(talk, return_when=asyncio.FIRST_COMPLETED)
                 await asyncio.wait({listener}, timeout=LEAVE_S)  # it knows why, where it is the stream that has ended
-            except asyncio.CancelledError:  # which must not reach the listener: a read that is cancelled ends the stream
+            except asyncio.CancelledError:
+                # The listener was not cancelled, which would end the stream.
                 self._say(leaving=pb.Empty())
                 await asyncio.wait({listener}, timeout=LEAVE_S)
                 raise

@@ -78,17 +78,15 @@ async def test_what_keeps_a_node_from_sending_is_told_and_is_no_silence(
         """An orchestrator that welcomes the node and then only listens."""
 
         def __init__(self) -> None:
-            self._welcome: list[pb.OrchestratorMessage] = [
-                pb.OrchestratorMessage(welcome=pb.Welcome(node_id="1", heartbeat_s=0.001, silence_s=60))
-            ]
+            self._said: asyncio.Queue[pb.OrchestratorMessage] = asyncio.Queue()
+            welcome = pb.Welcome(node_id="1", heartbeat_s=0.001, silence_s=60)
+            self._said.put_nowait(pb.OrchestratorMessage(welcome=welcome))
 
         async def write(self, message: pb.NodeMessage) -> None:
             pass
 
         async def read(self) -> pb.OrchestratorMessage:
-            while not self._welcome:
-                await asyncio.sleep(60)
-            return self._welcome.pop()
+            return await self._said.get()
 
         def cancel(self) -> None:
             pass
