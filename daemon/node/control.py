@@ -132,6 +132,8 @@ class Control:
         self._gpus: list[pb.Gpu] = []
         self._preparing: set[str] = set()
         """Requests that are being turned into tokens; a cancelled one is taken out."""
+        self._describing: dict[str, asyncio.Task[None]] = {}
+        """By the orchestrator's id: models that are being described."""
 
     async def stay(self, channel: grpc.aio.Channel, secret: str, joined: Callable[[str], None]) -> None:
         """Join and do what the orchestrator says until the stream ends.
@@ -234,16 +236,17 @@ class Control:
         """Send the orchestrator a message: a field of `NodeMessage`, by name."""
         self._outbox.put_nowait(pb.NodeMessage(**body))
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Do something beside the conversation, for as long as that lasts."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     def _obey(self, message: pb.OrchestratorMessage) -> None:
         match message.WhichOneof("body"):
             case "describe":
-                self._spawn(self._describe(message.describe))
+                self._describing[message.describe.request_id] = self._spawn(self._describe(message.describe))
             case "rank":
                 self._command(message.rank)
             case "generate":
@@ -256,6 +259,12 @@ class Control:
             described = await describe_apart(request.model, self._settings.models)
         except DescribeError as error:
             described = pb.Described(failure=pb.Failure(code=error.code, message=str(error)))
+        except Exception as error:
+            logger.exception("describing %s", request.model.source)
+            failure = pb.Failure(code="internal_error", message=f"{type(error).__name__}: {error}")
+            described = pb.Described(failure=failure)
+        finally:
+            self._describing.pop(request.request_id, None)
         described.request_id = request.request_id
         self._say(described=described)
 
@@ -390,6 +399,8 @@ class Control:
                 rank.worker.send(wp.WorkerCommand(cancel=tokens.request_id))
 
     def _cancel(self, request_id: str) -> None:
+        if describing := self._describing.pop(request_id, None):
+            describing.cancel()
         self._preparing.discard(request_id)
         for rank in self._ranks.values():
             if request_id in rank.generations and rank.worker is not None:

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from motley.orchestrator.control import Control
 from motley.orchestrator.nodes import Node, what_became
 from motley.orchestrator.serving.errors import DescriptionError, ServingError, refusal
 from motley.orchestrator.sessions import Session
-from motley.protocol.mesh_pb2 import Describe, Described, Failure, ModelProfile, ModelSpec, OrchestratorMessage
+from motley.protocol.mesh_pb2 import (
+    Cancel,
+    Describe,
+    Described,
+    Failure,
+    ModelProfile,
+    ModelSpec,
+    OrchestratorMessage,
+)
 
 DESCRIBE_S = 6 * 3600.0
 """Describing a model may mean downloading it; the loss of the node ends the wait."""
@@ -18,13 +28,22 @@ Profiles = Mapping[str, ModelProfile]
 """What a model costs, by quantisation."""
 
 
+@dataclass(frozen=True)
+class _Question:
+    """What one node is asked for a session, and its answer once it has come."""
+
+    session: Session
+    node: Node
+    answer: asyncio.Future[Described]
+
+
 class Descriptions:
     """Which nodes are describing a model, each for a session in planning."""
 
     def __init__(self, control: Control) -> None:
         self._control = control
-        self._awaited: dict[str, tuple[Node, asyncio.Future[Described]]] = {}
-        """By session: the node that is asked, and what it will say."""
+        self._questions: dict[str, _Question] = {}
+        """By an id of their own."""
 
     async def describe(self, session: Session, spec: ModelSpec, node: Node) -> Profiles:
         """What a session's model costs in each of its quantisations.
@@ -34,17 +53,12 @@ class Descriptions:
             ServingError: the session was closed, the node is lost or says nothing of use.
         """
         model = session.request.model
-        future: asyncio.Future[Described] = asyncio.get_running_loop().create_future()
-        self._awaited[session.id] = node, future
-        self._control.send(node.id, OrchestratorMessage(describe=Describe(request_id=session.id, model=spec)))
         try:
             async with asyncio.timeout(DESCRIBE_S):
-                described = await future
+                described = await self._ask(session, node, Describe(model=spec))
         except TimeoutError as error:
             message = f"node {node.name!r} did not describe {model!r} within {DESCRIBE_S:.0f} s"
             raise refusal("timed_out", message) from error
-        finally:
-            del self._awaited[session.id]
         if described.HasField("failure"):
             message = f"node {node.name!r}: {described.failure.message}"
             code = described.failure.code or "unsupported_model"
@@ -59,23 +73,39 @@ class Descriptions:
         profiles[0].matrices = "; on other ranks ".join(profile.matrices for profile in profiles)
         return dict(zip((spec.quantisation, *spec.beside), profiles, strict=True))
 
+    async def _ask(self, session: Session, node: Node, describe: Describe) -> Described:
+        """Ask a node, which is told when nobody waits for its answer any more; errors as `describe`."""
+        describe.request_id = secrets.token_hex(8)
+        question = _Question(session, node, asyncio.get_running_loop().create_future())
+        self._questions[describe.request_id] = question
+        self._control.send(node.id, OrchestratorMessage(describe=describe))
+        answered = False
+        try:
+            described = await question.answer
+            answered = True
+            return described
+        finally:
+            del self._questions[describe.request_id]
+            if not answered:
+                self._control.send(node.id, OrchestratorMessage(cancel=Cancel(request_id=describe.request_id)))
+
     def on_described(self, node: Node, described: Described) -> None:
         """A node says what a model costs; ignored if it was not asked."""
-        asked, future = self._awaited.get(described.request_id, (None, None))
-        if future is not None and asked is node and not future.done():
-            future.set_result(described)
+        question = self._questions.get(described.request_id)
+        if question is not None and question.node is node and not question.answer.done():
+            question.answer.set_result(described)
 
     def on_lost(self, node: Node) -> None:
         """A node will not answer any more."""
-        for asked, future in self._awaited.values():
-            if asked is node and not future.done():
-                future.set_exception(refusal("node_lost", f"node {node.name!r} {what_became(node.lost)}"))
+        for question in self._questions.values():
+            if question.node is node and not question.answer.done():
+                question.answer.set_exception(refusal("node_lost", f"node {node.name!r} {what_became(node.lost)}"))
 
     def cancel(self, session: Session, why: ServingError) -> None:
         """Nobody waits any more for what a session's model costs."""
-        _, future = self._awaited.get(session.id, (None, None))
-        if future is not None and not future.done():
-            future.set_exception(why)
+        for question in self._questions.values():
+            if question.session is session and not question.answer.done():
+                question.answer.set_exception(why)
 
 
 def _units(profile: ModelProfile) -> tuple[object, ...]:

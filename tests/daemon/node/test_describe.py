@@ -1,7 +1,8 @@
-"""Describing a model that has to be downloaded."""
+"""Describing a model: one that must be downloaded, one that nobody wants any more, and trouble that nobody foresaw."""
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from pathlib import Path
 
@@ -9,7 +10,9 @@ import pytest
 
 from motley.daemon.loading import fetching
 from motley.daemon.loading.fetching import LoadError
+from motley.daemon.node.control import Control, NodeSettings
 from motley.daemon.node.describe import describe
+from motley.daemon.weights.cache import ShareCache
 from motley.protocol import mesh_pb2 as pb
 
 
@@ -29,3 +32,45 @@ def test_a_download_that_hangs_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
             describe(pb.ModelSpec(source="owner/name", quantisation="fp32"), None)
     finally:
         over.set()
+
+
+@pytest.fixture
+def control(tmp_path: Path) -> Control:
+    """Of a node that is asked, and whose answers lie in its outbox."""
+    settings = NodeSettings("pc", "127.0.0.1", "127.0.0.1", pb.Capabilities(), None, ShareCache(tmp_path), 1)
+    return Control(settings, lambda role, event: None)
+
+
+ASKED = pb.OrchestratorMessage(describe=pb.Describe(request_id="7", model=pb.ModelSpec(source="m")))
+
+
+async def test_trouble_that_nobody_foresaw_is_told(control: Control, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def broken(model: pb.ModelSpec, models: Path | None) -> pb.Described:
+        raise OSError("too many open files")
+
+    monkeypatch.setattr("motley.daemon.node.control.describe_apart", broken)
+    control._obey(ASKED)
+    async with asyncio.timeout(5):
+        said = await control._outbox.get()
+    assert (said.described.request_id, said.described.failure.code) == ("7", "internal_error")
+    assert said.described.failure.message == "OSError: too many open files"
+
+
+async def test_what_nobody_waits_for_any_more_is_stopped(control: Control, monkeypatch: pytest.MonkeyPatch) -> None:
+    began, ended = asyncio.Event(), asyncio.Event()
+
+    async def slow(model: pb.ModelSpec, models: Path | None) -> pb.Described:
+        began.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+        return pb.Described()
+
+    monkeypatch.setattr("motley.daemon.node.control.describe_apart", slow)
+    control._obey(ASKED)
+    async with asyncio.timeout(5):
+        await began.wait()
+        control._obey(pb.OrchestratorMessage(cancel=pb.Cancel(request_id="7")))
+        await ended.wait()
+    assert control._outbox.empty()

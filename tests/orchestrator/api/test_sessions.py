@@ -19,6 +19,8 @@ from motley.protocol.mesh_pb2 import (
     RankCommand,
 )
 
+from ..conftest import DEADLINE_S
+
 MODEL = {"model": "bard"}
 GB = 10**9
 
@@ -290,7 +292,8 @@ async def test_a_model_that_cannot_be_served(mesh: Any, new_node: Any) -> None:
 @pytest.mark.parametrize("event", ["node_lost", "session_closed"])
 async def test_planning_ends_early(mesh: Any, new_node: Any, event: str) -> None:
     node = await mesh.join(new_node())
-    node.on_describe = lambda _: None
+    asked: list[Describe] = []
+    node.on_describe = asked.append
     post = asyncio.create_task(mesh.call("POST", "/api/sessions", MODEL))
     body = await mesh.poll("/api/sessions", lambda body: body["sessions"])
     (session,) = body["sessions"]
@@ -299,6 +302,7 @@ async def test_planning_ends_early(mesh: Any, new_node: Any, event: str) -> None
         await node.leave()
     else:
         assert (await mesh.call("DELETE", f"/api/sessions/{session['id']}"))[0] == 200
+        assert await asyncio.wait_for(node.cancelled.get(), DEADLINE_S) == asked[0].request_id
     status, body = await post
     assert (status, body["error"]["code"]) == (503, event)
     assert await mesh.call("GET", "/api/sessions") == (200, {"sessions": []})
