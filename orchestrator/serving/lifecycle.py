@@ -56,8 +56,10 @@ class Lifecycle:
         """Plan a session and start its ranks; returns once the assignments are sent.
 
         Raises:
-            ServingError: the name is taken, a node or engine is unknown, or the model cannot be served or fitted.
+            ServingError: the name is taken, a node or engine is unknown, the model cannot be served or fitted, or the
+                orchestrator shuts down.
         """
+        self._carrier.check_running()
         try:
             participants = choose_participants(request, self._nodes)
             spec = wanted_model(request, participants)
@@ -89,16 +91,19 @@ class Lifecycle:
         return session
 
     async def wait_ready(self, session: Session) -> None:
-        """Wait until a session has left its way up, or `READY_S` have passed.
+        """Wait until a session is ready.
 
         Raises:
-            ServingError: it failed or was closed.
+            ServingError: it failed or was closed, or it is not ready after `READY_S`: it goes on coming up.
         """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(READY_S):
                 await self._carrier.until(lambda: session.state is State.READY or session.explained)
         if not session.alive:
             raise ServingError(session.failure) if session.failure else self._carrier.closed(session)
+        if session.state is not State.READY:
+            message = f"session {session.id} ({session.name}) is {session.state}, not ready, after {READY_S:.0f} s;"
+            raise refusal("timed_out", f"{message} it goes on: look at GET /api/sessions/{session.id}")
 
     async def close(self, session: Session) -> None:
         """Release a session's ranks and wait, at most `CLOSE_S`, until they are gone."""

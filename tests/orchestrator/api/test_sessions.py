@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from motley.orchestrator.serving import fitting
+from motley.orchestrator.serving import fitting, lifecycle
 from motley.protocol.mesh_pb2 import (
     Describe,
     Described,
@@ -134,6 +134,41 @@ async def test_a_session_comes_up_while_the_client_polls(mesh: Any, new_node: An
     assert (status, body["error"]["code"]) == (503, "session_not_ready")
     go_on.set()
     await mesh.session(session["id"], "ready")
+
+
+async def test_whoever_waits_for_a_session_hears_that_it_is_not_ready_yet(
+    mesh: Any, new_node: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = await mesh.join(new_node())
+
+    async def wait(_: RankCommand) -> None:
+        pass
+
+    node.on_rank = wait
+    monkeypatch.setattr(lifecycle, "READY_S", 0.01)
+    status, body = await mesh.call("POST", "/api/sessions?wait=ready", MODEL)
+    assert (status, body["error"]["code"]) == (504, "timed_out")
+    assert "(bard) is starting, not ready, after" in body["error"]["message"]
+    (session,) = (await mesh.call("GET", "/api/sessions"))[1]["sessions"]
+    assert session["state"] == "starting"  # it goes on
+
+
+async def test_no_session_begins_while_the_orchestrator_stops(mesh: Any, new_node: Any) -> None:
+    node = await mesh.join(new_node())
+    session, go_on = await mesh.serve(), asyncio.Event()
+
+    async def linger(command: RankCommand) -> None:
+        await go_on.wait()
+        await node.obey(command)
+
+    node.on_rank = linger
+    stop = asyncio.create_task(mesh.orchestrator.stop())
+    await mesh.session(session["id"], "closing")
+    status, body = await mesh.call("POST", "/api/sessions", {**MODEL, "name": "late"})
+    assert (status, body["error"]["code"]) == (503, "session_closed")
+    assert body["error"]["message"] == "the orchestrator is shutting down"
+    go_on.set()
+    await stop
 
 
 async def test_a_rank_that_fails_fails_the_session_for_good_to_see(mesh: Any, new_node: Any) -> None:
