@@ -17,6 +17,7 @@ from motley.protocol.mesh_pb2 import (
     Loading,
     ModelProfile,
     RankCommand,
+    Ready,
 )
 
 from ..conftest import DEADLINE_S
@@ -311,6 +312,35 @@ async def test_memory_that_is_promised_is_not_promised_twice(mesh: Any, new_node
     await mesh.serve(context=10)
     status, body = await mesh.call("POST", "/api/sessions", {**MODEL, "name": "second", "context": 10})
     assert (status, body["error"]["code"]) == (422, "insufficient_memory")
+
+
+async def test_what_is_free_is_not_promised_twice_while_ranks_load(mesh: Any, new_node: Any) -> None:
+    """Where others have taken most of what a node offers, what it says is free counts, less what ranks will take."""
+    node, go_on = await mesh.join(new_node("pc")), asyncio.Event()
+
+    async def has_free(free: int) -> None:
+        node.capabilities.memory_bytes = free  # which its heartbeats tell
+        await mesh.poll("/api/nodes", lambda body: body["nodes"][0]["memory_available_bytes"] == free)
+
+    async def load(command: RankCommand) -> None:
+        if command.WhichOneof("body") != "peers":
+            return await node.obey(command)
+        await go_on.wait()
+        await node.event(command, ready=Ready(rss_bytes=planned))
+
+    await has_free(100_000)
+    node.on_rank = load
+    status, first = await mesh.call("POST", "/api/sessions", {**MODEL, "context": 10})
+    planned = first["ranks"][0]["memory"]["planned_bytes"]
+    assert (status, 50_000 < planned < 100_000) == (201, True)
+    second = {**MODEL, "name": "second", "context": 10}
+    status, body = await mesh.call("POST", "/api/sessions", second)
+    assert (status, body["error"]["code"]) == (422, "insufficient_memory")
+    assert f"pc: {(100_000 - planned) / 1000:.2f} kB available" in body["error"]["message"]
+    go_on.set()
+    await mesh.session(first["id"], "ready")
+    await has_free(99_000)  # beside what the first has taken
+    assert (await mesh.call("POST", "/api/sessions", second))[0] == 201
 
 
 async def test_a_model_that_cannot_be_served(mesh: Any, new_node: Any) -> None:
