@@ -9,6 +9,7 @@ from functools import partial
 from typing import TypeVar
 
 from motley.orchestrator.experts.questions import Answer, Question
+from motley.orchestrator.planning.by_hand import keep_shares
 from motley.orchestrator.planning.shares import Candidate, RankPlan, plan_shares
 from motley.orchestrator.serving.errors import SHUTTING_DOWN, refusal
 from motley.protocol.mesh_pb2 import ModelProfile
@@ -38,13 +39,14 @@ class Planner:
     async def shares(
         self, profiles: Sequence[ModelProfile], candidates: Sequence[Candidate], context: int
     ) -> list[RankPlan]:
-        """The share of every rank; see `plan_shares`.
+        """The share of every rank: as it was given by hand (`keep_shares`), else as is best (`plan_shares`).
 
         Raises:
-            PlanError: the model does not fit.
+            PlanError: the model does not fit, or not in these shares.
             ServingError: the orchestrator shuts down.
         """
-        return await self._run(partial(plan_shares, profiles, candidates, context))
+        plan = plan_shares if candidates[0].share is None else keep_shares
+        return await self._run(partial(plan, profiles, candidates, context))
 
     async def _run(self, work: Callable[[], _Found]) -> _Found:
         if self._stopped:

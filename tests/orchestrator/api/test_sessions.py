@@ -216,6 +216,19 @@ async def test_a_model_that_does_not_fit(mesh: Any, new_node: Any, profile: Mode
     assert await mesh.call("GET", "/api/sessions") == (200, {"sessions": []})
 
 
+async def test_shares_that_do_not_fit_are_refused_and_not_changed(mesh: Any, new_node: Any) -> None:
+    for name in ("a", "b", "c"):
+        await mesh.join(new_node(name, memory=50_000))
+    wanted = {**MODEL, "context": 10, "shares": [1, 1, 8]}
+    status, body = await mesh.call("POST", "/api/sessions", wanted)
+    assert (status, body["error"]["code"]) == (422, "insufficient_memory")
+    message = body["error"]["message"]
+    assert "does not fit in shares 1,1,8:\n  a: 50.00 kB available, " in message
+    nearest = message.partition("The nearest that fit: shares ")[2].partition(".")[0]
+    session = await mesh.serve(context=10, shares=[float(share) for share in nearest.split(",")])
+    assert [rank["node"] for rank in session["ranks"]] == ["a", "b", "c"]
+
+
 async def test_what_would_fit_is_told(mesh: Any, new_node: Any, profile: ModelProfile) -> None:
     node = await mesh.join(new_node("pc", memory=400_000))
     narrow = ModelProfile()
