@@ -21,7 +21,7 @@ from motley.daemon.machine.gpus import gpus
 from motley.daemon.machine.memory import available_memory
 from motley.daemon.models.files import load_tokenizer
 from motley.daemon.node.address import join_address
-from motley.daemon.node.describe import DescribeError, describe_apart
+from motley.daemon.node.describe import DescribeError, describe_apart, look
 from motley.daemon.node.worker import RankWorker, WorkerError
 from motley.daemon.text.generation import Generation, RequestError
 from motley.daemon.text.tokenizer import Tokenizer, TokenizerError
@@ -256,7 +256,10 @@ class Control:
 
     async def _describe(self, request: pb.Describe) -> None:
         try:
-            described = await describe_apart(request.model, self._settings.models)
+            if request.only_here:
+                described = await asyncio.to_thread(look, request.model, self._settings.models)
+            else:
+                described = await describe_apart(request.model, self._settings.models)
         except DescribeError as error:
             described = pb.Described(failure=pb.Failure(code=error.code, message=str(error)))
         except Exception as error:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from motley.orchestrator.control import Control
 from motley.orchestrator.nodes import Node, what_became
+from motley.orchestrator.serving.copies import MISSING, Copies, check_copies
 from motley.orchestrator.serving.errors import DescriptionError, ServingError, refusal
 from motley.orchestrator.sessions import Session
 from motley.protocol.mesh_pb2 import (
@@ -23,6 +25,9 @@ from motley.protocol.mesh_pb2 import (
 
 DESCRIBE_S = 6 * 3600.0
 """Describing a model may mean downloading it; the loss of the node ends the wait."""
+
+LOOK_S = 10.0
+"""Nodes that do not say what they have of a model, so long after it was described, are not waited for."""
 
 Profiles = Mapping[str, ModelProfile]
 """What a model costs, by quantisation."""
@@ -52,13 +57,47 @@ class Descriptions:
             DescriptionError: the model cannot be served.
             ServingError: the session was closed, the node is lost or says nothing of use.
         """
-        model = session.request.model
+        return self._profiles(session, spec, node, await self._described(session, spec, node))
+
+    async def survey(self, session: Session, spec: ModelSpec, nodes: Sequence[Node]) -> tuple[Profiles, Copies]:
+        """What a session's model costs, as the first node says, and what all of them have of it, as far as they say so
+        in time.
+
+        Raises:
+            DescriptionError: the model cannot be served.
+            ServingError: the session was closed, the first node has no such model (the message names all that have
+                none), is lost or says nothing of use.
+        """
+        first, *others = {node.id: node for node in nodes}.values()
+        copies: dict[str, Described] = {}
+
+        async def look(node: Node) -> None:
+            with contextlib.suppress(ServingError):  # it is lost, or the session was closed
+                copies[node.name] = await self._ask(session, node, Describe(model=spec, only_here=True))
+
+        looks = [asyncio.create_task(look(node)) for node in others]
+        try:
+            described = copies[first.name] = await self._described(session, spec, first)
+            if looks and described.failure.code in ("", MISSING):
+                await asyncio.wait(looks, timeout=LOOK_S)
+        finally:
+            for task in looks:
+                task.cancel()
+        if described.failure.code == MISSING:
+            check_copies(session.request.model, copies, [node.name for node in (first, *others)])
+        return self._profiles(session, spec, first, described), copies
+
+    async def _described(self, session: Session, spec: ModelSpec, node: Node) -> Described:
+        """A node's description of a model; errors as `describe`."""
         try:
             async with asyncio.timeout(DESCRIBE_S):
-                described = await self._ask(session, node, Describe(model=spec))
+                return await self._ask(session, node, Describe(model=spec))
         except TimeoutError as error:
-            message = f"node {node.name!r} did not describe {model!r} within {DESCRIBE_S:.0f} s"
+            message = f"node {node.name!r} did not describe {session.request.model!r} within {DESCRIBE_S:.0f} s"
             raise refusal("timed_out", message) from error
+
+    def _profiles(self, session: Session, spec: ModelSpec, node: Node, described: Described) -> Profiles:
+        """What a node has said, if it can be used; errors as `describe`."""
         if described.HasField("failure"):
             message = f"node {node.name!r}: {described.failure.message}"
             code = described.failure.code or "unsupported_model"
@@ -69,7 +108,7 @@ class Descriptions:
             needed += ["hidden", "expert_count", "experts_per_token", "expert_bytes"]
         complete = all(getattr(profile, field) for profile in profiles for field in needed)
         if not complete or len(profiles) != 1 + len(spec.beside) or len(set(map(_units, profiles))) > 1:
-            raise refusal("invalid_profile", f"node {node.name!r} described {model!r} incompletely")
+            raise refusal("invalid_profile", f"node {node.name!r} described {session.request.model!r} incompletely")
         profiles[0].matrices = "; on other ranks ".join(profile.matrices for profile in profiles)
         return dict(zip((spec.quantisation, *spec.beside), profiles, strict=True))
 

@@ -13,6 +13,7 @@ from motley.orchestrator.planning.placement.terms import PlacementError
 from motley.orchestrator.planning.setup import SetupError
 from motley.orchestrator.planning.shares import PlanError
 from motley.orchestrator.serving.carrier import Carrier
+from motley.orchestrator.serving.copies import check_copies
 from motley.orchestrator.serving.descriptions import Descriptions
 from motley.orchestrator.serving.errors import ServingError, refusal
 from motley.orchestrator.serving.fitting import Fitting
@@ -65,7 +66,7 @@ class Lifecycle:
             spec = wanted_model(request, participants)
             session = self._sessions.open(request, time.time())
             try:
-                profiles = await self._descriptions.describe(session, spec, participants[0].node)
+                profiles, copies = await self._descriptions.survey(session, spec, [one.node for one in participants])
                 profile = profiles[spec.quantisation]
                 self._carrier.check_planning(session)
                 context = _context(request, profile)
@@ -75,6 +76,10 @@ class Lifecycle:
                 except (PlanError, PlacementError) as error:
                     hint = await self._fitting.hint(session, participants, spec, profiles, context)
                     raise type(error)(f"{error}\n{hint}" if hint else str(error)) from error
+                planned = [*ranks, *(experts.hosts + experts.members if experts else ())]
+                involved = {participants[0].node.name, *(worker.node_name for worker in planned)}
+                names = dict.fromkeys(one.node.name for one in participants if one.node.name in involved)
+                check_copies(request.model, copies, names)
                 commands = session.assign(spec, profile, ranks, context, self._clock(), experts)
                 self._carrier.carry_out(session, commands)
             except BaseException:

@@ -11,9 +11,10 @@ import pytest
 from motley.daemon.loading import fetching
 from motley.daemon.loading.fetching import LoadError
 from motley.daemon.node.control import Control, NodeSettings
-from motley.daemon.node.describe import describe
+from motley.daemon.node.describe import describe, look
 from motley.daemon.weights.cache import ShareCache
 from motley.protocol import mesh_pb2 as pb
+from tests.daemon.text.made_tokenizers import SHAKESPEARE
 
 
 def test_a_download_that_hangs_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -32,6 +33,30 @@ def test_a_download_that_hangs_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
             describe(pb.ModelSpec(source="owner/name", quantisation="fp32"), None)
     finally:
         over.set()
+
+
+def test_what_is_here_is_told_without_fetching(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fetch(*_: object) -> Path:
+        raise AssertionError("the hub was asked")
+
+    monkeypatch.setattr("motley.daemon.weights.hub._from_hub", fetch)
+    here = pb.ModelSpec(source=SHAKESPEARE.name, quantisation="fp32")
+    whole = describe(here, SHAKESPEARE.parent)
+    assert look(here, SHAKESPEARE.parent).profile == pb.ModelProfile(fingerprint=whole.profile.fingerprint)
+    assert look(pb.ModelSpec(source="owner/name"), tmp_path) == pb.Described()
+    missing = look(here, tmp_path).failure
+    assert (missing.code, str(tmp_path / SHAKESPEARE.name) in missing.message) == ("model_missing", True)
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "config.json").write_text("{")
+    assert look(pb.ModelSpec(source="broken"), tmp_path).failure.code == "invalid_model"
+
+
+async def test_a_node_says_what_is_here(control: Control) -> None:
+    model = pb.ModelSpec(source=str(SHAKESPEARE))
+    control._obey(pb.OrchestratorMessage(describe=pb.Describe(request_id="8", model=model, only_here=True)))
+    async with asyncio.timeout(20):
+        said = (await control._outbox.get()).described
+    assert (said.request_id, said.profile.name, bool(said.profile.fingerprint)) == ("8", "", True)
 
 
 @pytest.fixture

@@ -329,7 +329,7 @@ async def test_memory_that_is_promised_is_not_promised_twice(mesh: Any, new_node
 
 async def test_what_is_free_is_not_promised_twice_while_ranks_load(mesh: Any, new_node: Any) -> None:
     """Where others have taken most of what a node offers, what it says is free counts, less what ranks will take."""
-    node, go_on = await mesh.join(new_node("pc")), asyncio.Event()
+    node = await mesh.join(new_node("pc"))
 
     async def has_free(free: int) -> None:
         node.capabilities.memory_bytes = free  # which its heartbeats tell
@@ -337,9 +337,7 @@ async def test_what_is_free_is_not_promised_twice_while_ranks_load(mesh: Any, ne
 
     async def load(command: RankCommand) -> None:
         if command.WhichOneof("body") != "peers":
-            return await node.obey(command)
-        await go_on.wait()
-        await node.event(command, ready=Ready(rss_bytes=planned))
+            await node.obey(command)
 
     await has_free(100_000)
     node.on_rank = load
@@ -350,7 +348,8 @@ async def test_what_is_free_is_not_promised_twice_while_ranks_load(mesh: Any, ne
     status, body = await mesh.call("POST", "/api/sessions", second)
     assert (status, body["error"]["code"]) == (422, "insufficient_memory")
     assert f"pc: {(100_000 - planned) / 1000:.2f} kB available" in body["error"]["message"]
-    go_on.set()
+    await node.until(lambda: len(node.commands) == 2)
+    await node.event(node.commands[1], ready=Ready(rss_bytes=planned))
     await mesh.session(first["id"], "ready")
     await has_free(99_000)  # beside what the first has taken
     assert (await mesh.call("POST", "/api/sessions", second))[0] == 201
