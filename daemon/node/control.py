@@ -179,9 +179,14 @@ class Control:
                 await asyncio.wait({listener}, timeout=LEAVE_S)
                 raise
             if not listener.done():
-                error = sender.exception()
-                logger.error("cannot send to the orchestrator", exc_info=error)
-                raise OrchestratorLost(f"sending to the orchestrator failed: {type(error).__name__}: {error}")
+                try:
+                    await sender
+                except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                    raise
+                except Exception as error:
+                    logger.exception("cannot send to the orchestrator")
+                    why = f"{type(error).__name__}: {error}"
+                    raise OrchestratorLost(f"sending to the orchestrator failed: {why}") from error
             await listener
         except TimeoutError:
             raise OrchestratorLost(f"the orchestrator said nothing for {patience:.0f} s") from None

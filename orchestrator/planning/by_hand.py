@@ -40,7 +40,7 @@ def keep_shares(profiles: Sequence[ModelProfile], candidates: Sequence[Candidate
             + (f", {human_bytes(missing)} missing" if missing > 0 else "")
         )
     nearest = _nearest(profiles, candidates, context, wanted)
-    lines.append(f"The nearest that fit: shares {_told(nearest)}." if nearest else "Leave shares out.")
+    lines.append(f"The nearest that fit: `--shares {_told(nearest)}`." if nearest else "Leave the shares out.")
     raise PlanError("\n".join(lines))
 
 

@@ -37,7 +37,7 @@ def check_copies(model: str, copies: Copies, nodes: Iterable[str]) -> None:
     if lacking and len(said) > 1:
         verb = "has" if len(lacking) == 1 else "have"
         told = "".join(f"\n  {name}: {failures[name].message}" for name in lacking)
-        only = f" Or use only nodes that have it: {', '.join(having)}." if having else ""
+        only = f" Or use only nodes that have it: `--nodes {','.join(having)}`." if having else ""
         raise refusal(
             MISSING,
             f"{_nodes(lacking)} {verb} no model {model!r}. Put it there under the same path, or into the folder that"

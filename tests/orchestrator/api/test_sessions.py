@@ -224,7 +224,7 @@ async def test_shares_that_do_not_fit_are_refused_and_not_changed(mesh: Any, new
     assert (status, body["error"]["code"]) == (422, "insufficient_memory")
     message = body["error"]["message"]
     assert "does not fit in shares 1,1,8:\n  a: 50.00 kB available, " in message
-    nearest = message.partition("The nearest that fit: shares ")[2].partition(".")[0]
+    nearest = message.partition("The nearest that fit: `--shares ")[2].partition("`")[0]
     session = await mesh.serve(context=10, shares=[float(share) for share in nearest.split(",")])
     assert [rank["node"] for rank in session["ranks"]] == ["a", "b", "c"]
 

@@ -44,7 +44,7 @@ def test_shares_that_do_not_fit_are_refused_with_the_nearest_that_do() -> None:
     message = str(refusal.value)
     assert re.search(r"pc-0: 40.00 kB available, .* needed$", message, re.MULTILINE)
     assert re.search(r"pc-2: 40.00 kB available, .* needed, .* missing$", message, re.MULTILINE)
-    (told,) = re.findall(r"The nearest that fit: shares (\S+)\.$", message)
+    (told,) = re.findall(r"The nearest that fit: `--shares (\S+)`\.$", message)
     nearest = [float(share) for share in told.split(",")]
     assert nearest[0] == nearest[1] < nearest[2]
     plan(nearest, memory)
@@ -67,5 +67,5 @@ def test_what_is_told_to_fit_does(given: list[tuple[int, int]]) -> None:
     try:
         plan(shares, memory)
     except PlanError as error:
-        for told in re.findall(r"shares (\S+)\.$", str(error)):
+        for told in re.findall(r"`--shares (\S+)`\.$", str(error)):
             plan([float(share) for share in told.split(",")], memory)

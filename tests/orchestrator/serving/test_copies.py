@@ -48,7 +48,7 @@ def test_all_that_lack_it_are_named_and_how_to_go_on() -> None:
     said = refused(a=has("1"), b=lacks(), c=has("1"), d=lacks())
     assert said.startswith("model_missing: nodes 'b' and 'd' have no model 'bard'. Put it there under the same path")
     assert "`motley join --models FOLDER`" in said
-    assert said.endswith(" Or use only nodes that have it: a, c.")
+    assert said.endswith(" Or use only nodes that have it: `--nodes a,c`.")
     assert "use only" not in refused(a=lacks(), b=lacks())
 
 
