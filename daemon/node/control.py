@@ -185,8 +185,8 @@ class Control:
                     raise
                 except Exception as error:
                     logger.exception("cannot send to the orchestrator")
-                    why = f"{type(error).__name__}: {error}"
-                    raise OrchestratorLost(f"sending to the orchestrator failed: {why}") from error
+                    told = f"{type(error).__name__}: {error}"
+                    raise OrchestratorLost(f"sending to the orchestrator failed: {told}") from error
             await listener
         except TimeoutError:
             raise OrchestratorLost(f"the orchestrator said nothing for {patience:.0f} s") from None
