@@ -31,6 +31,8 @@ from motley.protocol.mesh_pb2_grpc import MeshServicer
 STOPS = "the orchestrator stops"
 HELLO_S = 10.0
 """A node that has dialled says Hello this soon."""
+OUTBOX = 10_000
+"""So many messages may wait for a node to read them; with more it is lost."""
 
 _log = logging.getLogger(__name__)
 
@@ -52,7 +54,7 @@ class Listener(Protocol):
 class _Stream:
     """The stream to one node, for as long as that is in the mesh."""
 
-    outbox: asyncio.Queue[OrchestratorMessage] = field(default_factory=asyncio.Queue)
+    outbox: asyncio.Queue[OrchestratorMessage] = field(default_factory=lambda: asyncio.Queue(OUTBOX))
     leash: asyncio.Timeout = field(default_factory=lambda: asyncio.timeout(None))
     reason: str = "its connection ended"
     """Why the node is lost, once it is."""
@@ -76,8 +78,11 @@ class Control(MeshServicer):
 
     def send(self, node_id: str, message: OrchestratorMessage) -> None:
         """Queue a message; lost silently if the node is (its loss is reported by itself)."""
-        if node_id in self._streams:
-            self._streams[node_id].outbox.put_nowait(message)
+        if stream := self._streams.get(node_id):
+            try:
+                stream.outbox.put_nowait(message)
+            except asyncio.QueueFull:
+                stream.end(f"it has not read {OUTBOX} messages")
 
     def drop_silent(self) -> None:
         """End the streams of nodes that show no life."""
@@ -111,7 +116,7 @@ class Control(MeshServicer):
         self.send(
             node.id, OrchestratorMessage(welcome=Welcome(node_id=node.id, heartbeat_s=HEARTBEAT_S, silence_s=SILENCE_S))
         )
-        writer = asyncio.create_task(_write(context, stream.outbox))
+        writer = asyncio.create_task(_write(context, stream))
         try:
             with contextlib.suppress(TimeoutError):
                 async with stream.leash:
@@ -128,6 +133,7 @@ class Control(MeshServicer):
     async def _read(self, requests: AsyncIterator[NodeMessage], node: Node, stream: _Stream) -> None:
         """Pass on what the node says, until the stream ends."""
         async for message in requests:
+            self._nodes.show_life(node.id)
             match message.WhichOneof("body"):
                 case "hello":
                     stream.end("it said Hello twice")
@@ -160,10 +166,16 @@ async def _hello(requests: AsyncIterator[NodeMessage], context: Context) -> Hell
     return first.hello
 
 
-async def _write(context: Context, outbox: asyncio.Queue[OrchestratorMessage]) -> None:
-    with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError):  # the stream's end is the reader's to report
+async def _write(context: Context, stream: _Stream) -> None:
+    """Send a node what is in its outbox, until its stream ends; end that if it cannot be sent."""
+    try:
         while True:
-            await context.write(await outbox.get())
+            await context.write(await stream.outbox.get())
+    except (grpc.RpcError, asyncio.InvalidStateError):  # the stream's end is the reader's to report
+        pass
+    except Exception as error:
+        _log.exception("cannot send to a node")
+        stream.end(f"sending to it failed: {type(error).__name__}: {error}")
 
 
 async def _refuse(context: Context, code: grpc.StatusCode, why: str) -> NoReturn:

@@ -48,7 +48,8 @@ class Node:
     colour: int
     """One of `COLOURS`, for as long as the table knows the name."""
     joined: float
-    last_heartbeat: float
+    last_sign: float
+    """When it last said anything."""
     memory_available: int = 0
     """Bytes free on the machine by its last heartbeat; 0: not told yet."""
     gpus: Sequence[Gpu] = ()
@@ -126,7 +127,7 @@ class NodeTable:
             capabilities=hello.capabilities,
             colour=namesake.colour if namesake is not None else self._free_colour(hello.name),
             joined=now,
-            last_heartbeat=now,
+            last_sign=now,
             gpus=hello.capabilities.gpus,
         )
         if namesake is None:
@@ -135,22 +136,25 @@ class NodeTable:
             self._nodes = {one.id: one for one in (node if old is namesake else old for old in self)}
         return node
 
+    def show_life(self, node_id: str) -> None:
+        """A node has said something, whatever that is."""
+        self._nodes[node_id].last_sign = self._clock()
+
     def heartbeat(self, node_id: str, memory_available: int, gpus: Sequence[Gpu] = ()) -> None:
-        """A node shows life; `gpus`: as they are now, empty if it does not tell."""
+        """A node tells what is free there; `gpus`: as they are now, empty if it does not tell."""
         node = self._nodes[node_id]
-        node.last_heartbeat = self._clock()
         node.memory_available = memory_available
         node.gpus = gpus or node.gpus
 
     def overdue(self) -> list[Node]:
         """Live nodes that have been silent for `SILENCE_S`."""
         latest = self._clock() - SILENCE_S
-        return [node for node in self if node.alive and node.last_heartbeat < latest]
+        return [node for node in self if node.alive and node.last_sign < latest]
 
     def excuse(self, seconds: float) -> None:
         """This process itself stood still (a laptop asleep, say): that is not the nodes' silence."""
         for node in self:
-            node.last_heartbeat += seconds
+            node.last_sign += seconds
 
     def lose(self, node_id: str, reason: str) -> None:
         """A node is gone."""
@@ -165,8 +169,8 @@ class NodeTable:
                 del self._nodes[node.id]
 
     def silence_s(self, node: Node) -> float:
-        """Seconds since the node's last heartbeat."""
-        return max(0.0, self._clock() - node.last_heartbeat)
+        """Seconds since the node last said anything."""
+        return max(0.0, self._clock() - node.last_sign)
 
     def gone_s(self, node: Node) -> float:
         """Seconds since a node left or was lost."""

@@ -205,12 +205,14 @@ class Welcome(_message.Message):
     def __init__(self, node_id: _Optional[str] = ..., heartbeat_s: _Optional[float] = ..., silence_s: _Optional[float] = ...) -> None: ...
 
 class Describe(_message.Message):
-    __slots__ = ("request_id", "model")
+    __slots__ = ("request_id", "model", "only_here")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
+    ONLY_HERE_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     model: ModelSpec
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[_Union[ModelSpec, _Mapping]] = ...) -> None: ...
+    only_here: bool
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[_Union[ModelSpec, _Mapping]] = ..., only_here: _Optional[bool] = ...) -> None: ...
 
 class ModelSpec(_message.Message):
     __slots__ = ("source", "quantisation", "block", "exact", "beside")

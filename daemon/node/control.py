@@ -21,7 +21,7 @@ from motley.daemon.machine.gpus import gpus
 from motley.daemon.machine.memory import available_memory
 from motley.daemon.models.files import load_tokenizer
 from motley.daemon.node.address import join_address
-from motley.daemon.node.describe import DescribeError, describe_apart
+from motley.daemon.node.describe import DescribeError, describe_apart, look
 from motley.daemon.node.rendering import TemplateApart
 from motley.daemon.node.worker import RankWorker, WorkerError
 from motley.daemon.text.generation import Generation, RequestError
@@ -130,11 +130,14 @@ class Control:
         self._settings = settings
         self._observe = observe
         self._outbox: asyncio.Queue[pb.NodeMessage] = asyncio.Queue()
+        """Not bounded by number, but in time: an orchestrator that reads nothing is lost within its patience."""
         self._ranks: dict[_Key, _Rank] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._gpus: list[pb.Gpu] = []
         self._preparing: set[str] = set()
         """Requests that are being turned into tokens; a cancelled one is taken out."""
+        self._describing: dict[str, asyncio.Task[None]] = {}
+        """By the orchestrator's id: models that are being described."""
 
     async def stay(self, channel: grpc.aio.Channel, secret: str, joined: Callable[[str], None]) -> None:
         """Join and do what the orchestrator says until the stream ends.
@@ -169,13 +172,26 @@ class Control:
                 self._spawn(self._watch_gpus(first.welcome.heartbeat_s))
             patience = first.welcome.silence_s
             listener = asyncio.create_task(self._listen(call, patience))
-            talk = [listener, asyncio.create_task(self._send(call, first.welcome.heartbeat_s))]
+            sender = asyncio.create_task(self._send(call, first.welcome.heartbeat_s))
+            talk = [listener, sender]
             try:
-                await asyncio.shield(listener)  # a read that is cancelled ends the stream
+                await asyncio.wait(talk, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait({listener}, timeout=LEAVE_S)  # it knows why, where it is the stream that has ended
             except asyncio.CancelledError:
+                # The listener was not cancelled, which would end the stream.
                 self._say(leaving=pb.Empty())
                 await asyncio.wait({listener}, timeout=LEAVE_S)
                 raise
+            if not listener.done():
+                try:
+                    await sender
+                except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                    raise
+                except Exception as error:
+                    logger.exception("cannot send to the orchestrator")
+                    told = f"{type(error).__name__}: {error}"
+                    raise OrchestratorLost(f"sending to the orchestrator failed: {told}") from error
+            await listener
         except TimeoutError:
             raise OrchestratorLost(f"the orchestrator said nothing for {patience:.0f} s") from None
         except grpc.aio.AioRpcError as error:
@@ -203,17 +219,20 @@ class Control:
         raise OrchestratorLost("the orchestrator closed the stream")
 
     async def _send(self, call: Any, heartbeat_s: float) -> None:
-        """Send what is in the outbox, and a heartbeat when it is due."""
+        """Send what is in the outbox, and a heartbeat when it is due, however much is waiting."""
         loop = asyncio.get_running_loop()
         due = loop.time()
         while True:
-            try:
-                async with asyncio.timeout_at(due):
-                    message = await self._outbox.get()
-            except TimeoutError:
+            if loop.time() >= due:
                 beat = pb.Heartbeat(memory_available_bytes=available_memory(), gpus=self._gpus)
                 message = pb.NodeMessage(heartbeat=beat)
                 due = loop.time() + heartbeat_s
+            else:
+                try:
+                    async with asyncio.timeout_at(due):
+                        message = await self._outbox.get()
+                except TimeoutError:
+                    continue
             await call.write(message)
 
     async def _watch_gpus(self, every_s: float) -> None:
@@ -226,16 +245,17 @@ class Control:
         """Send the orchestrator a message: a field of `NodeMessage`, by name."""
         self._outbox.put_nowait(pb.NodeMessage(**body))
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Do something beside the conversation, for as long as that lasts."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     def _obey(self, message: pb.OrchestratorMessage) -> None:
         match message.WhichOneof("body"):
             case "describe":
-                self._spawn(self._describe(message.describe))
+                self._describing[message.describe.request_id] = self._spawn(self._describe(message.describe))
             case "rank":
                 self._command(message.rank)
             case "generate":
@@ -245,9 +265,18 @@ class Control:
 
     async def _describe(self, request: pb.Describe) -> None:
         try:
-            described = await describe_apart(request.model, self._settings.models)
+            if request.only_here:
+                described = await asyncio.to_thread(look, request.model, self._settings.models)
+            else:
+                described = await describe_apart(request.model, self._settings.models)
         except DescribeError as error:
             described = pb.Described(failure=pb.Failure(code=error.code, message=str(error)))
+        except Exception as error:
+            logger.exception("describing %s", request.model.source)
+            failure = pb.Failure(code="internal_error", message=f"{type(error).__name__}: {error}")
+            described = pb.Described(failure=failure)
+        finally:
+            self._describing.pop(request.request_id, None)
         described.request_id = request.request_id
         self._say(described=described)
 
@@ -397,6 +426,8 @@ class Control:
                 rank.worker.send(wp.WorkerCommand(cancel=tokens.request_id))
 
     def _cancel(self, request_id: str) -> None:
+        if describing := self._describing.pop(request_id, None):
+            describing.cancel()
         self._preparing.discard(request_id)
         for rank in self._ranks.values():
             if request_id in rank.generations and rank.worker is not None:

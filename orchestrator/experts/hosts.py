@@ -54,6 +54,10 @@ class Holder(Worker):
         return self.bytes_of(self.host.most(self.host.to_come))
 
     @property
+    def host_bytes_taken(self) -> int:
+        return self.bytes_of(len(self.held)) if self.ready else 0
+
+    @property
     def least_bytes(self) -> int:
         """What it needs to hold one expert."""
         return self.bytes_of(1)

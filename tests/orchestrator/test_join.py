@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
 from typing import Any
 
@@ -116,6 +118,49 @@ async def test_a_silent_node_is_lost(mesh: Any, new_node: Any, monkeypatch: pyte
     assert await states(mesh) == {"lively": "alive", "silent": "lost"}
     _, body = await mesh.call("GET", "/api/nodes")
     assert "no heartbeat" in body["nodes"][1]["lost"]
+
+
+async def test_whatever_a_node_says_is_a_sign_of_life(mesh: Any, new_node: Any) -> None:
+    node = new_node()
+    node.heartbeats = False
+    await mesh.join(node)
+
+    async def silence_s() -> float:
+        _, body = await mesh.call("GET", "/api/nodes")
+        return float(body["nodes"][0]["silence_s"])
+
+    before = await silence_s()
+    while (now := await silence_s()) >= before:  # until it is lost, if what it says does not count
+        before = now
+        await node.send(rank=RankEvent(session="gone", epoch=1, rank=0, released=Empty()))
+    assert await states(mesh) == {"pc": "alive"}
+
+
+async def test_what_cannot_be_sent_to_a_node_loses_it_at_once(
+    mesh: Any, new_node: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    said = control.OrchestratorMessage
+    monkeypatch.setattr(control, "OrchestratorMessage", lambda **body: "nonsense" if "beat" in body else said(**body))
+    await mesh.join(new_node())
+    body = await mesh.poll("/api/nodes", lambda body: body["nodes"][0]["state"] == "lost")
+    assert body["nodes"][0]["lost"].startswith("sending to it failed: ")
+    assert "cannot send to a node" in caplog.text
+
+
+async def test_a_node_that_reads_nothing_is_lost(mesh: Any, new_node: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def stuck(context: Any, stream: Any) -> None:
+        """As where the node's window for what comes to it is full."""
+        await context.write(await stream.outbox.get())
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(control, "OUTBOX", 3)
+    monkeypatch.setattr(control, "_write", stuck)
+    node = await mesh.join(new_node())
+    with contextlib.suppress(grpc.aio.AioRpcError):
+        for _ in range(5):  # each is answered
+            await node.send(rank=RankEvent(session="forgotten", epoch=1, rank=0, listening="x:1"))
+    body = await mesh.poll("/api/nodes", lambda body: body["nodes"][0]["state"] == "lost")
+    assert body["nodes"][0]["lost"] == "it has not read 3 messages"
 
 
 async def test_a_worker_that_outlived_its_session_is_released(mesh: Any, new_node: Any) -> None:

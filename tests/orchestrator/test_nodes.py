@@ -39,6 +39,7 @@ def test_a_node_is_overdue_only_after_silence() -> None:
     assert table.overdue() == []
     clock.now += 0.1
     assert table.overdue() == [node]
+    table.show_life(node.id)
     table.heartbeat(node.id, 7)
     assert table.overdue() == []
     assert node.memory_available == 7
