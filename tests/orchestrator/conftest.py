@@ -150,6 +150,8 @@ class ScriptedNode:
         )
         self._call = MeshStub(self._channel).Join(metadata=[("motley-token", secret)])
         try:
+            if "motley-address" not in await self._call.initial_metadata():
+                await self._call.read()  # raises why it is not let in
             await self.send(
                 hello=Hello(
                     protocol=self.protocol,
@@ -268,7 +270,7 @@ class Mesh:
         self.nodes: list[ScriptedNode] = []
 
     async def join(self, node: ScriptedNode) -> ScriptedNode:
-        await node.join(self.orchestrator.join_target, self.orchestrator.join_token)
+        await node.join(self.orchestrator.local_target, self.orchestrator.join_token)
         self.nodes.append(node)
         return node
 

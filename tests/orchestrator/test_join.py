@@ -65,7 +65,7 @@ async def test_a_node_that_says_so_has_left_and_the_log_tells_who_comes_and_goes
 async def refusal(mesh: Any, node: Any, token: str | None = None) -> tuple[grpc.StatusCode, str]:
     orchestrator = mesh.orchestrator
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await node.join(orchestrator.join_target, token or orchestrator.join_token)
+        await node.join(orchestrator.local_target, token or orchestrator.join_token)
     return caught.value.code(), caught.value.details() or ""
 
 

@@ -180,7 +180,7 @@ async def test_an_answer_that_the_context_cuts_short(mesh: Any, bard: Any, motle
 
 
 async def test_the_wrong_port(mesh: Any, motley: Motley) -> None:
-    status, _, err = await motley("status", "--url", f"http://{mesh.orchestrator.join_target}")
+    status, _, err = await motley("status", "--url", f"http://{mesh.orchestrator.local_target}")
     assert status == 1
     assert "has gone, or is no HTTP server (" in err
     assert "The API has its own, http://127.0.0.1:8000 unless" in err

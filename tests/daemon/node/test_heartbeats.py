@@ -29,7 +29,7 @@ class Stream:
 async def test_they_tell_what_is_free_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     looks = count(1)
     monkeypatch.setattr("motley.daemon.node.control.gpus", lambda: [pb.Gpu(name="RTX 9", free_bytes=next(looks))])
-    settings = NodeSettings("pc", "127.0.0.1", "127.0.0.1", pb.Capabilities(), None, ShareCache(tmp_path), 1)
+    settings = NodeSettings("pc", "127.0.0.1", pb.Capabilities(), None, ShareCache(tmp_path), 1)
     control = Control(settings, lambda event: None)
     stream = Stream(
         lambda beat: beat.memory_available_bytes > 0 and [gpu.free_bytes > 3 for gpu in beat.gpus] == [True]
