@@ -210,4 +210,3 @@ def _cannot_listen(whom: str, host: str, port: int, option: str) -> Orchestrator
 
 def _bracketed(host: str) -> str:
     return f"[{host}]" if ":" in host else host
-

@@ -12,7 +12,6 @@ from aiohttp import web
 
 from motley.orchestrator.api.errors import ApiError
 
-
 BODY_S = 30.0
 """A request's body is here this soon after its headers; it has 2 MiB at most."""
 
