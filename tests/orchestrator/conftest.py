@@ -113,6 +113,7 @@ class ScriptedNode:
 
     def __init__(self, name: str = "pc", memory: int = GB, bandwidth: float = 10e9, zone: str = "") -> None:
         self.name = name
+        self.address = "127.0.0.1"
         self.gpus_now: list[Gpu] = []
         self.capabilities = Capabilities(
             platform="linux",
@@ -157,7 +158,7 @@ class ScriptedNode:
                     protocol=self.protocol,
                     version="0.1.0",
                     name=self.name,
-                    address="127.0.0.1",
+                    address=self.address,
                     capabilities=self.capabilities,
                 )
             )
