@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 class Door:
     """Listens for clients and hands their connections to aiohttp; those beyond the limits are closed at once."""
 
-    def __init__(self, server: web.Server[web.Request], connections: int, of_one_address: int) -> None:
+    def __init__(self, server: web.Server, connections: int, of_one_address: int) -> None:
         """
         Args:
             server: of a runner whose `keepalive_timeout` is `IDLE_S`, and that is set up.
@@ -98,4 +98,4 @@ class Door:
 
 async def _resolve(host: str) -> list[tuple[socket.AddressFamily, str]]:
     found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    return list(dict.fromkeys((family, where[0]) for family, _, _, _, where in found))
+    return list(dict.fromkeys((family, str(where[0])) for family, _, _, _, where in found))

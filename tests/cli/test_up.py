@@ -18,4 +18,7 @@ def test_one_address_leaves_no_choice() -> None:
 
 def test_other_machines_are_not_told_a_loopback_address() -> None:
     lines = how_to_join([], "127.0.0.1:7337", "secret.abc")
-    assert lines == ["Nodes on this machine, and no others, join with:", "  motley join 127.0.0.1:7337 --token secret.abc"]
+    assert lines == [
+        "Nodes on this machine, and no others, join with:",
+        "  motley join 127.0.0.1:7337 --token secret.abc",
+    ]

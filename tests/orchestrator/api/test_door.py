@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -67,9 +67,11 @@ async def served(port: int, *, source: str = "127.0.0.1") -> bool:
         writer.close()
 
 
-async def until(condition: Callable[[], Awaitable[bool]]) -> None:
+async def until_served(port: int) -> None:
     async with asyncio.timeout(DEADLINE_S):
-        while not await condition():
+        while True:
+            if await served(port):
+                return
             await asyncio.sleep(0.01)
 
 
@@ -87,7 +89,7 @@ async def test_what_is_beyond_the_limit_is_closed_until_others_have_gone(
         refused.close()
         assert "3 connections to the API; further ones are closed" in caplog.text
         held.pop()[1].close()
-        await until(lambda: served(port))
+        await until_served(port)
         for _, writer in held:
             writer.close()
 
