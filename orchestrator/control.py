@@ -103,12 +103,16 @@ class Control(MeshServicer):
         for stream in self._streams.values():
             stream.end(STOPS)
 
-    async def Join(self, requests: AsyncIterator[NodeMessage], context: Context) -> None:
-        """The conversation with one node, from its token until it ends. Nothing is read of one without a token."""
-        node = await self._admit(requests, context)
+    async def Join(self, _: AsyncIterator[NodeMessage], context: Context) -> None:
+        """The conversation with one node, from its token until it ends. Nothing is read of one without a token.
+
+        Messages are read from `context`: gRPC's iterator outlives the stream, and keeps the last one.
+        """
+        node = await self._admit(context)
         if isinstance(node, _Refusal):
             _log.warning("refused %s: %s", _address_of(context), node.why)
-            await context.abort(node.code, node.why)
+            _end(context, node.code, node.why)
+            return
         _log.info("node %s joined (%s)", node.name, node.address, extra={"node": node.name})
         stream = self._streams[node.id] = _Stream()
         self.send(
@@ -118,7 +122,7 @@ class Control(MeshServicer):
         try:
             with contextlib.suppress(TimeoutError):
                 async with stream.leash:
-                    await self._read(requests, node, stream)
+                    await self._read(context, node, stream)
         finally:
             writer.cancel()
             del self._streams[node.id]
@@ -126,9 +130,9 @@ class Control(MeshServicer):
             level = logging.DEBUG if node.lost == STOPS else logging.INFO if node.left else logging.WARNING
             _log.log(level, "node %s %s", node.name, what_became(node.lost), extra={"node": node.name})
             self.listener.on_lost(node)
-        await context.abort(grpc.StatusCode.ABORTED, f"this node is out of the mesh: {stream.reason}")
+        _end(context, grpc.StatusCode.ABORTED, f"this node is out of the mesh: {stream.reason}")
 
-    async def _admit(self, requests: AsyncIterator[NodeMessage], context: Context) -> Node | _Refusal:
+    async def _admit(self, context: Context) -> Node | _Refusal:
         """Have a node show its token, then say Hello, and register it."""
         token = dict(context.invocation_metadata() or ()).get("motley-token", "")
         if not isinstance(token, str) or not self._identity.admits(token):
@@ -137,7 +141,7 @@ class Control(MeshServicer):
         from_here = is_loopback(_address_of(context).rpartition(":")[0].strip("[]"))
         here = self._address_here() if from_here else ""
         await context.send_initial_metadata([("motley-address", here)])
-        hello = await _hello(requests)
+        hello = await _hello(context)
         if isinstance(hello, _Refusal):
             return hello
         if is_loopback(hello.address) and not from_here:
@@ -150,9 +154,9 @@ class Control(MeshServicer):
         except NameTakenError as error:
             return _Refusal(grpc.StatusCode.ALREADY_EXISTS, str(error))
 
-    async def _read(self, requests: AsyncIterator[NodeMessage], node: Node, stream: _Stream) -> None:
+    async def _read(self, context: Context, node: Node, stream: _Stream) -> None:
         """Pass on what the node says, until the stream ends."""
-        async for message in requests:
+        while (message := await _next(context)) is not None:
             match message.WhichOneof("body"):
                 case "hello":
                     stream.end("it said Hello twice")
@@ -166,10 +170,16 @@ class Control(MeshServicer):
                     self.listener.on_message(node, message)
 
 
-async def _hello(requests: AsyncIterator[NodeMessage]) -> Hello | _Refusal:
+async def _next(context: Context) -> NodeMessage | None:
+    """What a node says next; None when it has ended the stream."""
+    message = await context.read()
+    return message if isinstance(message, NodeMessage) else None
+
+
+async def _hello(context: Context) -> Hello | _Refusal:
     try:
         async with asyncio.timeout(HELLO_S):
-            first = await anext(requests, None)
+            first = await _next(context)
     except TimeoutError:
         return _Refusal(grpc.StatusCode.DEADLINE_EXCEEDED, f"no Hello within {HELLO_S:.0f} s")
     if first is None or first.WhichOneof("body") != "hello":
@@ -191,6 +201,14 @@ async def _write(context: Context, outbox: asyncio.Queue[OrchestratorMessage]) -
     with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError):  # the stream's end is the reader's to report
         while True:
             await context.write(await outbox.get())
+
+
+def _end(context: Context, code: grpc.StatusCode, why: str) -> None:
+    """Say why the stream ends, when its handler returns. `context.abort` would raise what gRPC keeps for long, and with
+    its traceback all that was said on the stream.
+    """
+    context.set_code(code)
+    context.set_details(why)
 
 
 def _address_of(context: Context) -> str:

@@ -38,10 +38,11 @@ def limits() -> Limits:
 
 
 def _files() -> int:
-    """How many files this process may have open."""
-    if sys.platform == "win32":  # sockets are not limited there
-        return 1 << 16
-    import resource
+    """How many files this process may have open; on Windows, sockets do not count."""
+    if sys.platform != "win32":
+        import resource
 
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return 1 << 16 if soft == resource.RLIM_INFINITY else soft
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if soft != resource.RLIM_INFINITY:
+            return soft
+    return sys.maxsize

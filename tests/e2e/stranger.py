@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-import resource
 import ssl
 import sys
 from collections.abc import AsyncIterator
@@ -86,6 +85,8 @@ def noise(number: int) -> bytes:
 
 
 async def main(what: str, target: str, count: int, size: int = 0) -> None:
+    import resource  # which Windows lacks
+
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     held = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import ssl
 from collections.abc import AsyncIterator
@@ -19,7 +20,7 @@ from motley.orchestrator.addresses import own_addresses
 from motley.orchestrator.app import Orchestrator, OrchestratorConfig
 from motley.orchestrator.limits import HELLO_BYTES
 from motley.protocol import VERSION
-from motley.protocol.mesh_pb2 import Empty, Hello, NodeMessage, RankEvent
+from motley.protocol.mesh_pb2 import Described, Empty, Hello, NodeMessage, RankEvent
 from motley.protocol.mesh_pb2_grpc import MeshStub
 
 
@@ -169,6 +170,27 @@ async def test_a_node_with_the_token_says_hello_soon_and_briefly(mesh: Any, monk
     monkeypatch.setattr(control, "HELLO_S", 0.1)
     async with call(mesh.orchestrator.local_target, token) as stream:
         assert (await refused(stream))[0] is grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+async def test_what_a_node_said_is_forgotten_with_its_stream(mesh: Any, new_node: Any) -> None:
+    async with call(mesh.orchestrator.local_target, mesh.orchestrator.join_token) as stream:
+        await stream.initial_metadata()
+        await stream.write(NodeMessage(hello=Hello(name="refused" * HELLO_BYTES)))
+        await refused(stream)
+    node = await mesh.join(new_node())
+    await node.send(described=Described(request_id="nobody's" * HELLO_BYTES))
+    await node.send(leaving=Empty())
+    await node.ended()
+    async with asyncio.timeout(30):
+        while True:
+            if not _long_messages():
+                return
+            await asyncio.sleep(0.01)
+
+
+def _long_messages() -> list[NodeMessage]:
+    kept = [it for it in gc.get_objects() if isinstance(it, NodeMessage)]
+    return [message for message in kept if message.ByteSize() > HELLO_BYTES]
 
 
 async def test_strangers_who_say_nothing_leave_room_for_nodes_again(
