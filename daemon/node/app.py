@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import socket
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -89,7 +88,6 @@ async def run_daemon(config: DaemonConfig, observer: Observer) -> None:
     await asyncio.to_thread(config.cache.prepare)
     settings = NodeSettings(
         name=config.node_name,
-        host=_listening_host(address),
         address=address,
         capabilities=capabilities,
         models=config.models,
@@ -99,7 +97,7 @@ async def run_daemon(config: DaemonConfig, observer: Observer) -> None:
     attempt = 0
     joined_once = False
 
-    def joined(node_id: str) -> None:
+    def joined(node_id: str, settings: NodeSettings) -> None:
         nonlocal attempt, joined_once
         attempt, joined_once = 0, True
         observer.joined(node_id, settings)
@@ -116,17 +114,6 @@ async def run_daemon(config: DaemonConfig, observer: Observer) -> None:
             attempt += 1
             observer.lost(str(error), pause)
             await asyncio.sleep(pause)
-
-
-def _listening_host(address: str) -> str:
-    """Where ranks listen: on loopback only if nobody else could reach them anyway."""
-    try:
-        itself = ipaddress.ip_address(address)
-    except ValueError:
-        return "0.0.0.0"
-    if itself.is_loopback:
-        return address
-    return "::" if itself.version == 6 else "0.0.0.0"
 
 
 def _address_towards(host: str, port: int) -> str:

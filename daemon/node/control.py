@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ import grpc.aio
 from motley.daemon.machine.gpus import gpus
 from motley.daemon.machine.memory import available_memory
 from motley.daemon.models.files import load_tokenizer
-from motley.daemon.node.address import join_address
+from motley.daemon.node.address import is_loopback, join_address, listening_host
 from motley.daemon.node.describe import DescribeError, describe_apart, look
 from motley.daemon.node.rendering import TemplateApart
 from motley.daemon.node.worker import RankWorker, WorkerError
@@ -71,13 +71,12 @@ class NodeSettings:
     """What a node brings to the mesh.
 
     Attributes:
-        host: address that rank workers listen on.
-        address: address under which other nodes reach them.
+        address: address under which other nodes reach this one's rank workers; a loopback one only where no other
+            machine takes part, or none is known.
         threads: compute threads of each rank.
     """
 
     name: str
-    host: str
     address: str
     capabilities: pb.Capabilities
     models: Path | None
@@ -139,35 +138,35 @@ class Control:
         self._describing: dict[str, asyncio.Task[None]] = {}
         """By the orchestrator's id: models that are being described."""
 
-    async def stay(self, channel: grpc.aio.Channel, secret: str, joined: Callable[[str], None]) -> None:
+    async def stay(self, channel: grpc.aio.Channel, secret: str, joined: Callable[[str, NodeSettings], None]) -> None:
         """Join and do what the orchestrator says until the stream ends.
 
         Args:
-            joined: called with the node's id once the orchestrator has welcomed it.
+            joined: called with the node's id, and what it brings, once the orchestrator has welcomed it.
 
         Raises:
             JoinRefused: wrong token, version or name.
             OrchestratorLost: the stream broke or was closed.
         """
-        settings = self._settings
-        hello = pb.Hello(
-            protocol=VERSION,
-            version=version("motley"),
-            name=settings.name,
-            address=settings.address,
-            capabilities=settings.capabilities,
-        )
         call = MeshStub(channel).Join(  # type: ignore[no-untyped-call]
             metadata=(("motley-token", secret),)
         )
         talk: list[asyncio.Task[None]] = []
         patience = WELCOME_S
         try:
+            settings = self._settings = await _admitted(call, patience, self._settings)
+            hello = pb.Hello(
+                protocol=VERSION,
+                version=version("motley"),
+                name=settings.name,
+                address=settings.address,
+                capabilities=settings.capabilities,
+            )
             await call.write(pb.NodeMessage(hello=hello))
             first = await _read(call, patience)
             if first is END or first.WhichOneof("body") != "welcome":
                 raise OrchestratorLost("the orchestrator answered without a welcome")
-            joined(first.welcome.node_id)
+            joined(first.welcome.node_id, settings)
             if settings.capabilities.gpus:
                 self._spawn(self._watch_gpus(first.welcome.heartbeat_s))
             patience = first.welcome.silence_s
@@ -328,7 +327,10 @@ class Control:
         """Start a rank's worker and pass on what it says until it is gone; why it ended, if it was not asked to."""
         settings, command = self._settings, rank.command
         worker = rank.worker = await RankWorker.start(
-            cache=settings.cache, models=settings.models, host=settings.host, threads=settings.threads
+            cache=settings.cache,
+            models=settings.models,
+            host=listening_host(settings.address),
+            threads=settings.threads,
         )
         if rank.releasing:
             return None
@@ -435,6 +437,23 @@ class Control:
 
     def _fail(self, request_id: str, failure: pb.Failure) -> None:
         self._say(delta=pb.Delta(request_id=request_id, finish="error", failure=failure))
+
+
+async def _admitted(call: Any, patience: float, settings: NodeSettings) -> NodeSettings:
+    """Wait until the orchestrator has taken the token; the settings, with an address that other machines can reach
+    where the orchestrator knows one and the node does not.
+
+    Raises:
+        grpc.aio.AioRpcError: it has not.
+        OrchestratorLost: it ended the stream without a word.
+    """
+    async with asyncio.timeout(patience):
+        metadata = dict(await call.initial_metadata())
+    if "motley-address" not in metadata:
+        await _read(call, patience)
+        raise OrchestratorLost("the orchestrator answered without a welcome")
+    known = str(metadata["motley-address"])
+    return replace(settings, address=known) if known and is_loopback(settings.address) else settings
 
 
 async def _read(call: Any, patience: float) -> Any:

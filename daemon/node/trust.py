@@ -74,6 +74,11 @@ async def open_channel(host: str, port: int, token: JoinToken) -> grpc.aio.Chann
             f"no answer from {host}:{port} within {CONNECT_S:.0f} s; is the machine on, and does its firewall "
             f"let port {port} in?"
         ) from None
+    except (ssl.SSLEOFError, ConnectionResetError):
+        raise TrustError(
+            f"{host}:{port} hung up; if it is a Motley orchestrator, it has more connections than it takes, or is "
+            "ending: try again in a moment"
+        ) from None
     except ssl.SSLError as error:
         raise TrustError(f"{host}:{port} answers, but not as a Motley orchestrator ({error.reason})") from error
     except OSError as error:

@@ -62,7 +62,7 @@ async def test_a_node_says_what_is_here(control: Control) -> None:
 @pytest.fixture
 def control(tmp_path: Path) -> Control:
     """Of a node that is asked, and whose answers lie in its outbox."""
-    settings = NodeSettings("pc", "127.0.0.1", "127.0.0.1", pb.Capabilities(), None, ShareCache(tmp_path), 1)
+    settings = NodeSettings("pc", "127.0.0.1", pb.Capabilities(), None, ShareCache(tmp_path), 1)
     return Control(settings, lambda role, event: None)
 
 

@@ -27,7 +27,7 @@ class Stream:
 
 
 def control_of(folder: Path) -> Control:
-    settings = NodeSettings("pc", "127.0.0.1", "127.0.0.1", pb.Capabilities(), None, ShareCache(folder), 1)
+    settings = NodeSettings("pc", "127.0.0.1", pb.Capabilities(), None, ShareCache(folder), 1)
     return Control(settings, lambda role, event: None)
 
 
@@ -82,6 +82,9 @@ async def test_what_keeps_a_node_from_sending_is_told_and_is_no_silence(
             welcome = pb.Welcome(node_id="1", heartbeat_s=0.001, silence_s=60)
             self._said.put_nowait(pb.OrchestratorMessage(welcome=welcome))
 
+        async def initial_metadata(self) -> list[tuple[str, str]]:
+            return [("motley-address", "")]
+
         async def write(self, message: pb.NodeMessage) -> None:
             pass
 
@@ -106,4 +109,4 @@ async def test_what_keeps_a_node_from_sending_is_told_and_is_no_silence(
     channel: Any = None
     with pytest.raises(OrchestratorLost, match="sending to the orchestrator failed: OSError: no /proc here"):
         async with asyncio.timeout(20):
-            await control_of(tmp_path).stay(channel, "secret", lambda node_id: None)
+            await control_of(tmp_path).stay(channel, "secret", lambda node_id, settings: None)
