@@ -20,6 +20,7 @@ from .errors import PeerTimeout, ProtocolError, TransportError, UsageError
 from .exchange import Exchange
 from .formats import WireFormat
 from .links.connecting import Arrival, Connector, Failure, Listener, check_membership, split_address
+from .links.knocks import Knocks
 from .links.link import Incoming, Link, part_with_blame, wait_ready
 from .links.liveness import Pulse, Watch, listen
 from .links.security import Plain, Stream, Tls
@@ -114,7 +115,7 @@ def connect_mesh(
         bootstrap.close()
     links = bootstrap.links[Purpose.DATA]
     try:
-        pulse = Pulse(bootstrap.watch, bootstrap.links[Purpose.BEATS], links) if links else None
+        pulse = bootstrap.start_pulse() if links else None
     except BaseException as error:
         part_with_blame([*links.values(), *bootstrap.links[Purpose.BEATS].values()], membership.rank, str(error))
         raise
@@ -158,6 +159,7 @@ class _Bootstrap:
         self._missing = {(peer, purpose) for peer in range(membership.size) if peer != rank for purpose in PURPOSES}
         self._above = {(peer, purpose) for peer, purpose in self._missing if peer > rank}  # those that dial us
         self._heard: set[Link] = set()  # those that are done and measure already
+        self._listener = listener
         self._connector = Connector(membership, security, listener, self._above, wrap)
         for peer in range(rank):
             self._connector.dial(peer, Purpose.DATA, addresses[peer])
@@ -181,6 +183,16 @@ class _Bootstrap:
                         self._welcome(purpose, link)
                     case Failure(rank, reason):
                         raise ProtocolError(rank, reason)
+
+    def start_pulse(self) -> Pulse:
+        """Watch over the links from now on; what has been connected knocks with the same means."""
+        rank, size = self._membership.rank, self._membership.size
+        knocks = Knocks(self._connector, self._listener, dict(enumerate(self._addresses[:rank])), size)
+        try:
+            return Pulse(self.watch, self.links[Purpose.BEATS], self.links[Purpose.DATA], knocks)
+        except BaseException:
+            knocks.close()
+            raise
 
     def close(self) -> None:
         """Close all connections that are no links."""

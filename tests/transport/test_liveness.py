@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from motley.transport import PeerLost
 from motley.transport.links.link import Link, wait_ready
 from motley.transport.links.liveness import BEAT_S, SILENCE_S, SUSPENDED_S, Pulse, Watch
-from motley.transport.links.wire import Op, pack_abort, pack_beat, pack_frame
+from motley.transport.links.wire import HEADER_SIZE, Frame, Op, pack_abort, pack_beat, pack_frame, unpack_header
 
 BEAT = pack_beat(7, 0)
 
@@ -54,6 +54,83 @@ def test_a_peer_that_still_builds_its_mesh_is_not_silent() -> None:
     watching = watch()
     beat(watching, [2], 0, 100)
     assert not watching.lost
+
+
+def test_a_rank_that_hears_nobody_is_lost_itself() -> None:
+    """Peers beat at different times, and one has left before."""
+    watching = watch(5)
+    beat(watching, [1, 2, 3, 4], 0, 3)
+    watching.receive(4, pack_frame(Op.BYE), 3)
+    for rank, last in ((1, 3.0), (2, 3.2), (3, 3.4)):
+        watching.receive(rank, BEAT, last)
+    now = 3.4
+    while not watching.lost and now < 20:
+        now += BEAT_S
+        watching.look(now, {})
+    assert next(iter(watching.lost.items())) == (
+        0,
+        "no sign of life of ranks 1 and 2 and 3 for 4 s: this rank is cut off from all others (host-1:1)",
+    )
+
+
+def test_of_two_ranks_the_silent_one_is_lost() -> None:
+    watching = watch(2)
+    now = beat(watching, [1], 0, 3)
+    watching.look(now - BEAT_S + SILENCE_S / 2, {})
+    watching.look(now - BEAT_S + SILENCE_S, {})
+    assert list(watching.lost) == [1]
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["beat", "data", "knock", "nothing"]), st.sampled_from([1, 2]), st.floats(0.01, 2)),
+        max_size=60,
+    )
+)
+def test_a_peer_is_lost_when_nothing_of_any_kind_has_come_for_so_long(heard: list[tuple[str, int, float]]) -> None:
+    watching, now, progress = watch(), 0.0, {1: 0, 2: 0}
+    latest = dict.fromkeys((1, 2), now)
+    for rank in (1, 2):
+        watching.receive(rank, BEAT, now)
+    watching.look(now, {}, progress)
+    for kind, rank, later in heard:
+        now += later
+        if kind == "beat" and rank in watching.watched:
+            watching.receive(rank, BEAT, now)
+        elif kind == "data":
+            progress[rank] += 1
+        elif kind == "knock":
+            watching.knocked(rank, Frame(unpack_header(BEAT), BEAT[HEADER_SIZE:]), now)
+        if kind != "nothing":
+            latest[rank] = now
+        watching.look(now, {}, progress)
+        silent = [rank for rank in (1, 2) if now - latest[rank] >= SILENCE_S]
+        assert bool(watching.lost) == bool(silent)
+        if watching.lost:
+            assert set(watching.lost) <= {0, *silent}
+            break
+        assert watching.silent(now, 1.0) == [rank for rank in (1, 2) if now - latest[rank] >= 1.0]
+
+
+def test_a_beat_that_was_held_up_takes_nothing_back() -> None:
+    watching = watch()
+    newer, older = pack_beat(9, 2000), pack_beat(8, 1000)
+    watching.receive(1, BEAT, 0)
+    watching.knocked(1, Frame(unpack_header(newer), newer[HEADER_SIZE:]), 1)
+    watching.receive(1, older, 2)
+    for now in (2.0, 3.5, 5.0, 6.5):
+        watching.receive(1, older, now)
+        watching.look(now, {1: (1500, 0)})
+    assert list(watching.lost) == [1]
+    assert "500 bytes are on their way" in watching.lost[1]
+
+
+def test_a_knock_that_brings_anything_else_is_nothing() -> None:
+    watching = watch()
+    for frame in (pack_frame(Op.BYE), pack_frame(Op.BEAT, b"1234"), pack_abort(2, "cut")):
+        watching.knocked(1, Frame(unpack_header(frame), frame[HEADER_SIZE:]), 1.0)
+    assert not watching.lost
+    assert watching.silent(100.0, 1.0) == []
 
 
 def test_a_rank_that_was_suspended_itself_blames_nobody() -> None:

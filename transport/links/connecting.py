@@ -68,8 +68,14 @@ class Listener:
         port: int = self.socket.getsockname()[1]
         return port
 
+    def duplicate(self) -> Listener:
+        """The same socket once more: the port is given back when both are closed."""
+        copy = object.__new__(Listener)
+        copy.socket = self.socket.dup()
+        return copy
+
     def close(self) -> None:
-        """Give back the port; links that were accepted here stay."""
+        """Give back the port, once the meshes that were made here have ended; links that were accepted here stay."""
         self.socket.close()
 
 
@@ -133,6 +139,8 @@ class _Dial:
     due: float = 0.0
     """When to try next; never, while a connection is under way."""
     targets: Iterator[tuple[Any, ...]] | None = None
+    answer_s: float = math.inf
+    """How long a connection may take until the peer's system answers."""
 
 
 @dataclass(eq=False)
@@ -197,6 +205,7 @@ class _Attempt:
         if self.socket.getsockname() == self.socket.getpeername():
             raise ConnectionRefusedError("nobody listens there")  # TCP met itself: a simultaneous open
         self.connecting = False
+        self.expires = math.inf  # the dial's own deadline counts
 
 
 class Connector:
@@ -233,17 +242,33 @@ class Connector:
         """By address, what it has resolved to: that is asked once, for the answer may block."""
         self._attempts: set[_Attempt] = set()
 
-    def dial(self, rank: int, purpose: Purpose, address: str, deadline: float = math.inf) -> None:
+    def dial(
+        self,
+        rank: int,
+        purpose: Purpose,
+        address: str,
+        deadline: float = math.inf,
+        answer_s: float = math.inf,
+    ) -> None:
         """Reach peer `rank` at `address` from the next `step` on, trying again until `deadline` (monotonic, seconds).
 
         For one purpose at a time: the link for the other is dialled when that for the first is there.
+
+        Args:
+            answer_s: try again when the peer's system has not answered for so many seconds. The system itself repeats
+                what is lost, but at ever longer intervals.
 
         Raises:
             UsageError: it is no address.
         """
         split_address(address)
         self.trouble.pop(rank, None)
-        self._dials[rank] = _Dial(rank, purpose, address, deadline)
+        self._dials[rank] = _Dial(rank, purpose, address, deadline, answer_s=answer_s)
+
+    def turn_to(self, listener: Listener | None, expected: Collection[tuple[int, Purpose]]) -> None:
+        """Accept others from now on, and elsewhere; what is on its way is given up."""
+        self.close()
+        self._listener, self._expected = listener, expected
 
     def cancel(self, rank: int) -> None:
         """Give up reaching peer `rank`, if it is being reached."""
@@ -287,8 +312,11 @@ class Connector:
             yield from self._advance(attempt)
         now = time.monotonic()
         for attempt in [attempt for attempt in self._attempts if attempt.expires <= now]:
-            refusal = attempt.handshake.refusal(f"no handshake within {STRANGER_S:g} s", retry=True)
-            yield from self._refuse(attempt, refusal)
+            if attempt.dial is not None:
+                self._drop(attempt)
+                self._dial(attempt.dial)
+                continue
+            self._turn_away(attempt, attempt.handshake.refusal(f"no handshake within {STRANGER_S:g} s", retry=True))
         for dial in [dial for dial in self._dials.values() if min(dial.due, dial.deadline) <= now]:
             if dial.deadline <= now:
                 self.cancel(dial.rank)
@@ -315,7 +343,8 @@ class Connector:
         tune(connection)
         stream = self._security.protect(connection, dials=True)
         handshake = Handshake(self._membership, {(dial.rank, dial.purpose)}, dials_for=dial.purpose)
-        attempt = _Attempt(connection, stream, dial.address, handshake, dial, math.inf, connecting=True)
+        expires = time.monotonic() + dial.answer_s
+        attempt = _Attempt(connection, stream, dial.address, handshake, dial, expires, connecting=True)
         self._attempts.add(attempt)
         dial.due = math.inf
         try:

@@ -28,6 +28,9 @@ from .wire import (
     unpack_header,
 )
 
+_REPEAT_SOON = (16, 1), (44, 1000)
+"""Options by which TCP repeats soon what a cut has lost: TCP_THIN_LINEAR_TIMEOUTS, so that the intervals grow later for
+small frames, and TCP_RTO_MAX_MS (Linux 6.15), so that none grows beyond a second. Python has no names for them."""
 _ABORT = MAGIC + bytes([Op.ABORT])
 POLL_S = 2e-3
 """The system's poll counts in milliseconds; a shorter wait for bytes that are held back is slept."""
@@ -106,6 +109,10 @@ def tune(connection: socket.socket) -> None:
     for option, value in (("TCP_KEEPIDLE", 6), ("TCP_KEEPINTVL", 3), ("TCP_KEEPCNT", 3)):
         if hasattr(socket, option):
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+    if sys.platform == "linux":
+        for number, value in _REPEAT_SOON:
+            with suppress(OSError):  # an older kernel
+                connection.setsockopt(socket.IPPROTO_TCP, number, value)
 
 
 class Link:

@@ -31,6 +31,9 @@ Under TLS (`motley.transport.links.security`) the same happens inside of it, and
 peer's certificate names. A HELLO also says what the link is for: each pair of ranks of a mesh has one for data and one
 for beats, and any two ranks may have one for messages alone (`motley.transport.messages`).
 
+A pair of a mesh that hears nothing of each other tries a connection of a fourth kind, a *knock*: it brings one BEAT
+each way and ends. TCP repeats what is lost at ever longer intervals; a connection that is new does not wait for them.
+
 PROOF is HMAC-SHA256, keyed with the session's secret, over the role of the sender and both HELLO payloads. The nonces
 in them make it fresh, the role keeps it from being reflected, the payloads bind every field, and the secret itself
 never travels. A listener proves itself only to a dialler that has proven itself.
@@ -52,7 +55,7 @@ from enum import IntEnum
 from struct import Struct
 from typing import NamedTuple
 
-VERSION = 3
+VERSION = 4
 MAGIC = b"MT"
 MAX_MESSAGE = 64 << 20
 """Longest message in bytes; a header that announces more is refused before a byte of it is stored."""
@@ -90,6 +93,7 @@ class Purpose(IntEnum):
     DATA = 0
     BEATS = 1
     MESSAGES = 2
+    KNOCK = 3
 
 
 DTYPE_CODES = {
