@@ -16,7 +16,7 @@ from dataclasses import replace
 import numpy as np
 
 from .collectives import Communicator
-from .errors import PeerTimeout, ProtocolError, TransportError, UsageError
+from .errors import PeerLost, PeerTimeout, ProtocolError, TransportError, UsageError
 from .exchange import Exchange
 from .formats import WireFormat
 from .links.connecting import Arrival, Connector, Failure, Listener, check_membership, split_address
@@ -98,7 +98,8 @@ def connect_mesh(
     Raises:
         PeerTimeout: ranks are missing; the message names them all, `rank` is the lowest.
         ProtocolError: a rank that was dialled refused this one, or is not what it should be.
-        PeerLost: a rank went while the mesh was being built.
+        PeerLost: a rank went while the mesh was being built, or cannot be reached: its name is not known here, or its
+            machine does not answer.
         UsageError: arguments that cannot be right.
     """
     _check(membership, addresses)
@@ -109,7 +110,9 @@ def connect_mesh(
     except BaseException as error:
         blamed = error.rank if isinstance(error, TransportError) else None
         blamed = membership.rank if blamed is None else blamed
-        part_with_blame([link for links in bootstrap.links.values() for link in links.values()], blamed, str(error))
+        finder = error.finder if isinstance(error, PeerLost) else None
+        made = [link for links in bootstrap.links.values() for link in links.values()]
+        part_with_blame(made, blamed, str(error), finder)
         raise
     finally:
         bootstrap.close()
@@ -181,8 +184,10 @@ class _Bootstrap:
                 match outcome:
                     case Arrival(purpose, link):
                         self._welcome(purpose, link)
-                    case Failure(rank, reason):
+                    case Failure(rank=rank, reason=reason, refused=True):
                         raise ProtocolError(rank, reason)
+                    case Failure(rank=rank, reason=reason):
+                        raise PeerLost(rank, f"rank {self._membership.rank} cannot reach it: {reason}")
 
     def start_pulse(self) -> Pulse:
         """Watch over the links from now on; what has been connected knocks with the same means."""

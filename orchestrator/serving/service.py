@@ -67,13 +67,9 @@ class Serving:
 
     async def watch(self) -> None:
         """Notice silent nodes and passed deadlines, for ever."""
-        last = self._clock()
         while True:
             await asyncio.sleep(TICK_S)
             now = self._clock()
-            if now - last > 4 * TICK_S:
-                self.nodes.excuse(now - last)
-            last = now
             self._control.drop_silent()
             self.nodes.forget(set[str]().union(*(session.node_names for session in self.sessions)))
             for session in self.sessions:

@@ -102,7 +102,7 @@ class Loss:
         if self._everything:
             self._dialled.append(connection)
             if self._now:
-                _lose_packets(connection, True)
+                lose_packets(connection, True)
         _tune(connection)
 
     def _turn(self) -> None:
@@ -110,10 +110,11 @@ class Loss:
         old = [stream.stream for stream in self._streams if stream.peer in self._peers]
         for connection in [*old, *([self._listener.socket, *self._dialled] if self._everything else ())]:
             if connection.fileno() >= 0:
-                _lose_packets(connection, now)
+                lose_packets(connection, now)
 
 
-def _lose_packets(connection: socket.socket, now: bool) -> None:
+def lose_packets(connection: socket.socket, now: bool) -> None:
+    """Drop all packets for a socket, or no longer."""
     if now:
         connection.setsockopt(socket.SOL_SOCKET, _ATTACH_FILTER, struct.pack("HP", 1, ctypes.addressof(_DROP)))
         return

@@ -61,12 +61,13 @@ class Knocks:
         """When to call `step` at the latest, by the monotonic clock."""
         return min((self._connector.due, *(expires for _, expires in self._open.values())))
 
-    def knock(self, ranks: Collection[int], now: float) -> None:
+    def knock(self, ranks: Collection[int]) -> None:
         """Knock at those of these ranks that are lower ones and not being knocked at, from the next `step` on."""
         knocked = {link.rank for link in self._open}
         for rank in ranks:
             if rank in self._addresses and rank not in knocked and not self._connector.is_dialling(rank):
-                self._connector.dial(rank, Purpose.KNOCK, self._addresses[rank], now + KNOCK_S, answer_s=ANSWER_S)
+                give_up = time.monotonic() + KNOCK_S
+                self._connector.dial(rank, Purpose.KNOCK, self._addresses[rank], give_up, answer_s=ANSWER_S)
 
     def step(self, ready: Container[Waitable], sign: Callable[[int], bytes]) -> Iterator[tuple[int, Frame]]:
         """Go on with all that is ready or due; yields the signs of life that have come, and whose they are.

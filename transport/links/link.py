@@ -250,10 +250,10 @@ class Link:
                     if frame.header.op == Op.BYE:
                         return PeerLost(self.rank, f"it left the session ({self.address})")
                     if frame.header.op == Op.ABORT:
-                        blamed, reason = unpack_abort(frame.payload)
-                        if blamed in (self.rank, self.own_rank):
-                            return PeerLost(self.rank, f"it gave up ({self.address}): {reason}")
-                        return PeerLost(blamed, f"reported by rank {self.rank}: {reason}")
+                        said = unpack_abort(frame.payload)
+                        lost, how, finder = said.heard(self.rank, self.own_rank)
+                        where = f" ({self.address})" if lost == self.rank else ""
+                        return PeerLost(lost, f"{how}{where}: {said.why}", finder)
                 if not wait_ready([self], (), max(0.0, deadline - time.monotonic())):
                     break
                 data = self.socket.recv(1 << 16)
@@ -307,9 +307,11 @@ def part_in_peace(links: Sequence[Link]) -> None:
     part(links, pack_frame(Op.BYE), PEACE_S)
 
 
-def part_with_blame(links: Sequence[Link], blamed: int, why: str) -> None:
-    """Tell all peers that this rank gives up because of rank `blamed`, and close all links."""
-    part(links, pack_abort(blamed, why))
+def part_with_blame(links: Sequence[Link], blamed: int, why: str, finder: int | None = None) -> None:
+    """Tell all peers that this rank gives up because of rank `blamed`, as rank `finder` has found (None: itself), and
+    close all links.
+    """
+    part(links, pack_abort(blamed, why, finder))
 
 
 class Incoming:

@@ -19,6 +19,7 @@ or a rank that does not read because it computes, is never taken for a dead conn
 from __future__ import annotations
 
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -42,6 +43,16 @@ SUSPENDED_S = 2.0
 """If nobody looked for so long, this rank was suspended or busy with its bootstrap: the silence was its own."""
 
 
+if sys.platform == "linux":
+
+    def clock() -> float:
+        """Seconds of a monotonic clock that goes on while the machine sleeps."""
+        return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+else:
+    clock = time.monotonic
+
+
 class Watch:
     """Decides which peers live, from what they sent and when. Pure: bytes and times come in, `lost` comes out.
 
@@ -54,6 +65,7 @@ class Watch:
         self.own_rank = own_rank
         self.accused = False
         """A peer has given up because of this rank."""
+        self._finders: dict[int, int | None] = {}
         self._addresses: dict[int, str] = {}
         self._decoders: dict[int, Decoder] = {}
         self._heard: dict[int, float] = {}  # a peer that still builds its mesh has never been heard
@@ -62,6 +74,8 @@ class Watch:
         self._sent: dict[int, int] = {}
         self._overdue: dict[int, tuple[int, float]] = {}  # what the count was when the next bytes were missed, when
         self._looked = float("-inf")
+        self._resumed = float("-inf")  # when this rank was last seen to have been suspended, and for how long
+        self._suspended_s = 0.0
 
     @property
     def watched(self) -> tuple[int, ...]:
@@ -79,8 +93,14 @@ class Watch:
         Raises:
             PeerLost: a rank is lost, as this rank has found or another one has reported.
         """
-        if self.lost:
-            raise PeerLost(*next(iter(tuple(self.lost.items()))))
+        if loss := self.first_loss():
+            raise loss
+
+    def first_loss(self) -> PeerLost | None:
+        """The error of the first loss; None if there is none."""
+        for rank, why in tuple(self.lost.items()):
+            return PeerLost(rank, why, self._finders.get(rank))
+        return None
 
     def silent(self, now: float, seconds: float) -> list[int]:
         """The peers of which nothing has been heard for so long."""
@@ -99,7 +119,7 @@ class Watch:
         for rank, count in progress.items():
             if rank in self._heard and count != self._progress.setdefault(rank, count):
                 self._progress[rank], self._heard[rank] = count, now
-        if now - self._looked > SUSPENDED_S:
+        if self._notice_suspension(now):
             self._heard = dict.fromkeys(self._heard, now)
             self._overdue.clear()
         self._looked = now
@@ -124,6 +144,14 @@ class Watch:
                 self._lose(rank, rank, why)
         waits = [*self._heard.values(), *(since for _, since in self._overdue.values())]
         return min(waits, default=now) + SILENCE_S
+
+    def _notice_suspension(self, now: float) -> bool:
+        """Whether nobody has looked for so long that this rank must have stood still."""
+        if now - self._looked <= SUSPENDED_S:
+            return False
+        if self._looked > float("-inf"):  # else it has only begun to look
+            self._resumed, self._suspended_s = now, now - self._looked
+        return True
 
     def _lose_silent(self, now: float) -> None:
         silent = self.silent(now, SILENCE_S)
@@ -162,12 +190,15 @@ class Watch:
                         self._forget(rank)
                         return
                     case Op.ABORT:
-                        blamed, why = unpack_abort(frame.payload)
-                        self.accused |= blamed == self.own_rank
-                        if blamed in (rank, self.own_rank):
-                            self._lose(rank, rank, f"it gave up: {why}")
-                        else:
-                            self._lose(rank, blamed, f"reported by rank {rank}: {why}")
+                        said = unpack_abort(frame.payload)
+                        self.accused |= said.rank == self.own_rank
+                        lost, how, finder = said.heard(rank, self.own_rank)
+                        self._notice_suspension(now)
+                        if said.rank == self.own_rank and now - self._resumed < SILENCE_S:
+                            lost = self.own_rank
+                            how = f"it stood still for {self._suspended_s:.0f} s, and rank {finder} has given it up"
+                        self._finders.setdefault(lost, finder)
+                        self._lose(rank, lost, f"{how}: {said.why}")
                         return
                     case op:
                         raise WireError(f"{Op(op).name} on a connection for beats")
@@ -192,6 +223,7 @@ class Watch:
         self._heard[rank] = now
 
     def _lose(self, source: int, blamed: int, why: str) -> None:
+        self._finders.setdefault(blamed, None)
         self.lost.setdefault(blamed, f"{why} ({self._addresses[source]})")
         self._forget(source)
 
@@ -209,7 +241,7 @@ def listen(watch: Watch, link: Link) -> None:
     except OSError as error:
         watch.end(link.rank, str(error))
     else:
-        watch.receive(link.rank, data, time.monotonic())
+        watch.receive(link.rank, data, clock())
 
 
 class Pulse:
@@ -261,12 +293,12 @@ class Pulse:
         """The peer that is furthest behind in its collectives; see `Watch.last`."""
         return self._watch.last(suspect, self.sequence)
 
-    def first_loss(self, seconds: float) -> tuple[int, str] | None:
+    def first_loss(self, seconds: float) -> PeerLost | None:
         """The rank that was lost first and why, waiting up to `seconds` for the news; None if there is no loss."""
         deadline = time.monotonic() + seconds
         while not self.lost and time.monotonic() < deadline:
             wait_ready([self], (), deadline - time.monotonic())
-        return next(iter(tuple(self.lost.items())), None)
+        return self._watch.first_loss()
 
     def close(self, farewell: bytes = pack_frame(Op.BYE)) -> None:
         """End the thread, send the peers the frame `farewell`, and close all connections for beats.
@@ -294,10 +326,10 @@ class Pulse:
                 self._theirs.send(b"\0")
 
     def _watch_over(self) -> None:
-        watch, knocks, next_beat, known = self._watch, self._knocks, time.monotonic(), 0
+        watch, knocks, next_beat, known = self._watch, self._knocks, clock(), 0
         data = tuple(self._data.items())
         while not self._closing:
-            now = time.monotonic()
+            now = clock()
             if now >= next_beat:
                 self._beat()
                 next_beat = now + BEAT_S
@@ -309,17 +341,18 @@ class Pulse:
             links = [self._links[rank] for rank in watch.watched]
             readers: list[Waitable] = [*links, self._theirs]
             writers: list[Waitable] = []
-            due = min(next_beat, look_again)
+            pause = min(next_beat, look_again) - now
             if knocks is not None:
-                knocks.knock(watch.silent(now, KNOCK_AFTER_S), now)
-                readers, writers, due = [*readers, *knocks.readers], knocks.writers, min(due, knocks.due)
-            ready = wait_ready(readers, writers, max(0.0, due - now))
+                knocks.knock(watch.silent(now, KNOCK_AFTER_S))
+                readers, writers = [*readers, *knocks.readers], knocks.writers
+                pause = min(pause, knocks.due - time.monotonic())
+            ready = wait_ready(readers, writers, max(0.0, pause))
             for link in links:
                 if link in ready:
                     listen(watch, link)
             if knocks is not None:
                 for rank, frame in knocks.step(ready, self._pack):
-                    watch.knocked(rank, frame, time.monotonic())
+                    watch.knocked(rank, frame, clock())
 
     def _pack(self, rank: int) -> bytes:
         """A beat for a peer."""
