@@ -194,6 +194,32 @@ def test_a_rank_that_gives_up_says_why_to_those_it_has_reached(membership: MakeM
     assert "reported by rank 0" in str(errors[1])
 
 
+def test_a_flood_of_strangers_is_a_few_lines_in_the_log(
+    membership: MakeMember, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also while the mesh is up: knocks are accepted there."""
+    monkeypatch.setattr(connecting, "LOG_LINES", 3)
+    caplog.set_level(logging.WARNING)
+    with ExitStack() as stack:
+        listeners = [stack.enter_context(closing(Listener("127.0.0.1"))) for _ in range(2)]
+        addresses = [address_of(listener) for listener in listeners]
+        pool = stack.enter_context(ThreadPoolExecutor(2))
+        ranks = [
+            pool.submit(connect_mesh, listeners[rank], membership(rank, 2), addresses, 20.0, security=Plain())
+            for rank in range(2)
+        ]
+        first, second = (stack.enter_context(rank.result(20)) for rank in ranks)
+        for _ in range(20):
+            with socket.create_connection(("127.0.0.1", listeners[0].port), 5) as stranger:
+                stranger.sendall(b"GET / HTTP/1.1")
+                stranger.settimeout(10)
+                while stranger.recv(1000):
+                    pass
+        sums = [pool.submit(total, communicator) for communicator in (first, second)]
+        assert [each.result(20) for each in sums] == [3.0, 3.0]
+    assert len(caplog.records) == 3
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="packets are dropped by a filter of Linux")
 def test_two_ranks_that_do_not_reach_each_other_are_named_by_all(
     membership: MakeMember, listener: Listener, monkeypatch: pytest.MonkeyPatch

@@ -38,6 +38,8 @@ REPEAT_S = 2.0
 """A connection that nothing has answered for so long is tried anew, at another of the name's addresses if there are."""
 STRANGER_S = 5.0
 """How long an accepted connection may take for its handshake."""
+LOG_LINES, LOG_S = 20, 60.0
+"""So many refused connections at most are logged one by one in so many seconds; others are counted."""
 MAX_STRANGERS = 64
 """Accepted connections in their handshake at one time; a further one takes the place of the oldest."""
 
@@ -260,6 +262,8 @@ class Connector:
         self._targets: dict[str, list[tuple[Any, ...]]] = {}
         """By address, what it has resolved to: that is asked once, for the answer may block."""
         self._attempts: set[_Attempt] = set()
+        self._logged_since = -math.inf
+        self._logged = 0  # strangers that were refused since then
 
     def dial(
         self,
@@ -468,7 +472,14 @@ class Connector:
         claimed = stranger.handshake.claimed
         if claimed is not None:
             self.trouble[claimed] = f"refused: {refusal}"
-        log.warning("%s refused the connection from %s: %s", self._membership, stranger.address, refusal)
+        now = time.monotonic()
+        if now - self._logged_since > LOG_S:
+            if self._logged > LOG_LINES:
+                log.warning("%s refused %d more connections", self._membership, self._logged - LOG_LINES)
+            self._logged_since, self._logged = now, 0
+        self._logged += 1
+        if self._logged <= LOG_LINES:
+            log.warning("%s refused the connection from %s: %s", self._membership, stranger.address, refusal)
 
     def _drop(self, attempt: _Attempt) -> None:
         self._attempts.discard(attempt)
