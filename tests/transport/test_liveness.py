@@ -154,6 +154,20 @@ def test_a_rank_that_was_suspended_and_is_given_up_blames_itself(looks_first: bo
     assert watching.accused
 
 
+def test_a_connection_that_ended_while_this_rank_was_suspended_is_its_own_fault() -> None:
+    watching = watch()
+    now = beat(watching, [1, 2], 0, 5) - BEAT_S + 3600
+    watching.end(2, "reset", now)
+    assert watching.lost == {0: "it stood still for 3600 s; of rank 2: reset (host-2:1)"}
+
+
+def test_a_suspension_too_short_to_be_given_up_for_is_no_excuse() -> None:
+    watching = watch()
+    now = beat(watching, [1, 2], 0, 5) - BEAT_S + SUSPENDED_S + 1
+    watching.receive(2, b"", now)
+    assert list(watching.lost) == [2]
+
+
 def test_a_suspension_long_ago_is_no_excuse() -> None:
     watching = watch()
     now = beat(watching, [1, 2], 0, 5)
@@ -250,7 +264,7 @@ def test_the_first_loss_comes_first() -> None:
     beat(watching, [1, 2, 3], 0, 1)
     watching.receive(3, b"", 1)
     watching.receive(1, pack_abort(3, "it is gone"), 1)
-    watching.end(2, "reset")
+    watching.end(2, "reset", 1)
     assert list(watching.lost.items()) == [
         (3, "its connection ended without a farewell (host-3:1)"),
         (2, "reset (host-2:1)"),

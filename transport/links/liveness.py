@@ -153,6 +153,11 @@ class Watch:
             self._resumed, self._suspended_s = now, now - self._looked
         return True
 
+    def _has_stood_still(self, now: float) -> bool:
+        """Whether this rank was suspended until lately, for so long that peers may have given it up."""
+        self._notice_suspension(now)
+        return now - self._resumed < SILENCE_S <= self._suspended_s
+
     def _lose_silent(self, now: float) -> None:
         silent = self.silent(now, SILENCE_S)
         # Beats are sent at different times: who is silent for half as long is so for the same reason.
@@ -178,7 +183,7 @@ class Watch:
     def receive(self, rank: int, data: bytes, now: float) -> None:
         """Take `data` that peer `rank` has sent on its connection for beats; no bytes are the connection's end."""
         if not data:
-            self._lose(rank, rank, "its connection ended without a farewell")
+            self.end(rank, "its connection ended without a farewell", now)
             return
         self._heard[rank] = now
         try:
@@ -193,8 +198,7 @@ class Watch:
                         said = unpack_abort(frame.payload)
                         self.accused |= said.rank == self.own_rank
                         lost, how, finder = said.heard(rank, self.own_rank)
-                        self._notice_suspension(now)
-                        if said.rank == self.own_rank and now - self._resumed < SILENCE_S:
+                        if said.rank == self.own_rank and self._has_stood_still(now):
                             lost = self.own_rank
                             how = f"it stood still for {self._suspended_s:.0f} s, and rank {finder} has given it up"
                         self._finders.setdefault(lost, finder)
@@ -212,9 +216,14 @@ class Watch:
         with suppress(WireError):
             self._beat(rank, frame, now)
 
-    def end(self, rank: int, why: str) -> None:
-        """Note that the connection for beats to peer `rank` has failed: it is lost."""
-        self._lose(rank, rank, why)
+    def end(self, rank: int, why: str, now: float) -> None:
+        """Note that the connection for beats to peer `rank` has failed: it is lost, unless it was this rank that stood
+        still.
+        """
+        if self._has_stood_still(now):
+            self._lose(rank, self.own_rank, f"it stood still for {self._suspended_s:.0f} s; of rank {rank}: {why}")
+        else:
+            self._lose(rank, rank, why)
 
     def _beat(self, rank: int, frame: Frame, now: float) -> None:
         # A beat that was held up is older than what a knock has told meanwhile.
@@ -239,7 +248,7 @@ def listen(watch: Watch, link: Link) -> None:
     except BlockingIOError:
         return
     except OSError as error:
-        watch.end(link.rank, str(error))
+        watch.end(link.rank, str(error), clock())
     else:
         watch.receive(link.rank, data, clock())
 
