@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +38,14 @@ STOP_S = 1.0
 
 _EVERY = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 """What binds to every address, and the one of them for this machine itself."""
+
+if sys.platform == "linux":
+
+    def _elapsed() -> float:
+        return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+else:
+    _elapsed = time.monotonic
 
 _access_log = logging.getLogger("motley.orchestrator.access")
 
@@ -117,7 +126,7 @@ class Orchestrator:
         self._identity = load_identity(config.state_dir, config.token)
         if self.api_key is None and not is_loopback(config.http_host):
             self.api_key = load_api_key(config.state_dir)
-        nodes = NodeTable(time.monotonic)
+        nodes = NodeTable(time.monotonic, _elapsed)
         control = Control(self._identity, nodes, self._address_here)
         serving = control.listener = Serving(nodes, control, time.monotonic)
         async with contextlib.AsyncExitStack() as stack:

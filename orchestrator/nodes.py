@@ -18,6 +18,8 @@ HEARTBEAT_S = 1.0
 """How often a node shows life."""
 SILENCE_S = 5.0
 """A node that has been silent for this long is lost."""
+STANDSTILL_S = 1.0
+"""If nobody asked for so long who is overdue, this process stood still: its machine slept, say."""
 FORGET_S = 600.0
 """A lost node is listed for so long, and for as long as a session would start workers on it again."""
 FORGET_LEFT_S = 120.0
@@ -85,9 +87,21 @@ def what_became(reason: str) -> str:
 class NodeTable:
     """All nodes that are in the mesh, or were until lately."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Callable[[], float], elapsed: Callable[[], float] | None = None) -> None:
+        """
+        Args:
+            clock: monotonic, in seconds.
+            elapsed: likewise, but goes on while this machine sleeps; None: `clock` does.
+        """
         self._clock = clock
+        self._elapsed = elapsed or clock
         self._nodes: dict[str, Node] = {}
+        self._looked: tuple[float, float] | None = None
+        """When somebody last looked, by both clocks: until then this process did not stand still."""
+        self._resumed = -math.inf
+        """When this process was last seen to have stood still, ..."""
+        self._still_s = 0.0
+        """... and for how long."""
 
     def __iter__(self) -> Iterator[Node]:
         """All nodes, lost ones too, in the order they first joined."""
@@ -148,18 +162,26 @@ class NodeTable:
 
     def overdue(self) -> list[Node]:
         """Live nodes that have been silent for `SILENCE_S`."""
+        self._notice_standstill()
         latest = self._clock() - SILENCE_S
         return [node for node in self if node.alive and node.last_sign < latest]
 
-    def excuse(self, seconds: float) -> None:
-        """This process itself stood still (a laptop asleep, say): that is not the nodes' silence."""
-        for node in self:
-            node.last_sign += seconds
-
     def lose(self, node_id: str, reason: str) -> None:
         """A node is gone."""
-        node = self._nodes[node_id]
-        node.lost, node.lost_at = reason, self._clock()
+        node, now = self._nodes[node_id], self._clock()
+        self._notice_standstill()
+        if reason != LEFT and now - self._resumed < SILENCE_S:
+            reason += f", after the orchestrator itself had stood still for {self._still_s:.0f} s (was it asleep?)"
+        node.lost, node.lost_at = reason, now
+
+    def _notice_standstill(self) -> None:
+        """If this process itself stood still (a laptop asleep, say), that is not the nodes' silence."""
+        now = self._clock(), self._elapsed()
+        before, self._looked = self._looked or now, now
+        if now[1] - before[1] > STANDSTILL_S:
+            self._resumed, self._still_s = now[0], now[1] - before[1]
+            for node in self:
+                node.last_sign += now[0] - before[0]
 
     def forget(self, wanted: Container[str]) -> None:
         """Drop the nodes that have been gone for `FORGET_S` or `FORGET_LEFT_S`, but those `wanted` by name."""

@@ -510,16 +510,18 @@ class Starved(_message.Message):
     def __init__(self, layer: _Optional[int] = ..., index: _Optional[int] = ..., version: _Optional[int] = ...) -> None: ...
 
 class Failure(_message.Message):
-    __slots__ = ("code", "message", "lost_rank", "param")
+    __slots__ = ("code", "message", "lost_rank", "param", "found_by")
     CODE_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     LOST_RANK_FIELD_NUMBER: _ClassVar[int]
     PARAM_FIELD_NUMBER: _ClassVar[int]
+    FOUND_BY_FIELD_NUMBER: _ClassVar[int]
     code: str
     message: str
     lost_rank: int
     param: str
-    def __init__(self, code: _Optional[str] = ..., message: _Optional[str] = ..., lost_rank: _Optional[int] = ..., param: _Optional[str] = ...) -> None: ...
+    found_by: int
+    def __init__(self, code: _Optional[str] = ..., message: _Optional[str] = ..., lost_rank: _Optional[int] = ..., param: _Optional[str] = ..., found_by: _Optional[int] = ...) -> None: ...
 
 class Sampling(_message.Message):
     __slots__ = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed", "logit_bias", "top_logprobs", "logprobs")

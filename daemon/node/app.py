@@ -12,7 +12,7 @@ from motley.daemon.node.address import parse_address
 from motley.daemon.node.capabilities import measure
 from motley.daemon.node.control import Control, NameTaken, NodeSettings, OrchestratorLost
 from motley.daemon.node.engines import installed_engines
-from motley.daemon.node.trust import JoinToken, TrustError, open_channel
+from motley.daemon.node.trust import JoinToken, TrustError, check_name, open_channel
 from motley.daemon.weights.cache import ShareCache
 from motley.protocol import mesh_pb2 as pb
 
@@ -81,6 +81,7 @@ async def run_daemon(config: DaemonConfig, observer: Observer) -> None:
     """
     host, port = parse_address(config.orchestrator)
     token = JoinToken.parse(config.token)
+    await check_name(host)  # before anything that takes long
     address = config.advertise or await asyncio.to_thread(_address_towards, host, port)
     engines = await installed_engines()
     capabilities = await asyncio.to_thread(measure, engines, config.memory_limit, config.threads or None)

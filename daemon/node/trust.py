@@ -8,9 +8,12 @@ sent only afterwards, over the verified channel.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import hmac
+import socket
 import ssl
+import threading
 from dataclasses import dataclass
 
 import grpc.aio
@@ -21,6 +24,8 @@ from motley.protocol import MESSAGE_BYTES
 CERTIFICATE_NAME = "motley"
 """The name in the orchestrator's certificate; addresses at home change too often to be in it."""
 CONNECT_S = 10.0
+NAME_S = 5.0
+"""A name that has not been looked up after so many seconds will not be."""
 
 
 class TrustError(Exception):
@@ -52,12 +57,47 @@ class JoinToken:
         return cls(secret, fingerprint)
 
 
+async def check_name(host: str) -> None:
+    """Make sure that a host's name is known here; an address always is.
+
+    Raises:
+        TrustError: it is not, or nobody says so within `NAME_S`.
+    """
+    loop = asyncio.get_running_loop()
+    answer: asyncio.Future[str] = loop.create_future()
+
+    def tell(trouble: str) -> None:
+        if not answer.done():
+            answer.set_result(trouble)
+
+    def look_up() -> None:
+        trouble = ""
+        try:
+            socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        except OSError as error:
+            trouble = error.strerror or str(error)
+        with contextlib.suppress(RuntimeError):  # the loop has ended: nobody waits any more
+            loop.call_soon_threadsafe(tell, trouble)
+
+    # Not in one of the loop's own threads: those are waited for in the end, and a look-up may take half a minute.
+    threading.Thread(target=look_up, name=f"look up {host}", daemon=True).start()
+    try:
+        trouble = await asyncio.wait_for(answer, NAME_S)
+    except TimeoutError:
+        trouble = f"no answer of the name service within {NAME_S:g} s"
+    if trouble:
+        raise TrustError(
+            f"this machine does not know the name {host!r} ({trouble}); write the orchestrator's IP address instead"
+        )
+
+
 async def open_channel(host: str, port: int, token: JoinToken) -> grpc.aio.Channel:
     """An encrypted channel to the orchestrator that made `token`.
 
     Raises:
-        TrustError: nobody answers there within `CONNECT_S`, or somebody else does.
+        TrustError: its name is not known, nobody answers there within `CONNECT_S`, or somebody else does.
     """
+    await check_name(host)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE  # the fingerprint is checked instead

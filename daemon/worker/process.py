@@ -9,6 +9,7 @@ ends, or with an error, of which it tells its daemon.
 from __future__ import annotations
 
 import contextlib
+import logging
 import sys
 import time
 
