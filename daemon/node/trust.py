@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import hashlib
 import hmac
+import os
 import socket
 import ssl
 import threading
@@ -127,10 +128,11 @@ async def open_channel(host: str, port: int, token: JoinToken) -> grpc.aio.Chann
         ) from error
     found = hashlib.sha256(certificate).hexdigest()
     if not hmac.compare_digest(found, token.fingerprint):
+        alike = len(os.path.commonprefix([found, token.fingerprint]))
+        differ = f"{found[alike : alike + 8]}, not {token.fingerprint[alike : alike + 8]}"
         raise TrustError(
-            f"the orchestrator at {host}:{port} is not the one this join token is from "
-            f"(certificate ...{found[-16:]}, token ...{token.fingerprint[-16:]}); copy the line that its `motley up` "
-            "prints now"
+            f"the orchestrator at {host}:{port} is not the one this join token is from (its certificate's fingerprint "
+            f"has {differ} from character {alike + 1} on); copy the line that its `motley up` prints now"
         )
     credentials = grpc.ssl_channel_credentials(ssl.DER_cert_to_PEM_cert(certificate).encode())
     return grpc.aio.secure_channel(

@@ -168,7 +168,7 @@ class ExpertHost(Holder):
         """See `Worker.state`; it is as far as the last of its workers."""
         if self.gone or self.up:
             return "gone" if self.gone else "ready"
-        return "listening" if all(worker.address for worker in self.group) else "starting"
+        return "loading" if all(worker.address for worker in self.group) else "starting"
 
     @property
     def up(self) -> bool:
