@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import hashlib
 import hmac
-import os
 import socket
 import ssl
 import threading
@@ -128,7 +127,8 @@ async def open_channel(host: str, port: int, token: JoinToken) -> grpc.aio.Chann
         ) from error
     found = hashlib.sha256(certificate).hexdigest()
     if not hmac.compare_digest(found, token.fingerprint):
-        alike = len(os.path.commonprefix([found, token.fingerprint]))
+        pairs = enumerate(zip(found, token.fingerprint, strict=True))
+        alike = next(place for place, (own, told) in pairs if own != told)
         differ = f"{found[alike : alike + 8]}, not {token.fingerprint[alike : alike + 8]}"
         raise TrustError(
             f"the orchestrator at {host}:{port} is not the one this join token is from (its certificate's fingerprint "
