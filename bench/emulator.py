@@ -112,15 +112,19 @@ class Nic:
         self._receiving: list[tuple[int, int]] = []  # when it is occupied, in order: [begin, end) in ns
         self._lock = threading.Lock()  # data and liveness beats are different threads
         self._sockets: WeakSet[EmulatedSocket] = WeakSet()
+        self._is_cut = False
 
     def wrap(self, peer: int, connected: Stream) -> EmulatedSocket:
         """A connection to rank `peer` through this interface."""
         emulated = EmulatedSocket(connected, self)
         self._sockets.add(emulated)
+        if self._is_cut:
+            emulated.cut()
         return emulated
 
     def cut(self) -> None:
-        """Pull the plug: cut all connections made so far."""
+        """Pull the plug: cut all connections, those that are still made too."""
+        self._is_cut = True
         for emulated in list(self._sockets):
             emulated.cut()
 

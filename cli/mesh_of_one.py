@@ -30,7 +30,7 @@ async def mesh_of_one() -> AsyncIterator[Client]:
         )
         await orchestrator.start()
         node = asyncio.create_task(
-            run_daemon(DaemonConfig(orchestrator.join_target, orchestrator.join_token), Observer())
+            run_daemon(DaemonConfig(orchestrator.local_target, orchestrator.join_token), Observer())
         )
         try:
             async with Client(orchestrator.http_url) as client:

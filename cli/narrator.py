@@ -8,6 +8,7 @@ from collections.abc import Callable
 from rich.markup import escape
 
 from motley.cli.show import console, loading_bars
+from motley.daemon.machine.trouble_log import TroubleLog
 from motley.daemon.node.app import Observer
 from motley.daemon.node.control import NodeSettings
 from motley.protocol import mesh_pb2 as pb
@@ -57,21 +58,25 @@ class Narrator(Observer):
         self._bars.__exit__(None, None, None)
 
 
-class MeshLog(logging.Handler):
-    """Prints what the orchestrator notes of the nodes other than `own`: who joins, leaves, is lost or is refused."""
+class MeshLog(TroubleLog):
+    """Prints what goes wrong in this process, and what the orchestrator notes of the nodes other than `own`: who
+    joins, leaves, is lost or is refused.
+    """
 
-    def __init__(self, own: str | None) -> None:
-        super().__init__()
+    def __init__(self, own: str | None = None) -> None:
+        super().__init__(_print)
         self._own = own
 
     def emit(self, record: logging.LogRecord) -> None:
         node = getattr(record, "node", None)
         if node is None or node != self._own:
-            style = "yellow" if record.levelno > logging.INFO else ""
-            console.print(escape(record.getMessage()), style=style, soft_wrap=True)
+            super().emit(record)
 
     def listen(self) -> None:
         """From now on, and for as long as the process lives."""
-        log = logging.getLogger("motley.orchestrator.control")
-        log.setLevel(logging.INFO)
-        log.addHandler(self)
+        logging.getLogger("motley.orchestrator.control").setLevel(logging.INFO)
+        super().listen()
+
+
+def _print(text: str, level: int) -> None:
+    console.print(escape(text), style="yellow" if level > logging.INFO else "", soft_wrap=True, highlight=False)

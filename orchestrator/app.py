@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import socket
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,15 +14,18 @@ import grpc
 import grpc.aio
 from aiohttp import web
 
+from motley.orchestrator.addresses import is_loopback, own_addresses
+from motley.orchestrator.api.door import IDLE_S, Door
 from motley.orchestrator.api.errors import errors_as_json
 from motley.orchestrator.api.experts import ExpertsApi
-from motley.orchestrator.api.guard import guard, is_loopback
+from motley.orchestrator.api.guard import guard
 from motley.orchestrator.api.nodes import NodesApi
 from motley.orchestrator.api.openai import OpenAiApi
 from motley.orchestrator.api.sessions import SessionsApi
 from motley.orchestrator.api.web import PAGE_PATHS, page_routes
 from motley.orchestrator.control import Control
 from motley.orchestrator.identity import Identity, load_api_key, load_identity
+from motley.orchestrator.limits import SHAKE_HANDS_S, Limits, limits
 from motley.orchestrator.nodes import NodeTable
 from motley.orchestrator.serving.service import Serving
 from motley.protocol import MESSAGE_BYTES
@@ -35,6 +38,14 @@ STOP_S = 1.0
 
 _EVERY = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 """What binds to every address, and the one of them for this machine itself."""
+
+if sys.platform == "linux":
+
+    def _elapsed() -> float:
+        return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+else:
+    _elapsed = time.monotonic
 
 _access_log = logging.getLogger("motley.orchestrator.access")
 
@@ -57,6 +68,8 @@ class OrchestratorConfig:
     token: str | None = None
     """Lets nodes join, instead of the secret kept in `state_dir`."""
     api_key: str | None = None
+    advertise: str = ""
+    """Address under which other machines reach this one; empty: they are told those that it has."""
 
 
 class Orchestrator:
@@ -81,16 +94,20 @@ class Orchestrator:
     def network_url(self) -> str | None:
         """Where clients on other machines do, if that is another address."""
         host = self._config.http_host
-        own = _own_address(host) if host in _EVERY else None
-        return self._http_url(own) if own else None
+        reachable = self._reachable_at(host) if host in _EVERY else []
+        own = [one for one in reachable if one == self._config.advertise or (":" in one) == (":" in host)]
+        return self._http_url(own[0]) if own else None
 
     @property
-    def join_target(self) -> str:
-        """``host:port`` for nodes to dial."""
+    def join_targets(self) -> list[str]:
+        """``host:port`` for nodes on other machines to dial, the likeliest to be reached first; empty if none can."""
+        return [f"{_bracketed(host)}:{self._grpc_port}" for host in self._reachable_at(self._config.host)]
+
+    @property
+    def local_target(self) -> str:
+        """``host:port`` for nodes on this machine to dial."""
         host = self._config.host
-        if host in _EVERY:
-            host = _own_address("0.0.0.0") or "127.0.0.1"
-        return f"{_bracketed(host)}:{self._grpc_port}"
+        return f"{_bracketed(_EVERY.get(host, host))}:{self._grpc_port}"
 
     @property
     def join_token(self) -> str:
@@ -109,12 +126,13 @@ class Orchestrator:
         self._identity = load_identity(config.state_dir, config.token)
         if self.api_key is None and not is_loopback(config.http_host):
             self.api_key = load_api_key(config.state_dir)
-        nodes = NodeTable(time.monotonic)
-        control = Control(self._identity, nodes)
+        nodes = NodeTable(time.monotonic, _elapsed)
+        control = Control(self._identity, nodes, self._address_here)
         serving = control.listener = Serving(nodes, control, time.monotonic)
         async with contextlib.AsyncExitStack() as stack:
-            await self._start_grpc(stack, self._identity, control)
-            await self._start_http(stack, serving)
+            allowed = limits()
+            await self._start_grpc(stack, self._identity, control, allowed)
+            await self._start_http(stack, serving, allowed)
             watch = asyncio.create_task(serving.watch())
             stack.callback(watch.cancel)
             stack.push_async_callback(serving.stop)
@@ -127,12 +145,30 @@ class Orchestrator:
     def _http_url(self, host: str) -> str:
         return f"http://{_bracketed(host)}:{self._http_port}"
 
-    async def _start_grpc(self, stack: contextlib.AsyncExitStack, identity: Identity, control: Control) -> None:
+    def _reachable_at(self, bound: str) -> list[str]:
+        """The addresses under which other machines may reach what is bound to an address, the likeliest first."""
+        if is_loopback(bound):
+            return []
+        if self._config.advertise:
+            return [self._config.advertise]
+        return own_addresses() if bound in _EVERY else [bound]
+
+    def _address_here(self) -> str:
+        """The address under which other machines may reach the nodes on this one; empty if there is none."""
+        return next(iter(self._reachable_at(self._config.host)), "")
+
+    async def _start_grpc(
+        self, stack: contextlib.AsyncExitStack, identity: Identity, control: Control, allowed: Limits
+    ) -> None:
         config = self._config
         server = grpc.aio.server(
             options=[
                 ("grpc.so_reuseport", 0),  # a taken port is an error
                 ("grpc.max_receive_message_length", MESSAGE_BYTES),
+                ("grpc.max_allowed_incoming_connections", allowed.nodes),
+                ("grpc.max_concurrent_streams", 1),  # of a connection: a node has one
+                ("grpc.server_handshake_timeout_ms", SHAKE_HANDS_S * 1000),
+                ("grpc.max_connection_idle_ms", SHAKE_HANDS_S * 1000),  # a node that joins is not idle
             ]
         )
         add_MeshServicer_to_server(control, server)  # type: ignore[no-untyped-call]
@@ -145,7 +181,7 @@ class Orchestrator:
         stack.push_async_callback(server.stop, grace=STOP_S)
         stack.callback(control.drop_all)
 
-    async def _start_http(self, stack: contextlib.AsyncExitStack, serving: Serving) -> None:
+    async def _start_http(self, stack: contextlib.AsyncExitStack, serving: Serving, allowed: Limits) -> None:
         config = self._config
         middlewares = [errors_as_json, guard(self.api_key, public=PAGE_PATHS)]
         app = web.Application(middlewares=middlewares, client_max_size=MAX_BODY)
@@ -158,18 +194,20 @@ class Orchestrator:
         runner = web.AppRunner(
             app,
             handler_cancellation=True,  # a client that has gone cancels its request
+            keepalive_timeout=IDLE_S,
             shutdown_timeout=STOP_S,
             access_log=_access_log,
             access_log_format='%a "%r" %s %Tfs',
         )
         await runner.setup()
         stack.push_async_callback(runner.cleanup)
-        site = web.TCPSite(runner, config.http_host, config.http_port)
+        assert runner.server is not None, "it is set up"
+        door = Door(runner.server, allowed.clients, allowed.of_one_client)
+        stack.push_async_callback(door.close)
         try:
-            await site.start()
+            self._http_port = await door.open(config.http_host, config.http_port)
         except OSError as error:
             raise _cannot_listen("clients", config.http_host, config.http_port, "--http-port") from error
-        self._http_port = runner.addresses[0][1]
 
 
 def _cannot_listen(whom: str, host: str, port: int, option: str) -> OrchestratorError:
@@ -181,17 +219,3 @@ def _cannot_listen(whom: str, host: str, port: int, option: str) -> Orchestrator
 
 def _bracketed(host: str) -> str:
     return f"[{host}]" if ":" in host else host
-
-
-def _own_address(bound: str) -> str | None:
-    """This machine's address in its network, of the family of `bound`: the one it would send from to the outside.
-
-    Nothing is sent; None where there is no network.
-    """
-    family, outside = (socket.AF_INET6, "2001:db8::1") if ":" in bound else (socket.AF_INET, "192.0.2.1")
-    try:
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect((outside, 9))
-            return str(probe.getsockname()[0])
-    except OSError:
-        return None

@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NoReturn, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 from urllib.parse import unquote
 
 import grpc
 import grpc.aio
 
+from motley.orchestrator.addresses import is_loopback
 from motley.orchestrator.identity import Identity
+from motley.orchestrator.limits import HELLO_BYTES
 from motley.orchestrator.nodes import (
     HEARTBEAT_S,
     LEFT,
@@ -30,7 +32,9 @@ from motley.protocol.mesh_pb2_grpc import MeshServicer
 
 STOPS = "the orchestrator stops"
 HELLO_S = 10.0
-"""A node that has dialled says Hello this soon."""
+"""A node that was let in says Hello this soon."""
+OUTBOX = 10_000
+"""So many messages may wait for a node to read them; with more it is lost."""
 
 _log = logging.getLogger(__name__)
 
@@ -48,11 +52,18 @@ class Listener(Protocol):
         """A node is gone, for the reason in `node.lost`."""
 
 
+class _Refusal(NamedTuple):
+    """Why a node may not join. It is handed on and not raised: a traceback would keep the Hello in memory."""
+
+    code: grpc.StatusCode
+    why: str
+
+
 @dataclass
 class _Stream:
     """The stream to one node, for as long as that is in the mesh."""
 
-    outbox: asyncio.Queue[OrchestratorMessage] = field(default_factory=asyncio.Queue)
+    outbox: asyncio.Queue[OrchestratorMessage] = field(default_factory=lambda: asyncio.Queue(OUTBOX))
     leash: asyncio.Timeout = field(default_factory=lambda: asyncio.timeout(None))
     reason: str = "its connection ended"
     """Why the node is lost, once it is."""
@@ -69,15 +80,23 @@ class Control(MeshServicer):
 
     listener: Listener
 
-    def __init__(self, identity: Identity, nodes: NodeTable) -> None:
+    def __init__(self, identity: Identity, nodes: NodeTable, address_here: Callable[[], str]) -> None:
+        """
+        Args:
+            address_here: the address under which other machines may reach nodes on this one, or "".
+        """
         self._identity = identity
         self._nodes = nodes
+        self._address_here = address_here
         self._streams: dict[str, _Stream] = {}
 
     def send(self, node_id: str, message: OrchestratorMessage) -> None:
         """Queue a message; lost silently if the node is (its loss is reported by itself)."""
-        if node_id in self._streams:
-            self._streams[node_id].outbox.put_nowait(message)
+        if stream := self._streams.get(node_id):
+            try:
+                stream.outbox.put_nowait(message)
+            except asyncio.QueueFull:
+                stream.end(f"it has not read {OUTBOX} messages")
 
     def drop_silent(self) -> None:
         """End the streams of nodes that show no life."""
@@ -89,33 +108,26 @@ class Control(MeshServicer):
         for stream in self._streams.values():
             stream.end(STOPS)
 
-    async def Join(self, requests: AsyncIterator[NodeMessage], context: Context) -> None:
-        """The conversation with one node, from Hello until it ends."""
-        hello = await _hello(requests, context)  # first: a refusal that overtakes the Hello can be lost at the node
-        metadata = dict(context.invocation_metadata() or ())
-        token = metadata.get("motley-token", "")
-        if not isinstance(token, str) or not self._identity.admits(token):
-            await _refuse(
-                context,
-                grpc.StatusCode.UNAUTHENTICATED,
-                "wrong join token; use the one that `motley up` prints",
-            )
-        try:
-            node = self._nodes.join(hello)
-        except HelloError as error:
-            await _refuse(context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        except NameTakenError as error:
-            await _refuse(context, grpc.StatusCode.ALREADY_EXISTS, str(error))
+    async def Join(self, _: AsyncIterator[NodeMessage], context: Context) -> None:
+        """The conversation with one node, from its token until it ends. Nothing is read of one without a token.
+
+        Messages are read from `context`: gRPC's iterator outlives the stream, and keeps the last one.
+        """
+        node = await self._admit(context)
+        if isinstance(node, _Refusal):
+            _log.warning("refused %s: %s", _address_of(context), node.why)
+            _end(context, node.code, node.why)
+            return
         _log.info("node %s joined (%s)", node.name, node.address, extra={"node": node.name})
         stream = self._streams[node.id] = _Stream()
         self.send(
             node.id, OrchestratorMessage(welcome=Welcome(node_id=node.id, heartbeat_s=HEARTBEAT_S, silence_s=SILENCE_S))
         )
-        writer = asyncio.create_task(_write(context, stream.outbox))
+        writer = asyncio.create_task(_write(context, stream))
         try:
             with contextlib.suppress(TimeoutError):
                 async with stream.leash:
-                    await self._read(requests, node, stream)
+                    await self._read(context, node, stream)
         finally:
             writer.cancel()
             del self._streams[node.id]
@@ -123,11 +135,34 @@ class Control(MeshServicer):
             level = logging.DEBUG if node.lost == STOPS else logging.INFO if node.left else logging.WARNING
             _log.log(level, "node %s %s", node.name, what_became(node.lost), extra={"node": node.name})
             self.listener.on_lost(node)
-        await context.abort(grpc.StatusCode.ABORTED, f"this node is out of the mesh: {stream.reason}")
+        _end(context, grpc.StatusCode.ABORTED, f"this node is out of the mesh: {stream.reason}")
 
-    async def _read(self, requests: AsyncIterator[NodeMessage], node: Node, stream: _Stream) -> None:
+    async def _admit(self, context: Context) -> Node | _Refusal:
+        """Have a node show its token, then say Hello, and register it."""
+        token = dict(context.invocation_metadata() or ()).get("motley-token", "")
+        if not isinstance(token, str) or not self._identity.admits(token):
+            why = "wrong join token; use the one that `motley up` prints"
+            return _Refusal(grpc.StatusCode.UNAUTHENTICATED, why)
+        from_here = is_loopback(_address_of(context).rpartition(":")[0].strip("[]"))
+        here = self._address_here() if from_here else ""
+        await context.send_initial_metadata([("motley-address", here)])
+        hello = await _hello(context)
+        if isinstance(hello, _Refusal):
+            return hello
+        if is_loopback(hello.address) and not from_here:
+            why = f"no other machine can reach this node at {hello.address}; give --advertise another address of it"
+            return _Refusal(grpc.StatusCode.INVALID_ARGUMENT, why)
+        try:
+            return self._nodes.join(hello)
+        except HelloError as error:
+            return _Refusal(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        except NameTakenError as error:
+            return _Refusal(grpc.StatusCode.ALREADY_EXISTS, str(error))
+
+    async def _read(self, context: Context, node: Node, stream: _Stream) -> None:
         """Pass on what the node says, until the stream ends."""
-        async for message in requests:
+        while (message := await _next(context)) is not None:
+            self._nodes.show_life(node.id)
             match message.WhichOneof("body"):
                 case "hello":
                     stream.end("it said Hello twice")
@@ -141,18 +176,26 @@ class Control(MeshServicer):
                     self.listener.on_message(node, message)
 
 
-async def _hello(requests: AsyncIterator[NodeMessage], context: Context) -> Hello:
+async def _next(context: Context) -> NodeMessage | None:
+    """What a node says next; None when it has ended the stream."""
+    message = await context.read()
+    return message if isinstance(message, NodeMessage) else None
+
+
+async def _hello(context: Context) -> Hello | _Refusal:
     try:
         async with asyncio.timeout(HELLO_S):
-            first = await anext(requests, None)
+            first = await _next(context)
     except TimeoutError:
-        await _refuse(context, grpc.StatusCode.DEADLINE_EXCEEDED, f"no Hello within {HELLO_S:.0f} s")
+        return _Refusal(grpc.StatusCode.DEADLINE_EXCEEDED, f"no Hello within {HELLO_S:.0f} s")
     if first is None or first.WhichOneof("body") != "hello":
-        await _refuse(context, grpc.StatusCode.INVALID_ARGUMENT, "the first message must be a Hello")
+        return _Refusal(grpc.StatusCode.INVALID_ARGUMENT, "the first message must be a Hello")
+    if first.ByteSize() > HELLO_BYTES:
+        why = f"the Hello is {first.ByteSize()} bytes long; no machine needs more than {HELLO_BYTES}"
+        return _Refusal(grpc.StatusCode.INVALID_ARGUMENT, why)
     if first.hello.protocol != VERSION:
         older = "this node" if first.hello.protocol < VERSION else "the orchestrator"
-        await _refuse(
-            context,
+        return _Refusal(
             grpc.StatusCode.FAILED_PRECONDITION,
             f"this node (motley {first.hello.version}) speaks protocol version {first.hello.protocol}, the"
             f" orchestrator version {VERSION}; install the same motley on both, {older} has the older one",
@@ -160,13 +203,26 @@ async def _hello(requests: AsyncIterator[NodeMessage], context: Context) -> Hell
     return first.hello
 
 
-async def _write(context: Context, outbox: asyncio.Queue[OrchestratorMessage]) -> None:
-    with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError):  # the stream's end is the reader's to report
+async def _write(context: Context, stream: _Stream) -> None:
+    """Send a node what is in its outbox, until its stream ends; end that if it cannot be sent."""
+    try:
         while True:
-            await context.write(await outbox.get())
+            await context.write(await stream.outbox.get())
+    except (grpc.RpcError, asyncio.InvalidStateError):  # the stream's end is the reader's to report
+        pass
+    except Exception as error:
+        _log.exception("cannot send to a node")
+        stream.end(f"sending to it failed: {type(error).__name__}: {error}")
 
 
-async def _refuse(context: Context, code: grpc.StatusCode, why: str) -> NoReturn:
-    _, _, address = unquote(context.peer()).partition(":")  # after gRPC's name for its kind
-    _log.warning("refused %s: %s", address, why)
-    await context.abort(code, why)
+def _end(context: Context, code: grpc.StatusCode, why: str) -> None:
+    """Say why the stream ends, when its handler returns. `context.abort` would raise what gRPC keeps for long, and with
+    its traceback all that was said on the stream.
+    """
+    context.set_code(code)
+    context.set_details(why)
+
+
+def _address_of(context: Context) -> str:
+    """``host:port`` from which a node dialled, IPv6 hosts in brackets."""
+    return unquote(context.peer()).partition(":")[2]  # after gRPC's name for its kind

@@ -18,6 +18,8 @@ HEARTBEAT_S = 1.0
 """How often a node shows life."""
 SILENCE_S = 5.0
 """A node that has been silent for this long is lost."""
+STANDSTILL_S = 1.0
+"""If nobody asked for so long who is overdue, this process stood still: its machine slept, say."""
 FORGET_S = 600.0
 """A lost node is listed for so long, and for as long as a session would start workers on it again."""
 FORGET_LEFT_S = 120.0
@@ -48,7 +50,8 @@ class Node:
     colour: int
     """One of `COLOURS`, for as long as the table knows the name."""
     joined: float
-    last_heartbeat: float
+    last_sign: float
+    """When it last said anything."""
     memory_available: int = 0
     """Bytes free on the machine by its last heartbeat; 0: not told yet."""
     gpus: Sequence[Gpu] = ()
@@ -84,9 +87,21 @@ def what_became(reason: str) -> str:
 class NodeTable:
     """All nodes that are in the mesh, or were until lately."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Callable[[], float], elapsed: Callable[[], float] | None = None) -> None:
+        """
+        Args:
+            clock: monotonic, in seconds.
+            elapsed: likewise, but goes on while this machine sleeps; None: `clock` does.
+        """
         self._clock = clock
+        self._elapsed = elapsed or clock
         self._nodes: dict[str, Node] = {}
+        self._looked: tuple[float, float] | None = None
+        """When somebody last looked, by both clocks: until then this process did not stand still."""
+        self._resumed = -math.inf
+        """When this process was last seen to have stood still, ..."""
+        self._still_s = 0.0
+        """... and for how long."""
 
     def __iter__(self) -> Iterator[Node]:
         """All nodes, lost ones too, in the order they first joined."""
@@ -126,7 +141,7 @@ class NodeTable:
             capabilities=hello.capabilities,
             colour=namesake.colour if namesake is not None else self._free_colour(hello.name),
             joined=now,
-            last_heartbeat=now,
+            last_sign=now,
             gpus=hello.capabilities.gpus,
         )
         if namesake is None:
@@ -135,27 +150,38 @@ class NodeTable:
             self._nodes = {one.id: one for one in (node if old is namesake else old for old in self)}
         return node
 
+    def show_life(self, node_id: str) -> None:
+        """A node has said something, whatever that is."""
+        self._nodes[node_id].last_sign = self._clock()
+
     def heartbeat(self, node_id: str, memory_available: int, gpus: Sequence[Gpu] = ()) -> None:
-        """A node shows life; `gpus`: as they are now, empty if it does not tell."""
+        """A node tells what is free there; `gpus`: as they are now, empty if it does not tell."""
         node = self._nodes[node_id]
-        node.last_heartbeat = self._clock()
         node.memory_available = memory_available
         node.gpus = gpus or node.gpus
 
     def overdue(self) -> list[Node]:
         """Live nodes that have been silent for `SILENCE_S`."""
+        self._notice_standstill()
         latest = self._clock() - SILENCE_S
-        return [node for node in self if node.alive and node.last_heartbeat < latest]
-
-    def excuse(self, seconds: float) -> None:
-        """This process itself stood still (a laptop asleep, say): that is not the nodes' silence."""
-        for node in self:
-            node.last_heartbeat += seconds
+        return [node for node in self if node.alive and node.last_sign < latest]
 
     def lose(self, node_id: str, reason: str) -> None:
         """A node is gone."""
-        node = self._nodes[node_id]
-        node.lost, node.lost_at = reason, self._clock()
+        node, now = self._nodes[node_id], self._clock()
+        self._notice_standstill()
+        if reason != LEFT and now - self._resumed < SILENCE_S:
+            reason += f", after the orchestrator itself had stood still for {self._still_s:.0f} s (was it asleep?)"
+        node.lost, node.lost_at = reason, now
+
+    def _notice_standstill(self) -> None:
+        """If this process itself stood still (a laptop asleep, say), that is not the nodes' silence."""
+        now = self._clock(), self._elapsed()
+        before, self._looked = self._looked or now, now
+        if now[1] - before[1] > STANDSTILL_S:
+            self._resumed, self._still_s = now[0], now[1] - before[1]
+            for node in self:
+                node.last_sign += now[0] - before[0]
 
     def forget(self, wanted: Container[str]) -> None:
         """Drop the nodes that have been gone for `FORGET_S` or `FORGET_LEFT_S`, but those `wanted` by name."""
@@ -165,8 +191,8 @@ class NodeTable:
                 del self._nodes[node.id]
 
     def silence_s(self, node: Node) -> float:
-        """Seconds since the node's last heartbeat."""
-        return max(0.0, self._clock() - node.last_heartbeat)
+        """Seconds since the node last said anything."""
+        return max(0.0, self._clock() - node.last_sign)
 
     def gone_s(self, node: Node) -> float:
         """Seconds since a node left or was lost."""

@@ -77,6 +77,12 @@ class SessionTable:
             if worker.node_id == node_id and not worker.gone
         )
 
+    def promised(self, node_id: str) -> int:
+        """Bytes that running workers may yet take of a node's own memory, beyond what they have taken of it."""
+        return sum(
+            worker.host_bytes_to_come for session in self for worker in session.workers if worker.node_id == node_id
+        )
+
     def promised_gpu(self, node_id: str, gpu: Gpu) -> int:
         """Bytes that running ranks may yet take of a node's GPU.
 

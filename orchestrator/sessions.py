@@ -58,6 +58,8 @@ LISTEN_S = 90.0
 """Every rank worker listens this soon after its assignment (its daemon gives a worker 60 s to start)."""
 PROGRESS_S = 120.0
 """While ranks connect and load, at least one of them says this often how far it is; else they are taken to hang."""
+EXPLAIN_S = 2.0
+"""Whoever is to blame for the end of a session has so long to say why, while its clients wait."""
 RELEASE_S = 10.0
 """A rank that was told to stop, and does not say that it has, is taken for gone after this."""
 
@@ -101,6 +103,8 @@ class Session:
     failure: Failure | None = None
     deadline_from: float = 0.0
     """While it starts: when a worker last showed life. Once it has ended: when its workers were told to stop."""
+    _explained_late: bool = False
+    """The worker to blame for its end has had `EXPLAIN_S` to say why."""
     _assignments: Assignments | None = field(default=None, repr=False)
     """What its workers are started with; None: it is not planned yet."""
 
@@ -136,9 +140,9 @@ class Session:
 
     @property
     def explained(self) -> bool:
-        """It has ended, and the reason is final: the worker to blame has said why, or is gone and cannot."""
+        """It has ended, and the reason is final: the worker to blame has said why, is gone, or has had its time."""
         blamed = self.worker(self.failure.lost_rank - 1) if self.failure else None
-        return not self.alive and (blamed is None or blamed.gone)
+        return not self.alive and (blamed is None or blamed.gone or self._explained_late)
 
     @property
     def waiting_for(self) -> list[str]:
@@ -243,6 +247,8 @@ class Session:
             unready = [worker for worker in self.workers if worker.ready is None]
             unread = [w for w in unready if w.loading.done_bytes < w.loading.total_bytes]
             return self._stuck(unread or unready, "gave no sign of life in connecting and loading", waited, now)
+        if not self.alive and waited > EXPLAIN_S:
+            self._explained_late = True
         if not self.alive and waited > RELEASE_S:
             for worker in self.workers:
                 worker.gone = True
@@ -402,7 +408,10 @@ class Session:
         """The failure that a worker reported, with the names of its node and of the one to blame."""
         message = f"{worker}: {failure.message}"
         blamed = self.worker(failure.lost_rank - 1)
-        if blamed is not None and blamed is not worker:
+        finder = self.worker(failure.found_by - 1) or worker
+        if blamed is not None and finder not in (blamed, worker):
+            message += f" (between {finder} and {blamed})"
+        elif blamed is not None and blamed is not worker:
             message += f" (to blame: {blamed})"
         return Failure(
             code=failure.code or "rank_failed",

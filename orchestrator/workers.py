@@ -42,6 +42,17 @@ class Worker:
         return self.memory_bytes
 
     @property
+    def host_bytes_taken(self) -> int:
+        """Bytes of its node's own memory that it has surely taken, so that the node does not count them as free any
+        more: 0 until it is ready."""
+        raise NotImplementedError
+
+    @property
+    def host_bytes_to_come(self) -> int:
+        """Bytes of `host_bytes` that it may yet take."""
+        return 0 if self.gone else max(0, self.host_bytes - self.host_bytes_taken)
+
+    @property
     def state(self) -> str:
         """For people: ``starting``, ``loading``, ``ready`` or ``gone``."""
         return "gone" if self.gone else "ready" if self.ready else "loading" if self.address else "starting"
@@ -69,6 +80,10 @@ class Rank(Worker):
     @property
     def host_bytes(self) -> int:
         return self.plan.fixed_bytes if self.setup.on_gpu else self.plan.memory_bytes
+
+    @property
+    def host_bytes_taken(self) -> int:
+        return self.ready.rss_bytes if self.ready else 0  # its cache grows later, and is counted as still to come
 
     def gpu_to_come(self, gpu: Gpu) -> int:
         """Bytes that it may yet take of its GPU, as that is now: what is planned, less what the driver says it has.

@@ -205,12 +205,14 @@ class Welcome(_message.Message):
     def __init__(self, node_id: _Optional[str] = ..., heartbeat_s: _Optional[float] = ..., silence_s: _Optional[float] = ...) -> None: ...
 
 class Describe(_message.Message):
-    __slots__ = ("request_id", "model")
+    __slots__ = ("request_id", "model", "only_here")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
+    ONLY_HERE_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     model: ModelSpec
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[_Union[ModelSpec, _Mapping]] = ...) -> None: ...
+    only_here: bool
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[_Union[ModelSpec, _Mapping]] = ..., only_here: _Optional[bool] = ...) -> None: ...
 
 class ModelSpec(_message.Message):
     __slots__ = ("source", "quantisation", "block", "exact", "beside")
@@ -508,16 +510,18 @@ class Starved(_message.Message):
     def __init__(self, layer: _Optional[int] = ..., index: _Optional[int] = ..., version: _Optional[int] = ...) -> None: ...
 
 class Failure(_message.Message):
-    __slots__ = ("code", "message", "lost_rank", "param")
+    __slots__ = ("code", "message", "lost_rank", "param", "found_by")
     CODE_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     LOST_RANK_FIELD_NUMBER: _ClassVar[int]
     PARAM_FIELD_NUMBER: _ClassVar[int]
+    FOUND_BY_FIELD_NUMBER: _ClassVar[int]
     code: str
     message: str
     lost_rank: int
     param: str
-    def __init__(self, code: _Optional[str] = ..., message: _Optional[str] = ..., lost_rank: _Optional[int] = ..., param: _Optional[str] = ...) -> None: ...
+    found_by: int
+    def __init__(self, code: _Optional[str] = ..., message: _Optional[str] = ..., lost_rank: _Optional[int] = ..., param: _Optional[str] = ..., found_by: _Optional[int] = ...) -> None: ...
 
 class Sampling(_message.Message):
     __slots__ = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed", "logit_bias", "top_logprobs", "logprobs")

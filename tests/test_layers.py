@@ -46,7 +46,7 @@ MODELS = {
 """By room of `motley.daemon.models`, which others of these it may import."""
 
 ORCHESTRATOR = (
-    {"session_request", "nodes", "identity", "certificates"},
+    {"session_request", "nodes", "identity", "certificates", "addresses", "limits"},
     {"planning"},
     {"workers"},
     {"experts"},

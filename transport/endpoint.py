@@ -219,8 +219,8 @@ class Endpoint:
         """`error`, but of the rank that is to blame: a connection that ended may be that of a survivor, who gave up."""
         if self._pulse is not None and isinstance(error, PeerLost):
             loss = self._pulse.first_loss(LAST_WORDS_S)
-            if loss is not None and loss[0] != error.rank:
-                return PeerLost(*loss)
+            if loss is not None and loss.rank != error.rank:
+                return loss
         return error
 
     def _hindmost(self, error: PeerTimeout) -> PeerTimeout:
@@ -243,11 +243,11 @@ class Endpoint:
             self._broken = error
         else:
             self._broken = UsageError(f"the communicator was closed: {why}")
-        blamed = self._broken.rank
+        blamed, finder = self._broken.rank, getattr(self._broken, "finder", None)
         if blamed is None or (self._pulse is not None and self._pulse.accused):  # or peers would be told two names
-            blamed = self._rank
+            blamed, finder = self._rank, None
         try:
             if self._pulse is not None:  # first: its connections are never full
-                self._pulse.close(pack_abort(blamed, why))
+                self._pulse.close(pack_abort(blamed, why, finder))
         finally:
-            part_with_blame(list(self._links.values()), blamed, why)
+            part_with_blame(list(self._links.values()), blamed, why, finder)

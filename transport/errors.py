@@ -16,13 +16,18 @@ class UsageError(TransportError):
 class PeerLost(TransportError):
     """A rank is gone or cannot be reached: the mesh must be rebuilt without it or with its successor.
 
-    It is the own rank where no data comes from several peers that live: the fault is here.
+    It is the own rank where nothing, or no data, comes of several peers: the fault is here.
+
+    Attributes:
+        finder: the rank that cannot do with the lost one, where another one than this has found it. The fault may be
+            at either of the two, or between them.
     """
 
-    def __init__(self, rank: int, why: str) -> None:
-        super().__init__(rank, why)  # all arguments, so that the error can be pickled
+    def __init__(self, rank: int, why: str, finder: int | None = None) -> None:
+        super().__init__(rank, why, finder)  # all arguments, so that the error can be pickled
         self.rank = rank
         self.why = why
+        self.finder = finder
 
     def __str__(self) -> str:
         return f"rank {self.rank} is lost: {self.why}"

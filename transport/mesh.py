@@ -16,10 +16,11 @@ from dataclasses import replace
 import numpy as np
 
 from .collectives import Communicator
-from .errors import PeerTimeout, ProtocolError, TransportError, UsageError
+from .errors import PeerLost, PeerTimeout, ProtocolError, TransportError, UsageError
 from .exchange import Exchange
 from .formats import WireFormat
 from .links.connecting import Arrival, Connector, Failure, Listener, check_membership, split_address
+from .links.knocks import Knocks
 from .links.link import Incoming, Link, part_with_blame, wait_ready
 from .links.liveness import Pulse, Watch, listen
 from .links.security import Plain, Stream, Tls
@@ -97,7 +98,8 @@ def connect_mesh(
     Raises:
         PeerTimeout: ranks are missing; the message names them all, `rank` is the lowest.
         ProtocolError: a rank that was dialled refused this one, or is not what it should be.
-        PeerLost: a rank went while the mesh was being built.
+        PeerLost: a rank went while the mesh was being built, or cannot be reached: its name is not known here, or its
+            machine does not answer.
         UsageError: arguments that cannot be right.
     """
     _check(membership, addresses)
@@ -108,13 +110,15 @@ def connect_mesh(
     except BaseException as error:
         blamed = error.rank if isinstance(error, TransportError) else None
         blamed = membership.rank if blamed is None else blamed
-        part_with_blame([link for links in bootstrap.links.values() for link in links.values()], blamed, str(error))
+        finder = error.finder if isinstance(error, PeerLost) else None
+        made = [link for links in bootstrap.links.values() for link in links.values()]
+        part_with_blame(made, blamed, str(error), finder)
         raise
     finally:
         bootstrap.close()
     links = bootstrap.links[Purpose.DATA]
     try:
-        pulse = Pulse(bootstrap.watch, bootstrap.links[Purpose.BEATS], links) if links else None
+        pulse = bootstrap.start_pulse() if links else None
     except BaseException as error:
         part_with_blame([*links.values(), *bootstrap.links[Purpose.BEATS].values()], membership.rank, str(error))
         raise
@@ -158,6 +162,7 @@ class _Bootstrap:
         self._missing = {(peer, purpose) for peer in range(membership.size) if peer != rank for purpose in PURPOSES}
         self._above = {(peer, purpose) for peer, purpose in self._missing if peer > rank}  # those that dial us
         self._heard: set[Link] = set()  # those that are done and measure already
+        self._listener = listener
         self._connector = Connector(membership, security, listener, self._above, wrap)
         for peer in range(rank):
             self._connector.dial(peer, Purpose.DATA, addresses[peer])
@@ -179,8 +184,20 @@ class _Bootstrap:
                 match outcome:
                     case Arrival(purpose, link):
                         self._welcome(purpose, link)
-                    case Failure(rank, reason):
+                    case Failure(rank=rank, reason=reason, refused=True):
                         raise ProtocolError(rank, reason)
+                    case Failure(rank=rank, reason=reason):
+                        raise PeerLost(rank, f"rank {self._membership.rank} cannot reach it: {reason}")
+
+    def start_pulse(self) -> Pulse:
+        """Watch over the links from now on; what has been connected knocks with the same means."""
+        rank, size = self._membership.rank, self._membership.size
+        knocks = Knocks(self._connector, self._listener, dict(enumerate(self._addresses[:rank])), size)
+        try:
+            return Pulse(self.watch, self.links[Purpose.BEATS], self.links[Purpose.DATA], knocks)
+        except BaseException:
+            knocks.close()
+            raise
 
     def close(self) -> None:
         """Close all connections that are no links."""

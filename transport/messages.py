@@ -271,7 +271,7 @@ class Messenger:
                             events.append(self._lose(link.rank, f"it has connected anew ({link.address})"))
                         self._peers[link.rank] = _Peer(link)
                         events.append(Connected(link.rank))
-                    case Failure(rank, reason):
+                    case Failure(rank=rank, reason=reason):
                         events.append(Lost(rank, reason))
         return events
 

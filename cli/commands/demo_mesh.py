@@ -66,7 +66,7 @@ async def mesh_of_processes(limits: list[int], threads: int = 1) -> AsyncIterato
         try:
             for name, limit in zip(node_names(len(limits)), limits, strict=True):
                 console.print(f"starting {name} with {short_bytes(limit)} of memory")
-                where = orchestrator.join_target, orchestrator.join_token
+                where = orchestrator.local_target, orchestrator.join_token
                 daemons[name] = await _start_daemon(*where, name, limit, threads, _log(folder, name))
             ends = [asyncio.create_task(_last_words(daemon, _log(folder, name))) for name, daemon in daemons.items()]
             async with Client(orchestrator.http_url) as client:

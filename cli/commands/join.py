@@ -33,7 +33,8 @@ def join(
     end_with_stdin: Annotated[bool, typer.Option("--end-with-stdin", hidden=True)] = False,
 ) -> None:
     """Give this machine to the mesh of an orchestrator, until Ctrl-C."""
-    from motley.cli.narrator import Narrator
+    from motley.cli.narrator import MeshLog, Narrator
+    from motley.daemon.machine.files import raise_file_limit
     from motley.daemon.node.address import parse_address
     from motley.daemon.node.app import run_daemon
 
@@ -53,5 +54,7 @@ def join(
         advertise=advertise,
         zone=zone,
     )
+    raise_file_limit()
+    MeshLog().listen()
     with console.status("measuring this machine and joining") as status, closing(Narrator(status.stop)) as narrator:
         run(run_daemon(config, narrator), end_with_stdin=end_with_stdin)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -54,6 +55,7 @@ def up(
         http_port=http_port,
         state_dir=state or Path(platformdirs.user_data_dir("motley", appauthor=False)),
         api_key=api_key or None,
+        advertise=advertise,
     )
     local = daemon_config(
         name=name,
@@ -70,9 +72,11 @@ def up(
 
 async def _serve(config: OrchestratorConfig, local: DaemonConfig | None) -> None:
     from motley.cli.narrator import MeshLog, Narrator
+    from motley.daemon.machine.files import raise_file_limit
     from motley.daemon.node.app import run_daemon
     from motley.orchestrator.app import Orchestrator
 
+    raise_file_limit()
     orchestrator = Orchestrator(config)
     MeshLog(local.node_name if local else None).listen()
     await orchestrator.start()
@@ -83,16 +87,12 @@ async def _serve(config: OrchestratorConfig, local: DaemonConfig | None) -> None
             console.print(f"On other machines: API {url}/v1, page {url}/", soft_wrap=True)
         if orchestrator.api_key is not None:
             console.print(f"Clients need this API key: {orchestrator.api_key}", soft_wrap=True)
-        console.print("Other machines join with:")
-        console.print(
-            f"  motley join {orchestrator.join_target} --token {orchestrator.join_token}",
-            soft_wrap=True,
-            highlight=False,
-        )
+        for line in how_to_join(orchestrator.join_targets, orchestrator.local_target, orchestrator.join_token):
+            console.print(line, soft_wrap=True, highlight=False)
         if local is None:
             await asyncio.Event().wait()
             return
-        node = replace(local, orchestrator=orchestrator.join_target, token=orchestrator.join_token)
+        node = replace(local, orchestrator=orchestrator.local_target, token=orchestrator.join_token)
         with closing(Narrator()) as narrator:
             daemon = asyncio.create_task(run_daemon(node, narrator))
             try:
@@ -104,3 +104,18 @@ async def _serve(config: OrchestratorConfig, local: DaemonConfig | None) -> None
                 await asyncio.gather(daemon, return_exceptions=True)
     finally:  # without a node, or if it could not be started; a second stop does nothing
         await orchestrator.stop()
+
+
+def how_to_join(targets: Sequence[str], local: str, token: str) -> list[str]:
+    """What a person is told who wants more nodes.
+
+    Args:
+        targets: ``host:port`` for other machines to dial, the likeliest first; empty if there is none.
+        local: ``host:port`` for this machine to dial.
+    """
+    if not targets:
+        return ["Nodes on this machine, and no others, join with:", f"  motley join {local} --token {token}"]
+    lines = ["Other machines join with:", f"  motley join {targets[0]} --token {token}"]
+    if others := targets[1:]:
+        lines.append(f"Where that address cannot be reached, one of these may be: {', '.join(others)}")
+    return lines

@@ -20,6 +20,7 @@ import numpy as np
 from motley.daemon.experts.group import Group, Refused
 from motley.daemon.experts.holding import Holding
 from motley.daemon.experts.wire import Answer, Buffer, Call, ExpertWire, ExpertWireError, Refusal, RefusalCode
+from motley.daemon.machine.files import raise_file_limit
 from motley.daemon.pipe.daemon import Commands
 from motley.plugins.engine import F32, EngineError
 from motley.transport import Message, Messenger, WireFormat
@@ -29,8 +30,6 @@ logger = logging.getLogger(__name__)
 
 SWITCH_S = 5e-4
 """Seconds after which the interpreter goes from thread to thread, a tenth of the usual: calls wait for the loading."""
-FILES = 1 << 16
-"""Files that a host asks to have open at most; an expert has two."""
 
 
 class ExpertHost:
@@ -139,10 +138,4 @@ class ExpertHost:
 def prepare_process() -> None:
     """Make this process fit for a host: many open files, and a thread that loads beside one that answers."""
     sys.setswitchinterval(SWITCH_S)
-    if sys.platform != "win32":
-        import resource
-
-        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        most = FILES if hard == resource.RLIM_INFINITY else min(hard, FILES)
-        if soft != resource.RLIM_INFINITY and soft < most:  # 1024 on many systems
-            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    raise_file_limit()

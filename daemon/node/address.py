@@ -1,6 +1,8 @@
-"""``host:port`` in writing, with brackets where the host is an IPv6 address."""
+"""Addresses of nodes: ``host:port`` in writing, with brackets where the host is an IPv6 one; who can reach which."""
 
 from __future__ import annotations
+
+import ipaddress
 
 
 def parse_address(text: str) -> tuple[str, int]:
@@ -18,3 +20,18 @@ def parse_address(text: str) -> tuple[str, int]:
 def join_address(host: str, port: str | int) -> str:
     """The inverse of `parse_address`."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether it is an address at which a machine reaches only itself. (A name may be one; nobody is asked.)"""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def listening_host(address: str) -> str:
+    """Where a node listens whom others reach at `address`: on loopback only if nobody else could reach it anyway."""
+    if is_loopback(address):
+        return address
+    return "::" if ":" in address else "0.0.0.0"

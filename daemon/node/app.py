@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import socket
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +12,7 @@ from motley.daemon.node.address import parse_address
 from motley.daemon.node.capabilities import measure
 from motley.daemon.node.control import Control, NameTaken, NodeSettings, OrchestratorLost
 from motley.daemon.node.engines import installed_engines
-from motley.daemon.node.trust import JoinToken, TrustError, open_channel
+from motley.daemon.node.trust import JoinToken, TrustError, check_name, open_channel
 from motley.daemon.weights.cache import ShareCache
 from motley.protocol import mesh_pb2 as pb
 
@@ -82,6 +81,7 @@ async def run_daemon(config: DaemonConfig, observer: Observer) -> None:
     """
     host, port = parse_address(config.orchestrator)
     token = JoinToken.parse(config.token)
+    await check_name(host)  # before anything that takes long
     address = config.advertise or await asyncio.to_thread(_address_towards, host, port)
     engines = await installed_engines()
     capabilities = await asyncio.to_thread(measure, engines, config.memory_limit, config.threads or None)
@@ -89,7 +89,6 @@ async def run_daemon(config: DaemonConfig, observer: Observer) -> None:
     await asyncio.to_thread(config.cache.prepare)
     settings = NodeSettings(
         name=config.node_name,
-        host=_listening_host(address),
         address=address,
         capabilities=capabilities,
         models=config.models,
@@ -99,7 +98,7 @@ async def run_daemon(config: DaemonConfig, observer: Observer) -> None:
     attempt = 0
     joined_once = False
 
-    def joined(node_id: str) -> None:
+    def joined(node_id: str, settings: NodeSettings) -> None:
         nonlocal attempt, joined_once
         attempt, joined_once = 0, True
         observer.joined(node_id, settings)
@@ -116,17 +115,6 @@ async def run_daemon(config: DaemonConfig, observer: Observer) -> None:
             attempt += 1
             observer.lost(str(error), pause)
             await asyncio.sleep(pause)
-
-
-def _listening_host(address: str) -> str:
-    """Where ranks listen: on loopback only if nobody else could reach them anyway."""
-    try:
-        itself = ipaddress.ip_address(address)
-    except ValueError:
-        return "0.0.0.0"
-    if itself.is_loopback:
-        return address
-    return "::" if itself.version == 6 else "0.0.0.0"
 
 
 def _address_towards(host: str, port: int) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,8 @@ import grpc.aio
 from motley.daemon.machine.gpus import gpus
 from motley.daemon.machine.memory import available_memory
 from motley.daemon.models.files import load_tokenizer
-from motley.daemon.node.address import join_address
-from motley.daemon.node.describe import DescribeError, describe_apart
+from motley.daemon.node.address import is_loopback, join_address, listening_host
+from motley.daemon.node.describe import DescribeError, describe_apart, look
 from motley.daemon.node.rendering import TemplateApart
 from motley.daemon.node.worker import RankWorker, WorkerError
 from motley.daemon.text.generation import Generation, RequestError
@@ -71,13 +71,12 @@ class NodeSettings:
     """What a node brings to the mesh.
 
     Attributes:
-        host: address that rank workers listen on.
-        address: address under which other nodes reach them.
+        address: address under which other nodes reach this one's rank workers; a loopback one only where no other
+            machine takes part, or none is known.
         threads: compute threads of each rank.
     """
 
     name: str
-    host: str
     address: str
     capabilities: pb.Capabilities
     models: Path | None
@@ -130,52 +129,68 @@ class Control:
         self._settings = settings
         self._observe = observe
         self._outbox: asyncio.Queue[pb.NodeMessage] = asyncio.Queue()
+        """Not bounded by number, but in time: an orchestrator that reads nothing is lost within its patience."""
         self._ranks: dict[_Key, _Rank] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._gpus: list[pb.Gpu] = []
         self._preparing: set[str] = set()
         """Requests that are being turned into tokens; a cancelled one is taken out."""
+        self._describing: dict[str, asyncio.Task[None]] = {}
+        """By the orchestrator's id: models that are being described."""
 
-    async def stay(self, channel: grpc.aio.Channel, secret: str, joined: Callable[[str], None]) -> None:
+    async def stay(self, channel: grpc.aio.Channel, secret: str, joined: Callable[[str, NodeSettings], None]) -> None:
         """Join and do what the orchestrator says until the stream ends.
 
         Args:
-            joined: called with the node's id once the orchestrator has welcomed it.
+            joined: called with the node's id, and what it brings, once the orchestrator has welcomed it.
 
         Raises:
             JoinRefused: wrong token, version or name.
             OrchestratorLost: the stream broke or was closed.
         """
-        settings = self._settings
-        hello = pb.Hello(
-            protocol=VERSION,
-            version=version("motley"),
-            name=settings.name,
-            address=settings.address,
-            capabilities=settings.capabilities,
-        )
         call = MeshStub(channel).Join(  # type: ignore[no-untyped-call]
             metadata=(("motley-token", secret),)
         )
         talk: list[asyncio.Task[None]] = []
         patience = WELCOME_S
         try:
+            settings = self._settings = await _admitted(call, patience, self._settings)
+            hello = pb.Hello(
+                protocol=VERSION,
+                version=version("motley"),
+                name=settings.name,
+                address=settings.address,
+                capabilities=settings.capabilities,
+            )
             await call.write(pb.NodeMessage(hello=hello))
             first = await _read(call, patience)
             if first is END or first.WhichOneof("body") != "welcome":
                 raise OrchestratorLost("the orchestrator answered without a welcome")
-            joined(first.welcome.node_id)
+            joined(first.welcome.node_id, settings)
             if settings.capabilities.gpus:
                 self._spawn(self._watch_gpus(first.welcome.heartbeat_s))
             patience = first.welcome.silence_s
             listener = asyncio.create_task(self._listen(call, patience))
-            talk = [listener, asyncio.create_task(self._send(call, first.welcome.heartbeat_s))]
+            sender = asyncio.create_task(self._send(call, first.welcome.heartbeat_s))
+            talk = [listener, sender]
             try:
-                await asyncio.shield(listener)  # a read that is cancelled ends the stream
+                await asyncio.wait(talk, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait({listener}, timeout=LEAVE_S)  # it knows why, where it is the stream that has ended
             except asyncio.CancelledError:
+                # The listener was not cancelled, which would end the stream.
                 self._say(leaving=pb.Empty())
                 await asyncio.wait({listener}, timeout=LEAVE_S)
                 raise
+            if not listener.done():
+                try:
+                    await sender
+                except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                    raise
+                except Exception as error:
+                    logger.exception("cannot send to the orchestrator")
+                    told = f"{type(error).__name__}: {error}"
+                    raise OrchestratorLost(f"sending to the orchestrator failed: {told}") from error
+            await listener
         except TimeoutError:
             raise OrchestratorLost(f"the orchestrator said nothing for {patience:.0f} s") from None
         except grpc.aio.AioRpcError as error:
@@ -203,17 +218,20 @@ class Control:
         raise OrchestratorLost("the orchestrator closed the stream")
 
     async def _send(self, call: Any, heartbeat_s: float) -> None:
-        """Send what is in the outbox, and a heartbeat when it is due."""
+        """Send what is in the outbox, and a heartbeat when it is due, however much is waiting."""
         loop = asyncio.get_running_loop()
         due = loop.time()
         while True:
-            try:
-                async with asyncio.timeout_at(due):
-                    message = await self._outbox.get()
-            except TimeoutError:
+            if loop.time() >= due:
                 beat = pb.Heartbeat(memory_available_bytes=available_memory(), gpus=self._gpus)
                 message = pb.NodeMessage(heartbeat=beat)
                 due = loop.time() + heartbeat_s
+            else:
+                try:
+                    async with asyncio.timeout_at(due):
+                        message = await self._outbox.get()
+                except TimeoutError:
+                    continue
             await call.write(message)
 
     async def _watch_gpus(self, every_s: float) -> None:
@@ -226,16 +244,17 @@ class Control:
         """Send the orchestrator a message: a field of `NodeMessage`, by name."""
         self._outbox.put_nowait(pb.NodeMessage(**body))
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Do something beside the conversation, for as long as that lasts."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     def _obey(self, message: pb.OrchestratorMessage) -> None:
         match message.WhichOneof("body"):
             case "describe":
-                self._spawn(self._describe(message.describe))
+                self._describing[message.describe.request_id] = self._spawn(self._describe(message.describe))
             case "rank":
                 self._command(message.rank)
             case "generate":
@@ -245,9 +264,18 @@ class Control:
 
     async def _describe(self, request: pb.Describe) -> None:
         try:
-            described = await describe_apart(request.model, self._settings.models)
+            if request.only_here:
+                described = await asyncio.to_thread(look, request.model, self._settings.models)
+            else:
+                described = await describe_apart(request.model, self._settings.models)
         except DescribeError as error:
             described = pb.Described(failure=pb.Failure(code=error.code, message=str(error)))
+        except Exception as error:
+            logger.exception("describing %s", request.model.source)
+            failure = pb.Failure(code="internal_error", message=f"{type(error).__name__}: {error}")
+            described = pb.Described(failure=failure)
+        finally:
+            self._describing.pop(request.request_id, None)
         described.request_id = request.request_id
         self._say(described=described)
 
@@ -299,7 +327,10 @@ class Control:
         """Start a rank's worker and pass on what it says until it is gone; why it ended, if it was not asked to."""
         settings, command = self._settings, rank.command
         worker = rank.worker = await RankWorker.start(
-            cache=settings.cache, models=settings.models, host=settings.host, threads=settings.threads
+            cache=settings.cache,
+            models=settings.models,
+            host=listening_host(settings.address),
+            threads=settings.threads,
         )
         if rank.releasing:
             return None
@@ -397,6 +428,8 @@ class Control:
                 rank.worker.send(wp.WorkerCommand(cancel=tokens.request_id))
 
     def _cancel(self, request_id: str) -> None:
+        if describing := self._describing.pop(request_id, None):
+            describing.cancel()
         self._preparing.discard(request_id)
         for rank in self._ranks.values():
             if request_id in rank.generations and rank.worker is not None:
@@ -404,6 +437,23 @@ class Control:
 
     def _fail(self, request_id: str, failure: pb.Failure) -> None:
         self._say(delta=pb.Delta(request_id=request_id, finish="error", failure=failure))
+
+
+async def _admitted(call: Any, patience: float, settings: NodeSettings) -> NodeSettings:
+    """Wait until the orchestrator has taken the token; the settings, with an address that other machines can reach
+    where the orchestrator knows one and the node does not.
+
+    Raises:
+        grpc.aio.AioRpcError: it has not.
+        OrchestratorLost: it ended the stream without a word.
+    """
+    async with asyncio.timeout(patience):
+        metadata = dict(await call.initial_metadata())
+    if "motley-address" not in metadata:
+        await _read(call, patience)
+        raise OrchestratorLost("the orchestrator answered without a welcome")
+    known = str(metadata["motley-address"])
+    return replace(settings, address=known) if known and is_loopback(settings.address) else settings
 
 
 async def _read(call: Any, patience: float) -> Any:

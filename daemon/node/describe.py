@@ -12,17 +12,17 @@ from pathlib import Path
 
 from motley.daemon.loading.fetching import LoadError, fetch
 from motley.daemon.models.cutting.profile import profile
-from motley.daemon.models.files import load_tokenizer, open_model
+from motley.daemon.models.files import load_tokenizer, open_model, open_weights
 from motley.daemon.models.keys import ConfigError
 from motley.daemon.node.child import end_with_owner, kill_child, start_child
 from motley.daemon.text.tokenizer import TokenizerError
 from motley.daemon.weights.checkpoints.checkpoint import CheckpointError
-from motley.daemon.weights.hub import ModelNotFound
+from motley.daemon.weights.hub import ModelNotFound, find_here
 from motley.protocol import mesh_pb2 as pb
 
 
 class DescribeError(Exception):
-    """The model cannot be served; `code` is ``invalid_model`` unless it is our fault."""
+    """The model cannot be served; `code` is ``model_missing`` or ``invalid_model`` unless it is our fault."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -51,6 +51,28 @@ def describe(model: pb.ModelSpec, models: Path | None) -> pb.Described:
     for profiled in profiles:
         profiled.name, profiled.fingerprint, profiled.chats = folder.name, fingerprint, chats
     return pb.Described(profile=profiles[0], beside=profiles[1:])
+
+
+def look(model: pb.ModelSpec, models: Path | None) -> pb.Described:
+    """What this node has of a model, without fetching anything: a profile with no more than the fingerprint of its
+    files, nothing of a model that would have to be fetched, or why there is none.
+
+    Args:
+        models: the folder in which model names are looked up, if there is one.
+    """
+    try:
+        place = find_here(model.source, models)
+        if place is None:
+            return pb.Described()
+        with open_weights(place) as files:
+            return pb.Described(profile=pb.ModelProfile(fingerprint=files.fingerprint()))
+    except (ModelNotFound, ConfigError, CheckpointError) as error:
+        return pb.Described(failure=_failure(error))
+
+
+def _failure(error: Exception) -> pb.Failure:
+    code = "model_missing" if isinstance(error, ModelNotFound) else "invalid_model"
+    return pb.Failure(code=code, message=str(error))
 
 
 async def describe_apart(model: pb.ModelSpec, models: Path | None) -> pb.Described:
@@ -95,7 +117,8 @@ def main() -> None:
         told = describe(model, Path(order["models"]) if order["models"] else None)
         said = {"described": told.SerializeToString().hex()}
     except (LoadError, ModelNotFound, ConfigError, CheckpointError, TokenizerError) as error:
-        said = {"code": "invalid_model", "message": str(error)}
+        failure = _failure(error)
+        said = {"code": failure.code, "message": failure.message}
     json.dump(said, sys.stdout)
 
 

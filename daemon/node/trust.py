@@ -8,9 +8,12 @@ sent only afterwards, over the verified channel.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import hmac
+import socket
 import ssl
+import threading
 from dataclasses import dataclass
 
 import grpc.aio
@@ -21,6 +24,8 @@ from motley.protocol import MESSAGE_BYTES
 CERTIFICATE_NAME = "motley"
 """The name in the orchestrator's certificate; addresses at home change too often to be in it."""
 CONNECT_S = 10.0
+NAME_S = 5.0
+"""A name that has not been looked up after so many seconds will not be."""
 
 
 class TrustError(Exception):
@@ -52,12 +57,47 @@ class JoinToken:
         return cls(secret, fingerprint)
 
 
+async def check_name(host: str) -> None:
+    """Make sure that a host's name is known here; an address always is.
+
+    Raises:
+        TrustError: it is not, or nobody says so within `NAME_S`.
+    """
+    loop = asyncio.get_running_loop()
+    answer: asyncio.Future[str] = loop.create_future()
+
+    def tell(trouble: str) -> None:
+        if not answer.done():
+            answer.set_result(trouble)
+
+    def look_up() -> None:
+        trouble = ""
+        try:
+            socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        except OSError as error:
+            trouble = error.strerror or str(error)
+        with contextlib.suppress(RuntimeError):  # the loop has ended: nobody waits any more
+            loop.call_soon_threadsafe(tell, trouble)
+
+    # Not in one of the loop's own threads: those are waited for in the end, and a look-up may take half a minute.
+    threading.Thread(target=look_up, name=f"look up {host}", daemon=True).start()
+    try:
+        trouble = await asyncio.wait_for(answer, NAME_S)
+    except TimeoutError:
+        trouble = f"no answer of the name service within {NAME_S:g} s"
+    if trouble:
+        raise TrustError(
+            f"this machine does not know the name {host!r} ({trouble}); write the orchestrator's IP address instead"
+        )
+
+
 async def open_channel(host: str, port: int, token: JoinToken) -> grpc.aio.Channel:
     """An encrypted channel to the orchestrator that made `token`.
 
     Raises:
-        TrustError: nobody answers there within `CONNECT_S`, or somebody else does.
+        TrustError: its name is not known, nobody answers there within `CONNECT_S`, or somebody else does.
     """
+    await check_name(host)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE  # the fingerprint is checked instead
@@ -74,6 +114,11 @@ async def open_channel(host: str, port: int, token: JoinToken) -> grpc.aio.Chann
             f"no answer from {host}:{port} within {CONNECT_S:.0f} s; is the machine on, and does its firewall "
             f"let port {port} in?"
         ) from None
+    except (ssl.SSLEOFError, ConnectionResetError):
+        raise TrustError(
+            f"{host}:{port} hung up; if it is a Motley orchestrator, it has more connections than it takes, or is "
+            "ending: try again in a moment"
+        ) from None
     except ssl.SSLError as error:
         raise TrustError(f"{host}:{port} answers, but not as a Motley orchestrator ({error.reason})") from error
     except OSError as error:
@@ -82,10 +127,12 @@ async def open_channel(host: str, port: int, token: JoinToken) -> grpc.aio.Chann
         ) from error
     found = hashlib.sha256(certificate).hexdigest()
     if not hmac.compare_digest(found, token.fingerprint):
+        pairs = enumerate(zip(found, token.fingerprint, strict=True))
+        alike = next(place for place, (own, told) in pairs if own != told)
+        differ = f"{found[alike : alike + 8]}, not {token.fingerprint[alike : alike + 8]}"
         raise TrustError(
-            f"the orchestrator at {host}:{port} is not the one this join token is from "
-            f"(certificate ...{found[-16:]}, token ...{token.fingerprint[-16:]}); copy the line that its `motley up` "
-            "prints now"
+            f"the orchestrator at {host}:{port} is not the one this join token is from (its certificate's fingerprint "
+            f"has {differ} from character {alike + 1} on); copy the line that its `motley up` prints now"
         )
     credentials = grpc.ssl_channel_credentials(ssl.DER_cert_to_PEM_cert(certificate).encode())
     return grpc.aio.secure_channel(

@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from google.protobuf.message import DecodeError
+
 from motley.daemon.rank.steps import Able, Close, Message, More, Open, Reserve, Step, StepError, Stop, Wave, join
 from motley.daemon.sampling.parameters import SamplingParams
 from motley.daemon.sampling.shard import ShardSampler
@@ -102,7 +104,7 @@ class Executor:
             case Open(slot, room, sampling, prompt):
                 if slot in self._sequences:
                     raise StepError(f"slot {slot} is open already on this rank")
-                params = SamplingParams.from_proto(pb.Sampling.FromString(sampling))
+                params = SamplingParams.from_proto(_sampling(sampling))
                 ids = self._vocabulary
                 sampler = ShardSampler(params, ids.start, len(ids), prompt.tolist(), self._words_per_unit)
                 self._sequences[slot] = _Sequence(sampler, len(prompt))
@@ -189,3 +191,15 @@ class Executor:
     def _summarise(self, sequence: _Sequence, logits: F32, want: int) -> bytes:
         sequence.logits = logits
         return sequence.sampler.summarise(logits, sequence.generated, want)
+
+
+def _sampling(data: bytes) -> pb.Sampling:
+    """Read how a sequence is sampled, as rank 0 has sent it.
+
+    Raises:
+        StepError: it is nothing of that kind.
+    """
+    try:
+        return pb.Sampling.FromString(data)
+    except DecodeError as error:
+        raise StepError(f"the {len(data)} bytes on sampling of an Open are malformed: {error}") from error

@@ -75,9 +75,18 @@ class _Call:
 
 
 def _calls(graph: RankGraph) -> list[_Call]:
-    """The collectives that a step calls, in order."""
-    names = [_COLLECTIVE.match(node.name) for node in graph.proto.graph.node if is_collective(node)]
-    return [_Call(int(name["layer"]), name["part"], name["squares"] is not None) for name in names if name]
+    """The collectives that a step calls, in order.
+
+    Raises:
+        GateError: the name of one does not say which layer it is in: what it is about cannot be examined.
+    """
+    calls = []
+    for node in filter(is_collective, graph.proto.graph.node):
+        name = _COLLECTIVE.match(node.name)
+        if name is None:
+            raise GateError(f"the graph has a collective that belongs to no part of a layer: {node.name!r}")
+        calls.append(_Call(int(name["layer"]), name["part"], name["squares"] is not None))
+    return calls
 
 
 class Proctor:
@@ -100,6 +109,18 @@ class Proctor:
     def ask(self, question: _Question) -> None:
         """A step of the exam begins."""
         self._question, self._made = question, 0
+
+    def check_all_called(self) -> None:
+        """A step of the exam ends.
+
+        Raises:
+            GateError: the engine has left out collectives.
+        """
+        if self._made < len(self._calls):
+            raise GateError(
+                f"the engine has called {self._made} collectives for {self._question}, not the {len(self._calls)} of"
+                f" the graph: {self._calls[self._made]} is missing"
+            )
 
     def all_reduce(self, buffer: F32) -> None:
         self._exchange(buffer, [buffer])
@@ -131,7 +152,12 @@ class Proctor:
         """Keep what the rank hands in, f32[..., T, D], and fill the results.
 
         An engine may run more rows than it was asked for; these do not count.
+
+        Raises:
+            GateError: the graph has no further collective.
         """
+        if self._made == len(self._calls):
+            raise GateError(f"the engine calls more collectives for {self._question} than the graph's {self._made}")
         call, tokens = self._calls[self._made], self._question.tokens
         self._made += 1
         examined = call.layer in self._examined
@@ -249,6 +275,7 @@ def _ask_all(engine: Engine, proctor: Proctor, graph: RankGraph) -> None:
             logits = engine.decode([question.slot], rows, [question.position])
         else:
             logits = engine.step(question.slot, rows, question.position, [question.tokens - 1])
+        proctor.check_all_called()
         if graph.vocabulary:
             proctor.keep(LOGITS, logits)
     for slot in lengths:

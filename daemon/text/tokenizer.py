@@ -140,10 +140,12 @@ class Tokenizer:
         except UnicodeEncodeError as error:  # JSON can spell what UTF-8 cannot
             raise ChatError(f"the text holds half of a surrogate pair at character {error.start}") from error
         try:
-            ids: list[int] = self._backend.encode(text, add_special_tokens=post_process).ids
+            # As a batch of one, as `encode` alone holds the interpreter's lock, for seconds where the text is long.
+            (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=post_process)
         except BaseException as error:
             _tell_panic(error)
             raise
+        ids: list[int] = encoding.ids
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:

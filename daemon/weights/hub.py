@@ -51,6 +51,24 @@ def resolve(source: str, models_dir: Path | None = None) -> Path:
     Raises:
         ModelNotFound: nothing fits, or the hub refuses or cannot be reached.
     """
+    if place := find_here(source, models_dir):
+        return place
+    hub_id = _HUB_ID.fullmatch(source)
+    assert hub_id is not None
+    if hub_id["file"]:
+        file = _from_hub(hub_id["repo"], hub_id["revision"], [_all_parts(hub_id["file"])]) / hub_id["file"]
+        if not file.is_file():
+            raise ModelNotFound(f"{hub_id['repo']} has no file {hub_id['file']}")
+        return file
+    return _checked(_from_hub(hub_id["repo"], hub_id["revision"], _NEEDED))
+
+
+def find_here(source: str, models_dir: Path | None = None) -> Path | None:
+    """Find a model as `resolve` does, but for the hub: None where that is to be asked.
+
+    Raises:
+        ModelNotFound: it is not here, and `source` is no hub id.
+    """
     tried = [Path(source)] if source else []
     if source and models_dir is not None and _stays_inside(source):
         tried.append(models_dir / source)
@@ -73,14 +91,8 @@ def resolve(source: str, models_dir: Path | None = None) -> Path:
             f"no model {source!r}: there is no folder or GGUF file {places}; give the path of one, the same on every"
             " node, or owner/name of a model on huggingface.co"
         )
-    hub_id = _HUB_ID.fullmatch(source)
-    if hub_id and hub_id["file"]:
-        file = _from_hub(hub_id["repo"], hub_id["revision"], [_all_parts(hub_id["file"])]) / hub_id["file"]
-        if not file.is_file():
-            raise ModelNotFound(f"{hub_id['repo']} has no file {hub_id['file']}")
-        return file
-    if hub_id:
-        return _checked(_from_hub(hub_id["repo"], hub_id["revision"], _NEEDED))
+    if _HUB_ID.fullmatch(source):
+        return None
     places = " or ".join(str(place.absolute()) for place in tried) or "an empty name"
     raise ModelNotFound(
         f"no model {source!r}: there is no folder or GGUF file {places}, and it is not a hub id; give {A_MODEL}"

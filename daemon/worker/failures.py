@@ -28,7 +28,13 @@ def failure_of(error: Exception) -> pb.Failure:
     match error:
         case TransportError():
             code = {PeerLost: "peer_lost", PeerTimeout: "peer_timeout"}.get(type(error), "transport_error")
-            return pb.Failure(code=code, message=str(error), lost_rank=0 if error.rank is None else error.rank + 1)
+            finder = error.finder if isinstance(error, PeerLost) else None
+            return pb.Failure(
+                code=code,
+                message=str(error),
+                lost_rank=0 if error.rank is None else error.rank + 1,
+                found_by=0 if finder is None else finder + 1,
+            )
         case OrderError():
             return pb.Failure(code="timeout", message=str(error))
         case ExpertsMissing():

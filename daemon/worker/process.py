@@ -14,6 +14,7 @@ import sys
 import time
 
 from motley.daemon.machine.processor import pin_to_core
+from motley.daemon.machine.trouble_log import TroubleLog
 from motley.daemon.pipe.daemon import Daemon, Released
 from motley.daemon.pipe.settings import WorkerSettings
 from motley.daemon.pipe.worker_end import PipeClosed, PipeStalled, WorkerPipe
@@ -35,7 +36,7 @@ def main(network: Network | None = None) -> int:
     Args:
         network: gives a rank what its streams go through, where a benchmark wants a network that this machine lacks.
     """
-    logging.basicConfig(level=logging.WARNING, format="rank worker: %(message)s")
+    TroubleLog(lambda text, _: print(text, file=sys.stderr, flush=True)).listen()
     line = sys.stdin.readline()
     if not line:
         return 1  # the daemon has gone

@@ -42,7 +42,7 @@ class Rank:
         """Load the share and execute steps until the end.
 
         Args:
-            listener: where this rank's peers reach it; closed once all are connected.
+            listener: where this rank's peers reach it; closed here, while the mesh goes on to listen.
             addresses: ``host:port`` of every rank, then of every expert host.
 
         Raises:

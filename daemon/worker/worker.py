@@ -72,6 +72,8 @@ class Worker:
         ranks = self.start.assignment.group.ranks
         if ranks and failure.lost_rank:  # workers of a group know each other by place
             failure.lost_rank = ranks[failure.lost_rank - 1] + 1
+        if ranks and failure.found_by:
+            failure.found_by = ranks[failure.found_by - 1] + 1
         with contextlib.suppress(PipeClosed):
             self.daemon.tell(failed=failure)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 from collections.abc import Collection
@@ -10,6 +11,9 @@ from typing import Any, NoReturn, TypeGuard
 from aiohttp import web
 
 from motley.orchestrator.api.errors import ApiError
+
+BODY_S = 30.0
+"""A request's body is here this soon after its headers; it has 2 MiB at most."""
 
 
 class FieldError(ApiError):
@@ -92,11 +96,16 @@ async def read_json(request: web.Request) -> object:
     """The body of a request as JSON.
 
     Raises:
-        ApiError: 400, it is none.
+        ApiError: 400, it is none; 408, it does not come.
         aiohttp.web.HTTPRequestEntityTooLarge: it is too long.
     """
     try:
-        return json.loads(await request.read(), parse_constant=_no_constant)
+        async with asyncio.timeout(BODY_S):
+            body = await request.read()
+    except TimeoutError:
+        raise ApiError(408, f"the request's body was not here within {BODY_S:.0f} s", code="timed_out") from None
+    try:
+        return json.loads(body, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
         raise ApiError(400, f"the request body is not valid JSON: {error}", code="invalid_json") from error
 

@@ -10,23 +10,16 @@ The page itself is public; what it shows comes from calls that are guarded.
 from __future__ import annotations
 
 import hmac
-import ipaddress
 import re
 from collections.abc import Collection
 
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
+from motley.orchestrator.addresses import is_loopback
 from motley.orchestrator.api.errors import ApiError
 
 _HOST = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:]+)]|(?P<name>[^:\[\]]+))(?::\d+)?")
-
-
-def is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def guard(api_key: str | None, public: Collection[str] = ()) -> Middleware:

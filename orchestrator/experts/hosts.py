@@ -54,6 +54,10 @@ class Holder(Worker):
         return self.bytes_of(self.host.most(self.host.to_come))
 
     @property
+    def host_bytes_taken(self) -> int:
+        return self.bytes_of(len(self.held)) if self.ready else 0
+
+    @property
     def least_bytes(self) -> int:
         """What it needs to hold one expert."""
         return self.bytes_of(1)
@@ -164,7 +168,7 @@ class ExpertHost(Holder):
         """See `Worker.state`; it is as far as the last of its workers."""
         if self.gone or self.up:
             return "gone" if self.gone else "ready"
-        return "listening" if all(worker.address for worker in self.group) else "starting"
+        return "loading" if all(worker.address for worker in self.group) else "starting"
 
     @property
     def up(self) -> bool:

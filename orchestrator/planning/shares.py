@@ -51,7 +51,8 @@ class Candidate:
     memory: int
     """Bytes the rank may use."""
     share: float | None = None
-    """Its part of the model, relative to the others', given by hand: it is followed instead of the speed."""
+    """Its part of the model, relative to the others', given by hand: it is followed instead of the speed, as far as
+    memory goes (`motley.orchestrator.planning.by_hand` keeps to it)."""
 
     @property
     def takes_part(self) -> bool:
@@ -353,9 +354,10 @@ def _cut(counts: Sequence[int]) -> list[range]:
 
 
 def _explain(costs: Sequence[_Costs], candidates: Sequence[Candidate]) -> str:
-    """What is missing where, if every node took its part by speed."""
+    """What is missing where, if every node took its part by speed, or by the shares given by hand."""
     rates = _Rates.of([own.whole_memory for own in costs], candidates)
     speeds = math.fsum(rates.speeds)
+    by = "speed" if candidates[0].share is None else "shares"
     fixed = [own.profile.fixed_bytes for own in costs]
     needed = [
         own.profile.fixed_bytes + math.ceil(own.whole_memory * speed / speeds)
@@ -383,7 +385,7 @@ def _explain(costs: Sequence[_Costs], candidates: Sequence[Candidate]) -> str:
     ]
     return "\n".join(
         [
-            f"{costs[0].profile.name} with a context of {costs[0].context} tokens does not fit: {verdict}. By speed:",
+            f"{costs[0].profile.name} with a context of {costs[0].context} tokens does not fit: {verdict}. By {by}:",
             *lines,
             "Free memory, add a node, shorten the context, or quantise further.",
         ]

@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Callable, Iterable
 
 from motley.orchestrator.control import Control
-from motley.orchestrator.serving.errors import ServingError
+from motley.orchestrator.serving.errors import SHUTTING_DOWN, ServingError, refusal
 from motley.orchestrator.serving.requests import Requests
 from motley.orchestrator.session_table import SessionTable
 from motley.orchestrator.sessions import Command, Session, State
-from motley.protocol.mesh_pb2 import Failure, OrchestratorMessage
+from motley.protocol.mesh_pb2 import OrchestratorMessage
 
 
 class Carrier:
@@ -44,6 +44,15 @@ class Carrier:
         while not condition():
             await self._changed.wait()
 
+    def check_running(self) -> None:
+        """Make sure that sessions may still begin.
+
+        Raises:
+            ServingError: the orchestrator shuts down.
+        """
+        if self.stopping:
+            raise refusal("session_closed", SHUTTING_DOWN)
+
     def check_planning(self, session: Session) -> None:
         """Make sure that a session is still wanted while it is planned.
 
@@ -57,5 +66,5 @@ class Carrier:
         """The error to raise where a session was closed."""
         message = f"session {session.id} ({session.request.model}) was closed"
         if self.stopping:
-            message = "the orchestrator is shutting down"
-        return ServingError(Failure(code="session_closed", message=message))
+            message = SHUTTING_DOWN
+        return refusal("session_closed", message)

@@ -3,19 +3,43 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import contextlib
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from motley.orchestrator.control import Control
 from motley.orchestrator.nodes import Node, what_became
+from motley.orchestrator.serving.copies import MISSING, Copies, check_copies
 from motley.orchestrator.serving.errors import DescriptionError, ServingError, refusal
 from motley.orchestrator.sessions import Session
-from motley.protocol.mesh_pb2 import Describe, Described, Failure, ModelProfile, ModelSpec, OrchestratorMessage
+from motley.protocol.mesh_pb2 import (
+    Cancel,
+    Describe,
+    Described,
+    Failure,
+    ModelProfile,
+    ModelSpec,
+    OrchestratorMessage,
+)
 
 DESCRIBE_S = 6 * 3600.0
 """Describing a model may mean downloading it; the loss of the node ends the wait."""
 
+LOOK_S = 10.0
+"""Nodes that do not say what they have of a model, so long after it was described, are not waited for."""
+
 Profiles = Mapping[str, ModelProfile]
 """What a model costs, by quantisation."""
+
+
+@dataclass(frozen=True)
+class _Question:
+    """What one node is asked for a session, and its answer once it has come."""
+
+    session: Session
+    node: Node
+    answer: asyncio.Future[Described]
 
 
 class Descriptions:
@@ -23,8 +47,8 @@ class Descriptions:
 
     def __init__(self, control: Control) -> None:
         self._control = control
-        self._awaited: dict[str, tuple[Node, asyncio.Future[Described]]] = {}
-        """By session: the node that is asked, and what it will say."""
+        self._questions: dict[str, _Question] = {}
+        """By an id of their own."""
 
     async def describe(self, session: Session, spec: ModelSpec, node: Node) -> Profiles:
         """What a session's model costs in each of its quantisations.
@@ -33,18 +57,47 @@ class Descriptions:
             DescriptionError: the model cannot be served.
             ServingError: the session was closed, the node is lost or says nothing of use.
         """
-        model = session.request.model
-        future: asyncio.Future[Described] = asyncio.get_running_loop().create_future()
-        self._awaited[session.id] = node, future
-        self._control.send(node.id, OrchestratorMessage(describe=Describe(request_id=session.id, model=spec)))
+        return self._profiles(session, spec, node, await self._described(session, spec, node))
+
+    async def survey(self, session: Session, spec: ModelSpec, nodes: Sequence[Node]) -> tuple[Profiles, Copies]:
+        """What a session's model costs, as the first node says, and what all of them have of it, as far as they say so
+        in time.
+
+        Raises:
+            DescriptionError: the model cannot be served.
+            ServingError: the session was closed, the first node has no such model (the message names all that have
+                none), is lost or says nothing of use.
+        """
+        first, *others = {node.id: node for node in nodes}.values()
+        copies: dict[str, Described] = {}
+
+        async def look(node: Node) -> None:
+            with contextlib.suppress(ServingError):  # it is lost, or the session was closed
+                copies[node.name] = await self._ask(session, node, Describe(model=spec, only_here=True))
+
+        looks = [asyncio.create_task(look(node)) for node in others]
+        try:
+            described = copies[first.name] = await self._described(session, spec, first)
+            if looks and described.failure.code in ("", MISSING):
+                await asyncio.wait(looks, timeout=LOOK_S)
+        finally:
+            for task in looks:
+                task.cancel()
+        if described.failure.code == MISSING:
+            check_copies(session.request.model, copies, [node.name for node in (first, *others)])
+        return self._profiles(session, spec, first, described), copies
+
+    async def _described(self, session: Session, spec: ModelSpec, node: Node) -> Described:
+        """A node's description of a model; errors as `describe`."""
         try:
             async with asyncio.timeout(DESCRIBE_S):
-                described = await future
+                return await self._ask(session, node, Describe(model=spec))
         except TimeoutError as error:
-            message = f"node {node.name!r} did not describe {model!r} within {DESCRIBE_S:.0f} s"
+            message = f"node {node.name!r} did not describe {session.request.model!r} within {DESCRIBE_S:.0f} s"
             raise refusal("timed_out", message) from error
-        finally:
-            del self._awaited[session.id]
+
+    def _profiles(self, session: Session, spec: ModelSpec, node: Node, described: Described) -> Profiles:
+        """What a node has said, if it can be used; errors as `describe`."""
         if described.HasField("failure"):
             message = f"node {node.name!r}: {described.failure.message}"
             code = described.failure.code or "unsupported_model"
@@ -55,27 +108,43 @@ class Descriptions:
             needed += ["hidden", "expert_count", "experts_per_token", "expert_bytes"]
         complete = all(getattr(profile, field) for profile in profiles for field in needed)
         if not complete or len(profiles) != 1 + len(spec.beside) or len(set(map(_units, profiles))) > 1:
-            raise refusal("invalid_profile", f"node {node.name!r} described {model!r} incompletely")
+            raise refusal("invalid_profile", f"node {node.name!r} described {session.request.model!r} incompletely")
         profiles[0].matrices = "; on other ranks ".join(profile.matrices for profile in profiles)
         return dict(zip((spec.quantisation, *spec.beside), profiles, strict=True))
 
+    async def _ask(self, session: Session, node: Node, describe: Describe) -> Described:
+        """Ask a node, which is told when nobody waits for its answer any more; errors as `describe`."""
+        describe.request_id = secrets.token_hex(8)
+        question = _Question(session, node, asyncio.get_running_loop().create_future())
+        self._questions[describe.request_id] = question
+        self._control.send(node.id, OrchestratorMessage(describe=describe))
+        answered = False
+        try:
+            described = await question.answer
+            answered = True
+            return described
+        finally:
+            del self._questions[describe.request_id]
+            if not answered:
+                self._control.send(node.id, OrchestratorMessage(cancel=Cancel(request_id=describe.request_id)))
+
     def on_described(self, node: Node, described: Described) -> None:
         """A node says what a model costs; ignored if it was not asked."""
-        asked, future = self._awaited.get(described.request_id, (None, None))
-        if future is not None and asked is node and not future.done():
-            future.set_result(described)
+        question = self._questions.get(described.request_id)
+        if question is not None and question.node is node and not question.answer.done():
+            question.answer.set_result(described)
 
     def on_lost(self, node: Node) -> None:
         """A node will not answer any more."""
-        for asked, future in self._awaited.values():
-            if asked is node and not future.done():
-                future.set_exception(refusal("node_lost", f"node {node.name!r} {what_became(node.lost)}"))
+        for question in self._questions.values():
+            if question.node is node and not question.answer.done():
+                question.answer.set_exception(refusal("node_lost", f"node {node.name!r} {what_became(node.lost)}"))
 
     def cancel(self, session: Session, why: ServingError) -> None:
         """Nobody waits any more for what a session's model costs."""
-        _, future = self._awaited.get(session.id, (None, None))
-        if future is not None and not future.done():
-            future.set_exception(why)
+        for question in self._questions.values():
+            if question.session is session and not question.answer.done():
+                question.answer.set_exception(why)
 
 
 def _units(profile: ModelProfile) -> tuple[object, ...]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from motley.orchestrator.sessions import Session, State
 from motley.protocol.mesh_pb2 import Failure
 
+SHUTTING_DOWN = "the orchestrator is shutting down"
+
 
 class ServingError(Exception):
     """What was asked for cannot be done. `failure.code` is stable, `failure.message` is for people."""

@@ -65,17 +65,18 @@ class Layouts:
                 nodes = [one.node for one in participants if request.engine in engines[one.node.name]]
                 hosting = Hosting(request, profile, nodes, self._memory.beside)
                 try:
-                    trunks = plan_trunks(request, profiles, context, able, hosting, self._memory)
+                    trunks = await plan_trunks(request, profiles, context, able, hosting, self._memory, self._planner)
                     ranks = trunks[0]
+                    check_alive(participants, ranks)
                     try:
                         experts = hosting.on_nodes(ranks)
-                        answer = await self._first_answer(session, experts, ranks)
+                        answer = await self._first_answer(experts, ranks)
                     except PlacementError as error:
                         if not request.wants_parallel:
                             raise
                         check_alive(participants, ranks)
                         ranks, experts = hosting.on_groups(trunks, error)
-                        answer = await self._first_answer(session, experts, ranks)
+                        answer = await self._first_answer(experts, ranks)
                 except (PlanError, PlacementError):
                     self._carrier.check_planning(session)
                     if request.wants_parallel:
@@ -87,14 +88,18 @@ class Layouts:
                 experts.begin(answer.placement)
                 if self._memory.has((worker.node_id, worker.host_bytes) for worker in planned):
                     return ranks, experts
-            participants = self._participants(request, profiles)
-            return plan_ranks(request, profiles, context, participants, self._memory), None
+            while True:
+                participants = self._participants(request, profiles)
+                ranks = await plan_ranks(request, profiles, context, participants, self._memory, self._planner)
+                self._carrier.check_planning(session)
+                check_alive(participants, ranks)
+                if self._memory.has((rank.node_id, rank.host_bytes) for rank in ranks):
+                    return ranks, None
 
     def _participants(self, request: SessionRequest, profiles: Profiles) -> list[Participant]:
         """Who takes part now. Whoever has joined meanwhile, and would hold the model as nobody did, comes too late."""
         return [one for one in choose_participants(request, self._nodes) if one.setup.quantisation in profiles]
 
-    async def _first_answer(self, session: Session, experts: ExpertMap, ranks: Sequence[Rank]) -> Answer:
-        self._carrier.check_planning(session)  # or the planner may be stopped
+    async def _first_answer(self, experts: ExpertMap, ranks: Sequence[Rank]) -> Answer:
         free = self._memory.beside([*ranks, *experts.hosts, *experts.members])
         return await self._planner.answer(experts.first_question(free))

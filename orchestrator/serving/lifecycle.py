@@ -13,6 +13,7 @@ from motley.orchestrator.planning.placement.terms import PlacementError
 from motley.orchestrator.planning.setup import SetupError
 from motley.orchestrator.planning.shares import PlanError
 from motley.orchestrator.serving.carrier import Carrier
+from motley.orchestrator.serving.copies import check_copies
 from motley.orchestrator.serving.descriptions import Descriptions
 from motley.orchestrator.serving.errors import ServingError, refusal
 from motley.orchestrator.serving.fitting import Fitting
@@ -56,14 +57,16 @@ class Lifecycle:
         """Plan a session and start its ranks; returns once the assignments are sent.
 
         Raises:
-            ServingError: the name is taken, a node or engine is unknown, or the model cannot be served or fitted.
+            ServingError: the name is taken, a node or engine is unknown, the model cannot be served or fitted, or the
+                orchestrator shuts down.
         """
+        self._carrier.check_running()
         try:
             participants = choose_participants(request, self._nodes)
             spec = wanted_model(request, participants)
             session = self._sessions.open(request, time.time())
             try:
-                profiles = await self._descriptions.describe(session, spec, participants[0].node)
+                profiles, copies = await self._descriptions.survey(session, spec, [one.node for one in participants])
                 profile = profiles[spec.quantisation]
                 self._carrier.check_planning(session)
                 context = _context(request, profile)
@@ -73,6 +76,10 @@ class Lifecycle:
                 except (PlanError, PlacementError) as error:
                     hint = await self._fitting.hint(session, participants, spec, profiles, context)
                     raise type(error)(f"{error}\n{hint}" if hint else str(error)) from error
+                planned = [*ranks, *(experts.hosts + experts.members if experts else ())]
+                involved = {participants[0].node.name, *(worker.node_name for worker in planned)}
+                names = dict.fromkeys(one.node.name for one in participants if one.node.name in involved)
+                check_copies(request.model, copies, names)
                 commands = session.assign(spec, profile, ranks, context, self._clock(), experts)
                 self._carrier.carry_out(session, commands)
             except BaseException:
@@ -89,16 +96,19 @@ class Lifecycle:
         return session
 
     async def wait_ready(self, session: Session) -> None:
-        """Wait until a session has left its way up, or `READY_S` have passed.
+        """Wait until a session is ready.
 
         Raises:
-            ServingError: it failed or was closed.
+            ServingError: it failed or was closed, or it is not ready after `READY_S`: it goes on coming up.
         """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(READY_S):
                 await self._carrier.until(lambda: session.state is State.READY or session.explained)
         if not session.alive:
             raise ServingError(session.failure) if session.failure else self._carrier.closed(session)
+        if session.state is not State.READY:
+            message = f"session {session.id} ({session.name}) is {session.state}, not ready, after {READY_S:.0f} s;"
+            raise refusal("timed_out", f"{message} it goes on: look at GET /api/sessions/{session.id}")
 
     async def close(self, session: Session) -> None:
         """Release a session's ranks and wait, at most `CLOSE_S`, until they are gone."""

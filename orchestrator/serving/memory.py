@@ -1,4 +1,5 @@
-"""What memory the nodes have left: what they offer, less what sessions were promised, and no more than is free."""
+"""What memory the nodes have left: what they offer, less what sessions were promised; and of what is free there now, no
+more than workers that run already will leave."""
 
 from __future__ import annotations
 
@@ -22,19 +23,22 @@ class Memory:
     def free(self, node: Node) -> int:
         """Bytes that new workers may use on a node."""
         offered = node.capabilities.memory_bytes - self._sessions.reserved(node.id)
-        return max(0, min(offered, node.memory_available or offered))
+        if not node.memory_available:
+            return max(0, offered)
+        return max(0, min(offered, node.memory_available - self._sessions.promised(node.id)))
 
     def promised_gpu(self, node: Node, gpu: Gpu) -> int:
         """Bytes of a node's GPU that ranks were promised and have not taken yet."""
         return self._sessions.promised_gpu(node.id, gpu)
 
     def beside(self, planned: Sequence[Worker] = ()) -> Free:
-        """Bytes free on a node, by its id, beside workers that are planned but not reserved yet."""
+        """Bytes free on a node, by its id, beside workers that are planned but not reserved yet: none on one that is
+        unknown, as it has joined anew, say."""
         taken = Counter[str]()
         for worker in planned:
             taken[worker.node_id] += worker.host_bytes
         nodes = {node.id: node for node in self._nodes}
-        return lambda node_id: max(0, self.free(nodes[node_id]) - taken[node_id])
+        return lambda node_id: max(0, self.free(nodes[node_id]) - taken[node_id]) if node_id in nodes else 0
 
     def has(self, claims: Iterable[tuple[str, int]]) -> bool:
         """Whether nodes still have memory that was planned with: others may have been promised it meanwhile. If they

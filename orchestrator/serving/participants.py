@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from motley.orchestrator.addresses import is_loopback
 from motley.orchestrator.assignments import model_spec
 from motley.orchestrator.nodes import Node, what_became
 from motley.orchestrator.planning.setup import Setup, SetupError, setup_of
@@ -39,7 +40,8 @@ def choose_participants(request: SessionRequest, nodes: Iterable[Node]) -> list[
     shares; else the fastest first. A node may be named more than once.
 
     Raises:
-        ServingError: there is none, one is unknown or too many, or an engine is unknown or cannot run.
+        ServingError: there is none, one is unknown or too many, an engine is unknown or cannot run, or only some of
+            them can be reached from other machines.
     """
     alive = {node.name: node for node in nodes if node.alive}
     if request.nodes:
@@ -59,6 +61,7 @@ def choose_participants(request: SessionRequest, nodes: Iterable[Node]) -> list[
             f" ({', '.join(node.name for node in chosen)}); give one for each",
             "shares",
         )
+    _check_reachable(chosen)
     taking = {node.name for node in chosen}
     for field_name, own in (("engines", request.engines), ("quantisations", request.quantisations)):
         for name in sorted(own.keys() - taking):
@@ -68,6 +71,23 @@ def choose_participants(request: SessionRequest, nodes: Iterable[Node]) -> list[
     if not request.nodes and not request.shares:
         participants.sort(key=lambda each: -each.speed)
     return participants
+
+
+def _check_reachable(chosen: Sequence[Node]) -> None:
+    """
+    Raises:
+        ServingError: nodes on another machine would be told a loopback address, which leads them to themselves.
+    """
+    shut_in = {node.name: node.address for node in chosen if is_loopback(node.address)}
+    others = sorted({node.name for node in chosen} - shut_in.keys())
+    if shut_in and others:
+        name, address = next(iter(shut_in.items()))
+        raise refusal(
+            "invalid_request",
+            f"node {name!r} has the address {address}, at which {' and '.join(map(repr, others))} cannot reach it:"
+            " its machine had no network when it joined. Start its daemon again, or with --advertise",
+            "nodes",
+        )
 
 
 def participant(request: SessionRequest, node: Node) -> Participant:

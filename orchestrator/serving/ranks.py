@@ -12,7 +12,6 @@ from motley.orchestrator.planning.shares import (
     Candidate,
     PlanError,
     RankPlan,
-    plan_shares,
     trunk_profile,
     usable,
 )
@@ -21,21 +20,27 @@ from motley.orchestrator.serving.descriptions import Profiles
 from motley.orchestrator.serving.errors import refusal
 from motley.orchestrator.serving.memory import Memory
 from motley.orchestrator.serving.participants import Participant
+from motley.orchestrator.serving.planner import Planner
 from motley.orchestrator.session_request import SessionRequest
 from motley.orchestrator.workers import Rank
 from motley.protocol.mesh_pb2 import ModelProfile
 from motley.protocol.wording import human_bytes
 
 
-def plan_ranks(
-    request: SessionRequest, profiles: Profiles, context: int, participants: Sequence[Participant], memory: Memory
+async def plan_ranks(
+    request: SessionRequest,
+    profiles: Profiles,
+    context: int,
+    participants: Sequence[Participant],
+    memory: Memory,
+    planner: Planner,
 ) -> list[Rank]:
-    """The ranks of a whole model. Nodes that are too small for a rank are left out, but for those that the request
-    names.
+    """The ranks of a whole model, as nodes have memory before this waits. Nodes that are too small for a rank are left
+    out, but for those that the request names.
 
     Raises:
         PlanError: the model does not fit.
-        ServingError: nobody knows how fast a GPU is.
+        ServingError: nobody knows how fast a GPU is, or the orchestrator shuts down.
     """
     each = [profiles[one.setup.quantisation] for one in participants]
     candidates = _candidates(participants, each, memory, request.shares)
@@ -53,25 +58,27 @@ def plan_ranks(
         participants = [participants[index] for index in taking]
         each = [each[index] for index in taking]
         candidates = [candidates[index] for index in taking]
-    return _ranks(participants, candidates, plan_shares(each, candidates, context))
+    return _ranks(participants, candidates, await planner.shares(each, candidates, context))
 
 
-def plan_trunks(
+async def plan_trunks(
     request: SessionRequest,
     profiles: Profiles,
     context: int,
     participants: Sequence[Participant],
     hosting: Hosting,
     memory: Memory,
+    planner: Planner,
 ) -> list[list[Rank]]:
-    """The ranks of every trunk that is looked at and possible, the one with the best forecast first. All are on the
-    nodes that the request has an engine or a quantisation for; beyond these it may be any node or, if the request
-    asks for more, any that are next to each other in speed.
+    """The ranks of every trunk that is looked at and possible, as nodes have memory while this waits, the one with the
+    best forecast first. All are on the nodes that the request has an engine or a quantisation for; beyond these it may
+    be any node or, if the request asks for more, any that are next to each other in speed.
 
     Raises:
         PlanError: no trunk fits.
         LayoutError: an engine that the request has for a node cannot have experts elsewhere.
-        ServingError: fewer nodes take part than the request wants ranks, or nobody knows how fast a GPU is.
+        ServingError: fewer nodes take part than the request wants ranks, nobody knows how fast a GPU is, or the
+            orchestrator shuts down.
     """
     own = list({one.node.id: one for one in participants if one.node.name in request.named}.values())
     others = sorted((one for one in participants if one not in own), key=lambda one: -one.speed)
@@ -87,7 +94,7 @@ def plan_trunks(
         each = [trunk_profile(profiles[one.setup.quantisation]) for one in chosen]
         try:
             candidates = _candidates(chosen, each, memory)
-            ranks = _ranks(chosen, candidates, plan_shares(each, candidates, context))
+            ranks = _ranks(chosen, candidates, await planner.shares(each, candidates, context))
         except PlanError as error:
             refusals.append(error)
         else:

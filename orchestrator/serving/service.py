@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 
 from motley.orchestrator.control import Control
@@ -17,10 +18,13 @@ from motley.orchestrator.serving.planner import Planner
 from motley.orchestrator.serving.requests import Requests
 from motley.orchestrator.serving.upkeep import Upkeep
 from motley.orchestrator.session_table import SessionTable
-from motley.protocol.mesh_pb2 import NodeMessage, OrchestratorMessage, RankCommand, RankEvent, Release
+from motley.orchestrator.sessions import Command, Session
+from motley.protocol.mesh_pb2 import Failure, NodeMessage, OrchestratorMessage, RankCommand, RankEvent, Release
 
 TICK_S = 0.25
 """How often deadlines are looked at."""
+
+_log = logging.getLogger(__name__)
 
 
 class Serving:
@@ -53,32 +57,47 @@ class Serving:
     def on_lost(self, node: Node) -> None:
         self._descriptions.on_lost(node)
         for session in self.sessions:
-            self._carrier.carry_out(session, session.on_node_lost(node.id, node.lost, self._clock()))
-            self.upkeep.look_after(session)
+            self._go_on(session, lambda session: session.on_node_lost(node.id, node.lost, self._clock()))
 
     def _on_rank_event(self, node: Node, event: RankEvent) -> None:
         session = self.sessions.get(event.session)
         if session is not None:
-            self._carrier.carry_out(session, session.on_event(node.id, event, self._clock()))
-            self.upkeep.look_after(session)
+            self._go_on(session, lambda session: session.on_event(node.id, event, self._clock()))
         elif event.WhichOneof("body") not in ("released", "failed"):  # a worker that outlived its session
             release = RankCommand(session=event.session, epoch=event.epoch, rank=event.rank, release=Release())
             self._control.send(node.id, OrchestratorMessage(rank=release))
 
     async def watch(self) -> None:
         """Notice silent nodes and passed deadlines, for ever."""
-        last = self._clock()
+        told = ""
         while True:
             await asyncio.sleep(TICK_S)
-            now = self._clock()
-            if now - last > 4 * TICK_S:
-                self.nodes.excuse(now - last)
-            last = now
-            self._control.drop_silent()
-            self.nodes.forget(set[str]().union(*(session.node_names for session in self.sessions)))
-            for session in self.sessions:
-                self._carrier.carry_out(session, session.on_time(now))
-                self.upkeep.look_after(session)
+            try:
+                self._let_pass(self._clock())
+            except Exception as error:  # a fault of ours; without deadlines everything else would hang
+                if told != (told := repr(error)):
+                    _log.exception("looking at deadlines failed")
+
+    def _let_pass(self, now: float) -> None:
+        """Let the deadlines of nodes and sessions pass that lie before `now`."""
+        for session in self.sessions:
+            self._go_on(session, lambda session: session.on_time(now))
+        self._control.drop_silent()
+        self.nodes.forget(set[str]().union(*(session.node_names for session in self.sessions)))
+
+    def _go_on(self, session: Session, step: Callable[[Session], list[Command]]) -> None:
+        """Let a session take a step, and carry out what it decides. A fault of ours in it ends this session alone."""
+        try:
+            self._carrier.carry_out(session, step(session))
+            self.upkeep.look_after(session)
+        except Exception as error:
+            _log.exception("session %s (%s)", session.id, session.name)
+            if not session.alive:
+                self.sessions.remove(session)  # it cannot even end: its workers are released when they say something
+                return
+            message = f"a fault of the orchestrator ({type(error).__name__}: {error}); its log has more"
+            failed = session.fail(Failure(code="internal_error", message=message), self._clock())
+            self._carrier.carry_out(session, failed)
 
     async def stop(self) -> None:
         """Close every session, for the orchestrator stops."""

@@ -27,6 +27,10 @@ QUESTIONS = 10
 _log = logging.getLogger(__name__)
 
 
+class _Fault(PlacementError):
+    """The planner has no answer by a fault of ours: to ask it the same again would not help."""
+
+
 class Upkeep:
     """Asks the planner where experts should be, one question per session at a time."""
 
@@ -60,7 +64,7 @@ class Upkeep:
         )
         answer = await asking
         if isinstance(answer, PlacementError):  # a host was lost while others were planned for
-            raise refusal("insufficient_memory", str(answer))
+            raise refusal("internal_error" if isinstance(answer, _Fault) else "insufficient_memory", str(answer))
         return answer
 
     def look_after(self, session: Session) -> None:
@@ -141,15 +145,29 @@ class Upkeep:
         try:
             for _ in range(QUESTIONS):
                 question = pose()
-                try:
-                    answer: Answer | PlacementError = await self._planner.answer(question)
-                except PlacementError as error:
-                    answer = error
+                answer = await self._answer(session, question)
                 if isinstance(answer, PlacementError) or self._memory.has(session.claims(answer)):
                     break
             else:
                 answer = PlacementError(f"others were promised the memory of {QUESTIONS} placements in a row")
             self._carrier.carry_out(session, session.on_answer(question, answer, self._clock()))
             return answer
+        except Exception as error:
+            fault = self._fault(session, error)
+            if session.experts is not None:
+                session.experts.stay(str(fault), self._clock())
+            return fault
         finally:
             del self._asking[session.id]
+
+    async def _answer(self, session: Session, question: Question) -> Answer | PlacementError:
+        try:
+            return await self._planner.answer(question)
+        except PlacementError as error:
+            return error
+        except Exception as error:
+            return self._fault(session, error)
+
+    def _fault(self, session: Session, error: Exception) -> _Fault:
+        _log.exception("planning where the experts of session %s (%s) should be", session.id, session.name)
+        return _Fault(f"the planner failed ({type(error).__name__}: {error}); the orchestrator's log has more")

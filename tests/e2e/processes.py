@@ -205,10 +205,14 @@ class Mesh:
 
 
 @asynccontextmanager
-async def mesh(folder: Path, *names: str) -> AsyncIterator[Mesh]:
-    """A mesh with these nodes; whatever still runs at the end is ended."""
+async def mesh(folder: Path, *names: str, entry: str = "motley.cli.main", **environment: str) -> AsyncIterator[Mesh]:
+    """A mesh with these nodes; whatever still runs at the end is ended.
+
+    Args:
+        entry: the module that is run as the orchestrator, with this environment.
+    """
     where = ("--host", "127.0.0.1", "--port", "0", "--http-port", "0", "--state", str(folder / "state"))
-    orchestrator = await MotleyProcess.start("up", "--no-node", *where)
+    orchestrator = await MotleyProcess.start("up", "--no-node", *where, entry=entry, **environment)
     made: Mesh | None = None
     try:
         url = (await orchestrator.line(r"API: (http://\S+)/v1"))[1]

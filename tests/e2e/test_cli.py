@@ -296,9 +296,9 @@ def test_run_and_status_against_a_mesh(there: Mesh) -> None:
 
 async def test_the_orchestrator_says_who_comes_and_goes(there: Mesh) -> None:
     late = await there.join("late")
-    await there.orchestrator.line(r"^node late joined \(127\.0\.0\.1\)$")
+    await there.orchestrator.line(r"^\S+ \S+ node late joined \(127\.0\.0\.1\)$")
     await late.end()
-    await there.orchestrator.line(r"^node late has left: its daemon was ended there$")
+    await there.orchestrator.line(r"^\S+ \S+ node late has left: its daemon was ended there$")
 
 
 async def test_an_answer_that_breaks_off_ends_its_line(tmp_path: Path) -> None:

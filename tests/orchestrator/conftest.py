@@ -113,6 +113,7 @@ class ScriptedNode:
 
     def __init__(self, name: str = "pc", memory: int = GB, bandwidth: float = 10e9, zone: str = "") -> None:
         self.name = name
+        self.address = "127.0.0.1"
         self.gpus_now: list[Gpu] = []
         self.capabilities = Capabilities(
             platform="linux",
@@ -150,12 +151,14 @@ class ScriptedNode:
         )
         self._call = MeshStub(self._channel).Join(metadata=[("motley-token", secret)])
         try:
+            if "motley-address" not in await self._call.initial_metadata():
+                await self._call.read()  # raises why it is not let in
             await self.send(
                 hello=Hello(
                     protocol=self.protocol,
                     version="0.1.0",
                     name=self.name,
-                    address="127.0.0.1",
+                    address=self.address,
                     capabilities=self.capabilities,
                 )
             )
@@ -268,7 +271,7 @@ class Mesh:
         self.nodes: list[ScriptedNode] = []
 
     async def join(self, node: ScriptedNode) -> ScriptedNode:
-        await node.join(self.orchestrator.join_target, self.orchestrator.join_token)
+        await node.join(self.orchestrator.local_target, self.orchestrator.join_token)
         self.nodes.append(node)
         return node
 

@@ -40,7 +40,7 @@ async def test_a_taken_port_is_named_and_nothing_stays_behind(tmp_path: Path, wh
 async def test_two_orchestrators_cannot_share_a_port(tmp_path: Path) -> None:
     first = Orchestrator(config(tmp_path))
     await first.start()
-    port = int(first.join_target.rpartition(":")[2])
+    port = int(first.local_target.rpartition(":")[2])
     with pytest.raises(OrchestratorError, match="for nodes"):
         await Orchestrator(config(tmp_path, grpc_port=port)).start()
     await first.stop()
@@ -77,7 +77,7 @@ async def test_the_join_token_outlives_a_restart(tmp_path: Path) -> None:
 async def test_bound_to_the_network_an_address_to_dial_and_an_api_key_are_made(tmp_path: Path) -> None:
     orchestrator = Orchestrator(config(tmp_path, host="0.0.0.0", http_host="0.0.0.0"))
     await orchestrator.start()
-    host, _, port = orchestrator.join_target.rpartition(":")
+    host, _, port = orchestrator.local_target.rpartition(":")
     assert host != "0.0.0.0"
     _, writer = await asyncio.open_connection(host, int(port))
     writer.close()
@@ -155,7 +155,7 @@ async def test_stopping_releases_ranks_and_ends_requests(tmp_path: Path, new_nod
     orchestrator = Orchestrator(config(tmp_path))
     await orchestrator.start()
     node = new_node()
-    await node.join(orchestrator.join_target, orchestrator.join_token)
+    await node.join(orchestrator.local_target, orchestrator.join_token)
     async with aiohttp.ClientSession(orchestrator.http_url) as http:
         async with http.post("/api/sessions?wait=ready", json={"model": "bard"}) as response:
             assert response.status == 201

@@ -115,7 +115,8 @@ async def test_the_status_of_nodes_that_are_gone(mesh: Any, nodes: list[Any], ne
     assert [line for line in out.splitlines() if "GB/s" in line and ("box" in line or "guest" in line)] == []
 
 
-async def test_rebalancing(mesh: Any, nodes: list[Any], motley: Motley) -> None:
+async def test_rebalancing(mesh: Any, nodes: list[Any], motley: Motley, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("motley.orchestrator.experts.moves.RETIRE_S", 1e9)  # longer than a command takes to start
     session = await mesh.serve()
     status, out, _ = await motley("experts", "rebalance", "mix")
     assert status == 0

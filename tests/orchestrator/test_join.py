@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import gc
 import logging
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import grpc
 import grpc.aio
 import pytest
 
-from motley.orchestrator import control, nodes
+from motley.orchestrator import app, control, nodes
+from motley.orchestrator.addresses import own_addresses
+from motley.orchestrator.app import Orchestrator, OrchestratorConfig
+from motley.orchestrator.limits import HELLO_BYTES
 from motley.protocol import VERSION
-from motley.protocol.mesh_pb2 import Empty, Hello, RankEvent
+from motley.protocol.mesh_pb2 import Described, Empty, Hello, NodeMessage, RankEvent
+from motley.protocol.mesh_pb2_grpc import MeshStub
 
 
 def states_of(body: Any) -> dict[str, str]:
@@ -65,7 +76,7 @@ async def test_a_node_that_says_so_has_left_and_the_log_tells_who_comes_and_goes
 async def refusal(mesh: Any, node: Any, token: str | None = None) -> tuple[grpc.StatusCode, str]:
     orchestrator = mesh.orchestrator
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await node.join(orchestrator.join_target, token or orchestrator.join_token)
+        await node.join(orchestrator.local_target, token or orchestrator.join_token)
     return caught.value.code(), caught.value.details() or ""
 
 
@@ -118,6 +129,49 @@ async def test_a_silent_node_is_lost(mesh: Any, new_node: Any, monkeypatch: pyte
     assert "no heartbeat" in body["nodes"][1]["lost"]
 
 
+async def test_whatever_a_node_says_is_a_sign_of_life(mesh: Any, new_node: Any) -> None:
+    node = new_node()
+    node.heartbeats = False
+    await mesh.join(node)
+
+    async def silence_s() -> float:
+        _, body = await mesh.call("GET", "/api/nodes")
+        return float(body["nodes"][0]["silence_s"])
+
+    before = await silence_s()
+    while (now := await silence_s()) >= before:  # until it is lost, if what it says does not count
+        before = now
+        await node.send(rank=RankEvent(session="gone", epoch=1, rank=0, released=Empty()))
+    assert await states(mesh) == {"pc": "alive"}
+
+
+async def test_what_cannot_be_sent_to_a_node_loses_it_at_once(
+    mesh: Any, new_node: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    said = control.OrchestratorMessage
+    monkeypatch.setattr(control, "OrchestratorMessage", lambda **body: "nonsense" if "beat" in body else said(**body))
+    await mesh.join(new_node())
+    body = await mesh.poll("/api/nodes", lambda body: body["nodes"][0]["state"] == "lost")
+    assert body["nodes"][0]["lost"].startswith("sending to it failed: ")
+    assert "cannot send to a node" in caplog.text
+
+
+async def test_a_node_that_reads_nothing_is_lost(mesh: Any, new_node: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def stuck(context: Any, stream: Any) -> None:
+        """As where the node's window for what comes to it is full."""
+        await context.write(await stream.outbox.get())
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(control, "OUTBOX", 3)
+    monkeypatch.setattr(control, "_write", stuck)
+    node = await mesh.join(new_node())
+    with contextlib.suppress(grpc.aio.AioRpcError):
+        for _ in range(5):  # each is answered
+            await node.send(rank=RankEvent(session="forgotten", epoch=1, rank=0, listening="x:1"))
+    body = await mesh.poll("/api/nodes", lambda body: body["nodes"][0]["state"] == "lost")
+    assert body["nodes"][0]["lost"] == "it has not read 3 messages"
+
+
 async def test_a_worker_that_outlived_its_session_is_released(mesh: Any, new_node: Any) -> None:
     node = await mesh.join(new_node())
     await node.send(rank=RankEvent(session="forgotten", epoch=3, rank=2, listening="x:1"))
@@ -126,3 +180,117 @@ async def test_a_worker_that_outlived_its_session_is_released(mesh: Any, new_nod
     (command,) = node.commands
     assert (command.session, command.epoch, command.rank) == ("forgotten", 3, 2)
     assert command.WhichOneof("body") == "release"
+
+
+@asynccontextmanager
+async def call(target: str, token: str) -> AsyncIterator[Any]:
+    """A stream of whoever trusts the orchestrator, with any token; nothing is said on it yet."""
+    host, _, port = target.rpartition(":")
+    pem = await asyncio.to_thread(ssl.get_server_certificate, (host.strip("[]"), int(port)))
+    credentials = grpc.ssl_channel_credentials(root_certificates=pem.encode())
+    named = [("grpc.ssl_target_name_override", "motley")]
+    async with asyncio.timeout(30), grpc.aio.secure_channel(target, credentials, options=named) as channel:
+        yield MeshStub(channel).Join(metadata=[("motley-token", token)])
+
+
+async def refused(stream: Any) -> tuple[grpc.StatusCode, str]:
+    return await stream.code(), await stream.details()
+
+
+async def test_without_the_token_nobody_is_listened_to(mesh: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control, "HELLO_S", 1000.0)
+    async with call(mesh.orchestrator.local_target, "wrong") as stream:
+        assert "motley-address" not in await stream.initial_metadata()
+        assert (await refused(stream))[0] is grpc.StatusCode.UNAUTHENTICATED  # and it has said nothing
+
+
+async def test_a_node_with_the_token_says_hello_soon_and_briefly(mesh: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    token = mesh.orchestrator.join_token
+    async with call(mesh.orchestrator.local_target, token) as stream:
+        await stream.initial_metadata()
+        await stream.write(NodeMessage(hello=Hello(protocol=VERSION, name="x" * HELLO_BYTES)))
+        code, why = await refused(stream)
+        assert (code, f"needs more than {HELLO_BYTES}" in why) == (grpc.StatusCode.INVALID_ARGUMENT, True)
+    monkeypatch.setattr(control, "HELLO_S", 0.1)
+    async with call(mesh.orchestrator.local_target, token) as stream:
+        assert (await refused(stream))[0] is grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+async def test_what_a_node_said_is_forgotten_with_its_stream(mesh: Any, new_node: Any) -> None:
+    async with call(mesh.orchestrator.local_target, mesh.orchestrator.join_token) as stream:
+        await stream.initial_metadata()
+        await stream.write(NodeMessage(hello=Hello(name="refused" * HELLO_BYTES)))
+        await refused(stream)
+    node = await mesh.join(new_node())
+    await node.send(described=Described(request_id="nobody's" * HELLO_BYTES))
+    await node.send(leaving=Empty())
+    await node.ended()
+    async with asyncio.timeout(30):
+        while True:
+            if not _long_messages():
+                return
+            await asyncio.sleep(0.01)
+
+
+def _long_messages() -> list[NodeMessage]:
+    kept = [it for it in gc.get_objects() if isinstance(it, NodeMessage)]
+    return [message for message in kept if message.ByteSize() > HELLO_BYTES]
+
+
+async def test_strangers_who_say_nothing_leave_room_for_nodes_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, new_node: Any
+) -> None:
+    monkeypatch.setattr(app, "SHAKE_HANDS_S", 1)
+    orchestrator = Orchestrator(OrchestratorConfig("127.0.0.1", 0, http_port=0, state_dir=tmp_path))
+    await orchestrator.start()
+    host, _, port = orchestrator.local_target.rpartition(":")
+    node = await joined(orchestrator, new_node("pc"))
+    idle = [await asyncio.open_connection(host, int(port)) for _ in range(20)]
+    async with asyncio.timeout(30):
+        for reader, writer in idle:
+            assert await reader.read() == b""
+            writer.close()
+    other = await joined(orchestrator, new_node("box"))
+    for each in (node, other):
+        await each.send(leaving=Empty())
+        await each.ended()
+        await each.leave()
+    await orchestrator.stop()
+
+
+async def joined(orchestrator: Orchestrator, node: Any) -> Any:
+    await node.join(orchestrator.local_target, orchestrator.join_token)
+    return node
+
+
+async def test_a_node_on_the_orchestrators_machine_is_told_where_others_reach_it(tmp_path: Path) -> None:
+    config = OrchestratorConfig("0.0.0.0", 0, http_port=0, state_dir=tmp_path, advertise="gaming-pc.home")
+    orchestrator = Orchestrator(config)
+    await orchestrator.start()
+    assert [target.rpartition(":")[0] for target in orchestrator.join_targets] == ["gaming-pc.home"]
+    async with call(orchestrator.local_target, orchestrator.join_token) as stream:
+        assert dict(await stream.initial_metadata())["motley-address"] == "gaming-pc.home"
+    for address in own_addresses()[:1]:  # none without a network
+        async with call(f"{address}:{orchestrator.local_target.rpartition(':')[2]}", orchestrator.join_token) as stream:
+            assert dict(await stream.initial_metadata())["motley-address"] == ""
+            await stream.write(NodeMessage(hello=Hello(protocol=VERSION, name="box", address="127.0.0.1")))
+            code, why = await refused(stream)
+            assert (code, "--advertise" in why) == (grpc.StatusCode.INVALID_ARGUMENT, True)
+    await orchestrator.stop()
+
+
+async def test_on_loopback_there_is_nothing_for_other_machines_to_dial(mesh: Any) -> None:
+    assert mesh.orchestrator.join_targets == []
+    async with call(mesh.orchestrator.local_target, mesh.orchestrator.join_token) as stream:
+        assert dict(await stream.initial_metadata())["motley-address"] == ""
+
+
+async def test_a_loopback_address_is_not_told_to_other_machines(mesh: Any, new_node: Any) -> None:
+    await mesh.join(new_node("pc"))
+    elsewhere = new_node("box")
+    elsewhere.address = "192.168.1.11"
+    await mesh.join(elsewhere)
+    status, body = await mesh.call("POST", "/api/sessions?wait=ready", {"model": "bard"})
+    message = body["error"]["message"]
+    assert (status, "'pc' has the address 127.0.0.1" in message, "--advertise" in message) == (400, True, True)
+    await mesh.serve(nodes=["pc"])

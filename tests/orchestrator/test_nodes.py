@@ -39,6 +39,7 @@ def test_a_node_is_overdue_only_after_silence() -> None:
     assert table.overdue() == []
     clock.now += 0.1
     assert table.overdue() == [node]
+    table.show_life(node.id)
     table.heartbeat(node.id, 7)
     assert table.overdue() == []
     assert node.memory_available == 7
@@ -48,10 +49,27 @@ def test_a_node_is_overdue_only_after_silence() -> None:
 def test_our_own_standstill_is_not_the_nodes_silence() -> None:
     clock = Clock()
     table = NodeTable(clock)
-    table.join(hello())
-    clock.now += 3600
-    table.excuse(3600)
+    node = table.join(hello())
     assert table.overdue() == []
+    clock.now += 3600
+    assert table.overdue() == []
+    table.lose(node.id, "its connection ended")
+    assert (
+        node.lost == "its connection ended, after the orchestrator itself had stood still for 3600 s (was it asleep?)"
+    )
+
+
+def test_a_node_that_is_lost_later_is_not_lost_by_our_standstill() -> None:
+    clock = Clock()
+    table = NodeTable(clock)
+    node = table.join(hello())
+    table.overdue()
+    clock.now += 3600
+    for _ in range(12):
+        clock.now += 0.5
+        table.overdue()
+    table.lose(node.id, "its connection ended")
+    assert node.lost == "its connection ended"
 
 
 def test_a_name_is_taken_while_its_node_lives() -> None:

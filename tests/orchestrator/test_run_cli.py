@@ -224,7 +224,7 @@ async def test_the_times_of_an_answer_are_of_its_tokens(mesh: Any, bard: Any, mo
 
 
 async def test_the_wrong_port(mesh: Any, motley: Motley) -> None:
-    status, _, err = await motley("status", "--url", f"http://{mesh.orchestrator.join_target}")
+    status, _, err = await motley("status", "--url", f"http://{mesh.orchestrator.local_target}")
     assert status == 1
     assert "has gone, or is no HTTP server (" in err
     assert "The API has its own, http://127.0.0.1:8000 unless" in err

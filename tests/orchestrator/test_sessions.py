@@ -120,6 +120,26 @@ def test_whoever_is_to_blame_may_still_say_why(session: Session) -> None:
     assert session.failure.message == "node 'box' (rank 2): this rank computes wrongly"
 
 
+def test_a_pair_that_cannot_reach_each_other_is_named_whoever_tells_of_it(session: Session) -> None:
+    make_ready(session)
+    failed = Failure(code="peer_lost", message="rank 2 is lost", lost_rank=3, found_by=2)
+    session.on_event("pc", event(0, failed=failed), 5)
+    assert session.failure is not None
+    assert session.failure.message == (
+        "node 'pc' (rank 0): rank 2 is lost (between node 'laptop' (rank 1) and node 'box' (rank 2))"
+    )
+
+
+def test_whoever_is_to_blame_is_not_waited_for_long(session: Session) -> None:
+    """Clients wait meanwhile: a worker that was stopped cannot even be told to end."""
+    make_ready(session)
+    session.on_event("laptop", event(1, failed=Failure(code="peer_lost", message="rank 2 is lost", lost_rank=3)), 5)
+    session.on_time(6.9)
+    assert not session.explained
+    session.on_time(7.1)
+    assert session.explained
+
+
 def test_a_lost_node_fails_the_session_by_name(session: Session) -> None:
     make_ready(session)
     commands = session.on_node_lost("laptop", "no heartbeat for 5 s", 9)

@@ -7,18 +7,25 @@ plan has "seconds", so long. It prints ``{"error", "rank", "text"}`` or ``{"sum"
 Half a second after it is up, a rank with ``"cut": [ranks]`` neither hears nor reaches these any more, and they are not
 told; with ``"cut data": [ranks]`` that is so of the connections for data, while beats come and go; one with
 ``"reset": true`` ends with a reset of all its connections. ``"slow": true`` reads in small sips.
+
+With ``"loss": [ranks]`` all packets that these send to this rank are lost from one SIGUSR1 to the next: the system
+drops them before TCP sees them, so it waits and repeats as on a real network. A rank that loses those of all its peers
+meets nobody meanwhile, by new connections neither.
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
+import signal
 import socket
 import struct
 import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +33,10 @@ import numpy as np
 import psutil
 
 from motley.transport import Communicator, Listener, Membership, Plain, Tls, TransportError, connect_mesh
+from motley.transport.links import connecting
+
+_DROP = ctypes.create_string_buffer(struct.pack("HBBI", 6, 0, 0, 0))  # a packet filter that lets no byte through
+_ATTACH_FILTER, _DETACH_FILTER = 26, 27  # of Linux, for setsockopt
 
 
 class Trouble:
@@ -73,6 +84,47 @@ class Trouble:
             self.stream.close()
 
 
+class Loss:
+    """Packets for this rank that are lost between two signals."""
+
+    def __init__(self, plan: dict[str, Any], listener: Listener, streams: list[Trouble]) -> None:
+        self._peers = plan["loss"]
+        self._everything = len(self._peers) == plan["size"] - 1
+        self._listener = listener
+        self._streams = streams
+        self._dialled: list[socket.socket] = []
+        self._now = False
+        connecting.tune = self._tune
+        signal.signal(signal.SIGUSR1, lambda *_: self._turn())
+
+    def _tune(self, connection: socket.socket) -> None:
+        """In the place of the transport's own: new connections of a rank that hears nothing are as deaf."""
+        if self._everything:
+            self._dialled.append(connection)
+            if self._now:
+                lose_packets(connection, True)
+        _tune(connection)
+
+    def _turn(self) -> None:
+        self._now = now = not self._now
+        old = [stream.stream for stream in self._streams if stream.peer in self._peers]
+        for connection in [*old, *([self._listener.socket, *self._dialled] if self._everything else ())]:
+            if connection.fileno() >= 0:
+                lose_packets(connection, now)
+
+
+def lose_packets(connection: socket.socket, now: bool) -> None:
+    """Drop all packets for a socket, or no longer."""
+    if now:
+        connection.setsockopt(socket.SOL_SOCKET, _ATTACH_FILTER, struct.pack("HP", 1, ctypes.addressof(_DROP)))
+        return
+    with suppress(FileNotFoundError):  # it has none
+        connection.setsockopt(socket.SOL_SOCKET, _DETACH_FILTER, 0)
+
+
+_tune = connecting.tune
+
+
 def holdings() -> tuple[int, int]:
     """Threads and descriptors of this process."""
     process = psutil.Process()
@@ -85,9 +137,10 @@ def wrapper(plan: dict[str, Any], streams: list[Trouble]) -> Callable[[int, Any]
     def wrap(peer: int, stream: Any) -> Trouble:
         is_data = all(known.peer != peer for known in streams)  # a pair's first connection
         streams.append(Trouble(peer, stream, slow="slow" in plan, is_data=is_data))
+        streams[-1].is_cut = peer in plan.get("cut", ()) and any(known.is_cut for known in streams)
         return streams[-1]
 
-    return wrap if {"cut", "cut data", "reset", "slow"} & plan.keys() else None
+    return wrap if {"cut", "cut data", "loss", "reset", "slow"} & plan.keys() else None
 
 
 def strike(plan: dict[str, Any], streams: list[Trouble]) -> None:
@@ -133,6 +186,8 @@ def main() -> None:
         member = Membership("test", plan["epoch"], plan["rank"], plan["size"], b"s" * 32, b"a" * 32)
         streams: list[Trouble] = []
         before = holdings()
+        if "loss" in plan:
+            Loss(plan, listener, streams)
         try:
             with connect_mesh(
                 listener, member, plan["addresses"], 20.0, security=security, wrap=wrapper(plan, streams)

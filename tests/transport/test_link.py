@@ -126,6 +126,7 @@ def test_an_oversized_message_is_refused_before_anything_is_stored(wire: Wire) -
         (pack_frame(Op.BYE), 1, "it left the session"),
         (pack_abort(2, "its cable"), 2, "reported by rank 1: its cable"),
         (pack_abort(0, "you"), 1, "it gave up (there:1): you"),
+        (pack_abort(0, "you", 3), 3, "reported by rank 1: you"),
         (b"", 1, "it closed the connection"),
     ],
 )

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +21,7 @@ import pytest
 from motley.transport import Algorithm, Communicator, PeerLost
 
 from .certificates import Authority
-from .rank_process import Trouble
+from .rank_process import Trouble, sum_up
 
 SCRIPT = Path(__file__).with_name("rank_process.py")
 
@@ -176,6 +179,82 @@ def test_a_reset_is_the_end_of_a_rank(start: Start) -> None:
     ranks = start({}, {}, {"reset": True})
     expect_loss(ranks[:2], {2}, silent=False)
     expect_new_mesh(ranks[:2])
+
+
+def cut(start: Start, victim: int, times: int, seconds: float) -> list[dict[str, Any]]:
+    """What three ranks say that sum all the time, while one is cut off from the others now and then."""
+    pause, rest = 1.0, 2.0
+    plans: list[dict[str, Any]] = [
+        {"loss": [peer for peer in range(3) if peer != rank and victim in (peer, rank)]} for rank in range(3)
+    ]
+    plans[0]["seconds"] = times * (pause + seconds) + rest
+    ranks = start(*plans)
+    for _ in range(times):
+        for length in (pause, seconds):
+            time.sleep(length)
+            for rank in ranks:
+                rank.process.send_signal(signal.SIGUSR1)
+    return [rank.read() for rank in ranks]
+
+
+drops_packets = pytest.mark.skipif(sys.platform != "linux", reason="packets are dropped by a filter of Linux")
+UNDISTURBED = [{"sum": 6.0, "left": [0, 0]}] * 3
+
+
+@drops_packets
+def test_a_cut_of_three_seconds_disturbs_nobody(start: Start) -> None:
+    assert cut(start, 1, 1, 3.0) == UNDISTURBED
+
+
+@drops_packets
+@pytest.mark.soak
+@pytest.mark.parametrize("victim", [0, 1, 2])
+def test_twenty_cuts_of_three_seconds_disturb_nobody(start: Start, victim: int) -> None:
+    assert cut(start, victim, 20, 3.0) == UNDISTURBED
+
+
+@pytest.fixture
+def beats_that_end(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Trouble]]:
+    """To `connect_mesh` as `wrap`: of each pair the connection for beats, which is the second, ends to bring anything.
+
+    A peer is silent after 2 s.
+    """
+    monkeypatch.setattr("motley.transport.links.liveness.SILENCE_S", 2.0)
+    made: dict[tuple[int, int], list[Trouble]] = defaultdict(list)  # by thread and peer
+
+    def wrap(peer: int, stream: Any) -> Trouble:
+        streams = made[threading.get_ident(), peer]
+        streams.append(Trouble(peer, stream, slow=False))
+        if len(streams) == 2 and threading.current_thread().name != "motley-pulse":
+            threading.Timer(1.0, setattr, [streams[1], "is_cut", True]).start()
+        return streams[-1]
+
+    yield wrap
+    for stream in chain(*made.values()):
+        stream.stream.close()  # what was cut could not be
+
+
+def test_data_is_a_sign_of_life(
+    run_ranks: Callable[..., list[Any]], beats_that_end: Callable[..., Trouble], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("motley.transport.links.liveness.KNOCK_AFTER_S", 1e9)
+
+    def work(communicator: Communicator) -> float:
+        return sum_up(communicator, {"seconds": 5.0})
+
+    assert run_ranks(3, work, wrap=beats_that_end) == [6.0] * 3
+
+
+def test_whoever_can_be_reached_anew_lives(
+    run_ranks: Callable[..., list[Any]], beats_that_end: Callable[..., Trouble]
+) -> None:
+    """Ranks that have nothing to say to each other, as they compute for long."""
+
+    def work(communicator: Communicator) -> float:
+        time.sleep(5.0)
+        return sum_up(communicator, {"rounds": 1})
+
+    assert run_ranks(3, work, wrap=beats_that_end) == [6.0] * 3
 
 
 def test_slow_is_not_dead(start: Start) -> None:

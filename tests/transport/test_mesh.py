@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import logging
 import socket
+import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -29,6 +30,8 @@ from motley.transport.links import connecting
 from motley.transport.links.wire import Op, pack_frame
 from motley.transport.schedules.forecast import Crowd
 from tests.ports import unanswered_port
+
+from .rank_process import lose_packets
 
 MakeMember = Callable[..., Membership]
 Run = Callable[..., list[Any]]
@@ -186,8 +189,88 @@ def test_a_rank_that_gives_up_says_why_to_those_it_has_reached(membership: MakeM
     assert isinstance(errors[0], PeerLost)
     assert errors[0].rank == 1
     assert "reported by rank 2" in str(errors[0])
-    assert isinstance(errors[1], PeerLost)  # rank 0 told it: it is rank 1 itself that cannot be reached
-    assert "it gave up" in str(errors[1])
+    assert isinstance(errors[1], PeerLost)  # rank 0 told it, which is not to blame
+    assert errors[1].rank == 2
+    assert "reported by rank 0" in str(errors[1])
+
+
+def test_a_flood_of_strangers_is_a_few_lines_in_the_log(
+    membership: MakeMember, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also while the mesh is up: knocks are accepted there."""
+    monkeypatch.setattr(connecting, "LOG_LINES", 3)
+    caplog.set_level(logging.WARNING)
+    with ExitStack() as stack:
+        listeners = [stack.enter_context(closing(Listener("127.0.0.1"))) for _ in range(2)]
+        addresses = [address_of(listener) for listener in listeners]
+        pool = stack.enter_context(ThreadPoolExecutor(2))
+        ranks = [
+            pool.submit(connect_mesh, listeners[rank], membership(rank, 2), addresses, 20.0, security=Plain())
+            for rank in range(2)
+        ]
+        first, second = (stack.enter_context(rank.result(20)) for rank in ranks)
+        for _ in range(20):
+            with socket.create_connection(("127.0.0.1", listeners[0].port), 5) as stranger:
+                stranger.sendall(b"GET / HTTP/1.1")
+                stranger.settimeout(10)
+                while stranger.recv(1000):
+                    pass
+        sums = [pool.submit(total, communicator) for communicator in (first, second)]
+        assert [each.result(20) for each in sums] == [3.0, 3.0]
+    assert len(caplog.records) == 3
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="packets are dropped by a filter of Linux")
+def test_two_ranks_that_do_not_reach_each_other_are_named_by_all(
+    membership: MakeMember, listener: Listener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A firewall between ranks 0 and 1 drops packets; rank 2 reaches both."""
+    monkeypatch.setattr(connecting, "ANSWER_S", 1.0)
+    lose_packets(listener.socket, True)
+    with ExitStack() as stack:
+        listeners = [stack.enter_context(closing(Listener("127.0.0.1"))) for _ in range(3)]
+        right = [address_of(listener) for listener in listeners]
+        pool = stack.enter_context(ThreadPoolExecutor(3))
+        began = time.monotonic()
+        futures = [
+            pool.submit(connect_mesh, listeners[rank], membership(rank, 3), addresses, 60.0, security=Plain())
+            for rank, addresses in enumerate([right, [address_of(listener), *right[1:]], right])
+        ]
+        errors = [future.exception(timeout=70) for future in futures]
+    assert time.monotonic() - began < 30
+    losses = [error for error in errors if isinstance(error, PeerLost)]
+    assert [(loss.rank, loss.finder) for loss in losses] == [(1, 1), (0, None), (0, 1)]
+    assert all("rank 1 cannot reach it: nothing has answered at" in str(error) for error in errors)
+
+
+def test_a_name_that_nobody_has_is_told_at_once(
+    membership: MakeMember, listener: Listener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def getaddrinfo(*_: object, **__: object) -> None:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(connecting.socket, "getaddrinfo", getaddrinfo)
+    addresses = ["upstairs:4000", address_of(listener)]
+    with pytest.raises(PeerLost, match=r"this machine knows nobody by the name 'upstairs' .*use its address") as error:
+        connect_mesh(listener, membership(1, 2), addresses, 60.0, security=Plain())
+    assert error.value.rank == 0
+
+
+def test_a_name_that_cannot_be_looked_up_now_is_tried_again_and_not_for_ever(
+    membership: MakeMember, listener: Listener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def getaddrinfo(*_: object, **__: object) -> None:
+        asked.append(time.monotonic())
+        raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+
+    monkeypatch.setattr(connecting.socket, "getaddrinfo", getaddrinfo)
+    monkeypatch.setattr(connecting, "ANSWER_S", 0.5)
+    addresses = ["upstairs:4000", address_of(listener)]
+    with pytest.raises(PeerLost, match="its name cannot be looked up: Temporary failure"):
+        connect_mesh(listener, membership(1, 2), addresses, 60.0, security=Plain())
+    assert len(asked) > 1
 
 
 @pytest.mark.parametrize(

@@ -377,7 +377,7 @@ class Raw:
         while data := self.socket.recv(1 << 16):
             for frame in decoder.feed(data):
                 if frame.header.op == Op.ABORT:
-                    return unpack_abort(frame.payload)
+                    return unpack_abort(frame.payload)[:2]
         raise AssertionError("it left without a word")
 
 

@@ -7,13 +7,14 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from motley.transport import Membership
 from motley.transport.links.wire import (
     HEADER_SIZE,
     MAX_MESSAGE,
+    Blame,
     Decoder,
     Frame,
     Handshake,
@@ -146,9 +147,20 @@ def test_mismatch_names_what_differs() -> None:
 
 def test_abort_carries_the_blame() -> None:
     (frame,) = Decoder(2000).feed(pack_abort(3, "gone"))
-    assert unpack_abort(frame.payload) == (3, "gone")
+    assert unpack_abort(frame.payload) == (3, "gone", None)
+    (frame,) = Decoder(2000).feed(pack_abort(3, "gone", 0))
+    assert unpack_abort(frame.payload) == (3, "gone", 0)
     with pytest.raises(WireError):
         unpack_abort(b"")
+
+
+@given(*[st.integers(0, 5)] * 4)
+def test_nobody_blames_whoever_only_passes_it_on(blamed: int, finder: int, sender: int, listener: int) -> None:
+    assume(sender != listener and blamed != finder)
+    lost, how, found_by = Blame(blamed, "cut", finder).heard(sender, listener)
+    assert {lost, found_by} <= {blamed, finder}
+    assert lost != listener or finder == listener
+    assert (how == "it gave up") == (lost == sender)
 
 
 # -- handshake ------------------------------------------------------------------------------------------------------
@@ -286,8 +298,8 @@ def test_a_certificate_is_for_one_rank_of_one_session(
 
 def test_another_version_is_refused_whatever_follows_it(pair: Callable[..., tuple[Handshake, Handshake]]) -> None:
     _, listener = pair()
-    with pytest.raises(Refusal, match="protocol version 4; version 3 is spoken here"):
-        listener.receive(pack_frame(Op.HELLO, b"\x04\x00 a future layout"))
+    with pytest.raises(Refusal, match="protocol version 5; version 4 is spoken here"):
+        listener.receive(pack_frame(Op.HELLO, b"\x05\x00 a future layout"))
 
 
 @pytest.mark.parametrize(

@@ -31,8 +31,15 @@ MAX_SESSION = 256
 """Longest id of a session, in bytes: it must fit in a handshake."""
 REDIAL_S = 0.1
 """Pause before a dial that was refused is tried again: the peer may still be starting."""
+ANSWER_S = 8.0
+"""A machine that has not even refused a connection for so long cannot be reached, nor can a name that was looked up for
+so long."""
+REPEAT_S = 2.0
+"""A connection that nothing has answered for so long is tried anew, at another of the name's addresses if there are."""
 STRANGER_S = 5.0
 """How long an accepted connection may take for its handshake."""
+LOG_LINES, LOG_S = 20, 60.0
+"""So many refused connections at most are logged one by one in so many seconds; others are counted."""
 MAX_STRANGERS = 64
 """Accepted connections in their handshake at one time; a further one takes the place of the oldest."""
 
@@ -68,8 +75,14 @@ class Listener:
         port: int = self.socket.getsockname()[1]
         return port
 
+    def duplicate(self) -> Listener:
+        """The same socket once more: the port is given back when both are closed."""
+        copy = object.__new__(Listener)
+        copy.socket = self.socket.dup()
+        return copy
+
     def close(self) -> None:
-        """Give back the port; links that were accepted here stay."""
+        """Give back the port, once the meshes that were made here have ended; links that were accepted here stay."""
         self.socket.close()
 
 
@@ -116,10 +129,11 @@ class Arrival(NamedTuple):
 
 
 class Failure(NamedTuple):
-    """A peer cannot be reached: it refuses this rank for good, or its time is over."""
+    """A peer cannot be reached: it has `refused` this rank for good, nothing answers there, or its time is over."""
 
     rank: int
     reason: str
+    refused: bool = False
 
 
 @dataclass(eq=False)
@@ -133,6 +147,15 @@ class _Dial:
     due: float = 0.0
     """When to try next; never, while a connection is under way."""
     targets: Iterator[tuple[Any, ...]] | None = None
+    answer_s: float = REPEAT_S
+    """How long a connection may take until the peer's system answers."""
+    first_answer_by: float = math.inf
+    """When something there must have answered, be it with a refusal; never, once it has."""
+
+    @property
+    def next_step(self) -> float:
+        """When there is something to do for it, unless something comes before."""
+        return min(self.due, self.deadline, self.first_answer_by)
 
 
 @dataclass(eq=False)
@@ -153,6 +176,12 @@ class _Attempt:
     def fileno(self) -> int:
         """The descriptor of the connection, for the system's poll."""
         return self.socket.fileno()
+
+    def heard_system(self) -> None:
+        """Note that the system at the other end has answered."""
+        self.expires = math.inf  # the dial's own deadline counts
+        if self.dial is not None:
+            self.dial.first_answer_by = math.inf
 
     def advance(self, security: Tls | Plain) -> int:
         """Go on as far as the bytes that are there reach; the peer's proven rank when the handshake is done.
@@ -197,6 +226,7 @@ class _Attempt:
         if self.socket.getsockname() == self.socket.getpeername():
             raise ConnectionRefusedError("nobody listens there")  # TCP met itself: a simultaneous open
         self.connecting = False
+        self.heard_system()
 
 
 class Connector:
@@ -232,18 +262,38 @@ class Connector:
         self._targets: dict[str, list[tuple[Any, ...]]] = {}
         """By address, what it has resolved to: that is asked once, for the answer may block."""
         self._attempts: set[_Attempt] = set()
+        self._logged_since = -math.inf
+        self._logged = 0  # strangers that were refused since then
 
-    def dial(self, rank: int, purpose: Purpose, address: str, deadline: float = math.inf) -> None:
+    def dial(
+        self,
+        rank: int,
+        purpose: Purpose,
+        address: str,
+        deadline: float = math.inf,
+        answer_s: float = REPEAT_S,
+    ) -> None:
         """Reach peer `rank` at `address` from the next `step` on, trying again until `deadline` (monotonic, seconds).
 
         For one purpose at a time: the link for the other is dialled when that for the first is there.
+
+        Args:
+            deadline: it fails earlier, if nothing at all answers there for `ANSWER_S`, or the name is not known.
+            answer_s: try again when the peer's system has not answered for so many seconds. The system itself repeats
+                what is lost, but at ever longer intervals.
 
         Raises:
             UsageError: it is no address.
         """
         split_address(address)
         self.trouble.pop(rank, None)
-        self._dials[rank] = _Dial(rank, purpose, address, deadline)
+        first_answer_by = time.monotonic() + ANSWER_S
+        self._dials[rank] = _Dial(rank, purpose, address, deadline, answer_s=answer_s, first_answer_by=first_answer_by)
+
+    def turn_to(self, listener: Listener | None, expected: Collection[tuple[int, Purpose]]) -> None:
+        """Accept others from now on, and elsewhere; what is on its way is given up."""
+        self.close()
+        self._listener, self._expected = listener, expected
 
     def cancel(self, rank: int) -> None:
         """Give up reaching peer `rank`, if it is being reached."""
@@ -277,7 +327,7 @@ class Connector:
     def due(self) -> float:
         """When to call `step` at the latest, by the monotonic clock."""
         expiries = (attempt.expires for attempt in self._attempts)
-        return min((*expiries, *(min(dial.due, dial.deadline) for dial in self._dials.values())), default=math.inf)
+        return min((*expiries, *(dial.next_step for dial in self._dials.values())), default=math.inf)
 
     def step(self, ready: Container[Waitable]) -> Iterator[Arrival | Failure]:
         """Go on with all that is ready or due; yields what comes of it, one by one, as it happens."""
@@ -287,15 +337,23 @@ class Connector:
             yield from self._advance(attempt)
         now = time.monotonic()
         for attempt in [attempt for attempt in self._attempts if attempt.expires <= now]:
-            refusal = attempt.handshake.refusal(f"no handshake within {STRANGER_S:g} s", retry=True)
-            yield from self._refuse(attempt, refusal)
-        for dial in [dial for dial in self._dials.values() if min(dial.due, dial.deadline) <= now]:
+            if attempt.dial is not None:
+                self._drop(attempt)
+                attempt.dial.due = now
+                continue
+            self._turn_away(attempt, attempt.handshake.refusal(f"no handshake within {STRANGER_S:g} s", retry=True))
+        for dial in [dial for dial in self._dials.values() if dial.next_step <= now]:
+            trouble = self.trouble.get(dial.rank, "no answer")
             if dial.deadline <= now:
                 self.cancel(dial.rank)
-                trouble = self.trouble.get(dial.rank, "no answer")
                 yield Failure(dial.rank, f"it could not be reached in time: {trouble} ({dial.address})")
-            else:
-                self._dial(dial)
+            elif dial.first_answer_by <= now:
+                self.cancel(dial.rank)
+                why = f"nothing has answered at {dial.address} for {ANSWER_S:g} s ({trouble})"
+                yield Failure(dial.rank, f"{why}; is that machine on, and do the firewalls let the two connect?")
+            elif (unknown := self._dial(dial)) is not None:
+                self.cancel(dial.rank)
+                yield Failure(dial.rank, unknown)
 
     def close(self) -> None:
         """Close all connections that are no links."""
@@ -303,19 +361,27 @@ class Connector:
         for attempt in tuple(self._attempts):
             self._drop(attempt)
 
-    def _dial(self, dial: _Dial) -> None:
+    def _dial(self, dial: _Dial) -> str | None:
+        """Begin a connection; the reason if that will never be possible."""
         try:
             if dial.targets is None:
                 dial.targets = cycle(self._resolve(dial.address))
             family, kind, protocol, _, target = next(dial.targets)
             connection = socket.socket(family, kind, protocol)
-        except OSError as error:  # the name may resolve later
+        except socket.gaierror as error:
+            if error.errno == socket.EAI_NONAME:
+                host, _ = split_address(dial.address)
+                return f"this machine knows nobody by the name {host!r} ({error.strerror}); use its address instead"
+            self._redial(dial, f"its name cannot be looked up: {error.strerror}")
+            return None
+        except OSError as error:
             self._redial(dial, str(error))
-            return
+            return None
         tune(connection)
         stream = self._security.protect(connection, dials=True)
         handshake = Handshake(self._membership, {(dial.rank, dial.purpose)}, dials_for=dial.purpose)
-        attempt = _Attempt(connection, stream, dial.address, handshake, dial, math.inf, connecting=True)
+        expires = time.monotonic() + dial.answer_s
+        attempt = _Attempt(connection, stream, dial.address, handshake, dial, expires, connecting=True)
         self._attempts.add(attempt)
         dial.due = math.inf
         try:
@@ -325,6 +391,7 @@ class Connector:
         except OSError as error:
             self._drop(attempt)
             self._redial(dial, str(error))
+        return None
 
     def _resolve(self, address: str) -> list[tuple[Any, ...]]:
         if address not in self._targets:
@@ -364,6 +431,8 @@ class Connector:
         except OSError as error:
             self._drop(attempt)
             if attempt.dial is not None:
+                if isinstance(error, ConnectionRefusedError):
+                    attempt.heard_system()
                 self._redial(attempt.dial, str(error))
         except Refusal as refusal:
             yield from self._refuse(attempt, refusal)
@@ -395,7 +464,7 @@ class Connector:
         else:
             log.error("%s cannot use rank %d at %s: %s", self._membership, dial.rank, attempt.address, refusal)
             del self._dials[dial.rank]
-            yield Failure(dial.rank, f"{refusal} ({attempt.address})")
+            yield Failure(dial.rank, f"{refusal} ({attempt.address})", refused=True)
 
     def _turn_away(self, stranger: _Attempt, refusal: Refusal) -> None:
         self._attempts.discard(stranger)
@@ -403,7 +472,14 @@ class Connector:
         claimed = stranger.handshake.claimed
         if claimed is not None:
             self.trouble[claimed] = f"refused: {refusal}"
-        log.warning("%s refused the connection from %s: %s", self._membership, stranger.address, refusal)
+        now = time.monotonic()
+        if now - self._logged_since > LOG_S:
+            if self._logged > LOG_LINES:
+                log.warning("%s refused %d more connections", self._membership, self._logged - LOG_LINES)
+            self._logged_since, self._logged = now, 0
+        self._logged += 1
+        if self._logged <= LOG_LINES:
+            log.warning("%s refused the connection from %s: %s", self._membership, stranger.address, refusal)
 
     def _drop(self, attempt: _Attempt) -> None:
         self._attempts.discard(attempt)

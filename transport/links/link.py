@@ -28,6 +28,9 @@ from .wire import (
     unpack_header,
 )
 
+_REPEAT_SOON = (16, 1), (44, 1000)
+"""Options by which TCP repeats soon what a cut has lost: TCP_THIN_LINEAR_TIMEOUTS, so that the intervals grow later for
+small frames, and TCP_RTO_MAX_MS (Linux 6.15), so that none grows beyond a second. Python has no names for them."""
 _ABORT = MAGIC + bytes([Op.ABORT])
 POLL_S = 2e-3
 """The system's poll counts in milliseconds; a shorter wait for bytes that are held back is slept."""
@@ -106,6 +109,10 @@ def tune(connection: socket.socket) -> None:
     for option, value in (("TCP_KEEPIDLE", 6), ("TCP_KEEPINTVL", 3), ("TCP_KEEPCNT", 3)):
         if hasattr(socket, option):
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+    if sys.platform == "linux":
+        for number, value in _REPEAT_SOON:
+            with suppress(OSError):  # an older kernel
+                connection.setsockopt(socket.IPPROTO_TCP, number, value)
 
 
 class Link:
@@ -243,10 +250,10 @@ class Link:
                     if frame.header.op == Op.BYE:
                         return PeerLost(self.rank, f"it left the session ({self.address})")
                     if frame.header.op == Op.ABORT:
-                        blamed, reason = unpack_abort(frame.payload)
-                        if blamed in (self.rank, self.own_rank):
-                            return PeerLost(self.rank, f"it gave up ({self.address}): {reason}")
-                        return PeerLost(blamed, f"reported by rank {self.rank}: {reason}")
+                        said = unpack_abort(frame.payload)
+                        lost, how, finder = said.heard(self.rank, self.own_rank)
+                        where = f" ({self.address})" if lost == self.rank else ""
+                        return PeerLost(lost, f"{how}{where}: {said.why}", finder)
                 if not wait_ready([self], (), max(0.0, deadline - time.monotonic())):
                     break
                 data = self.socket.recv(1 << 16)
@@ -300,9 +307,11 @@ def part_in_peace(links: Sequence[Link]) -> None:
     part(links, pack_frame(Op.BYE), PEACE_S)
 
 
-def part_with_blame(links: Sequence[Link], blamed: int, why: str) -> None:
-    """Tell all peers that this rank gives up because of rank `blamed`, and close all links."""
-    part(links, pack_abort(blamed, why))
+def part_with_blame(links: Sequence[Link], blamed: int, why: str, finder: int | None = None) -> None:
+    """Tell all peers that this rank gives up because of rank `blamed`, as rank `finder` has found (None: itself), and
+    close all links.
+    """
+    part(links, pack_abort(blamed, why, finder))
 
 
 class Incoming:

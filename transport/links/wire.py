@@ -31,14 +31,18 @@ Under TLS (`motley.transport.links.security`) the same happens inside of it, and
 peer's certificate names. A HELLO also says what the link is for: each pair of ranks of a mesh has one for data and one
 for beats, and any two ranks may have one for messages alone (`motley.transport.messages`).
 
+A pair of a mesh that hears nothing of each other tries a connection of a fourth kind, a *knock*: it brings one BEAT
+each way and ends. TCP repeats what is lost at ever longer intervals; a connection that is new does not wait for them.
+
 PROOF is HMAC-SHA256, keyed with the session's secret, over the role of the sender and both HELLO payloads. The nonces
 in them make it fresh, the role keeps it from being reflected, the payloads bind every field, and the secret itself
 never travels. A listener proves itself only to a dialler that has proven itself.
 
 After the handshake a link carries collectives and messages until it ends: with BYE when its owner closes it in peace,
-with ABORT (the rank to blame and why) when its owner gives up, with neither when its owner died. On a link for beats
-there are BEAT frames instead (`motley.transport.links.liveness`), and it ends in the same ways. A BEAT's `sequence` is
-the collective that its sender has come to, its payload (u64) the bytes that it has sent on the pair's link for data.
+with ABORT (the rank to blame, who found it, and why) when its owner gives up, with neither when its owner died. On a
+link for beats there are BEAT frames instead (`motley.transport.links.liveness`), and it ends in the same ways. A BEAT's
+`sequence` is the collective that its sender has come to, its payload (u64) the bytes that it has sent on the pair's
+link for data.
 """
 
 from __future__ import annotations
@@ -52,7 +56,7 @@ from enum import IntEnum
 from struct import Struct
 from typing import NamedTuple
 
-VERSION = 3
+VERSION = 4
 MAGIC = b"MT"
 MAX_MESSAGE = 64 << 20
 """Longest message in bytes; a header that announces more is refused before a byte of it is stored."""
@@ -61,7 +65,8 @@ MAX_HANDSHAKE = 1024
 
 _HEADER = Struct("<2sBBIQQ")
 _HELLO = Struct("<HBIHH32s32s")
-_BLAME = Struct("<H")
+_BLAME = Struct("<HH")
+_SENDER = 0xFFFF
 _SENT = Struct("<Q")
 HEADER_SIZE = _HEADER.size
 
@@ -90,6 +95,7 @@ class Purpose(IntEnum):
     DATA = 0
     BEATS = 1
     MESSAGES = 2
+    KNOCK = 3
 
 
 DTYPE_CODES = {
@@ -160,20 +166,47 @@ def pack_frame(op: Op, payload: bytes | memoryview = b"", sequence: int = 0) -> 
     return Header(op, sequence=sequence, length=len(payload)).pack() + payload
 
 
-def pack_abort(blamed: int, why: str) -> bytes:
-    """The frame by which a rank that gives up tells which rank is to blame, and why."""
-    return pack_frame(Op.ABORT, _BLAME.pack(blamed) + why.encode()[:MAX_HANDSHAKE])
+class Blame(NamedTuple):
+    """What an ABORT says.
+
+    Attributes:
+        rank: the one to blame.
+        why: for people.
+        finder: the rank that has found it; None: the sender of the frame.
+    """
+
+    rank: int
+    why: str
+    finder: int | None = None
+
+    def heard(self, sender: int, listener: int) -> Blame:
+        """What it means to rank `listener`, which has it from rank `sender`: whom that one lost, and who found it.
+
+        Who is blamed itself blames the one that does: of two that cannot reach each other each names the other, and
+        none of them the third that has passed it on.
+        """
+        finder = sender if self.finder is None else self.finder
+        lost = finder if self.rank == listener else self.rank
+        return Blame(lost, "it gave up" if lost == sender else f"reported by rank {sender}", finder)
 
 
-def unpack_abort(payload: bytes) -> tuple[int, str]:
-    """The rank that the payload of an ABORT blames, and why.
+def pack_abort(blamed: int, why: str, finder: int | None = None) -> bytes:
+    """The frame by which a rank that gives up tells which rank is to blame, why, and who has found it; None: itself."""
+    told = _BLAME.pack(blamed, _SENDER if finder is None else finder)
+    return pack_frame(Op.ABORT, told + why.encode()[:MAX_HANDSHAKE])
+
+
+def unpack_abort(payload: bytes) -> Blame:
+    """What the payload of an ABORT says.
 
     Raises:
         WireError: it is too short.
     """
     if len(payload) < _BLAME.size:
         raise WireError("an abort frame that blames nobody")
-    return _BLAME.unpack_from(payload)[0], payload[_BLAME.size :].decode(errors="replace")
+    blamed, finder = _BLAME.unpack_from(payload)
+    why = payload[_BLAME.size :].decode(errors="replace")
+    return Blame(blamed, why, None if finder == _SENDER else finder)
 
 
 def pack_beat(sequence: int, sent: int) -> bytes:

@@ -1,7 +1,8 @@
-"""Describing a model that has to be downloaded."""
+"""Describing a model: one that must be downloaded, one that nobody wants any more, and trouble that nobody foresaw."""
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from pathlib import Path
 
@@ -9,8 +10,11 @@ import pytest
 
 from motley.daemon.loading import fetching
 from motley.daemon.loading.fetching import LoadError
-from motley.daemon.node.describe import describe
+from motley.daemon.node.control import Control, NodeSettings
+from motley.daemon.node.describe import describe, look
+from motley.daemon.weights.cache import ShareCache
 from motley.protocol import mesh_pb2 as pb
+from tests.daemon.text.made_tokenizers import SHAKESPEARE
 
 
 def test_a_download_that_hangs_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -29,3 +33,69 @@ def test_a_download_that_hangs_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
             describe(pb.ModelSpec(source="owner/name", quantisation="fp32"), None)
     finally:
         over.set()
+
+
+def test_what_is_here_is_told_without_fetching(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fetch(*_: object) -> Path:
+        raise AssertionError("the hub was asked")
+
+    monkeypatch.setattr("motley.daemon.weights.hub._from_hub", fetch)
+    here = pb.ModelSpec(source=SHAKESPEARE.name, quantisation="fp32")
+    whole = describe(here, SHAKESPEARE.parent)
+    assert look(here, SHAKESPEARE.parent).profile == pb.ModelProfile(fingerprint=whole.profile.fingerprint)
+    assert look(pb.ModelSpec(source="owner/name"), tmp_path) == pb.Described()
+    missing = look(here, tmp_path).failure
+    assert (missing.code, str(tmp_path / SHAKESPEARE.name) in missing.message) == ("model_missing", True)
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "config.json").write_text("{")
+    assert look(pb.ModelSpec(source="broken"), tmp_path).failure.code == "invalid_model"
+
+
+async def test_a_node_says_what_is_here(control: Control) -> None:
+    model = pb.ModelSpec(source=str(SHAKESPEARE))
+    control._obey(pb.OrchestratorMessage(describe=pb.Describe(request_id="8", model=model, only_here=True)))
+    async with asyncio.timeout(20):
+        said = (await control._outbox.get()).described
+    assert (said.request_id, said.profile.name, bool(said.profile.fingerprint)) == ("8", "", True)
+
+
+@pytest.fixture
+def control(tmp_path: Path) -> Control:
+    """Of a node that is asked, and whose answers lie in its outbox."""
+    settings = NodeSettings("pc", "127.0.0.1", pb.Capabilities(), None, ShareCache(tmp_path), 1)
+    return Control(settings, lambda role, event: None)
+
+
+ASKED = pb.OrchestratorMessage(describe=pb.Describe(request_id="7", model=pb.ModelSpec(source="m")))
+
+
+async def test_trouble_that_nobody_foresaw_is_told(control: Control, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def broken(model: pb.ModelSpec, models: Path | None) -> pb.Described:
+        raise OSError("too many open files")
+
+    monkeypatch.setattr("motley.daemon.node.control.describe_apart", broken)
+    control._obey(ASKED)
+    async with asyncio.timeout(5):
+        said = await control._outbox.get()
+    assert (said.described.request_id, said.described.failure.code) == ("7", "internal_error")
+    assert said.described.failure.message == "OSError: too many open files"
+
+
+async def test_what_nobody_waits_for_any_more_is_stopped(control: Control, monkeypatch: pytest.MonkeyPatch) -> None:
+    began, ended = asyncio.Event(), asyncio.Event()
+
+    async def slow(model: pb.ModelSpec, models: Path | None) -> pb.Described:
+        began.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+        return pb.Described()
+
+    monkeypatch.setattr("motley.daemon.node.control.describe_apart", slow)
+    control._obey(ASKED)
+    async with asyncio.timeout(5):
+        await began.wait()
+        control._obey(pb.OrchestratorMessage(cancel=pb.Cancel(request_id="7")))
+        await ended.wait()
+    assert control._outbox.empty()

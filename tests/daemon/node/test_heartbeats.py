@@ -1,4 +1,4 @@
-"""What a node's heartbeats tell."""
+"""What a node's heartbeats tell, and that nothing keeps them from being sent."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from motley.daemon.node.control import Control, NodeSettings
+from motley.daemon.node.control import Control, NodeSettings, OrchestratorLost
 from motley.daemon.weights.cache import ShareCache
 from motley.protocol import mesh_pb2 as pb
 
@@ -26,11 +26,15 @@ class Stream:
             self.over.set()
 
 
+def control_of(folder: Path) -> Control:
+    settings = NodeSettings("pc", "127.0.0.1", pb.Capabilities(), None, ShareCache(folder), 1)
+    return Control(settings, lambda role, event: None)
+
+
 async def test_they_tell_what_is_free_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     looks = count(1)
     monkeypatch.setattr("motley.daemon.node.control.gpus", lambda: [pb.Gpu(name="RTX 9", free_bytes=next(looks))])
-    settings = NodeSettings("pc", "127.0.0.1", "127.0.0.1", pb.Capabilities(), None, ShareCache(tmp_path), 1)
-    control = Control(settings, lambda event: None)
+    control = control_of(tmp_path)
     stream = Stream(
         lambda beat: beat.memory_available_bytes > 0 and [gpu.free_bytes > 3 for gpu in beat.gpus] == [True]
     )
@@ -42,3 +46,67 @@ async def test_they_tell_what_is_free_now(tmp_path: Path, monkeypatch: pytest.Mo
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_they_do_not_wait_for_all_else_that_is_to_be_said(tmp_path: Path) -> None:
+    control, beats = control_of(tmp_path), 0
+    over = asyncio.Event()
+
+    class Busy:
+        async def write(self, message: pb.NodeMessage) -> None:
+            nonlocal beats
+            control._say(delta=pb.Delta(text="there is always more to say"))
+            beats += message.HasField("heartbeat")
+            if beats == 3:
+                over.set()
+            await asyncio.sleep(0)
+
+    control._say(delta=pb.Delta(text="something"))
+    sender = asyncio.create_task(control._send(Busy(), 0.001))
+    try:
+        async with asyncio.timeout(5):
+            await over.wait()
+    finally:
+        sender.cancel()
+        await asyncio.gather(sender, return_exceptions=True)
+
+
+async def test_what_keeps_a_node_from_sending_is_told_and_is_no_silence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Call:
+        """An orchestrator that welcomes the node and then only listens."""
+
+        def __init__(self) -> None:
+            self._said: asyncio.Queue[pb.OrchestratorMessage] = asyncio.Queue()
+            welcome = pb.Welcome(node_id="1", heartbeat_s=0.001, silence_s=60)
+            self._said.put_nowait(pb.OrchestratorMessage(welcome=welcome))
+
+        async def initial_metadata(self) -> list[tuple[str, str]]:
+            return [("motley-address", "")]
+
+        async def write(self, message: pb.NodeMessage) -> None:
+            pass
+
+        async def read(self) -> pb.OrchestratorMessage:
+            return await self._said.get()
+
+        def cancel(self) -> None:
+            pass
+
+    class Stub:
+        def __init__(self, channel: object) -> None:
+            pass
+
+        def Join(self, metadata: object) -> Call:
+            return Call()
+
+    def broken() -> int:
+        raise OSError("no /proc here")
+
+    monkeypatch.setattr("motley.daemon.node.control.MeshStub", Stub)
+    monkeypatch.setattr("motley.daemon.node.control.available_memory", broken)
+    channel: Any = None
+    with pytest.raises(OrchestratorLost, match="sending to the orchestrator failed: OSError: no /proc here"):
+        async with asyncio.timeout(20):
+            await control_of(tmp_path).stay(channel, "secret", lambda node_id, settings: None)

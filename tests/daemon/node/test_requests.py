@@ -61,7 +61,7 @@ class Node:
     """A node that leads some sessions, and what the orchestrator hears of it."""
 
     def __init__(self, folder: Path, **tokenizers: Tokenizer) -> None:
-        settings = NodeSettings("pc", "127.0.0.1", "127.0.0.1", pb.Capabilities(), None, ShareCache(folder), 1)
+        settings = NodeSettings("pc", "127.0.0.1", pb.Capabilities(), None, ShareCache(folder), 1)
         self.control = Control(settings, lambda role, event: None)
         self.workers: dict[str, Worker] = {}
         for session, tokenizer in tokenizers.items():

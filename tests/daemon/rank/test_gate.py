@@ -22,6 +22,7 @@ from motley.daemon.rank.gate import Gate, _examined, reference_answers
 from motley.daemon.weights.share_file import write_share
 from motley.daemon.weights.spec import SHARE_FILE
 from motley.plugins.engine import F32, Engine, EngineError, EngineFactory, EngineOptions, RankGraph
+from motley.plugins.nodes import is_collective
 from motley.plugins.onnxruntime.engine import OnnxRuntimeEngine
 from motley.plugins.reference.engine import ReferenceEngine
 from tests.models.cases import GOLDEN, golden_cases, others_soak, uneven_shares
@@ -228,6 +229,30 @@ def test_the_session_gets_what_is_summed_after_the_exam(tmp_path: Path) -> None:
     values = np.ones((2, 3), np.float32)
     gate.all_reduce(values)
     assert (values == 1).all()
+
+
+@pytest.mark.parametrize("name", ["sum", "head.norm.reduced", "layers.x.mlp.reduced"])
+def test_a_collective_that_belongs_to_no_layer_is_not_passed_over(name: str, tmp_path: Path) -> None:
+    graph = share(BUNDLED, "fp32", 2, 1, tmp_path / "share")
+    next(filter(is_collective, graph.proto.graph.node)).name = name
+    with pytest.raises(GateError, match=f"a collective that belongs to no part of a layer: {name!r}"):
+        examine(graph, 1, 2)
+
+
+@pytest.mark.parametrize(("more", "said"), [(1, "calls more collectives"), (-1, "is missing")])
+def test_an_engine_that_calls_other_collectives_than_the_graph_has_is_found(
+    more: int, said: str, tmp_path: Path
+) -> None:
+    graph = share(BUNDLED, "fp32", 2, 1, tmp_path / "share")
+    expected = reference_answers(graph, 1, 2, ReferenceEngine)
+    gate = Gate(graph, LocalGroup(2).member(1))
+    calls = gate._proctor._calls
+    gate._proctor._calls = calls[:-1] if more > 0 else [*calls, calls[-1]]
+    with (
+        closing(OnnxRuntimeEngine(graph, gate, EngineOptions())) as engine,
+        pytest.raises((GateError, EngineError), match=said),
+    ):
+        gate.open(engine, expected)
 
 
 def test_answers_are_kept_with_the_share(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -114,3 +116,22 @@ def test_a_broken_file_is_named(folder: WriteFolder, name: str, content: str) ->
 def test_token_texts_keep_their_space_and_name_special_tokens(folder: WriteFolder) -> None:
     tokenizer = Tokenizer.load(folder(sentencepiece_tokenizer()))
     assert [tokenizer.token_text(token) for token in (2, 4, 6)] == ["</s>", " Hello", "ly"]
+
+
+def test_others_may_work_while_a_long_text_is_encoded() -> None:
+    """The event loop of a node, say, which shows life meanwhile."""
+    tokenizer = Tokenizer.load(SHAKESPEARE)
+    encoded: list[float] = []
+
+    def encode() -> None:
+        began = time.monotonic()
+        tokenizer.encode("word " * 200_000)
+        encoded.append(time.monotonic() - began)
+
+    worker = threading.Thread(target=encode)
+    longest, last = 0.0, time.monotonic()
+    worker.start()
+    while worker.is_alive():
+        worker.join(0.001)
+        longest, last = max(longest, time.monotonic() - last), time.monotonic()
+    assert longest < encoded[0] / 2

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from motley.orchestrator.serving import fitting
+from motley.orchestrator.serving import fitting, lifecycle
 from motley.protocol.mesh_pb2 import (
     Describe,
     Described,
@@ -17,7 +17,10 @@ from motley.protocol.mesh_pb2 import (
     Loading,
     ModelProfile,
     RankCommand,
+    Ready,
 )
+
+from ..conftest import DEADLINE_S
 
 MODEL = {"model": "bard"}
 GB = 10**9
@@ -134,6 +137,41 @@ async def test_a_session_comes_up_while_the_client_polls(mesh: Any, new_node: An
     await mesh.session(session["id"], "ready")
 
 
+async def test_whoever_waits_for_a_session_hears_that_it_is_not_ready_yet(
+    mesh: Any, new_node: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = await mesh.join(new_node())
+
+    async def wait(_: RankCommand) -> None:
+        pass
+
+    node.on_rank = wait
+    monkeypatch.setattr(lifecycle, "READY_S", 0.01)
+    status, body = await mesh.call("POST", "/api/sessions?wait=ready", MODEL)
+    assert (status, body["error"]["code"]) == (504, "timed_out")
+    assert "(bard) is starting, not ready, after" in body["error"]["message"]
+    (session,) = (await mesh.call("GET", "/api/sessions"))[1]["sessions"]
+    assert session["state"] == "starting"  # it goes on
+
+
+async def test_no_session_begins_while_the_orchestrator_stops(mesh: Any, new_node: Any) -> None:
+    node = await mesh.join(new_node())
+    session, go_on = await mesh.serve(), asyncio.Event()
+
+    async def linger(command: RankCommand) -> None:
+        await go_on.wait()
+        await node.obey(command)
+
+    node.on_rank = linger
+    stop = asyncio.create_task(mesh.orchestrator.stop())
+    await mesh.session(session["id"], "closing")
+    status, body = await mesh.call("POST", "/api/sessions", {**MODEL, "name": "late"})
+    assert (status, body["error"]["code"]) == (503, "session_closed")
+    assert body["error"]["message"] == "the orchestrator is shutting down"
+    go_on.set()
+    await stop
+
+
 async def test_a_rank_that_fails_fails_the_session_for_good_to_see(mesh: Any, new_node: Any) -> None:
     good, bad = await mesh.join(new_node("good")), await mesh.join(new_node("bad"))
 
@@ -176,6 +214,19 @@ async def test_a_model_that_does_not_fit(mesh: Any, new_node: Any, profile: Mode
     assert (status, body["error"]["code"]) == (422, "insufficient_memory")
     assert "toaster: 500 bytes available" in body["error"]["message"]
     assert await mesh.call("GET", "/api/sessions") == (200, {"sessions": []})
+
+
+async def test_shares_that_do_not_fit_are_refused_and_not_changed(mesh: Any, new_node: Any) -> None:
+    for name in ("a", "b", "c"):
+        await mesh.join(new_node(name, memory=50_000))
+    wanted = {**MODEL, "context": 10, "shares": [1, 1, 8]}
+    status, body = await mesh.call("POST", "/api/sessions", wanted)
+    assert (status, body["error"]["code"]) == (422, "insufficient_memory")
+    message = body["error"]["message"]
+    assert "does not fit in shares 1,1,8:\n  a: 50.00 kB available, " in message
+    nearest = message.partition("The nearest that fit: `--shares ")[2].partition("`")[0]
+    session = await mesh.serve(context=10, shares=[float(share) for share in nearest.split(",")])
+    assert [rank["node"] for rank in session["ranks"]] == ["a", "b", "c"]
 
 
 async def test_what_would_fit_is_told(mesh: Any, new_node: Any, profile: ModelProfile) -> None:
@@ -276,6 +327,34 @@ async def test_memory_that_is_promised_is_not_promised_twice(mesh: Any, new_node
     assert (status, body["error"]["code"]) == (422, "insufficient_memory")
 
 
+async def test_what_is_free_is_not_promised_twice_while_ranks_load(mesh: Any, new_node: Any) -> None:
+    """Where others have taken most of what a node offers, what it says is free counts, less what ranks will take."""
+    node = await mesh.join(new_node("pc"))
+
+    async def has_free(free: int) -> None:
+        node.capabilities.memory_bytes = free  # which its heartbeats tell
+        await mesh.poll("/api/nodes", lambda body: body["nodes"][0]["memory_available_bytes"] == free)
+
+    async def load(command: RankCommand) -> None:
+        if command.WhichOneof("body") != "peers":
+            await node.obey(command)
+
+    await has_free(100_000)
+    node.on_rank = load
+    status, first = await mesh.call("POST", "/api/sessions", {**MODEL, "context": 10})
+    planned = first["ranks"][0]["memory"]["planned_bytes"]
+    assert (status, 50_000 < planned < 100_000) == (201, True)
+    second = {**MODEL, "name": "second", "context": 10}
+    status, body = await mesh.call("POST", "/api/sessions", second)
+    assert (status, body["error"]["code"]) == (422, "insufficient_memory")
+    assert f"pc: {(100_000 - planned) / 1000:.2f} kB available" in body["error"]["message"]
+    await node.until(lambda: len(node.commands) == 2)
+    await node.event(node.commands[1], ready=Ready(rss_bytes=planned))
+    await mesh.session(first["id"], "ready")
+    await has_free(99_000)  # beside what the first has taken
+    assert (await mesh.call("POST", "/api/sessions", second))[0] == 201
+
+
 async def test_a_model_that_cannot_be_served(mesh: Any, new_node: Any) -> None:
     node = await mesh.join(new_node())
     node.on_describe = lambda _: Described(failure=Failure(code="unknown_family", message="no family 'mamba'"))
@@ -290,7 +369,8 @@ async def test_a_model_that_cannot_be_served(mesh: Any, new_node: Any) -> None:
 @pytest.mark.parametrize("event", ["node_lost", "session_closed"])
 async def test_planning_ends_early(mesh: Any, new_node: Any, event: str) -> None:
     node = await mesh.join(new_node())
-    node.on_describe = lambda _: None
+    asked: list[Describe] = []
+    node.on_describe = asked.append
     post = asyncio.create_task(mesh.call("POST", "/api/sessions", MODEL))
     body = await mesh.poll("/api/sessions", lambda body: body["sessions"])
     (session,) = body["sessions"]
@@ -299,6 +379,7 @@ async def test_planning_ends_early(mesh: Any, new_node: Any, event: str) -> None
         await node.leave()
     else:
         assert (await mesh.call("DELETE", f"/api/sessions/{session['id']}"))[0] == 200
+        assert await asyncio.wait_for(node.cancelled.get(), DEADLINE_S) == asked[0].request_id
     status, body = await post
     assert (status, body["error"]["code"]) == (503, event)
     assert await mesh.call("GET", "/api/sessions") == (200, {"sessions": []})

@@ -12,6 +12,7 @@ import pytest
 from motley.orchestrator.experts.questions import Answer, Question
 from motley.orchestrator.planning.groups import slice_bytes
 from motley.orchestrator.planning.placement.terms import PlacementError
+from motley.orchestrator.serving import planner
 from motley.orchestrator.serving.planner import Planner
 from motley.protocol.mesh_pb2 import (
     Described,
@@ -113,6 +114,25 @@ async def test_sessions_planned_at_a_time_are_not_promised_the_same_memory(
     assert codes == ["insufficient_memory", "ready", "ready"]
     _, body = await mesh.call("GET", "/api/nodes")
     assert all(node["memory_reserved_bytes"] <= node["memory_bytes"] for node in body["nodes"])
+
+
+async def test_others_are_served_while_shares_are_planned(
+    mesh: Any, new_node: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await mesh.join(new_node())
+    asked, go_on, plan = threading.Event(), threading.Event(), planner.plan_shares
+
+    def slow(*given: Any) -> Any:
+        asked.set()
+        assert go_on.wait(DEADLINE_S)
+        return plan(*given)
+
+    monkeypatch.setattr(planner, "plan_shares", slow)
+    creating = asyncio.create_task(mesh.call("POST", "/api/sessions?wait=ready", {"model": "bard"}))
+    await asyncio.to_thread(asked.wait, DEADLINE_S)
+    assert (await mesh.call("GET", "/api/sessions"))[1]["sessions"][0]["state"] == "planning"
+    go_on.set()
+    assert (await creating)[0] == 201
 
 
 @pytest.mark.parametrize("experts", ["auto", "parallel"])

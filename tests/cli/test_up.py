@@ -1,0 +1,24 @@
+"""What `motley up` tells a person who wants more nodes."""
+
+from __future__ import annotations
+
+from motley.cli.commands.up import how_to_join
+
+
+def test_the_likeliest_address_is_in_the_line_and_the_others_are_named() -> None:
+    lines = how_to_join(["192.168.1.10:7337", "[fd00::1]:7337", "10.8.0.2:7337"], "127.0.0.1:7337", "secret.abc")
+    assert lines[1] == "  motley join 192.168.1.10:7337 --token secret.abc"
+    assert "[fd00::1]:7337, 10.8.0.2:7337" in lines[2]
+
+
+def test_one_address_leaves_no_choice() -> None:
+    lines = how_to_join(["192.168.1.10:7337"], "127.0.0.1:7337", "secret.abc")
+    assert lines == ["Other machines join with:", "  motley join 192.168.1.10:7337 --token secret.abc"]
+
+
+def test_other_machines_are_not_told_a_loopback_address() -> None:
+    lines = how_to_join([], "127.0.0.1:7337", "secret.abc")
+    assert lines == [
+        "Nodes on this machine, and no others, join with:",
+        "  motley join 127.0.0.1:7337 --token secret.abc",
+    ]

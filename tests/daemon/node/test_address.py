@@ -1,0 +1,53 @@
+"""Under which address a node tells others to reach it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from motley.daemon.node.address import listening_host
+from motley.daemon.node.control import NodeSettings, OrchestratorLost, _admitted
+from motley.daemon.weights.cache import ShareCache
+from motley.protocol import mesh_pb2 as pb
+
+
+class Call:
+    """A stream on which only the orchestrator's initial metadata has come."""
+
+    def __init__(self, **metadata: str) -> None:
+        self._metadata = metadata
+
+    async def initial_metadata(self) -> list[tuple[str, str]]:
+        return [(name.replace("_", "-"), value) for name, value in self._metadata.items()]
+
+    async def read(self) -> None:
+        """The stream has ended."""
+
+
+@pytest.mark.parametrize(
+    ("own", "known", "told"),
+    [
+        ("127.0.0.1", "192.168.1.10", "192.168.1.10"),
+        ("::1", "fd00::10", "fd00::10"),
+        ("127.0.0.1", "", "127.0.0.1"),
+        ("10.8.0.2", "192.168.1.10", "10.8.0.2"),
+        ("gaming-pc", "192.168.1.10", "gaming-pc"),
+    ],
+)
+async def test_one_that_has_dialled_loopback_learns_where_others_reach_it(
+    tmp_path: Path, own: str, known: str, told: str
+) -> None:
+    settings = NodeSettings("pc", own, pb.Capabilities(), None, ShareCache(tmp_path), 1)
+    assert (await _admitted(Call(motley_address=known), 10.0, settings)).address == told
+
+
+async def test_a_stream_that_ends_before_the_token_was_taken_is_no_welcome(tmp_path: Path) -> None:
+    settings = NodeSettings("pc", "127.0.0.1", pb.Capabilities(), None, ShareCache(tmp_path), 1)
+    with pytest.raises(OrchestratorLost):
+        await _admitted(Call(), 10.0, settings)
+
+
+def test_workers_listen_where_others_reach_them() -> None:
+    hosts = {"127.0.0.1": "127.0.0.1", "::1": "::1", "192.168.1.10": "0.0.0.0", "fd00::1": "::", "gaming-pc": "0.0.0.0"}
+    assert {address: listening_host(address) for address in hosts} == hosts

@@ -1,0 +1,110 @@
+"""The copies of a model that nodes have: all that lack it are named, and whoever's differs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from motley.orchestrator.serving import descriptions
+from motley.orchestrator.serving.copies import check_copies
+from motley.orchestrator.serving.errors import ServingError
+from motley.protocol.mesh_pb2 import Describe, Described, Failure, ModelProfile
+
+from ..conftest import small_profile
+
+
+def has(files: str) -> Described:
+    return Described(profile=ModelProfile(fingerprint=files))
+
+
+def lacks() -> Described:
+    return Described(failure=Failure(code="model_missing", message="no model 'bard': there is no folder /models/bard"))
+
+
+def refused(**copies: Described) -> str:
+    with pytest.raises(ServingError) as refusal:
+        check_copies("bard", copies, copies)
+    assert refusal.value.failure.param == "model"
+    return f"{refusal.value.failure.code}: {refusal.value.failure.message.splitlines()[0]}"
+
+
+def test_the_odd_one_out_is_named_wherever_it_is() -> None:
+    assert refused(a=has("2"), b=has("1"), c=has("1")) == (
+        "models_differ: node 'a' has other files of 'bard' than nodes 'b' and 'c'; give every node the same. Their"
+        " fingerprints:"
+    )
+    assert "node 'c' has other files of 'bard' than nodes 'a' and 'b';" in refused(a=has("1"), b=has("1"), c=has("2"))
+    assert "nodes 'b' and 'd' have other" in refused(a=has("1"), b=has("2"), c=has("1"), d=has("3"), e=has("1"))
+
+
+def test_without_a_majority_all_are_named() -> None:
+    assert "node 'a' and node 'b' have different files of 'bard';" in refused(a=has("1"), b=has("2"))
+    said = refused(a=has("1"), b=has("2"), c=has("2"), d=has("1"))
+    assert "nodes 'a' and 'd' and nodes 'b' and 'c' have different files of 'bard';" in said
+
+
+def test_all_that_lack_it_are_named_and_how_to_go_on() -> None:
+    said = refused(a=has("1"), b=lacks(), c=has("1"), d=lacks())
+    assert said.startswith("model_missing: nodes 'b' and 'd' have no model 'bard'. Put it there under the same path")
+    assert "`motley join --models FOLDER`" in said
+    assert said.endswith(" Or use only nodes that have it: `--nodes a,c`.")
+    assert "use only" not in refused(a=lacks(), b=lacks())
+
+
+def test_what_is_fetched_and_who_has_not_answered_is_no_difference() -> None:
+    check_copies("owner/name", {"a": has("1"), "b": Described()}, ["a", "b", "c"])
+    check_copies("bard", {"a": has("1"), "b": has("1"), "c": has("2"), "d": lacks()}, ["a", "b"])
+
+
+async def test_nodes_that_lack_a_model_are_named_together(mesh: Any, new_node: Any) -> None:
+    """Whether or not the one that is asked first has it; a node that takes no part need not have it."""
+    for name in ("a", "b", "c", "d"):
+        node = await mesh.join(new_node(name))
+        if name in "bd":
+            node.on_describe = lambda _: lacks()
+    for nodes in (["a", "b", "c", "d"], ["b", "a", "d"]):
+        status, body = await mesh.call("POST", "/api/sessions", {"model": "bard", "nodes": nodes})
+        assert (status, body["error"]["code"], body["error"]["param"]) == (422, "model_missing", "model")
+        assert "nodes 'b' and 'd' have no model 'bard'" in body["error"]["message"]
+    assert await mesh.call("GET", "/api/sessions") == (200, {"sessions": []})
+    await mesh.serve(nodes=["a", "c"])
+
+
+async def test_a_differing_copy_is_named_before_anything_is_loaded(mesh: Any, new_node: Any) -> None:
+    """Also where it is the one that has described the model; only it is asked what the model costs."""
+    odd = small_profile()
+    odd.fingerprint = "ffff"
+    asked: dict[str, list[bool]] = {"a": [], "b": [], "c": []}
+    for name in asked:
+        node = await mesh.join(new_node(name))
+
+        def describe(order: Describe, name: str = name) -> Described:
+            asked[name].append(order.only_here)
+            return Described(profile=odd if name == "a" else small_profile())
+
+        node.on_describe = describe
+    status, body = await mesh.call("POST", "/api/sessions", {"model": "bard", "nodes": ["a", "b", "c"]})
+    assert (status, body["error"]["code"]) == (422, "models_differ")
+    assert body["error"]["message"].startswith("node 'a' has other files of 'bard' than nodes 'b' and 'c'")
+    assert asked == {"a": [False], "b": [True], "c": [True]}
+    assert [node.commands for node in mesh.nodes] == [[], [], []]
+
+
+async def test_a_node_too_small_to_take_part_need_not_have_the_model(mesh: Any, new_node: Any) -> None:
+    await mesh.join(new_node("pc"))
+    tiny = await mesh.join(new_node("tiny", memory=500))
+    tiny.on_describe = lambda _: lacks()
+    session = await mesh.serve()
+    assert [rank["node"] for rank in session["ranks"]] == ["pc"]
+
+
+async def test_a_node_that_does_not_say_what_it_has_is_not_waited_for(
+    mesh: Any, new_node: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(descriptions, "LOOK_S", 0.01)
+    await mesh.join(new_node("pc"))
+    mute = await mesh.join(new_node("mute"))
+    mute.on_describe = lambda _: None
+    assert len((await mesh.serve(nodes=["pc", "mute"]))["ranks"]) == 2
+    assert await mute.cancelled.get()
