@@ -20,7 +20,7 @@ import onnx
 import onnxruntime as ort
 from onnx import TensorProto, helper
 
-from motley.plugins.engine import DOMAIN, EngineError, RankGraph
+from motley.plugins.engine import EngineError, RankGraph
 from motley.plugins.expert_engine import ExpertGraph
 from motley.plugins.mapped_share import Array, MappedShare
 from motley.plugins.native.matmul import Pool
@@ -236,7 +236,6 @@ class Workshop:
                 declare(segment.outputs),
                 constants,
             ),
-            functions=graph.proto.functions if any(node.domain == DOMAIN for node in segment.nodes) else (),
             opset_imports=[*graph.proto.opset_import, helper.make_opsetid(MICROSOFT, 1)],
             ir_version=graph.proto.ir_version,
         )
@@ -277,7 +276,6 @@ class Workshop:
 
 _ELEMENT_TYPES = {
     ROWS: TensorProto.INT64,
-    POSITION: TensorProto.INT64,
 }
 
 _NO_MEMORY = re.compile("bad_alloc|bad allocation|Failed to allocate memory")
