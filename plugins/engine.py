@@ -20,14 +20,20 @@ A value that is read on the other side of a collective or of an Experts node is 
 
 =====================  =======================  ==============================================================
 ``hidden``             f32[T, D]                embeddings of this step's T tokens, replicated
-``position``           i64[1]                   tokens already in the cache: row t stands at ``position + t``
+``position``           i64[1]                   of a span: where its first row stands; its others follow
 ``rows``               i64[R]                   which of the T rows get logits
 ``cos_cache.{rope}``   f32[P, rotary/2]         the tables of a rotary embedding, see `RankGraph.constants`; attention
 ``sin_cache.{rope}``   f32[P, rotary/2]         names those that it rotates by
-``key_cache.{layer}``  f32[1, H, C, head_dim]   KV cache of this rank's H KV heads, capacity C (absent if H = 0);
-``value_cache.{layer}``                         updated to the outputs ``key_cache.{layer}.out``, ...
+``key_cache.{layer}``  f32[1, H, C, head_dim]   of a span: what its sequence has in the blocks of this rank's H KV
+``value_cache.{layer}``                         heads, C positions (absent if H = 0); updated to the outputs
+                                                ``key_cache.{layer}.out``, ...
 ``logits``             f32[R, V]{tp}            output: this rank's slice of the vocabulary (absent if V = 0)
 =====================  =======================  ==============================================================
+
+A step has rows of several sequences, a `Span` of each. Everything is computed for all rows alike, but attention: each
+span's rows attend to the keys and values of their own sequence. These lie in *blocks*, of which an engine has a fixed
+number, allocated when it is opened (`CacheBlocks`). Whoever calls the engine decides which blocks a sequence has; an
+engine keeps nothing else of a sequence.
 
 Weights are initializers stored as ONNX external data in the *share file*, so that an engine can map it.
 
@@ -42,7 +48,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -138,20 +144,56 @@ class CacheSpec:
 
 
 @dataclass(frozen=True)
+class CacheBlocks:
+    """The blocks in which an engine keeps keys and values, of each layer and KV head alike.
+
+    Attributes:
+        count: how many there are, for all sequences together. At first they are zero.
+        tokens: positions in each.
+    """
+
+    count: int
+    tokens: int
+
+
+class Span(NamedTuple):
+    """Consecutive tokens of one sequence, as rows of a step: one that was just chosen, a piece of a prompt, a draft.
+
+    Attributes:
+        blocks: i32[N], C-contiguous; the keys and values of position p are in block ``blocks[p // tokens]`` of
+            `CacheBlocks`, in its place ``p % tokens``. It has as many as the span's last position needs, or more; block
+            numbers are valid, the caller has seen to that.
+        position: where the first of the rows stands. All positions before it are in the blocks.
+        rows: how many they are. Their keys and values go to the blocks.
+        wanted: of how many of them the logits are wanted: of the last ones.
+        prompt: how long the sequence's prompt is, in tokens, for rotary tables that depend on it
+            (`RankGraph.constants`).
+    """
+
+    blocks: npt.NDArray[np.int32]
+    position: int
+    rows: int
+    wanted: int = 0
+    prompt: int = 0
+
+
+@dataclass(frozen=True)
 class RankGraph:
     """One rank's graph with all that an engine needs to run it."""
 
     proto: onnx.ModelProto
     share_file: Path
     constants: Callable[[int], Mapping[str, F32]]
-    """Graph inputs that stay the same for a whole sequence (its rotary tables), by the length of its prompt."""
+    """Graph inputs that stay the same for a whole sequence (its rotary tables), by the length of its prompt. Those of
+    all prompts are the same object, but where a rotary embedding is stretched for long ones."""
     caches: Sequence[CacheSpec]
+    blocks: CacheBlocks
     hidden: int
     """D, the width of the residual."""
     vocabulary: int
     """V, the rows of this rank's slice of the head; may be 0."""
     context: int
-    """The longest sequence that will ever be in one slot."""
+    """The longest sequence that there will ever be, in tokens."""
 
 
 @dataclass(frozen=True)
@@ -161,7 +203,7 @@ class EngineOptions:
     threads: int = 1
     """Compute threads of this rank."""
     max_rows: int = 256
-    """The most rows T a step may have (a prefill chunk), the same on every rank."""
+    """The most rows T that a step may have, the same on every rank."""
     exact: bool = False
     """Promise that a row's bits depend neither on the rows that share its step nor on where columns are cut. An engine
     that cannot refuses."""
@@ -183,87 +225,38 @@ class EngineOptions:
 
 
 class Engine(Protocol):
-    """One rank's executable graph with the KV caches of its slots. Not thread-safe: one thread owns it."""
+    """One rank's executable graph with the blocks of its KV caches. Not thread-safe: one thread owns it.
 
-    def open_slot(self, slot: int, prompt: int = 0) -> None:
-        """Start an empty sequence in `slot`. Its cache grows with it.
-
-        Args:
-            prompt: tokens that its prompt will have, which some rotary tables depend on.
-        """
-
-    def close_slot(self, slot: int) -> None:
-        """Forget `slot` and free its cache."""
-
-    def reserve(self, slot: int, tokens: int) -> None:
-        """Have the cache of `slot` take so many tokens, without a collective.
-
-        A step makes what room it lacks by itself. But there the other ranks are already waiting for its sums, and an
-        engine that has no memory for it ends the session.
-
-        Raises:
-            MemoryError, EngineMemoryError: there is no memory for them; the sequence is as it was.
-            EngineError: the slot is not open, or these are more than the context.
-        """
-
-    def skip(self, slot: int, position: int) -> None:
-        """Let the sequence in `slot` go on at `position`: tokens up to there have keys and values of zero.
-
-        Raises:
-            EngineError: the slot is not open, or the position is among its tokens or beyond the context.
-        """
-
-    def step(self, slot: int, hidden: F32, position: int, rows: Sequence[int], halved: bool = False) -> F32:
-        """Run T tokens of the sequence in `slot` through the graph.
-
-        Args:
-            hidden: f32[T, D], 1 <= T <= max_rows; may be overwritten.
-            position: of the first token; at most as many as the slot holds, which are ``position + T`` afterwards. Less
-                is a rewind.
-            rows: the rows whose logits are wanted; empty skips the head.
-            halved: take the tokens in two `micro_chunks`, so that the collectives of one can hide behind the
-                computing of the other. The result is the same.
-
-        Returns:
-            f32[R, V]{tp}: logits of this rank's vocabulary slice, valid until the next step.
-
-        Raises:
-            EngineError: T, the position or the slot is out of range.
-            motley.transport.TransportError: a collective failed.
-        """
+    An engine keeps nothing of a sequence but what is in its blocks. All memory is allocated when it is opened.
+    """
 
     @property
-    def most_sequences(self) -> int:
-        """How many sequences one `decode` may have."""
+    def most_spans(self) -> int:
+        """How many spans a step may have."""
 
-    def decode(self, slots: Sequence[int], hidden: F32, positions: Sequence[int]) -> F32:
-        """Run one token of each of some sequences through the graph, as the rows of one step.
+    def step(self, hidden: F32, spans: Sequence[Span], halved: bool = False) -> F32:
+        """Run the rows of some sequences through the graph.
 
         Weights are read once for all of them, and there is one collective where a step of one token has one.
 
         Args:
-            slots: B different ones, at most `most_sequences`.
-            hidden: f32[B, D]; may be overwritten.
-            positions: as in `step`.
+            hidden: f32[T, D], 1 <= T <= max_rows, the rows of all spans in their order; may be overwritten.
+            spans: at most `most_spans`, each of at least one row. No two write to the same block, and none reads what
+                another one writes.
+            halved: take the rows in two `micro_chunks`, so that the collectives of one can hide behind the computing of
+                the other. The result is the same.
 
         Returns:
-            f32[B, V]{tp}: logits of this rank's vocabulary slice, valid until the next step.
+            f32[R, V]{tp}: logits of this rank's vocabulary slice for the wanted rows of the spans, in order, valid
+            until the next step; without any the head is skipped.
 
-        Raises: as `step`.
+        Raises:
+            EngineError: rows or spans do not fit, see `motley.plugins.spans.check_step`; or computing failed.
+            motley.transport.TransportError: a collective failed.
         """
 
     def close(self) -> None:
         """Free everything; the engine cannot be used again."""
-
-
-class OneByOne:
-    """`Engine.decode` of an engine that takes one sequence at a time."""
-
-    most_sequences = 1
-
-    def decode(self: Engine, slots: Sequence[int], hidden: F32, positions: Sequence[int]) -> F32:
-        (slot,), (position,) = slots, positions
-        return self.step(slot, hidden, position, [0])
 
 
 EngineFactory = Callable[[RankGraph, Collectives, EngineOptions], Engine]
@@ -310,6 +303,16 @@ def keeps_fp16(name: str) -> bool:
         EngineError: as `load_engine`.
     """
     return getattr(load_engine(name), "keeps_fp16", False)
+
+
+def has_whole_caches(name: str) -> bool:
+    """Whether an engine can only have a sequence's whole cache in one block: then its class has
+    ``has_whole_caches = True``.
+
+    Raises:
+        EngineError: as `load_engine`.
+    """
+    return getattr(load_engine(name), "has_whole_caches", False)
 
 
 def on_gpu(name: str, extra: Mapping[str, str] | None = None) -> bool:

@@ -12,6 +12,8 @@ MAX_TRUNK = 32
 """Ranks at most in a session with expert hosts, in whose calls 32 bits name them."""
 BLOCKS = (16, 32, 64, 128, 256)
 """How many weights along K may share a scale, where they are quantised while loading."""
+CACHE_BLOCK = 32
+"""Positions in a block of KV caches, unless an engine of the session can only have whole caches."""
 GPU_RESERVE = 512 << 20
 """Bytes of a GPU's free memory that no rank is planned into: CUDA's own, and what a desktop may want to draw."""
 

@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from math import ceil
 from pathlib import Path
 
 import numpy as np
@@ -39,7 +40,8 @@ from motley.daemon.models.graph.rank_norms import lower_whole_norm
 from motley.daemon.models.graph.rank_sums import RankSums
 from motley.daemon.models.keys import ConfigError
 from motley.daemon.weights.spec import SHARE_FILE, Placed, lay_out
-from motley.plugins.engine import DOMAIN, F32, CacheSpec, RankGraph
+from motley.plugins.engine import DOMAIN, F32, CacheBlocks, CacheSpec, RankGraph
+from motley.protocol import CACHE_BLOCK
 
 
 @dataclass(frozen=True)
@@ -61,12 +63,14 @@ class Declared:
     words_per_unit: int
     """Rows of the head that are one unit of a share."""
     context: int
-    """The longest sequence that the caches are for, tokens."""
+    """The longest sequence, tokens."""
+    blocks: CacheBlocks
 
     @property
     def cache_bytes(self) -> int:
-        """Of the KV caches, when the context is full."""
-        return sum(2 * 4 * spec.heads * spec.head_dim for spec in self.caches) * self.context
+        """Of the KV caches: all blocks."""
+        per_token = sum(2 * 4 * spec.heads * spec.head_dim for spec in self.caches)
+        return per_token * self.blocks.count * self.blocks.tokens
 
     def bind(self, share_file: Path) -> RankGraph:
         """The graph with its weights in `share_file`, which is called `SHARE_FILE` in a folder of its own."""
@@ -79,6 +83,7 @@ class Declared:
             hidden=self.hidden,
             vocabulary=len(self.words),
             context=self.context,
+            blocks=self.blocks,
         )
 
 
@@ -93,6 +98,7 @@ def build_rank_graph(
     exact: bool = False,
     experts_elsewhere: bool = False,
     beside: Collection[str] = (),
+    blocks: CacheBlocks | None = None,
 ) -> Declared:
     """Declare what one rank computes and which weights it needs for it.
 
@@ -104,6 +110,7 @@ def build_rank_graph(
         exact: sum by a tree that does not depend on the shares, whose cuts fall on its leaves.
         experts_elsewhere: the ranks are a trunk without routed experts.
         beside: how other ranks hold the matrices, which their units suit too.
+        blocks: of the KV caches; None: as many of the usual size as one sequence may need.
 
     Raises:
         ConfigError: the encoding or the context is not possible for this model.
@@ -113,7 +120,8 @@ def build_rank_graph(
         raise ConfigError(f"a context of {context} tokens is not possible; this model has {model.context} at most")
     cut = units(model, quantisation, block, stored, exact, beside)
     validate_shares(cut, shares)
-    return _RankNodes(model, cut, shares, rank, experts_elsewhere).build(context)
+    blocks = blocks or CacheBlocks(ceil(context / CACHE_BLOCK), CACHE_BLOCK)
+    return _RankNodes(model, cut, shares, rank, experts_elsewhere).build(context, blocks)
 
 
 class _RankNodes(RankSums):
@@ -126,7 +134,7 @@ class _RankNodes(RankSums):
         words = self.holding.ranges(model.embedding.out)
         self.words = words[0] if words else range(0)
 
-    def build(self, context: int) -> Declared:
+    def build(self, context: int, blocks: CacheBlocks) -> Declared:
         """Lower the whole model."""
         model = self.model
         self.given(model.layers[0].x, "hidden")  # whichever layer of a whole model it is
@@ -176,6 +184,7 @@ class _RankNodes(RankSums):
             words=self.words,
             words_per_unit=self.cut.vocabulary_rows,
             context=context,
+            blocks=blocks,
         )
 
     def _lower_layer(self, layer: Layer) -> None:
