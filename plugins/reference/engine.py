@@ -1,7 +1,8 @@
 """The reference engine and its experts: a rank's graph executed node by node, on NumPy or CuPy.
 
 Functions of domain ``motley`` are inlined, so that only standard operators are left
-(`motley.plugins.reference.operators`). Collectives and the experts of ``motley.Experts`` nodes are here.
+(`motley.plugins.reference.operators`). Collectives and the experts of ``motley.Experts`` nodes are here. The body of a
+function of cached attention is executed for each span of a step, on a copy of what the blocks have of its sequence.
 
 Arithmetic is float32, or float64 with ``extra={"dtype": "float64"}``. Collectives always carry float32, as every
 engine's do, so the float64 yardstick is a single rank, where nothing is rounded in between.
@@ -11,35 +12,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import ceil
 
 import numpy as np
 import onnx
+import onnx.helper
 import onnx.inliner
 
-from motley.plugins.engine import F32, Collectives, EngineError, EngineOptions, OneByOne, RankGraph, micro_chunks
+from motley.plugins.engine import DOMAIN, F32, Collectives, EngineError, EngineOptions, RankGraph, Span, micro_chunks
 from motley.plugins.expert_engine import ExpertGraph
 from motley.plugins.mixture import Sent, Terms, add_mixture, deal
 from motley.plugins.nodes import attributes_of, is_collective, is_experts
 from motley.plugins.reference.device import CPU, Array, ArrayModule, Device, open_device
 from motley.plugins.reference.interpreter import Interpreter, Node
 from motley.plugins.reference.operators import Operator
-from motley.plugins.slots import Slots, check_reserve, check_rows, check_skip, check_step, grown_capacity
+from motley.plugins.spans import check_step, spans_of, wanted_rows
 
-FIRST_CAPACITY = 64
-"""Tokens that the cache of a new slot holds."""
 INEXACT = (
     "the reference engine cannot keep exact=true: its matmuls depend on the number of rows; use engine 'onnxruntime'"
 )
-
-
-@dataclass
-class _Slot:
-    """A sequence: its rotary tables, and its caches with room for `capacity` tokens, of which it has `length`."""
-
-    constants: dict[str, Array]
-    caches: dict[str, Array]
-    capacity: int = 0
-    length: int = 0
 
 
 @dataclass
@@ -51,7 +42,7 @@ class _Expert:
     nodes: list[Node]
 
 
-class ReferenceEngine(Interpreter, OneByOne):
+class ReferenceEngine(Interpreter):
     """Engine (see `motley.plugins.engine.Engine`) by interpretation.
 
     ``extra``: ``dtype`` = float32 or float64, what floats are computed in; ``device`` = cpu or cuda, where.
@@ -79,80 +70,54 @@ class ReferenceEngine(Interpreter, OneByOne):
         self._max_rows = options.max_rows
         self._micro_chunks: list[slice] = []
         """Of this step."""
-        self._slots = Slots[_Slot]()
+        self._spans: list[tuple[slice, Span]] = []
+        """Of this step, with their rows."""
         self._rows = (0, graph.hidden)
         """(T, D) of this step."""
         self._widths = {
             value.name: value.type.tensor_type.shape.dim[1].dim_value for value in graph.proto.graph.value_info
         }
         """Of values that cross collectives."""
-        whole = onnx.inliner.inline_local_functions(graph.proto).graph
+        attentions = [(each.domain, each.name) for each in graph.proto.functions if is_attention(each.name)]
+        whole = onnx.inliner.inline_selected_functions(graph.proto, attentions, exclude=True).graph
         where = device or open_device(options.extra.get("device", "cpu"))
         super().__init__(whole, graph.share_file, np.dtype(dtype), where)
-
-    def open_slot(self, slot: int, prompt: int = 0) -> None:
-        self._slots.check_free(slot)
-        with self.device.errors_told():
-            empty = {
-                f"{kind}_cache.{spec.layer}": self.zeros((1, spec.heads, 0, spec.head_dim))
-                for spec in self._graph.caches
+        with where.errors_told():
+            self._blocks = {
+                f"{kind}_cache.{spec.layer}": self.zeros(
+                    (graph.blocks.count, spec.heads, graph.blocks.tokens, spec.head_dim)
+                )
+                for spec in graph.caches
                 for kind in ("key", "value")
             }
-            constants = {name: self.floats(table) for name, table in self._graph.constants(prompt).items()}
-        self._slots[slot] = _Slot(constants, empty)
+        """By the name that the graph gives to what a sequence has of them."""
 
-    def close_slot(self, slot: int) -> None:
-        self._slots.take(slot)
+    @property
+    def most_spans(self) -> int:
+        return self._max_rows
 
-    def reserve(self, slot: int, tokens: int) -> None:
-        state = self._slots[slot]
-        check_reserve(slot, tokens, self._graph.context)
-        with self.device.errors_told():
-            self._make_room(state, tokens)
-
-    def skip(self, slot: int, position: int) -> None:
-        state = self._slots[slot]
-        check_skip(slot, state.length, position, self._graph.context)
-        with self.device.errors_told():
-            self._make_room(state, position)
-            for cache in state.caches.values():
-                cache[:, :, state.length : position] = 0
-        state.length = position
-
-    def step(self, slot: int, hidden: F32, position: int, rows: Sequence[int], halved: bool = False) -> F32:
-        state = self._slots[slot]
-        check_rows(hidden, rows, self._max_rows, self._graph.hidden)
+    def step(self, hidden: F32, spans: Sequence[Span], halved: bool = False) -> F32:
+        check_step(self._graph, hidden, spans, self._max_rows, self.most_spans)
         count = len(hidden)
-        check_step(slot, state.length, position, count, self._graph.context)
         self._rows = count, self._graph.hidden
         self._micro_chunks = micro_chunks(count, halved)
+        self._spans = [(slice(row, row + span.rows), span) for row, span in spans_of(spans, slice(0, count))]
         with self.device.errors_told():
-            logits = self._computed(state, hidden, position, rows)
-        state.length = position + count
-        return logits
-
-    def _computed(self, state: _Slot, hidden: F32, position: int, rows: Sequence[int]) -> F32:
-        """f32[R, V]{tp}: run the graph, and keep the caches that it gives."""
-        self._make_room(state, position + len(hidden))
-        values: dict[str, Array] = {
-            **state.constants,
-            **state.caches,
-            "hidden": self.floats(hidden),
-            "position": np.array([position], np.int64),
-            "rows": np.array(rows, np.int64),
-        }
-        self.run(self.nodes, values)
-        state.caches = {name: values[f"{name}.out"] for name in state.caches}
-        if self._graph.vocabulary == 0:
-            return np.zeros((len(rows), 0), np.float32)
-        return self._on_host(values["logits"])
+            wanted = wanted_rows(spans)
+            values: dict[str, Array] = {"hidden": self.floats(hidden), "rows": np.array(wanted, np.int64)}
+            self.run(self.nodes, values)
+            if self._graph.vocabulary == 0:
+                return np.zeros((len(wanted), 0), np.float32)
+            return self._on_host(values["logits"])
 
     def close(self) -> None:
-        self._slots.clear()
+        self._blocks.clear()
         super().close()
 
     def prepared(self, node: onnx.NodeProto) -> Node:
-        """A node, made ready; this engine computes collectives and experts itself."""
+        """A node, made ready; this engine computes attention, collectives and experts itself."""
+        if node.domain == DOMAIN and is_attention(node.op_type):
+            return self._prepared_attention(node)
         if is_collective(node):
             return self._prepared_collective(node)
         if is_experts(node):
@@ -165,6 +130,46 @@ class ReferenceEngine(Interpreter, OneByOne):
             more = {"results": len(node.output), "compute": compute}
             return Node(self._experts, list(node.input), list(node.output), more)
         return super().prepared(node)
+
+    # -- attention ---------------------------------------------------------------------------------------------------
+
+    def _prepared_attention(self, node: onnx.NodeProto) -> Node:
+        """A node of cached attention: its function's body runs for each span, on what the blocks have of its sequence."""
+        q, k, v, keys, values, position, cosines, sines, *sinks = node.input
+        y, new_keys, new_values = node.output
+        body = self.prepared_nodes(_body(self._graph.proto, node), keep={*node.output})
+
+        def attend(xp: ArrayModule, *rows_of: Array) -> Array:
+            results = xp.empty_like(rows_of[0])
+            for rows, span in self._spans:
+                tables = self._graph.constants(span.prompt)
+                known = dict(zip((q, k, v), (values[rows] for values in rows_of[:3]), strict=True))
+                known |= zip(sinks, rows_of[3:], strict=True)
+                known |= {name: self.floats(tables[name]) for name in (cosines, sines)}
+                known |= {name: self._gathered(name, span) for name in (keys, values)}
+                known[position] = np.array([span.position], np.int64)
+                self.run(body, known)
+                results[rows] = known[y]
+                self._keep(keys, known[new_keys], span)
+                self._keep(values, known[new_values], span)
+            return results
+
+        return Node(attend, [q, k, v, *sinks], [y], {})
+
+    def _gathered(self, name: str, span: Span) -> Array:
+        """What a sequence has in the blocks of a layer, with room for a span's rows: f32[1, H, C, d]."""
+        blocks = self._blocks[name]
+        _, heads, tokens, width = blocks.shape
+        used = span.blocks[: ceil((span.position + span.rows) / tokens)]
+        return blocks[used].transpose(1, 0, 2, 3).reshape(1, heads, len(used) * tokens, width)
+
+    def _keep(self, name: str, cache: Array, span: Span) -> None:
+        """Have the blocks hold what a span's rows have changed of f32[1, H, C, d]."""
+        blocks = self._blocks[name]
+        _, heads, tokens, width = blocks.shape
+        by_block = cache.reshape(heads, -1, tokens, width)
+        for number in range(span.position // tokens, ceil((span.position + span.rows) / tokens)):
+            blocks[int(span.blocks[number])] = by_block[:, number]
 
     # -- collectives -------------------------------------------------------------------------------------------------
 
@@ -241,16 +246,23 @@ class ReferenceEngine(Interpreter, OneByOne):
 
         return asked
 
-    # -- caches ------------------------------------------------------------------------------------------------------
 
-    def _make_room(self, state: _Slot, tokens: int) -> None:
-        if tokens <= state.capacity:
-            return
-        capacity = grown_capacity(state.capacity, tokens, FIRST_CAPACITY, self._graph.context)
-        grown = {name: self.zeros((*old.shape[:2], capacity, old.shape[3])) for name, old in state.caches.items()}
-        for name, cache in grown.items():
-            cache[:, :, : state.capacity] = state.caches[name]
-        state.caches, state.capacity = grown, capacity
+def is_attention(function: str) -> bool:
+    """Whether the name of a function of domain ``motley`` is one of those of cached attention."""
+    return function.startswith("CachedAttention")
+
+
+def _body(model: onnx.ModelProto, call: onnx.NodeProto) -> list[onnx.NodeProto]:
+    """The nodes of the function that a node calls, with the names of the call's operands and results."""
+    inputs = [onnx.ValueInfoProto(name=name) for name in call.input]
+    outputs = [onnx.ValueInfoProto(name=name) for name in call.output]
+    alone = onnx.helper.make_model(
+        onnx.helper.make_graph([call], "attention", inputs, outputs),
+        functions=[each for each in model.functions if each.name == call.op_type],
+        opset_imports=model.opset_import,
+        ir_version=model.ir_version,
+    )
+    return list(onnx.inliner.inline_local_functions(alone).graph.node)
 
 
 class ReferenceExperts:

@@ -28,10 +28,11 @@ from motley.daemon.models.keys import Keys
 from motley.daemon.models.reading import describe, read_model
 from motley.daemon.weights.share_file import write_share
 from motley.daemon.weights.spec import SHARE_FILE
-from motley.plugins.engine import F32, Engine, EngineFactory, EngineOptions, RankGraph
+from motley.plugins.engine import F32, CacheBlocks, Engine, EngineFactory, EngineOptions, RankGraph, Span
 from tests.models.cutting import apportion, cut
 from tests.models.golden_configs import PROMPT
 from tests.models.local_group import LocalGroup
+from tests.plugins.sequences import Sequences
 
 GOLDEN = Path(__file__).parent / "golden"
 OTHER_PARTS = ("vision_tower.", "multi_modal_projector.")
@@ -42,6 +43,8 @@ TELLING = {
     *("qwen2-moe", "qwen2-some-windows", "qwen3-biases-some-windows", "qwen3-moe-not-normalised"),
 }
 """Golden cases that have what their family has, and most of what its other cases have."""
+BLOCKS = CacheBlocks(count=160, tokens=8)
+"""Of the caches of a `LocalSession`: small ones, so that a sequence has several."""
 T = TypeVar("T")
 
 
@@ -215,9 +218,11 @@ class LocalSession:
         context: int | None = None,
         exact: bool = False,
         declare: Callable[..., Declared] = build_rank_graph,
+        blocks: CacheBlocks = BLOCKS,
+        prompt: int = PROMPT,
     ) -> None:
         """`folder` is for the share files; `factory` and `quantisation` may be one for each rank. `exact`: the graphs
-        are, and the shares are in exact mode's units. `declare`: what makes the graphs."""
+        are, and the shares are in exact mode's units. `declare`: what makes the graphs. `prompt`: of all sequences."""
         each = [quantisation] * len(shares) if isinstance(quantisation, str) else quantisation
         self._files = ExitStack()
         opened = self._files.enter_context(open_model(model)) if isinstance(model, Path) else model
@@ -233,40 +238,38 @@ class LocalSession:
                 share_file = folder / f"rank{rank}" / SHARE_FILE
                 share_file.parent.mkdir(parents=True)
                 write_share(self._source, declared.weights, declared.share_bytes, share_file)
-                self.graphs.append(declared.bind(share_file))
+                self.graphs.append(replace(declared.bind(share_file), blocks=blocks))
                 member = self._group.member(rank)
                 open_engine = factory[rank] if isinstance(factory, Sequence) else factory
                 own_options = replace(options or EngineOptions(), floats=has_floats(described, each[rank]))
                 build = self._threads[rank].submit(open_engine, self.graphs[rank], member, own_options)
                 self.engines.append(build.result())
+            self.sequences = Sequences(self.engines[0], self.graphs[0], prompt)
         except BaseException:
             self.close()
             raise
-
-    def open_slot(self, slot: int = 0, prompt: int = PROMPT) -> None:
-        self._everywhere(lambda engine: engine.open_slot(slot, prompt))
-
-    def close_slot(self, slot: int = 0) -> None:
-        self._everywhere(lambda engine: engine.close_slot(slot))
 
     def step(
         self,
         tokens: Sequence[int],
         position: int,
-        rows: Sequence[int] | None = None,
-        slot: int = 0,
+        wanted: int | None = None,
+        sequence: int = 0,
         halved: bool = False,
     ) -> F32:
-        """f32[R, V]: the logits of `rows` (None: of every token), the ranks' slices side by side."""
-        hidden = self._source.rows(EMBEDDING, tokens)
-        wanted = range(len(tokens)) if rows is None else rows
-        slices = self._everywhere(lambda engine: engine.step(slot, hidden.copy(), position, wanted, halved).copy())
-        return np.concatenate(slices, axis=1)
+        """f32[R, V]: the logits of the last `wanted` tokens (None: of every token), the ranks' slices side by side."""
+        count = len(tokens) if wanted is None else wanted
+        return self.run([self.sequences.span(sequence, position, len(tokens), count)], tokens, halved)
 
-    def decode(self, slots: Sequence[int], tokens: Sequence[int], positions: Sequence[int]) -> F32:
+    def decode(self, sequences: Sequence[int], tokens: Sequence[int], positions: Sequence[int]) -> F32:
         """f32[B, V]: the logits of a token of each of some sequences, the ranks' slices side by side."""
+        places = zip(sequences, positions, strict=True)
+        return self.run([self.sequences.span(*each, 1, 1) for each in places], tokens)
+
+    def run(self, spans: Sequence[Span], tokens: Sequence[int], halved: bool = False) -> F32:
+        """f32[R, V]: what a step gives, the ranks' slices side by side."""
         hidden = self._source.rows(EMBEDDING, tokens)
-        slices = self._everywhere(lambda engine: engine.decode(slots, hidden.copy(), positions).copy())
+        slices = self._everywhere(lambda engine: engine.step(hidden.copy(), spans, halved).copy())
         return np.concatenate(slices, axis=1)
 
     def close(self) -> None:

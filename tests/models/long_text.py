@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +16,11 @@ from motley.daemon.models.files import open_model
 from motley.daemon.models.graph.rank_graph import build_rank_graph
 from motley.daemon.weights.share_file import write_share
 from motley.daemon.weights.spec import SHARE_FILE
-from motley.plugins.engine import F32, EngineFactory, EngineOptions
+from motley.plugins.engine import F32, CacheBlocks, EngineFactory, EngineOptions
 from motley.plugins.reference.engine import ReferenceEngine
 from motley.transport import Communicator
 from tests.models.cases import LocalSession, uneven_shares
+from tests.plugins.sequences import Sequences
 
 Texts = npt.NDArray[np.int64]
 """i64[sequences, tokens]."""
@@ -46,16 +49,16 @@ def write_texts(
         share_file.parent.mkdir(parents=True)
         write_share(opened.source, declared[rank].weights, declared[rank].share_bytes, share_file)
         collectives: Any = communicator
-        engine = factory(declared[rank].bind(share_file), collectives, options)
+        graph = replace(declared[rank].bind(share_file), blocks=CacheBlocks(sequences * ceil(tokens / 32), 32))
+        engine = factory(graph, collectives, options)
         try:
-            for slot in range(sequences):
-                engine.open_slot(slot)
+            together = Sequences(engine, graph)
             texts = np.zeros((sequences, tokens), np.int64)
             texts[:, 0] = np.arange(sequences)
             slices = [np.empty((sequences, len(each.words)), np.float32) for each in declared]
             for at in range(tokens - 1):
                 hidden = opened.source.rows(EMBEDDING, texts[:, at].tolist())
-                slices[rank][:] = engine.decode(range(sequences), hidden, [at] * sequences)
+                slices[rank][:] = together.decode(range(sequences), hidden, [at] * sequences)
                 communicator.all_gather(slices[rank], slices)
                 logits = np.concatenate(slices, axis=1)
                 texts[:, at + 1] = (logits + _noise(at, logits.shape)).argmax(axis=1)
@@ -71,16 +74,16 @@ def regret(model: Path, folder: Path, texts: Texts) -> float:
         config = opened.model
     noise = np.stack([_noise(at, (len(texts), config.vocabulary)) for at in range(texts.shape[1] - 1)], axis=1)
     alone = uneven_shares(units(config, "fp32", 32), 1)
-    with LocalSession(model, ReferenceEngine, alone, folder, options=EngineOptions(max_rows=CHUNK)) as group:
+    options, blocks = EngineOptions(max_rows=CHUNK), CacheBlocks(ceil(texts.shape[1] / 32), 32)
+    with LocalSession(model, ReferenceEngine, alone, folder, options=options, blocks=blocks) as group:
         for slot, text in enumerate(texts):
-            group.open_slot(slot)
             for start in range(0, len(text) - 1, CHUNK):
                 rows = slice(start, min(start + CHUNK, len(text) - 1))
-                logits = group.step(text[rows].tolist(), start, slot=slot)
+                logits = group.step(text[rows].tolist(), start, sequence=slot)
                 noisy, largest = logits + noise[slot, rows], np.abs(logits).max()
                 chosen = np.take_along_axis(noisy, text[1:][rows, None], axis=1)[:, 0]
                 worst = max(worst, float((noisy.max(axis=1) - chosen).max() / largest))
-            group.close_slot(slot)
+            group.sequences.close(slot)
     return worst
 
 

@@ -112,7 +112,6 @@ def logits(
     with open_model(file) as opened:
         shares = uneven_shares(units(opened.model, quantisation, 32, opened.stored), ranks)
     with LocalSession(file, engine, shares, folder, quantisation, declare=declare) as session:
-        session.open_slot()
         return session.step(TOKENS, 0)
 
 

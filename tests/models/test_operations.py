@@ -59,7 +59,6 @@ def opened(name: str, tmp_path: Path) -> Iterator[OpenModel]:
 
 def error(session: LocalSession, expected: F32) -> float:
     """The largest difference, relative to the largest logit."""
-    session.open_slot()
     got = np.concatenate([session.step(TOKENS[step], step.start) for step in STEPS])
     return float(np.abs(got - expected).max() / np.abs(expected).max())
 
@@ -113,7 +112,6 @@ def test_quantised_values_do_not_depend_on_the_split(name: str, opened: OpenMode
     for ranks in (1, 3, 5):
         shares, folder = uneven_shares(cut, ranks), tmp_path / str(ranks)
         with LocalSession(opened, ReferenceEngine, shares, folder, "int8", 16, options=FLOAT64) as session:
-            session.open_slot()
             got.append(session.step(TOKENS, 0))
     for other in got[1:]:
         assert np.abs(other - got[0]).max() < TOLERANCE * np.abs(got[0]).max()

@@ -27,7 +27,6 @@ def test_logits_of_a_fresh_prompt(model: Path, tmp_path: Path) -> None:
     tokens = np.random.default_rng(2026).integers(0, config.vocabulary, 50).tolist()
     expected = transformers_logits(model, tokens)
     with LocalSession(model, ReferenceEngine, uneven_shares(units(config, "fp32", 32), 3), tmp_path) as ranks:
-        ranks.open_slot()
         got = ranks.step(tokens, 0)
     assert np.abs(got - expected).max() < 1e-4 * np.abs(expected).max()
 
@@ -49,7 +48,6 @@ def test_gguf_files(name: str, type_: str, tmp_path: Path) -> None:
     tokens = np.random.default_rng(2026).integers(0, config.vocabulary, 50)
     expected = reference(from_numpy(tokens)[None]).logits[0].detach().numpy()
     with LocalSession(file, ReferenceEngine, uneven_shares(units(config, "fp32", 32), 3), tmp_path) as ranks:
-        ranks.open_slot()
         got = ranks.step(tokens.tolist(), 0)
     assert np.abs(got - expected).max() < 1e-4 * np.abs(expected).max()
 

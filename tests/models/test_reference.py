@@ -10,10 +10,10 @@ import pytest
 
 from motley.daemon.models.cutting.share import Share
 from motley.daemon.models.cutting.units import units
-from motley.plugins.engine import F32, EngineError, EngineOptions, load_engine
-from motley.plugins.reference.engine import FIRST_CAPACITY, ReferenceEngine
+from motley.plugins.engine import F32, EngineError, EngineOptions, Span, load_engine
+from motley.plugins.reference.engine import ReferenceEngine
 from motley.plugins.reference.operators import OPERATORS
-from tests.models.cases import Case, LocalSession, golden_case, golden_cases, others_soak, uneven_shares, whole_share
+from tests.models.cases import BLOCKS, Case, LocalSession, golden_case, golden_cases, others_soak, uneven_shares, whole_share
 from tests.models.local_group import LocalGroup
 
 TOLERANCE = 1e-4
@@ -40,7 +40,6 @@ def error(got: F32, expected: F32) -> float:
 @every_case
 def test_float64_on_one_rank(case: Case, tmp_path: Path) -> None:
     with session(case, tmp_path, extra=FLOAT64) as ranks:
-        ranks.open_slot()
         assert error(ranks.step(case.tokens[:-1], 0), case.logits) < 5e-6  # what transformers rounds to float32
 
 
@@ -50,7 +49,6 @@ def test_any_split_gives_the_same_logits_and_text(case: Case, count: int, tmp_pa
     """A prefill, a decode step and the rest at once: the best token of every row of the answer is the next token."""
     steps = ((0, case.prompt), (case.prompt, case.prompt + 1), (case.prompt + 1, len(case.tokens) - 1))
     with session(case, tmp_path, count) as ranks:
-        ranks.open_slot()
         logits = np.concatenate([ranks.step(case.tokens[start:stop], start) for start, stop in steps])
     assert error(logits, case.logits) < TOLERANCE
     assert logits[case.prompt - 1 :].argmax(axis=1).tolist() == case.tokens[case.prompt :]
@@ -64,7 +62,6 @@ def test_ranks_that_have_nothing_only_take_part(case: Case, tmp_path: Path) -> N
     before = Share(1, range(0), range(0), range(0))
     after = Share(1, *(range(own.stop, own.stop) for own in (whole.attention, whole.mlp, whole.vocabulary)))
     with LocalSession(case.folder, ReferenceEngine, [before, whole, after], tmp_path) as ranks:
-        ranks.open_slot()
         assert error(ranks.step(case.tokens[:20], 0), case.logits[:20]) < TOLERANCE
 
 
@@ -86,11 +83,9 @@ def test_quantised_values_do_not_depend_on_the_split(case: Case, quantisation: s
     other experts.
     """
     with session(case, tmp_path / "one", 1, quantisation, FLOAT64) as one:
-        one.open_slot()
         exact = one.step(case.tokens[:-1], 0)
     for count in (3, 8):
         with session(case, tmp_path / str(count), count, quantisation) as ranks:
-            ranks.open_slot()
             assert error(ranks.step(case.tokens[:-1], 0), exact) < TOLERANCE
     distance = np.linalg.norm(exact - case.logits) / np.linalg.norm(case.logits)
     assert distance < ({"int8": 0.2, "int4": 1.0} if case.model.experts else {"int8": 0.05, "int4": 0.7})[quantisation]
@@ -100,7 +95,6 @@ def test_quantised_values_do_not_depend_on_the_split(case: Case, quantisation: s
 @pytest.mark.parametrize("case", others_soak(golden_cases()), ids=str)
 def test_chunks_give_what_the_whole_gives(case: Case, chunks: list[int], tmp_path: Path) -> None:
     with session(case, tmp_path, 2) as ranks:
-        ranks.open_slot()
         position = 0
         pieces = []
         for chunk in chunks:
@@ -112,22 +106,30 @@ def test_chunks_give_what_the_whole_gives(case: Case, chunks: list[int], tmp_pat
 def test_only_the_rows_asked_for(tmp_path: Path) -> None:
     case = golden_case("llama-biases-odd-sizes")
     with session(case, tmp_path, 2) as ranks:
-        ranks.open_slot()
-        assert ranks.step(case.tokens[:10], 0, rows=[]).shape == (0, case.model.vocabulary)
-        assert error(ranks.step(case.tokens[10:20], 10, rows=[9, 0, 4]), case.logits[[19, 10, 14]]) < TOLERANCE
+        assert ranks.step(case.tokens[:10], 0, wanted=0).shape == (0, case.model.vocabulary)
+        assert error(ranks.step(case.tokens[10:20], 10, wanted=3), case.logits[17:20]) < TOLERANCE
 
 
-def test_slots_are_apart_and_can_be_rewound(tmp_path: Path) -> None:
+def test_sequences_are_apart_and_can_be_rewound(tmp_path: Path) -> None:
     case = golden_case("llama-biases-odd-sizes")
     with session(case, tmp_path) as ranks:
-        ranks.open_slot(0)
-        ranks.open_slot(5)
-        ranks.step(case.tokens[:20], 0, slot=0)
-        ranks.step(case.tokens[20:40], 0, slot=5)
-        ranks.step(case.tokens[5:10], 20, slot=0)  # a wrong guess, taken back:
-        assert error(ranks.step(case.tokens[20:25], 20, slot=0), case.logits[20:25]) < TOLERANCE
-        with pytest.raises(EngineError, match="positions 26 to 27 do not fit slot 0: it holds 25 tokens"):
-            ranks.step(case.tokens[:1], 26, slot=0)
+        ranks.step(case.tokens[:20], 0, sequence=0)
+        ranks.step(case.tokens[20:40], 0, sequence=5)
+        ranks.step(case.tokens[5:10], 20, sequence=0)  # a wrong guess, taken back:
+        assert error(ranks.step(case.tokens[20:25], 20, sequence=0), case.logits[20:25]) < TOLERANCE
+
+
+@pytest.mark.parametrize("case", others_soak(golden_cases()), ids=str)
+def test_sequences_of_one_step_are_as_if_alone(case: Case, tmp_path: Path) -> None:
+    """A chunk of a prompt, a single token, and a prompt's beginning."""
+    with session(case, tmp_path, 2) as ranks:
+        ranks.step(case.tokens[:9], 0, wanted=0, sequence=0)
+        ranks.step(case.tokens[:20], 0, wanted=0, sequence=1)
+        places = ((0, 9, 17), (1, 20, 21), (2, 0, 5))
+        spans = [ranks.sequences.span(number, start, stop - start, stop - start) for number, start, stop in places]
+        logits = ranks.run(spans, [token for _, start, stop in places for token in case.tokens[start:stop]])
+    expected = np.concatenate([case.logits[start:stop] for _, start, stop in places])
+    assert error(logits, expected) < TOLERANCE
 
 
 @pytest.mark.parametrize("case", [case for case in golden_cases() if any(case.windows)], ids=str)
@@ -136,51 +138,52 @@ def test_a_window_ends_exactly_where_it_should(case: Case, tmp_path: Path) -> No
     window = max(case.windows)
     first = case.windows.index(window)
     with session(case, tmp_path, extra=FLOAT64) as ranks:
-        ranks.open_slot()
-        ranks.step(case.tokens[:20], 0, rows=[])
+        ranks.step(case.tokens[:20], 0, wanted=0)
         engine = ranks.engines[0]
         assert isinstance(engine, ReferenceEngine)
-        caches = engine._slots[0].caches
+        table = ranks.sequences.tables[0]
+
+        def spoil(kind: str, layer: int, position: int) -> None:
+            """Have the caches hold something else of a token."""
+            block, place = divmod(position, BLOCKS.tokens)
+            engine._blocks[f"{kind}_cache.{layer}"][table[block], :, place] = 1e3
+
         plain = ranks.step(case.tokens[20:21], 20)
         for layer, seen in enumerate(case.windows):
-            for kind in ("key", "value"):
-                caches[f"{kind}_cache.{layer}"] = caches[f"{kind}_cache.{layer}"].copy()
-                if seen:
-                    caches[f"{kind}_cache.{layer}"][:, :, : 21 - seen] = 1e3
-        engine._slots[0].caches = caches
+            for position in range(21 - seen if seen else 0):
+                spoil("key", layer, position)
+                spoil("value", layer, position)
         assert np.array_equal(ranks.step(case.tokens[20:21], 20), plain)
-        caches[f"value_cache.{first}"][:, :, 21 - window] = 1e3
-        engine._slots[0].caches = caches
+        spoil("value", first, 21 - window)
         assert not np.array_equal(ranks.step(case.tokens[20:21], 20), plain)
 
 
-def test_the_cache_grows_to_the_context_and_no_further(tmp_path: Path) -> None:
+def test_a_sequence_is_as_long_as_the_context_and_no_longer(tmp_path: Path) -> None:
     case = golden_case("llama-biases-odd-sizes")
     context = case.model.context
-    assert context > FIRST_CAPACITY
     with session(case, tmp_path) as ranks:
-        ranks.open_slot()
         tokens = (case.tokens * 3)[:context]
         for position in range(0, context, 32):
-            ranks.step(tokens[position : position + 32], position, rows=[])
-        with pytest.raises(EngineError, match="it holds 128 tokens of at most 128"):
+            ranks.step(tokens[position : position + 32], position, wanted=0)
+        with pytest.raises(EngineError, match="positions 128 to 129 do not fit .* in a context of 128"):
             ranks.step(tokens[:1], context)
 
 
 def test_wrong_calls_are_named(tmp_path: Path) -> None:
     case = golden_case("llama-biases-odd-sizes")
+    one = Span(np.array([0], np.int32), 0, 1)
     with session(case, tmp_path) as ranks:
-        with pytest.raises(EngineError, match="slot 0 is not open"):
-            ranks.step(case.tokens[:1], 0)
-        with pytest.raises(EngineError, match="slot 3 is not open"):
-            ranks.close_slot(3)
-        ranks.open_slot()
-        with pytest.raises(EngineError, match="slot 0 is open already"):
-            ranks.open_slot()
-        with pytest.raises(EngineError, match=r"f32\[1..256, 60\], not f32\[0, 60\]"):
-            ranks.step([], 0)
-        with pytest.raises(EngineError, match="the step has 2 rows"):
-            ranks.step(case.tokens[:2], 0, rows=[2])
+        for spans, tokens, message in (
+            ([one], [], r"f32\[1..256, 60\], not f32\[0, 60\]"),
+            ([], [1], "1 to 256 spans, not 0"),
+            ([one], [1, 2], "the spans have 1 rows, the step has 2"),
+            ([one._replace(wanted=2)], [1], "logits of 2 rows were asked for; the span has 1"),
+            ([one._replace(position=8)], [1], "positions 8 to 9 do not fit a sequence with 1 blocks of 8 tokens"),
+            ([one._replace(position=-1)], [1], "positions -1 to 0 do not fit"),
+            ([one._replace(rows=0), one], [1], "positions 0 to 0 do not fit"),
+        ):
+            with pytest.raises(EngineError, match=message):
+                ranks.run(spans, tokens)
 
 
 @pytest.mark.parametrize(

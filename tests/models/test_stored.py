@@ -143,7 +143,6 @@ def logits(model: Path, folder: Path, factory: EngineFactory, ranks: int, quanti
         shares = uneven_shares(units(opened.model, quantisation, 32, opened.stored), ranks)
     options = EngineOptions(extra=extra)
     with LocalSession(model, factory, shares, folder, quantisation, options=options) as session:
-        session.open_slot()
         first = session.step(TOKENS[:7], 0).copy()
         return np.concatenate([first, *(session.step([token], 7 + index) for index, token in enumerate(TOKENS[7:]))])
 

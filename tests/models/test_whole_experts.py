@@ -112,7 +112,6 @@ def logits(case: Case, folder: Path, factory: EngineFactory, quantisation: str, 
     declare = joined if whole else build_rank_graph
     steps = [0, case.prompt, case.prompt + 1, case.prompt + 2, len(case.tokens) - 1]
     with LocalSession(case.folder, factory, shares, folder, quantisation, declare=declare) as session:
-        session.open_slot()
         pieces = [session.step(case.tokens[start:stop], start) for start, stop in pairwise(steps)]
     return np.concatenate(pieces)
 

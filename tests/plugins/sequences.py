@@ -12,14 +12,15 @@ from motley.plugins.engine import F32, Engine, RankGraph, Span
 
 @dataclass
 class Sequences:
-    """The sequences of an engine, by numbers that a test chooses. Their blocks are taken from the last one down, by
-    turns, so that no sequence's blocks follow each other."""
+    """The sequences of an engine, by numbers that a test chooses. Each gets a block when it needs one, the last that is
+    free, so that no sequence's blocks follow each other."""
 
     engine: Engine
     graph: RankGraph
+    prompt: int = 0
+    """How long the prompts are, in tokens: see `Span.prompt`."""
     free: list[int] = field(init=False)
     tables: dict[int, list[int]] = field(default_factory=dict)
-    prompts: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.free = [*range(self.graph.blocks.count)]
@@ -29,7 +30,7 @@ class Sequences:
         table = self.tables.setdefault(sequence, [])
         while len(table) * self.graph.blocks.tokens < position + rows:
             table.append(self.free.pop())
-        return Span(np.array(table, np.int32), position, rows, wanted, self.prompts.get(sequence, 0))
+        return Span(np.array(table, np.int32), position, rows, wanted, self.prompt)
 
     def step(self, sequence: int, hidden: F32, position: int, wanted: int = 1, halved: bool = False) -> F32:
         """Run rows of one sequence; the logits of the last `wanted`, f32[wanted, V]."""

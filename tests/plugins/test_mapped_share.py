@@ -171,13 +171,11 @@ def test_an_engine_holds_its_weights_once(quantisation: str, tmp_path: Path) -> 
     share = whole_share(units(config, quantisation, 32))
     few = EngineOptions(max_rows=8)  # buffers of many rows would count or not, by what memory they get
     with LocalSession(tmp_path, OnnxRuntimeEngine, [share], tmp_path / "first", quantisation, options=few) as first:
-        first.open_slot()
         first.step([1, 2, 3], 0)
         before = anonymous()
         with LocalSession(
             tmp_path, OnnxRuntimeEngine, [share], tmp_path / "second", quantisation, options=few
         ) as second:
-            second.open_slot()
             second.step([1, 2, 3], 0)
             second.step([4], 3)
             (graph,) = second.graphs

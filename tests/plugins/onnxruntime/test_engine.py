@@ -70,7 +70,6 @@ def tolerance_of(case: Case) -> float:
 def greedy(ranks: LocalSession, prompt: list[int], count: int) -> list[int]:
     """The prompt and `count` tokens after it, decoded one by one."""
     tokens = list(prompt)
-    ranks.open_slot()
     logits = ranks.step(tokens, 0, rows=[len(tokens) - 1])
     for _ in range(count - 1):
         tokens.append(int(logits[0].argmax()))
@@ -84,7 +83,6 @@ def greedy(ranks: LocalSession, prompt: list[int], count: int) -> list[int]:
 @every_case
 def test_any_split_gives_the_same_logits_and_text(case: Case, count: int, tmp_path: Path) -> None:
     with session(case, tmp_path, count) as ranks:
-        ranks.open_slot()
         assert error(ranks.step(case.tokens[:-1], 0), case.logits) < FP32_TOLERANCE
         ranks.close_slot()
         assert greedy(ranks, case.tokens[: case.prompt], len(case.tokens) - case.prompt) == case.tokens
@@ -100,13 +98,11 @@ def test_quantised_against_float64_at_any_split(case: Case, quantisation: str, c
         pytest.skip("this case's widths cannot be quantised")
     float64 = EngineOptions(extra={"dtype": "float64"})
     with session(case, tmp_path / "64", factory=ReferenceEngine, quantisation=quantisation, options=float64) as ranks:
-        ranks.open_slot()
         expected = ranks.step(case.tokens[:-1], 0)
     tolerance = tolerance_of(case)
     texts = []
     for size in (1, count):
         with session(case, tmp_path / str(size), size, quantisation=quantisation) as ranks:
-            ranks.open_slot()
             got = ranks.step(case.tokens[:-1], 0)
             assert np.linalg.norm(got - expected) < tolerance * np.linalg.norm(expected)
             ranks.close_slot()
@@ -149,7 +145,7 @@ def test_sequences_decoded_together_get_what_each_gets_alone(
         for slot, length in enumerate(lengths):
             for own in (slot, slot + 10):
                 ranks.open_slot(own)
-                ranks.step(case.tokens[:length], 0, rows=[], slot=own)
+                ranks.step(case.tokens[:length], 0, wanted=0, slot=own)
         at = list(lengths)
         for slots in company:
             tokens = [case.tokens[at[slot]] for slot in slots]
@@ -173,7 +169,7 @@ def test_sequences_decoded_together_grow_on_their_own(tmp_path: Path) -> None:
         for slot, length in enumerate(lengths):
             for own in (slot, slot + 10):
                 ranks.open_slot(own)
-                ranks.step(tokens[:length], 0, rows=[], slot=own)
+                ranks.step(tokens[:length], 0, wanted=0, slot=own)
         for step in range(6):
             positions = [length + step for length in lengths]
             fed = [tokens[position] for position in positions]
@@ -198,7 +194,7 @@ def test_the_cache_grows_without_losing_anything(tmp_path: Path) -> None:
         ranks.open_slot(0)
         whole = ranks.step(tokens, 0)
         ranks.open_slot(1)
-        ranks.step(tokens[: FIRST_CAPACITY - 1], 0, rows=[], slot=1)
+        ranks.step(tokens[: FIRST_CAPACITY - 1], 0, wanted=0, slot=1)
         for position in range(FIRST_CAPACITY - 1, context):  # the last row of the first buffer, then the second buffer
             row = ranks.step(tokens[position : position + 1], position, slot=1)
             assert error(row, whole[position : position + 1]) < FP32_TOLERANCE
@@ -229,11 +225,9 @@ def test_decoded_tokens_of_every_kind_of_head(
     whole = units(config, "fp32", 32)
     float64 = EngineOptions(extra={"dtype": "float64"})
     with LocalSession(tmp_path, ReferenceEngine, [whole_share(whole)], tmp_path / "64", options=float64) as reference:
-        reference.open_slot()
         expected = reference.step(tokens, 0)[-decoded:]
     with LocalSession(tmp_path, OnnxRuntimeEngine, uneven_shares(whole, ranks), tmp_path / "32") as session:
-        session.open_slot()
-        session.step(tokens[:-decoded], 0, rows=[])
+        session.step(tokens[:-decoded], 0, wanted=0)
         for position, row in enumerate(expected, length - decoded):
             assert error(session.decode([0], [tokens[position]], [position])[0], row) < FP32_TOLERANCE
 
@@ -274,9 +268,8 @@ def test_a_window_and_a_stretched_rope_beyond_4096_positions(tmp_path: Path) -> 
         shares = [whole_share(units(config, "fp32", 32))]
         options = EngineOptions(max_rows=chunk, extra=extra)
         with LocalSession(model, factory, shares, model, options=options, context=length) as ranks:
-            ranks.open_slot()
             for position in range(0, length - 8, chunk):
-                ranks.step(tokens[position : min(position + chunk, length - 8)], position, rows=[])
+                ranks.step(tokens[position : min(position + chunk, length - 8)], position, wanted=0)
             return ranks.step(tokens[-8:], length - 8)
 
     got = last_rows(4096, OnnxRuntimeEngine)
@@ -308,7 +301,6 @@ def test_heads_that_are_no_multiple_of_16(tmp_path: Path) -> None:
     for factory in (OnnxRuntimeEngine, ReferenceEngine):
         shares = [whole_share(units(config, "fp32", 32))]
         with LocalSession(tmp_path, factory, shares, tmp_path / factory.__name__) as ranks:
-            ranks.open_slot()
             rows.append(ranks.step(list(range(20)), 0))
     assert error(*rows) < FP32_TOLERANCE
 
@@ -327,7 +319,6 @@ def test_a_token_runs_only_the_experts_that_it_has_chosen(tmp_path: Path, monkey
 
     monkeypatch.setattr(_LocalExpert, "__call__", note)
     with session(case, tmp_path) as ranks:
-        ranks.open_slot()
         ranks.decode([0], case.tokens[:1], [0])
         assert len(ran) == chosen * len(case.model.expert_layers)
         assert len(set(map(id, ran))) == len(ran)

@@ -56,7 +56,7 @@ def test_no_host_array_meets_one_of_the_device(case: Case, ranks: int, tmp_path:
         assert error(group.step(case.tokens[20:25], 20, rows=[4, 0]), case.logits[[24, 20]]) < TOLERANCE
         assert error(group.decode([0], case.tokens[25:26], [25]), case.logits[25:26]) < TOLERANCE
         group._everywhere(lambda engine: engine.skip(0, 70))
-        group.step(case.tokens[:2], 70, rows=[])
+        group.step(case.tokens[:2], 70, wanted=0)
 
 
 @pytest.mark.parametrize("quantisation", ["fp16", "int8", "int4"])
@@ -64,12 +64,10 @@ def test_no_host_array_meets_one_of_the_device(case: Case, ranks: int, tmp_path:
 def test_narrow_weights_are_widened_on_the_device(case: Case, quantisation: str, tmp_path: Path) -> None:
     try:
         with session(case, tmp_path / "host", 2, quantisation, ReferenceEngine) as host:
-            host.open_slot()
             expected = host.step(case.tokens[:20], 0)
     except ConfigError:
         pytest.skip("this case's widths cannot be quantised")
     with session(case, tmp_path / "device", 2, quantisation) as group:
-        group.open_slot()
         assert error(group.step(case.tokens[:20], 0), expected) < 1e-6
 
 
@@ -90,7 +88,6 @@ def test_experts_elsewhere_take_and_give_host_arrays(case: Case, tmp_path: Path)
 
     declare = partial(build_rank_graph, experts_elsewhere=True)
     with session(case, tmp_path, 2, factory=factory, declare=declare) as group:
-        group.open_slot()
         assert error(group.step(case.tokens[:20], 0, halved=True), case.logits[:20]) < TOLERANCE
 
 
@@ -101,7 +98,6 @@ def test_exact_graphs_gather_through_the_host(tmp_path: Path, monkeypatch: pytes
     cut = units(case.model, "fp32", 32, exact=True)
     shares = uneven_shares(cut, 3)
     with LocalSession(case.folder, on_device, shares, tmp_path, exact=True) as group:
-        group.open_slot()
         assert error(group.step(case.tokens[:20], 0), case.logits[:20]) < TOLERANCE
 
 
@@ -124,7 +120,6 @@ def test_an_operator_that_mixes_them_fails(
     monkeypatch.setitem(OPERATORS, operator, forgetful)
     case = next(case for case in golden_cases() if str(case) == "llama-mha")
     with session(case, tmp_path, 1) as group:
-        group.open_slot()
         with pytest.raises(TypeError, match=r"meets arrays of the device|unasked|unsupported operand|ufunc"):
             group.step(case.tokens[:3], 0)
 
@@ -229,7 +224,6 @@ def test_a_gpu_that_is_full_or_fails_is_told(tmp_path: Path) -> None:
         session(case, tmp_path / "failing", 1, factory=on(Failing())) as group,
         pytest.raises(EngineError, match=r"the GPU failed: an illegal memory access"),
     ):
-        group.open_slot()
 
 
 def test_where_it_computes_is_known_from_its_options() -> None:
