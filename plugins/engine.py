@@ -184,8 +184,10 @@ class RankGraph:
     proto: onnx.ModelProto
     share_file: Path
     constants: Callable[[int], Mapping[str, F32]]
-    """Graph inputs that stay the same for a whole sequence (its rotary tables), by the length of its prompt. Those of
-    all prompts are the same object, but where a rotary embedding is stretched for long ones."""
+    """Graph inputs that stay the same for a whole sequence (its rotary tables), by the length of its prompt."""
+    alike: int
+    """Prompts up to this length have the same ones, the very same object; longer ones have their own where a rotary
+    embedding is stretched for them."""
     caches: Sequence[CacheSpec]
     blocks: CacheBlocks
     hidden: int

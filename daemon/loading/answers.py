@@ -24,7 +24,7 @@ F64 = npt.NDArray[np.float64]
 Answers = Mapping[str, F64]
 """Fingerprints, by what they are of."""
 
-FORMAT = 2
+FORMAT = 3
 """The version of kept answers; to be raised whenever other questions are asked, or answers taken otherwise."""
 
 PROJECTIONS = 8

@@ -6,14 +6,16 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from math import ceil
 from typing import Protocol
 
+import numpy as np
 from google.protobuf.message import DecodeError
 
-from motley.daemon.rank.steps import Able, Close, Message, More, Open, Reserve, Step, StepError, Stop, Wave, join
+from motley.daemon.rank.steps import Able, Close, Message, More, Numbers, Open, SpanPlan, Step, StepError, Stop, join
 from motley.daemon.sampling.parameters import SamplingParams
 from motley.daemon.sampling.shard import ShardSampler
-from motley.plugins.engine import F32, Engine, EngineMemoryError
+from motley.plugins.engine import F32, CacheBlocks, Engine, Span
 from motley.protocol import mesh_pb2 as pb
 from motley.transport import StatsSnapshot
 
@@ -34,7 +36,10 @@ class Clocks(Protocol):
 
 @dataclass
 class DecodeTimes:
-    """Where the time of this rank's decode steps went, cumulative, in seconds. Sequences of one step share it."""
+    """Where the time of this rank's decode steps went, cumulative, in seconds. Sequences of one step share it.
+
+    Decode steps are those in which every sequence has a single token, which was just chosen.
+    """
 
     tokens: int = 0
     compute: float = 0.0
@@ -45,35 +50,62 @@ class DecodeTimes:
     """(compute, wire, wait) of each of the latest steps, until someone has told of them and clears it."""
 
 
-@dataclass
 class _Sequence:
     """A sequence that is open on this rank.
 
     Attributes:
-        logits: f32[V_r]{tp} of its last step that asked for candidates, so that more can be asked for.
-        generated: tokens of its answer that have been fed back.
-        in_engine: whether the engine has its slot open; it has not had the memory for it before.
+        blocks: i32[N], its cache blocks so far.
+        logits: f32[R, V_r]{tp} of the wanted rows of its last step, so that more can be asked for.
+        first: how many tokens were generated before the one that the first of these rows is to choose.
     """
 
-    sampler: ShardSampler
-    prompt_tokens: int
-    in_engine: bool = False
-    logits: F32 | None = None
-    generated: int = 0
+    def __init__(self, sampler: ShardSampler, prompt: int, most_blocks: int) -> None:
+        """`prompt`: tokens; `most_blocks`: that it may come to have."""
+        self.sampler = sampler
+        self.prompt = prompt
+        self._table = np.zeros(most_blocks, np.int32)
+        self.blocks = self._table[:0]
+        self.logits: F32 | None = None
+        self.first = 0
+
+    def add(self, blocks: Numbers, count: int) -> None:
+        """Give it more blocks, of `count` that there are.
+
+        Raises:
+            StepError: there are no such blocks, or they are too many.
+        """
+        end = len(self.blocks) + len(blocks)
+        if end > len(self._table) or blocks.min() < 0 or blocks.max() >= count:
+            raise StepError(f"a sequence of {end} blocks, of at most {len(self._table)}, gets {blocks} of {count}")
+        self._table[len(self.blocks) : end] = blocks
+        self.blocks = self._table[:end]
 
 
 class Executor:
     """Everything that a rank does with a step message, the same on rank 0 and on the others."""
 
-    def __init__(self, engine: Engine, embed: Embed, vocabulary: range, words_per_unit: int, stats: Clocks) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        blocks: CacheBlocks,
+        context: int,
+        embed: Embed,
+        vocabulary: range,
+        words_per_unit: int,
+        stats: Clocks,
+    ) -> None:
         """
         Args:
             engine: becomes this executor's, which closes it.
+            blocks: of its caches.
+            context: the longest sequence, in tokens.
             vocabulary: token ids whose logits this rank computes.
             words_per_unit: tokens in a unit of the vocabulary; masses are summed by these first.
             stats: of the collectives that the engine uses.
         """
         self._engine = engine
+        self._blocks = blocks
+        self._most_blocks = ceil(context / blocks.tokens)
         self._embed = embed
         self._vocabulary = vocabulary
         self._words_per_unit = words_per_unit
@@ -85,10 +117,8 @@ class Executor:
         """Do what a message says.
 
         Returns:
-            What rank 0 is to be told; None: nothing. If the message asks for candidates, a summary of this rank's
-            logits: of a `Wave` those of its sequences that are asked about, and of a `More` those of all, as
-            `motley.daemon.rank.steps.join` puts them together. If it asks for room, why there is none, as text; empty:
-            there is.
+            What rank 0 is to be told; None: nothing. If the message asks for candidates, summaries of this rank's
+            logits for all wanted rows in order, as `motley.daemon.rank.steps.join` puts them together.
 
         Raises:
             StepError: the message does not fit the state of this rank.
@@ -97,34 +127,31 @@ class Executor:
         match message:
             case Step():
                 return self._step(message)
-            case Wave():
-                return self._decode(message)
-            case More(slots, wants):
-                return join([self._more(*each) for each in zip(slots.tolist(), wants.tolist(), strict=True)])
-            case Open(slot, room, sampling, prompt):
+            case More(slots, rows, wants):
+                fields = (each.tolist() for each in (slots, rows, wants))
+                return join([self._more(*each) for each in zip(*fields, strict=True)])
+            case Open(slot, prompt, sampling, tokens):
                 if slot in self._sequences:
                     raise StepError(f"slot {slot} is open already on this rank")
                 params = SamplingParams.from_proto(_sampling(sampling))
                 ids = self._vocabulary
-                sampler = ShardSampler(params, ids.start, len(ids), prompt.tolist(), self._words_per_unit)
-                self._sequences[slot] = _Sequence(sampler, len(prompt))
-                return self._reserve(slot, room)
-            case Reserve(slot, room):
-                return self._reserve(slot, room)
+                sampler = ShardSampler(params, ids.start, len(ids), tokens[:prompt].tolist(), self._words_per_unit)
+                for step, token in enumerate(tokens[prompt:].tolist()):
+                    sampler.accept(step, token)
+                self._sequences[slot] = _Sequence(sampler, prompt, self._most_blocks)
             case Close(slot):
-                if self._sequence(slot).in_engine:
-                    self._engine.close_slot(slot)
+                self._sequence(slot)
                 del self._sequences[slot]
             case Stop():
                 pass
             case Able():
-                raise StepError("a follower is told how many sequences it can take")
+                raise StepError("a follower is told how many spans it can take")
         return None
 
     @property
-    def most_sequences(self) -> int:
-        """How many sequences a `Wave` may have on this rank."""
-        return self._engine.most_sequences
+    def most_spans(self) -> int:
+        """How many spans a `Step` may have on this rank."""
+        return self._engine.most_spans
 
     def close(self) -> None:
         """Free the engine."""
@@ -136,61 +163,60 @@ class Executor:
         except KeyError:
             raise StepError(f"slot {slot} is not open on this rank") from None
 
-    def _reserve(self, slot: int, room: int) -> bytes:
-        """Make room for so many tokens of a sequence; why there is no memory for them, empty: there is."""
+    def _more(self, slot: int, row: int, want: int) -> bytes:
+        """A summary with more candidates for one of the wanted rows of a sequence's last step."""
         sequence = self._sequence(slot)
-        try:
-            if not sequence.in_engine:
-                self._engine.open_slot(slot, sequence.prompt_tokens)
-                sequence.in_engine = True
-            self._engine.reserve(slot, room)
-        except (MemoryError, EngineMemoryError) as error:
-            return (str(error) or "out of memory").encode()
-        return b""
-
-    def _more(self, slot: int, want: int) -> bytes:
-        """A summary with more candidates of a sequence's last step."""
-        sequence = self._sequence(slot)
-        if sequence.logits is None:
-            raise StepError(f"slot {slot} has no logits to say more about")
-        return sequence.sampler.summarise(sequence.logits, sequence.generated, want)
+        if sequence.logits is None or not 0 <= row < len(sequence.logits):
+            raise StepError(f"slot {slot} has no logits of wanted row {row} to say more about")
+        return sequence.sampler.summarise(sequence.logits[row], sequence.first + row, want)
 
     def _step(self, step: Step) -> bytes | None:
-        """A chunk of a prompt."""
-        sequence = self._sequence(step.slot)
-        rows = (len(step.tokens) - 1,) if step.want else ()
-        logits = self._engine.step(step.slot, self._embed(step.tokens.tolist()), step.position, rows, step.halved)
-        return self._summarise(sequence, logits[0], step.want) if step.want else None
-
-    def _decode(self, wave: Wave) -> bytes:
-        """A token each of some sequences; their summaries in order, of those that are wanted."""
-        slots, tokens = wave.slots.tolist(), wave.tokens.tolist()
-        sequences = [self._sequence(slot) for slot in slots]
+        """Some tokens of some sequences; the summaries of the wanted rows in order, None if there are none."""
         began, before = time.perf_counter(), self._stats.snapshot()
-        for sequence, position, token in zip(sequences, wave.positions, tokens, strict=True):
-            if position >= sequence.prompt_tokens:  # by this session: fed back, or once more after a break
-                sequence.sampler.accept(token)
-                sequence.generated += 1
-        logits = self._engine.decode(slots, self._embed(tokens), wave.positions.tolist())
-        wanted = [
-            self._summarise(sequence, row, want)
-            for sequence, row, want in zip(sequences, logits, wave.wants.tolist(), strict=True)
-            if want
-        ]
+        tokens = step.tokens.tolist()
+        spans = []
+        at = 0
+        for plan in step.spans:
+            sequence = self._sequence(plan.slot)
+            if len(plan.blocks):
+                sequence.add(plan.blocks, self._blocks.count)
+            answered = range(
+                max(sequence.prompt, plan.position), plan.position + plan.rows
+            )  # positions beyond the prompt
+            for position in answered:
+                sequence.sampler.accept(position - sequence.prompt, tokens[at + position - plan.position])
+            spans.append(Span(sequence.blocks, plan.position, plan.rows, plan.wanted, sequence.prompt))
+            at += plan.rows
+        logits = self._engine.step(self._embed(tokens), spans, step.halved)
+        summaries = self._summarise(step.spans, logits)
+        if all(plan.rows == plan.wanted == 1 for plan in step.spans):
+            self._count(len(step.spans), time.perf_counter() - began, before)
+        return join(summaries) if summaries else None
+
+    def _summarise(self, plans: Sequence[SpanPlan], logits: F32) -> list[bytes]:
+        """A summary of each row of f32[R, V_r]{tp}, the wanted ones of all sequences of a step."""
+        summaries = []
+        at = 0
+        for plan in plans:
+            sequence = self._sequences[plan.slot]
+            own = sequence.logits = logits[at : at + plan.wanted]
+            sequence.first = plan.position + plan.rows - plan.wanted + 1 - sequence.prompt
+            for row, values in enumerate(own):
+                summaries.append(sequence.sampler.summarise(values, sequence.first + row, plan.want))
+            at += plan.wanted
+        return summaries
+
+    def _count(self, tokens: int, seconds: float, before: StatsSnapshot) -> None:
+        """Remember where the time of a decode step of so many tokens went."""
         after, times = self._stats.snapshot(), self.times
         wire, wait = after.wire_s - before.wire_s, after.wait_s - before.wait_s
-        compute = time.perf_counter() - began - wire - wait
-        times.tokens += len(slots)
+        compute = seconds - wire - wait
+        times.tokens += tokens
         times.wire += wire
         times.wait += wait
         times.compute += compute
         times.steps.append((compute, wire, wait))
         times.collectives += after.collectives - before.collectives
-        return join(wanted)
-
-    def _summarise(self, sequence: _Sequence, logits: F32, want: int) -> bytes:
-        sequence.logits = logits
-        return sequence.sampler.summarise(logits, sequence.generated, want)
 
 
 def _sampling(data: bytes) -> pb.Sampling:

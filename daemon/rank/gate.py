@@ -7,8 +7,9 @@ computed, so the reference has to run a few layers only, and an error is found w
 layer of each *kind* (those of a kind have the same operators, windows, shapes and types of weights), and one in the
 middle. That other layers' weights are what was written, the share's checksum tells.
 
-The exam is a few tokens at the beginning of a sequence and a few far inside it, as prompts and as single tokens, and a
-longer prompt: these are different kernels, shapes and rotary positions.
+The exam is a few tokens at the beginning of a sequence and a few far inside it, as prompts and as single tokens, a
+longer prompt, and two sequences at once: these are different kernels, shapes and rotary positions. What lies before the
+far tokens is zero, as all blocks of caches are at first.
 """
 
 from __future__ import annotations
@@ -23,7 +24,17 @@ import numpy as np
 import onnx
 
 from motley.daemon.loading.answers import F64, LOGITS, Answers, GateError, difference, fingerprint, kept_answers, noise
-from motley.plugins.engine import F32, Collectives, Engine, EngineFactory, EngineOptions, Pending, RankGraph
+from motley.plugins.engine import (
+    F32,
+    CacheBlocks,
+    Collectives,
+    Engine,
+    EngineFactory,
+    EngineOptions,
+    Pending,
+    RankGraph,
+    Span,
+)
 from motley.plugins.mixture import Compute, Sent
 from motley.plugins.nodes import is_collective
 
@@ -38,23 +49,40 @@ _CACHE = re.compile(r"(?:key|value)_cache\.(\d+)")
 
 @dataclass(frozen=True)
 class _Question:
-    """A step of the exam: some tokens of a sequence, of whose last one the logits are wanted."""
+    """A step of the exam: some tokens of one sequence or two, of whose last ones the logits are wanted.
 
-    slot: int
-    position: int
-    tokens: int
+    Attributes:
+        parts: of each sequence the position of its first token and how many there are. The first sequence has the blocks
+            from the last one down, the second those from the first one up.
+    """
+
+    parts: tuple[tuple[int, int], ...]
+
+    @property
+    def tokens(self) -> int:
+        return sum(tokens for _, tokens in self.parts)
 
     def __str__(self) -> str:
-        return f"{self.tokens} tokens from position {self.position}"
+        return " and ".join(f"{tokens} tokens from position {position}" for position, tokens in self.parts)
+
+    def spans(self, blocks: CacheBlocks) -> list[Span]:
+        """What an engine is asked."""
+        up = np.arange(blocks.count, dtype=np.int32)
+        tables = (np.ascontiguousarray(up[::-1]), up)
+        return [Span(table, *part, wanted=1) for table, part in zip(tables, self.parts, strict=False)]
 
 
-def _questions(context: int) -> list[_Question]:
-    """The steps of the exam of a rank whose sequences have up to `context` tokens."""
+def _questions(graph: RankGraph, spans: int) -> list[_Question]:
+    """The steps of the exam of a rank whose engine takes so many spans."""
+    context, blocks = graph.context, graph.blocks
     far = min(FAR, context - 4)
-    asked = [_Question(0, 0, 5), _Question(0, 5, 1), _Question(1, 0, 2), _Question(2, 0, LONG)]
+    asked = [[(0, 5)], [(5, 1)], [(0, 2)], [(0, LONG)]]
     if far >= 2:
-        asked += [_Question(1, far, 3), _Question(1, far + 3, 1)]
-    return [each for each in asked if each.position + each.tokens <= context] or [_Question(0, 0, context)]
+        asked += [[(far, 3)], [(far + 3, 1)]]
+    if spans > 1 and (blocks.count - 1) * blocks.tokens >= 7:  # together they need no more than there is
+        asked += [[(6, 1), (0, 3)]]
+    fitting = [parts for parts in asked if all(position + tokens <= context for position, tokens in parts)]
+    return [_Question(tuple(parts)) for parts in fitting or [[(0, context)]]]
 
 
 @dataclass(frozen=True)
@@ -103,7 +131,7 @@ class Proctor:
         self.answers: dict[str, F64] = {}
         self._calls = calls
         self._examined = set(examined)
-        self._question = _Question(0, 0, 0)
+        self._question = _Question(())
         self._made = 0
 
     def ask(self, question: _Question) -> None:
@@ -251,35 +279,31 @@ class Gate:
         Raises:
             GateError: an answer is not the reference's.
         """
-        _ask_all(engine, self._proctor, self._graph)
-        wrong = difference(self._proctor.answers, expected)
+        asked = tuple(f" of {question}" for question in _ask_all(engine, self._proctor, self._graph))
+
+        def about(answers: Answers) -> Answers:
+            """Those of the reference to what this engine could be asked."""
+            return {what: values for what, values in answers.items() if what.endswith(asked)}
+
+        wrong = difference(self._proctor.answers, about(expected))
         if wrong and anew is not None:
-            wrong = difference(self._proctor.answers, anew())
+            wrong = difference(self._proctor.answers, about(anew()))
         if wrong:
             raise GateError(wrong)
         self.now = self._session
 
 
-def _ask_all(engine: Engine, proctor: Proctor, graph: RankGraph) -> None:
-    questions = _questions(graph.context)
-    lengths = dict.fromkeys(sorted({question.slot for question in questions}), 0)
-    for slot in lengths:
-        engine.open_slot(slot)
+def _ask_all(engine: Engine, proctor: Proctor, graph: RankGraph) -> list[_Question]:
+    """Ask all that an engine can be asked; what was asked."""
+    questions = _questions(graph, engine.most_spans)
     for question in questions:
         proctor.ask(question)
-        if question.position > lengths[question.slot]:
-            engine.skip(question.slot, question.position)
-        lengths[question.slot] = question.position + question.tokens
         rows = noise(str(question), (question.tokens, graph.hidden))
-        if question.tokens == 1:
-            logits = engine.decode([question.slot], rows, [question.position])
-        else:
-            logits = engine.step(question.slot, rows, question.position, [question.tokens - 1])
+        logits = engine.step(rows, question.spans(graph.blocks))
         proctor.check_all_called()
         if graph.vocabulary:
             proctor.keep(LOGITS, logits)
-    for slot in lengths:
-        engine.close_slot(slot)
+    return questions
 
 
 def _layers(nodes: Iterable[onnx.NodeProto]) -> list[int]:

@@ -20,7 +20,7 @@ from motley.daemon.rank.executor import Executor
 from motley.daemon.rank.gate import Gate, reference_answers
 from motley.daemon.rank.peers import Peers
 from motley.daemon.weights.cache import ShareCache
-from motley.plugins.engine import EngineOptions, load_engine, on_gpu
+from motley.plugins.engine import CacheBlocks, EngineOptions, load_engine, on_gpu
 from motley.protocol import GPU_RESERVE
 from motley.protocol import mesh_pb2 as pb
 from motley.protocol.wording import human_bytes
@@ -38,6 +38,8 @@ class LoadedRank:
     """A rank that can execute steps.
 
     Attributes:
+        blocks: of its caches.
+        alike: prompts up to this length have the same rotary tables.
         share_bytes: of its weights, as they are stored.
         max_rows: the most tokens that a step may have.
         hidden: D, the width of the residual.
@@ -45,6 +47,8 @@ class LoadedRank:
     """
 
     executor: Executor
+    blocks: CacheBlocks
+    alike: int
     share_bytes: int
     max_rows: int
     hidden: int
@@ -116,8 +120,18 @@ def load_rank(
                 gate.open(engine, expected, partial(ask_reference, anew=True))
             share_bytes = sum(place.weight.all_bytes for place in declared.weights)
             embed = partial(opened.source.rows, EMBEDDING)
-            executor = Executor(engine, embed, declared.words, declared.words_per_unit, peers)
-            yield LoadedRank(executor, share_bytes, options.max_rows, graph.hidden, opened.model.vocabulary)
+            executor = Executor(
+                engine, graph.blocks, graph.context, embed, declared.words, declared.words_per_unit, peers
+            )
+            yield LoadedRank(
+                executor=executor,
+                blocks=graph.blocks,
+                alike=graph.alike,
+                share_bytes=share_bytes,
+                max_rows=options.max_rows,
+                hidden=graph.hidden,
+                vocabulary=opened.model.vocabulary,
+            )
 
 
 def check_gpu_room(needed: int, found: Sequence[pb.Gpu]) -> None:

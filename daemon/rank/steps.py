@@ -13,12 +13,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-Tokens = npt.NDArray[np.int32]
+Numbers = npt.NDArray[np.int32]
 
 _OPEN = struct.Struct("<BIII")
-_STEP = struct.Struct("<BIIIB")
+_STEP = struct.Struct("<BBII")
 _SLOT = struct.Struct("<BI")
-_RESERVE = struct.Struct("<BII")
 _COUNT = struct.Struct("<BI")
 _LENGTH = struct.Struct("<I")
 
@@ -29,113 +28,97 @@ class StepError(ValueError):
 
 @dataclass(frozen=True)
 class Open:
-    """Begin a sequence, and tell rank 0 as for a `Reserve` whether there is room for it.
+    """Begin a sequence.
 
     Attributes:
         slot: the number that it has on every rank until it is closed.
-        room: tokens whose keys and values there is to be room for.
+        prompt: how many of the tokens are its prompt. The others have been generated already, before it stepped back.
         sampling: a serialised `mesh_pb2.Sampling`.
-        prompt: i32[T], which penalties look at.
+        tokens: i32[T], all that are known, which penalties look at.
     """
 
     slot: int
-    room: int
+    prompt: int
     sampling: bytes
-    prompt: Tokens
+    tokens: Numbers
 
     def encode(self) -> bytes:
         """Write the message as bytes, which `decode` reads."""
-        return _OPEN.pack(1, self.slot, self.room, len(self.sampling)) + self.sampling + self.prompt.tobytes()
+        return _OPEN.pack(1, self.slot, self.prompt, len(self.sampling)) + self.sampling + self.tokens.tobytes()
 
 
 @dataclass(frozen=True)
-class Reserve:
-    """Have room for the keys and values of so many tokens of a sequence; tell rank 0 why there is none, or nothing.
-
-    No rank meets another in it. So one that lacks memory says so, while all of them can still let the sequence be; in
-    the middle of a step the others would wait for its sums.
-    """
-
-    slot: int
-    room: int
-
-    def encode(self) -> bytes:
-        """Write the message as bytes, which `decode` reads."""
-        return _RESERVE.pack(8, self.slot, self.room)
-
-
-@dataclass(frozen=True)
-class Step:
-    """Compute a chunk of a prompt.
+class SpanPlan:
+    """What one sequence has of a step.
 
     Attributes:
-        slot: of its sequence.
-        position: tokens of it that have been computed.
-        want: candidates for the token after the chunk that every rank sends to rank 0; 0: none, the prompt goes on.
-        halved: whether to compute it as two micro-chunks.
-        tokens: i32[T].
+        slot: of the sequence.
+        position: of its first token in the step. All tokens before it have been computed.
+        rows: tokens that are computed.
+        wanted: of how many of these, the last ones, the next tokens are to be chosen.
+        want: candidates for each of those that every rank sends to rank 0; 0 if none are wanted.
+        blocks: i32[N], the cache blocks that the sequence has got since its last step, after those that it had.
     """
 
     slot: int
     position: int
+    rows: int
+    wanted: int
     want: int
-    halved: bool
-    tokens: Tokens
-
-    def encode(self) -> bytes:
-        """Write the message as bytes, which `decode` reads."""
-        return _STEP.pack(2, self.slot, self.position, self.want, self.halved) + self.tokens.tobytes()
+    blocks: Numbers
 
 
 @dataclass(frozen=True)
-class Wave:
-    """Compute one token of each of several sequences, and send rank 0 the best candidates for the next ones.
+class Step:
+    """Compute some tokens of some sequences, and send rank 0 the best candidates for the next ones.
 
-    Attributes, all i32[B]:
-        slots: of the sequences.
-        positions: tokens of each that have been computed.
-        wants: candidates of each; 0: none, its next token is known.
-        tokens: that are computed.
+    Attributes:
+        spans: of the sequences, each at most once.
+        tokens: i32[T], of all spans, in their order.
+        halved: whether to compute it as two micro-chunks.
     """
 
-    slots: Tokens
-    positions: Tokens
-    wants: Tokens
-    tokens: Tokens
+    spans: Sequence[SpanPlan]
+    tokens: Numbers
+    halved: bool = False
 
     def encode(self) -> bytes:
         """Write the message as bytes, which `decode` reads."""
-        fields = np.stack([self.slots, self.positions, self.wants, self.tokens])
-        return _COUNT.pack(6, len(self.slots)) + fields.tobytes()
+        table = [(each.slot, each.position, each.rows, each.wanted, each.want, len(each.blocks)) for each in self.spans]
+        parts = [np.array(table, np.int32), *(each.blocks for each in self.spans if len(each.blocks)), self.tokens]
+        head = _STEP.pack(2, self.halved, len(self.spans), len(self.tokens))
+        return head + b"".join(part.tobytes() for part in parts)
 
 
 @dataclass(frozen=True)
 class Able:
-    """Said to rank 0 by every other rank once it is loaded: how many sequences its engine can take in one `Wave`, at
-    least one."""
+    """Said to rank 0 by every other rank once it is loaded: how many spans its engine can take in a step, at least
+    one."""
 
-    sequences: int
+    spans: int
 
     def encode(self) -> bytes:
         """Write the message as bytes, which `decode` reads."""
-        return _COUNT.pack(7, self.sequences)
+        return _COUNT.pack(7, self.spans)
 
 
 @dataclass(frozen=True)
 class More:
-    """The candidates of some sequences' last step did not decide: send rank 0 more of them.
+    """The candidates for some sequences' next tokens did not decide: send rank 0 more of them.
 
-    Attributes, both i32[B]:
+    Attributes, all i32[B]:
         slots: of the sequences.
+        rows: which of the wanted rows of its last step, by sequence, counted from the first of these.
         wants: how many candidates of each.
     """
 
-    slots: Tokens
-    wants: Tokens
+    slots: Numbers
+    rows: Numbers
+    wants: Numbers
 
     def encode(self) -> bytes:
         """Write the message as bytes, which `decode` reads."""
-        return _COUNT.pack(3, len(self.slots)) + np.stack([self.slots, self.wants]).tobytes()
+        return _COUNT.pack(3, len(self.slots)) + np.stack([self.slots, self.rows, self.wants]).tobytes()
 
 
 @dataclass(frozen=True)
@@ -158,7 +141,7 @@ class Stop:
         return b"\x05"
 
 
-Message = Open | Reserve | Step | Wave | Able | More | Close | Stop
+Message = Open | Step | Able | More | Close | Stop
 
 
 def decode(data: bytes) -> Message:
@@ -170,47 +153,54 @@ def decode(data: bytes) -> Message:
     try:
         match data[0]:
             case 1:
-                _, slot, room, length = _OPEN.unpack_from(data)
+                _, slot, prompt, length = _OPEN.unpack_from(data)
                 end = _OPEN.size + length
                 if end > len(data):
                     raise StepError(f"an Open of {len(data)} bytes announces {length} bytes of sampling")
-                return Open(slot, room, data[_OPEN.size : end], np.frombuffer(data, np.int32, offset=end))
+                tokens = np.frombuffer(data, np.int32, offset=end)
+                if prompt > len(tokens):
+                    raise StepError(f"an Open of {len(tokens)} tokens has a prompt of {prompt}")
+                return Open(slot, prompt, data[_OPEN.size : end], tokens)
             case 2:
-                _, slot, position, want, halved = _STEP.unpack_from(data)
-                if halved > 1:
-                    raise StepError(f"a Step is halved or not, but not {halved}")
-                return Step(slot, position, want, bool(halved), np.frombuffer(data, np.int32, offset=_STEP.size))
+                return _step(data)
             case 3:
-                return More(*_columns("More", data, 2))
+                _, count = _COUNT.unpack_from(data)
+                fields = np.frombuffer(data, np.int32, offset=_COUNT.size)
+                if not count or len(fields) != 3 * count:
+                    raise StepError(f"a More of {count} sequences has {len(fields)} numbers, not {3 * count}")
+                return More(*fields.reshape(3, count))
             case 4:
                 return Close(*_SLOT.unpack(data)[1:])
             case 5 if len(data) == 1:
                 return Stop()
-            case 6:
-                return Wave(*_columns("Wave", data, 4))
             case 7:
-                _, sequences = _COUNT.unpack(data)
-                if not sequences:
-                    raise StepError("an Able of no sequence")
-                return Able(sequences)
-            case 8:
-                return Reserve(*_RESERVE.unpack(data)[1:])
+                _, spans = _COUNT.unpack(data)
+                if not spans:
+                    raise StepError("an Able of no span")
+                return Able(spans)
     except (struct.error, IndexError, ValueError) as error:
         raise StepError(f"a step message of {len(data)} bytes is malformed: {error}") from error
     raise StepError(f"a step message of {len(data)} bytes has the unknown kind {data[0]}")
 
 
-def _columns(kind: str, data: bytes, number: int) -> Tokens:
-    """The numbers that a message has of each of its sequences, i32[number, B]; errors as `decode`."""
-    _, count = _COUNT.unpack_from(data)
-    fields = np.frombuffer(data, np.int32, offset=_COUNT.size)
-    if not count or len(fields) != number * count:
-        raise StepError(f"a {kind} of {count} sequences has {len(fields)} numbers, not {number * count}")
-    return fields.reshape(number, count)
+def _step(data: bytes) -> Step:
+    """Read a `Step`; errors as `decode`."""
+    _, halved, count, length = _STEP.unpack_from(data)
+    numbers = np.frombuffer(data, np.int32, offset=_STEP.size)
+    table = numbers[: 6 * count].reshape(count, 6)
+    new = table[:, 5]
+    if halved > 1 or not count or (table < 0).any() or len(numbers) != 6 * count + int(new.sum()) + length:
+        raise StepError(f"{count} spans of {length} tokens do not fit {len(numbers)} numbers")
+    if int(table[:, 2].sum()) != length or (table[:, 3] > table[:, 2]).any() or not table[:, 2].all():
+        raise StepError(f"{length} tokens are not those of {count} spans with {table[:, 2].tolist()}")
+    blocks = np.split(numbers[6 * count : len(numbers) - length], np.cumsum(new)[:-1])
+    rows = table[:, :5].tolist()
+    spans = [SpanPlan(*fields, added) for fields, added in zip(rows, blocks, strict=True)]
+    return Step(spans, numbers[len(numbers) - length :], bool(halved))
 
 
 def join(summaries: Sequence[bytes]) -> bytes:
-    """The summaries of a wave's sequences as one message."""
+    """The summaries of a step's wanted rows as one message."""
     return b"".join(part for summary in summaries for part in (_LENGTH.pack(len(summary)), summary))
 
 

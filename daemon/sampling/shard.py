@@ -42,14 +42,37 @@ class ShardSampler:
         )
         rows = np.unique(np.asarray(prompt, np.int64)) - offset
         self._seen = rows[(rows >= 0) & (rows < size)]
-        """Rows of this slice whose token is in the prompt or the output."""
+        """Rows of this slice whose token is in the prompt or the output so far."""
         self._counts = np.zeros(len(self._seen), np.float32)
         """How often each of those was generated."""
+        self._prompted = len(self._seen)
+        """Of these rows, those in the prompt."""
+        self._answer: list[int] = []
+        """The generated tokens, if there are penalties for them."""
+        self._counted = 0
+        """How many of these are counted."""
 
-    def accept(self, token: int) -> None:
-        """Count a generated token. Every rank must accept every token, in order."""
-        row = token - self._offset
-        if not self._penalised or not 0 <= row < self._size:
+    def accept(self, step: int, token: int) -> None:
+        """Say which token was generated, or guessed, after `step` others.
+
+        Every rank must accept every token. What was said of this step and later ones before no longer holds.
+        """
+        if not self._penalised or self._answer[step : step + 1] == [token]:
+            return
+        self._count(min(step, self._counted))
+        self._answer[step:] = [token]
+
+    def _count(self, step: int) -> None:
+        """Count the first `step` generated tokens, and no others."""
+        while self._counted < step:
+            self._add(self._answer[self._counted] - self._offset)
+            self._counted += 1
+        while self._counted > step:
+            self._counted -= 1
+            self._remove(self._answer[self._counted] - self._offset)
+
+    def _add(self, row: int) -> None:
+        if not 0 <= row < self._size:
             return
         known = np.flatnonzero(self._seen == row)
         if len(known):
@@ -58,17 +81,27 @@ class ShardSampler:
             self._seen = np.append(self._seen, row)
             self._counts = np.append(self._counts, np.float32(1))
 
+    def _remove(self, row: int) -> None:
+        if not 0 <= row < self._size:
+            return
+        (known,) = np.flatnonzero(self._seen == row)
+        self._counts[known] -= 1
+        if known >= self._prompted and not self._counts[known]:  # the last one: rows are added as they are generated
+            self._seen, self._counts = self._seen[:-1], self._counts[:-1]
+
     def summarise(self, logits: F32, step: int, want: int) -> bytes:
         """Say what `motley.daemon.sampling.choice.choose` must know of this slice, as bytes.
 
         Args:
             logits: f32[V_r]{tp}, raw; not changed.
-            step: tokens generated before this one.
+            step: tokens generated before this one; all of them have been accepted.
             want: how many candidates to report; all of the slice if it has no more than that.
         """
         if logits.shape != (self._size,):
             raise ValueError(f"logits of shape {logits.shape} for a slice of {self._size} rows")
         params = self._params
+        if self._penalised:
+            self._count(step)
         if not self._size:
             return Summary(offset=self._offset).encode()
         adjusted = self._adjust(logits)

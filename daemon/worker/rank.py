@@ -76,7 +76,7 @@ class Rank:
                 )
             )
             if number != 0:
-                communicator.send(Able(loaded.executor.most_sequences).encode(), 0)
+                communicator.send(Able(loaded.executor.most_spans).encode(), 0)
             ready = pb.Ready(
                 share_bytes=loaded.share_bytes,
                 rss_bytes=resident_bytes().now,
@@ -97,10 +97,11 @@ class Rank:
         scheduler = Scheduler(
             loaded.executor,
             communicator,
-            context=self._assignment.context,
+            blocks=loaded.blocks,
             vocabulary=loaded.vocabulary,
             max_rows=loaded.max_rows,
             halves=self._assignment.size > 1 and not self._assignment.model.exact,
+            alike=loaded.alike,
             tell=self._daemon.tell,
             check=lambda: self._check(communicator),
             report=lambda: self._report(loaded.executor, list(scheduler.step_ms)),

@@ -8,12 +8,14 @@ in one or two; and quantised weights are read at the speed of the memory.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from motley.plugins.mapped_share import Array
+from motley.plugins.native.attention import Spans, bind_attention
 from motley.plugins.native.matmul import Pool, QuantisedMatrix
-from motley.plugins.native.rows import Action, bind_attention, bind_gated, bind_norm
+from motley.plugins.native.rows import Action, bind_gated, bind_norm
 from motley.plugins.nodes import attributes_of
-from motley.plugins.segments import ATTENTION, GATED, NORM, PRODUCT, Kernel
+from motley.plugins.segments import GATED, NORM, PRODUCT, Kernel
 
 Bind = Callable[[Mapping[str, Array]], Action]
 """Binds something to compute to the places of its values, by name. The places must outlive the result."""
@@ -21,9 +23,22 @@ Weight = Callable[[str], Array | None]
 """Gives the value of an initializer by its name; None: there is none of that name."""
 
 
+@dataclass(frozen=True)
+class Attend:
+    """The attention that follows a segment.
+
+    Attributes:
+        bind: binds it to the places of its values, to the spans of its rows and to the number of its rotary embedding.
+        rope: the names of that embedding's tables.
+    """
+
+    bind: Callable[[Mapping[str, Array], Spans, int], Action]
+    rope: tuple[str, str]
+
+
 def kernel(then: Kernel, weight: Weight, pool: Pool) -> tuple[Bind, dict[str, int]]:
-    """What computes the node of a `Kernel`, and the width of its operands and results by their names."""
-    make = {PRODUCT: _product, ATTENTION: _attention, NORM: _norm, GATED: _gated}[then.node.op_type]
+    """What computes the node of a `Kernel` but attention, and the width of its operands and results by their names."""
+    make = {PRODUCT: _product, NORM: _norm, GATED: _gated}[then.node.op_type]
     return make(then, weight, pool)
 
 
@@ -37,27 +52,35 @@ def _product(then: Kernel, weight: Weight, pool: Pool) -> tuple[Bind, dict[str, 
     return lambda places: matrix.bind(places[x], places[y]), {x: matrix.columns, y: matrix.rows}
 
 
-def _attention(then: Kernel, weight: Weight, pool: Pool) -> tuple[Bind, dict[str, int]]:
+def attention(then: Kernel, weight: Weight, pool: Pool, context: int) -> tuple[Attend, dict[str, int]]:
+    """What computes an attention node of a `Kernel`, and the width of its operand and result by their names.
+
+    Args:
+        context: the longest sequence, in tokens.
+    """
     attributes = attributes_of(then.node)
     heads, kv_heads, width = (attributes[name] for name in ("q_heads", "kv_heads", "head_dim"))
-    qkv, key_cache, value_cache, position, cos, sin, *others = then.node.input
+    qkv, keys, values, _, cosines, sines, *others = then.node.input
     (y,) = then.results
     sinks = weight(others[0]) if others else None
-    operands = qkv, key_cache, value_cache, cos, sin, position, y
 
-    def bind(places: Mapping[str, Array]) -> Action:
+    def bind(places: Mapping[str, Array], spans: Spans, rope: int) -> Action:
         return bind_attention(
-            *(places[name] for name in operands),
+            *(places[name] for name in (qkv, keys, values, y)),
+            spans,
+            rope,
             heads=heads,
             kv_heads=kv_heads,
             scale=attributes["scale"],
             window=attributes["window"],
+            context=context,
+            turned=attributes["rotary_dim"] // 2,
             pool=pool,
             soft_cap=attributes["soft_cap"],
             sinks=sinks,
         )
 
-    return bind, {qkv: (heads + 2 * kv_heads) * width, y: heads * width}
+    return Attend(bind, (cosines, sines)), {qkv: (heads + 2 * kv_heads) * width, y: heads * width}
 
 
 def _norm(then: Kernel, weight: Weight, pool: Pool) -> tuple[Bind, dict[str, int]]:

@@ -27,11 +27,9 @@ from motley.plugins.native.matmul import Pool
 from motley.plugins.native.reach import Product, choose_reach, is_chosen
 from motley.plugins.native.rows import Action
 from motley.plugins.nodes import attributes_of
-from motley.plugins.onnxruntime.kernels import Bind, kernel
+from motley.plugins.onnxruntime.kernels import Attend, Bind, attention, kernel
 from motley.plugins.onnxruntime.lowering import MICROSOFT
 from motley.plugins.segments import ATTENTION, PRODUCT, ROWS, Kernel, Segment, buffer_numbers
-
-POSITION = "position"
 
 EXACT_PROBE = 7
 """Rows with which an exact engine tests its kernels: odd, as last rows are what some compute differently."""
@@ -98,16 +96,13 @@ class Part:
     Attributes:
         run: binds what computes the segment itself; None: there is nothing in it to compute.
         then: binds the `Kernel` that follows it; None: another thing follows.
+        attend: the attention that follows it; None: another thing follows.
     """
 
     segment: Segment
     run: Bind | None
-    then: Bind | None
-
-    @property
-    def attends(self) -> bool:
-        """Whether an attention follows, which is bound to a sequence."""
-        return isinstance(self.segment.then, Kernel) and self.segment.then.node.op_type == ATTENTION
+    then: Bind | None = None
+    attend: Attend | None = None
 
 
 class Threads:
@@ -208,10 +203,16 @@ class Workshop:
     def _make(self, segment: Segment) -> Part:
         run = partial(_bind_session, self._open(segment), segment) if segment.outputs else None
         if not isinstance(segment.then, Kernel):
-            return Part(segment, run, None)
-        then, widths = kernel(segment.then, self._weight, self._threads.pool)
+            return Part(segment, run)
+        if segment.then.node.op_type == ATTENTION:
+            assert isinstance(self._graph, RankGraph)  # experts attend to nothing
+            attend, widths = attention(segment.then, self._weight, self._threads.pool, self._graph.context)
+            part = Part(segment, run, attend=attend)
+        else:
+            then, widths = kernel(segment.then, self._weight, self._threads.pool)
+            part = Part(segment, run, then)
         self._crossing.update({name: Crossing(width) for name, width in widths.items()})
-        return Part(segment, run, then)
+        return part
 
     def _weight(self, name: str) -> Array | None:
         """A weight in huge pages."""

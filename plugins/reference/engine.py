@@ -134,7 +134,7 @@ class ReferenceEngine(Interpreter):
     # -- attention ---------------------------------------------------------------------------------------------------
 
     def _prepared_attention(self, node: onnx.NodeProto) -> Node:
-        """A node of cached attention: its function's body runs for each span, on what the blocks have of its sequence."""
+        """A node of cached attention: its function's body runs for each span, on what the blocks have of it."""
         q, k, v, keys, values, position, cosines, sines, *sinks = node.input
         y, new_keys, new_values = node.output
         body = self.prepared_nodes(_body(self._graph.proto, node), keep={*node.output})

@@ -30,7 +30,11 @@ def test_rows_at_the_borders_and_the_end(folder: Path, tmp_path: Path) -> None:
     shares = uneven_shares(units(config, "fp32", 32), 2)
     options = EngineOptions(max_rows=CHUNK)
     got = []
-    given: dict[str, Any] = {"context": len(tokens), "prompt": prompt, "blocks": CacheBlocks(ceil(len(tokens) / 32), 32)}
+    given: dict[str, Any] = {
+        "context": len(tokens),
+        "prompt": prompt,
+        "blocks": CacheBlocks(ceil(len(tokens) / 32), 32),
+    }
     with LocalSession(folder, OnnxRuntimeEngine, shares, tmp_path, options=options, **given) as ranks:
         for start in [*range(0, prompt, CHUNK), *range(prompt, len(tokens))]:
             chunk = tokens[start : min(prompt, start + CHUNK) if start < prompt else start + 1]

@@ -13,7 +13,16 @@ from motley.daemon.models.cutting.units import units
 from motley.plugins.engine import F32, EngineError, EngineOptions, Span, load_engine
 from motley.plugins.reference.engine import ReferenceEngine
 from motley.plugins.reference.operators import OPERATORS
-from tests.models.cases import BLOCKS, Case, LocalSession, golden_case, golden_cases, others_soak, uneven_shares, whole_share
+from tests.models.cases import (
+    BLOCKS,
+    Case,
+    LocalSession,
+    golden_case,
+    golden_cases,
+    others_soak,
+    uneven_shares,
+    whole_share,
+)
 from tests.models.local_group import LocalGroup
 
 TOLERANCE = 1e-4
@@ -165,7 +174,7 @@ def test_a_sequence_is_as_long_as_the_context_and_no_longer(tmp_path: Path) -> N
         tokens = (case.tokens * 3)[:context]
         for position in range(0, context, 32):
             ranks.step(tokens[position : position + 32], position, wanted=0)
-        with pytest.raises(EngineError, match="positions 128 to 129 do not fit .* in a context of 128"):
+        with pytest.raises(EngineError, match=r"positions 128 to 129 do not fit .* in a context of 128"):
             ranks.step(tokens[:1], context)
 
 

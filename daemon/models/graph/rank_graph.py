@@ -43,6 +43,9 @@ from motley.daemon.weights.spec import SHARE_FILE, Placed, lay_out
 from motley.plugins.engine import DOMAIN, F32, CacheBlocks, CacheSpec, RankGraph
 from motley.protocol import CACHE_BLOCK
 
+TABLES_KEPT = 8
+"""Rotary tables of so many lengths of long prompts are kept, where they depend on these."""
+
 
 @dataclass(frozen=True)
 class Declared:
@@ -54,6 +57,8 @@ class Declared:
     """The share file's size."""
     constants: Callable[[int], Mapping[str, F32]]
     """See `RankGraph.constants`."""
+    alike: int
+    """See `RankGraph.alike`."""
     caches: Sequence[CacheSpec]
     """Of the layers of which this rank has heads."""
     hidden: int
@@ -79,6 +84,7 @@ class Declared:
             proto=self.proto,
             share_file=share_file,
             constants=self.constants,
+            alike=self.alike,
             caches=self.caches,
             hidden=self.hidden,
             vocabulary=len(self.words),
@@ -153,6 +159,7 @@ class _RankNodes(RankSums):
         attentions = [layer.attention for layer in model.layers]
         caches = [spec for attend in attentions if attend is not None and (spec := self._cache(attend)).heads]
         ropes = _tables_of(model) if caches else {}
+        alike = _alike(ropes, context)
         graph = helper.make_graph(
             self.nodes,
             f"{model.family} rank {self.rank} of {self.size}",
@@ -178,7 +185,8 @@ class _RankNodes(RankSums):
             proto=whole_model(graph, list(self.functions.values())),
             weights=placed,
             share_bytes=share_bytes,
-            constants=_constants(ropes, context),
+            constants=_constants(ropes, context, alike),
+            alike=alike,
             caches=caches,
             hidden=model.hidden,
             words=self.words,
@@ -278,12 +286,16 @@ def _tables_of(model: Model) -> dict[str, tuple[Rope | None, int]]:
     return found
 
 
-def _constants(ropes: Mapping[str, tuple[Rope | None, int]], context: int) -> Callable[[int], Mapping[str, F32]]:
-    originals = [rope.original_context for rope, _ in ropes.values() if rope and rope.original_context]
-    alike = min(originals, default=context)
+def _alike(ropes: Mapping[str, tuple[Rope | None, int]], context: int) -> int:
     """Prompts up to this length share their tables."""
+    originals = [rope.original_context for rope, _ in ropes.values() if rope and rope.original_context]
+    return min(originals, default=context)
 
-    @lru_cache(maxsize=2)
+
+def _constants(
+    ropes: Mapping[str, tuple[Rope | None, int]], context: int, alike: int
+) -> Callable[[int], Mapping[str, F32]]:
+    @lru_cache(maxsize=TABLES_KEPT)
     def tables(prompt: int) -> Mapping[str, F32]:
         made: dict[str, F32] = {}
         for name, (rope, size) in ropes.items():

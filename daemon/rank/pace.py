@@ -1,0 +1,115 @@
+"""How many rows a step gets: whole chunks of prompts while nobody is being answered, else what answers can bear.
+
+How fast steps of a size are depends on the engines, the links and the slowest rank, so it is measured and not
+predicted. No text depends on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+SIZES = (64, 128, 256)
+"""The sizes of steps that are tried while there are prompts only, in rows."""
+TRIES = 2
+"""Times that each size is tried. The first time that a size is met, memory is allocated and plans are made."""
+NEARLY = 0.95
+"""The smallest size is taken whose rate is at least this part of the highest: the requests of others wait for it."""
+WORTH_HALVING = 32
+"""Rows that a step has at least, to be computed in halves; halves of fewer take the engine as long as the whole."""
+BEARABLE = 2.0
+"""A step may take so many times as long because prompts are in it, too, while others wait for their next tokens."""
+MIXED = (8, 16, 32, 64, 128, 256)
+"""The sizes of steps in which prompts are computed beside answers, in rows: few, as engines prepare each."""
+NEWEST = 0.3
+"""What the latest measurement weighs in an average."""
+
+
+class Size(NamedTuple):
+    """Rows that a step computes, and whether as two micro-chunks (see `motley.plugins.engine.micro_chunks`)."""
+
+    rows: int
+    halved: bool = False
+
+
+class Pace:
+    """Chooses the sizes of a session's steps and learns from how long they took. Touches no clock."""
+
+    def __init__(self, max_rows: int, halves: bool) -> None:
+        """
+        Args:
+            max_rows: the most rows that a step may have.
+            halves: whether steps may be computed in halves, as there are sums that could hide behind computing.
+        """
+        sizes = [size for size in SIZES if size <= max_rows] or [max_rows]
+        self._max_rows = max_rows
+        self._sizes = [Size(size, halved) for size in sizes for halved in ((False, True) if halves else (False,))]
+        self._rates: dict[Size, list[float]] = {size: [] for size in self._sizes}
+        """Of steps of prompts only, rows per second."""
+        self._best = Size(sizes[-1])
+        self._alone: dict[int, float] = {}
+        """Average seconds of a step of answers only, by their number, rounded up to a power of two."""
+        self._mixed: dict[int, float] = {}
+        """Average seconds of a step of both, by its rows."""
+
+    def choose(self, answers: int, prompts: int, fresh: bool) -> Size:
+        """Choose the size of the next step.
+
+        Args:
+            answers: rows of those that are being answered; all of them are in the step.
+            prompts: rows of prompts that have not been computed.
+            fresh: whether the next of these are the first ones of a prompt.
+        """
+        if not prompts:
+            return Size(answers)
+        if answers:
+            return Size(min(answers + prompts, self._bearable(answers), self._max_rows))
+        if fresh:
+            untried = [size for size in self._sizes if len(self._rates[size]) < TRIES and size.rows <= prompts]
+            if untried:
+                return min(untried, key=lambda size: len(self._rates[size]))
+        rows = min(self._best.rows, prompts)
+        return Size(rows, self._best.halved and rows >= WORTH_HALVING)
+
+    def took(self, size: Size, answers: int, fresh: bool, seconds: float) -> None:
+        """Learn how long a step took, of whose rows so many were of answers; `fresh` as in `choose`."""
+        if not answers:
+            rates = self._rates.get(size)
+            if fresh and rates is not None and len(rates) < TRIES:
+                rates.append(size.rows / seconds)
+                self._best = _smallest_of_the_fastest(self._sizes, self._rates)
+        elif size.rows == answers:
+            _average(self._alone, _power_of_two(answers), seconds)
+        elif size.rows in MIXED:
+            _average(self._mixed, size.rows, seconds)
+
+    def _bearable(self, answers: int) -> int:
+        """Rows of a step that does not keep so many answers waiting for too long: the most that are known to be, or the
+        next size after that. At first the least."""
+        sizes = [size for size in MIXED if size >= 2 * answers] or [2 * answers]
+        known = [count for count in self._alone if count <= _power_of_two(answers)]
+        if not known:
+            return sizes[0]
+        bearable = BEARABLE * self._alone[max(known)]
+        rows = sizes[0]
+        for size in sizes:
+            if self._mixed.get(size, 0.0) > bearable:
+                break
+            rows = size
+            if size not in self._mixed:
+                break
+        return rows
+
+
+def _average(averages: dict[int, float], key: int, value: float) -> None:
+    averages[key] = averages[key] + NEWEST * (value - averages[key]) if key in averages else value
+
+
+def _power_of_two(count: int) -> int:
+    """The next one that is not smaller."""
+    return 1 << (count - 1).bit_length()
+
+
+def _smallest_of_the_fastest(sizes: Sequence[Size], rates: dict[Size, list[float]]) -> Size:
+    best = {size: max(rates[size]) for size in sizes if rates[size]}
+    return next(size for size, rate in best.items() if rate >= NEARLY * max(best.values()))

@@ -1,0 +1,237 @@
+"""Decides what each step of a session computes: which tokens of which requests. Pure: no I/O, no clock.
+
+There are no phases. In every step each request catches up with what is known of it: one token if it is being answered,
+as many as there is time for if there is more. Whoever is being answered comes first; what `Pace` leaves of the step is
+for prompts, and of these for the one that has been given least so far.
+
+A request gets blocks for all its tokens when it is admitted, and one more whenever these are full. If there is none, the
+request that came last steps back: it waits until there are, and computes again what nobody has kept for it. The oldest
+always goes on.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from motley.daemon.rank.cache_blocks import BlockStore
+from motley.daemon.rank.pace import Pace, Size
+
+
+@dataclass(eq=False)
+class Request:
+    """A request, waiting or under way, and how far it has come.
+
+    Attributes:
+        arrived: its place in the order of arrival.
+        tokens: the prompt, and what has been generated.
+        prompt: how many of them are the prompt.
+        root: see `BlockStore.find`.
+        slot: where its sequence is on every rank; -1: it waits.
+        blocks: its cache blocks.
+        told: how many of these the ranks know of.
+        position: tokens whose keys and values are in the blocks.
+        given: rows that it has had since it was admitted.
+        stepped: the number of the last step that it was in.
+        cached: tokens of its prompt that were found when it was first admitted; None: it has not been.
+    """
+
+    arrived: int
+    tokens: list[int]
+    prompt: int
+    root: int = 0
+    slot: int = -1
+    blocks: list[int] = field(default_factory=list)
+    told: int = 0
+    position: int = 0
+    given: int = 0
+    stepped: int = -1
+    cached: int | None = None
+
+    @property
+    def left(self) -> int:
+        """Tokens that are known and have not been computed: one, if it is being answered."""
+        return len(self.tokens) - self.position
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one request has of a step.
+
+    Attributes:
+        position: of the first of its rows.
+        rows: tokens that are computed.
+        decides: whether the next token is to be chosen after the last of them.
+        blocks: those that it has got since the last step that it was in.
+    """
+
+    request: Request
+    position: int
+    rows: int
+    decides: bool
+    blocks: Sequence[int]
+
+    @property
+    def tokens(self) -> list[int]:
+        """The tokens that are computed."""
+        return self.request.tokens[self.position : self.position + self.rows]
+
+
+@dataclass
+class Plan:
+    """What every rank is to do next.
+
+    Attributes:
+        closed: slots of requests that have stepped back, to be closed first.
+        opened: requests that have been admitted, to be opened then.
+        parts: the step.
+        halved: whether it is to be computed in two micro-chunks.
+        answers: how many of its rows are of requests that are being answered.
+        fresh: whether it begins a prompt.
+    """
+
+    closed: list[int] = field(default_factory=list)
+    opened: list[Request] = field(default_factory=list)
+    parts: list[Part] = field(default_factory=list)
+    halved: bool = False
+    answers: int = 0
+    fresh: bool = False
+
+    @property
+    def rows(self) -> int:
+        """Of all parts."""
+        return sum(part.rows for part in self.parts)
+
+
+class Schedule:
+    """The requests of a session, and what they hold.
+
+    Attributes:
+        waiting: requests that have not been admitted, or have stepped back, the next one first.
+        active: those that have, in the order of their arrival.
+    """
+
+    def __init__(self, store: BlockStore, pace: Pace, sequences: int, spans: int) -> None:
+        """
+        Args:
+            store: of all cache blocks; those of a single request of any length are enough for it.
+            sequences: requests that may be active at a time.
+            spans: requests that may share a step.
+        """
+        self.waiting: deque[Request] = deque()
+        self.active: list[Request] = []
+        self._store = store
+        self._pace = pace
+        self._sequences = sequences
+        self._spans = spans
+        self._steps = 0
+        self._full = False
+        """Whether there was no room for the request that waits first, and none has become free since."""
+
+    def add(self, request: Request) -> None:
+        """Have a new request wait."""
+        self.waiting.append(request)
+
+    def remove(self, request: Request) -> None:
+        """Forget a request that has ended. What it has computed may still be found."""
+        if request in self.active:
+            self._release(request)
+        else:
+            self.waiting.remove(request)
+        self._full = False
+
+    def next(self) -> Plan:
+        """Decide the next step; it has no parts if there is nothing to do."""
+        plan = Plan()
+        self._grow(plan)
+        self._admit(plan)
+        self._choose(plan)
+        return plan
+
+    def computed(self, plan: Plan, seconds: float) -> None:
+        """A step has been computed, in so many seconds."""
+        self._pace.took(Size(plan.rows, plan.halved), plan.answers, plan.fresh, seconds)
+        for part in plan.parts:
+            request = part.request
+            before, request.position = request.position, part.position + part.rows
+            size = self._store.tokens
+            if request.position // size > before // size:
+                self._store.publish(request.tokens[: request.position], request.blocks, request.root)
+
+    def _needed(self, tokens: int) -> int:
+        """Blocks for so many tokens."""
+        return -(-tokens // self._store.tokens)
+
+    def _grow(self, plan: Plan) -> None:
+        """Give every active request the blocks that it needs next; who came last steps back if there are none."""
+        for request in list(self.active):
+            while request.slot >= 0 and (lacking := self._needed(len(request.tokens)) - len(request.blocks)) > 0:
+                taken = self._store.take(lacking)
+                if taken is not None:
+                    request.blocks += taken
+                else:
+                    self._step_back(self.active[-1], plan)
+
+    def _step_back(self, request: Request, plan: Plan) -> None:
+        assert len(self.active) > 1, "there are blocks for a request alone"
+        plan.closed.append(request.slot)
+        self._release(request)
+        self.waiting.appendleft(request)
+        self._full = True
+
+    def _release(self, request: Request) -> None:
+        """Take an active request's slot and blocks back."""
+        self.active.remove(request)
+        self._store.give_back(request.tokens[: request.position], request.blocks, request.root)
+        request.slot, request.blocks, request.told, request.position = -1, [], 0, 0
+
+    def _admit(self, plan: Plan) -> None:
+        """Admit those that wait, in their order, while there are slots, and blocks for each to go on for a while."""
+        while self.waiting and not self._full and len(self.active) < self._sequences:
+            request = self.waiting[0]
+            blocks, found = self._store.find(request.tokens, request.root)
+            lacking = self._needed(len(request.tokens)) - len(blocks)
+            headroom = len(self.active) + 1 if self.active else 0
+            taken = self._store.take(lacking) if lacking + headroom <= self._store.available else None
+            if taken is None:
+                self._store.give_back(request.tokens[:found], blocks, request.root)
+                self._full = True
+                return
+            self.waiting.popleft()
+            request.blocks = blocks + taken
+            request.position, request.given = found, 0
+            request.cached = found if request.cached is None else request.cached
+            busy = {other.slot for other in self.active}
+            request.slot = next(slot for slot in range(self._sequences) if slot not in busy)
+            insort(self.active, request, key=lambda each: each.arrived)
+            plan.opened.append(request)
+
+    def _choose(self, plan: Plan) -> None:
+        """Choose the parts of a step."""
+        answered = [request for request in self.active if request.left == 1]
+        prompts = sorted((request for request in self.active if request.left > 1), key=lambda each: each.given)
+        if len(self.active) > self._spans:  # by turns
+            chosen = sorted(self.active, key=lambda each: each.stepped)[: self._spans]
+            answered, prompts = ([each for each in group if each in chosen] for group in (answered, prompts))
+        plan.answers = len(answered)
+        plan.fresh = bool(prompts) and prompts[0].position == 0
+        size = self._pace.choose(plan.answers, sum(request.left for request in prompts), plan.fresh)
+        plan.halved = size.halved
+        room = size.rows - plan.answers
+        for request in answered:
+            self._put(plan, request, 1)
+        for request in prompts:
+            if room > 0:
+                rows = min(room, request.left)
+                self._put(plan, request, rows)
+                room -= rows
+        self._steps += 1
+
+    def _put(self, plan: Plan, request: Request, rows: int) -> None:
+        """Give a request some rows of a step."""
+        decides = rows == request.left
+        plan.parts.append(Part(request, request.position, rows, decides, request.blocks[request.told :]))
+        request.told, request.stepped = len(request.blocks), self._steps
+        request.given += rows
