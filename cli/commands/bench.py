@@ -26,7 +26,8 @@ from motley.cli.show import console, loading_bars, table
 
 bench = typer.Typer(
     help="Measure this machine and its ranks.",
-    epilog="Example: motley bench latency --model ./tinyllama --ranks 1,2 (a model to measure: motley bench synth)",
+    epilog="Examples: motley bench synth --like tinyllama-1.1b --out ./tinyllama   "
+    "motley bench latency --model ./tinyllama --ranks 1,2",
     no_args_is_help=True,
     rich_markup_mode="rich",
 )
