@@ -49,7 +49,7 @@ Array = npt.NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Setup:
-    """What is measured.
+    """Which collectives are measured, and between what.
 
     Attributes:
         sizes: bytes, multiples of 4: of the vector that every rank gives or has in the end, whichever is longer.

@@ -38,7 +38,7 @@ PARTS = ("compute_ms", "wire_ms", "wait_ms")
 
 @dataclass(frozen=True)
 class Timeline:
-    """Every timed token, in order.
+    """How long every timed token took, in order, and where that time went.
 
     Attributes:
         step_ms: from the leader's decision on a step to the last rank's answer, of which it chooses the token.
@@ -116,7 +116,7 @@ class LatencyReport:
         ]
 
     def as_json(self) -> dict[str, Any]:
-        """The report as what JSON knows."""
+        """What `motley bench latency --json` ends with: the report in dictionaries, lists and numbers."""
         return asdict(self)
 
 
@@ -226,7 +226,7 @@ def _round(value: float) -> float:
 
 
 def write_csv(reports: Sequence[LatencyReport], path: Path) -> None:
-    """One line per report, token and rank.
+    """Write a CSV file with a line per report, token and rank.
 
     Raises:
         OSError: the file cannot be written.

@@ -35,7 +35,7 @@ PROMPT = 8
 
 @dataclass(frozen=True)
 class Layout:
-    """How one layout did.
+    """How fast a mixture of experts is in one layout: `sliced` or `parallel`.
 
     Attributes:
         ms_per_token: of one request alone, by percentile.
@@ -53,7 +53,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class Traffic:
-    """Between the trunk and all expert hosts, per token of one request.
+    """What travels between the trunk and all expert hosts, per token of one request.
 
     Attributes:
         bytes: counted, both ways.
@@ -118,7 +118,7 @@ class MoeReport:
     deaths: list[Death]
 
     def as_json(self) -> dict[str, Any]:
-        """The report as what JSON knows."""
+        """What `motley bench moe --json` ends with: the report in dictionaries, lists and numbers."""
         return asdict(self)
 
 
@@ -133,7 +133,7 @@ async def measure_moe(
     scale: str,
     progress: Progress | None = None,
 ) -> MoeReport:
-    """Measure both layouts, one after the other.
+    """Measure a model with experts sliced over nodes, then with whole experts on nodes, as processes of this machine.
 
     Args:
         spec: the model and how ranks are run; how it is cut is decided here.

@@ -62,7 +62,11 @@ class RankProcesses:
         self._receive()
 
     def ask(self, question: Question) -> list[Answer]:
-        """Every rank's answer."""
+        """Have every rank do the same; their answers, by rank.
+
+        Raises:
+            RuntimeError: a process ended, or has not answered within `TIMEOUT_S`.
+        """
         self._send(question)
         return self._receive()
 

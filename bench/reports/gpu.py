@@ -67,7 +67,7 @@ def run_tests() -> Result:
 
 
 def measure_sums(forms: Iterable[HostStep]) -> Result:
-    """By form of the host step, and by bytes."""
+    """Time sums of two processes on one GPU: us by form of the host step and by bytes, or why one failed."""
     rows = {}
     for form in forms:
         rows[str(form)] = attempt(f"all_reduce, {form}", partial(all_reduce_us, form, captured=False))
@@ -78,7 +78,7 @@ def measure_sums(forms: Iterable[HostStep]) -> Result:
 
 
 def measure_tokens(shape: str, quantisations: Sequence[str]) -> Result:
-    """By quantisation and ranks."""
+    """How fast a random model of a shape is on this GPU (`speed`), by quantisation and number of ranks."""
     rows = {}
     with TemporaryDirectory(prefix="motley-gpu-") as folder:
         model = Path(folder, shape)

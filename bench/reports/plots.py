@@ -51,7 +51,11 @@ def require_plotting() -> None:
 
 
 def plot_latency(reports: Sequence[LatencyReport], path: Path) -> None:
-    """One report: every token of every rank. Several: a bar for each setting."""
+    """Draw to a PNG file where the time of tokens went: of one report token by token, of several a bar for each.
+
+    Raises:
+        PlotError: matplotlib is missing, or the file cannot be written.
+    """
     if len(reports) > 1:
         figure = _figure(9, 1.8 + 0.45 * len(reports))
         draw_settings(figure, reports)
@@ -65,7 +69,11 @@ def plot_latency(reports: Sequence[LatencyReport], path: Path) -> None:
 
 
 def plot_drift(drift: Drift, path: Path) -> None:
-    """Errors after every layer."""
+    """Draw to a PNG file how far ranks are from one process after every layer.
+
+    Raises:
+        PlotError: matplotlib is missing, or the file cannot be written.
+    """
     figure = _figure(8, 4.8)
     draw_drift(figure, drift)
     figure.suptitle(f"{drift.model}: {drift.ranks} ranks against one process", fontweight="bold")
@@ -73,7 +81,11 @@ def plot_drift(drift: Drift, path: Path) -> None:
 
 
 def plot_served(rows: Sequence[Served], path: Path) -> None:
-    """Throughput and what clients wait for, by the rate at which requests come."""
+    """Draw to a PNG file throughput, and what clients wait for, by the rate at which requests come.
+
+    Raises:
+        PlotError: matplotlib is missing, or the file cannot be written.
+    """
     figure = _figure(10, 4.2)
     throughput, waits = figure.subplots(1, 2)
     rates = [row.rate for row in rows]
@@ -99,7 +111,11 @@ def plot_served(rows: Sequence[Served], path: Path) -> None:
 
 
 def plot_report(reports: Sequence[LatencyReport], shown: LatencyReport, drift: Drift, path: Path) -> None:
-    """All of it in one picture: the settings, the tokens of one of them, and the drift."""
+    """Draw the standard measurements to one PNG file: all settings, the tokens of `shown`, and the drift.
+
+    Raises:
+        PlotError: matplotlib is missing, or the file cannot be written.
+    """
     heights = [1.5 + 0.4 * len(reports), 1.3 + 1.5 * shown.ranks]
     figure = _figure(12, sum(heights))
     rows = figure.add_gridspec(2, 1, height_ratios=heights)

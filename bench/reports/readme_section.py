@@ -36,7 +36,7 @@ def check_markers(readme: Path) -> None:
 
 
 def rewrite_section(readme: Path, results: Results, image: Path) -> None:
-    """Put `section` between the markers.
+    """Write the performance section of `readme` anew, between its two markers; all else in it stays.
 
     Raises:
         ReportError: as `check_markers`; or it cannot be written.
@@ -74,7 +74,7 @@ def section(results: Results, image: str) -> str:
 
 
 def findings(results: Results) -> list[str]:
-    """What was measured besides the settings, a sentence each."""
+    """What was found beside the time per token, a sentence each: contexts, start, exact mode, sums, precision."""
     return [
         *_contexts(results.contexts),
         _start_and_memory(results),

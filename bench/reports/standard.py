@@ -49,7 +49,7 @@ class ReportError(Exception):
 
 @dataclass(frozen=True)
 class Standard:
-    """What is measured.
+    """Which settings the standard set measures.
 
     Attributes:
         prompt: tokens of it in every setting.
@@ -81,7 +81,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Results:
-    """What was measured.
+    """The figures of one run of the standard set, and what it ran on.
 
     Attributes:
         model: its shape, as `shape_name` has it; so in all reports.
@@ -102,7 +102,7 @@ class Results:
 
     @property
     def shown(self) -> LatencyReport:
-        """The one whose tokens are drawn: the first quantisation over the most ranks."""
+        """The report whose tokens are drawn: of the first quantisation, over the most ranks."""
         quantisation = self.latency[0].quant
         return [report for report in self.latency if report.quant == quantisation][-1]
 
@@ -120,7 +120,7 @@ class Results:
 
     @property
     def name(self) -> str:
-        """Of the files: ``2026-11-20-amd-epyc-2-cores``."""
+        """What the files of these results are called, without ending: ``2026-11-20-amd-epyc-2-cores``."""
         cpu = re.sub(r"[^a-z0-9]+", "-", self.machine.cpu.lower()).strip("-")
         return f"{self.day}-{cpu}-{self.machine.cores}-cores"
 
