@@ -23,7 +23,7 @@ soak: $(VENV)/installed-dev
 # On a machine with an NVIDIA GPU: its tests and measurements, to bench/results.
 gpu: $(VENV)/installed-dev
 	$(BIN)/python -m pip install --quiet --editable ".[gpu,cupy]"
-	$(BIN)/python -m motley.bench.gpu
+	$(BIN)/python -m motley.bench.reports.gpu
 
 # mypy follows no import hooks, so it gets a tree of links in which the packages lie as they are imported.
 lint: $(VENV)/installed-dev

@@ -10,11 +10,11 @@ class CliError(Exception):
 
 
 EXPECTED = {
-    "motley.bench.local_mesh.MeshError",
-    "motley.bench.plots.PlotError",
-    "motley.bench.report.ReportError",
-    "motley.bench.serve.LoadError",
-    "motley.bench.synth.SynthError",
+    "motley.bench.meshes.local_mesh.MeshError",
+    "motley.bench.reports.plots.PlotError",
+    "motley.bench.reports.standard.ReportError",
+    "motley.bench.measurements.serve.LoadError",
+    "motley.bench.random_models.writing.SynthError",
     "motley.cli.errors.CliError",
     "motley.daemon.node.control.JoinRefused",
     "motley.daemon.node.control.OrchestratorLost",

@@ -26,6 +26,7 @@ class Narrator(Observer):
         self._progress = self._bars.__enter__()
 
     def joined(self, node_id: str, settings: NodeSettings) -> None:
+        """Say that this node is in the mesh, with what it gives to it."""
         it = settings.capabilities
         self._on_joined()
         gpus = ", ".join(gpu.name for gpu in it.gpus) or "no GPU"
@@ -36,11 +37,13 @@ class Narrator(Observer):
         )
 
     def lost(self, why: str, retry_s: float) -> None:
+        """Say that the orchestrator is gone, unless this process ends with it."""
         if self.leaving:
             return
         console.print(f"[yellow]lost the orchestrator[/]: {escape(why)}; trying again in {retry_s:.0f} s")
 
     def rank(self, role: str, event: pb.RankEvent) -> None:
+        """Show how a rank or an expert host of this node (`role`, in words) is: loading, ready, failed or released."""
         who = f"{role} of session {escape(event.session)}"
         match event.WhichOneof("body"):
             case "loading":
@@ -68,6 +71,7 @@ class MeshLog(TroubleLog):
         self._own = own
 
     def emit(self, record: logging.LogRecord) -> None:
+        """Print a record, unless it is about the node that this process is."""
         node = getattr(record, "node", None)
         if node is None or node != self._own:
             super().emit(record)

@@ -45,6 +45,14 @@ MODELS = {
 }
 """By room of `motley.daemon.models`, which others of these it may import."""
 
+BENCH = {
+    "random_models": set[str](),
+    "meshes": set[str](),
+    "measurements": {"meshes"},
+    "reports": {"measurements", "meshes", "random_models"},
+}
+"""By room, which others it may import."""
+
 ORCHESTRATOR = (
     {"session_request", "nodes", "identity", "certificates", "addresses", "limits"},
     {"planning"},
@@ -100,6 +108,12 @@ def test_imports_point_down_in_the_description_of_models(room: str) -> None:
     assert not outside(list((folder / room).rglob("*.py")), rooms | elsewhere)
 
 
+@pytest.mark.parametrize("room", sorted(BENCH))
+def test_imports_point_down_in_the_measurements(room: str) -> None:
+    rooms = {f"bench.{own}" for own in BENCH[room] | {room}}
+    assert not outside(list((ROOT / "bench" / room).rglob("*.py")), rooms | ALLOWED["bench"] - {"bench"})
+
+
 @pytest.mark.parametrize("floor", range(len(ORCHESTRATOR)))
 def test_imports_point_down_in_the_orchestrator(floor: int) -> None:
     below = {f"orchestrator.{own}" for own in set[str]().union(*ORCHESTRATOR[: floor + 1])}
@@ -113,7 +127,9 @@ def test_every_package_and_every_room_is_in_the_tables() -> None:
     assert {path.parent.name for path in ROOT.glob("*/__init__.py")} == EVERYTHING
     assert {path.parent.name for path in (ROOT / "daemon").glob("*/__init__.py")} == set(DAEMON)
     assert {path.parent.name for path in (ROOT / "daemon" / "models").glob("*/__init__.py")} == set(MODELS)
-    for rooms in (DAEMON, MODELS):
+    assert {path.parent.name for path in (ROOT / "bench").glob("*/__init__.py")} == set(BENCH)
+    assert {path.name for path in (ROOT / "bench").glob("*.py")} == {"__init__.py"}
+    for rooms in (DAEMON, MODELS, BENCH):
         TopologicalSorter(rooms).prepare()  # raises where rooms import each other in a circle
     floors = {path.stem for path in (ROOT / "orchestrator").glob("*.py")} - {"__init__"}
     floors |= {path.parent.name for path in (ROOT / "orchestrator").glob("*/__init__.py")}

@@ -24,7 +24,13 @@ from motley.cli.interrupt import run
 from motley.cli.options import Choice, Exact, Quant, Quantisation, parse_shares
 from motley.cli.show import console, loading_bars, table
 
-bench = typer.Typer(help="Measure this machine and its ranks.", no_args_is_help=True, rich_markup_mode="rich")
+bench = typer.Typer(
+    help="Measure this machine and its ranks.",
+    epilog="Examples: motley bench synth --like tinyllama-1.1b --out ./tinyllama   "
+    "motley bench latency --model ./tinyllama --ranks 1,2",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+)
 
 LIKE = "mixtral-quarter"
 """The shape that `motley bench moe` measures, if not told otherwise."""
@@ -70,9 +76,9 @@ def latency(
     Ranks, quantisations and prompt lengths may be lists, as in 1,2, and links several options:
     every combination is measured, and the JSON of several is {"rows": [...]}.
     """
-    from motley.bench.latency import measure_sweep, write_csv
-    from motley.bench.local_mesh import MeshSpec
-    from motley.bench.plots import plot_latency, require_plotting
+    from motley.bench.measurements.latency import measure_sweep, write_csv
+    from motley.bench.meshes.local_mesh import MeshSpec
+    from motley.bench.reports.plots import plot_latency, require_plotting
     from motley.daemon.models.files import open_model
     from motley.daemon.weights.hub import resolve
 
@@ -136,8 +142,8 @@ def throughput(
     as_json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
 ) -> None:
     """Tokens per second of a session that answers several requests at once."""
-    from motley.bench.local_mesh import MeshSpec
-    from motley.bench.throughput import measure_throughput
+    from motley.bench.measurements.throughput import measure_throughput
+    from motley.bench.meshes.local_mesh import MeshSpec
     from motley.daemon.models.files import open_model
     from motley.daemon.weights.hub import resolve
 
@@ -180,9 +186,10 @@ def moe(
     as_json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
 ) -> None:
     """Experts sliced over nodes against experts as services of nodes: random weights, a process per rank and host."""
-    from motley.bench.local_mesh import MeshSpec
-    from motley.bench.moe import PROMPT, measure_moe, random_model
-    from motley.bench.synth import SCALED
+    from motley.bench.measurements.moe import PROMPT, measure_moe
+    from motley.bench.meshes.local_mesh import MeshSpec
+    from motley.bench.random_models.shapes import SCALED
+    from motley.bench.random_models.writing import temporary_model
 
     counts = parse_counts("--requests", requests, at_most=64)
     like = like if like or config else LIKE
@@ -190,7 +197,7 @@ def moe(
     name = like or "model"
     network = parse_link(link)
     console.print(f"writing {name} with random weights")
-    with random_model(shape, name) as folder, loading_bars() as progress:
+    with temporary_model(shape, name) as folder, loading_bars() as progress:
         spec = MeshSpec(
             model=folder,
             quantisation=quant,
@@ -226,7 +233,8 @@ def synth(
     list_shapes: Annotated[bool, typer.Option("--list", help="List the known shapes and exit.")] = False,
 ) -> None:
     """Write a model folder of a real shape with random weights."""
-    from motley.bench.synth import SHAPES, synthesise
+    from motley.bench.random_models.shapes import SHAPES
+    from motley.bench.random_models.writing import synthesise
 
     if list_shapes:
         print("\n".join(SHAPES))
@@ -255,8 +263,8 @@ def collectives(
     as_json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
 ) -> None:
     """Time of collectives between rank processes on this machine: measured, predicted, and gloo's (where torch is)."""
-    from motley.bench.collectives import Setup, measure
-    from motley.bench.emulator import LinkSpec
+    from motley.bench.measurements.collectives import Setup, measure
+    from motley.bench.meshes.emulator import LinkSpec
     from motley.transport import WireFormat
     from motley.transport.schedules.schedule import Operation
 
@@ -307,9 +315,9 @@ def precision(
     The model runs in FP32 and in simulated FP16, over ranks and in one process, and in float64.
     Errors are relative to the largest activation of the layer.
     """
-    from motley.bench.drift import measure_drift
-    from motley.bench.plots import plot_drift, require_plotting
-    from motley.bench.precision import measure_wire_formats
+    from motley.bench.measurements.drift import measure_drift
+    from motley.bench.measurements.precision import measure_wire_formats
+    from motley.bench.reports.plots import plot_drift, require_plotting
     from motley.daemon.weights.hub import resolve
 
     check_output("--plot", plot)
@@ -350,22 +358,20 @@ def report(
     as_json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
 ) -> None:
     """The standard measurements: latency, contexts, exact mode, collectives, precision. Takes about five minutes."""
-    from motley.bench.plots import plot_report, require_plotting
-    from motley.bench.report import (
-        Standard,
-        check_markers,
-        findings,
-        measure_standard,
-        rewrite_section,
-        standard_model,
-        write_json,
-    )
+    from motley.bench.random_models.shapes import SHAPES
+    from motley.bench.random_models.writing import temporary_model
+    from motley.bench.reports.plots import plot_report, require_plotting
+    from motley.bench.reports.readme_section import check_markers, findings, rewrite_section
+    from motley.bench.reports.standard import SHAPE, Standard, measure_standard, write_json
     from motley.daemon.weights.hub import resolve
 
     require_plotting()
     if readme:
         check_markers(readme)
-    with contextlib.nullcontext(resolve(str(model), None)) if model else standard_model(console.print) as folder:
+    if model is None:
+        console.print(f"writing a model of shape {SHAPE}")
+    measured = contextlib.nullcontext(resolve(str(model), None)) if model else temporary_model(SHAPES[SHAPE], SHAPE)
+    with measured as folder:
         results = run(measure_standard(folder, Standard(), console.print))
     numbers, picture = write_json(results, out), out / f"{results.name}.png"
     plot_report(results.latency, results.shown, results.drift, picture)
@@ -408,7 +414,7 @@ def parse_shape(like: str, config: Path | None) -> dict[str, Any]:
     Raises:
         CliError: not one of both was given, there is no such shape, or the file cannot be read.
     """
-    from motley.bench.synth import SHAPES
+    from motley.bench.random_models.shapes import SHAPES
 
     if bool(like) == (config is not None):
         raise CliError("say which shape: either --like NAME or --config FILE")
@@ -447,7 +453,7 @@ def parse_link(text: str) -> str:
     Raises:
         CliError: it is no link.
     """
-    from motley.bench.emulator import LinkSpec
+    from motley.bench.meshes.emulator import LinkSpec
 
     if text == "none":
         return ""

@@ -12,17 +12,17 @@ from motley.cli.timeline import WIDTH, legend, sparkline, stacked_bar
 from motley.protocol.wording import counted
 
 if TYPE_CHECKING:
-    from motley.bench.drift import Drift
-    from motley.bench.latency import LatencyReport
-    from motley.bench.moe import MoeReport
-    from motley.bench.precision import FormatError
-    from motley.bench.serve import Served
-    from motley.bench.throughput import Throughput
+    from motley.bench.measurements.drift import Drift
+    from motley.bench.measurements.latency import LatencyReport
+    from motley.bench.measurements.moe import MoeReport
+    from motley.bench.measurements.precision import FormatError
+    from motley.bench.measurements.serve import Served
+    from motley.bench.measurements.throughput import Throughput
 
 
 def show_latency(report: LatencyReport) -> None:
     """One setting: the figures, where the time of each rank goes, and the tokens one by one."""
-    from motley.bench.latency import BOUNDED_MB
+    from motley.bench.measurements.latency import BOUNDED_MB
 
     ms, steps = report.ms_per_token, report.timeline.step_ms
     console.print(

@@ -24,7 +24,12 @@ SHOWN_KEY = 8
 NAMED = 3
 """Keys that a message names at most."""
 
-shares = typer.Typer(help="The quantised shares on this machine's disk.", no_args_is_help=True, rich_markup_mode="rich")
+shares = typer.Typer(
+    help="The quantised shares on this machine's disk.",
+    epilog="Examples: motley cache ls   motley cache rm Llama-3.2-1B-Instruct",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+)
 
 
 def register(app: typer.Typer) -> None:

@@ -63,6 +63,8 @@ def demo(
 
 
 async def _demo(ranks: int, prompt: str, tokens: int, seed: int, quiet: bool) -> dict[str, Any]:
+    from motley.bench.measurements.percentiles import percentiles
+
     async with mesh_of_processes(memory_limits(ranks)) as mesh:
         client = mesh.client
         console.print(f"[bold]{counted(ranks, 'daemon')}[/] joined; loading [bold]{MODEL.name}[/] in uneven shares")
@@ -80,7 +82,7 @@ async def _demo(ranks: int, prompt: str, tokens: int, seed: int, quiet: bool) ->
         "tokens": tokens,
         "text": text,
         "identical_to_single_process": identical,
-        "ms_per_token": _percentiles(session["step_ms"]),
+        "ms_per_token": percentiles(session["step_ms"] or [0.0], (50, 99)),  # the first token comes without a step
     }
 
 
@@ -112,11 +114,3 @@ async def _with_timing(client: Client, session_id: str) -> dict[str, Any]:
             if all(rank["timing"] for rank in session["ranks"]):
                 return session
             await asyncio.sleep(0.05)
-
-
-def _percentiles(step_ms: list[float]) -> dict[str, float]:
-    import numpy as np
-
-    return (
-        {f"p{q}": round(float(np.percentile(step_ms, q)), 3) for q in (50, 99)} if step_ms else {"p50": 0.0, "p99": 0.0}
-    )

@@ -111,7 +111,7 @@ def check_text(text: str, alone: str) -> bool:
 
 async def single_process(model: Path, prompt: str, tokens: int, seed: int) -> str:
     """What one rank process writes that has the whole model, without an orchestrator."""
-    from motley.bench.local_mesh import LocalMesh, MeshSpec
+    from motley.bench.meshes.local_mesh import LocalMesh, MeshSpec
     from motley.daemon.text.generation import Generation
     from motley.daemon.text.tokenizer import Tokenizer
     from motley.protocol import mesh_pb2 as pb

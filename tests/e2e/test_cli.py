@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from motley.bench.report import Standard
+from motley.bench.reports.standard import Standard
 from motley.cli.client import Client
 from motley.cli.errors import EXPECTED
 from motley.protocol.mesh_pb2 import Engine
@@ -117,7 +117,11 @@ def resident(process: psutil.Process) -> int:
         ("cache", "rm"),
         ("bench", "report"),
         ("bench", "moe"),
+        ("bench", "serve"),
+        ("bench", "throughput"),
         ("experts",),
+        ("bench",),
+        ("cache",),
     ],
     ids=" ".join,
 )
@@ -238,7 +242,7 @@ def test_bench_precision_of_a_model(tmp_path: Path) -> None:
     ids=["short", "whole"],
 )
 def test_bench_report(standard: Standard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("motley.bench.report.Standard", lambda: standard)
+    monkeypatch.setattr("motley.bench.reports.standard.Standard", lambda: standard)
     readme = tmp_path / "README.md"
     readme.write_text("# Ours\n<!-- performance:begin -->\n<!-- performance:end -->\nMore.\n")
     out = tmp_path / "results"

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from motley.bench.synth import SHAPES, synthesise
+from motley.bench.random_models.shapes import SHAPES
+from motley.bench.random_models.writing import synthesise
 from motley.cli.client import Client
 from motley.cli.errors import CliError
 from motley.daemon.node.describe import describe

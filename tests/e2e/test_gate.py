@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from motley.bench import local_mesh
-from motley.bench.local_mesh import LocalMesh, MeshError, MeshSpec
+from motley.bench.meshes import local_mesh
+from motley.bench.meshes.local_mesh import LocalMesh, MeshError, MeshSpec
 from tests.e2e.processes import BUNDLED, mesh, motley
 
 ROOT = Path(__file__).parents[2]

@@ -14,7 +14,8 @@ import pytest
 from safetensors.numpy import save_file
 
 import motley.cli
-from motley.bench.synth import SHAPES, synthesise
+from motley.bench.random_models.shapes import SHAPES
+from motley.bench.random_models.writing import synthesise
 from motley.daemon.models.cutting.share import Share
 from motley.daemon.models.cutting.units import units
 from motley.daemon.models.description.model import expected_shapes

@@ -1,0 +1,245 @@
+"""Time per token of a model cut over rank processes on this machine, and where it goes.
+
+The physics: decoding one token reads every weight of every share once, so it takes at least
+``bytes of all shares / read bandwidth of the cores that read them``: the bound. (The row of the embedding table, a few
+kB, and the KV cache are left out.) Ranks work side by side and wait for the slowest at each of the ``2 * layers``
+all-reduces of a token: what a token takes is ``compute + wire + wait`` on every rank, and what the leader needs to
+choose the token and to tell the others.
+
+The bandwidth is measured in the same run, by as many cores at once as the ranks use, over as many bytes as the weights
+have, so that a large cache serves both alike, right before and right after the timed tokens; the larger counts, so
+that a busy minute does not flatter the engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from motley.bench.measurements.percentiles import percentiles
+from motley.bench.meshes.local_mesh import LocalMesh, MeshSpec, Progress
+from motley.daemon.machine.memory import memory_bandwidth
+from motley.daemon.machine.processor import usable_cores
+from motley.protocol import mesh_pb2 as pb
+from motley.protocol.wording import counted
+
+WARM_UP = 5
+"""Tokens, in a request of their own."""
+BOUNDED_MB = 100
+"""With fewer MB of weights per token, what surrounds reading them takes longer, and caches hold a part of them."""
+PARTS = ("compute_ms", "wire_ms", "wait_ms")
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """How long every timed token took, in order, and where that time went.
+
+    Attributes:
+        step_ms: from the leader's decision on a step to the last rank's answer, of which it chooses the token.
+        ranks: per rank, `PARTS` by name: where its time went.
+    """
+
+    step_ms: list[float]
+    ranks: list[dict[str, list[float]]]
+
+
+@dataclass(frozen=True)
+class LatencyReport:
+    """What `motley bench latency --json` prints; times in milliseconds, sizes in MB (1e6 bytes).
+
+    The parts of a token (`compute_ms`, `wire_ms`, `wait_ms`) are means over tokens and ranks.
+
+    Attributes:
+        bandwidth_gb_s: measured read bandwidth of all cores in use together, GB/s (1e9 bytes).
+        weights_mb_per_token: read for one token by all ranks together.
+        bound_ms: these weights at this bandwidth.
+        ratio: the median token over the bound; see `bounded`.
+    """
+
+    model: str
+    engine: str
+    quant: str
+    exact: bool
+    ranks: int
+    prompt_tokens: int
+    link: str
+    shares: list[dict[str, int]]
+    ms_per_token: dict[str, float]
+    bandwidth_gb_s: float
+    weights_mb_per_token: float
+    bound_ms: float
+    ratio: float
+    prefill_tokens_per_s: float
+    ttft_ms: float
+    compute_ms: float
+    wire_ms: float
+    wait_ms: float
+    collectives_per_token: float
+    peak_rss_mb: list[float]
+    shard_mb: list[float]
+    load_s: list[float]
+    per_rank: list[dict[str, float]]
+    timeline: Timeline
+
+    @property
+    def bounded(self) -> bool:
+        """Whether the bound says something: the weights are so many that reading them is what takes time."""
+        return self.weights_mb_per_token >= BOUNDED_MB
+
+    @property
+    def setting(self) -> str:
+        """What tells this report from the others of a sweep, in words."""
+        return ", ".join(
+            filter(None, [self.quant, counted(self.ranks, "rank"), f"prompt {self.prompt_tokens}", self.link])
+        )
+
+    def mean_parts(self, rank: int | None = None) -> dict[str, float]:
+        """What the mean token is made of, ms, on one rank or over all of them.
+
+        ``lead`` is the rest: the leader chooses the token and announces the next step.
+        """
+        of = asdict(self) if rank is None else self.per_rank[rank]
+        return _with_lead({part: of[part] for part in PARTS}, self.ms_per_token["mean"])
+
+    def token_parts(self, rank: int) -> list[dict[str, float]]:
+        """What every token is made of on a rank, as `mean_parts`."""
+        parts = self.timeline.ranks[rank]
+        return [
+            _with_lead({part: parts[part][token] for part in PARTS}, step_ms)
+            for token, step_ms in enumerate(self.timeline.step_ms)
+        ]
+
+    def as_json(self) -> dict[str, Any]:
+        """What `motley bench latency --json` ends with: the report in dictionaries, lists and numbers."""
+        return asdict(self)
+
+
+def _with_lead(parts: dict[str, float], whole: float) -> dict[str, float]:
+    lead = max(0.0, whole - sum(parts.values()))
+    return {**{part.removesuffix("_ms"): value for part, value in parts.items()}, "lead": lead}
+
+
+async def measure_sweep(
+    specs: Sequence[MeshSpec], prompts: Sequence[int], tokens: int, vocabulary: int, progress: Progress | None = None
+) -> list[LatencyReport]:
+    """`measure_latency` of each of the specs, one after the other."""
+    return [report for spec in specs for report in await measure_latency(spec, prompts, tokens, vocabulary, progress)]
+
+
+async def measure_latency(
+    spec: MeshSpec, prompts: Sequence[int], tokens: int, vocabulary: int, progress: Progress | None = None
+) -> list[LatencyReport]:
+    """Start the ranks, warm up, then time `tokens` greedy tokens after random prompts of each of the lengths.
+
+    Raises:
+        motley.bench.meshes.local_mesh.MeshError: a rank failed.
+        motley.orchestrator.planning.shares.PlanError: the shares cannot be cut.
+    """
+    rng = np.random.default_rng(0)
+    words = rng.integers(0, vocabulary, max(prompts)).tolist()
+    async with LocalMesh(spec, progress) as mesh:
+        await mesh.decode(words[: min(prompts)], WARM_UP)
+        return [await latency_of(mesh, words[:length], tokens) for length in prompts]
+
+
+async def latency_of(mesh: LocalMesh, prompt: Sequence[int], tokens: int) -> LatencyReport:
+    """Time `tokens` greedy tokens after a prompt, in a mesh that is warm.
+
+    Raises:
+        motley.bench.meshes.local_mesh.MeshError: a rank failed.
+    """
+    spec, ranks = mesh.spec, len(mesh.plans)
+    cores = min(ranks * spec.threads, usable_cores())
+    before = list(mesh.timing)
+    weights = sum(ready.share_bytes for ready in mesh.ready)
+    bandwidth = await asyncio.to_thread(memory_bandwidth, cores, size=weights)
+    said = await mesh.decode(prompt, tokens + 1)  # the first comes with the prompt
+    bandwidth = max(bandwidth, await asyncio.to_thread(memory_bandwidth, cores, size=weights))
+    timeline = _timeline(mesh.timing, tokens)
+    p50 = float(np.median(timeline.step_ms))
+    ttft = next(tokens.prefill_s for tokens in said if tokens.ids)  # signs of life come before it
+    bound_ms = 1e3 * weights / bandwidth
+    per_rank = [
+        {**{part: _mean(rank[part]) for part in PARTS}, "collectives": _collectives(first, last)}
+        for rank, first, last in zip(timeline.ranks, before, mesh.timing, strict=True)
+    ]
+    return LatencyReport(
+        model=spec.model.name,
+        engine=spec.engine,
+        quant=spec.quantisation,
+        exact=spec.exact,
+        ranks=ranks,
+        prompt_tokens=len(prompt),
+        link=spec.link,
+        shares=[
+            {"attention": len(plan.attention), "mlp": len(plan.mlp), "vocabulary": len(plan.vocabulary)}
+            for plan in mesh.plans
+        ],
+        ms_per_token={
+            "mean": _mean(timeline.step_ms),
+            **percentiles(timeline.step_ms),
+        },
+        bandwidth_gb_s=_round(bandwidth / 1e9),
+        weights_mb_per_token=_round(weights / 1e6),
+        bound_ms=_round(bound_ms),
+        ratio=_round(p50 / bound_ms),
+        prefill_tokens_per_s=_round(len(prompt) / ttft),
+        ttft_ms=_round(1e3 * ttft),
+        **{part: _mean([rank[part] for rank in per_rank]) for part in PARTS},
+        collectives_per_token=_mean([rank["collectives"] for rank in per_rank]),
+        peak_rss_mb=[_round(timing.peak_rss_bytes / 1e6) for timing in mesh.timing],
+        shard_mb=[_round(ready.share_bytes / 1e6) for ready in mesh.ready],
+        load_s=[_round(ready.load_s) for ready in mesh.ready],
+        per_rank=per_rank,
+        timeline=timeline,
+    )
+
+
+def _timeline(timing: Sequence[pb.Timing], tokens: int) -> Timeline:
+    """The latest `tokens` steps."""
+
+    def latest(values: Sequence[float]) -> list[float]:
+        return [_round(value) for value in values[-tokens:]]
+
+    return Timeline(
+        step_ms=latest(timing[0].step_ms),
+        ranks=[{part: latest(getattr(rank, f"step_{part}")) for part in PARTS} for rank in timing],
+    )
+
+
+def _collectives(before: pb.Timing, after: pb.Timing) -> float:
+    return _round((after.collectives - before.collectives) / (after.tokens - before.tokens))
+
+
+def _mean(values: Sequence[float]) -> float:
+    return _round(float(np.mean(values)))
+
+
+def _round(value: float) -> float:
+    return round(float(value), 3)
+
+
+def write_csv(reports: Sequence[LatencyReport], path: Path) -> None:
+    """Write a CSV file with a line per report, token and rank.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    with path.open("w", encoding="utf-8", newline="") as file:
+        table = csv.writer(file)
+        table.writerow(["quant", "ranks", "prompt_tokens", "link", "token", "rank", "step_ms", *PARTS])
+        for report in reports:
+            table.writerows(_csv_rows(report))
+
+
+def _csv_rows(report: LatencyReport) -> Iterator[list[object]]:
+    setting = [report.quant, report.ranks, report.prompt_tokens, report.link]
+    for token, step_ms in enumerate(report.timeline.step_ms):
+        for rank, parts in enumerate(report.timeline.ranks):
+            yield [*setting, token, rank, step_ms, *(parts[part][token] for part in PARTS)]

@@ -1,0 +1,78 @@
+"""Tokens per second of a session that answers several requests at once.
+
+Requests that are being answered are rows of one step: weights are read, and sums exchanged, once for all of them. So
+the throughput rises with their number until arithmetic, not memory, is what a step waits for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from motley.bench.measurements.latency import WARM_UP
+from motley.bench.meshes.local_mesh import LocalMesh, MeshError, MeshSpec, Progress
+
+
+@dataclass(frozen=True)
+class Throughput:
+    """What `motley bench throughput` tells of a number of requests.
+
+    Attributes:
+        tokens_per_s: of all requests together, while all are being answered.
+        gain: that over what one request gets.
+        ms_per_token: how long each waits for its next one.
+    """
+
+    requests: int
+    tokens_per_s: float
+    gain: float
+    ms_per_token: float
+
+
+async def measure_throughput(
+    spec: MeshSpec, requests: Sequence[int], prompt: int, tokens: int, vocabulary: int, progress: Progress | None = None
+) -> list[Throughput]:
+    """Start the ranks, warm up, then have each number of requests answered at once, with random prompts.
+
+    Raises:
+        motley.bench.meshes.local_mesh.MeshError: a rank failed, or the answers are too short to overlap.
+        motley.orchestrator.planning.shares.PlanError: the shares cannot be cut.
+    """
+    async with LocalMesh(spec, progress) as mesh:
+        await mesh.decode(np.random.default_rng(1).integers(0, vocabulary, prompt).tolist(), WARM_UP)
+        return await throughput_of(mesh, requests, prompt, tokens, vocabulary)
+
+
+async def throughput_of(
+    mesh: LocalMesh, requests: Sequence[int], prompt: int, tokens: int, vocabulary: int
+) -> list[Throughput]:
+    """Have each number of requests answered at once by a mesh that is warm.
+
+    Raises:
+        motley.bench.meshes.local_mesh.MeshError: a rank failed, or the answers are too short to overlap.
+    """
+    rng = np.random.default_rng(0)
+    rows: list[Throughput] = []
+    for count in requests:
+        rate = await _answer(mesh, rng.integers(0, vocabulary, (count, prompt)).tolist(), tokens)
+        alone = rows[0].tokens_per_s / rows[0].gain if rows else rate
+        rows.append(Throughput(count, round(rate, 2), round(rate / alone, 2), round(1e3 * count / rate, 2)))
+    return rows
+
+
+async def _answer(mesh: LocalMesh, prompts: Sequence[Sequence[int]], tokens: int) -> float:
+    """Tokens per second while all requests are being answered."""
+    times: list[list[float]] = [[] for _ in prompts]
+
+    async def one(prompt: Sequence[int], heard: list[float]) -> None:
+        await mesh.decode(prompt, tokens, heard=lambda: heard.append(time.perf_counter()))
+
+    await asyncio.gather(*map(one, prompts, times))
+    begin, end = max(own[0] for own in times), min(own[-1] for own in times)
+    if end <= begin:
+        raise MeshError(f"answers of {tokens} tokens end before all prompts are computed; ask for longer ones")
+    return sum(begin < at <= end for own in times for at in own) / (end - begin)

@@ -1,0 +1,256 @@
+"""Rank workers on this machine, driven without an orchestrator: for benchmarks and checks."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import psutil
+
+from motley.daemon.machine.processor import usable_cores
+from motley.daemon.node.describe import describe
+from motley.daemon.node.worker import RankWorker
+from motley.daemon.weights.cache import ShareCache
+from motley.orchestrator.experts.messages import to_message
+from motley.orchestrator.planning.placement.terms import ExpertKey
+from motley.orchestrator.planning.shares import Candidate, RankPlan, plan_shares, trunk_profile
+from motley.protocol import mesh_pb2 as pb
+from motley.protocol import worker_pb2 as wp
+
+PEERS_S = 60.0
+STALL_S = 120.0
+"""No rank loads, and no token takes, longer than this without a sign of life."""
+
+Progress = Callable[[int, int, int], None]
+"""Called with a rank, the bytes it has loaded, and all that it will."""
+
+
+class MeshError(Exception):
+    """A rank failed; the message says which and why."""
+
+
+@dataclass(frozen=True)
+class MeshSpec:
+    """Which model, cut how, run how.
+
+    Attributes:
+        weights: relative speed of each rank; their number is the number of ranks.
+        pin: one core per rank, in order, where there are enough.
+        link: the network to emulate between the ranks, as `motley.bench.meshes.emulator.LinkSpec.parse` reads it; "":
+            none.
+        hosts: what each expert host holds; the ranks are the trunk then. Empty: experts are in the ranks' shares. The
+            n-th host and rank n are on one machine: no network is emulated between them.
+        cache: where shares are kept; None: in the usual place.
+    """
+
+    model: Path
+    weights: Sequence[float] = (1.0,)
+    quantisation: str = "fp32"
+    block: int = 128
+    context: int = 1024
+    engine: str = "onnxruntime"
+    threads: int = 1
+    wire: str = "fp32"
+    exact: bool = False
+    pin: bool = False
+    link: str = ""
+    hosts: Sequence[Collection[ExpertKey]] = ()
+    cache: Path | None = None
+
+
+class LocalMesh:
+    """A session's rank workers as real processes; use as an asynchronous context.
+
+    Attributes:
+        plans: what every rank owns.
+        ready: what every rank said when it was ready; then every expert host.
+        timing: the latest timing of every rank.
+        experts: what every rank said last of the expert hosts.
+    """
+
+    def __init__(self, spec: MeshSpec, progress: Progress | None = None) -> None:
+        self.spec = spec
+        self.plans: list[RankPlan] = []
+        self.ready: list[pb.Ready] = []
+        self.timing: list[pb.Timing] = []
+        self.experts: list[pb.ExpertReport] = []
+        self._progress = progress
+        self._workers: list[RankWorker] = []
+        self._readers: list[asyncio.Task[None]] = []
+        self._said: dict[str, asyncio.Queue[wp.Tokens | Exception]] = {}
+        """What is said of each request under way."""
+        self._session = secrets.token_hex(8)
+        self._reported = self._ended = 0
+        """Timings that have come: one of each rank for every request that has ended."""
+        self._progressed = False
+        self._changed = asyncio.Condition()
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self._start()
+        except BaseException:
+            await self.aclose()
+            raise
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """End every worker."""
+        await asyncio.gather(*(worker.stop() for worker in self._workers))
+        for reader in self._readers:
+            reader.cancel()
+        await asyncio.gather(*self._readers, return_exceptions=True)
+
+    async def decode(
+        self,
+        prompt: Sequence[int],
+        max_tokens: int,
+        sampling: pb.Sampling | None = None,
+        stop: Sequence[int] = (),
+        heard: Callable[[], None] = lambda: None,
+    ) -> list[wp.Tokens]:
+        """Have the leader continue `prompt`; what it said, a message per token. Every rank's timing is in after it.
+
+        Several requests may be under way. `heard` is called for every token.
+
+        Raises:
+            MeshError: a rank failed.
+        """
+        decode = wp.Decode(
+            request_id=secrets.token_hex(4),
+            prompt=prompt,
+            sampling=sampling or pb.Sampling(top_p=1.0, repetition_penalty=1.0),
+            max_tokens=max_tokens,
+            stop_tokens=stop,
+        )
+        queue = self._said[decode.request_id] = asyncio.Queue()
+        self._send(0, decode=decode)
+        said: list[wp.Tokens] = []
+        while not said or not said[-1].finish:
+            try:
+                tokens = await asyncio.wait_for(queue.get(), STALL_S)
+            except TimeoutError:
+                raise MeshError(f"no token within {STALL_S:.0f} s") from None
+            if isinstance(tokens, Exception):
+                raise tokens
+            said.append(tokens)
+            if tokens.ids:
+                heard()
+        del self._said[decode.request_id]
+        if said[-1].finish == "error":
+            raise MeshError(said[-1].failure.message)
+        self._ended += 1
+        due = self._ended * len(self.plans)
+        async with asyncio.timeout(STALL_S), self._changed:
+            await self._changed.wait_for(lambda: self._reported >= due)
+        return said
+
+    def host_process(self, host: int) -> psutil.Process:
+        """An expert host's, to be killed or suspended while it is needed."""
+        return psutil.Process(self._workers[len(self.plans) + host].pid)
+
+    async def _start(self) -> None:
+        spec = self.spec
+        size = len(spec.weights)
+        model = pb.ModelSpec(source=str(spec.model), quantisation=spec.quantisation, block=spec.block, exact=spec.exact)
+        profile = (await asyncio.to_thread(describe, model, None)).profile
+        if spec.hosts:
+            profile = trunk_profile(profile)
+        plenty = 1 << 60
+        candidates = [Candidate(f"rank {rank}", weight, plenty) for rank, weight in enumerate(spec.weights)]
+        self.plans = plan_shares([profile] * size, candidates, spec.context)
+        assignment = pb.Assignment(
+            model=model,
+            fingerprint=profile.fingerprint,
+            size=size,
+            shares=[plan.to_share() for plan in self.plans],
+            context=spec.context,
+            engine=spec.engine,
+            threads=spec.threads,
+            secret=secrets.token_bytes(32),
+            plain=pb.Empty(),
+            wire=spec.wire,
+            hosts=map(to_message, spec.hosts),
+        )
+        workers = size + len(spec.hosts)
+        pin = spec.pin and spec.threads == 1 and workers <= usable_cores()
+        cache = ShareCache(spec.cache)
+        for rank in range(workers):
+            core = rank if pin else None
+            entry = self._entry(rank)
+            self._workers.append(await RankWorker.start(cache=cache, host="127.0.0.1", core=core, entry=entry))
+        self.ready = [pb.Ready() for _ in range(workers)]
+        self.timing = [pb.Timing() for _ in range(size)]
+        self.experts = [pb.ExpertReport() for _ in range(size)]
+        ports: list[asyncio.Future[int]] = [asyncio.get_running_loop().create_future() for _ in range(workers)]
+        loaded: list[asyncio.Future[None]] = [asyncio.get_running_loop().create_future() for _ in range(workers)]
+        for rank in range(workers):
+            self._readers.append(asyncio.create_task(self._read(rank, ports[rank], loaded[rank])))
+            start = wp.Start(session=self._session, epoch=1, rank=rank, assignment=assignment)
+            self._send(rank, start=start)
+        addresses = [f"127.0.0.1:{port}" for port in await asyncio.wait_for(asyncio.gather(*ports), PEERS_S)]
+        for rank in range(workers):
+            self._send(rank, peers=pb.Peers(addresses=addresses))
+        all_loaded = asyncio.gather(*loaded)
+        while not all_loaded.done():
+            self._progressed = False
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(asyncio.shield(all_loaded), STALL_S)
+            if not all_loaded.done() and not self._progressed:
+                raise MeshError(f"no rank gave a sign of life in loading for {STALL_S:.0f} s")
+        await all_loaded
+
+    def _entry(self, rank: int) -> Sequence[str]:
+        """The module that a worker runs, and its arguments: the network, and who is on the same machine."""
+        if not self.spec.link:
+            return ("motley.daemon.worker.process",)
+        size = len(self.plans)
+        near = rank + size if rank < size else rank - size  # there may be none; hosts have no links to each other
+        return ("motley.bench.meshes.rank_over_link", self.spec.link, str(near))
+
+    def _send(self, rank: int, **body: Any) -> None:
+        self._workers[rank].send(wp.WorkerCommand(**body))
+
+    async def _read(self, rank: int, port: asyncio.Future[int], loaded: asyncio.Future[None]) -> None:
+        """Take in what a rank says until it ends."""
+        why = "its process ended"
+        async for event in self._workers[rank].events():
+            match event.WhichOneof("body"):
+                case "listening":
+                    port.set_result(event.listening)
+                case "loading":
+                    self._progressed = True
+                    if self._progress is not None:
+                        self._progress(rank, event.loading.done_bytes, event.loading.total_bytes)
+                case "ready":
+                    self.ready[rank] = event.ready
+                    loaded.set_result(None)
+                case "tokens":
+                    self._said[event.tokens.request_id].put_nowait(event.tokens)
+                case "experts":
+                    self.experts[rank] = event.experts
+                case "timing":
+                    self.timing[rank] = event.timing
+                    async with self._changed:
+                        self._reported += 1
+                        self._changed.notify_all()
+                case "failed":
+                    why = event.failed.message
+                    break
+        error = MeshError(f"rank {rank}: {why}")
+        for future in (port, loaded):
+            if not future.done():
+                future.set_exception(error)
+                with contextlib.suppress(MeshError):
+                    future.exception()
+        if rank >= len(self.plans):
+            return  # the ranks go on without it, or say what they miss
+        for queue in self._said.values():
+            queue.put_nowait(error)

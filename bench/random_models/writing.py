@@ -1,0 +1,285 @@
+"""Random models of real shapes: speed and memory do not depend on what the weights say.
+
+The folder holds what a Hugging Face folder holds: ``config.json``, ``model.safetensors`` (in shards, if large) and
+a byte-level tokenizer, so that text goes in and comes out. Weights are Gaussian: 16 random bits pick one of 65536
+quantiles from a table, which is as fast as the disk. Matrices that write to the residual are scaled by
+``1 / sqrt(2 * layers)``, so that activations stay finite at any depth.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import prod, sqrt
+from pathlib import Path
+from statistics import NormalDist
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from motley.daemon.weights.cache import default_folder
+
+Table = npt.NDArray[Any]
+
+_SIGMA = 0.02
+_SHARD = 5_000_000_000
+"""The most bytes in one weight file."""
+_CHUNK = 1 << 20
+"""Weights generated at a time."""
+FAMILIES = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe")
+"""The values of ``model_type`` that `synthesise` knows."""
+_DTYPES = {"float16": ("F16", np.dtype("<f2")), "bfloat16": ("BF16", np.dtype(ml_dtypes.bfloat16))}
+
+
+class SynthError(Exception):
+    """The model cannot be written; the message says what is wrong with the configuration or the folder."""
+
+
+@dataclass(frozen=True)
+class _Tensor:
+    name: str
+    shape: tuple[int, ...]
+    sigma: float = _SIGMA
+    mean: float = 0.0
+
+
+def synthesise(
+    config: dict[str, Any],
+    out: Path,
+    dtype: str = "float16",
+    seed: int = 0,
+    progress: Callable[[int, int], None] | None = None,
+    *,
+    force: bool = False,
+) -> None:
+    """Write a model of this shape with random weights; the same arguments give the same files.
+
+    Args:
+        config: as in ``config.json``, of one of `FAMILIES`.
+        progress: is called with the bytes of weights written so far, and all of them.
+        force: write into a folder that is not empty, replacing the model in it.
+
+    Raises:
+        SynthError: `config` lacks a value or is of another family, the folder is not empty, or the disk lacks the
+            space or cannot be written.
+    """
+    if dtype not in _DTYPES:
+        raise SynthError(f"dtype {dtype!r} is not one of {', '.join(_DTYPES)}")
+    tensors = _tensors(config)
+    tokenizer = _tokenizer(config)
+    total = sum(2 * prod(tensor.shape) for tensor in tensors)
+    try:
+        if out.exists() and (not out.is_dir() or any(out.iterdir())) and not force:
+            raise SynthError(f"{out} exists and is not an empty folder; choose another, or empty it")
+        out.mkdir(parents=True, exist_ok=True)
+        _remove_model(out)
+        free = shutil.disk_usage(out).free
+        if free < total:
+            raise SynthError(f"{out}: the model takes {total / 1e9:.2f} GB and {free / 1e9:.2f} GB are free")
+        try:
+            _write_weights(out, tensors, dtype, np.random.Generator(np.random.SFC64(seed)), total, progress)
+            for name, text in tokenizer.items():
+                (out / name).write_text(text, encoding="utf-8")
+            described = json.dumps(config | {"torch_dtype": dtype}, indent=2)
+            (out / "config.json").write_text(described, encoding="utf-8")
+        except BaseException:
+            _remove_model(out)
+            raise
+    except OSError as error:
+        raise SynthError(f"{out}: cannot write the model: {error.strerror or error}") from error
+
+
+@contextmanager
+def temporary_model(config: dict[str, Any], name: str) -> Iterator[Path]:
+    """A folder `name` with a model of this shape and random weights, for as long as the context lasts.
+
+    Raises:
+        SynthError: as `synthesise`.
+    """
+    default_folder().mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(prefix="random-", dir=default_folder()) as place:
+        synthesise(config, Path(place) / name)
+        yield Path(place) / name
+
+
+def _remove_model(folder: Path) -> None:
+    for pattern in ("config.json", "*.safetensors", "*.safetensors.index.json"):
+        for file in folder.glob(pattern):
+            file.unlink()
+
+
+def _tensors(config: dict[str, Any]) -> list[_Tensor]:
+    """The weights of a Llama-like model, under their Hugging Face names."""
+    family = config.get("model_type")
+    if family not in FAMILIES:
+        raise SynthError(f"model_type {family!r} is not one of {', '.join(FAMILIES)}")
+
+    def size(key: str) -> int:
+        value = config.get(key)
+        if type(value) is not int or value < 1:
+            raise SynthError(f"config: {key} should be a positive integer, and is {value!r}")
+        return value
+
+    hidden, inner, layers, vocabulary = (
+        size(key) for key in ("hidden_size", "intermediate_size", "num_hidden_layers", "vocab_size")
+    )
+    heads = size("num_attention_heads")
+    head = size("head_dim") if config.get("head_dim") is not None else hidden // heads
+    kv_heads = size("num_key_value_heads") if config.get("num_key_value_heads") is not None else heads
+    bias = family == "qwen2" or bool(config.get("attention_bias"))
+    gate, up, down = ("w1", "w3", "w2") if family == "mixtral" else ("gate_proj", "up_proj", "down_proj")
+    experts = 0
+    if family == "mixtral":
+        experts = size("num_local_experts")
+    elif family == "qwen3_moe":  # all layers have experts
+        experts, inner = size("num_experts"), size("moe_intermediate_size")
+    to_residual = _SIGMA / sqrt(2 * layers)
+
+    def norm(name: str, width: int) -> _Tensor:
+        return _Tensor(name, (width,), mean=1.0)
+
+    tensors = [_Tensor("model.embed_tokens.weight", (vocabulary, hidden))]
+    for layer in range(layers):
+        prefix = f"model.layers.{layer}"
+        attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
+        tensors.append(norm(f"{prefix}.input_layernorm.weight", hidden))
+        for part, count in (("q", heads), ("k", kv_heads), ("v", kv_heads)):
+            tensors.append(_Tensor(f"{attention}.{part}_proj.weight", (count * head, hidden)))
+            if bias:
+                tensors.append(_Tensor(f"{attention}.{part}_proj.bias", (count * head,)))
+        if family in ("qwen3", "qwen3_moe"):
+            tensors += [norm(f"{attention}.q_norm.weight", head), norm(f"{attention}.k_norm.weight", head)]
+        tensors.append(_Tensor(f"{attention}.o_proj.weight", (hidden, heads * head), to_residual))
+        if bias and family != "qwen2":
+            tensors.append(_Tensor(f"{attention}.o_proj.bias", (hidden,), to_residual))
+        tensors.append(norm(f"{prefix}.post_attention_layernorm.weight", hidden))
+        if family == "mixtral":
+            mlp = f"{prefix}.block_sparse_moe"
+        if experts:
+            tensors.append(_Tensor(f"{mlp}.gate.weight", (experts, hidden)))
+        for module in [f"{mlp}.experts.{number}" for number in range(experts)] or [mlp]:
+            tensors.append(_Tensor(f"{module}.{gate}.weight", (inner, hidden)))
+            tensors.append(_Tensor(f"{module}.{up}.weight", (inner, hidden)))
+            tensors.append(_Tensor(f"{module}.{down}.weight", (hidden, inner), to_residual))
+    tensors.append(norm("model.norm.weight", hidden))
+    if not config.get("tie_word_embeddings"):
+        tensors.append(_Tensor("lm_head.weight", (vocabulary, hidden)))
+    return tensors
+
+
+def _write_weights(
+    out: Path,
+    tensors: list[_Tensor],
+    dtype: str,
+    random: np.random.Generator,
+    total: int,
+    progress: Callable[[int, int], None] | None,
+) -> None:
+    shards = _shards(tensors)
+    names = [
+        "model.safetensors" if len(shards) == 1 else f"model-{number:05}-of-{len(shards):05}.safetensors"
+        for number in range(1, len(shards) + 1)
+    ]
+    spelling, numpy_dtype = _DTYPES[dtype]
+    quantiles = np.array([NormalDist().inv_cdf((index + 0.5) / 65536) for index in range(65536)])
+    tables: dict[tuple[float, float], Table] = {}
+    done = 0
+    for name, shard in zip(names, shards, strict=True):
+        with (out / name).open("wb") as file:
+            file.write(_header(shard, spelling))
+            for tensor in shard:
+                key = tensor.mean, tensor.sigma
+                if key not in tables:
+                    tables[key] = (tensor.mean + tensor.sigma * quantiles).astype(numpy_dtype)
+                for chunk in _random_values(tables[key], prod(tensor.shape), random):
+                    file.write(chunk.data.cast("B") if dtype == "float16" else chunk.view(np.uint16).data)
+                    done += chunk.nbytes
+                    if progress:
+                        progress(done, total)
+    if len(shards) > 1:
+        weight_map = {tensor.name: name for name, shard in zip(names, shards, strict=True) for tensor in shard}
+        index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+        (out / "model.safetensors.index.json").write_text(json.dumps(index, indent=2), encoding="utf-8")
+
+
+def _shards(tensors: list[_Tensor]) -> list[list[_Tensor]]:
+    """The tensors in files of at most `_SHARD` bytes (or one tensor, if that is larger)."""
+    shards: list[list[_Tensor]] = [[]]
+    room = _SHARD
+    for tensor in tensors:
+        size = 2 * prod(tensor.shape)
+        if size > room and shards[-1]:
+            shards.append([])
+            room = _SHARD
+        shards[-1].append(tensor)
+        room -= size
+    return shards
+
+
+def _header(tensors: list[_Tensor], dtype: str) -> bytes:
+    """The start of a safetensors file, padded so that the data is aligned to 8 bytes."""
+    entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for tensor in tensors:
+        begin, end = end, end + 2 * prod(tensor.shape)
+        entries[tensor.name] = {"dtype": dtype, "shape": tensor.shape, "data_offsets": [begin, end]}
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def _random_values(table: Table, count: int, random: np.random.Generator) -> Iterator[Table]:
+    """`count` values picked from `table` (65536 of them), in chunks."""
+    for start in range(0, count, _CHUNK):
+        size = min(_CHUNK, count - start)
+        picks = random.integers(0, 1 << 64, -(-size // 4), np.uint64).view(np.uint16)
+        yield table.take(picks[:size])
+
+
+_TEMPLATE = (
+    "{% for message in messages %}<|{{ message.role }}|>\n{{ message.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
+)
+
+
+def _tokenizer(config: dict[str, Any]) -> dict[str, str]:
+    """A byte-level tokenizer of the model's vocabulary: files and what is in them.
+
+    256 tokens are the bytes; the others are words that no text is made of (``~1234``), but the model may say them.
+    """
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    special: dict[int, str] = {}
+    for name, key in (("<s>", "bos_token_id"), ("</s>", "eos_token_id")):
+        given = config.get(key)
+        for number, token in enumerate(given if isinstance(given, list) else [] if given is None else [given]):
+            special.setdefault(token, name if not number else f"{name}{number}")
+    size = config["vocab_size"]
+    if any(type(token) is not int or not 0 <= token < size for token in special) or size < 256 + len(special):
+        raise SynthError(
+            f"config: vocab_size {size} should hold 256 bytes and bos_token_id and eos_token_id {sorted(special)}"
+        )
+    plain = [token for token in range(size) if token not in special]
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {text: token for token, text in special.items()}
+    vocabulary |= dict(zip(alphabet, plain, strict=False))
+    vocabulary |= {f"~{token}": token for token in plain[len(alphabet) :]}
+
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(list(special.values()))
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": config.get("max_position_embeddings"),
+        "clean_up_tokenization_spaces": False,
+        "chat_template": _TEMPLATE,
+    }
+    settings |= {f"{key}_token": text for key, text in (("bos", "<s>"), ("eos", "</s>")) if text in special.values()}
+    return {"tokenizer.json": tokenizer.to_str(), "tokenizer_config.json": json.dumps(settings, indent=2)}

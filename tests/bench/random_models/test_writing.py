@@ -1,0 +1,178 @@
+"""Synthetic models: complete, readable, finite, and the same each time."""
+
+import errno
+import json
+import os
+import shutil
+from collections import namedtuple
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer
+
+from motley.bench.random_models import writing
+from motley.bench.random_models.shapes import SHAPES
+from motley.bench.random_models.writing import SynthError, synthesise, temporary_model
+from motley.daemon.weights.checkpoints.safetensors_checkpoint import SafetensorsCheckpoint
+from motley.daemon.weights.spec import Piece
+
+TINY = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 24,
+    "vocab_size": 300,
+    "bos_token_id": 1,
+    "eos_token_id": [2, 299],
+}
+
+
+def tiny(like: str) -> dict[str, Any]:
+    return SHAPES[like] | TINY
+
+
+PARAMETERS = {  # as the models' authors count them, in millions
+    "tinyllama-1.1b": 1100,
+    "llama-3.2-1b": 1236,
+    "llama-3.1-8b": 8030,
+    "mistral-7b": 7242,
+    "qwen2.5-0.5b": 494,
+    "qwen2.5-7b": 7616,
+    "qwen3-0.6b": 596,
+    "qwen3-8b": 8191,
+    "mixtral-8x7b": 46703,
+    "mixtral-quarter": 1517,
+    "qwen3-30b-a3b": 30532,
+    "qwen3-moe-half": 1281,
+}
+
+
+@pytest.mark.parametrize("name", sorted(SHAPES))
+def test_shapes_have_the_published_number_of_parameters(name: str) -> None:
+    count = sum(int(np.prod(tensor.shape)) for tensor in writing._tensors(SHAPES[name]))
+    assert round(count / 1e6) == PARAMETERS[name]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_weights_are_gaussian_of_the_right_width(tmp_path: Path, dtype: Any) -> None:
+    seen: list[tuple[int, int]] = []
+    synthesise(tiny("qwen3-8b"), tmp_path, dtype, progress=lambda done, total: seen.append((done, total)))
+    assert json.loads((tmp_path / "config.json").read_text())["torch_dtype"] == dtype
+    with SafetensorsCheckpoint(tmp_path) as checkpoint:
+
+        def read(name: str, *shape: int) -> Any:
+            rows, *columns = shape
+            return checkpoint.read(Piece(name, range(rows), range(columns[0]) if columns else None))
+
+        layer = "model.layers.1"
+        assert read(f"{layer}.self_attn.q_proj.weight", 96, 64).std() == pytest.approx(0.02, rel=0.05)
+        assert read(f"{layer}.self_attn.o_proj.weight", 64, 96).std() == pytest.approx(0.01, rel=0.05)
+        assert read(f"{layer}.mlp.down_proj.weight", 64, 96).std() == pytest.approx(0.01, rel=0.05)
+        assert read(f"{layer}.self_attn.k_norm.weight", 24).mean() == pytest.approx(1, abs=0.02)
+        assert "lm_head.weight" in checkpoint
+    assert seen[-1][0] == seen[-1][1] > 0
+
+
+def test_ties_and_biases_follow_the_configuration(tmp_path: Path) -> None:
+    synthesise(tiny("qwen2.5-0.5b"), tmp_path)
+    with SafetensorsCheckpoint(tmp_path) as checkpoint:
+        assert "lm_head.weight" not in checkpoint
+        assert checkpoint.tensor("model.layers.0.self_attn.k_proj.bias").shape == (48,)
+        assert "model.layers.0.self_attn.o_proj.bias" not in checkpoint
+
+
+def test_a_large_model_is_sharded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writing, "_SHARD", 50_000)
+    synthesise(tiny("llama-3.1-8b"), tmp_path / "out")
+    shards = sorted((tmp_path / "out").glob("model-*.safetensors"))
+    assert len(shards) > 1
+    assert shards[0].name == f"model-00001-of-{len(shards):05}.safetensors"
+    monkeypatch.undo()
+    synthesise(tiny("llama-3.1-8b"), tmp_path / "whole")
+    with SafetensorsCheckpoint(tmp_path / "out") as sharded, SafetensorsCheckpoint(tmp_path / "whole") as whole:
+        for tensor in writing._tensors(tiny("llama-3.1-8b")):
+            piece = Piece(tensor.name, *map(range, tensor.shape))
+            np.testing.assert_array_equal(sharded.read(piece), whole.read(piece))
+
+
+def test_the_seed_decides(tmp_path: Path) -> None:
+    contents = []
+    for index, seed in enumerate((7, 7, 8)):
+        synthesise(tiny("mistral-7b"), tmp_path / str(index), seed=seed)
+        contents.append((tmp_path / str(index) / "model.safetensors").read_bytes())
+    assert contents[0] == contents[1] != contents[2]
+
+
+def test_text_goes_in_and_comes_out(tmp_path: Path) -> None:
+    synthesise(tiny("llama-3.2-1b"), tmp_path)
+    tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    assert tokenizer.get_vocab_size() == 300
+    text = "Grüße, 世界 👋\n  two  spaces"
+    ids = tokenizer.encode(text).ids
+    assert len(ids) == len(text.encode())
+    assert tokenizer.decode(ids) == text
+    assert not {1, 2, 299} & set(ids)
+    assert tokenizer.token_to_id("</s>") == 2
+    assert tokenizer.decode([1, *ids, 2]) == text
+    assert tokenizer.decode([298]) == "~298"
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    assert (settings["bos_token"], settings["eos_token"]) == ("<s>", "</s>")
+
+
+def test_an_occupied_folder_is_refused_unless_forced(tmp_path: Path) -> None:
+    (tmp_path / "model-00001-of-00002.safetensors").write_bytes(b"stale")
+    (tmp_path / "model.safetensors.index.json").write_text("{}")
+    with pytest.raises(SynthError, match="not an empty folder"):
+        synthesise(tiny("mistral-7b"), tmp_path)
+    assert len(list(tmp_path.iterdir())) == 2
+    synthesise(tiny("mistral-7b"), tmp_path, force=True)
+    assert {file.name for file in tmp_path.iterdir()} == {
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    }
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"model_type": "gpt2"}, "model_type 'gpt2' is not one of llama, mistral, mixtral, qwen2"),
+        ({"hidden_size": None}, "hidden_size should be a positive integer, and is None"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers should be a positive integer, and is 0"),
+        ({"vocab_size": 258}, "vocab_size 258 should hold 256 bytes and"),
+        ({"eos_token_id": 300}, r"should hold 256 bytes and bos_token_id and eos_token_id \[1, 300\]"),
+    ],
+)
+def test_wrong_configurations(tmp_path: Path, change: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(SynthError, match=complaint):
+        synthesise(tiny("llama-3.1-8b") | change, tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_too_little_space_is_noticed_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage(10**9, 10**9, 0))
+    with pytest.raises(SynthError, match=r"the model takes 2\.20 GB and 0\.00 GB are free"):
+        synthesise(SHAPES["tinyllama-1.1b"], tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_failure_leaves_no_half_model(tmp_path: Path) -> None:
+    def fill_up(done: int, total: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with pytest.raises(SynthError, match=os.strerror(errno.ENOSPC)):
+        synthesise(tiny("qwen3-0.6b"), tmp_path, progress=fill_up)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_temporary_model_is_there_for_as_long_as_it_is_wanted() -> None:
+    with temporary_model(tiny("llama-3.1-8b"), "a-name") as folder:
+        assert folder.name == "a-name"
+        assert (folder / "model.safetensors").is_file()
+    assert not folder.parent.exists()

@@ -1,0 +1,83 @@
+"""Tables in a narrow terminal: numbers stay whole, paths are cut where they say least."""
+
+from __future__ import annotations
+
+import io
+import re
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from motley.bench.measurements.drift import Drift, LayerDrift
+from motley.cli.commands import bench_tables
+from motley.cli.commands.cache import end_of
+from motley.cli.show import ago, percentages, table
+from tests.bench.made_reports import latency_report
+
+
+def test_drift_fits_eighty_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    out = io.StringIO()
+    monkeypatch.setattr(bench_tables, "console", Console(file=out, width=80))
+    layer = LayerDrift(21, 1.2e-7, 9.9e-6, 2.3e-7, 4.5e-4, 7.7e-3, 6.7e-4, 1234.5, 67.89)
+    bench_tables.show_drift(Drift("a-model-with-a-long-name-1.1b", 2, [layer]))
+    row = next(line for line in out.getvalue().splitlines() if "21" in line)
+    cells = [cell.strip() for cell in row.strip("│").split("│")]
+    assert cells == ["21", "1.2e-07", "2.3e-07", "4.5e-04", "6.7e-04", "1.23e+03", "67.9"]
+
+
+def test_the_end_of_a_path_keeps_whole_names() -> None:
+    assert end_of("/home/somebody/models/shakespeare-2.6m", 28) == "…/models/shakespeare-2.6m"
+    assert end_of("C:\\models\\shakespeare-2.6m", 20) == "…\\shakespeare-2.6m"
+    assert end_of("owner/name", 10) == "owner/name"
+    assert end_of("shakespeare-2.6m", 5) == "…2.6m"
+
+
+@given(st.text(max_size=60), st.integers(2, 80))
+def test_the_end_of_a_path_fits(path: str, room: int) -> None:
+    end = end_of(path, room)
+    assert len(end) <= room
+    assert path.endswith(end.removeprefix("…"))
+
+
+@pytest.mark.parametrize(("weights_mb", "bounded"), [(99.0, False), (400.0, True)])
+def test_a_bound_is_told_where_it_says_something(
+    weights_mb: float, bounded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = io.StringIO()
+    monkeypatch.setattr(bench_tables, "console", Console(file=out, width=80))
+    report = replace(latency_report(), weights_mb_per_token=weights_mb)
+    bench_tables.show_latency(report)
+    assert ("1.20 x the bound of 10.00 ms" in out.getvalue()) == bounded
+    assert ("99 MB of weights per token: too few (below 100 MB)" in out.getvalue()) != bounded
+    bench_tables.show_sweep([report])
+    assert bool(re.search(r"10.00 │ +1.20", out.getvalue())) == bounded
+
+
+@given(st.lists(st.floats(0, 1e12), min_size=1, max_size=20).filter(lambda parts: sum(parts) > 1e-6))
+def test_percentages_sum_to_the_whole(parts: list[float]) -> None:
+    fractions = [part / sum(parts) for part in parts]
+    shown = [int(text.removesuffix(" %")) for text in percentages(fractions)]
+    assert sum(shown) == 100
+    assert all(abs(100 * fraction - whole) <= 1 for fraction, whole in zip(fractions, shown, strict=True))
+
+
+def test_percentages_of_nothing() -> None:
+    assert percentages([]) == []
+    assert percentages([0.0, 0.0]) == ["0 %", "0 %"]
+    assert percentages([0.4857, 0.3973, 0.1169]) == ["48 %", "40 %", "12 %"]
+
+
+def test_a_long_title_is_not_as_narrow_as_its_table() -> None:
+    out = io.StringIO()
+    title = "a-model-with-a-[long]-name: stored (int8, fp32), context 1024, ready"
+    Console(file=out, width=80).print(table(["a"], [["1"]], title=title))
+    assert out.getvalue().splitlines()[0] == title
+
+
+def test_times_gone_by() -> None:
+    assert [ago(seconds) for seconds in (0.4, 59.9, 60, 3599, 7300)] == [
+        *("0 s ago", "59 s ago", "1 min ago", "59 min ago", "2 h ago"),
+    ]
