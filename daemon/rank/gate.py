@@ -52,8 +52,8 @@ class _Question:
     """A step of the exam: some tokens of one sequence or two, of whose last ones the logits are wanted.
 
     Attributes:
-        parts: of each sequence the position of its first token and how many there are. The first sequence has the blocks
-            from the last one down, the second those from the first one up.
+        parts: of each sequence the position of its first token, and how many there are. The first sequence has the
+            blocks from the last one down, the second those from the first one up.
     """
 
     parts: tuple[tuple[int, int], ...]
