@@ -4,9 +4,9 @@ There are no phases. In every step each request catches up with what is known of
 as many as there is time for if there is more. Whoever is being answered comes first; what `Pace` leaves of the step is
 for prompts, and of these for the one that has been given least so far.
 
-A request gets blocks for all its tokens when it is admitted, and one more whenever these are full. If there is none, the
-request that came last steps back: it waits until there are, and computes again what nobody has kept for it. The oldest
-always goes on.
+A request gets blocks for all its tokens when it is admitted, and one more whenever these are full. If there is none,
+the request that came last steps back: it waits until there are, and computes again what nobody has kept for it. The
+oldest always goes on.
 """
 
 from __future__ import annotations
