@@ -1,9 +1,9 @@
-"""What a rank answers when it is asked for room, and what it does with what other ranks send: all of it is checked."""
+"""What a rank does with what other ranks send: all of it is checked."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
-from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -12,72 +12,85 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from motley.daemon.rank.executor import Executor
-from motley.daemon.rank.steps import Close, Open, Reserve, StepError, decode
+from motley.daemon.rank.steps import Close, More, Open, SpanPlan, Step, StepError, decode
 from motley.daemon.sampling.parameters import SamplingError
-from motley.plugins.engine import EngineMemoryError
+from motley.plugins.engine import F32, CacheBlocks, Span
 from motley.protocol import mesh_pb2 as pb
 from motley.transport.stats import Stats
 
 SAMPLING = pb.Sampling(top_p=1.0, repetition_penalty=1.0).SerializeToString()
-PROMPT = np.array([1, 2, 3], np.int32)
+BLOCKS = CacheBlocks(count=10, tokens=4)
+CONTEXT = 12
 
 
 class Engine:
-    """Opens slots while there is memory for them, and reserves what fits."""
+    """Remembers what it was asked; its logits are zero."""
 
     def __init__(self) -> None:
-        self.open: set[int] = set()
-        self.most_open = 1
-        self.most_tokens = 100
+        self.spans: list[Span] = []
 
-    def open_slot(self, slot: int, _prompt: int) -> None:
-        assert slot not in self.open
-        if len(self.open) >= self.most_open:
-            raise EngineMemoryError("the device is full")
-        self.open.add(slot)
-
-    def close_slot(self, slot: int) -> None:
-        self.open.remove(slot)
-
-    def reserve(self, slot: int, tokens: int) -> None:
-        assert slot in self.open
-        if tokens > self.most_tokens:
-            raise MemoryError
+    def step(self, hidden: F32, spans: Sequence[Span], halved: bool) -> F32:
+        assert len(hidden) == sum(span.rows for span in spans)
+        self.spans = list(spans)
+        return np.zeros((sum(span.wanted for span in spans), 64), np.float32)
 
 
-def test_a_rank_without_memory_says_so_and_lives_on() -> None:
+def a_rank(engine: Engine | None = None) -> Executor:
+    def embed(ids: Sequence[int]) -> F32:
+        return np.zeros((len(ids), 4), np.float32)
+
+    return Executor(cast(Any, engine or Engine()), BLOCKS, CONTEXT, embed, range(64), 8, Stats(0, 1))
+
+
+def ints(*numbers: int) -> Any:
+    return np.array(numbers, np.int32)
+
+
+def test_blocks_are_added_to_those_that_a_sequence_has() -> None:
     engine = Engine()
-    executor = Executor(cast(Any, engine), cast(Any, None), range(10), 1, Stats())
-    assert executor.execute(Open(0, 50, SAMPLING, PROMPT)) == b""
-    assert executor.execute(Open(1, 50, SAMPLING, PROMPT)) == b"the device is full"
-    assert executor.execute(Reserve(0, 200)) == b"out of memory"
-    assert executor.execute(Reserve(1, 50)) == b"the device is full"
-    engine.most_open = 2
-    assert executor.execute(Reserve(1, 50)) == b""
-    engine.most_open = 0
-    assert executor.execute(Close(0)) is None
-    assert executor.execute(Open(0, 50, SAMPLING, PROMPT)) == b"the device is full"
+    rank = a_rank(engine)
     for slot in (0, 1):
-        assert executor.execute(Close(slot)) is None
-    assert engine.open == set()
-    with pytest.raises(StepError, match="slot 0 is not open"):
-        executor.execute(Reserve(0, 50))
+        rank.execute(Open(slot, 3, SAMPLING, ints(1, 2, 3)))
+    rank.execute(Step([SpanPlan(0, 0, 3, 0, 0, ints(7))], ints(1, 2, 3)))
+    rank.execute(Step([SpanPlan(1, 0, 2, 0, 0, ints(9, 2)), SpanPlan(0, 3, 2, 1, 1, ints(4))], ints(1, 2, 5, 6)))
+    assert [span.blocks.tolist() for span in engine.spans] == [[9, 2], [7, 4]]
+    rank.execute(Close(0))
+    rank.execute(Open(0, 3, SAMPLING, ints(1, 2, 3)))
+    rank.execute(Step([SpanPlan(0, 0, 1, 0, 0, ints(5))], ints(1)))
+    assert engine.spans[0].blocks.tolist() == [5]
 
 
-def rank_that_computes_nothing() -> Executor:
-    engine = SimpleNamespace(
-        open_slot=lambda slot, tokens: None, close_slot=lambda slot: None, reserve=lambda slot, tokens: None
-    )
-    return Executor(cast(Any, engine), lambda ids: np.zeros((len(ids), 4), np.float32), range(64), 8, Stats(0, 1))
+@pytest.mark.parametrize("blocks", [ints(10), ints(-1), ints(0, 1, 2, 3)], ids=["beyond", "below", "too many"])
+def test_blocks_that_there_are_not_are_refused(blocks: Any) -> None:
+    rank = a_rank()
+    rank.execute(Open(0, 3, SAMPLING, ints(1, 2, 3)))
+    with pytest.raises(StepError, match="a sequence of"):
+        rank.execute(Step([SpanPlan(0, 0, 1, 0, 0, blocks)], ints(1)))
+
+
+def test_sequences_and_rows_that_there_are_not_are_refused() -> None:
+    rank = a_rank()
+    for message in (Step([SpanPlan(3, 0, 1, 0, 0, ints(1))], ints(1)), More(ints(3), ints(0), ints(5)), Close(3)):
+        with pytest.raises(StepError, match="slot 3 is not open"):
+            rank.execute(message)
+    rank.execute(Open(3, 1, SAMPLING, ints(1)))
+    with pytest.raises(StepError, match="slot 3 is open already"):
+        rank.execute(Open(3, 1, SAMPLING, ints(1)))
+    with pytest.raises(StepError, match="slot 3 has no logits of wanted row 0"):
+        rank.execute(More(ints(3), ints(0), ints(5)))
+    rank.execute(Step([SpanPlan(3, 0, 3, 2, 1, ints(1))], ints(1, 2, 3)))
+    assert rank.execute(More(ints(3, 3), ints(0, 1), ints(5, 6)))
+    with pytest.raises(StepError, match="slot 3 has no logits of wanted row 2"):
+        rank.execute(More(ints(3), ints(2), ints(5)))
 
 
 def test_sampling_that_is_none_is_an_error_of_the_step() -> None:
     with pytest.raises(StepError, match="the 3 bytes on sampling of an Open are malformed"):
-        rank_that_computes_nothing().execute(Open(0, 8, b"\xff\xff\xff", np.zeros(2, np.int32)))
+        a_rank().execute(Open(0, 2, b"\xff\xff\xff", np.zeros(2, np.int32)))
 
 
 @given(st.integers(0, 3), st.binary(max_size=40), st.lists(st.integers(-(2**31), 2**31 - 1), max_size=4))
 def test_whatever_opens_a_sequence_opens_it_or_is_refused(slot: int, sampling: bytes, prompt: list[int]) -> None:
-    message = decode(Open(slot, 8, sampling, np.array(prompt, np.int32)).encode())
+    message = decode(Open(slot, len(prompt), sampling, np.array(prompt, np.int32)).encode())
     with suppress(StepError, SamplingError):
-        assert rank_that_computes_nothing().execute(message) == b""
+        assert a_rank().execute(message) is None

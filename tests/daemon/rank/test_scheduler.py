@@ -17,12 +17,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from motley.daemon.rank import scheduler
 from motley.daemon.rank.executor import Executor
-from motley.daemon.rank.scheduler import HEADROOM, MAX_ACTIVE, Scheduler
-from motley.daemon.rank.steps import Able, Message, More, Open, Reserve, StepError, Wave, decode, join
-from motley.plugins.engine import F32
+from motley.daemon.rank.scheduler import Scheduler
+from motley.daemon.rank.steps import Able, Close, Message, More, Open, Step, StepError, decode, join
+from motley.plugins.engine import F32, CacheBlocks, Span
 from motley.protocol import mesh_pb2 as pb
 from motley.protocol import worker_pb2 as wp
 from motley.transport import Communicator
@@ -31,6 +32,9 @@ from motley.transport.stats import Stats
 VOCABULARY = 200
 BLOCK = 10
 CHUNK = 16
+LONGEST = 60
+"""Tokens of a sequence at most."""
+BLOCKS = CacheBlocks(1000, 5)
 
 Broken = Callable[[list[int]], bool]
 """After which tokens an engine computes NaN."""
@@ -48,53 +52,40 @@ def logits_after(*tokens: int) -> F32:
 
 @dataclass
 class Engine:
-    """Logits of `vocabulary` that depend on every token of a sequence, and on nothing else."""
+    """Logits of `vocabulary` that depend on every token of a sequence, as it finds them in its blocks."""
 
-    most_sequences: int
-    context: int
-    """Tokens that all sequences together may have."""
+    most_spans: int
+    blocks: CacheBlocks
     vocabulary: range
     broken: Broken
-    memory: int
-    """Tokens that all sequences together may have room for."""
-    tokens: dict[int, list[int]] = field(default_factory=dict)
-    """Of each slot."""
-    room: dict[int, int] = field(default_factory=dict)
-    """Of each slot, in tokens."""
-    peak: int = 0
+    held: NDArray[np.int64] = field(init=False)
+    """i64[count, tokens]: the token of each place of each block."""
+    steps: list[list[Span]] = field(default_factory=list)
 
-    def open_slot(self, slot: int, _prompt_tokens: int) -> None:
-        assert slot not in self.tokens
-        self.tokens[slot] = []
-        self.room[slot] = 0
+    def __post_init__(self) -> None:
+        self.held = np.full((self.blocks.count, self.blocks.tokens), -1)
 
-    def close_slot(self, slot: int) -> None:
-        del self.tokens[slot], self.room[slot]
+    def step(self, hidden: F32, spans: Sequence[Span], _halved: bool) -> F32:
+        assert 1 <= len(spans) <= self.most_spans
+        assert 1 <= len(hidden) == sum(span.rows for span in spans) <= CHUNK
+        self.steps.append(list(spans))
+        written: list[tuple[int, int]] = []
+        logits: list[F32] = []
+        rows = iter(hidden[:, 0].astype(int).tolist())
+        for span in spans:
+            for position in range(span.position, span.position + span.rows):
+                block, place = divmod(position, self.blocks.tokens)
+                written.append((int(span.blocks[block]), place))
+                self.held[written[-1]] = next(rows)
+        assert len(set(written)) == len(written), "two spans write to the same place"
+        for span in spans:
+            end = span.position + span.rows
+            tokens = self.held[span.blocks].reshape(-1)[:end].tolist()
+            assert -1 not in tokens
+            logits += [self._logits(tokens[: end - unseen]) for unseen in reversed(range(span.wanted))]
+        return np.stack(logits) if logits else np.empty((0, len(self.vocabulary)), np.float32)
 
-    def reserve(self, slot: int, tokens: int) -> None:
-        others = sum(self.room.values()) - self.room[slot]
-        if others + tokens > self.memory:
-            raise MemoryError(f"{self.memory - others} of {tokens} free")
-        self.room[slot] = max(tokens, self.room[slot])
-
-    def step(self, slot: int, hidden: F32, position: int, rows: Sequence[int], _halved: bool) -> F32:
-        assert 1 <= len(hidden) <= CHUNK
-        logits = self._feed(slot, hidden, position)
-        return logits[None] if rows else np.empty((0, len(self.vocabulary)), np.float32)
-
-    def decode(self, slots: Sequence[int], hidden: F32, positions: Sequence[int]) -> F32:
-        assert 1 <= len(slots) <= self.most_sequences
-        assert len(set(slots)) == len(slots)
-        rows = np.split(hidden, len(slots))
-        return np.stack([self._feed(*row) for row in zip(slots, rows, positions, strict=True)])
-
-    def _feed(self, slot: int, hidden: F32, position: int) -> F32:
-        tokens = self.tokens[slot]
-        assert position == len(tokens)
-        tokens += map(int, hidden[:, 0])
-        assert len(tokens) <= self.room[slot], "a step would have to make room"
-        self.peak = max(self.peak, sum(map(len, self.tokens.values())))
-        assert self.peak <= self.context
+    def _logits(self, tokens: list[int]) -> F32:
         if self.broken(tokens):
             return np.full(len(self.vocabulary), np.nan, np.float32)
         return logits_after(*tokens)[self.vocabulary.start : self.vocabulary.stop]
@@ -105,13 +96,13 @@ class Followers:
 
     deadline_s = 1.0
 
-    def __init__(self, executors: Sequence[Executor], told_of_waves: Callable[[bytes], bytes]) -> None:
+    def __init__(self, executors: Sequence[Executor], told_of_steps: Callable[[bytes], bytes]) -> None:
         self.size = 1 + len(executors)
         self.messages: list[Message] = []
         """What the scheduler has said."""
         self._executors = executors
-        self._told = [deque([Able(executor.most_sequences).encode()]) for executor in executors]
-        self._told_of_waves = told_of_waves
+        self._told = [deque([Able(executor.most_spans).encode()]) for executor in executors]
+        self._told_of_steps = told_of_steps
 
     def broadcast_message(self, data: bytes, _root: int, _timeout: None) -> None:
         message = decode(data)
@@ -119,7 +110,7 @@ class Followers:
         for executor, told in zip(self._executors, self._told, strict=True):
             summary = executor.execute(message)
             if summary is not None:
-                told.append(self._told_of_waves(summary) if isinstance(message, Wave) else summary)
+                told.append(self._told_of_steps(summary) if isinstance(message, Step) else summary)
 
     def recv(self, rank: int, _timeout: float) -> bytes:
         return self._told[rank - 1].popleft()
@@ -132,27 +123,27 @@ class Session:
     """A scheduler and what its clients have heard.
 
     Args:
-        most: how many sequences the engine of each rank takes in one step.
-        memory: tokens that the last rank has room for.
-        told_of_waves: what the scheduler hears instead of a follower's summaries.
+        most: how many spans the engine of each rank takes in one step.
+        blocks: of the caches.
+        told_of_steps: what the scheduler hears instead of a follower's summaries.
     """
 
     def __init__(
         self,
         most: Sequence[int] = (16,),
-        context: int = 200,
+        blocks: CacheBlocks = BLOCKS,
         broken: Broken = lambda tokens: False,
-        told_of_waves: Callable[[bytes], bytes] = lambda summaries: summaries,
-        memory: int = 1 << 30,
+        told_of_steps: Callable[[bytes], bytes] = lambda summaries: summaries,
     ) -> None:
         cuts = [VOCABULARY * rank // len(most) // BLOCK * BLOCK for rank in range(len(most) + 1)]
         self.engines = [
-            Engine(sequences, context, range(cuts[rank], cuts[rank + 1]), broken, 1 << 30)
-            for rank, sequences in enumerate(most)
+            Engine(spans, blocks, range(cuts[rank], cuts[rank + 1]), broken) for rank, spans in enumerate(most)
         ]
-        self.engines[-1].memory = memory
-        executors = [Executor(cast(Any, engine), _embed, engine.vocabulary, BLOCK, Stats()) for engine in self.engines]
-        self.followers = Followers(executors[1:], told_of_waves)
+        executors = [
+            Executor(cast(Any, engine), blocks, LONGEST, _embed, engine.vocabulary, BLOCK, Stats())
+            for engine in self.engines
+        ]
+        self.followers = Followers(executors[1:], told_of_steps)
         communicator = cast(Communicator, self.followers)
         self.texts: dict[str, list[int]] = {}
         self.ends: dict[str, str] = {}
@@ -160,7 +151,16 @@ class Session:
         self.failures: dict[str, pb.Failure] = {}
         self.signs_of_life: Counter[str] = Counter()
         self._scheduler = Scheduler(
-            executors[0], communicator, context, VOCABULARY, CHUNK, False, self._tell, lambda: None, lambda: None
+            executors[0],
+            communicator,
+            blocks,
+            VOCABULARY,
+            CHUNK,
+            False,
+            LONGEST,
+            self._tell,
+            lambda: None,
+            lambda: None,
         )
 
     def run(
@@ -186,7 +186,11 @@ class Session:
 
         with pytest.raises(Done):
             self._scheduler.run(commands)
-        assert not any(engine.tokens for engine in self.engines), "slots are left open"
+        schedule = self._scheduler._made_schedule()
+        assert not schedule.active
+        assert not schedule.waiting
+        opened, closed = (Counter(message.slot for message in self.said(kind)) for kind in (Open, Close))
+        assert opened == closed, "sequences are left open"
         assert self.followers.none_waits()
 
     def said(self, kind: type[Any]) -> list[Any]:
@@ -206,6 +210,10 @@ class Session:
     @property
     def failure_codes(self) -> dict[str, str]:
         return {name: failure.code for name, failure in self.failures.items()}
+
+
+def _nothing() -> None:
+    pass
 
 
 def _embed(tokens: Sequence[int]) -> F32:
@@ -253,16 +261,19 @@ sampling = st.fixed_dictionaries(
 @given(
     st.data(),
     st.sampled_from(((1,), (3,), (16,), (128,), (16, 3), (2, 128, 16))),
-    st.sampled_from((40, 100, 200)),
+    st.sampled_from((CacheBlocks(60, 1), CacheBlocks(16, 4), CacheBlocks(9, 7), CacheBlocks(2, 60))),
     st.integers(1, 24),
 )
 def test_a_request_is_answered_as_if_it_were_alone(
-    data: st.DataObject, most: tuple[int, ...], context: int, number: int
+    data: st.DataObject, most: tuple[int, ...], blocks: CacheBlocks, number: int
 ) -> None:
+    """Whoever else is, steps back, or has left the beginning of its text in the caches."""
     requests = []
+    openings = data.draw(st.lists(st.lists(st.integers(0, VOCABULARY - 1), max_size=12), min_size=1, max_size=3))
     for name in map(str, range(number)):
-        prompt = data.draw(st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=20))
-        longest = data.draw(st.integers(1, min(40, context - len(prompt))))
+        opening = data.draw(st.sampled_from(openings))
+        prompt = opening + data.draw(st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=20))
+        longest = data.draw(st.integers(1, LONGEST - len(prompt)))
         stop = data.draw(st.sampled_from(((), range(0, VOCABULARY, 20))))
         requests.append(request(name, prompt, longest, stop, **data.draw(sampling)))
     rounds = st.integers(0, 60)
@@ -274,66 +285,61 @@ def test_a_request_is_answered_as_if_it_were_alone(
     def broken(tokens: list[int]) -> bool:
         return len(tokens) == bad_length and tokens[-1] % 4 == 0
 
-    longest = max(len(asked.prompt) + asked.max_tokens for asked in requests)
-    memory = data.draw(st.just(1 << 30) | st.integers(longest, longest + context))
-    session = Session(most, context, broken, memory=memory)
+    session = Session(most, blocks, broken)
     session.run(requests, arrivals, cancels)
-    assert_as_alone(session, requests, most=most, context=context, broken=broken)
+    assert_as_alone(session, requests, most=most, blocks=blocks, broken=broken)
 
 
-def test_who_came_last_steps_back_when_the_context_is_full() -> None:
-    context, longest = 100, 80
-    first, last = requests = [request("first", [1, 2, 3], longest), request("last", [4, 5, 6], longest)]
-    assert len(first.prompt) + len(last.prompt) + 2 * HEADROOM <= context < 2 * longest, "both start, and meet"
-    session = Session((16, 16), context)
+def test_who_came_last_steps_back_when_there_are_no_blocks() -> None:
+    blocks = CacheBlocks(20, 5)
+    requests = [request("first", [1, 2, 3], 50), request("last", [4, 5, 6], 57)]
+    session = Session((16, 16), blocks)
     session.run(requests)
     assert_as_alone(session, requests)
     assert list(session.ends) == ["first", "last"]
-    assert [message.slot for message in session.said(Open)] == [0, 1, 0], "the last begins twice"
-    assert all(context - 4 < engine.peak <= context for engine in session.engines)
+    first, last, again = session.said(Open)
+    assert [first.slot, last.slot, again.slot] == [0, 1, 0], "the last begins twice"
+    assert len(again.tokens) > 40, "with what it has generated"
+    assert again.prompt == 3
 
 
-@pytest.mark.parametrize("rank_size", [1, 2])
-def test_who_came_last_steps_back_when_a_rank_lacks_memory(rank_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scheduler, "FIRST_ROOM", 4)
-    requests = [request(str(i), [i, i, i], 90) for i in range(3)]
-    longest = 93
-    session = Session((16,) * rank_size, 1000, memory=2 * longest - 1)
-    session.run(requests)
-    assert_as_alone(session, requests, context=1000)
-    assert session.failures == {}
-    assert list(session.ends) == ["0", "1", "2"]
-    if rank_size > 1:
-        assert len(session.said(Open)) > 3, "somebody began twice"
-        assert len(session.said(Reserve)) < 20, "nobody is asked at every step"
+def test_what_was_computed_is_found_again() -> None:
+    """By the one that steps back, and by another prompt that begins like one before it."""
+    opening = list(range(20))
+    first, second = request("first", [*opening, 1], 5), request("second", [*opening, 2], 5)
+    session = Session(blocks=CacheBlocks(40, 4))
+    session.run([first, second], arrivals={"second": 8})
+    assert_as_alone(session, [first, second])
+    begun = [span for step in session.engines[0].steps for span in step if span.wanted and span.rows < 20]
+    assert [span.position for span in session.engines[0].steps[0]] == [0]
+    assert min(span.position for span in begun[-5:]) >= 20, "only the last token of the second prompt was computed"
 
 
-def test_a_request_that_no_memory_is_left_for_ends_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scheduler, "FIRST_ROOM", 4)
-    small = [request(str(i), [i], 20) for i in range(2)]
-    too_long, endless = request("too long", [3] * 80, 5), request("endless", [4], 200)
-    session = Session((16, 16, 16), 1000, memory=70)
-    session.run([endless, small[0], too_long, small[1]])
-    assert_as_alone(session, small, context=1000)
-    assert session.failure_codes == {"too long": "out_of_memory", "endless": "out_of_memory"}
-    assert "rank 2: 70 of 85 free" in session.failures["too long"].message
-    assert session.texts["too long"] == []
-    text, _ = alone(endless, context=1000)
-    heard = session.texts["endless"]
-    assert 20 < len(heard) < 70
-    assert heard == text[: len(heard)]
+def test_prompts_are_computed_beside_answers() -> None:
+    """Who is being answered gets a token in every step while another's prompt is computed."""
+    answered, long = request("answered", [1], 40), request("long", [index % 7 for index in range(55)], 3)
+    session = Session(blocks=CacheBlocks(100, 4))
+    session.run([answered, long], arrivals={"long": 5})
+    assert_as_alone(session, [answered, long], blocks=CacheBlocks(100, 4))
+    mixed = [step for step in session.engines[0].steps if len(step) == 2 and max(span.rows for span in step) > 1]
+    assert len(mixed) > 3
+    assert all(step[0].rows == step[0].wanted == 1 for step in mixed)
 
 
-def test_a_request_that_is_computed_once_more_gives_signs_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_short_prompt_does_not_wait_for_a_long_one() -> None:
+    long, short = request("long", [index % 7 for index in range(59)], 1), request("short", [3, 4, 5], 1)
+    session = Session(blocks=CacheBlocks(100, 4))
+    session.run([long, short], arrivals={"short": 2})
+    assert list(session.ends) == ["short", "long"]
+
+
+def test_whoever_hears_nothing_for_a_while_gets_a_sign_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scheduler, "SIGN_OF_LIFE_S", 0.0)
-    requests = [request("first", [1, 2, 3], 80), request("last", [4, 5, 6], 80)]
-    session = Session((16, 16), context=100)
+    requests = [request("first", [1, 2, 3], 50), request("waits", [index % 7 for index in range(50)], 5)]
+    session = Session((16, 16), CacheBlocks(6, 10))
     session.run(requests)
-    assert_as_alone(session, requests)
-    again = len(session.said(Open)) - len(requests)
-    assert again == 1
-    assert session.signs_of_life["first"] == 0
-    assert 40 < session.signs_of_life["last"] < 80
+    assert_as_alone(session, requests, blocks=CacheBlocks(6, 10))
+    assert 40 < session.signs_of_life["waits"] < 70
 
 
 def test_top_k_of_the_whole_vocabulary_asks_ranks_for_no_more_than_without(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -341,40 +347,41 @@ def test_top_k_of_the_whole_vocabulary_asks_ranks_for_no_more_than_without(monke
         asked = request("any", [1], 10, temperature=1.0, seed=3, top_k=top_k)
         session = Session((16, 16))
         session.run([asked])
-        assert {int(number) for wave in session.said(Wave) for number in wave.wants} == {want}
+        assert {span.want for step in session.said(Step) for span in step.spans} == {want}
         if want == 1:
             assert session.texts["any"] == alone(request("any", [1], 10, temperature=1.0, seed=3))[0]
 
 
-def test_waves_are_as_large_as_the_least_able_rank_allows() -> None:
+def test_steps_have_as_many_spans_as_the_least_able_rank_allows() -> None:
     requests = [request(str(i), [i], 10) for i in range(8)]
-    session = Session((16, 3, 5), 1000)
+    session = Session((16, 3, 5))
     session.run(requests)
     assert_as_alone(session, requests)
-    sizes = Counter(len(wave.slots) for wave in session.said(Wave))
+    sizes = Counter(len(step.spans) for step in session.said(Step))
     assert max(sizes) == 3
-    assert sizes[3] > sizes[1] + sizes[2], "and no smaller without need"
+    assert sizes[3] > sizes[1] + sizes[2], "and no fewer without need"
 
 
-def test_no_more_are_active_than_there_are_slots() -> None:
-    requests = [request(str(i), [i], 5) for i in range(MAX_ACTIVE + 5)]
-    session = Session((128, 128), 10_000)
+def test_no_more_are_active_than_there_are_slots(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scheduler, "MOST_SEQUENCES", 7)
+    requests = [request(str(i), [i], 5) for i in range(12)]
+    session = Session((128, 128))
     session.run(requests)
-    assert_as_alone(session, requests, context=10_000)
-    assert {message.slot for message in session.said(Open)} == set(range(MAX_ACTIVE))
+    assert_as_alone(session, requests)
+    assert {message.slot for message in session.said(Open)} == set(range(7))
 
 
-def test_one_of_a_wave_may_need_more_candidates() -> None:
+def test_one_of_a_step_may_need_more_candidates() -> None:
     sharp = [request(str(i), [i], 10) for i in range(3)]
     flat = request("flat", [7], 10, temperature=2.0, top_p=0.99, seed=5)
     session = Session((16, 16))
     session.run([*sharp[:2], flat, *sharp[2:]])
     assert_as_alone(session, [*sharp, flat])
     assert {tuple(message.slots) for message in session.said(More)} == {(2,)}
-    assert any(2 in wave.slots and len(wave.slots) == 4 for wave in session.said(Wave))
+    assert any(len(step.spans) == 4 for step in session.said(Step))
 
 
-def test_all_of_a_wave_that_need_more_candidates_ask_in_one_round() -> None:
+def test_all_of_a_step_that_need_more_candidates_ask_in_one_round() -> None:
     flat = [request(str(i), [i], 10, temperature=2.0, top_p=0.99, seed=5) for i in range(5)]
     sharp = request("sharp", [7], 10)
     session = Session((16, 16))
@@ -387,7 +394,7 @@ def test_all_of_a_wave_that_need_more_candidates_ask_in_one_round() -> None:
     )
 
 
-def test_a_request_is_cancelled_between_waves() -> None:
+def test_a_request_is_cancelled_between_steps() -> None:
     requests = [request(str(i), [i], 30) for i in range(3)]
     session = Session((16, 16))
     session.run(requests, cancels=[(12, "1"), (13, "1"), (13, "unknown")])
@@ -397,9 +404,8 @@ def test_a_request_is_cancelled_between_waves() -> None:
 
 
 def test_a_request_is_cancelled_before_it_begins() -> None:
-    requests = [request(str(i), [i], 60) for i in range(3)]
-    session = Session((16, 16), context=65)
-    assert 2 + 2 * HEADROOM > 65, "one at a time"
+    requests = [request(str(i), [i], 59) for i in range(3)]
+    session = Session((16, 16), CacheBlocks(1, 60))
     session.run(requests, cancels=[(5, "1")])
     assert_as_alone(session, requests)
     assert session.ends == {"1": "cancelled", "0": "length", "2": "length"}
@@ -428,7 +434,7 @@ def test_sampling_that_cannot_be_is_refused_at_once() -> None:
 
 
 def test_a_rank_that_can_take_no_sequence_is_named() -> None:
-    with pytest.raises(StepError, match=r"rank 2: .*no sequence"):
+    with pytest.raises(StepError, match=r"rank 2: .*no span"):
         Session((16, 16, 0)).run([request("any", [1], 5)])
 
 
@@ -442,7 +448,7 @@ def test_a_rank_that_can_take_no_sequence_is_named() -> None:
     ids=["none", "one too many", "cut short"],
 )
 def test_a_rank_that_tells_of_other_sequences_is_named(told: Callable[[bytes], bytes], reason: str) -> None:
-    session = Session((16, 16), told_of_waves=lambda data: told(data) if both(data) else data)
+    session = Session((16, 16), told_of_steps=lambda data: told(data) if both(data) else data)
     with pytest.raises(StepError, match=rf"rank 1: .*{reason}"):
         session.run([request(str(i), [i], 5) for i in range(2)])
 

@@ -44,7 +44,7 @@ class Ranks:
             choice = choose(summaries, self.params, step)
             if isinstance(choice, Choice):
                 for sampler in self.samplers:
-                    sampler.accept(choice.token)
+                    sampler.accept(step, choice.token)
                 return choice
             assert choice.want > want
             want = choice.want
@@ -321,3 +321,26 @@ def test_need_more_says_how_many() -> None:
     params = SamplingParams(temperature=1.0, top_p=0.9)
     summary = ShardSampler(params, 0, 1000, [], 16).summarise(np.zeros(1000, np.float32), 0, 10)
     assert choose([summary], params, 0) == NeedMore(80)
+
+
+@given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 9)), max_size=30), st.lists(st.integers(0, 9), max_size=4))
+def test_a_guess_that_was_wrong_leaves_nothing_behind(said: list[tuple[int, int]], prompt: list[int]) -> None:
+    """Tokens are guessed, summarised after, and replaced; then a rank tells what one does that never heard the guesses."""
+    params = SamplingParams(temperature=0.0, repetition_penalty=1.5, frequency_penalty=0.3, presence_penalty=0.2)
+    logits = np.random.default_rng(0).normal(size=8).astype(np.float32)
+
+    def sampler() -> ShardSampler:
+        return ShardSampler(params, 1, 8, prompt, 16)
+
+    guessing, answer = sampler(), list[int]()
+    for back, token in said:
+        step = max(0, len(answer) - back)
+        answer[step:] = [token]
+        guessing.accept(step, token)
+        if token % 3:
+            guessing.summarise(logits, step + token % 2, 3)
+    for step in range(len(answer) + 1):
+        plainly = sampler()
+        for number, token in enumerate(answer):
+            plainly.accept(number, token)
+        assert guessing.summarise(logits, step, 8) == plainly.summarise(logits, step, 8)
