@@ -1,1 +1,1 @@
-"""CPU operators of our own: C kernels, built by installation (`setup.py`), called through `matmul` and `rows`."""
+"""CPU operators of our own: C kernels, built by installation (`setup.py`), and the modules that call them."""

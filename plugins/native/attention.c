@@ -1,14 +1,19 @@
-/* Attention of consecutive tokens to cached keys and values, among them their own; each sees those up to its own place.
+/* Attention of tokens to cached keys and values, among them their own; each sees those up to its own place.
  *
- * The arithmetic. It is the same to the bit for every level and pool, and whichever rows are computed together:
+ * What is cached lies in blocks of `tokens` positions each; a span's rows are tokens of one sequence and say which blocks
+ * it has. All keys and values of a call's rows go to their blocks first, then all rows attend: a few rows of a span at a
+ * time (a piece), as many pieces together as there is room for. Threads share (piece, stretch, kv head).
+ *
+ * The arithmetic. It is the same to the bit for every level and pool, however positions are cut in blocks, and whichever
+ * rows and spans are computed together:
  *
  * - Of a pair (a, b) that turns, a becomes fma(-b, sin, a * cos) and b fma(b, cos, a * sin). q is then multiplied by
  *   the scale.
  * - A score is the sum of q * k: lane i of 16 adds dimensions i, i + 16, ... by lane = fma(q, k, lane), starting from
  *   0; lanes are added as the tree of matmul.c.
- * - Positions are cut in stretches of SIGHT. In each, e = exp(score - the largest that is seen) (floats.h), 0 where a
- *   position is not seen; lane i of 16 sums those of positions i, i + 16, ..., and the tree sums the lanes; a dimension
- *   is the sum of e * v by fma, position by position.
+ * - Positions are cut in stretches of SIGHT, from position 0 on. In each, e = exp(score - the largest that is seen)
+ *   (floats.h), 0 where a position is not seen; lane i of 16 sums those of positions i, i + 16, ..., and the tree sums
+ *   the lanes; a dimension is the sum of e * v by fma, position by position.
  * - Stretch by stretch, both sums are weighed with exp(the stretch's largest score - the largest of all) and summed by
  *   fma; a result is its dimension's sum * (1 / the sum of exponentials).
  */
@@ -16,70 +21,151 @@
 #include "pool.h"
 #include "rounding.h"
 
-#define FAR (1 << 18) /* products of scores from which threads share them */
+#define FAR (1 << 18)  /* products of scores from which threads share them */
+#define ROOM (1 << 20) /* floats of scratch for pieces, or more if one alone needs more */
+#define MOST_PIECES 64 /* together */
 
 /* Give a part of scratch its place behind `floats` others, or only count it while there is no scratch. */
 static int64_t place(float **part, int64_t count, float *scratch, int64_t floats) {
     if (scratch) *part = scratch + floats;
-    return floats + count;
+    return floats + up_to_multiple(count, LANES_IN_ALL);
 }
 
-/* Cut scratch, if it is not NULL, in what so many rows and stretches need: so many floats. */
-static int64_t lay_out(struct attending *now, int64_t rows, int64_t stretches, float *scratch) {
-    const int64_t queries = rows * now->a.heads;
+/* Cut scratch, if it is not NULL, in what a piece needs: so many floats. */
+static int64_t lay_out(struct piece *now, float *scratch) {
+    const int64_t queries = now->rows * now->a->heads;
     int64_t floats = 0;
-    now->rows = rows;
-    now->stretches = stretches;
-    now->group = now->a.heads / now->a.kv_heads;
-    now->wide = up_to_multiple(now->a.size, LANES_IN_ALL);
+    now->group = now->a->heads / now->a->kv_heads;
+    now->wide = up_to_multiple(now->a->size, LANES_IN_ALL);
     floats = place(&now->q, queries * now->wide, scratch, floats);
-    floats = place(&now->sights, stretches * queries * now->wide, scratch, floats);
+    floats = place(&now->sights, now->stretches * queries * now->wide, scratch, floats);
     floats = place(&now->sinks, queries, scratch, floats);
-    floats = place(&now->largest, stretches * queries, scratch, floats);
-    return place(&now->sums, stretches * queries, scratch, floats);
+    floats = place(&now->largest, now->stretches * queries, scratch, floats);
+    return place(&now->sums, now->stretches * queries, scratch, floats);
 }
 
 static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
-/* Make room for an attention; 0 if there is no memory. */
-EXPORT int32_t motley_prepare_attention(const struct attention *a) {
-    struct attending now = {.a = *a};
-    const int64_t rows = least(a->rows, ABREAST);
-    int64_t most = divide_up(a->capacity, SIGHT);
-    if (a->window) most = least(most, divide_up(a->window + rows - 1, SIGHT) + 1);
-    return pool_reserve(a->pool, (size_t)lay_out(&now, rows, most, NULL) * sizeof(float));
+/* Floats of scratch that an attention may use. */
+static int64_t room(const struct attention *a) {
+    struct piece largest = {.a = a, .rows = least(a->rows, ABREAST), .stretches = divide_up(a->context, SIGHT)};
+    if (a->window)
+        largest.stretches = least(largest.stretches, divide_up(a->window + largest.rows - 1, SIGHT) + 1);
+    const int64_t alone = lay_out(&largest, NULL);
+    return alone > ROOM ? alone : ROOM;
 }
 
+/* Make room for an attention; 0 if there is no memory. */
+EXPORT int32_t motley_prepare_attention(const struct attention *a) {
+    return pool_reserve(a->pool, (size_t)room(a) * sizeof(float));
+}
+
+/* The first position that is seen from one. */
+static int64_t first_seen(const struct attention *a, int64_t position) {
+    return a->window && a->window <= position ? position - a->window + 1 : 0;
+}
+
+static const struct table *table_of(const struct attention *a, int64_t n) {
+    return a->turned ? a->spans->tables + n * a->spans->ropes + a->rope : NULL;
+}
+
+/* Whether there are the rows, the blocks and the angles of span n. */
+static int fits(const struct attention *a, int64_t n) {
+    const struct span *span = a->spans->all + n;
+    const struct table *table = table_of(a, n);
+    if (span->row < 0 || span->rows < 1 || span->row > a->rows - span->rows) return 0;
+    if (span->position < 0 || span->position > a->context - span->rows) return 0;
+    const int64_t end = span->position + span->rows;
+    if (divide_up(end, a->tokens) > span->count) return 0;
+    if (table && (table->turned != a->turned || end > table->places)) return 0;
+    for (int64_t b = first_seen(a, span->position) / a->tokens; b * a->tokens < end; b++)
+        if (span->blocks[b] < 0 || span->blocks[b] >= a->blocks) return 0;
+    return 1;
+}
+
+static struct piece cut(const struct attention *a, int64_t n, int64_t done) {
+    const struct span *span = a->spans->all + n;
+    const int64_t rows = least(span->rows - done, ABREAST), position = span->position + done;
+    const int64_t first = first_seen(a, position) / SIGHT;
+    return (struct piece){
+        .a = a,
+        .table = table_of(a, n),
+        .blocks = span->blocks,
+        .last = (position + rows - 1) / a->tokens,
+        .row = span->row + done,
+        .rows = rows,
+        .position = position,
+        .first = first,
+        .stretches = divide_up(position + rows, SIGHT) - first,
+    };
+}
+
+/* Pieces that are computed together. */
+struct together {
+    struct piece pieces[MOST_PIECES];
+    int64_t count;
+    int64_t floats;   /* of scratch that they take */
+    int64_t products; /* of their scores */
+};
+
+static int64_t attend_chunks(const struct piece *now) { return now->stretches * now->a->kv_heads; }
+
+static int64_t combine_chunks(const struct piece *now) { return divide_up(now->rows * now->a->heads, LANES_IN_ALL); }
+
 static void attend(const void *job, int64_t chunk) {
-    const struct attending *now = job;
+    const struct piece *now = ((const struct together *)job)->pieces;
+    for (; chunk >= attend_chunks(now); now++) chunk -= attend_chunks(now);
     kernels->attend(now, chunk % now->stretches, chunk / now->stretches);
 }
 
-static void combine(const void *job, int64_t chunk) { kernels->combine(job, chunk); }
-
-/* Do work(now, chunk) for all chunks, on several threads if it is enough for them. */
-static void share(const struct attending *now, void (*work)(const void *, int64_t), int64_t chunks) {
-    if (now->rows * now->a.heads * now->a.size * now->stretches * SIGHT >= FAR) pool_run(now->a.pool, work, now, chunks);
-    else
-        for (int64_t chunk = 0; chunk < chunks; chunk++) work(now, chunk);
+static void combine(const void *job, int64_t chunk) {
+    const struct piece *now = ((const struct together *)job)->pieces;
+    for (; chunk >= combine_chunks(now); now++) chunk -= combine_chunks(now);
+    kernels->combine(now, chunk);
 }
 
-/* Compute an attention for which motley_prepare_attention has made room; 0 if a position has no place. */
-EXPORT int32_t motley_attention(const struct attention *a) {
-    struct attending now = {.a = *a};
-    const int64_t begin = *a->position, end = begin + a->rows;
-    if (begin < 0 || end > a->capacity || (a->turned && end > a->places)) return 0;
-    float *scratch = (float *)pool_enter(a->pool);
-    for (int64_t row = 0; row < a->rows; row++) kernels->cache_row(a, row, begin + row);
-    for (now.row = 0; now.row < a->rows; now.row += ABREAST) {
-        const int64_t rows = least(a->rows - now.row, ABREAST);
-        now.position = begin + now.row;
-        now.first = a->window && a->window <= now.position ? (now.position - a->window + 1) / SIGHT : 0;
-        lay_out(&now, rows, divide_up(now.position + rows, SIGHT) - now.first, scratch);
-        kernels->turn_queries(&now);
-        share(&now, attend, now.stretches * a->kv_heads);
-        share(&now, combine, divide_up(rows * a->heads, LANES_IN_ALL));
+/* Do work(all, chunk) for all chunks, on several threads if it is enough for them. */
+static void share(const struct together *all, void (*work)(const void *, int64_t), int64_t chunks) {
+    if (all->products >= FAR) pool_run(all->pieces->a->pool, work, all, chunks);
+    else
+        for (int64_t chunk = 0; chunk < chunks; chunk++) work(all, chunk);
+}
+
+/* Compute all pieces; then there are none. */
+static void finish(struct together *all) {
+    int64_t attending = 0, combining = 0;
+    for (int64_t n = 0; n < all->count; n++) {
+        kernels->turn_queries(all->pieces + n);
+        attending += attend_chunks(all->pieces + n);
+        combining += combine_chunks(all->pieces + n);
     }
+    share(all, attend, attending);
+    share(all, combine, combining);
+    all->count = all->floats = all->products = 0;
+}
+
+/* Compute an attention for which motley_prepare_attention has made room. The number of a span that does not fit, then
+ * nothing is written; -1: all do. */
+EXPORT int32_t motley_attention(const struct attention *a) {
+    const struct spans *spans = a->spans;
+    struct together all;
+    all.count = all.floats = all.products = 0;
+    for (int64_t n = 0; n < spans->count; n++)
+        if (!fits(a, n)) return (int32_t)n;
+    const int64_t most = room(a);
+    float *scratch = (float *)pool_enter(a->pool);
+    for (int64_t n = 0; n < spans->count; n++) kernels->cache_rows(a, spans->all + n, table_of(a, n));
+    for (int64_t n = 0; n < spans->count; n++)
+        for (int64_t done = 0; done < spans->all[n].rows; done += ABREAST) {
+            struct piece piece = cut(a, n, done);
+            const int64_t floats = lay_out(&piece, NULL);
+            if (all.count == MOST_PIECES || all.floats + floats > most) finish(&all);
+            lay_out(&piece, scratch + all.floats);
+            all.pieces[all.count++] = piece;
+            all.floats += floats;
+            all.products += piece.rows * a->heads * a->size * piece.stretches * SIGHT;
+        }
+    if (all.count) finish(&all);
     pool_leave(a->pool);
-    return 1;
+    return -1;
 }

@@ -3,10 +3,10 @@
 #define AHEAD 8192 /* bytes that what is cached is fetched ahead of its use, for the level-2 cache */
 #define LEAST (-0x1.fffffep127f) /* where largest scores start: not infinite, as differences from them are taken */
 
-/* Turn a head by the angles of a position, and multiply it by `scale`. */
-ALWAYS void turn(const struct attention *a, int64_t position, const float *from, float *to, float scale) {
-    const int64_t turned = a->turned;
-    const float *cos = a->cos + position * turned, *sin = a->sin + position * turned;
+/* Turn a head by the angles of a position, if there is a table, and multiply it by `scale`. */
+ALWAYS void turn(const struct table *table, int64_t position, const float *from, float *to, int64_t size, float scale) {
+    const int64_t turned = table ? table->turned : 0;
+    const float *cos = table ? table->cos + position * turned : NULL, *sin = table ? table->sin + position * turned : NULL;
     for (int64_t i = 0; i < turned; i += LANES) {
         const int64_t left = turned - i;
         const floats c = load_floats(cos + i, left), s = load_floats(sin + i, left);
@@ -14,43 +14,75 @@ ALWAYS void turn(const struct attention *a, int64_t position, const float *from,
         store_floats(to + i, fused(-y, s, x * c) * scale, left);
         store_floats(to + turned + i, fused(y, c, x * s) * scale, left);
     }
-    for (int64_t i = 2 * turned; i < a->size; i += LANES)
-        store_floats(to + i, load_floats(from + i, a->size - i) * scale, a->size - i);
+    for (int64_t i = 2 * turned; i < size; i += LANES)
+        store_floats(to + i, load_floats(from + i, size - i) * scale, size - i);
 }
 
-/* A row's key, turned, and value go to the caches. */
-static void cache_row(const struct attention *a, int64_t row, int64_t position) {
-    const float *keys = a->qkv + (row * (a->heads + 2 * a->kv_heads) + a->heads) * a->size;
-    const float *values = keys + a->kv_heads * a->size;
-    for (int64_t h = 0; h < a->kv_heads; h++) {
-        const int64_t place = (h * a->capacity + position) * a->size;
-        turn(a, position, keys + h * a->size, a->keys + place, 1);
-        memcpy(a->values + place, values + h * a->size, (size_t)a->size * 4);
+/* The keys, turned, and the values of a span's rows go to its blocks. */
+static void cache_rows(const struct attention *a, const struct span *span, const struct table *table) {
+    const int64_t size = a->size;
+    for (int64_t r = 0; r < span->rows; r++) {
+        const float *keys = a->qkv + ((span->row + r) * (a->heads + 2 * a->kv_heads) + a->heads) * size;
+        const float *values = keys + a->kv_heads * size;
+        const int64_t position = span->position + r, block = span->blocks[position / a->tokens];
+        for (int64_t h = 0; h < a->kv_heads; h++) {
+            const int64_t place = ((block * a->kv_heads + h) * a->tokens + position % a->tokens) * size;
+            turn(table, position, keys + h * size, a->keys + place, size, 1);
+            memcpy(a->values + place, values + h * size, (size_t)size * 4);
+        }
     }
 }
 
 /* The rows' queries, turned, and the sinks of each. */
-static void turn_queries(const struct attending *now) {
-    const struct attention *a = &now->a;
+static void turn_queries(const struct piece *now) {
+    const struct attention *a = now->a;
     for (int64_t r = 0; r < now->rows; r++)
         for (int64_t head = 0; head < a->heads; head++) {
             const int64_t query = (head / now->group * now->rows + r) * now->group + head % now->group;
             const float *from = a->qkv + ((now->row + r) * (a->heads + 2 * a->kv_heads) + head) * a->size;
             float *q = now->q + query * now->wide;
-            turn(a, now->position + r, from, q, a->scale);
+            turn(now->table, now->position + r, from, q, a->size, a->scale);
             for (int64_t i = a->size; i < now->wide; i++) q[i] = 0;
             if (a->sinks) now->sinks[query] = a->sinks[head];
         }
 }
 
+/* Positions of a stretch that lie in one block. */
+struct run {
+    int64_t begin, end;         /* counted from the first of the stretch */
+    const float *keys, *values; /* of `begin` */
+    int64_t ahead;              /* bytes to what is fetched while one of them is used */
+};
+
+/* Cut the positions [from, to) of the stretch that begins at a position in runs; where they end. */
+static struct run *cut_in_runs(const struct piece *now, int64_t begin, int64_t kv_head, int64_t from, int64_t to,
+                               struct run *runs) {
+    const struct attention *a = now->a;
+    const int64_t bytes = a->tokens * a->size * 4; /* of a head in a block */
+    const int64_t steps = a->tokens < SIGHT ? (AHEAD + bytes - 1) / bytes : 0;
+    for (int64_t t = from; t < to; t = runs++->end) {
+        const int64_t n = (begin + t) / a->tokens, place = (begin + t) % a->tokens, block = now->blocks[n];
+        const int64_t at = ((block * a->kv_heads + kv_head) * a->tokens + place) * a->size;
+        const int64_t next = now->blocks[n + steps < now->last ? n + steps : now->last];
+        *runs = (struct run){
+            .begin = t,
+            .end = to - t < a->tokens - place ? to : t + a->tokens - place,
+            .keys = a->keys + at,
+            .values = a->values + at,
+            .ahead = steps ? (next - block) * a->kv_heads * bytes : AHEAD,
+        };
+    }
+    return runs;
+}
+
 /* Add to sums the products of `left` dimensions, or as many as there are lanes. */
-ALWAYS void score_lanes(const struct attending *now, const float *q, const float *keys, int64_t left, floats sums[],
-                        const int prefetch, const int heads, const int positions) {
+ALWAYS void score_lanes(const struct piece *now, const float *q, const float *keys, int64_t ahead, int64_t left,
+                        floats sums[], const int prefetch, const int heads, const int positions) {
     floats k[TILE_TOKENS];
     UNROLL for (int t = 0; t < positions; t++) {
-        const float *from = keys + t * now->a.size;
+        const float *from = keys + t * now->a->size;
         k[t] = load_floats(from, left);
-        if (prefetch) __builtin_prefetch((const char *)from + AHEAD, 0, 2);
+        if (prefetch) __builtin_prefetch((const char *)from + ahead, 0, 2);
     }
     UNROLL for (int h = 0; h < heads; h++) {
         const floats lanes = load_floats(q + h * now->wide, LANES);
@@ -59,18 +91,18 @@ ALWAYS void score_lanes(const struct attending *now, const float *q, const float
     }
 }
 
-/* scores[heads, SIGHT] of some heads at some positions. */
-ALWAYS void score(const struct attending *now, const float *q, const float *keys, float *scores, const int heads,
-                  const int positions) {
-    const int64_t size = now->a.size;
+/* scores[heads, SIGHT] of some heads at some positions; what is `ahead` bytes is fetched. */
+ALWAYS void score(const struct piece *now, const float *q, const float *keys, int64_t ahead, float *scores,
+                  const int heads, const int positions) {
+    const int64_t size = now->a->size;
     floats all[PARTS][TILE];
     float totals[TILE];
     UNROLL for (int p = 0; p < PARTS; p++) {
         floats sums[TILE] = {0};
         int64_t i = p * LANES;
         for (; i + LANES <= size; i += LANES_IN_ALL)
-            score_lanes(now, q + i, keys + i, LANES, sums, !p, heads, positions);
-        if (i < size) score_lanes(now, q + i, keys + i, size - i, sums, 0, heads, positions);
+            score_lanes(now, q + i, keys + i, ahead, LANES, sums, !p, heads, positions);
+        if (i < size) score_lanes(now, q + i, keys + i, ahead, size - i, sums, 0, heads, positions);
         memcpy(all[p], sums, sizeof sums);
     }
     add_lanes(all, heads * positions, totals);
@@ -106,20 +138,23 @@ ALWAYS void exponentiate(float *scores, int64_t count, float *largest, float *su
     add_lanes(lanes, 1, sum);
 }
 
-/* Values of `positions` from dimension i on, weighed: `vectors` of them, the last of `left` floats. */
-ALWAYS void weigh(const struct attending *now, const float *weights, const float *values, int64_t positions,
+/* The values of some runs from dimension i on, weighed: `vectors` of them, the last of `left` floats. */
+ALWAYS void weigh(const struct piece *now, const float *weights, const struct run *runs, const struct run *end, int64_t i,
                   int64_t left, float *sight, const int heads, const int vectors) {
     floats sums[TILE] = {0};
-    for (int64_t t = 0; t < positions; t++) {
-        floats v[TILE_TOKENS];
-        UNROLL for (int j = 0; j < vectors; j++) {
-            const float *from = values + t * now->a.size + j * LANES;
-            v[j] = load_floats(from, left);
-            if (j * LANES % LANES_IN_ALL == 0) __builtin_prefetch((const char *)from + AHEAD, 0, 2);
+    for (const struct run *run = runs; run < end; run++) {
+        const float *values = run->values + i;
+        for (int64_t t = run->begin; t < run->end; t++, values += now->a->size) {
+            floats v[TILE_TOKENS];
+            UNROLL for (int j = 0; j < vectors; j++) {
+                const float *from = values + j * LANES;
+                v[j] = load_floats(from, left);
+                if (j * LANES % LANES_IN_ALL == 0) __builtin_prefetch((const char *)from + run->ahead, 0, 2);
+            }
+            UNROLL for (int h = 0; h < heads; h++)
+                UNROLL for (int j = 0; j < vectors; j++)
+                    sums[h * vectors + j] = fused(all_lanes(weights[h * SIGHT + t]), v[j], sums[h * vectors + j]);
         }
-        UNROLL for (int h = 0; h < heads; h++)
-            UNROLL for (int j = 0; j < vectors; j++)
-                sums[h * vectors + j] = fused(all_lanes(weights[h * SIGHT + t]), v[j], sums[h * vectors + j]);
     }
     UNROLL for (int h = 0; h < heads; h++)
         UNROLL for (int j = 0; j < vectors; j++)
@@ -136,8 +171,8 @@ ALWAYS void weigh(const struct attending *now, const float *weights, const float
     }
 
 /* Some queries that share keys and values at the positions of a stretch. */
-static void attend_queries(const struct attending *now, int64_t stretch, int64_t kv_head, int64_t query, int64_t count) {
-    const struct attention *a = &now->a;
+static void attend_queries(const struct piece *now, int64_t stretch, int64_t kv_head, int64_t query, int64_t count) {
+    const struct attention *a = now->a;
     const int64_t size = a->size, group = now->group, begin = (now->first + stretch) * SIGHT;
     int64_t seen[HEADS_AT_ONCE][2], from = SIGHT, to = 0; /* positions of the stretch, by query, and by any of them */
     for (int64_t h = 0; h < count; h++) {
@@ -149,50 +184,53 @@ static void attend_queries(const struct attending *now, int64_t stretch, int64_t
         if (seen[h][1] > to) to = seen[h][1];
     }
     if (to <= from) to = from = 0; /* none sees any */
-    const float *keys = a->keys + (kv_head * a->capacity + begin) * size, *q = now->q + query * now->wide;
-    const float *values = a->values + (kv_head * a->capacity + begin) * size;
+    struct run runs[SIGHT];
+    const struct run *end = cut_in_runs(now, begin, kv_head, from, to, runs);
+    const float *q = now->q + query * now->wide;
     const int64_t summary = stretch * now->rows * a->heads + query;
     float scores[HEADS_AT_ONCE][SIGHT], *sight = now->sights + summary * now->wide;
-    int64_t t = from, i = 0;
-#define SCORE_TILE(n) score(now, q + h * now->wide, keys + t * size, scores[h] + t, n, TILE_TOKENS)
-#define SCORE_ONE(n) score(now, q + h * now->wide, keys + t * size, scores[h] + t, n, 1)
-    for (; t + TILE_TOKENS <= to; t += TILE_TOKENS) FOR_HEADS(count, h, SCORE_TILE)
-    for (; t < to; t++) FOR_HEADS(count, h, SCORE_ONE)
+    for (const struct run *run = runs; run < end; run++) {
+        const float *keys = run->keys;
+        int64_t t = run->begin;
+#define SCORE_TILE(n) score(now, q + h * now->wide, keys, run->ahead, scores[h] + t, n, TILE_TOKENS)
+#define SCORE_ONE(n) score(now, q + h * now->wide, keys, run->ahead, scores[h] + t, n, 1)
+        for (; t + TILE_TOKENS <= run->end; t += TILE_TOKENS, keys += TILE_TOKENS * size) FOR_HEADS(count, h, SCORE_TILE)
+        for (; t < run->end; t++, keys += size) FOR_HEADS(count, h, SCORE_ONE)
+    }
     for (int64_t h = 0; h < count; h++) {
-        for (t = 0; t < from; t++) scores[h][t] = 0;
+        for (int64_t t = 0; t < from; t++) scores[h][t] = 0;
         if (a->soft_cap != 0) cap_scores(scores[h], to, a->soft_cap);
-        for (t = 0; t < seen[h][0] && t < to; t++) scores[h][t] = -__builtin_inff();
-        for (t = seen[h][1] > 0 ? seen[h][1] : 0; t < to; t++) scores[h][t] = -__builtin_inff();
+        for (int64_t t = 0; t < seen[h][0] && t < to; t++) scores[h][t] = -__builtin_inff();
+        for (int64_t t = seen[h][1] > 0 ? seen[h][1] : 0; t < to; t++) scores[h][t] = -__builtin_inff();
         exponentiate(scores[h], to, now->largest + summary + h, now->sums + summary + h);
     }
-#define WEIGH_TILE(n) \
-    weigh(now, scores[h] + from, values + from * size + i, to - from, LANES, sight + h * now->wide + i, n, TILE_TOKENS)
-#define WEIGH_ONE(n) \
-    weigh(now, scores[h] + from, values + from * size + i, to - from, size - i, sight + h * now->wide + i, n, 1)
+    int64_t i = 0;
+#define WEIGH_TILE(n) weigh(now, scores[h], runs, end, i, LANES, sight + h * now->wide + i, n, TILE_TOKENS)
+#define WEIGH_ONE(n) weigh(now, scores[h], runs, end, i, size - i, sight + h * now->wide + i, n, 1)
     for (; i + TILE_TOKENS * LANES <= size; i += TILE_TOKENS * LANES) FOR_HEADS(count, h, WEIGH_TILE)
     for (; i < size; i += LANES) FOR_HEADS(count, h, WEIGH_ONE)
 }
 
-static void attend(const struct attending *now, int64_t stretch, int64_t kv_head) {
+static void attend(const struct piece *now, int64_t stretch, int64_t kv_head) {
     const int64_t queries = now->rows * now->group, begin = kv_head * queries, end = begin + queries;
     for (int64_t query = begin; query < end; query += HEADS_AT_ONCE)
         attend_queries(now, stretch, kv_head, query, end - query < HEADS_AT_ONCE ? end - query : HEADS_AT_ONCE);
 }
 
 /* The results of the queries from chunk * LANES_IN_ALL on, as many. */
-static void combine(const struct attending *now, int64_t chunk) {
-    const int64_t queries = now->rows * now->a.heads, size = now->a.size, group = now->group;
+static void combine(const struct piece *now, int64_t chunk) {
+    const int64_t queries = now->rows * now->a->heads, size = now->a->size, group = now->group;
     const int64_t begin = chunk * LANES_IN_ALL;
     const int64_t end = queries - begin < LANES_IN_ALL ? queries : begin + LANES_IN_ALL;
     for (int64_t n = begin; n < end; n += LANES) {
         const int64_t left = end - n;
-        const floats sinks = now->a.sinks ? load_floats(now->sinks + n, left) : all_lanes(0);
-        floats most = now->a.sinks ? sinks : all_lanes(LEAST), sum = {0};
+        const floats sinks = now->a->sinks ? load_floats(now->sinks + n, left) : all_lanes(0);
+        floats most = now->a->sinks ? sinks : all_lanes(LEAST), sum = {0};
         for (int64_t s = 0; s < now->stretches; s++) {
             const floats here = load_floats(now->largest + s * queries + n, left);
             most = choose(here > most, here, most);
         }
-        if (now->a.sinks) sum = exponential(sinks - most);
+        if (now->a->sinks) sum = exponential(sinks - most);
         for (int64_t s = 0; s < now->stretches; s++) {
             const floats weight = exponential(load_floats(now->largest + s * queries + n, left) - most);
             store_floats(now->largest + s * queries + n, weight, left);
@@ -202,7 +240,7 @@ static void combine(const struct attending *now, int64_t chunk) {
     }
     for (int64_t n = begin; n < end; n++) {
         const int64_t row = now->row + n / group % now->rows, head = n / (group * now->rows) * group + n % group;
-        float *y = now->a.y + (row * now->a.heads + head) * size;
+        float *y = now->a->y + (row * now->a->heads + head) * size;
         for (int64_t i = 0; i < size; i += LANES) {
             floats sum = {0};
             for (int64_t s = 0; s < now->stretches; s++) {

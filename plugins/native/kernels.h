@@ -21,4 +21,4 @@
 #include "rows_kernel.h"
 #include "attention_kernel.h"
 
-#define KERNELS {TILE_ROWS, TILE_TOKENS, quantise, multiply, normalise, gate, cache_row, turn_queries, attend, combine}
+#define KERNELS {TILE_ROWS, TILE_TOKENS, quantise, multiply, normalise, gate, cache_rows, turn_queries, attend, combine}

@@ -67,33 +67,57 @@ class Gated(ctypes.Structure):
     )
 
 
+class Table(ctypes.Structure):
+    """``struct table`` of attention.h."""
+
+    _fields_ = (("cos", c_void_p), ("sin", c_void_p), ("places", c_int64), ("turned", c_int64))
+
+
+class Span(ctypes.Structure):
+    """``struct span`` of attention.h."""
+
+    _fields_ = (
+        ("row", c_int64),
+        ("rows", c_int64),
+        ("position", c_int64),
+        ("blocks", c_void_p),
+        ("count", c_int64),
+    )
+
+
+class SpanList(ctypes.Structure):
+    """``struct spans`` of attention.h."""
+
+    _fields_ = (("all", POINTER(Span)), ("tables", POINTER(Table)), ("count", c_int64), ("ropes", c_int64))
+
+
 class Attention(ctypes.Structure):
     """``struct attention`` of attention.h."""
 
     _fields_ = (
         ("pool", c_void_p),
+        ("spans", POINTER(SpanList)),
         ("qkv", c_void_p),
         ("keys", c_void_p),
         ("values", c_void_p),
-        ("cos", c_void_p),
-        ("sin", c_void_p),
-        ("position", c_void_p),
         ("sinks", c_void_p),
         ("y", c_void_p),
         ("rows", c_int64),
         ("heads", c_int64),
         ("kv_heads", c_int64),
         ("size", c_int64),
-        ("capacity", c_int64),
-        ("places", c_int64),
+        ("blocks", c_int64),
+        ("tokens", c_int64),
         ("turned", c_int64),
         ("window", c_int64),
+        ("rope", c_int64),
+        ("context", c_int64),
         ("scale", c_float),
         ("soft_cap", c_float),
     )
 
 
-INTERFACE = (4, *map(ctypes.sizeof, (Matmul, Norm, Gated, Attention)))
+INTERFACE = (5, *map(ctypes.sizeof, (Matmul, Norm, Gated, Table, Span, SpanList, Attention)))
 """What ``motley_interface`` of library.c must be: a number that is raised in both files whenever they no longer
 understand each other, and the size of each struct. It shows that a library was built before an update."""
 
@@ -147,7 +171,7 @@ def _declare(lib: ctypes.CDLL) -> None:
         function = lib[f"motley_{name}"]
         function.argtypes, function.restype = arguments, result
         setattr(lib, f"motley_{name}", function)
-    lib.motley_attention.errcheck = _check_position
+    lib.motley_attention.errcheck = _check_spans
 
 
 def supported_levels(lib: ctypes.CDLL) -> list[str]:
@@ -179,12 +203,23 @@ def place(name: str, array: npt.NDArray[Any], dtype: npt.DTypeLike, *shape: int)
     return address(name, array, dtype, *shape)
 
 
-def _check_position(found: Any, _function: Any, arguments: tuple[Any, ...]) -> Any:
-    if not found:
-        attention = arguments[0]._obj
-        at = c_int64.from_address(attention.position).value
+def _check_spans(misfit: int, _function: Any, arguments: tuple[Any, ...]) -> int:
+    """Tell what is wrong with the span that ``motley_attention`` says does not fit.
+
+    Raises:
+        IndexError: there is one.
+    """
+    if misfit >= 0:
+        a = arguments[0]._obj
+        spans = a.spans.contents
+        span = spans.all[misfit]
+        angles = ""
+        if a.turned:
+            table = spans.tables[misfit * spans.ropes + a.rope]
+            angles = f", and tables f32[{table.places}, {table.turned}] of {a.turned} angles each"
         raise IndexError(
-            f"positions {at} to {at + attention.rows} are outside of the caches' {attention.capacity} or the "
-            f"{attention.places} with angles"
+            f"span {misfit} is of rows {span.row} to {span.row + span.rows} of {a.rows}, at positions "
+            f"{span.position} to {span.position + span.rows} of at most {a.context}; it has {span.count} blocks of "
+            f"{a.tokens} positions, whose numbers must be below {a.blocks}{angles}"
         )
-    return found
+    return misfit

@@ -1,0 +1,194 @@
+"""Our own attention to cached keys and values, which lie in *blocks* of some positions each, in any order.
+
+A step has rows of several sequences. Those that are consecutive tokens of one sequence are a *span*, which says in
+which blocks the sequence's keys and values are. One call computes the attention of all spans of a step, in one layer.
+
+The arithmetic is stated in attention.c. Results are the same to the bit on every CPU and for any number of threads. A
+row's depend neither on which other rows are computed with it, nor on how its sequence is cut in blocks or steps.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from .library import F32, Attention, Span, SpanList, Table, address, library, place
+from .matmul import Pool
+from .rows import Action
+
+I32 = npt.NDArray[np.int32]
+
+LONGEST = 2**31 - 1
+"""The longest context that attention can be bound for, in positions."""
+
+
+class SpanRows(NamedTuple):
+    """Some rows of a step that are consecutive tokens of one sequence.
+
+    Attributes:
+        row: the first of them, counted from the first row of the step's ``qkv``.
+        rows: how many there are, at least 1.
+        position: where the first of them stands in its sequence.
+        blocks: i32[N], the sequence's blocks by number: position p is in ``blocks[p // tokens]``, at place
+            ``p % tokens``. Numbers may be changed in place; only those are read whose positions are seen.
+        tables: of each rotary embedding, the cosines and sines f32[P, r/2] of its angles by position, where r is how
+            many dimensions of a head turn (i turns with i + r/2). The sequence itself must not be changed afterwards.
+    """
+
+    row: int
+    rows: int
+    position: int
+    blocks: I32
+    tables: Sequence[tuple[F32, F32]]
+
+
+class Spans:
+    """The spans of a step, as every attention reads them that was bound to this. They are set before each step.
+
+    Args:
+        most: how many spans a step may have.
+        ropes: how many tables each span has.
+    """
+
+    def __init__(self, most: int, ropes: int) -> None:
+        self._ropes = ropes
+        spans, tables = (Span * most)(), (Table * (most * ropes))()
+        self._spans, self._tables = list(spans), list(tables)
+        self._kept: list[tuple[I32, Sequence[tuple[F32, F32]]] | None] = [None] * most
+        self.struct = SpanList(all=spans, tables=tables, count=0, ropes=ropes)
+
+    def set(self, spans: Sequence[SpanRows]) -> None:
+        """Take the spans of the next step; arrays and tables that are the same objects as last time cost nothing.
+
+        The arrays are used where they are, until this is called again.
+
+        Raises:
+            ValueError: there are too many spans, or one has no row, blocks that are no contiguous i32[N], or another
+                number, shape or type of tables. Then no spans are set.
+        """
+        self.struct.count = 0
+        if len(spans) > len(self._kept):
+            raise ValueError(f"a step has at most {len(self._kept)} spans, not {len(spans)}")
+        for n, span in enumerate(spans):
+            (blocks, tables), of = self._kept[n] or (None, None), self._spans[n]
+            if span.rows < 1:
+                raise ValueError(f"a span must have a row; number {n} has {span.rows}")
+            self._kept[n] = None
+            if blocks is not span.blocks:
+                of.blocks = address("blocks", span.blocks, np.int32, span.blocks.size)
+                of.count = span.blocks.size
+            if tables is not span.tables:
+                self._set_tables(n, span.tables)
+            of.row, of.rows, of.position = span.row, span.rows, span.position
+            self._kept[n] = span.blocks, span.tables
+        self.struct.count = len(spans)
+
+    def _set_tables(self, n: int, tables: Sequence[tuple[F32, F32]]) -> None:
+        """Of span n.
+
+        Raises:
+            ValueError: they do not fit.
+        """
+        if len(tables) != self._ropes:
+            raise ValueError(f"a span must have {self._ropes} tables; number {n} has {len(tables)}")
+        for (cos, sin), table in zip(tables, self._tables[n * self._ropes :], strict=False):
+            if cos.ndim != 2:
+                raise ValueError(f"cos must be float32[P, r/2], not of shape {cos.shape}")
+            table.places, table.turned = cos.shape
+            table.cos = address("cos", cos, np.float32, *cos.shape)
+            table.sin = address("sin", sin, np.float32, *cos.shape)
+
+
+def bind_attention(
+    qkv: F32,
+    keys: F32,
+    values: F32,
+    y: F32,
+    spans: Spans,
+    rope: int,
+    *,
+    heads: int,
+    kv_heads: int,
+    scale: float,
+    window: int,
+    context: int,
+    turned: int,
+    pool: Pool,
+    soft_cap: float = 0.0,
+    sinks: F32 | None = None,
+) -> Action:
+    """The attention of all spans of a step, in one layer: each row sees its sequence's positions up to its own.
+
+    A call first writes keys, turned, and values of all rows to their blocks. Rows of M that no span has are left alone
+    in `y`.
+
+    A call raises `IndexError`, and writes nothing, if the rows of a span are not among the M, or if one of their
+    positions is not below `context` or has no block or no angles.
+
+    Args:
+        qkv: f32[M, (heads + 2 * kv_heads) * d], queries first, values last.
+        keys: f32[N, kv_heads, tokens, d], the blocks of this layer; written to.
+        values: the same.
+        y: f32[M, heads * d], overwritten.
+        spans: read by every call. No two write to the same block, and none reads what another one writes.
+        rope: by which of `SpanRows.tables` queries and keys turn.
+        heads: of q; groups of ``heads / kv_heads`` share a head of k and v.
+        scale: of the products of q and k.
+        window: how many positions a token sees, its own among them; 0: all.
+        context: how many positions a sequence may have; room is made for so many.
+        turned: angles for each position, r/2; 0: nothing turns, and no table is read.
+        pool: computes; several threads if there is enough to see.
+        soft_cap: products are ``cap * tanh(product / cap)``; 0: they are not.
+        sinks: f32[heads], a logit each that takes part in the softmax and is no position.
+
+    Raises:
+        ValueError: an operand has another shape or type, is not contiguous or aligned, or is to be written but
+            read-only; or a number is out of range. The message names it.
+        MemoryError: there is no memory for what the pool's threads find.
+    """
+    if kv_heads < 1 or heads < 1 or heads % kv_heads:
+        raise ValueError(f"heads must be a multiple of kv_heads, not {heads} of {kv_heads}")
+    if window < 0:
+        raise ValueError(f"window must be positive, or 0, not {window}")
+    if not 1 <= context <= LONGEST:
+        raise ValueError(f"context must be 1 to {LONGEST} positions, not {context}")
+    if keys.ndim != 4 or not min(keys.shape[2:]):
+        raise ValueError(f"keys must be float32[N, {kv_heads}, tokens, d], not of shape {keys.shape}")
+    blocks, _, tokens, size = keys.shape
+    if not 0 <= 2 * turned <= size:
+        raise ValueError(f"turned must be at most {size // 2} angles for heads of {size}, not {turned}")
+    if turned and not 0 <= rope < spans.struct.ropes:
+        raise ValueError(f"rope must be one of the {spans.struct.ropes} tables that spans have, not number {rope}")
+    if qkv.ndim != 2 or not len(qkv):
+        raise ValueError(f"qkv must be float32[M, {(heads + 2 * kv_heads) * size}], not of shape {qkv.shape}")
+    rows = len(qkv)
+    attention = Attention(
+        pool=pool.handle,
+        spans=ctypes.pointer(spans.struct),
+        qkv=address("qkv", qkv, np.float32, rows, (heads + 2 * kv_heads) * size),
+        keys=place("keys", keys, np.float32, blocks, kv_heads, tokens, size),
+        values=place("values", values, np.float32, blocks, kv_heads, tokens, size),
+        sinks=None if sinks is None else address("sinks", sinks, np.float32, heads),
+        y=place("y", y, np.float32, rows, heads * size),
+        rows=rows,
+        heads=heads,
+        kv_heads=kv_heads,
+        size=size,
+        blocks=blocks,
+        tokens=tokens,
+        turned=turned,
+        window=window,
+        rope=rope,
+        context=context,
+        scale=scale,
+        soft_cap=soft_cap,
+    )
+    if not library().motley_prepare_attention(attention):
+        raise MemoryError(f"no memory to attend to {context} positions with {heads} heads of {size}")
+    attention.kept = (qkv, keys, values, y, spans, sinks, pool)
+    return partial(library().motley_attention, ctypes.byref(attention))
