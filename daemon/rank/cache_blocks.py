@@ -1,0 +1,293 @@
+"""Who has which blocks of a session's KV caches, and which prefixes are in them that the next sequences may begin with.
+
+Every engine of a session keeps keys and values in blocks of the same numbers (`motley.plugins.engine.CacheBlocks`).
+Rank 0 has the one `BlockStore` and tells every rank which blocks a sequence has.
+
+Blocks that others may find form trees. A block's place in one says which tokens it holds and which come before them: a
+sequence's blocks lie on a path from the root, one below the other. All are whole but leaves, which a sequence may have
+left with fewer tokens. A sequence that uses a block uses all above it, so below a block that nobody uses are no others
+than such.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from operator import attrgetter
+from weakref import WeakValueDictionary
+
+LOOKS = 16
+"""How many blocks on either side are looked at for one that begins like the tokens that are wanted. They are ordered by
+their tokens, so that the nearest have most in common."""
+
+
+@dataclass(eq=False, slots=True, weakref_slot=True)
+class _Node:
+    """A block in a tree, or its root, which is none.
+
+    Attributes:
+        tokens: what the block holds.
+        block: its number.
+        above: what it hangs on, whose tokens come before its own; None: it is the root.
+        below: what hangs on it, ordered by their tokens, of which no two have the same.
+        users: running sequences that have it.
+    """
+
+    tokens: tuple[int, ...] = ()
+    block: int = -1
+    above: _Node | None = None
+    below: list[_Node] = field(default_factory=list)
+    users: int = 0
+
+    def place(self, tokens: tuple[int, ...]) -> int:
+        """Where in `below` a block with these tokens is, or would be."""
+        return bisect_left(self.below, tokens, key=attrgetter("tokens"))
+
+    def child(self, tokens: tuple[int, ...]) -> _Node | None:
+        """The block below that holds exactly these tokens."""
+        near = self.below[(place := self.place(tokens)) : place + 1]
+        return near[0] if near and near[0].tokens == tokens else None
+
+    def begun_by(self, tokens: tuple[int, ...]) -> tuple[_Node, int] | None:
+        """The block below that may be written on after what it has in common with these tokens, and how many that are.
+
+        That is one which nobody uses and nothing hangs on, with most in common. At least half of what it holds, or of
+        what is wanted, has to be common: the rest of what it holds is lost, and might be a long conversation.
+        """
+        place = self.place(tokens)
+        free = [node for node in self.below[max(0, place - LOOKS) : place + LOOKS] if not (node.users or node.below)]
+        begun = [(node, _common(node.tokens, tokens)) for node in free]
+        worth = [(node, common) for node, common in begun if 2 * common >= max(1, min(len(node.tokens), len(tokens)))]
+        return max(worth, key=lambda found: (found[1], -len(found[0].tokens)), default=None)
+
+
+class BlockStore:
+    """The blocks of a session's KV caches: each is free, used by running sequences, or keeps a prefix that nobody uses.
+
+    Pure: does no I/O and touches no clock. A call costs as much as the blocks that it is about; `publish` as much as
+    those that are new. Whoever calls keeps the list of blocks of each running sequence: those that `find` gave, then
+    those of `take`, in the order of their positions.
+
+    Attributes:
+        tokens: positions in each block.
+        hits: how often `find` has found anything.
+        tokens_found: how many tokens it has found, all together.
+    """
+
+    def __init__(self, count: int, tokens: int) -> None:
+        """
+        Args:
+            count: how many blocks there are.
+            tokens: positions in each.
+
+        Raises:
+            ValueError: one of them is not positive.
+        """
+        if count < 1 or tokens < 1:
+            raise ValueError(f"there cannot be {count} blocks of {tokens} tokens; at least one of one token is needed")
+        self.tokens = tokens
+        self.hits = 0
+        self.tokens_found = 0
+        self._count = count
+        self._free = [*range(count)][::-1]
+        self._alone: set[int] = set()
+        """Blocks that one running sequence has and the trees have not."""
+        self._nodes: dict[int, _Node] = {}
+        """Those in the trees, by block."""
+        self._unused: OrderedDict[int, None] = OrderedDict()
+        """Those of them that no sequence has, least recently used first, and each before what it hangs on."""
+        self._roots: WeakValueDictionary[int, _Node] = WeakValueDictionary()
+        """By number; a root on which nothing hangs is gone."""
+
+    @property
+    def available(self) -> int:
+        """How many blocks `take` could give now: free ones and those that keep prefixes nobody uses."""
+        return len(self._free) + len(self._unused)
+
+    @property
+    def used(self) -> int:
+        """How many blocks running sequences have."""
+        return self._count - self.available
+
+    @property
+    def cached(self) -> int:
+        """How many blocks keep prefixes that nobody uses."""
+        return len(self._unused)
+
+    def find(self, sequence_tokens: Sequence[int], root: int = 0) -> tuple[list[int], int]:
+        """Find the blocks that already hold a prefix of a new sequence. It uses them from now on, until `give_back`.
+
+        The last of its tokens is never among those found, since its logits have to be computed. Whole blocks are shared
+        by any number of sequences. Of the last block found, only the first tokens may be those of the sequence: that
+        one is then the sequence's alone and no longer to be found, so it can be written on after them.
+
+        Args:
+            sequence_tokens: all tokens of the sequence.
+            root: which rotary tables its keys are turned by. Sequences of different roots have no prefix in common.
+
+        Returns:
+            The blocks, and how many tokens they hold of the sequence, counted from its first.
+        """
+        blocks: list[int] = []
+        found = 0
+        node = self._roots.get(root)
+        while node is not None:
+            wanted = tuple(sequence_tokens[found : min(found + self.tokens, len(sequence_tokens) - 1)])
+            whole = node.child(wanted) if len(wanted) == self.tokens else None
+            if whole is None:
+                if begun := node.begun_by(wanted):
+                    last, common = begun
+                    self._remove(last.block)
+                    self._alone.add(last.block)
+                    blocks.append(last.block)
+                    found += common
+                break
+            self._use(whole)
+            blocks.append(whole.block)
+            found += self.tokens
+            node = whole
+        self.hits += found > 0
+        self.tokens_found += found
+        return blocks, found
+
+    def take(self, count: int) -> list[int] | None:
+        """Take blocks for one running sequence alone.
+
+        Prefixes that nobody uses make room, the least recently used one first, its end before its beginning.
+
+        Returns:
+            As many blocks as asked for, whatever they held; None, and nothing has changed: fewer are available.
+
+        Raises:
+            ValueError: `count` is negative.
+        """
+        if count < 0:
+            raise ValueError(f"{count} blocks cannot be taken")
+        if count > self.available:
+            return None
+        while len(self._free) < count:
+            oldest = next(iter(self._unused))
+            self._remove(oldest)
+            self._free.append(oldest)
+        taken = [self._free.pop() for _ in range(count)]
+        self._alone.update(taken)
+        return taken
+
+    def publish(self, sequence_tokens: Sequence[int], blocks: Sequence[int], root: int = 0) -> None:
+        """Let other sequences find the whole blocks of a running one. To be called when some have become whole.
+
+        Where a tree has another block for the same tokens already, the sequence keeps its own, and what follows is
+        published only if that other one has gone when this is called again.
+
+        Args:
+            sequence_tokens: those of its tokens whose keys and values are in its blocks, from its first.
+            blocks: all its blocks.
+            root: see `find`; always the same for one sequence.
+
+        Raises:
+            ValueError: the tokens need more blocks, or one of the blocks is not the sequence's.
+        """
+        self._check_room(sequence_tokens, blocks)
+        published = self._published(blocks)
+        node = self._nodes[blocks[published - 1]] if published else self._root(root)
+        if published and not node.users:
+            raise ValueError(f"blocks cannot be published after block {node.block}, which no sequence uses")
+        for index in range(published, len(sequence_tokens) // self.tokens):
+            tokens = self._tokens_of(sequence_tokens, index)
+            if node.child(tokens) is not None:
+                return
+            if blocks[index] not in self._alone:
+                raise ValueError(f"block {blocks[index]} cannot be published: no sequence has it for itself")
+            node = self._insert(node, tokens, blocks[index])
+
+    def give_back(self, sequence_tokens: Sequence[int], blocks: Sequence[int], root: int = 0) -> None:
+        """Take back the blocks of a sequence, which is over or waits once more.
+
+        What they hold of it can be found until the room is needed. Blocks of its own become free where the tree has
+        others for the same tokens, and where they hold none.
+
+        Args:
+            sequence_tokens: those of its tokens whose keys and values are in its blocks, from its first.
+            blocks: all its blocks; they are no longer its own.
+            root: see `find`; always the same for one sequence.
+
+        Raises:
+            ValueError: nothing has changed: the tokens need more blocks, or these are not those of a running sequence.
+        """
+        self._check_room(sequence_tokens, blocks)
+        published = self._published(blocks)
+        node = self._root(root)
+        for block in blocks[:published]:
+            shared = self._nodes.get(block)
+            if shared is None or shared.above is not node or not shared.users:
+                raise ValueError(f"block {block} cannot be given back: no sequence uses it there")
+            node = shared
+        own = dict.fromkeys(blocks[published:])
+        if len(own) != len(blocks) - published or not self._alone.issuperset(own):
+            raise ValueError(f"blocks {[*blocks[published:]]} cannot be given back: no sequence has them for itself")
+
+        for index in range(published, self._needed(sequence_tokens)):
+            tokens = self._tokens_of(sequence_tokens, index)
+            same = node.child(tokens)
+            if same is None:
+                del own[blocks[index]]
+                node = self._insert(node, tokens, blocks[index])
+            else:
+                self._use(same)
+                node = same
+        self._alone.difference_update(own)
+        self._free.extend(own)
+        while node.above is not None:
+            node.users -= 1
+            if not node.users:
+                self._unused[node.block] = None
+            node = node.above
+
+    def _needed(self, sequence_tokens: Sequence[int]) -> int:
+        """How many blocks hold so many tokens."""
+        return -(-len(sequence_tokens) // self.tokens)
+
+    def _check_room(self, sequence_tokens: Sequence[int], blocks: Sequence[int]) -> None:
+        if self._needed(sequence_tokens) > len(blocks):
+            raise ValueError(f"{len(blocks)} blocks of {self.tokens} tokens cannot hold {len(sequence_tokens)} tokens")
+
+    def _tokens_of(self, sequence_tokens: Sequence[int], index: int) -> tuple[int, ...]:
+        """The tokens in a sequence's block number `index`."""
+        return tuple(sequence_tokens[index * self.tokens : (index + 1) * self.tokens])
+
+    def _published(self, blocks: Sequence[int]) -> int:
+        """How many of a sequence's blocks are in a tree: the first ones always."""
+        return bisect_left(blocks, True, key=lambda block: block not in self._nodes)
+
+    def _root(self, root: int) -> _Node:
+        return self._roots.setdefault(root, _Node())
+
+    def _use(self, node: _Node) -> None:
+        if not node.users:
+            del self._unused[node.block]
+        node.users += 1
+
+    def _insert(self, above: _Node, tokens: tuple[int, ...], block: int) -> _Node:
+        """Put a block that a sequence has for itself into a tree; the sequence goes on to use it."""
+        node = _Node(tokens, block, above, users=1)
+        above.below.insert(above.place(tokens), node)
+        self._alone.remove(block)
+        self._nodes[block] = node
+        return node
+
+    def _remove(self, block: int) -> None:
+        """Take a leaf that nobody uses out of its tree."""
+        del self._unused[block]
+        node = self._nodes.pop(block)
+        assert node.above is not None
+        assert not node.users
+        assert not node.below
+        del node.above.below[node.above.place(node.tokens)]
+
+
+def _common(first: tuple[int, ...], second: tuple[int, ...]) -> int:
+    """How many tokens two sequences have in common before they differ."""
+    pairs = enumerate(zip(first, second, strict=False))
+    return next((at for at, (one, other) in pairs if one != other), min(len(first), len(second)))
