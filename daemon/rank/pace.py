@@ -21,6 +21,8 @@ BEARABLE = 2.0
 """A step may take so many times as long because prompts are in it, too, while others wait for their next tokens."""
 MIXED = (8, 16, 32, 64, 128, 256)
 """The sizes of steps in which prompts are computed beside answers, in rows: few, as engines prepare each."""
+SLOPE = 0.1
+"""By how much of a step of no row each row is thought to make it longer, where that was not measured."""
 NEWEST = 0.3
 """What the latest measurement weighs in an average."""
 
@@ -47,8 +49,10 @@ class Pace:
         self._rates: dict[Size, list[float]] = {size: [] for size in self._sizes}
         """Of steps of prompts only, rows per second."""
         self._best = Size(sizes[-1])
+        self._met: set[int] = set()
+        """Numbers of rows of which there was a step of answers only."""
         self._alone: dict[int, float] = {}
-        """Average seconds of a step of answers only, by their number, rounded up to a power of two."""
+        """Average seconds of such a step, by its rows."""
         self._mixed: dict[int, float] = {}
         """Average seconds of a step of both, by its rows."""
 
@@ -79,18 +83,37 @@ class Pace:
                 rates.append(size.rows / seconds)
                 self._best = _smallest_of_the_fastest(self._sizes, self._rates)
         elif size.rows == answers:
-            _average(self._alone, _power_of_two(answers), seconds)
+            if answers in self._met:  # the first time memory is allocated and plans are made
+                _average(self._alone, answers, seconds)
+            self._met.add(answers)
         elif size.rows in MIXED:
             _average(self._mixed, size.rows, seconds)
+
+    def seconds(self, rows: int) -> float:
+        """Estimate how long a step of answers only takes that has so many rows, from those that there were.
+
+        In arbitrary units, if there was none yet.
+        """
+        if not self._alone:
+            return 1.0 + SLOPE * rows
+        below = max((known for known in self._alone if known <= rows), default=None)
+        above = min((known for known in self._alone if known >= rows), default=None)
+        if below is None or above is None:
+            nearest = below or above
+            assert nearest is not None
+            return self._alone[nearest] * (1.0 + SLOPE * rows) / (1.0 + SLOPE * nearest)
+        if below == above:
+            return self._alone[below]
+        part = (rows - below) / (above - below)
+        return self._alone[below] + part * (self._alone[above] - self._alone[below])
 
     def _bearable(self, answers: int) -> int:
         """Rows of a step that does not keep so many answers waiting for too long: the most that are known to be, or the
         next size after that. At first the least."""
         sizes = [size for size in MIXED if size >= 2 * answers] or [2 * answers]
-        known = [count for count in self._alone if count <= _power_of_two(answers)]
-        if not known:
+        if not self._alone:
             return sizes[0]
-        bearable = BEARABLE * self._alone[max(known)]
+        bearable = BEARABLE * self.seconds(answers)
         rows = sizes[0]
         for size in sizes:
             if self._mixed.get(size, 0.0) > bearable:
@@ -103,11 +126,6 @@ class Pace:
 
 def _average(averages: dict[int, float], key: int, value: float) -> None:
     averages[key] = averages[key] + NEWEST * (value - averages[key]) if key in averages else value
-
-
-def _power_of_two(count: int) -> int:
-    """The next one that is not smaller."""
-    return 1 << (count - 1).bit_length()
 
 
 def _smallest_of_the_fastest(sizes: Sequence[Size], rates: dict[Size, list[float]]) -> Size:

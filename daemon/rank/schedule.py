@@ -2,7 +2,8 @@
 
 There are no phases. In every step each request catches up with what is known of it: one token if it is being answered,
 as many as there is time for if there is more. Whoever is being answered comes first; what `Pace` leaves of the step is
-for prompts, and of these for the one that has been given least so far.
+for prompts, and of these for the one that has been given least so far. If there are none, those who are being answered
+get guesses of their next tokens to verify, as many as are worth it.
 
 A request gets blocks for all its tokens when it is admitted, and one more whenever these are full. If there is none,
 the request that came last steps back: it waits until there are, and computes again what nobody has kept for it. The
@@ -17,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from motley.daemon.rank.cache_blocks import BlockStore
+from motley.daemon.rank.drafts import MOST, Lookup, Luck, how_many
 from motley.daemon.rank.pace import Pace, Size
 
 
@@ -28,6 +30,7 @@ class Request:
         arrived: its place in the order of arrival.
         tokens: the prompt, and what has been generated.
         prompt: how many of them are the prompt.
+        longest: how many there may come to be.
         root: see `BlockStore.find`.
         slot: where its sequence is on every rank; -1: it waits.
         blocks: its cache blocks.
@@ -36,11 +39,15 @@ class Request:
         given: rows that it has had since it was admitted.
         stepped: the number of the last step that it was in.
         cached: tokens of its prompt that were found when it was first admitted; None: it has not been.
+        whole: blocks that others may find already, or that the tree had already.
+        lookup: guesses how its text goes on.
+        luck: how often that was right.
     """
 
     arrived: int
     tokens: list[int]
     prompt: int
+    longest: int
     root: int = 0
     slot: int = -1
     blocks: list[int] = field(default_factory=list)
@@ -49,6 +56,9 @@ class Request:
     given: int = 0
     stepped: int = -1
     cached: int | None = None
+    whole: int = 0
+    lookup: Lookup = field(default_factory=Lookup)
+    luck: Luck = field(default_factory=Luck)
 
     @property
     def left(self) -> int:
@@ -62,21 +72,18 @@ class Part:
 
     Attributes:
         position: of the first of its rows.
-        rows: tokens that are computed.
-        decides: whether the next token is to be chosen after the last of them.
+        tokens: that are computed; the last ones may be guesses.
+        wanted: after how many of them, the last ones, the next token is to be chosen.
+        guesses: how many are guesses.
         blocks: those that it has got since the last step that it was in.
     """
 
     request: Request
     position: int
-    rows: int
-    decides: bool
+    tokens: Sequence[int]
+    wanted: int
+    guesses: int
     blocks: Sequence[int]
-
-    @property
-    def tokens(self) -> list[int]:
-        """The tokens that are computed."""
-        return self.request.tokens[self.position : self.position + self.rows]
 
 
 @dataclass
@@ -102,7 +109,7 @@ class Plan:
     @property
     def rows(self) -> int:
         """Of all parts."""
-        return sum(part.rows for part in self.parts)
+        return sum(len(part.tokens) for part in self.parts)
 
 
 class Schedule:
@@ -113,12 +120,13 @@ class Schedule:
         active: those that have, in the order of their arrival.
     """
 
-    def __init__(self, store: BlockStore, pace: Pace, sequences: int, spans: int) -> None:
+    def __init__(self, store: BlockStore, pace: Pace, *, sequences: int, spans: int, rows: int) -> None:
         """
         Args:
             store: of all cache blocks; those of a single request of any length are enough for it.
             sequences: requests that may be active at a time.
             spans: requests that may share a step.
+            rows: that a step may have, at least as many as there may be requests in it.
         """
         self.waiting: deque[Request] = deque()
         self.active: list[Request] = []
@@ -126,6 +134,7 @@ class Schedule:
         self._pace = pace
         self._sequences = sequences
         self._spans = spans
+        self._rows = rows
         self._steps = 0
         self._full = False
         """Whether there was no room for the request that waits first, and none has become free since."""
@@ -155,10 +164,16 @@ class Schedule:
         self._pace.took(Size(plan.rows, plan.halved), plan.answers, plan.fresh, seconds)
         for part in plan.parts:
             request = part.request
-            before, request.position = request.position, part.position + part.rows
-            size = self._store.tokens
-            if request.position // size > before // size:
+            request.position = part.position + len(part.tokens) - part.guesses
+            whole = request.position // self._store.tokens
+            if whole > request.whole:
+                request.whole = whole
                 self._store.publish(request.tokens[: request.position], request.blocks, request.root)
+
+    def guessed(self, part: Part, right: int) -> None:
+        """Of the guesses of a part, the first `right` ones were what was chosen; they are among the tokens now."""
+        part.request.luck.tried(right, wrong=right < part.guesses)
+        part.request.position += right
 
     def _needed(self, tokens: int) -> int:
         """Blocks for so many tokens."""
@@ -185,7 +200,7 @@ class Schedule:
         """Take an active request's slot and blocks back."""
         self.active.remove(request)
         self._store.give_back(request.tokens[: request.position], request.blocks, request.root)
-        request.slot, request.blocks, request.told, request.position = -1, [], 0, 0
+        request.slot, request.blocks, request.told, request.position, request.whole = -1, [], 0, 0, 0
 
     def _admit(self, plan: Plan) -> None:
         """Admit those that wait, in their order, while there are slots, and blocks for each to go on for a while."""
@@ -215,23 +230,42 @@ class Schedule:
         if len(self.active) > self._spans:  # by turns
             chosen = sorted(self.active, key=lambda each: each.stepped)[: self._spans]
             answered, prompts = ([each for each in group if each in chosen] for group in (answered, prompts))
-        plan.answers = len(answered)
+        prompted = sum(request.left for request in prompts)
+        guesses = self._guesses(answered) if not prompts else [[] for _ in answered]
+        plan.answers = len(answered) + sum(map(len, guesses))
         plan.fresh = bool(prompts) and prompts[0].position == 0
-        size = self._pace.choose(plan.answers, sum(request.left for request in prompts), plan.fresh)
+        size = self._pace.choose(plan.answers, prompted, plan.fresh)
         plan.halved = size.halved
         room = size.rows - plan.answers
-        for request in answered:
-            self._put(plan, request, 1)
+        for request, guessed in zip(answered, guesses, strict=True):
+            self._put(plan, request, 1, guessed)
         for request in prompts:
             if room > 0:
                 rows = min(room, request.left)
-                self._put(plan, request, rows)
+                self._put(plan, request, rows, [])
                 room -= rows
         self._steps += 1
 
-    def _put(self, plan: Plan, request: Request, rows: int) -> None:
-        """Give a request some rows of a step."""
-        decides = rows == request.left
-        plan.parts.append(Part(request, request.position, rows, decides, request.blocks[request.told :]))
+    def _guesses(self, answered: Sequence[Request]) -> list[list[int]]:
+        """How the texts of these requests may go on: as many tokens of each as are worth their time."""
+        found = [request.lookup.guess(request.tokens, MOST) for request in answered]
+        chances = [request.luck.worth()[: len(own)] for request, own in zip(answered, found, strict=True)]
+        guesses = []
+        spare = self._rows - len(answered)
+        for request, own, number in zip(answered, found, how_many(chances, self._pace.seconds), strict=True):
+            number = min(number, spare, request.longest - len(request.tokens) - 1)
+            lacking = self._needed(len(request.tokens) + number) - len(request.blocks)
+            if lacking > 0 and (taken := self._store.take(lacking)) is not None:
+                request.blocks += taken
+            guesses.append(own[: min(number, len(request.blocks) * self._store.tokens - len(request.tokens))])
+            spare -= len(guesses[-1])
+        return guesses
+
+    def _put(self, plan: Plan, request: Request, rows: int, guesses: Sequence[int]) -> None:
+        """Give a request some rows of a step, and as many more as there are guesses."""
+        tokens = [*request.tokens[request.position : request.position + rows], *guesses]
+        wanted = 1 + len(guesses) if rows == request.left else 0
+        blocks = request.blocks[request.told :]
+        plan.parts.append(Part(request, request.position, tokens, wanted, len(guesses), blocks))
         request.told, request.stepped = len(request.blocks), self._steps
-        request.given += rows
+        request.given += len(tokens)

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from itertools import count
+from itertools import chain, count, islice
 from typing import Any
 
 import numpy as np
@@ -55,6 +55,20 @@ class _Client:
     @property
     def generated(self) -> int:
         return len(self.request.tokens) - self.request.prompt
+
+
+@dataclass
+class _Decision:
+    """Next tokens of a request that are to be chosen.
+
+    Attributes:
+        told: for each wanted row of its part, the summaries by rank.
+        row: the one that is next; before it, guesses were right.
+    """
+
+    part: Part
+    told: list[Sequence[bytes]]
+    row: int = 0
 
 
 @dataclass
@@ -133,7 +147,7 @@ class Scheduler:
             params = replace(params, top_k=0)
         prompt = len(decode.prompt)
         root = prompt if prompt > self.alike else 0
-        request = Request(next(self._arrivals), list(decode.prompt), prompt, root)
+        request = Request(next(self._arrivals), list(decode.prompt), prompt, prompt + decode.max_tokens, root)
         now = time.perf_counter()
         self._clients[request] = _Client(decode, params, request, arrived=now, spoken=now)
         self._made_schedule().add(request)
@@ -150,7 +164,8 @@ class Scheduler:
             spans = min([self.executor.most_spans, *map(self._ability, range(1, self.communicator.size))])
             store = BlockStore(self.blocks.count, self.blocks.tokens)
             pace = Pace(self.max_rows, self.halves)
-            self._schedule = Schedule(store, pace, min(MOST_SEQUENCES, self.max_rows), spans)
+            sequences = min(MOST_SEQUENCES, self.max_rows)
+            self._schedule = Schedule(store, pace, sequences=sequences, spans=spans, rows=self.max_rows)
         return self._schedule
 
     def _ability(self, rank: int) -> int:
@@ -170,62 +185,88 @@ class Scheduler:
         for request in plan.opened:
             sampling = self._clients[request].decode.sampling.SerializeToString()
             self._do(Open(request.slot, request.prompt, sampling, np.array(request.tokens, np.int32)))
-        deciding = [part for part in plan.parts if part.decides]
-        told = self._told(self._step(plan)) if deciding else self._do(self._step(plan))
+        step, wanted = self._step(plan), sum(part.wanted for part in plan.parts)
+        told: Sequence[bytes] = []
+        if wanted:
+            told = self._told(step)
+        else:
+            self._do(step)
         seconds = time.perf_counter() - began
         schedule.computed(plan, seconds)
         if plan.rows == plan.answers:
             self.step_ms.append(1e3 * seconds)  # first: a request that ends has it reported
-        if told is not None and deciding:
-            clients = [self._clients[part.request] for part in deciding]
-            self._settle(clients, _by_row(told, len(clients)))
+        if wanted:
+            rows = _by_row(told, wanted)
+            deciding = [part for part in plan.parts if part.wanted]
+            self._settle(schedule, [_Decision(part, [*islice(rows, part.wanted)]) for part in deciding])
 
     def _step(self, plan: Plan) -> Step:
         """The message for a plan's step."""
-        tokens = [token for part in plan.parts for token in part.tokens]
+        tokens = [*chain.from_iterable(part.tokens for part in plan.parts)]
         return Step([self._span(part) for part in plan.parts], np.array(tokens, np.int32), plan.halved)
 
     def _span(self, part: Part) -> SpanPlan:
-        want = initial_want(self._clients[part.request].params) if part.decides else 0
+        want = initial_want(self._clients[part.request].params) if part.wanted else 0
         blocks = np.array(part.blocks, np.int32)
-        return SpanPlan(part.request.slot, part.position, part.rows, int(part.decides), want, blocks)
+        return SpanPlan(part.request.slot, part.position, len(part.tokens), part.wanted, want, blocks)
 
-    def _settle(self, clients: Sequence[_Client], summaries: Iterable[Sequence[bytes]]) -> None:
-        """Choose the next token of each request and tell it; the request ends with it, or goes on.
+    def _settle(self, schedule: Schedule, decisions: Sequence[_Decision]) -> None:
+        """Choose the next tokens of each request and tell them; the request ends with them, or goes on.
 
         Those whose candidates do not decide ask for more, all in one round.
-
-        Args:
-            summaries: of each request, by rank.
         """
-        undecided, wants = [], []
-        for client, told in zip(clients, summaries, strict=True):
+        while decisions:
+            wants = [self._decide(schedule, decision) for decision in decisions]
+            undecided = [each for each, want in zip(decisions, wants, strict=True) if want]
+            if undecided:
+                fields = [
+                    (each.part.request.slot, each.row, want)
+                    for each, want in zip(undecided, filter(None, wants), strict=True)
+                ]
+                more = self._told(More(*np.array(fields, np.int32).T))
+                for decision, told in zip(undecided, _by_row(more, len(undecided)), strict=True):
+                    decision.told[decision.row] = told
+            decisions = undecided
+
+    def _decide(self, schedule: Schedule, decision: _Decision) -> int:
+        """Choose tokens for a request until one is not what was guessed, or it ends.
+
+        Returns:
+            How many candidates for the next one every rank has to tell, if those that are known do not decide; else 0.
+        """
+        part = decision.part
+        client = self._clients[part.request]
+        guessed = part.tokens[len(part.tokens) - part.guesses :]
+        while True:
             try:
-                choice = choose(told, client.params, client.generated)
+                choice = choose(decision.told[decision.row], client.params, client.generated)
             except LogitsError as error:
+                schedule.guessed(part, decision.row)
                 self._end(client)
                 failure = pb.Failure(code="bad_logits", message=str(error))
                 self._say(client.decode.request_id, finish="error", failure=failure)
-                continue
+                return 0
             if isinstance(choice, NeedMore):
-                undecided.append(client)
-                wants.append(choice.want)
-            else:
-                self._go_on(client, choice)
-        if undecided:
-            slots = [client.request.slot for client in undecided]
-            more = self._told(More(*np.array([slots, [0] * len(slots), wants], np.int32)))
-            self._settle(undecided, _by_row(more, len(undecided)))
+                return choice.want
+            finish = self._finish(client, choice)
+            right = not finish and decision.row < part.guesses and choice.token == guessed[decision.row]
+            if not right:
+                schedule.guessed(part, decision.row)
+            self._go_on(client, choice, finish)
+            if not right:
+                return 0
+            decision.row += 1
 
-    def _go_on(self, client: _Client, choice: Choice) -> None:
+    def _finish(self, client: _Client, choice: Choice) -> str:
+        """Why a request ends with a token; empty: it goes on."""
+        if choice.token in client.decode.stop_tokens:
+            return "stop"
+        return "length" if client.generated + 1 >= client.decode.max_tokens else ""
+
+    def _go_on(self, client: _Client, choice: Choice, finish: str) -> None:
         """Tell a request's next token, with which it may end."""
         decode = client.decode
         client.request.tokens.append(choice.token)
-        finish = ""
-        if choice.token in decode.stop_tokens:
-            finish = "stop"
-        elif client.generated >= decode.max_tokens:
-            finish = "length"
         said: dict[str, Any] = {"ids": [choice.token], "finish": finish}
         if client.params.logprobs:
             said["logprobs"] = [_logprob_row(choice)]

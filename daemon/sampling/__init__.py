@@ -9,8 +9,8 @@ however the vocabulary is cut. One step of one sequence:
 2. the scheduler, with the summaries of all ranks: ``choose(summaries, params, step)`` (`choice.choose`). It returns a
    `Choice`, or a `NeedMore`: the candidates do not yet prove which tokens may be sampled, and all ranks repeat step 1
    with its ``want``;
-3. every rank: ``sampler.accept(step, choice.token)``. A token that was only guessed may be taken back by accepting another
-   one for the same step.
+3. every rank: ``sampler.accept(step, choice.token)``. Whoever has accepted a guess accepts what was chosen instead for
+   the same step.
 
 The order is the one of Hugging Face and vLLM: penalties and bias, temperature, top-k, top-p, min-p. The draw is
 Gumbel-max: of the allowed tokens, the one with the greatest ``logit / temperature + noise``, where the noise is a

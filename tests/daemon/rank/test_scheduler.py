@@ -151,16 +151,16 @@ class Session:
         self.failures: dict[str, pb.Failure] = {}
         self.signs_of_life: Counter[str] = Counter()
         self._scheduler = Scheduler(
-            executors[0],
-            communicator,
-            blocks,
-            VOCABULARY,
-            CHUNK,
-            False,
-            LONGEST,
-            self._tell,
-            lambda: None,
-            lambda: None,
+            executor=executors[0],
+            communicator=communicator,
+            blocks=blocks,
+            vocabulary=VOCABULARY,
+            max_rows=CHUNK,
+            halves=False,
+            alike=LONGEST,
+            tell=self._tell,
+            check=lambda: None,
+            report=lambda: None,
         )
 
     def run(

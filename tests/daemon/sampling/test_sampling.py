@@ -325,7 +325,7 @@ def test_need_more_says_how_many() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 9)), max_size=30), st.lists(st.integers(0, 9), max_size=4))
 def test_a_guess_that_was_wrong_leaves_nothing_behind(said: list[tuple[int, int]], prompt: list[int]) -> None:
-    """Tokens are guessed, summarised after, and replaced; then a rank tells what one does that never heard the guesses."""
+    """Tokens are guessed, summarised after, and replaced; another rank has never heard the guesses."""
     params = SamplingParams(temperature=0.0, repetition_penalty=1.5, frequency_penalty=0.3, presence_penalty=0.2)
     logits = np.random.default_rng(0).normal(size=8).astype(np.float32)
 
