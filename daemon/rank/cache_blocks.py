@@ -3,10 +3,9 @@
 Every engine of a session keeps keys and values in blocks of the same numbers (`motley.plugins.engine.CacheBlocks`).
 Rank 0 has the one `BlockStore` and tells every rank which blocks a sequence has.
 
-Blocks that others may find form trees. A block's place in one says which tokens it holds and which come before them: a
-sequence's blocks lie on a path from the root, one below the other. All are whole but leaves, which a sequence may have
-left with fewer tokens. A sequence that uses a block uses all above it, so below a block that nobody uses are no others
-than such.
+Blocks that can be found form trees: each hangs on the block with the tokens before its own. So the blocks of a prefix
+are a path down from a root. All are whole, except that a leaf may have fewer tokens, where a sequence ended in it. A
+sequence that uses a block uses all blocks above it too. So if nobody uses a block, nobody uses those below it either.
 """
 
 from __future__ import annotations
@@ -19,13 +18,13 @@ from operator import attrgetter
 from weakref import WeakValueDictionary
 
 LOOKS = 16
-"""How many blocks on either side are looked at for one that begins like the tokens that are wanted. They are ordered by
-their tokens, so that the nearest have most in common."""
+"""How many blocks that hang on the same one are looked at, before and after the place of the wanted tokens in their
+order, for one that begins like these. The nearest begin most alike, so more looks would hardly find a better one."""
 
 
 @dataclass(eq=False, slots=True, weakref_slot=True)
 class _Node:
-    """A block in a tree, or its root, which is none.
+    """A block in a tree, or the root of a tree, which is no block.
 
     Attributes:
         tokens: what the block holds.
@@ -51,10 +50,13 @@ class _Node:
         return near[0] if near and near[0].tokens == tokens else None
 
     def begun_by(self, tokens: tuple[int, ...]) -> tuple[_Node, int] | None:
-        """The block below that may be written on after what it has in common with these tokens, and how many that are.
+        """Choose a block below for a sequence with these tokens to write on, after those that both have in common.
 
-        That is one which nobody uses and nothing hangs on, with most in common. At least half of what it holds, or of
-        what is wanted, has to be common: the rest of what it holds is lost, and might be a long conversation.
+        Nobody may use the block, and nothing may hang on it. What else it holds is lost, and may be a conversation that
+        goes on one day; so at least half of what it holds, or of `tokens`, has to be common. None: there is no such.
+
+        Returns:
+            The block that has most in common, and how many tokens that are.
         """
         place = self.place(tokens)
         free = [node for node in self.below[max(0, place - LOOKS) : place + LOOKS] if not (node.users or node.below)]

@@ -19,7 +19,7 @@ from motley.daemon.rank.cache_blocks import BlockStore
 Prefix = tuple[int, tuple[int, ...]]
 """A root, and tokens from the first of a sequence."""
 
-TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=12)
+TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=5)
 
 
 @dataclass(eq=False)
@@ -48,7 +48,7 @@ class Blocks(RuleBasedStateMachine):
 
     running = Bundle("running")
 
-    @initialize(count=st.integers(1, 12), size=st.integers(1, 4))
+    @initialize(count=st.integers(1, 16), size=st.integers(1, 4))
     def open(self, count: int, size: int) -> None:
         self.count, self.size = count, size
         self.store = BlockStore(count, size)
@@ -88,8 +88,7 @@ class Blocks(RuleBasedStateMachine):
             common = min(len(last), len(wanted))
         return common if 2 * common >= min(len(last), len(wanted)) else 0
 
-    @rule(target=running, tokens=TOKENS, root=st.integers(0, 1))
-    def begin(self, tokens: list[int], root: int) -> Running:
+    def find(self, tokens: list[int], root: int) -> Running:
         whole = 0
         while whole + self.size < len(tokens) and (root, tuple(tokens[: whole + self.size])) in self.kept:
             whole += self.size
@@ -111,6 +110,15 @@ class Blocks(RuleBasedStateMachine):
         self.tokens_found += found
         self.sequences.append(sequence := Running(tokens, root, blocks, found, whole // self.size))
         return sequence
+
+    @rule(target=running, tokens=TOKENS, root=st.integers(0, 1))
+    def begin(self, tokens: list[int], root: int) -> Running:
+        return self.find(tokens, root)
+
+    @rule(target=running, other=running, tokens=TOKENS)
+    def begin_alike(self, other: Running, tokens: list[int]) -> Running:
+        """A sequence that has its beginning in common with one that is running."""
+        return self.find([*other.tokens, *tokens], other.root)
 
     @rule(sequence=running, tokens=TOKENS)
     def go_on(self, sequence: Running, tokens: list[int]) -> None:
@@ -293,6 +301,16 @@ def test_twins_keep_their_blocks_and_publish_once_the_other_has_gone() -> None:
     assert store.find([1, 1, 2, 2, 3]) == (second, 4)
 
 
+def test_of_twins_that_end_only_one_is_kept() -> None:
+    store = BlockStore(6, 2)
+    first, second = store.take(3), store.take(3)
+    store.give_back([1, 1, 2, 2, 3], first or [])
+    store.give_back([1, 1, 2, 2, 3], second or [])
+    assert (store.used, store.cached) == (0, 3)
+    assert store.find([1, 1, 2, 2, 3, 3]) == (first, 5)
+    assert store.take(3) is not None
+
+
 def test_a_root_without_prefixes_takes_no_memory() -> None:
     store = BlockStore(2, 1)
     for root in range(100):
@@ -329,8 +347,9 @@ def test_misuse_is_named_and_changes_nothing() -> None:
             misuse()
         assert store.used == 3
     store.give_back([1, 1, 2, 2], blocks)
-    with pytest.raises(ValueError, match="cannot be given back"):
-        store.give_back([1, 1, 2, 2], blocks)
+    for again in (blocks, blocks[:2], blocks[2:]):
+        with pytest.raises(ValueError, match="cannot be given back"):
+            store.give_back([], again)
     more = store.take(1)
     assert more is not None
     with pytest.raises(ValueError, match="which no sequence uses"):
