@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from motley.daemon.rank import scheduler
+from motley.daemon.rank import drafts, scheduler
 from motley.daemon.rank.executor import Executor
 from motley.daemon.rank.scheduler import Scheduler
 from motley.daemon.rank.steps import Able, Close, Message, More, Open, Step, StepError, decode, join
@@ -52,12 +52,14 @@ def logits_after(*tokens: int) -> F32:
 
 @dataclass
 class Engine:
-    """Logits of `vocabulary` that depend on every token of a sequence, as it finds them in its blocks."""
+    """Logits of `vocabulary` that depend on the tokens of a sequence, as it finds them in its blocks."""
 
     most_spans: int
     blocks: CacheBlocks
     vocabulary: range
     broken: Broken
+    memory: int
+    """How many of the last tokens of a sequence the logits depend on: few, and greedy texts repeat themselves."""
     held: NDArray[np.int64] = field(init=False)
     """i64[count, tokens]: the token of each place of each block."""
     steps: list[list[Span]] = field(default_factory=list)
@@ -88,7 +90,7 @@ class Engine:
     def _logits(self, tokens: list[int]) -> F32:
         if self.broken(tokens):
             return np.full(len(self.vocabulary), np.nan, np.float32)
-        return logits_after(*tokens)[self.vocabulary.start : self.vocabulary.stop]
+        return logits_after(*tokens[-self.memory :])[self.vocabulary.start : self.vocabulary.stop]
 
 
 class Followers:
@@ -126,6 +128,7 @@ class Session:
         most: how many spans the engine of each rank takes in one step.
         blocks: of the caches.
         told_of_steps: what the scheduler hears instead of a follower's summaries.
+        memory: see `Engine.memory`.
     """
 
     def __init__(
@@ -134,10 +137,11 @@ class Session:
         blocks: CacheBlocks = BLOCKS,
         broken: Broken = lambda tokens: False,
         told_of_steps: Callable[[bytes], bytes] = lambda summaries: summaries,
+        memory: int = LONGEST,
     ) -> None:
         cuts = [VOCABULARY * rank // len(most) // BLOCK * BLOCK for rank in range(len(most) + 1)]
         self.engines = [
-            Engine(spans, blocks, range(cuts[rank], cuts[rank + 1]), broken) for rank, spans in enumerate(most)
+            Engine(spans, blocks, range(cuts[rank], cuts[rank + 1]), broken, memory) for rank, spans in enumerate(most)
         ]
         executors = [
             Executor(cast(Any, engine), blocks, LONGEST, _embed, engine.vocabulary, BLOCK, Stats())
@@ -267,7 +271,7 @@ sampling = st.fixed_dictionaries(
 def test_a_request_is_answered_as_if_it_were_alone(
     data: st.DataObject, most: tuple[int, ...], blocks: CacheBlocks, number: int
 ) -> None:
-    """Whoever else is, steps back, or has left the beginning of its text in the caches."""
+    """Whoever else is, steps back, or has left the beginning of its text in the caches; and whatever was guessed."""
     requests = []
     openings = data.draw(st.lists(st.lists(st.integers(0, VOCABULARY - 1), max_size=12), min_size=1, max_size=3))
     for name in map(str, range(number)):
@@ -285,9 +289,12 @@ def test_a_request_is_answered_as_if_it_were_alone(
     def broken(tokens: list[int]) -> bool:
         return len(tokens) == bad_length and tokens[-1] % 4 == 0
 
-    session = Session(most, blocks, broken)
+    memory = data.draw(st.sampled_from((1, 2, LONGEST)))
+    session = Session(most, blocks, broken, memory=memory)
     session.run(requests, arrivals, cancels)
-    assert_as_alone(session, requests, most=most, blocks=blocks, broken=broken)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(drafts.Lookup, "guess", lambda self, tokens, most: [])
+        assert_as_alone(session, requests, most=most, blocks=blocks, broken=broken, memory=memory)
 
 
 def test_who_came_last_steps_back_when_there_are_no_blocks() -> None:
@@ -324,6 +331,35 @@ def test_prompts_are_computed_beside_answers() -> None:
     mixed = [step for step in session.engines[0].steps if len(step) == 2 and max(span.rows for span in step) > 1]
     assert len(mixed) > 3
     assert all(step[0].rows == step[0].wanted == 1 for step in mixed)
+
+
+def test_a_text_that_repeats_itself_is_guessed() -> None:
+    asked = request("any", [1], 59)
+    session = Session((16, 16), memory=1)
+    session.run([asked])
+    steps = session.engines[0].steps
+    text = session.texts["any"]
+    assert len(text) == 59
+    assert len(steps) < 45, "several tokens came of one step"
+    assert any(span.wanted > 3 for step in steps for span in step)
+
+
+def test_guesses_that_need_more_candidates_ask_for_their_own_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever guesses here knows the text, but for every fifth token; penalties count what was guessed rightly only."""
+    flat = request("flat", [7], 40, temperature=2.0, top_p=0.99, seed=5)
+    sharp = request("sharp", [8], 40, temperature=1.0, seed=3, frequency_penalty=0.5)
+    texts = {asked.prompt[0]: alone(asked)[0] for asked in (flat, sharp)}
+
+    def guess(_lookup: drafts.Lookup, tokens: Sequence[int], most: int) -> list[int]:
+        right = texts[tokens[0]][len(tokens) - 1 :][:most]
+        return [token if (len(tokens) + ahead) % 5 else 0 for ahead, token in enumerate(right)]
+
+    monkeypatch.setattr(drafts.Lookup, "guess", guess)
+    session = Session((16, 16))
+    session.run([flat, sharp])
+    assert session.texts == {"flat": texts[7], "sharp": texts[8]}
+    assert len(session.engines[0].steps) < 35
+    assert {int(row) for message in session.said(More) for row in message.rows} > {0, 1}
 
 
 def test_a_short_prompt_does_not_wait_for_a_long_one() -> None:

@@ -1,0 +1,67 @@
+"""Guesses of how a text goes on, and how many are worth their time."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from motley.daemon.rank.drafts import GRAM, MOST, PROBE, Lookup, Luck, how_many
+
+
+@given(st.lists(st.integers(0, 3), max_size=40), st.integers(0, 9))
+def test_a_text_is_guessed_to_go_on_as_after_the_same_tokens_before(text: list[int], most: int) -> None:
+    lookup = Lookup()
+    for end in range(len(text) + 1):
+        known = text[:end]
+        guessed = lookup.guess(known, most)
+        places = [at for at in range(GRAM, end) if known[at - GRAM : at] == known[-GRAM:]]
+        if not places:
+            assert guessed == []
+            continue
+        going_on = known[places[-1] :]
+        while len(going_on) < most:
+            going_on += going_on
+        assert guessed == going_on[:most]
+
+
+def test_guesses_of_a_repetition_repeat_it() -> None:
+    assert Lookup().guess([1, 2, 3, 4, 1, 2, 3, 4, 1, 2, 3], 7) == [4, 1, 2, 3, 4, 1, 2]
+
+
+def test_right_guesses_make_more_of_them_and_wrong_ones_fewer() -> None:
+    def steps_of(rows: int) -> float:
+        return 10.0 + rows
+
+    lucky, unlucky = Luck(), Luck()
+    for _ in range(30):
+        lucky.tried(right=5, wrong=False)
+        unlucky.tried(right=0, wrong=True)
+    assert how_many([lucky.worth()], steps_of)[0] > 8
+    assert how_many([unlucky.worth()], steps_of)[0] == 0
+    assert how_many([lucky.worth(), unlucky.worth()], steps_of)[0] > 5
+    assert lucky.accepted == 150
+
+
+def test_where_rows_are_dear_nothing_is_guessed() -> None:
+    assert how_many([[0.9] * MOST], lambda rows: float(rows)) == [0]
+    assert how_many([[0.9] * MOST], lambda rows: 1.0) == [MOST]
+
+
+def test_an_unlucky_request_gets_a_guess_now_and_then() -> None:
+    luck = Luck()
+    for _ in range(50):
+        luck.tried(right=0, wrong=True)
+    tried = [how_many([luck.worth()], lambda rows: 10.0 + rows)[0] for _ in range(3 * PROBE)]
+    assert sum(tried) == 3
+
+
+@given(st.lists(st.floats(0.0, 1.0), min_size=1, max_size=8), st.floats(0.0, 5.0))
+def test_the_number_of_guesses_is_the_best_one_for_one_request(chances: list[float], slope: float) -> None:
+    falling = sorted(chances, reverse=True)
+
+    def rate(count: int) -> float:
+        return (1 + sum(falling[:count])) / (10 + slope * (1 + count))
+
+    (count,) = how_many([falling], lambda rows: 10 + slope * rows)
+    assert rate(count) == pytest.approx(max(map(rate, range(len(falling) + 1))))
