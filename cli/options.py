@@ -101,6 +101,12 @@ Context = Annotated[
         help="Tokens that prompt and answer have together. Default: 4096, or what the model allows if that is less.",
     ),
 ]
+CacheTokens = Annotated[
+    int | None,
+    typer.Option(
+        min=1, max=2**31, help="Tokens that all requests together may have in the caches. Default: one context."
+    ),
+]
 Nodes = Annotated[
     str, typer.Option(metavar="NODE,...", help="Nodes that take part, one per rank. Default: all, the fastest first.")
 ]

@@ -163,7 +163,9 @@ def session_table(session: dict[str, Any]) -> RenderableType:
         rows.append([worker_name(host), host["state"], *held, "", ""])
     columns = ["node", "state", "share", "weights", "compute", "wire", "wait ms"]
     exact = ", exact" if session["exact"] else ""
-    title = f"{session['name']}: {_held(session)}{exact}, context {session['context']}, {session['state']}"
+    more = session["cache_tokens"] > session["context"]
+    caches = f", {session['cache_tokens']} tokens in caches" if more else ""
+    title = f"{session['name']}: {_held(session)}{exact}, context {session['context']}{caches}, {session['state']}"
     return table(columns, rows, title=title)
 
 

@@ -59,7 +59,8 @@ class Wanted:
 
         used = {name for worker in session["ranks"] + session["hosts"] for name in nodes_of(worker)}
         elsewhere = planned and list(request.nodes) not in ([], session["nodes"]) and set(request.nodes) != used
-        length, device = session["context"], session["engine_options"].get("device", Device.CPU)
+        length, held = session["context"], session["cache_tokens"]
+        device = session["engine_options"].get("device", Device.CPU)
         quants, engines = unlike_on(request.quantisations, "quantisation"), unlike_on(request.engines, "engine")
         for named, unlike, how in (
             ("--quant", unlike_all("quantisation", self.any_quantisation), f"as {session['quantisation']}"),
@@ -68,6 +69,7 @@ class Wanted:
             ("--engine", bool(engines), f"by {', '.join(engines)}"),
             ("--device", request.engine_options.get("device", device) != device, f"on device {device}"),
             ("--context", planned and request.context not in (0, length), f"for {length} tokens"),
+            ("--cache-tokens", planned and request.cache_tokens not in (0, held), f"with caches of {held} tokens"),
             ("--nodes", elsewhere, f"on {', '.join(sorted(used))}"),
             ("--shares", list(request.shares) not in ([], session["shares"]), "in other shares"),
             ("--exact", request.exact and not session["exact"], "without exact sums"),
@@ -102,6 +104,7 @@ def start_command(session: dict[str, Any]) -> str:
     for option, value in (
         ("--device", session["engine_options"].get("device", "")),
         ("--context", session["context"]),
+        ("--cache-tokens", session["cache_tokens"] if session["cache_tokens"] > session["context"] else 0),
         ("--nodes", ",".join(session["nodes"])),
         ("--shares", ",".join(f"{share:g}" for share in session["shares"])),
         ("--experts", session["experts"]),

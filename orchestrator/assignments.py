@@ -9,6 +9,7 @@ from motley.orchestrator.certificates import issue_credentials
 from motley.orchestrator.experts.hosts import ExpertHost, Member
 from motley.orchestrator.experts.messages import to_message
 from motley.orchestrator.experts.registry import ExpertMap
+from motley.orchestrator.planning.caches import Caches
 from motley.orchestrator.session_request import SessionRequest
 from motley.orchestrator.workers import Rank, Worker
 from motley.protocol import MAX_RANKS
@@ -37,24 +38,27 @@ class Assignments:
         spec: ModelSpec,
         profile: ModelProfile,
         ranks: Sequence[Rank],
-        context: int,
+        caches: Caches,
         experts: ExpertMap | None,
     ) -> None:
         """
         Args:
             spec: the model with every quantisation that units must suit.
             profile: what the model costs in the first of these.
-            context: tokens.
+            caches: what those of every rank hold.
             experts: None where they are not on hosts.
         """
         self._session_id = session_id
         self._request = request
+        blocks = caches.blocks(any(rank.setup.has_whole_caches for rank in ranks))
         self._common = Assignment(
             model=spec,
             fingerprint=profile.fingerprint,
             size=len(ranks),
             shares=[rank.plan.to_share(rank.setup.quantisation) for rank in ranks],
-            context=context,
+            context=caches.context,
+            cache_blocks=blocks.count,
+            cache_block_tokens=blocks.tokens,
             wire=request.wire,
             threads=request.threads,
             secret=secrets.token_bytes(32),

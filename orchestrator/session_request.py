@@ -94,6 +94,8 @@ class SessionRequest:
     """The weight of every rank's share, by rank; empty: by speed and memory."""
     context: int = field(default=0, metadata=_kind(Integer(1, 2**31)))
     """Tokens that prompt and answer have together; 0: a default, or what the model allows if that is less."""
+    cache_tokens: int = field(default=0, metadata=_kind(Integer(1, 2**31)))
+    """Tokens that all requests together may have in the KV caches, at least one context; 0: just one."""
     engine: str = field(default="onnxruntime", metadata=_kind(Text()))
     quantisations: Mapping[str, str] = field(default_factory=dict, metadata=_kind(ByNode(QUANTISATIONS)))
     """By node: how ranks there hold the model, instead of `quantisation`."""

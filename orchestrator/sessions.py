@@ -37,6 +37,7 @@ from motley.orchestrator.experts.questions import Answer, Question
 from motley.orchestrator.experts.recovery import bound_nodes
 from motley.orchestrator.experts.registry import UNREACHABLE_S, ExpertMap
 from motley.orchestrator.nodes import what_became
+from motley.orchestrator.planning.caches import Caches
 from motley.orchestrator.planning.placement.terms import PlacementError, expert_name
 from motley.orchestrator.session_request import SessionRequest
 from motley.orchestrator.workers import Rank, Worker
@@ -93,8 +94,8 @@ class Session:
     """When its nodes were chosen: a node that registers later is new to the session."""
     state: State = State.PLANNING
     profile: ModelProfile = field(default_factory=ModelProfile)
-    context: int = 0
-    """Tokens that prompt and answer have together."""
+    caches: Caches = field(default_factory=lambda: Caches(context=0, tokens=0))
+    """How many tokens prompt and answer have together, and how many all requests have in the caches; 0: not planned."""
     epoch: int = 1
     """The number of the plan that its workers follow. What a worker of another plan says is ignored."""
     ranks: list[Rank] = field(default_factory=list)
@@ -156,7 +157,7 @@ class Session:
         spec: ModelSpec,
         profile: ModelProfile,
         ranks: Sequence[Rank],
-        context: int,
+        caches: Caches,
         now: float,
         experts: ExpertMap | None = None,
     ) -> list[Command]:
@@ -167,9 +168,9 @@ class Session:
             profile: what the model costs in the first of these.
         """
         assert self.state is State.PLANNING
-        self.profile, self.ranks, self.context, self.experts = profile, list(ranks), context, experts
+        self.profile, self.ranks, self.caches, self.experts = profile, list(ranks), caches, experts
         self.state, self.deadline_from = State.STARTING, now
-        self._assignments = Assignments(self.id, self.request, spec, profile, ranks, context, experts)
+        self._assignments = Assignments(self.id, self.request, spec, profile, ranks, caches, experts)
         return [self._assign(worker) for worker in self.workers]
 
     def on_event(self, node_id: str, event: RankEvent, now: float) -> list[Command]:

@@ -83,16 +83,17 @@ class Rank(Worker):
 
     @property
     def host_bytes_taken(self) -> int:
-        return self.ready.rss_bytes if self.ready else 0  # its cache grows later, and is counted as still to come
+        return self.ready.rss_bytes if self.ready else 0  # pages of its caches come when they are first written to
 
     def gpu_to_come(self, gpu: Gpu) -> int:
         """Bytes that it may yet take of its GPU, as that is now: what is planned, less what the driver says it has.
 
         Where the driver does not tell (on Windows, and in containers, where processes have other numbers), that is its
-        weights, once it is ready.
+        weights and its caches, once it is ready.
         """
         if not self.setup.on_gpu or self.gone:
             return 0
-        ready = self.ready or Ready()
-        told = next((user.bytes for user in gpu.users if user.pid == ready.pid), 0)
-        return max(0, self.plan.memory_bytes - (told or ready.share_bytes))
+        if self.ready is None:
+            return self.plan.memory_bytes
+        told = next((user.bytes for user in gpu.users if user.pid == self.ready.pid), 0)
+        return max(0, self.plan.memory_bytes - told) if told else self.plan.fixed_bytes

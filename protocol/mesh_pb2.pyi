@@ -59,16 +59,18 @@ class Capabilities(_message.Message):
     def __init__(self, platform: _Optional[str] = ..., cpu: _Optional[str] = ..., cores: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., memory_bandwidth: _Optional[float] = ..., gpus: _Optional[_Iterable[_Union[Gpu, _Mapping]]] = ..., zone: _Optional[str] = ..., engines: _Optional[_Iterable[_Union[Engine, _Mapping]]] = ..., expert_engines: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Engine(_message.Message):
-    __slots__ = ("name", "keeps_fp16", "on_gpu", "lacking")
+    __slots__ = ("name", "keeps_fp16", "on_gpu", "lacking", "has_whole_caches")
     NAME_FIELD_NUMBER: _ClassVar[int]
     KEEPS_FP16_FIELD_NUMBER: _ClassVar[int]
     ON_GPU_FIELD_NUMBER: _ClassVar[int]
     LACKING_FIELD_NUMBER: _ClassVar[int]
+    HAS_WHOLE_CACHES_FIELD_NUMBER: _ClassVar[int]
     name: str
     keeps_fp16: bool
     on_gpu: bool
     lacking: str
-    def __init__(self, name: _Optional[str] = ..., keeps_fp16: _Optional[bool] = ..., on_gpu: _Optional[bool] = ..., lacking: _Optional[str] = ...) -> None: ...
+    has_whole_caches: bool
+    def __init__(self, name: _Optional[str] = ..., keeps_fp16: _Optional[bool] = ..., on_gpu: _Optional[bool] = ..., lacking: _Optional[str] = ..., has_whole_caches: _Optional[bool] = ...) -> None: ...
 
 class Gpu(_message.Message):
     __slots__ = ("name", "memory_bytes", "free_bytes", "driver", "compute_capability", "multiprocessors", "memory_bandwidth", "users")
@@ -275,7 +277,7 @@ class Share(_message.Message):
     def __init__(self, attention_split: _Optional[int] = ..., attention: _Optional[_Union[Range, _Mapping]] = ..., mlp: _Optional[_Union[Range, _Mapping]] = ..., vocabulary: _Optional[_Union[Range, _Mapping]] = ..., quantisation: _Optional[str] = ...) -> None: ...
 
 class Assignment(_message.Message):
-    __slots__ = ("model", "fingerprint", "size", "shares", "context", "engine", "threads", "secret", "tls", "plain", "wire", "hosts", "expert_slices", "group", "engine_options")
+    __slots__ = ("model", "fingerprint", "size", "shares", "context", "engine", "threads", "secret", "tls", "plain", "wire", "hosts", "expert_slices", "group", "engine_options", "cache_blocks", "cache_block_tokens")
     class EngineOptionsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -298,6 +300,8 @@ class Assignment(_message.Message):
     EXPERT_SLICES_FIELD_NUMBER: _ClassVar[int]
     GROUP_FIELD_NUMBER: _ClassVar[int]
     ENGINE_OPTIONS_FIELD_NUMBER: _ClassVar[int]
+    CACHE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    CACHE_BLOCK_TOKENS_FIELD_NUMBER: _ClassVar[int]
     model: ModelSpec
     fingerprint: str
     size: int
@@ -313,7 +317,9 @@ class Assignment(_message.Message):
     expert_slices: int
     group: Group
     engine_options: _containers.ScalarMap[str, str]
-    def __init__(self, model: _Optional[_Union[ModelSpec, _Mapping]] = ..., fingerprint: _Optional[str] = ..., size: _Optional[int] = ..., shares: _Optional[_Iterable[_Union[Share, _Mapping]]] = ..., context: _Optional[int] = ..., engine: _Optional[str] = ..., threads: _Optional[int] = ..., secret: _Optional[bytes] = ..., tls: _Optional[_Union[Credentials, _Mapping]] = ..., plain: _Optional[_Union[Empty, _Mapping]] = ..., wire: _Optional[str] = ..., hosts: _Optional[_Iterable[_Union[HostedExperts, _Mapping]]] = ..., expert_slices: _Optional[int] = ..., group: _Optional[_Union[Group, _Mapping]] = ..., engine_options: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    cache_blocks: int
+    cache_block_tokens: int
+    def __init__(self, model: _Optional[_Union[ModelSpec, _Mapping]] = ..., fingerprint: _Optional[str] = ..., size: _Optional[int] = ..., shares: _Optional[_Iterable[_Union[Share, _Mapping]]] = ..., context: _Optional[int] = ..., engine: _Optional[str] = ..., threads: _Optional[int] = ..., secret: _Optional[bytes] = ..., tls: _Optional[_Union[Credentials, _Mapping]] = ..., plain: _Optional[_Union[Empty, _Mapping]] = ..., wire: _Optional[str] = ..., hosts: _Optional[_Iterable[_Union[HostedExperts, _Mapping]]] = ..., expert_slices: _Optional[int] = ..., group: _Optional[_Union[Group, _Mapping]] = ..., engine_options: _Optional[_Mapping[str, str]] = ..., cache_blocks: _Optional[int] = ..., cache_block_tokens: _Optional[int] = ...) -> None: ...
 
 class Group(_message.Message):
     __slots__ = ("host", "member", "slices", "ranks", "secret", "tls")

@@ -17,8 +17,10 @@ from motley.daemon.node.describe import describe
 from motley.daemon.node.worker import RankWorker
 from motley.daemon.weights.cache import ShareCache
 from motley.orchestrator.experts.messages import to_message
+from motley.orchestrator.planning.caches import Caches
 from motley.orchestrator.planning.placement.terms import ExpertKey
 from motley.orchestrator.planning.shares import Candidate, RankPlan, plan_shares, trunk_profile
+from motley.plugins.engine import has_whole_caches
 from motley.protocol import mesh_pb2 as pb
 from motley.protocol import worker_pb2 as wp
 
@@ -165,13 +167,16 @@ class LocalMesh:
             profile = trunk_profile(profile)
         plenty = 1 << 60
         candidates = [Candidate(f"rank {rank}", weight, plenty) for rank, weight in enumerate(spec.weights)]
-        self.plans = plan_shares([profile] * size, candidates, spec.context)
+        blocks = Caches(spec.context, spec.context).blocks(has_whole_caches(spec.engine))
+        self.plans = plan_shares([profile] * size, candidates, blocks.room)
         assignment = pb.Assignment(
             model=model,
             fingerprint=profile.fingerprint,
             size=size,
             shares=[plan.to_share() for plan in self.plans],
             context=spec.context,
+            cache_blocks=blocks.count,
+            cache_block_tokens=blocks.tokens,
             engine=spec.engine,
             threads=spec.threads,
             secret=secrets.token_bytes(32),

@@ -15,7 +15,7 @@ from motley.cli.client import ApiKey
 from motley.cli.commands.bench_tables import show_served
 from motley.cli.errors import CliError
 from motley.cli.interrupt import run
-from motley.cli.options import Quant, Quantisation
+from motley.cli.options import CacheTokens, Quant, Quantisation
 from motley.cli.show import counting_bar, loading_bars
 
 if TYPE_CHECKING:
@@ -40,8 +40,9 @@ def serve(
     tokens: Annotated[int, typer.Option(min=1, max=4000, help="Tokens of each answer.")] = 64,
     quant: Quant = Quantisation.INT4,
     context: Annotated[
-        int | None, typer.Option(min=1, help="Tokens that all requests together may hold.", show_default="the model's")
+        int | None, typer.Option(min=1, help="Tokens of a prompt and its answer.", show_default="the model's")
     ] = None,
+    cache_tokens: CacheTokens = None,
     threads: Annotated[int, typer.Option(min=1, help="Compute threads per rank.")] = 1,
     plot: Annotated[Path | None, typer.Option(help="Draw throughput and waiting by rate to this PNG file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
@@ -72,7 +73,8 @@ def serve(
     if url:
         measured = run(_measure_served(url, api_key, load, rates))
     else:
-        measured = run(_serve_and_measure(ranks, threads, {"quantisation": quant, "context": context}, load, rates))
+        wanted = {"quantisation": quant, "context": context, "cache_tokens": cache_tokens}
+        measured = run(_serve_and_measure(ranks, threads, wanted, load, rates))
     if plot is not None:
         plot_served(measured, plot)
     if as_json:

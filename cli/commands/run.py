@@ -18,6 +18,7 @@ from motley.cli.errors import CliError
 from motley.cli.interrupt import run as run_interruptibly
 from motley.cli.mesh_of_one import mesh_of_one
 from motley.cli.options import (
+    CacheTokens,
     Context,
     DeviceOption,
     Engines,
@@ -61,6 +62,7 @@ def run(
     engine: Engines = None,
     device: DeviceOption = None,
     context: Context = None,
+    cache_tokens: CacheTokens = None,
     nodes: Nodes = "",
     shares: Shares = "",
     exact: Exact = False,
@@ -117,6 +119,7 @@ def run(
         engines=engines,
         engine_options={"device": str(device)} if device else {},
         context=context or 0,
+        cache_tokens=cache_tokens or 0,
         nodes=tuple(parse_nodes(nodes)) if nodes else (),
         shares=tuple(parse_shares(shares)) if shares else (),
         exact=exact,

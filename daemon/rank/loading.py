@@ -16,6 +16,7 @@ from motley.daemon.models.cutting.profile import activations
 from motley.daemon.models.cutting.share import Share
 from motley.daemon.models.description.model import EMBEDDING
 from motley.daemon.models.graph.rank_graph import build_rank_graph
+from motley.daemon.models.keys import ConfigError
 from motley.daemon.rank.executor import Executor
 from motley.daemon.rank.gate import Gate, reference_answers
 from motley.daemon.rank.peers import Peers
@@ -25,6 +26,8 @@ from motley.protocol import GPU_RESERVE
 from motley.protocol import mesh_pb2 as pb
 from motley.protocol.wording import human_bytes
 
+MOST_BLOCKS = 2**31 - 1
+"""Blocks have numbers of 32 bits with a sign."""
 ENGINE_S = 1800.0
 """An engine that is not made and examined after so many seconds hangs: from then on no sign of life is given."""
 
@@ -80,11 +83,12 @@ def load_rank(
     Raises:
         LoadError: the model's files differ from those that were planned for, or do not come.
         CheckpointError: they changed while they were read.
+        ConfigError: the caches have no room for a sequence, or the model cannot be had like that.
         GpuFull: its engine computes on a GPU that is too small or too busy.
         GateError: the engine computes wrongly.
         Exception: what `open_planned`, `build_rank_graph`, `PlannedModel.share` and the engine raise.
     """
-    model = assignment.model
+    model, blocks = assignment.model, cache_blocks(assignment)
     shares = [share_from_proto(share) for share in assignment.shares]
     with open_planned(assignment, models, progress, assignment.shares[rank].quantisation) as planned:
         opened = planned.opened
@@ -99,6 +103,7 @@ def load_rank(
             model.exact,
             experts_elsewhere=len(assignment.hosts) > 0,
             beside=planned.beside,
+            blocks=blocks,
         )
         if on_gpu(assignment.engine, assignment.engine_options):
             check_gpu_room(declared.share_bytes + declared.cache_bytes + 4 * activations(opened.model), gpus())
@@ -155,6 +160,21 @@ def check_gpu_room(needed: int, found: Sequence[pb.Gpu]) -> None:
         + (f" In use by {users}." if users else "")
         + " Close what uses the GPU, or give this node a smaller share"
     )
+
+
+def cache_blocks(assignment: pb.Assignment) -> CacheBlocks:
+    """Read the blocks of a rank's KV caches as the control plane has them.
+
+    Raises:
+        ConfigError: they have no room for the longest sequence, or there are more than an engine can count.
+    """
+    count, tokens, context = assignment.cache_blocks, assignment.cache_block_tokens, assignment.context
+    if count * tokens < max(1, context) or count > MOST_BLOCKS:
+        raise ConfigError(
+            f"KV caches of {count} blocks of {tokens} tokens were planned for a context of {context}: they must have"
+            f" room for it, in {MOST_BLOCKS} blocks at most. Plan the session anew"
+        )
+    return CacheBlocks(count, tokens)
 
 
 def share_from_proto(share: pb.Share) -> Share:

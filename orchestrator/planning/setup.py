@@ -30,6 +30,8 @@ class Setup:
     """As the engine holds matrices: ``fp16`` is ``fp32`` for one that would widen it."""
     on_gpu: bool
     """It computes on the node's first GPU, in that GPU's memory."""
+    has_whole_caches: bool = False
+    """Its engine can only have a sequence's whole cache in one block."""
 
 
 def setup_of(
@@ -52,7 +54,7 @@ def setup_of(
         message = f"node {node!r} cannot run engine {engine!r}: {lacking}; it can run: {_able(capabilities)}"
         raise SetupError("unusable_engine", message)
     widened = quantisation == "fp16" and not told.keeps_fp16
-    return Setup(engine, "fp32" if widened else quantisation, on_gpu)
+    return Setup(engine, "fp32" if widened else quantisation, on_gpu, told.has_whole_caches)
 
 
 def _lacking(engine: Engine, capabilities: Capabilities, on_gpu: bool) -> str:

@@ -6,7 +6,7 @@ layer, and after the head. With the speed of a rank's device in bytes/s, units a
 and of the MLP's bytes the part that a token reads,
 
     step    = max_r attention_r / speed_r + read * max_r mlp_r / speed_r + max_r vocabulary_r / speed_r + collectives
-    memory_r = fixed_r + attention_r + cache_r * context + mlp_r + vocabulary_r
+    memory_r = fixed_r + attention_r + cache_r * cache_tokens + mlp_r + vocabulary_r
 
 Collectives do not depend on the shares. A rank that has too much attention can therefore not make up for it with
 less MLP: the best plan follows speed in each kind of unit by itself, within every node's memory. Where memory binds,
@@ -70,7 +70,7 @@ class RankPlan:
     vocabulary: range
     weight_bytes: int
     memory_bytes: int
-    """Weights, KV cache at full context, and what every rank needs."""
+    """Weights, all of the KV caches, and what every rank needs."""
     fixed_bytes: int
     """Of `memory_bytes`, what every rank needs, whatever its share is."""
 
@@ -89,19 +89,19 @@ class RankPlan:
         )
 
 
-def plan_shares(profiles: Sequence[ModelProfile], candidates: Sequence[Candidate], context: int) -> list[RankPlan]:
+def plan_shares(profiles: Sequence[ModelProfile], candidates: Sequence[Candidate], cache_tokens: int) -> list[RankPlan]:
     """Give every candidate, in rank order, its share of the model.
 
     Args:
         profiles: of the model as each candidate would hold it; their units are the same.
         candidates: at least one; at least one takes part.
-        context: longest sequence, in tokens, whose KV cache must fit.
+        cache_tokens: that the KV caches have room for, on every rank.
 
     Raises:
         PlanError: it does not fit.
     """
     split = _attention_split(profiles[0], len(candidates))
-    costs = [_Costs(profile, split, context) for profile in profiles]
+    costs = [_Costs(profile, split, cache_tokens) for profile in profiles]
     room = [
         candidate.memory - profile.fixed_bytes if candidate.takes_part else 0
         for candidate, profile in zip(candidates, profiles, strict=True)
@@ -151,12 +151,12 @@ def _attention_split(profile: ModelProfile, ranks: int) -> int:
 
 
 class _Costs:
-    """A model's costs in bytes in one encoding, at one attention split and context."""
+    """A model's costs in bytes in one encoding, at one attention split and size of the caches."""
 
-    def __init__(self, profile: ModelProfile, split: int, context: int) -> None:
+    def __init__(self, profile: ModelProfile, split: int, cache_tokens: int) -> None:
         self.profile = profile
         self.split = split
-        self.context = context
+        self.cache_tokens = cache_tokens
         self.attention_units = profile.kv_groups * split
         self.mlp_bytes = profile.mlp_units * profile.mlp_unit_bytes
         self.vocabulary_bytes = profile.vocabulary_units * profile.vocabulary_unit_bytes
@@ -179,7 +179,7 @@ class _Costs:
         return query + self.profile.attention_kv_bytes * self.kv_heads(units)
 
     def attention_memory(self, units: range) -> int:
-        cache = self.profile.cache_bytes_per_token * self.context * self.kv_heads(units)
+        cache = self.profile.cache_bytes_per_token * self.cache_tokens * self.kv_heads(units)
         return self.attention_bytes(units) + cache
 
     def rank_plan(self, attention: range, mlp: range, vocabulary: range) -> RankPlan:
@@ -385,8 +385,8 @@ def _explain(costs: Sequence[_Costs], candidates: Sequence[Candidate]) -> str:
     ]
     return "\n".join(
         [
-            f"{costs[0].profile.name} with a context of {costs[0].context} tokens does not fit: {verdict}. By {by}:",
+            f"{costs[0].profile.name} with caches of {costs[0].cache_tokens} tokens does not fit: {verdict}. By {by}:",
             *lines,
-            "Free memory, add a node, shorten the context, or quantise further.",
+            "Free memory, add a node, shorten the context or the caches, or quantise further.",
         ]
     )

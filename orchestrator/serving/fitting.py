@@ -1,4 +1,4 @@
-"""What would fit of a model that does not: in a shorter context, or in narrower weights."""
+"""What would fit of a model that does not: in a shorter context or smaller caches, or in narrower weights."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from motley.orchestrator.nodes import NodeTable
+from motley.orchestrator.planning.caches import Caches
 from motley.orchestrator.planning.layout import LayoutError
 from motley.orchestrator.planning.placement.terms import PlacementError
 from motley.orchestrator.planning.setup import SetupError
@@ -23,8 +24,8 @@ from motley.protocol.mesh_pb2 import ModelSpec
 
 HINT_S = 10.0
 """Where a model does not fit, what would is looked for no longer than this."""
-CONTEXT_STEP = 256
-"""The largest context that would fit is told in such steps."""
+TOKENS_STEP = 256
+"""The largest context, or number of cache tokens, that would fit is told in such steps."""
 NARROWER = {"fp32": ("int8", "int4"), "fp16": ("int8", "int4"), "stored": ("int4",), "int8": ("int4",)}
 """What a model that does not fit may be quantised to."""
 
@@ -44,7 +45,7 @@ class Fitting:
         participants: Sequence[Participant],
         spec: ModelSpec,
         profiles: Profiles,
-        context: int,
+        caches: Caches,
     ) -> str:
         """What would fit of a session that does not, for people. Empty where it is nodes that are missing, and where
         nobody found out: within `HINT_S`, and with the nodes that were asked for.
@@ -56,7 +57,7 @@ class Fitting:
             return ""
         try:
             async with asyncio.timeout(HINT_S):
-                hint = await self._look(session, participants, spec, profiles, context)
+                hint = await self._look(session, participants, spec, profiles, caches)
         except (TimeoutError, ServingError):
             hint = ""
         self._carrier.check_planning(session)
@@ -68,11 +69,11 @@ class Fitting:
         participants: Sequence[Participant],
         spec: ModelSpec,
         profiles: Profiles,
-        context: int,
+        caches: Caches,
     ) -> str:
         request = session.request
         everywhere = " on every node" if request.quantisations else ""
-        ways, longest = [], 0
+        ways, most = [], 0
         for narrower in (None, *NARROWER.get(request.quantisation, ())):
             trial = request
             # Models and nodes that cannot do that.
@@ -82,31 +83,42 @@ class Fitting:
                     own = [participant(trial, one.node) for one in participants]
                     spec = wanted_model(trial, own)
                     profiles = await self._descriptions.describe(session, spec, own[0].node)
-                fits = await self._largest_context(session, trial, spec, profiles, context)
-                if fits > longest:
-                    longest = fits
-                    in_context = f"with a context of {fits}"
-                    narrowed = f"quantised to {narrower}{everywhere}" + (f" {in_context}" if fits < context else "")
-                    ways.append(narrowed if narrower else in_context)
+                fits = await self._most_tokens(session, trial, spec, profiles, caches)
+                if fits > most:
+                    most = fits
+                    smaller = _smaller(caches, fits)
+                    narrowed = f"quantised to {narrower}{everywhere}" + (f" {smaller}" if fits < caches.tokens else "")
+                    ways.append(narrowed if narrower else smaller)
         return f"It fits {', or '.join(ways)}." if ways else "It does not fit in a shorter context or narrower weights."
 
-    async def _largest_context(
-        self, session: Session, request: SessionRequest, spec: ModelSpec, profiles: Profiles, most: int
+    async def _most_tokens(
+        self, session: Session, request: SessionRequest, spec: ModelSpec, profiles: Profiles, caches: Caches
     ) -> int:
-        """Tokens, `most` or a multiple of `CONTEXT_STEP`; 0: none fit."""
+        """How many tokens the caches could hold, of a context that is shortened only where they hold less: all of
+        `caches` or a multiple of `TOKENS_STEP`; 0: none fit."""
 
-        async def fits(context: int) -> bool:
+        async def fits(tokens: int) -> bool:
             await asyncio.sleep(0)  # between two layouts it is everybody's turn
             try:
-                await self._layouts.lay_out(session, request, spec, profiles, context)
+                await self._layouts.lay_out(
+                    session, request, spec, profiles, Caches(min(tokens, caches.context), tokens)
+                )
             except (PlanError, PlacementError):
                 return False
             return True
 
-        if await fits(most):
-            return most
-        low, high = 0, -(-most // CONTEXT_STEP)
+        if await fits(caches.tokens):
+            return caches.tokens
+        low, high = 0, -(-caches.tokens // TOKENS_STEP)
         while high - low > 1:
             middle = (low + high) // 2
-            low, high = (middle, high) if await fits(middle * CONTEXT_STEP) else (low, middle)
-        return low * CONTEXT_STEP
+            low, high = (middle, high) if await fits(middle * TOKENS_STEP) else (low, middle)
+        return low * TOKENS_STEP
+
+
+def _smaller(caches: Caches, tokens: int) -> str:
+    """What to ask for in place of `caches`, where no more than so many tokens fit."""
+    if caches.tokens == caches.context:
+        return f"with a context of {tokens}"
+    as_many = f"with a context of {tokens} and as many cache tokens"
+    return as_many if tokens < caches.context else f"with {tokens} cache tokens"

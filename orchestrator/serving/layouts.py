@@ -9,6 +9,7 @@ from motley.orchestrator.experts.hosting import Hosting
 from motley.orchestrator.experts.questions import Answer
 from motley.orchestrator.experts.registry import ExpertMap
 from motley.orchestrator.nodes import NodeTable
+from motley.orchestrator.planning.caches import Caches
 from motley.orchestrator.planning.layout import is_parallel
 from motley.orchestrator.planning.placement.terms import PlacementError
 from motley.orchestrator.planning.shares import PlanError
@@ -38,7 +39,7 @@ class Layouts:
         self._one_at_a_time = asyncio.Lock()
 
     async def lay_out(
-        self, session: Session, request: SessionRequest, spec: ModelSpec, profiles: Profiles, context: int
+        self, session: Session, request: SessionRequest, spec: ModelSpec, profiles: Profiles, caches: Caches
     ) -> tuple[list[Rank], ExpertMap | None]:
         """The ranks of a session and, in parallel, what its experts are on: groups of nodes where there is no room for
         whole experts. In ``auto`` it is sliced where the trunk or whole experts do not fit in parallel. The caller must
@@ -65,7 +66,7 @@ class Layouts:
                 nodes = [one.node for one in participants if request.engine in engines[one.node.name]]
                 hosting = Hosting(request, profile, nodes, self._memory.beside)
                 try:
-                    trunks = await plan_trunks(request, profiles, context, able, hosting, self._memory, self._planner)
+                    trunks = await plan_trunks(request, profiles, caches, able, hosting, self._memory, self._planner)
                     ranks = trunks[0]
                     check_alive(participants, ranks)
                     try:
@@ -90,7 +91,7 @@ class Layouts:
                     return ranks, experts
             while True:
                 participants = self._participants(request, profiles)
-                ranks = await plan_ranks(request, profiles, context, participants, self._memory, self._planner)
+                ranks = await plan_ranks(request, profiles, caches, participants, self._memory, self._planner)
                 self._carrier.check_planning(session)
                 check_alive(participants, ranks)
                 if self._memory.has((rank.node_id, rank.host_bytes) for rank in ranks):

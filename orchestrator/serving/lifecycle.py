@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 
 from motley.orchestrator.nodes import NodeTable
+from motley.orchestrator.planning.caches import Caches
 from motley.orchestrator.planning.layout import LayoutError
 from motley.orchestrator.planning.placement.terms import PlacementError
 from motley.orchestrator.planning.setup import SetupError
@@ -69,18 +70,18 @@ class Lifecycle:
                 profiles, copies = await self._descriptions.survey(session, spec, [one.node for one in participants])
                 profile = profiles[spec.quantisation]
                 self._carrier.check_planning(session)
-                context = _context(request, profile)
+                caches = _caches(request, profile)
                 self._sessions.rename(session, request.name or profile.name)
                 try:
-                    ranks, experts = await self._layouts.lay_out(session, request, spec, profiles, context)
+                    ranks, experts = await self._layouts.lay_out(session, request, spec, profiles, caches)
                 except (PlanError, PlacementError) as error:
-                    hint = await self._fitting.hint(session, participants, spec, profiles, context)
+                    hint = await self._fitting.hint(session, participants, spec, profiles, caches)
                     raise type(error)(f"{error}\n{hint}" if hint else str(error)) from error
                 planned = [*ranks, *(experts.hosts + experts.members if experts else ())]
                 involved = {participants[0].node.name, *(worker.node_name for worker in planned)}
                 names = dict.fromkeys(one.node.name for one in participants if one.node.name in involved)
                 check_copies(request.model, copies, names)
-                commands = session.assign(spec, profile, ranks, context, self._clock(), experts)
+                commands = session.assign(spec, profile, ranks, caches, self._clock(), experts)
                 self._carrier.carry_out(session, commands)
             except BaseException:
                 self._sessions.remove(session)
@@ -124,11 +125,11 @@ class Lifecycle:
         await asyncio.gather(*(self.close(session) for session in self._sessions))
 
 
-def _context(request: SessionRequest, profile: ModelProfile) -> int:
-    """Tokens.
+def _caches(request: SessionRequest, profile: ModelProfile) -> Caches:
+    """What the caches of a session are to hold: one sequence of full length, if the request does not say.
 
     Raises:
-        ServingError: the model does not allow as many as are asked for.
+        ServingError: the model does not allow a context as long as is asked for, or the caches are too small for it.
     """
     if request.context > profile.context_length:
         raise refusal(
@@ -136,4 +137,13 @@ def _context(request: SessionRequest, profile: ModelProfile) -> int:
             f"a context of {request.context} tokens was asked for; {profile.name} allows {profile.context_length}",
             "context",
         )
-    return request.context or min(DEFAULT_CONTEXT, profile.context_length)
+    context = request.context or min(DEFAULT_CONTEXT, profile.context_length)
+    tokens = request.cache_tokens or context
+    if tokens < context:
+        raise refusal(
+            "invalid_request",
+            f"caches of {tokens} tokens were asked for; one sequence may have {context} (the context): ask for as many"
+            " or more, or for a shorter context",
+            "cache_tokens",
+        )
+    return Caches(context, tokens)

@@ -37,7 +37,7 @@ class Planner:
         return await self._run(question.answer)
 
     async def shares(
-        self, profiles: Sequence[ModelProfile], candidates: Sequence[Candidate], context: int
+        self, profiles: Sequence[ModelProfile], candidates: Sequence[Candidate], cache_tokens: int
     ) -> list[RankPlan]:
         """The share of every rank: as it was given by hand (`keep_shares`), else as is best (`plan_shares`).
 
@@ -46,7 +46,7 @@ class Planner:
             ServingError: the orchestrator shuts down.
         """
         plan = plan_shares if candidates[0].share is None else keep_shares
-        return await self._run(partial(plan, profiles, candidates, context))
+        return await self._run(partial(plan, profiles, candidates, cache_tokens))
 
     async def _run(self, work: Callable[[], _Found]) -> _Found:
         if self._stopped:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from motley.orchestrator.experts.hosting import Hosting
+from motley.orchestrator.planning.caches import Caches
 from motley.orchestrator.planning.layout import LayoutError
 from motley.orchestrator.planning.setup import gpu_room, gpu_told
 from motley.orchestrator.planning.shares import (
@@ -30,7 +31,7 @@ from motley.protocol.wording import human_bytes
 async def plan_ranks(
     request: SessionRequest,
     profiles: Profiles,
-    context: int,
+    caches: Caches,
     participants: Sequence[Participant],
     memory: Memory,
     planner: Planner,
@@ -58,13 +59,14 @@ async def plan_ranks(
         participants = [participants[index] for index in taking]
         each = [each[index] for index in taking]
         candidates = [candidates[index] for index in taking]
-    return _ranks(participants, candidates, await planner.shares(each, candidates, context))
+    room = _room(caches, participants)
+    return _ranks(participants, candidates, await planner.shares(each, candidates, room))
 
 
 async def plan_trunks(
     request: SessionRequest,
     profiles: Profiles,
-    context: int,
+    caches: Caches,
     participants: Sequence[Participant],
     hosting: Hosting,
     memory: Memory,
@@ -94,7 +96,8 @@ async def plan_trunks(
         each = [trunk_profile(profiles[one.setup.quantisation]) for one in chosen]
         try:
             candidates = _candidates(chosen, each, memory)
-            ranks = _ranks(chosen, candidates, await planner.shares(each, candidates, context))
+            room = _room(caches, chosen)
+            ranks = _ranks(chosen, candidates, await planner.shares(each, candidates, room))
         except PlanError as error:
             refusals.append(error)
         else:
@@ -150,6 +153,11 @@ def _candidates(
         speed = one.speed / ranks or 1.0
         candidates.append(Candidate(name=name, speed=speed, memory=free, share=share))
     return candidates
+
+
+def _room(caches: Caches, participants: Sequence[Participant]) -> int:
+    """Tokens that the caches of ranks on these nodes have room for."""
+    return caches.blocks(any(one.setup.has_whole_caches for one in participants)).room
 
 
 def _ranks(

@@ -199,6 +199,7 @@ function sessionCard(session) {
       session.family && `${session.family}, ${scaled(session.parameters, " parameters")}`,
       session.matrices ? `matrices: ${session.matrices}` : session.quantisation,
       session.context > 0 && `context ${session.context} tokens`,
+      session.cache_tokens > session.context && `${session.cache_tokens} tokens in caches`,
       session.weight_bytes > 0 && `${scaled(session.weight_bytes, "B")} of weights`,
       session.experts && `experts ${session.experts}`,
       !mixed && session.engine)),

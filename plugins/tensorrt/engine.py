@@ -5,14 +5,15 @@ what is submitted in which order.
 
 A step is submitted as a whole, and waited for once: copies of what the step reads, then engine after engine, with the
 sums over all ranks between them or inside (`motley.plugins.tensorrt.sums`). Values that cross a segment, KV caches and
-TensorRT's scratch memory lie in device memory of this engine; nothing is allocated in a decode step. Caches are updated
-in place, and are as long as the context, since TensorRT has no caches that grow.
+TensorRT's scratch memory lie in device memory of this engine, allocated when it is opened. TensorRT has no caches but
+whole ones, which it updates in place. So a block is one sequence's whole cache, as long as the context, and a step has
+one sequence.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -27,13 +28,13 @@ from motley.plugins.engine import (
     EngineError,
     EngineMemoryError,
     EngineOptions,
-    OneByOne,
     RankGraph,
+    Span,
     micro_chunks,
 )
 from motley.plugins.mapped_share import Array, MappedShare
 from motley.plugins.segments import ROWS, Reduction, Segment, buffer_numbers
-from motley.plugins.slots import Slots, check_reserve, check_rows, check_skip, check_step
+from motley.plugins.spans import check_step, wanted_rows
 from motley.plugins.tensorrt.builds import PlanFolder, messages, open_library
 from motley.plugins.tensorrt.lowering import Part, lower, segments, whole
 from motley.plugins.tensorrt.sums import BetweenEngines, InsideEngine, rows_of
@@ -51,6 +52,8 @@ STEP_S = 600.0
 """Longest wait for a step; each collective in it has a deadline of its own."""
 ZEROS = 1 << 20
 """Bytes that are cleared by one copy."""
+STRETCHED = 4
+"""Where a rotary embedding is stretched for long prompts: so many prompts have their tables on the device at a time."""
 
 
 @dataclass(frozen=True)
@@ -69,19 +72,12 @@ class _Loaded:
         return self.part.segment
 
 
-@dataclass
-class _Slot:
-    """One sequence: where its rotary tables and caches are on the device, by graph input."""
-
-    memory: ExitStack
-    places: dict[str, DeviceArray]
-    length: int = 0
-
-
-class TensorRTEngine(OneByOne):
+class TensorRTEngine:
     """See `motley.plugins.engine.Engine`. It has a TensorRT engine per segment, sums between these, and no options."""
 
     keeps_fp16 = True
+    has_whole_caches = True
+    most_spans = 1
     name: ClassVar[str] = "tensorrt"
     is_whole: ClassVar[bool] = False
     """Whether there is a single TensorRT engine, with the sums inside it."""
@@ -100,16 +96,23 @@ class TensorRTEngine(OneByOne):
         """Build the engines that are not kept from an earlier start, in seconds to minutes, and load them.
 
         Raises:
-            EngineError: no library, no driver or no GPU that it is for; or too little memory on it.
+            EngineError: no library, no driver or no GPU that it is for; or the blocks of the caches are not as long as
+                the context.
+            EngineMemoryError: the GPU has too little memory.
         """
         options.check_extra(self.name)
         if options.exact:
             raise EngineError(f"engine {self.name!r} cannot keep exact=true; use engine 'onnxruntime'")
+        if graph.blocks.tokens != graph.context:
+            raise EngineError(
+                f"engine {self.name!r} has whole caches only: blocks of {graph.blocks.tokens} tokens were asked for, in"
+                f" a context of {graph.context}; give the caches blocks of {graph.context} tokens"
+            )
         self._graph = graph
         self._max_rows = options.max_rows
-        self._slots = Slots[_Slot]()
-        self._bound: list[tuple[int, int, int] | None] = [None, None]
-        """(slot, rows, logits) that the contexts are bound to, for the first and the last profile."""
+        self._bound: list[tuple[int, int, int, int] | None] = [None, None]
+        """(block, place of the rotary tables, rows, logits) that the contexts are bound to, for the first and the last
+        profile."""
         self._rows = (1, options.max_rows) if options.max_rows > 1 else (1,)
         self._library = open_library()
         self._owned = ExitStack()
@@ -121,7 +124,13 @@ class TensorRTEngine(OneByOne):
             self._owned.callback(self._stream.close)
             self._done = CudaEvent(self._driver)
             self._owned.callback(self._done.close)
-            self._zeros = self._pinned(ZEROS, self._owned)
+            self._caches = self._allocate_caches()
+            self._tables = self._allocate_tables()
+            self._held: list[Mapping[str, F32] | None] = [None] * len(self._tables)
+            """What was uploaded to each of `_tables`."""
+            self._oldest = 0
+            """The place of `_tables` that is written to next."""
+            self._tables_of(0)
             lowered = lower(graph)
             is_whole = self.is_whole and self._sums_inside(collectives.size)
             parts = [whole(lowered)] if is_whole else segments(lowered)
@@ -137,72 +146,26 @@ class TensorRTEngine(OneByOne):
             self._parts = self._load(parts)
             self._owned.callback(self._unload)
             self._share_scratch()
-        except (CudaError, nccl.NcclError) as error:
+        except OutOfDeviceMemory as error:
+            self._owned.close()
+            raise EngineMemoryError(f"engine {self.name!r} has too little memory on its GPU: {error}") from error
+        except (CudaError, TimeoutError, nccl.NcclError) as error:
             self._owned.close()
             raise EngineError(f"engine {self.name!r}: {error}") from error
         except BaseException:
             self._owned.close()
             raise
 
-    def open_slot(self, slot: int, prompt: int = 0) -> None:
-        self._slots.check_free(slot)
-        with ExitStack() as memory:
-            places = {}
-            try:
-                for name, table in self._graph.constants(prompt).items():
-                    places[name] = self._allocate(table.shape, np.float32, memory)
-                    self._upload(table, places[name])
-                for spec in self._graph.caches:
-                    for kind in ("key_cache", "value_cache"):
-                        shape = (1, spec.heads, self._graph.context, spec.head_dim)
-                        cache = self._allocate(shape, np.float32, memory)
-                        self._clear(cache.address, cache.nbytes)
-                        places[f"{kind}.{spec.layer}"] = places[f"{kind}.{spec.layer}.out"] = cache
-                self._stream.synchronise(STEP_S)
-            except OutOfDeviceMemory as error:
-                raise EngineMemoryError(f"engine {self.name!r} has no room for another sequence: {error}") from error
-            except CudaError as error:
-                raise EngineError(f"engine {self.name!r} cannot open slot {slot}: {error}") from error
-            self._slots[slot] = _Slot(memory.pop_all(), places)
-
-    def close_slot(self, slot: int) -> None:
-        self._slots.take(slot).memory.close()
-        self._bound = [None, None]
-
-    def reserve(self, slot: int, tokens: int) -> None:
-        check_reserve(slot, tokens, self._graph.context)
-        self._slots[slot]  # which has room for as many from the beginning; an error if it is not open
-
-    def skip(self, slot: int, position: int) -> None:
-        state = self._slots[slot]
-        check_skip(slot, state.length, position, self._graph.context)
-        for spec in self._graph.caches:
-            row = 4 * spec.head_dim
-            for kind in ("key_cache", "value_cache"):
-                start = state.places[f"{kind}.{spec.layer}"].address
-                for head in range(spec.heads):
-                    first = start + (head * self._graph.context + state.length) * row
-                    self._clear(first, (position - state.length) * row)
-        self._stream.synchronise(STEP_S)
-        state.length = position
-
-    def step(self, slot: int, hidden: F32, position: int, rows: Sequence[int], halved: bool = False) -> F32:
-        state = self._slots[slot]
-        check_rows(hidden, rows, self._max_rows, self._graph.hidden)
-        tokens = len(hidden)
-        check_step(slot, state.length, position, tokens, self._graph.context)
+    def step(self, hidden: F32, spans: Sequence[Span], halved: bool = False) -> F32:
+        check_step(self._graph, hidden, spans, self._max_rows, self.most_spans)
         try:
-            logits = self._run(slot, state, hidden, position, rows, micro_chunks(tokens, halved))
+            return self._run(hidden, spans[0], wanted_rows(spans), micro_chunks(len(hidden), halved))
         except CudaError as error:
             raise EngineError(f"engine {self.name!r} failed in a step: {error}") from error
         except TimeoutError as error:
             raise EngineError(f"engine {self.name!r}: the GPU has not finished a step: {error}") from error
-        state.length = position + tokens
-        return logits
 
     def close(self) -> None:
-        for slot in list(self._slots):
-            self.close_slot(slot)
         self._owned.close()
 
     def _sums_inside(self, ranks: int) -> bool:
@@ -284,25 +247,62 @@ class TensorRTEngine(OneByOne):
         }
         return places, staging
 
-    def _run(
-        self, slot: int, state: _Slot, hidden: F32, position: int, rows: Sequence[int], chunks: Sequence[slice]
-    ) -> F32:
+    def _allocate_caches(self) -> dict[str, DeviceArray]:
+        """f32[blocks, H, C, head_dim] for each cache of the graph, zeroed."""
+        graph, caches = self._graph, dict[str, DeviceArray]()
+        with ExitStack() as passing:
+            zeros = self._pinned(ZEROS, passing)
+            for spec in graph.caches:
+                for kind in ("key_cache", "value_cache"):
+                    shape = (graph.blocks.count, spec.heads, graph.context, spec.head_dim)
+                    cache = self._allocate(shape, np.float32, self._owned)
+                    self._clear(cache, zeros)
+                    caches[f"{kind}.{spec.layer}"] = caches[f"{kind}.{spec.layer}.out"] = cache
+            self._stream.synchronise(STEP_S)
+        return caches
+
+    def _allocate_tables(self) -> list[dict[str, DeviceArray]]:
+        """Places for the rotary tables: for one set of them or, where they depend on the prompt, for a few."""
+        constants = self._graph.constants
+        always = constants(0)
+        places = 1 if constants(self._graph.context) is always else STRETCHED
+        return [
+            {name: self._allocate(table.shape, np.float32, self._owned) for name, table in always.items()}
+            for _ in range(places)
+        ]
+
+    def _tables_of(self, prompt: int) -> int:
+        """Which of `_tables` has those of a prompt of so many tokens. If none has, they are uploaded, over those that
+        were uploaded first."""
+        wanted = self._graph.constants(prompt)
+        for place, held in enumerate(self._held):
+            if held is wanted:
+                return place
+        place, self._oldest = self._oldest, (self._oldest + 1) % len(self._tables)
+        self._held[place] = None
+        for name, table in wanted.items():
+            self._upload(table, self._tables[place][name])
+        self._held[place] = wanted
+        return place
+
+    def _run(self, hidden: F32, span: Span, rows: Sequence[int], chunks: Sequence[slice]) -> F32:
         wanted = len(rows)
         if isinstance(self._sums, InsideEngine):
             rows = rows or [0]  # one engine has no head that could be left out, nor takes less than a row
         tokens, count = len(hidden), len(rows)
         staging, places, stream = self._staging, self._places, self._stream
+        target = int(span.blocks[0]), self._tables_of(span.prompt), tokens, count
         self._sums.begin(tokens, chunks)  # before anything is under way
         staging["hidden"][:tokens] = hidden
-        staging["position"][0] = position
+        staging["position"][0] = span.position
         staging[ROWS][:count] = rows
         for name, used in (("hidden", tokens), ("position", 1), (ROWS, count)):
             if used:
                 stream.copy_back(staging[name][:used], _first(places[name], used))
         profile = DECODE if tokens == 1 and count <= 1 else len(self._rows) - 1
-        if self._bound[profile] != (slot, tokens, count):
-            self._bind(profile, state, tokens, count)
-            self._bound[profile] = (slot, tokens, count)
+        if self._bound[profile] != target:
+            self._bind(profile, *target)
+            self._bound[profile] = target
         for loaded in self._parts:
             if loaded.segment.head and not count:
                 continue
@@ -318,8 +318,8 @@ class TensorRTEngine(OneByOne):
         self._sums.check()
         return staging["logits"][:wanted, : self._graph.vocabulary].copy()
 
-    def _bind(self, profile: int, state: _Slot, tokens: int, count: int) -> None:
-        """Point the contexts of a profile to a slot's caches, and tell them the shapes."""
+    def _bind(self, profile: int, block: int, tables: int, tokens: int, count: int) -> None:
+        """Point the contexts of a profile to a block of the caches and to rotary tables, and tell them the shapes."""
         for loaded in self._parts:
             if not loaded.contexts or (loaded.segment.head and not count):
                 continue
@@ -330,8 +330,11 @@ class TensorRTEngine(OneByOne):
                 shape = tuple(known[size.dim_param] if size.dim_param else size.dim_value for size in sizes)
                 context.set_input_shape(value.name, shape)
             for name in (*loaded.segment.inputs, *loaded.segment.outputs):
-                place = state.places.get(name) or self._places[name]
-                context.set_tensor_address(name, place.address)
+                if cache := self._caches.get(name):
+                    context.set_tensor_address(name, cache.address + block * (cache.nbytes // cache.shape[0]))
+                else:
+                    place = self._tables[tables].get(name) or self._places[name]
+                    context.set_tensor_address(name, place.address)
 
     def _allocate(self, shape: tuple[int, ...], dtype: npt.DTypeLike, memory: ExitStack) -> DeviceArray:
         """Device memory that is freed when `memory` is closed."""
@@ -352,11 +355,11 @@ class TensorRTEngine(OneByOne):
             self._stream.copy_back(staging, place)
             self._stream.synchronise(STEP_S)
 
-    def _clear(self, address: int, nbytes: int) -> None:
-        """Zero device memory, in the stream's order."""
-        for start in range(0, nbytes, ZEROS):
-            count = min(ZEROS, nbytes - start)
-            self._driver.copy(address + start, self._zeros.ctypes.data, count, self._stream.handle)
+    def _clear(self, place: DeviceArray, zeros: npt.NDArray[np.uint8]) -> None:
+        """Zero device memory, in the stream's order, from pinned memory."""
+        for start in range(0, place.nbytes, len(zeros)):
+            count = min(len(zeros), place.nbytes - start)
+            self._driver.copy(place.address + start, zeros.ctypes.data, count, self._stream.handle)
 
 
 def _first(place: DeviceArray, count: int) -> DeviceArray:

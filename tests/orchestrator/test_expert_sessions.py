@@ -13,6 +13,7 @@ from motley.orchestrator.experts.messages import from_message, to_message
 from motley.orchestrator.experts.moves import RETIRE_S
 from motley.orchestrator.experts.recovery import RESTART_S, may_restart
 from motley.orchestrator.experts.registry import HOMELESS_S, UNREACHABLE_S, ExpertMap
+from motley.orchestrator.planning.caches import Caches
 from motley.orchestrator.planning.placement.terms import PlacementError, expert_name
 from motley.orchestrator.planning.setup import Setup
 from motley.orchestrator.planning.shares import Candidate, plan_shares, trunk_profile
@@ -71,7 +72,7 @@ def session(moe: ModelProfile) -> Session:
     experts.begin(experts.first_question(lambda _: 32_000).answer().placement)
     session = Session("s", SessionRequest("mix", experts="parallel"), "mix", created=0)
     ranks = [Rank(0, TRUNK, TRUNK, 10**9, plans[0], SETUP)]
-    commands = session.assign(model_spec(session.request, "stored"), moe, ranks, 100, 0, experts)
+    commands = session.assign(model_spec(session.request, "stored"), moe, ranks, Caches(100, 100), 0, experts)
     assert kinds(commands) == [(name, index, "assign") for index, name in enumerate(WORKERS)]
     for index, (_, command) in enumerate(commands):
         assert (command.assign.size, len(command.assign.shares), len(command.assign.hosts)) == (1, 1, 3)

@@ -14,6 +14,7 @@ from motley.orchestrator.experts.messages import from_message, to_message
 from motley.orchestrator.experts.moves import RETIRE_S
 from motley.orchestrator.experts.recovery import RESTART_S, RESTARTS, bound_nodes, gave_up, may_restart
 from motley.orchestrator.experts.registry import HOMELESS_S, ExpertMap
+from motley.orchestrator.planning.caches import Caches
 from motley.orchestrator.planning.placement.terms import PlacementError
 from motley.orchestrator.planning.setup import Setup
 from motley.orchestrator.planning.shares import Candidate, plan_shares, trunk_profile
@@ -54,7 +55,7 @@ def begun(moe: ModelProfile, replicas: int) -> Session:
     experts.begin(experts.first_question(lambda _: 40 * 5 * SLICE).answer().placement)
     session = Session("s", SessionRequest("mix", experts="parallel", replicas=replicas), "mix", created=0)
     ranks = [Rank(0, TRUNK, TRUNK, 10**9, plans[0], Setup("onnxruntime", "stored", on_gpu=False))]
-    commands = session.assign(model_spec(session.request, "stored"), moe, ranks, 100, 0, experts)
+    commands = session.assign(model_spec(session.request, "stored"), moe, ranks, Caches(100, 100), 0, experts)
     assert kinds(commands) == [(node, index, "assign") for index, node in EVERYONE.items()]
     for _, command in commands:
         order = command.assign

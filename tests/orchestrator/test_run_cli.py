@@ -33,7 +33,8 @@ def wanted(**asked: Any) -> Wanted:
 
 async def test_a_session_that_has_failed_says_why_and_how_to_go_on(mesh: Any, new_node: Any, motley: Motley) -> None:
     node = await mesh.join(new_node())
-    session = await mesh.serve(model="/models/a bard", quantisation="int4", context=100, nodes=["pc"], exact=True)
+    asked = {"quantisation": "int4", "context": 100, "cache_tokens": 200, "nodes": ["pc"], "exact": True}
+    session = await mesh.serve(model="/models/a bard", **asked)
     failed = Failure(code="wrong_results", message="this rank computes wrongly")
     await node.event(node.commands[0], failed=failed)
     await mesh.session(session["id"], "failed")
@@ -42,7 +43,7 @@ async def test_a_session_that_has_failed_says_why_and_how_to_go_on(mesh: Any, ne
         assert (status, err) == (
             1,
             f"motley: session {name!r} has failed: node 'pc' (rank 0): this rank computes wrongly\nStart it again with:"
-            "  motley run '/models/a bard' PROMPT --quant int4 --context 100 --nodes pc --exact\n",
+            "  motley run '/models/a bard' PROMPT --quant int4 --context 100 --cache-tokens 200 --nodes pc --exact\n",
         )
     status, out, err = await motley("run", "/models/a bard", "Hi")
     assert (status, out) == (0, "Hello, world\n"), err
@@ -126,16 +127,18 @@ async def test_what_is_in_planning_is_compared_once_it_is_planned(
 async def test_context_nodes_and_shares(mesh: Any, new_node: Any, motley: Motley) -> None:
     for name in ("a", "b", "c"):
         await mesh.join(new_node(name))
-    wanted = ("--context", "100", "--nodes", "b,a", "--shares", "3,1")
+    wanted = ("--context", "100", "--cache-tokens", "300", "--nodes", "b,a", "--shares", "3,1")
     for _ in range(2):
         status, _, err = await motley("run", "bard", "Hi", *wanted)
         assert status == 0, err
     (session,) = (await mesh.call("GET", "/api/sessions"))[1]["sessions"]
-    assert session["context"] == 100
+    assert (session["context"], session["cache_tokens"]) == (100, 300)
+    assert "bard: stored (), context 100, 300 tokens in caches, ready" in (await motley("status"))[1]
     assert [(rank["node"], rank["share"]["mlp"]) for rank in session["ranks"]] == [("b", 12), ("a", 4)]
     assert (await motley("run", "bard", "Hi", "--nodes", "a,b"))[0] == 0
     for option, value, how in (
         ("--context", "200", "for 100 tokens"),
+        ("--cache-tokens", "200", "with caches of 300 tokens"),
         ("--nodes", "a,c", "on a, b"),
         ("--shares", "1,1", "in other shares"),
     ):
@@ -160,6 +163,10 @@ async def test_refusals_are_in_its_own_words(mesh: Any, new_node: Any, motley: M
         (("bard", "--experts", "sliced", "--trunk", "2"), "--trunk is for experts on nodes of their own: leave out"),
         (("bard", "--replicas", "2"), "leave out experts, replicas and trunk"),
         (("bard", "--shares", "1,2"), "2 shares given for 1 rank (pc); give one for each"),
+        (
+            ("bard", "--cache-tokens", "9"),
+            "--cache-tokens: caches of 9 tokens were asked for; one sequence",
+        ),
         (("bard", "--context", "9999"), "--context: a context of 9999 tokens was asked for; bard allows 2048"),
         ((str(file),), f"{file} is a file, but not a model: give a folder with config.json"),
     ):

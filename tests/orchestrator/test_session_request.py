@@ -18,6 +18,7 @@ UNUSUAL: dict[str, Any] = {
     "nodes": ("pc", "laptop"),
     "shares": (3.0, 1.0),
     "context": 100,
+    "cache_tokens": 1000,
     "engine": "warp",
     "quantisations": {"pc": "fp16"},
     "engines": {"laptop": "cuda"},

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from motley.orchestrator.assignments import model_spec
+from motley.orchestrator.planning.caches import Caches
 from motley.orchestrator.planning.setup import Setup
 from motley.orchestrator.planning.shares import Candidate, plan_shares
 from motley.orchestrator.session_request import SessionRequest
@@ -33,7 +34,7 @@ def session(profile: ModelProfile) -> Session:
     plans = plan_shares([profile] * 3, [Candidate(name, 1.0, 10**9) for name in NODES], 100)
     session = Session("s", SessionRequest("bard"), "bard", created=0)
     ranks = [Rank(i, name, name, 10**9, plan, SETUP) for i, (name, plan) in enumerate(zip(NODES, plans, strict=True))]
-    commands = session.assign(model_spec(session.request, "int4"), profile, ranks, 100, now=0)
+    commands = session.assign(model_spec(session.request, "int4"), profile, ranks, Caches(100, 130), now=0)
     assert kinds(commands) == [(name, rank, "assign") for rank, name in enumerate(NODES)]
     return session
 
@@ -55,7 +56,7 @@ def test_every_rank_gets_the_same_assignment(profile: ModelProfile) -> None:
     plans = plan_shares([profile] * 2, [Candidate("pc", 1.0, 10**9)] * 2, 100)
     session = Session("s", SessionRequest("bard", threads=3, quantisation="int4"), "bard", created=0)
     ranks = [Rank(i, "pc", "pc", 77, plan, SETUP) for i, plan in enumerate(plans)]
-    commands = session.assign(model_spec(session.request, "int4"), profile, ranks, 100, now=0)
+    commands = session.assign(model_spec(session.request, "int4"), profile, ranks, Caches(100, 130), now=0)
     first, second = (command.assign for _, command in commands)
     assert first.tls.authority == second.tls.authority
     assert first.tls.certificate != second.tls.certificate
@@ -64,6 +65,7 @@ def test_every_rank_gets_the_same_assignment(profile: ModelProfile) -> None:
     assert first == second
     assert len(first.secret) == 32
     assert (first.size, len(first.shares), first.context, first.threads) == (2, 2, 100, 3)
+    assert (first.cache_blocks, first.cache_block_tokens) == (5, 32)
     assert (first.fingerprint, first.model.quantisation) == (profile.fingerprint, "int4")
     assert first.shares[0].mlp.stop == first.shares[1].mlp.start
     assert [(share.quantisation, own.engine) for share, own in zip(first.shares, (first, second), strict=True)] == [

@@ -118,6 +118,8 @@ def assignment(size: int, held: Sequence[Sequence[tuple[int, int]]]) -> pb.Assig
         size=size,
         shares=map(proto, uneven_shares(units(CASE.model, "fp32", 32), size)),
         context=CASE.model.context,
+        cache_blocks=CASE.model.context // 32,
+        cache_block_tokens=32,
         engine="onnxruntime",
         threads=1,
         secret=bytes(32),

@@ -15,7 +15,7 @@ PACKAGE = """
 import os
 
 class Chatty:
-    on_gpu = True
+    on_gpu = has_whole_caches = True
     print("loading")
     os.system("echo from below")
 
@@ -62,6 +62,7 @@ async def test_all_are_asked(install: Callable[..., None]) -> None:
     assert (told["chatty"].on_gpu, told["chatty"].keeps_fp16, told["chatty"].lacking) == (True, False, "no such device")
     assert told["broken"].lacking == "ValueError: oh"
     assert told["missing"].lacking.startswith("AttributeError: ")
+    assert (told["chatty"].has_whole_caches, told["reference"].has_whole_caches) == (True, False)
     assert (told["onnxruntime"].lacking, told["reference"].keeps_fp16) == ("", True)
 
 

@@ -17,7 +17,8 @@ from motley.daemon.loading.fetching import LoadError
 from motley.daemon.models.cutting.holding import for_engine
 from motley.daemon.models.cutting.profile import profile
 from motley.daemon.models.cutting.units import units
-from motley.daemon.rank.loading import GpuFull, LoadedRank, check_gpu_room, load_rank
+from motley.daemon.models.keys import ConfigError
+from motley.daemon.rank.loading import GpuFull, LoadedRank, cache_blocks, check_gpu_room, load_rank
 from motley.daemon.rank.peers import Peers
 from motley.daemon.rank.steps import Open, Step
 from motley.daemon.weights.cache import ShareCache
@@ -26,7 +27,7 @@ from motley.daemon.weights.checkpoints.safetensors_checkpoint import Safetensors
 from motley.daemon.weights.share_file import write_share
 from motley.daemon.weights.spec import SHARE_FILE
 from motley.daemon.worker.failures import failure_of
-from motley.plugins.engine import Engine, load_engine
+from motley.plugins.engine import CacheBlocks, Engine, EngineError, RankGraph, load_engine
 from motley.plugins.onnxruntime.engine import OnnxRuntimeEngine
 from motley.plugins.reference.engine import ReferenceEngine
 from motley.protocol import GPU_RESERVE
@@ -69,6 +70,8 @@ def assignment(case: Case, quantisation: str) -> pb.Assignment:
                 )
             ],
             context=case.model.context,
+            cache_blocks=case.model.context // 32,
+            cache_block_tokens=32,
             engine="onnxruntime",
         )
 
@@ -161,6 +164,39 @@ def test_a_rank_holds_the_quantisation_of_its_share_in_units_that_suit_all(alone
             assert counted + norms - last <= rank.share_bytes <= counted + norms
     planned = profile(CASE.model, "fp32", 32, beside=["int4"])
     assert planned.mlp_units == profile(CASE.model, "int4", 32).mlp_units < profile(CASE.model, "fp32", 32).mlp_units
+
+
+@pytest.mark.parametrize(
+    ("count", "tokens", "context"),
+    [(0, 0, 128), (0, 0, 0), (3, 32, 128), (128, 0, 128), (2**31, 32, 128)],
+)
+def test_blocks_that_cannot_be_are_refused(count: int, tokens: int, context: int) -> None:
+    """An orchestrator that knows no blocks sends none."""
+    order = pb.Assignment(cache_blocks=count, cache_block_tokens=tokens, context=context)
+    with pytest.raises(ConfigError, match=f"KV caches of {count} blocks of {tokens} tokens were planned") as refusal:
+        cache_blocks(order)
+    assert failure_of(refusal.value).code == "load_failed"
+
+
+def test_a_rank_has_the_blocks_that_were_planned(alone: Peers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    order = assignment(CASE, "fp32")
+    order.engine, order.cache_blocks, order.cache_block_tokens = "kept", 2, CASE.model.context
+    made: list[RankGraph] = []
+
+    def keep(graph: RankGraph, *more: Any) -> Engine:
+        made.append(graph)
+        raise EngineError("seen enough")
+
+    monkeypatch.setattr(
+        "motley.daemon.rank.loading.load_engine", lambda name: keep if name == "kept" else ReferenceEngine
+    )
+    monkeypatch.setattr("motley.daemon.rank.loading.on_gpu", lambda *_: False)
+    monkeypatch.setattr("motley.daemon.rank.loading.reference_answers", lambda *_: None)
+    cache = ShareCache(tmp_path / "shares")
+    loading = load_rank(order, 0, alone, models=None, cache=cache, threads=1, progress=lambda done, total: None)
+    with pytest.raises(EngineError, match="seen enough"), loading:
+        pass
+    assert made[0].blocks == CacheBlocks(2, CASE.model.context)
 
 
 def gpu(free: int) -> pb.Gpu:

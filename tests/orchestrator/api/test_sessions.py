@@ -62,6 +62,42 @@ async def test_a_session_over_three_nodes(mesh: Any, new_node: Any) -> None:
     assert body["nodes"][0]["memory_reserved_bytes"] == 0
 
 
+async def test_memory_is_planned_for_the_blocks_that_ranks_allocate(mesh: Any, new_node: Any) -> None:
+    node = new_node()
+    node.capabilities.engines.add(name="whole", has_whole_caches=True)
+    await mesh.join(node)
+    planned = {}
+    for name, wanted, blocks in (
+        ("none", {"context": 1}, (1, 32)),
+        ("one", {"context": 100}, (4, 32)),
+        ("several", {"context": 100, "cache_tokens": 1001}, (32, 32)),
+        ("whole", {"context": 100, "cache_tokens": 201, "engine": "whole"}, (3, 100)),
+    ):
+        session = await mesh.serve(name=name, **wanted)
+        assert (session["context"], session["cache_tokens"]) == (
+            wanted["context"],
+            wanted.get("cache_tokens", wanted["context"]),
+        )
+        order = [command.assign for command in node.commands if command.WhichOneof("body") == "assign"][-1]
+        assert (order.context, order.cache_blocks, order.cache_block_tokens) == (wanted["context"], *blocks)
+        planned[name] = session["ranks"][0]["memory"]["planned_bytes"]
+    a_token = 4 * 64  # four KV groups
+    assert [planned[name] - planned["none"] for name in ("one", "several", "whole")] == [
+        a_token * (tokens - 32) for tokens in (4 * 32, 32 * 32, 3 * 100)
+    ]
+
+
+async def test_one_engine_with_whole_caches_decides_for_all_ranks(mesh: Any, new_node: Any) -> None:
+    joined = []
+    for name in ("a", "b"):
+        node = new_node(name)
+        node.capabilities.engines.add(name="whole", has_whole_caches=True)
+        joined.append(await mesh.join(node))
+    await mesh.serve(context=100, cache_tokens=150, engines={"b": "whole"})
+    orders = [command.assign for node in joined for command in node.commands if command.WhichOneof("body") == "assign"]
+    assert [(order.cache_blocks, order.cache_block_tokens) for order in orders] == [(2, 100)] * 2
+
+
 async def test_a_node_s_gpus_are_told(mesh: Any, new_node: Any) -> None:
     node = new_node("pc")
     facts = {"name": "A GPU", "memory_bytes": 12, "free_bytes": 11, "driver": "580", "compute_capability": "8.6"}
@@ -243,6 +279,8 @@ async def test_what_would_fit_is_told(mesh: Any, new_node: Any, profile: ModelPr
         return str(body["error"]["message"].splitlines()[-1])
 
     assert await told() == "It fits with a context of 1280."
+    assert await told(context=1000, cache_tokens=2000) == "It fits with 1280 cache tokens."
+    assert await told(context=2000, cache_tokens=3000) == "It fits with a context of 1280 and as many cache tokens."
     assert (await mesh.serve(context=1280))["context"] == 1280
     assert await told(name="second", context=10) == "It does not fit in a shorter context or narrower weights."
     box = await mesh.join(new_node("box", memory=120_000))
@@ -408,6 +446,13 @@ async def test_without_nodes_there_is_advice(mesh: Any) -> None:
         ({"engine": "warp"}, "unknown_engine", "node 'pc' has no engine 'warp'; it has: onnxruntime"),
         ({"shares": [1, 2]}, "invalid_request", "2 shares given for 1 rank (pc)"),
         ({"context": 4096}, "invalid_request", "bard allows 2048"),
+        (
+            {"context": 100, "cache_tokens": 99},
+            "invalid_request",
+            "caches of 99 tokens were asked for; one sequence",
+        ),
+        ({"cache_tokens": 2047}, "invalid_request", "one sequence may have 2048 (the context)"),
+        ({"cache_tokens": 0}, "invalid_value", "cache_tokens must be"),
         ({"nodes": []}, "invalid_value", "nodes must be a list"),
         ({"nodes": "pc"}, "invalid_value", "nodes must be a list"),
         ({"nodes": [1]}, "invalid_value", "nodes must be a list"),

@@ -53,3 +53,9 @@ def test_what_is_said_of_a_gpu_has_the_numbers() -> None:
         "pc, RTX 9 (8.00 GB of 12.00 GB free; 1.00 GB promised to other ranks; 536.87 MB stay free;"
         " in use by game (3.00 GB), 9 (not told))"
     )
+
+
+def test_an_engine_may_have_whole_caches_only() -> None:
+    able = Capabilities(engines=[Engine(name="whole", has_whole_caches=True), Engine(name="any")])
+    assert setup_of("pc", able, "whole", "int4").has_whole_caches
+    assert not setup_of("pc", able, "any", "int4").has_whole_caches

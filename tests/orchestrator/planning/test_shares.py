@@ -248,7 +248,7 @@ def test_what_does_not_fit_is_explained_per_node() -> None:
     with pytest.raises(PlanError) as caught:
         plan_shares(llama_7b(), offers, 4096)
     message = str(caught.value)
-    assert "seven with a context of 4096 tokens does not fit: 2.96 GB are missing in total" in message
+    assert "seven with caches of 4096 tokens does not fit: 2.96 GB are missing in total" in message
     assert "pc: 2.00 GB available, 4.32 GB needed, 2.32 GB missing" in message
     assert "laptop: 1.00 GB available, 1.64 GB needed, 639.06 MB missing" in message
 

@@ -246,6 +246,7 @@ async def test_what_would_fit_is_told_of_groups_too(mesh: Any, new_node: Any, mo
         node = await mesh.join(new_node(name, memory=memory, bandwidth=20e9 if name == "pc" else 10e9))
         node.on_describe = lambda _: Described(profile=moe)
     moe.attention_query_bytes, moe.attention_kv_bytes, moe.vocabulary_unit_bytes = 3_000, 200, 100
+    moe.cache_bytes_per_token = 2
     wanted = {"model": "mix", "experts": "parallel", "exact": exact, "context": 1}
     status, body = await mesh.call("POST", "/api/sessions", {**wanted, "replicas": 2})
     assert (status, "pc: 7." in body["error"]["message"]) == (422, True), body

@@ -201,6 +201,7 @@ async def test_nodes_whose_engine_computes_no_experts_host_none(mesh: Any, nodes
 
 async def homeless(mesh: Any, new_node: Any, moe: ModelProfile) -> dict[str, Any]:
     """A session that has lost a host whose experts find no place."""
+    moe.cache_bytes_per_token = 2
     for name in ("pc", "laptop"):
         node = await mesh.join(new_node(name, memory=60_000 if name == "pc" else 30_000))
         node.on_describe = lambda _: Described(profile=moe)

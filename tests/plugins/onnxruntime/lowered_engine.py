@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import onnx
 import onnxruntime as ort
 from onnx import NodeProto
 
-from motley.plugins.engine import DOMAIN, F32, Collectives, EngineOptions, RankGraph, micro_chunks
+from motley.plugins.engine import DOMAIN, F32, Collectives, EngineOptions, RankGraph, Span, micro_chunks
 from motley.plugins.mapped_share import MappedShare
 from motley.plugins.nodes import COLLECTIVE
 from motley.plugins.segments import Reduction
+from motley.plugins.spans import check_step, wanted_rows
 from motley.plugins.tensorrt.lowering import Lowered, Part, lower, segments, whole
 
 
@@ -50,7 +51,9 @@ def cut_at_sums(part: Part, hidden: int) -> list[Part]:
 
 
 class LoweredEngine:
-    """`motley.plugins.engine.Engine` of one slot at a time. ``extra``: ``cut=whole``, for what gets one engine."""
+    """`motley.plugins.engine.Engine` of whole caches. ``extra``: ``cut=whole``, for what gets one engine."""
+
+    most_spans = 1
 
     def __init__(self, graph: RankGraph, collectives: Collectives, options: EngineOptions) -> None:
         lowered = lower(graph)
@@ -73,28 +76,22 @@ class LoweredEngine:
             for part in self.parts
         ]
         share.close()
-        self._kept: Mapping[str, F32] = {}
+        assert graph.blocks.tokens == graph.context
+        self._caches = [
+            {
+                f"{kind}_cache.{spec.layer}": np.zeros((1, spec.heads, graph.context, spec.head_dim), np.float32)
+                for spec in graph.caches
+                for kind in ("key", "value")
+            }
+            for _ in range(graph.blocks.count)
+        ]
 
-    def open_slot(self, slot: int, prompt: int = 0) -> None:
-        caches = {
-            f"{kind}_cache.{spec.layer}": np.zeros((1, spec.heads, self._graph.context, spec.head_dim), np.float32)
-            for spec in self._graph.caches
-            for kind in ("key", "value")
-        }
-        self._kept = {**self._graph.constants(prompt), **caches}
-
-    def close_slot(self, slot: int) -> None:
-        self._kept = {}
-
-    def reserve(self, slot: int, tokens: int) -> None:
-        raise NotImplementedError
-
-    def skip(self, slot: int, position: int) -> None:
-        raise NotImplementedError
-
-    def step(self, slot: int, hidden: F32, position: int, rows: Sequence[int], halved: bool = False) -> F32:
-        border = {"position": np.array([position], np.int64), "rows": np.array(rows, np.int64)}
-        values = {**self._kept, **border, "hidden": hidden}
+    def step(self, hidden: F32, spans: Sequence[Span], halved: bool = False) -> F32:
+        check_step(self._graph, hidden, spans, len(hidden), self.most_spans)
+        (span,) = spans
+        caches = self._caches[span.blocks[0]]
+        border = {"position": np.array([span.position], np.int64), "rows": np.array(wanted_rows(spans), np.int64)}
+        values = {**self._graph.constants(span.prompt), **caches, **border, "hidden": hidden}
         for part, session in zip(self.parts, self._sessions, strict=True):
             if session is not None:
                 names = [value.name for value in part.proto.graph.output]
@@ -105,8 +102,8 @@ class LoweredEngine:
                 for chunk in micro_chunks(len(hidden), halved):
                     self._collectives.all_reduce(summed[chunk])
                 values[part.segment.then.reduced] = summed
-        self._kept = {name: values.get(f"{name}.out", kept) for name, kept in self._kept.items()}
-        none: F32 = np.zeros((len(rows), 0), np.float32)
+        caches.update((name, values[f"{name}.out"]) for name in caches)
+        none: F32 = np.zeros((span.wanted, 0), np.float32)
         return values.get("logits", none)
 
     def close(self) -> None:

@@ -46,6 +46,8 @@ def assignment(engine: str, options: dict[str, str]) -> pb.Assignment:
             size=1,
             shares=[pb.Share(attention_split=1, **ranges)],
             context=CASE.model.context,
+            cache_blocks=CASE.model.context // 32,
+            cache_block_tokens=32,
             engine=engine,
             engine_options=options,
         )

@@ -8,8 +8,10 @@ TensorRT computes the same: that takes a GPU.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,11 +21,22 @@ import onnxruntime as ort
 import pytest
 from onnx import helper
 
+from motley.daemon.models.cutting.share import Share
 from motley.daemon.models.cutting.units import units
+from motley.daemon.models.graph.rank_graph import Declared, build_rank_graph
 from motley.daemon.models.keys import ConfigError
 from motley.daemon.rank.gate import Gate, reference_answers
 from motley.plugins import nccl
-from motley.plugins.engine import EngineError, EngineFactory, EngineOptions
+from motley.plugins.engine import (
+    F32,
+    CacheBlocks,
+    EngineError,
+    EngineFactory,
+    EngineMemoryError,
+    EngineOptions,
+    Span,
+    has_whole_caches,
+)
 from motley.plugins.mapped_share import MappedShare
 from motley.plugins.nccl.library import NAME
 from motley.plugins.onnxruntime.engine import OnnxRuntimeEngine
@@ -47,6 +60,7 @@ host_step = pytest.importorskip("motley.transport.cuda.host_step")
 CASES = [case for case in known_cases() if case.folder.name in ("llama-mha", "qwen3-biases-some-windows")]
 FLOAT32, SUM = 7, 0
 """NCCL's."""
+BLOCKS = 2
 STALE = b"a plan that the runtime does not take"
 ENGINES = [tensorrt.TensorRTEngine, tensorrt.WholeTensorRTEngine]
 STEPS = pairwise(CASES, FORMS, [1, 2, 3], [False, True])
@@ -225,30 +239,41 @@ def without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(HostStream, "__int__", lambda stream: id(stream), raising=False)
 
 
+def open_session(
+    case: Case,
+    factory: EngineFactory | Sequence[EngineFactory],
+    shares: Sequence[Share],
+    folder: Path,
+    form: str = "fp32",
+    rows: int = 8,
+    **settings: Any,
+) -> LocalSession:
+    """A session whose caches have `BLOCKS` blocks, each of a whole sequence; steps have at most so many rows."""
+    context = settings.get("context", case.model.context)
+    options = EngineOptions(max_rows=rows)
+    blocks = CacheBlocks(BLOCKS, context)
+    return LocalSession(case.folder, factory, shares, folder, form, options=options, blocks=blocks, **settings)
+
+
 @pytest.mark.usefixtures("without_gpu")
 @pytest.mark.parametrize(("case", "form", "ranks", "whole"), STEPS, ids=str)
-def test_steps_of_two_slots(case: Case, form: str, ranks: int, whole: bool, tmp_path: Path) -> None:
-    """Chunks, single tokens, steps without logits, tokens skipped, and slots that take turns: as the reference does."""
+def test_steps_of_sequences_that_take_turns(case: Case, form: str, ranks: int, whole: bool, tmp_path: Path) -> None:
+    """Chunks, single tokens, steps without logits, a block that another sequence had: as the reference does."""
     try:
         shares = uneven_shares(units(case.model, form, 32), ranks)
     except ConfigError:
         pytest.skip("this case's widths cannot be quantised")
     results = []
     for engine in (ReferenceEngine, tensorrt.WholeTensorRTEngine if whole else tensorrt.TensorRTEngine):
-        options = EngineOptions(max_rows=8)
-        with LocalSession(case.folder, engine, shares, tmp_path / str(len(results)), form, options=options) as session:
-            session.open_slot(0)
-            session.open_slot(1)
+        with open_session(case, engine, shares, tmp_path / str(len(results)), form) as session:
             tokens = case.tokens
             got = [session.step(tokens[:4], 0), session.step(tokens[4:9], 4)]
-            session.step(tokens[3:6], 0, rows=[], slot=1)
+            session.step(tokens[3:6], 0, wanted=0, sequence=1)
             got += [session.step([token], 9 + index) for index, token in enumerate(tokens[9:12])]
-            got += [session.step([7], 3, slot=1), session.step([tokens[12]], 12)]
-            got += [session.step(tokens[13:16], 13, rows=[2]), session.step([tokens[15]], 15)]
-            session._everywhere(lambda each: each.skip(1, 9))
-            got += [session.step([5], 9, slot=1)]
-            session.close_slot(1)
-            got += [session.step([tokens[16]], 16)]
+            got += [session.step([7], 3, sequence=1), session.step([tokens[12]], 12)]
+            got += [session.step(tokens[13:16], 13, wanted=1), session.step([tokens[15]], 15)]
+            session.sequences.close(1)
+            got += [session.step([5, 6], 0, sequence=2), session.step([tokens[16]], 16)]
             results.append(np.concatenate(got))
     assert error(results[1], results[0]) < (FP16_TOLERANCE if form == "fp16" else FP32_TOLERANCE)
 
@@ -265,9 +290,7 @@ def test_where_tensorrt_cannot_sum_inside_there_is_an_engine_per_segment(
     monkeypatch.setattr(Device, "capability", capability)
     case = CASES[0]
     shares = uneven_shares(units(case.model, "fp32", 32), ranks)
-    options = EngineOptions(max_rows=8)
-    with LocalSession(case.folder, tensorrt.WholeTensorRTEngine, shares, tmp_path, options=options) as session:
-        session.open_slot()
+    with open_session(case, tensorrt.WholeTensorRTEngine, shares, tmp_path) as session:
         assert session.step(case.tokens[:4], 0).size
     assert "'tensorrt-whole' runs as 'tensorrt' does, with an engine per segment: TensorRT sums inside" in caplog.text
 
@@ -278,7 +301,7 @@ def test_a_rank_is_examined_alone(factory: EngineFactory, tmp_path: Path) -> Non
     """Neither opening the engine nor its exam waits for the other ranks."""
     case = CASES[0]
     shares = uneven_shares(units(case.model, "fp32", 32), 2)
-    with LocalSession(case.folder, ReferenceEngine, shares, tmp_path) as session:
+    with open_session(case, ReferenceEngine, shares, tmp_path) as session:
         for rank, graph in enumerate(session.graphs):
             gate = Gate(graph, LocalGroup(2).member(rank))
             with closing(factory(graph, gate, EngineOptions(max_rows=64))) as engine:
@@ -289,7 +312,6 @@ def test_a_rank_is_examined_alone(factory: EngineFactory, tmp_path: Path) -> Non
 def test_a_plan_that_the_runtime_refuses_is_built_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     case = CASES[0]
     shares = [whole_share(units(case.model, "fp32", 32))]
-    options = EngineOptions(max_rows=8)
     build = Plans.plan
     rebuilt: list[str] = []
 
@@ -299,14 +321,13 @@ def test_a_plan_that_the_runtime_refuses_is_built_again(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(Plans, "plan", lambda plans, part, share: STALE)
     monkeypatch.setattr(Plans, "rebuilt", build_again, raising=False)
-    with LocalSession(case.folder, tensorrt.TensorRTEngine, shares, tmp_path / "1", options=options) as session:
-        session.open_slot()
+    with open_session(case, tensorrt.TensorRTEngine, shares, tmp_path / "1") as session:
         assert session.step(case.tokens[:4], 0).size
     assert len(rebuilt) == 2 * len(case.model.layers) + 2
 
     monkeypatch.setattr(Plans, "rebuilt", lambda plans, part, share: STALE)
     with pytest.raises(EngineError, match="cannot load segment-000: made for another driver"):
-        LocalSession(case.folder, tensorrt.TensorRTEngine, shares, tmp_path / "2", options=options)
+        open_session(case, tensorrt.TensorRTEngine, shares, tmp_path / "2")
 
 
 @pytest.mark.usefixtures("without_gpu")
@@ -318,11 +339,8 @@ def test_sums_beside_those_of_another_engine(factory: EngineFactory, tmp_path: P
     tokens = [token % 50 for token in range(40)]
     results = []
     for engines in ([ReferenceEngine] * 2, [OnnxRuntimeEngine, factory]):
-        options = EngineOptions(max_rows=40)
-        with LocalSession(
-            case.folder, engines, shares, tmp_path / str(len(results)), options=options, context=64
-        ) as session:
-            session.open_slot()
+        folder = tmp_path / str(len(results))
+        with open_session(case, engines, shares, folder, rows=40, context=64) as session:
             results.append(session.step(tokens, 0, halved=True))
     assert error(results[1], results[0]) < FP32_TOLERANCE
 
@@ -343,12 +361,77 @@ def test_a_lost_rank_is_told_by_the_step(
 
     monkeypatch.setattr(Member, "all_reduce", all_reduce)
     shares = uneven_shares(units(case.model, "fp32", 32), 2)
-    with LocalSession(case.folder, factory, shares, tmp_path, options=EngineOptions(max_rows=8)) as session:
-        session.open_slot()
-        with pytest.raises(PeerLost, match="its machine is gone"):
-            session.step([1, 2], 0)
+    with open_session(case, factory, shares, tmp_path) as session, pytest.raises(PeerLost, match="machine is gone"):
+        session.step([1, 2], 0)
     assert begun == [[(2, case.model.hidden)] * 3] * 2
     assert len(begun[0]) < 2 * len(case.model.layers)
+
+
+@pytest.mark.usefixtures("without_gpu")
+def test_each_sequence_has_the_rotary_tables_of_its_prompt(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Also where more prompts take turns than have their tables on the device; a prompt's are uploaded once if not."""
+    case = CASES[0]
+    shares = [whole_share(units(case.model, "fp32", 32))]
+
+    def declare(*of: Any, **more: Any) -> Declared:
+        declared = build_rank_graph(*of, **more)
+
+        @cache
+        def turned_by(prompt: int) -> Mapping[str, F32]:
+            return {name: np.roll(table, prompt, axis=0) for name, table in declared.constants(0).items()}
+
+        return replace(declared, constants=turned_by)
+
+    uploaded: list[int] = []
+    upload = tensorrt.TensorRTEngine._upload
+
+    def count(engine: Any, values: F32, place: Any) -> None:
+        uploaded.append(place.address)
+        upload(engine, values, place)
+
+    monkeypatch.setattr(tensorrt.TensorRTEngine, "_upload", count)
+    results = []
+    for factory in (ReferenceEngine, tensorrt.TensorRTEngine):
+        with open_session(case, factory, shares, tmp_path / str(len(results)), declare=declare) as session:
+            own = [Span(np.array([0], np.int32), 0, 4, 4, prompt) for prompt in (1, 2, 3, 1, 1, 2, 3, 4, 5, 1, 6, 2)]
+            results.append(np.concatenate([session.run([span], case.tokens[:4]) for span in own]))
+    assert error(results[1], results[0]) < FP32_TOLERANCE
+    assert len(uploaded) == 2 * len([0, 1, 2, 3, 4, 5, 1, 6, 2])
+    assert len(set(uploaded)) == 2 * tensorrt.STRETCHED
+
+
+@pytest.mark.usefixtures("without_gpu")
+def test_all_memory_is_allocated_when_the_engine_is_opened(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Steps of any sequence take no more, and an engine that would have too little does not open."""
+    case = CASES[0]
+    shares = [whole_share(units(case.model, "fp32", 32))]
+    with open_session(case, tensorrt.TensorRTEngine, shares, tmp_path / "1") as session:
+        driver = session.engines[0]._driver
+        held = sum(map(len, driver._memory.values()))
+        (graph,) = session.graphs
+        caches = sum(2 * 4 * BLOCKS * graph.context * spec.heads * spec.head_dim for spec in graph.caches)
+        assert held > caches
+        for sequence in range(BLOCKS):
+            session.step(case.tokens[:5], 0, sequence=sequence)
+            session.step(case.tokens[5:6], 5, sequence=sequence)
+        assert sum(map(len, driver._memory.values())) == held
+
+    class Small(Device):
+        def __init__(self) -> None:
+            super().__init__(memory=caches - 1)
+
+    monkeypatch.setattr(tensorrt, "CudaDriver", Small)
+    with pytest.raises(EngineMemoryError, match="'tensorrt' has too little memory on its GPU"):
+        open_session(case, tensorrt.TensorRTEngine, shares, tmp_path / "2")
+
+
+def test_blocks_must_be_whole_caches(tmp_path: Path) -> None:
+    case = CASES[0]
+    shares = [whole_share(units(case.model, "fp32", 32))]
+    assert has_whole_caches("tensorrt")
+    assert has_whole_caches("tensorrt-whole")
+    with pytest.raises(EngineError, match=f"blocks of 8 tokens were asked for, in a context of {case.model.context}"):
+        LocalSession(case.folder, tensorrt.TensorRTEngine, shares, tmp_path, blocks=CacheBlocks(9, 8))
 
 
 @pytest.mark.parametrize(
@@ -377,4 +460,4 @@ def test_a_machine_without_a_driver_is_told_what_to_do(tmp_path: Path) -> None:
     case = CASES[0]
     shares = [whole_share(units(case.model, "fp32", 32))]
     with pytest.raises(EngineError, match=r"engine 'tensorrt': there is no NVIDIA driver .*engine 'onnxruntime'"):
-        LocalSession(case.folder, tensorrt.TensorRTEngine, shares, tmp_path)
+        open_session(case, tensorrt.TensorRTEngine, shares, tmp_path)

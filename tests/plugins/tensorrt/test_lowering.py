@@ -11,7 +11,7 @@ from onnx import TensorProto
 from motley.daemon.models.cutting.units import units
 from motley.daemon.models.files import open_model
 from motley.daemon.models.keys import ConfigError
-from motley.plugins.engine import F32, EngineError, EngineFactory, EngineOptions
+from motley.plugins.engine import F32, CacheBlocks, EngineError, EngineFactory, EngineOptions
 from motley.plugins.reference.engine import ReferenceEngine
 from motley.plugins.tensorrt.lowering import RESIDUAL, Constant, lower, segments, whole
 from tests.models.cases import Case, LocalSession, uneven_shares, whole_share
@@ -38,8 +38,8 @@ def logits(case: Case, folder: Path, factory: EngineFactory, ranks: int, quantis
         pytest.skip("this case's widths cannot be quantised")
     options = EngineOptions(extra=extra)
     shares = uneven_shares(cut, ranks)
-    with LocalSession(case.folder, factory, shares, folder, quantisation, options=options) as session:
-        session.open_slot()
+    blocks = CacheBlocks(1, case.model.context)
+    with LocalSession(case.folder, factory, shares, folder, quantisation, options=options, blocks=blocks) as session:
         chunks = [session.step(case.tokens[:4], 0), session.step(case.tokens[4:9], 4)]
         chunks += [session.step([token], 9 + index) for index, token in enumerate(case.tokens[9:14])]
         return np.concatenate(chunks)
@@ -75,8 +75,9 @@ def test_zero_points_of_blocks(kind: Kind, tmp_path: Path) -> None:
     for factory, ranks in ((ReferenceEngine, 1), (LoweredEngine, 1), (LoweredEngine, 3)):
         with open_model(packed) as opened:
             shares = uneven_shares(units(opened.model, "stored", 32, opened.stored), ranks)
-        with LocalSession(packed, factory, shares, tmp_path / f"{factory.__name__} {ranks}", "stored") as session:
-            session.open_slot()
+            blocks = CacheBlocks(1, opened.model.context)
+        folder = tmp_path / f"{factory.__name__} {ranks}"
+        with LocalSession(packed, factory, shares, folder, "stored", blocks=blocks) as session:
             results.append(session.step([5, 9, 40, 2, 61], 0))
     expected, *got = results
     for each in got:
