@@ -563,7 +563,7 @@ class Sampling(_message.Message):
     def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., seed: _Optional[int] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., top_logprobs: _Optional[int] = ..., logprobs: _Optional[bool] = ...) -> None: ...
 
 class Generate(_message.Message):
-    __slots__ = ("request_id", "session", "messages_json", "prompt", "prompt_tokens", "sampling", "max_tokens", "stop", "ignore_eos", "echo")
+    __slots__ = ("request_id", "session", "messages_json", "prompt", "prompt_tokens", "sampling", "max_tokens", "stop", "ignore_eos", "echo", "without_drafts")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
     MESSAGES_JSON_FIELD_NUMBER: _ClassVar[int]
@@ -574,6 +574,7 @@ class Generate(_message.Message):
     STOP_FIELD_NUMBER: _ClassVar[int]
     IGNORE_EOS_FIELD_NUMBER: _ClassVar[int]
     ECHO_FIELD_NUMBER: _ClassVar[int]
+    WITHOUT_DRAFTS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     session: str
     messages_json: str
@@ -584,7 +585,8 @@ class Generate(_message.Message):
     stop: _containers.RepeatedScalarFieldContainer[str]
     ignore_eos: bool
     echo: bool
-    def __init__(self, request_id: _Optional[str] = ..., session: _Optional[str] = ..., messages_json: _Optional[str] = ..., prompt: _Optional[str] = ..., prompt_tokens: _Optional[_Union[TokenIds, _Mapping]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., max_tokens: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., ignore_eos: _Optional[bool] = ..., echo: _Optional[bool] = ...) -> None: ...
+    without_drafts: bool
+    def __init__(self, request_id: _Optional[str] = ..., session: _Optional[str] = ..., messages_json: _Optional[str] = ..., prompt: _Optional[str] = ..., prompt_tokens: _Optional[_Union[TokenIds, _Mapping]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., max_tokens: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., ignore_eos: _Optional[bool] = ..., echo: _Optional[bool] = ..., without_drafts: _Optional[bool] = ...) -> None: ...
 
 class TokenIds(_message.Message):
     __slots__ = ("ids",)
@@ -617,7 +619,7 @@ class LogprobRow(_message.Message):
     def __init__(self, chosen: _Optional[_Union[TokenLogprob, _Mapping]] = ..., top: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ...) -> None: ...
 
 class Delta(_message.Message):
-    __slots__ = ("request_id", "text", "ids", "logprobs", "finish", "failure", "prompt_tokens", "completion_tokens", "prefill_s")
+    __slots__ = ("request_id", "text", "ids", "logprobs", "finish", "failure", "prompt_tokens", "completion_tokens", "prefill_s", "cached_tokens", "accepted_drafts")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     IDS_FIELD_NUMBER: _ClassVar[int]
@@ -627,6 +629,8 @@ class Delta(_message.Message):
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     COMPLETION_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PREFILL_S_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_DRAFTS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     text: str
     ids: _containers.RepeatedScalarFieldContainer[int]
@@ -636,4 +640,6 @@ class Delta(_message.Message):
     prompt_tokens: int
     completion_tokens: int
     prefill_s: float
-    def __init__(self, request_id: _Optional[str] = ..., text: _Optional[str] = ..., ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[LogprobRow, _Mapping]]] = ..., finish: _Optional[str] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., prefill_s: _Optional[float] = ...) -> None: ...
+    cached_tokens: int
+    accepted_drafts: int
+    def __init__(self, request_id: _Optional[str] = ..., text: _Optional[str] = ..., ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[LogprobRow, _Mapping]]] = ..., finish: _Optional[str] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., prefill_s: _Optional[float] = ..., cached_tokens: _Optional[int] = ..., accepted_drafts: _Optional[int] = ...) -> None: ...

@@ -38,18 +38,20 @@ class Start(_message.Message):
     def __init__(self, session: _Optional[str] = ..., epoch: _Optional[int] = ..., rank: _Optional[int] = ..., assignment: _Optional[_Union[_mesh_pb2.Assignment, _Mapping]] = ...) -> None: ...
 
 class Decode(_message.Message):
-    __slots__ = ("request_id", "prompt", "sampling", "max_tokens", "stop_tokens")
+    __slots__ = ("request_id", "prompt", "sampling", "max_tokens", "stop_tokens", "without_drafts")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
     STOP_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    WITHOUT_DRAFTS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     prompt: _containers.RepeatedScalarFieldContainer[int]
     sampling: _mesh_pb2.Sampling
     max_tokens: int
     stop_tokens: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, request_id: _Optional[str] = ..., prompt: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_mesh_pb2.Sampling, _Mapping]] = ..., max_tokens: _Optional[int] = ..., stop_tokens: _Optional[_Iterable[int]] = ...) -> None: ...
+    without_drafts: bool
+    def __init__(self, request_id: _Optional[str] = ..., prompt: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_mesh_pb2.Sampling, _Mapping]] = ..., max_tokens: _Optional[int] = ..., stop_tokens: _Optional[_Iterable[int]] = ..., without_drafts: _Optional[bool] = ...) -> None: ...
 
 class WorkerEvent(_message.Message):
     __slots__ = ("listening", "loading", "ready", "failed", "timing", "tokens", "released", "hosted", "experts", "starved")
@@ -76,17 +78,21 @@ class WorkerEvent(_message.Message):
     def __init__(self, listening: _Optional[int] = ..., loading: _Optional[_Union[_mesh_pb2.Loading, _Mapping]] = ..., ready: _Optional[_Union[_mesh_pb2.Ready, _Mapping]] = ..., failed: _Optional[_Union[_mesh_pb2.Failure, _Mapping]] = ..., timing: _Optional[_Union[_mesh_pb2.Timing, _Mapping]] = ..., tokens: _Optional[_Union[Tokens, _Mapping]] = ..., released: _Optional[_Union[_mesh_pb2.Empty, _Mapping]] = ..., hosted: _Optional[_Union[_mesh_pb2.HostedExperts, _Mapping]] = ..., experts: _Optional[_Union[_mesh_pb2.ExpertReport, _Mapping]] = ..., starved: _Optional[_Union[_mesh_pb2.Starved, _Mapping]] = ...) -> None: ...
 
 class Tokens(_message.Message):
-    __slots__ = ("request_id", "ids", "finish", "failure", "logprobs", "prefill_s")
+    __slots__ = ("request_id", "ids", "finish", "failure", "logprobs", "prefill_s", "cached_tokens", "accepted_drafts")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     IDS_FIELD_NUMBER: _ClassVar[int]
     FINISH_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     PREFILL_S_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_DRAFTS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     ids: _containers.RepeatedScalarFieldContainer[int]
     finish: str
     failure: _mesh_pb2.Failure
     logprobs: _containers.RepeatedCompositeFieldContainer[_mesh_pb2.LogprobRow]
     prefill_s: float
-    def __init__(self, request_id: _Optional[str] = ..., ids: _Optional[_Iterable[int]] = ..., finish: _Optional[str] = ..., failure: _Optional[_Union[_mesh_pb2.Failure, _Mapping]] = ..., logprobs: _Optional[_Iterable[_Union[_mesh_pb2.LogprobRow, _Mapping]]] = ..., prefill_s: _Optional[float] = ...) -> None: ...
+    cached_tokens: int
+    accepted_drafts: int
+    def __init__(self, request_id: _Optional[str] = ..., ids: _Optional[_Iterable[int]] = ..., finish: _Optional[str] = ..., failure: _Optional[_Union[_mesh_pb2.Failure, _Mapping]] = ..., logprobs: _Optional[_Iterable[_Union[_mesh_pb2.LogprobRow, _Mapping]]] = ..., prefill_s: _Optional[float] = ..., cached_tokens: _Optional[int] = ..., accepted_drafts: _Optional[int] = ...) -> None: ...

@@ -40,7 +40,7 @@ class Request:
         stepped: the number of the last step that it was in.
         cached: tokens of its prompt that were found when it was first admitted; None: it has not been.
         whole: blocks that others may find already, or that the tree had already.
-        lookup: guesses how its text goes on.
+        lookup: guesses how its text goes on; None: nothing is guessed.
         luck: how often that was right.
     """
 
@@ -57,7 +57,7 @@ class Request:
     stepped: int = -1
     cached: int | None = None
     whole: int = 0
-    lookup: Lookup = field(default_factory=Lookup)
+    lookup: Lookup | None = None
     luck: Luck = field(default_factory=Luck)
 
     @property
@@ -248,7 +248,7 @@ class Schedule:
 
     def _guesses(self, answered: Sequence[Request]) -> list[list[int]]:
         """How the texts of these requests may go on: as many tokens of each as are worth their time."""
-        found = [request.lookup.guess(request.tokens, MOST) for request in answered]
+        found = [request.lookup.guess(request.tokens, MOST) if request.lookup else [] for request in answered]
         chances = [request.luck.worth()[: len(own)] for request, own in zip(answered, found, strict=True)]
         guesses = []
         spare = self._rows - len(answered)

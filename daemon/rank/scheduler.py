@@ -19,6 +19,7 @@ import numpy as np
 from motley.daemon.pipe.daemon import Commands, Tell
 from motley.daemon.rank.cache_blocks import BlockStore
 from motley.daemon.rank.executor import STEP_HISTORY, Executor
+from motley.daemon.rank.drafts import Lookup
 from motley.daemon.rank.pace import Pace
 from motley.daemon.rank.schedule import Part, Plan, Request, Schedule
 from motley.daemon.rank.steps import Able, Close, Message, More, Open, SpanPlan, Step, StepError, Stop, decode, split
@@ -147,7 +148,14 @@ class Scheduler:
             params = replace(params, top_k=0)
         prompt = len(decode.prompt)
         root = prompt if prompt > self.alike else 0
-        request = Request(next(self._arrivals), list(decode.prompt), prompt, prompt + decode.max_tokens, root)
+        request = Request(
+            arrived=next(self._arrivals),
+            tokens=list(decode.prompt),
+            prompt=prompt,
+            longest=prompt + decode.max_tokens,
+            root=root,
+            lookup=None if decode.without_drafts else Lookup(),
+        )
         now = time.perf_counter()
         self._clients[request] = _Client(decode, params, request, arrived=now, spoken=now)
         self._made_schedule().add(request)
@@ -273,7 +281,9 @@ class Scheduler:
         client.spoken = time.perf_counter()
         if client.generated == 1:
             said["prefill_s"] = client.spoken - client.arrived
+            said["cached_tokens"] = client.request.cached
         if finish:
+            said["accepted_drafts"] = client.request.luck.accepted
             self._end(client)
         self._say(decode.request_id, **said)
 

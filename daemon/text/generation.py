@@ -58,6 +58,7 @@ class Generation:
         """Text that goes out ahead of the answer."""
         self._generated = 0
         self._prefill_s = 0.0
+        self._cached = 0
         self.finished = False
         self.cancel_worker = False
 
@@ -69,6 +70,7 @@ class Generation:
             sampling=self._request.sampling,
             max_tokens=self._max_tokens,
             stop_tokens=sorted(self._stop_tokens),
+            without_drafts=self._request.without_drafts,
         )
 
     def on_tokens(self, tokens: wp.Tokens) -> pb.Delta | None:
@@ -100,12 +102,15 @@ class Generation:
             finish=finish,
         )
         self._prefill_s = self._prefill_s or tokens.prefill_s
+        self._cached = self._cached or tokens.cached_tokens
         if finish:
             self.finished = True
             self.cancel_worker = not tokens.finish
             delta.prompt_tokens = len(self._prompt)
             delta.completion_tokens = self._generated
             delta.prefill_s = self._prefill_s
+            delta.cached_tokens = self._cached
+            delta.accepted_drafts = tokens.accepted_drafts
             if finish == "error":
                 delta.failure.CopyFrom(tokens.failure)
         return delta

@@ -74,12 +74,12 @@ class Fields:
             self.refuse(name, f"must be a number {bound} {low:g} to {high:g}, not {_shown(value)}")
         return float(value)
 
-    def boolean(self, name: str) -> bool:
-        """False if absent."""
+    def boolean(self, name: str, default: bool = False) -> bool:
+        """`default` if absent."""
         value = self.take(name)
         if value is not None and not isinstance(value, bool):
             self.refuse(name, f"must be true or false, not {_shown(value)}")
-        return bool(value)
+        return default if value is None else value
 
     def refuse(self, name: str, why: str, code: str = "invalid_value") -> NoReturn:
         raise FieldError(f"{self._path}{name}", why, code)

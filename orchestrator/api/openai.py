@@ -203,7 +203,7 @@ async def _stream(
         data = event if isinstance(event, str) else json.dumps(event, ensure_ascii=False)
         await response.write(f"data: {data}\n\n".encode())
 
-    async def chunk(choices: list[dict[str, Any]], usage: dict[str, int] | None = None, **more: Any) -> None:
+    async def chunk(choices: list[dict[str, Any]], usage: dict[str, Any] | None = None, **more: Any) -> None:
         tail = {"usage": usage} if parameters.include_usage else {}
         await send({**envelope, "object": form.chunk_object, "choices": choices, **tail, **more})
 
@@ -237,11 +237,13 @@ def _model(session: Session) -> dict[str, Any]:
     return {"id": session.name, "object": "model", "created": int(session.created), "owned_by": "motley"}
 
 
-def _usage(last: Delta) -> dict[str, int]:
+def _usage(last: Delta) -> dict[str, Any]:
     return {
         "prompt_tokens": last.prompt_tokens,
         "completion_tokens": last.completion_tokens,
         "total_tokens": last.prompt_tokens + last.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": last.cached_tokens},
+        "completion_tokens_details": {"accepted_prediction_tokens": last.accepted_drafts},
     }
 
 

@@ -136,6 +136,7 @@ def _finish(
     generate.sampling.logprobs, generate.sampling.top_logprobs = logprobs, top_logprobs
     generate.stop.extend(_stop(fields))
     generate.ignore_eos = fields.boolean("ignore_eos")
+    generate.without_drafts = not fields.boolean("drafts", default=True)
     stream = fields.boolean("stream")
     stream_options = fields.take("stream_options")
     include_usage = False
