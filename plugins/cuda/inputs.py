@@ -16,8 +16,8 @@ from motley.plugins.engine import F32, RankGraph, Span
 class StepInputs:
     """Room for the operands of a step, pinned and on the device, so that one copy takes them there.
 
-    First come the rows f32[T, D], then the `PLACE` of each, then the block tables i32[...] of the spans: of each what its
-    span needs.
+    First come the rows f32[T, D], then the `PLACE` of each, then the block tables i32[...] of the spans: of each table
+    what the span needs.
 
     Attributes:
         rows: where the device finds the rows of every step.

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,7 @@ from motley.transport.cuda.stream import CudaStream
 from tests.models.cases import BLOCKS, Case, LocalSession, others_soak, uneven_shares
 from tests.models.local_group import LocalGroup
 from tests.models.long_text import regret, write_texts
-from tests.pairs import pairwise
+from tests.pairs import pairwise as every_pair
 from tests.plugins.cuda.host_blas import NOT_INITIALIZED, HostBlas, HostGemms
 from tests.plugins.known_cases import REFUSED, known_cases, refused_cases
 from tests.plugins.sequences import Sequences
@@ -253,6 +254,54 @@ def test_a_chunk_of_a_prompt_and_decoded_rows_are_one_step(halved: bool, tmp_pat
             results.append(np.concatenate(got))
         assert results[0].shape == (10, case.model.vocabulary)
         assert np.array_equal(*results)
+
+
+@pytest.mark.parametrize("name", ["llama-mqa", "mistral-window"])
+def test_rows_that_see_unlike_numbers_of_positions(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So far apart that their attention is cut in unlike numbers of parts, for which there is little room."""
+    monkeypatch.setattr(step, "MOST_SEQUENCES", 1)
+    case = next(each for each in known_cases() if each.folder.name == name)
+    options = EngineOptions(extra={"host_step": "function"}, max_rows=30)
+    places = [(700, 1, 1), (500, 17, 3), (0, 5, 1), (130, 2, 1)]
+    results = []
+    with open_model(case.folder) as opened:
+        model = replace(opened, model=case.changed(max_position_embeddings=1024))
+        shares = uneven_shares(units(model.model, "fp32", 32), 2)
+        for factory, given in ((on_host, options), (ReferenceEngine, EngineOptions())):
+            folder, blocks = tmp_path / factory.__name__, CacheBlocks(400, 8)
+            with LocalSession(model, factory, shares, folder, options=given, blocks=blocks) as group:
+                spans = [group.sequences.span(sequence, *place) for sequence, place in enumerate(places)]
+                results.append(group.run(spans, case.tokens[:25]))
+                spans = [group.sequences.span(10 + sequence, *place) for sequence, place in enumerate(places)]
+                tokens = [case.tokens[:1], case.tokens[1:18], case.tokens[18:23], case.tokens[23:25]]
+                results.append(
+                    np.concatenate([group.run([span], own) for span, own in zip(spans, tokens, strict=True)])
+                )
+    together, alone, expected, _ = results
+    assert np.array_equal(together, alone)
+    assert error(together, expected) < TOLERANCE
+
+
+def test_a_step_is_captured_anew_where_positions_double(tmp_path: Path) -> None:
+    case = known_cases()[0]
+    options = EngineOptions(extra={"host_step": "function"}, max_rows=4)
+    results = []
+    with open_model(case.folder) as opened:
+        model = replace(opened, model=case.changed(max_position_embeddings=1024))
+        shares = uneven_shares(units(model.model, "fp32", 32), 1)
+        for captures in (True, False):
+
+            def engine(graph: RankGraph, collectives: Collectives, options: EngineOptions, can: bool) -> CudaEngine:
+                return CudaEngine(graph, collectives, options, HostDriver(captures=can), None)
+
+            folder, factory = tmp_path / str(captures), partial(engine, can=captures)
+            with LocalSession(model, factory, shares, folder, options=options) as group:
+                positions = [100, 101, 102, *range(125, 132), 254, 255, 256, 257, 510]
+                results.append([group.decode([0, 1], case.tokens[:2], [at, at // 2]) for at in positions])
+                (each,) = group.engines
+                assert isinstance(each, CudaEngine)
+                assert [parts for _, _, parts in each._graphs] == ([1, 2, 4] if captures else [])
+    assert np.array_equal(*results)
 
 
 # -- rotary tables ----------------------------------------------------------------------------------------------------
@@ -463,7 +512,7 @@ def test_rows_attend_together_as_far_as_there_is_room(sees: list[int], window: i
         seen = [min(each, window or each) for each in sees[rows]]
         assert max(map(kernels.parts_of, seen)) == parts
         assert parts * len(seen) <= room
-    for (rows, parts), (after, _) in zip(together, together[1:], strict=False):
+    for (rows, parts), (after, _) in pairwise(together):
         following = kernels.parts_of(min(sees[after.start], window or sees[after.start]))
         assert max(parts, following) * (rows.stop + 1 - rows.start) > room
 
@@ -498,7 +547,7 @@ def test_texts_are_the_same_whatever_the_host_step(run_ranks: Callable[..., list
 
 @pytest.mark.parametrize(
     ("case", "quantisation", "scratch"),
-    others_soak(pairwise(known_cases(), ["fp32", "fp16", "int8", "int4"], [4096, device_graph.SCRATCH_BYTES])),
+    others_soak(every_pair(known_cases(), ["fp32", "fp16", "int8", "int4"], [4096, device_graph.SCRATCH_BYTES])),
     ids=str,
 )
 def test_prompts_by_cublas(
