@@ -1,4 +1,4 @@
-"""A rank's graph on the device: its weights, the buffers of its values, and what launches its kernels.
+"""A rank's graph on the device: its weights, its blocks of keys and values, the buffers of its values, its kernels.
 
 Weights stay on the device as they lie in the share file (float32, float16, int8 or int4 blocks). Products of few rows
 widen them in registers. For the many rows of a prompt they are widened to scratch memory, a part of a matrix at a time,
@@ -19,7 +19,7 @@ import onnx
 from onnx import TensorProto
 
 from motley.plugins.cuda.cublas import Gemm
-from motley.plugins.cuda.kernels import HEADS, KINDS, PLACE, SOURCES, THREADS, Matrix, View, pointer
+from motley.plugins.cuda.kernels import HEADS, KINDS, SOURCES, THREADS, Matrix, View, pointer
 from motley.plugins.engine import Collectives, EngineError, RankGraph
 from motley.plugins.mapped_share import MappedShare, place_of
 from motley.plugins.nodes import attributes_of
@@ -48,9 +48,9 @@ class DeviceGraph:
         matrices: what products multiply by, by the name of their second operand.
         made_by: the node that makes a value.
         initializers: weights, by name.
-        before: how many elements of a token lie before a layer's keys or values in a cache, by the cache's name.
-        per_token: the elements of a token in a cache.
-        places: the address of the step's `PLACE` of every row.
+        caches: the addresses of the keys and of the values of every layer, each f32[count, H, tokens, head_dim] in the
+            blocks of `motley.plugins.engine.CacheBlocks`, by the names that the graph has for them.
+        block: positions in a block.
         head_rows: how many rows of logits there is room for.
         values: where the values of a step that is being submitted are.
         gemm: what multiplies prompts; None: our own kernels.
@@ -88,15 +88,14 @@ class DeviceGraph:
         if any(spec.head_dim > HEADS[-1] or spec.head_dim % 2 for spec in graph.caches):
             raise EngineError(f"engine 'cuda' has attention for heads of an even width up to {HEADS[-1]}")
         self._driver.function(SOURCES, "add")  # whether this GPU is compiled for shows before anything is read
-        self._weights = self._allocate(max(1, graph.share_file.stat().st_size))
+        self._weights = self.allocate(max(1, graph.share_file.stat().st_size))
         self.matrices = {node.input[1]: self._matrix(node) for node in self.nodes if node.op_type == "Gemm"}
-        self.before: dict[str, int] = {}
-        self.per_token = 0
-        for spec in graph.caches:
-            for kind in ("key", "value"):
-                self.before[f"{kind}_cache.{spec.layer}"] = self.per_token
-                self.per_token += spec.heads * spec.head_dim
-        self.places = self._allocate(PLACE.itemsize * max_rows)
+        self.block = graph.blocks.tokens
+        self.caches = {
+            f"{kind}_cache.{spec.layer}": self._zeros(graph.blocks.count * spec.heads * self.block * spec.head_dim)
+            for spec in graph.caches
+            for kind in ("key", "value")
+        }
         self.head_rows = 0
         self.values: dict[str, View] = {}
         self._buffers: dict[tuple[str, int, int], View] = {}
@@ -117,15 +116,21 @@ class DeviceGraph:
         widest = [4 * each.outputs * each.columns for each in self.matrices.values() if each.kind != "fp32"]
         self.scratch_bytes = min(SCRATCH_BYTES, max(widest, default=0))
         if self.scratch_bytes:
-            self.scratch = self._allocate(self.scratch_bytes)
+            self.scratch = self.allocate(self.scratch_bytes)
         return gemm
 
     # -- memory ------------------------------------------------------------------------------------------------------
 
-    def _allocate(self, nbytes: int) -> int:
+    def allocate(self, nbytes: int) -> int:
         """Memory on the device that is kept."""
         address = self._driver.allocate(nbytes)
         self._memory.callback(self._driver.free, address)
+        return address
+
+    def _zeros(self, elements: int) -> int:
+        """Memory on the device for so many f32, which are zero once the stream has come to it."""
+        address = self.allocate(max(1, 4 * elements))
+        self.fill(address, elements)
         return address
 
     def pinned(self, nbytes: int) -> Bytes:
@@ -143,7 +148,7 @@ class DeviceGraph:
         key = _LAYER.sub("", name), width, rows
         view = self._buffers.get(key)
         if view is None:
-            view = View(self._allocate(4 * rows * max(1, width)), width, width)
+            view = View(self.allocate(4 * rows * max(1, width)), width, width)
             self._buffers[key] = view
         self.values[name] = view
         return view

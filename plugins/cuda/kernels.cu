@@ -258,115 +258,124 @@ extern "C" __global__ void fill(float* y, float value, i64 count) {
 }
 
 // -- attention ---------------------------------------------------------------------------------------------------------
-// q: f32[rows, heads * width], k and v: f32[rows, kv_heads * width]. Rows are tokens of one sequence or of several.
-// Where they stand is read from memory, so that a step that was captured once as a graph can be run for any sequences.
+// q: f32[rows, heads * width], k and v: f32[rows, kv_heads * width]. Rows are tokens of one sequence or of several. The
+// keys of a layer are f32[blocks, kv_heads, tokens, width], and so are its values: a block has so many positions. Where
+// a row stands is read from memory, so that a step that was captured once as a graph can be run for any sequences.
 
-// Of a row: its sequence's cache and rotary tables, and its position.
+// Of a row: the blocks of its sequence and its rotary tables, and its position.
 struct Place {
-    u64 cache;  // the layers' keys and values one after the other, each f32[kv_heads, capacity, width]
+    u64 blocks;  // i32[...]: which block has the first positions, which the next, and so on
     u64 cosines, sines;
-    i64 position, capacity;
-    // Keys or values of a layer, before which a token has so many elements in the cache.
-    __device__ float* cached(int before, int kv_head, int width) const {
-        return floats_at(cache) + capacity * (before + i64(kv_head) * width);
+    i64 position;
+    // Which element of a layer's keys or values is the first that one KV head has at some position.
+    __device__ i64 cached(int at, int tokens, int kv_head, int kv_heads, int width) const {
+        const i64 block = reinterpret_cast<const int*>(floats_at(blocks))[at / tokens];
+        return ((block * kv_heads + kv_head) * tokens + at % tokens) * width;
     }
 };
 
-// Rotates the first half of each head against its second; q stays where it is, k and v go to the caches. A thread per
+// Rotates the first half of each head against its second; q stays where it is, k and v go to the blocks. A thread per
 // pair of every head of q, k and v.
 extern "C" __global__ void rotate(float* q, int q_stride, const float* k, int k_stride, const float* v, int v_stride,
-                                  const Place* places, int keys, int values, int rows, int heads, int kv_heads,
-                                  int width) {
+                                  const Place* places, float* keys, float* values, int tokens, int rows, int heads,
+                                  int kv_heads, int width) {
     const int half = width / 2, all = heads + 2 * kv_heads;
     const int i = int(thread_number() % half), head = int(thread_number() / half % all);
     const i64 row = thread_number() / half / all;
     if (row >= rows) return;
     const Place place = places[row];
-    const i64 at = place.position;
+    const int at = int(place.position);
     if (head >= heads + kv_heads) {
         const int kv = head - heads - kv_heads;
         const float* from = v + row * v_stride + kv * width;
-        float* to = place.cached(values, kv, width) + at * width;
+        float* to = values + place.cached(at, tokens, kv, kv_heads, width);
         to[i] = from[i], to[i + half] = from[i + half];
         return;
     }
     const int kv = head - heads;
     const float* from = kv < 0 ? q + row * q_stride + head * width : k + row * k_stride + kv * width;
-    float* to = kv < 0 ? q + row * q_stride + head * width : place.cached(keys, kv, width) + at * width;
-    const float cosine = floats_at(place.cosines)[at * half + i], sine = floats_at(place.sines)[at * half + i];
+    float* to = kv < 0 ? q + row * q_stride + head * width : keys + place.cached(at, tokens, kv, kv_heads, width);
+    const i64 turn = i64(at) * half + i;
+    const float cosine = floats_at(place.cosines)[turn], sine = floats_at(place.sines)[turn];
     const float first = from[i], second = from[i + half];
     to[i] = first * cosine - second * sine;
     to[i + half] = second * cosine + first * sine;
 }
 
 constexpr int PART = 128;  // positions that one warp attends to, at least, before a row's are given to several
+constexpr int MOST_PARTS = 64;
 
 // The positions that a row sees...
 struct Seen {
-    i64 start, stop;
+    int start, stop;
     __device__ Seen(i64 position, int window) {
-        stop = position + 1;
+        stop = int(position) + 1;
         start = window && stop > window ? stop - window : 0;
     }
     // ...and in how many parts.
-    __device__ int parts(int most) const {
-        const i64 parts = (stop - start + PART - 1) / PART;
-        return parts < most ? int(parts) : most;
+    __device__ int parts() const {
+        const int parts = (stop - start + PART - 1) / PART;
+        return parts < MOST_PARTS ? parts : MOST_PARTS;
     }
 };
 
-// One part of the positions that a row sees, a warp per row, head and part: f32[2 + width] of `partials`, which are the
-// largest score, the sum of the exponentials and the sum of the values by them (flash decoding). A head is no wider than
-// so many slices of WARP values.
+// One part of the positions that a row sees, a warp per row, head and part: f32[2 + width] of
+// `partials`: f32[rows, heads, room, 2 + width], which are the largest score, the sum of the exponentials and the sum of
+// the values by them (flash decoding). No row has more than `room` parts. What a part is and how it is summed depends
+// only on what the row sees, never on blocks or other rows. Neighbouring warps have the same part of rows and heads that
+// may read the same keys. A head is no wider than so many slices of WARP values.
 template <int SLICES>
-__device__ void attend(const float* q, int q_stride, const Place* places, int keys, int values, float* partials, int rows,
-                       int heads, int kv_heads, int width, float scale, int window, int most_parts) {
-    const i64 number = warp_number();
-    const int part = int(number % most_parts), head = int(number / most_parts % heads), lane = threadIdx.x % WARP;
-    const i64 row = number / most_parts / heads;
-    if (row >= rows) return;
+__device__ void attend(const float* q, int q_stride, const Place* places, const float* keys, const float* values,
+                       int tokens, float* partials, int rows, int heads, int kv_heads, int width, float scale,
+                       int window, int room) {
+    const i64 number = warp_number(), row = number % rows;
+    const int head = int(number / rows % heads), part = int(number / rows / heads), lane = threadIdx.x % WARP;
+    if (part >= room) return;
     const Place place = places[row];
     const Seen seen(place.position, window);
-    const int parts = seen.parts(most_parts);
+    const int parts = seen.parts();
     if (part >= parts) return;
-    const i64 length = (seen.stop - seen.start + parts - 1) / parts;
-    const i64 from = seen.start + part * length, to = from + length < seen.stop ? from + length : seen.stop;
-    const float* key = place.cached(keys, head / (heads / kv_heads), width);
-    const float* value = place.cached(values, head / (heads / kv_heads), width);
+    const int length = (seen.stop - seen.start + parts - 1) / parts, from = seen.start + part * length;
+    const int to = from + length < seen.stop ? from + length : seen.stop;
     float query[SLICES], sums[SLICES] = {}, largest = LOWEST, total = 0;
     for (int s = 0; s < SLICES; ++s) {
         const int i = s * WARP + lane;
         query[s] = i < width ? q[row * q_stride + head * width + i] * scale : 0;
     }
+    for (int first = from, end; first < to; first = end) {  // as far as a block goes
+        end = first + tokens - first % tokens < to ? first + tokens - first % tokens : to;
+        const i64 cached = place.cached(first, tokens, head / (heads / kv_heads), kv_heads, width);
+        const float *key = keys + cached, *value = values + cached;
 #pragma unroll 4  // as many keys and values under way
-    for (i64 at = from; at < to; ++at) {
-        float score = 0;
-        for (int s = 0; s < SLICES; ++s) {
-            const int i = s * WARP + lane;
-            if (i < width) score = fmaf(query[s], key[at * width + i], score);
-        }
-        score = warp_sum(score);
-        const float higher = fmaxf(largest, score);
-        const float shrink = expf(largest - higher), weight = expf(score - higher);
-        largest = higher;
-        total = fmaf(total, shrink, weight);
-        for (int s = 0; s < SLICES; ++s) {
-            const int i = s * WARP + lane;
-            if (i < width) sums[s] = fmaf(sums[s], shrink, weight * value[at * width + i]);
+        for (int at = 0; at < end - first; ++at) {
+            float score = 0;
+            for (int s = 0; s < SLICES; ++s) {
+                const int i = s * WARP + lane;
+                if (i < width) score = fmaf(query[s], key[at * width + i], score);
+            }
+            score = warp_sum(score);
+            const float higher = fmaxf(largest, score);
+            const float shrink = expf(largest - higher), weight = expf(score - higher);
+            largest = higher;
+            total = fmaf(total, shrink, weight);
+            for (int s = 0; s < SLICES; ++s) {
+                const int i = s * WARP + lane;
+                if (i < width) sums[s] = fmaf(sums[s], shrink, weight * value[at * width + i]);
+            }
         }
     }
-    float* out = partials + number * (2 + width);
+    float* out = partials + ((row * heads + head) * room + part) * (2 + width);
     if (lane == 0) out[0] = largest, out[1] = total;
     for (int s = 0; s < SLICES; ++s)
         if (s * WARP + lane < width) out[2 + s * WARP + lane] = sums[s];
 }
 
 #define ATTEND(name, SLICES)                                                                                           \
-    extern "C" __global__ void name(const float* q, int q_stride, const Place* places, int keys, int values,           \
-                                    float* partials, int rows, int heads, int kv_heads, int width, float scale,        \
-                                    int window, int most_parts) {                                                      \
-        attend<SLICES>(q, q_stride, places, keys, values, partials, rows, heads, kv_heads, width, scale, window,       \
-                       most_parts);                                                                                    \
+    extern "C" __global__ void name(const float* q, int q_stride, const Place* places, const float* keys,              \
+                                    const float* values, int tokens, float* partials, int rows, int heads,             \
+                                    int kv_heads, int width, float scale, int window, int room) {                      \
+        attend<SLICES>(q, q_stride, places, keys, values, tokens, partials, rows, heads, kv_heads, width, scale,       \
+                       window, room);                                                                                  \
     }
 
 // By the widest head.
@@ -376,12 +385,12 @@ ATTEND(attend_256, 8)
 
 // y: f32[rows, heads * width] of all parts; a thread per value.
 extern "C" __global__ void combine(const float* partials, float* y, int y_stride, const Place* places, int rows,
-                                   int heads, int width, int window, int most_parts) {
+                                   int heads, int width, int window, int room) {
     const int i = int(thread_number() % width);
     const i64 number = thread_number() / width, row = number / heads;
     if (row >= rows) return;
-    const int parts = Seen(places[row].position, window).parts(most_parts);
-    const float* from = partials + number * most_parts * (2 + width);
+    const int parts = Seen(places[row].position, window).parts();
+    const float* from = partials + number * room * (2 + width);
     float largest = LOWEST, total = 0, sum = 0;
     for (int part = 0; part < parts; ++part) largest = fmaxf(largest, from[part * (2 + width)]);
     for (int part = 0; part < parts; ++part) {

@@ -26,14 +26,14 @@ KINDS: dict[int, tuple[str, int]] = {
     TensorProto.UINT4: ("int4", 8),
 }
 """How kernels call a type of weights, and how many of them are a word."""
-PLACE = np.dtype([("cache", "u8"), ("cosines", "u8"), ("sines", "u8"), ("position", "i8"), ("capacity", "i8")])
-"""`Place` in the source: where a row finds its sequence's cache and rotary tables, and where it stands in it."""
+PLACE = np.dtype([("blocks", "u8"), ("cosines", "u8"), ("sines", "u8"), ("position", "i8")])
+"""`Place` in the source: where a row finds its sequence's blocks and rotary tables, and where it stands in it."""
 HEADS = (64, 128, 256)
 """Widths up to which there is a kernel for heads."""
 PART = 128
 """Positions that one warp attends to, at least, before a row's are given to several, as in the source."""
 MOST_PARTS = 64
-"""The most parts that a row's attention is cut in."""
+"""The most parts that a row's attention is cut in, as in the source."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,10 @@ class View:
     address: int
     width: int
     stride: int
+
+    def after(self, rows: int) -> View:
+        """All but the first rows."""
+        return View(self.address + 4 * rows * self.stride, self.width, self.stride)
 
 
 @dataclass(frozen=True)
@@ -81,3 +85,8 @@ def rows_of(view: View) -> tuple[ctypes.c_void_p, ctypes.c_int]:
 
 def integers(*values: int) -> tuple[ctypes.c_int, ...]:
     return tuple(map(ctypes.c_int, values))
+
+
+def parts_of(positions: int) -> int:
+    """In how many parts a row attends that sees so many positions, as in the source."""
+    return min(MOST_PARTS, -(-positions // PART))

@@ -13,13 +13,14 @@ from motley.plugins.cuda.device_graph import DeviceGraph
 from motley.plugins.cuda.kernels import (
     HEADS,
     MOST_PARTS,
-    PART,
+    PLACE,
     ROWS,
     TOKENS,
     WARP,
     Matrix,
     View,
     integers,
+    parts_of,
     pointer,
     rows_of,
 )
@@ -49,19 +50,46 @@ def submitted_nodes(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
     ]
 
 
+def rows_that_attend_together(sees: Sequence[int], window: int, room: int) -> list[tuple[slice, int]]:
+    """Cut the rows of a step into those whose attention is submitted together.
+
+    Args:
+        sees: how many positions each row sees, without the window.
+        window: how many it sees at most; 0: all.
+        room: how many parts of rows there is memory for, at least `MOST_PARTS`.
+
+    Returns:
+        Slices of rows, each with the most parts that one of its rows has; by all of the slice they fit into the room.
+    """
+    together = []
+    start = most = 0
+    for row, positions in enumerate(sees):
+        parts = parts_of(min(positions, window) if window else positions)
+        if max(most, parts) * (row + 1 - start) > room:
+            together.append((slice(start, row), most))
+            start, most = row, 0
+        most = max(most, parts)
+    return [*together, (slice(start, len(sees)), most)]
+
+
 def submit_nodes(
-    graph: DeviceGraph, summing: Collectives, tokens: int, rows: list[int], chunks: Sequence[slice], parts: int
+    graph: DeviceGraph,
+    summing: Collectives,
+    places: int,
+    sees: Sequence[int],
+    rows: list[int],
+    chunks: Sequence[slice],
 ) -> None:
     """Submit all nodes of a step, from ``hidden`` to ``logits``.
 
     Args:
         summing: what sums go through.
-        tokens: T, the rows of ``hidden``.
-        rows: of these, those that get logits.
+        places: the address of the `PLACE` of every row.
+        sees: how many positions each of the T rows of ``hidden`` sees, or more.
+        rows: those that get logits.
         chunks: the micro-chunks that sums are cut in.
-        parts: in how many parts a row attends, at most.
     """
-    step = _Step(graph, summing, tokens, rows, chunks, parts)
+    step = _Step(graph, summing, places, sees, rows, chunks)
     for node in graph.nodes:
         _SUBMITTERS[node.domain, node.op_type](step, node)
 
@@ -73,18 +101,21 @@ class _Step:
         self,
         graph: DeviceGraph,
         summing: Collectives,
-        tokens: int,
+        places: int,
+        sees: Sequence[int],
         rows: list[int],
         chunks: Sequence[slice],
-        parts: int,
     ) -> None:
         self._graph = graph
         self._summing = summing
         self._chunks = chunks
-        self._tokens = tokens
+        self._places = places
+        self._sees = sees
+        self._tokens = len(sees)
         self._rows = rows
-        self._parts = parts
         self._in_head = False
+        self._attending: dict[int, list[tuple[slice, int]]] = {}
+        """See `rows_that_attend_together`, by windows."""
 
     @property
     def _count(self) -> int:
@@ -167,38 +198,44 @@ class _Step:
             start += width
 
     def attention(self, node: onnx.NodeProto) -> None:
-        graph, attributes, rows = self._graph, attributes_of(node), self._tokens
+        graph, attributes = self._graph, attributes_of(node)
         q, k, v = (graph.values[name] for name in node.input[:3])
-        caches = integers(*(graph.before[name] for name in node.input[3:5]))
+        caches = [*(pointer(graph.caches[name]) for name in node.input[3:5]), *integers(graph.block)]
         heads, kv_heads, width = (attributes[name] for name in ("q_heads", "kv_heads", "head_dim"))
-        places, shape = pointer(graph.places), integers(rows, heads, kv_heads, width)
-        threads = rows * (heads + 2 * kv_heads) * (width // 2)
-        graph.launch("rotate", threads, *rows_of(q), *rows_of(k), *rows_of(v), places, *caches, *shape)
-        window = attributes["window"]
-        most = min(self._parts, -(-window // PART)) if window else self._parts
+        shape, window = integers(heads, kv_heads, width), attributes["window"]
+        threads = self._tokens * (heads + 2 * kv_heads) * (width // 2)
+        places, count = pointer(self._places), integers(self._tokens)
+        graph.launch("rotate", threads, *rows_of(q), *rows_of(k), *rows_of(v), places, *caches, *count, *shape)
         # Room for all rows in one part, or for those of several sequences in many.
-        room = -(-max(graph.max_rows, min(MOST_SEQUENCES, graph.max_rows) * MOST_PARTS) // graph.max_rows)
-        partials = graph.buffer(f"partials of {heads} heads", heads * (2 + width) * room, graph.max_rows)
+        room = max(graph.max_rows, min(MOST_SEQUENCES, graph.max_rows) * MOST_PARTS)
+        partials = pointer(graph.buffer(f"partials of {heads} heads", heads * (2 + width), room).address)
         y = self._result(node, heads * width)
-        graph.launch(
-            f"attend_{next(each for each in HEADS if width <= each)}",
-            rows * heads * most * WARP,
-            *rows_of(q),
-            places,
-            *caches,
-            pointer(partials.address),
-            *shape,
-            ctypes.c_float(attributes["scale"]),
-            *integers(window, most),
-        )
-        graph.launch(
-            "combine",
-            rows * heads * width,
-            pointer(partials.address),
-            *rows_of(y),
-            places,
-            *integers(rows, heads, width, window, most),
-        )
+        if window not in self._attending:
+            self._attending[window] = rows_that_attend_together(self._sees, window, room)
+        for rows, parts in self._attending[window]:
+            count = integers(rows.stop - rows.start)
+            places = pointer(self._places + PLACE.itemsize * rows.start)
+            graph.launch(
+                f"attend_{next(each for each in HEADS if width <= each)}",
+                (rows.stop - rows.start) * heads * parts * WARP,
+                *rows_of(q.after(rows.start)),
+                places,
+                *caches,
+                partials,
+                *count,
+                *shape,
+                ctypes.c_float(attributes["scale"]),
+                *integers(window, parts),
+            )
+            graph.launch(
+                "combine",
+                (rows.stop - rows.start) * heads * width,
+                partials,
+                *rows_of(y.after(rows.start)),
+                places,
+                *count,
+                *integers(heads, width, window, parts),
+            )
 
     def multiply(self, node: onnx.NodeProto) -> None:
         """Multiply by a swish, which the kernel computes too."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,16 +14,17 @@ import pytest
 
 import motley.cli
 from motley.daemon.models.cutting.units import units
+from motley.daemon.models.files import open_model
 from motley.daemon.models.keys import ConfigError
 from motley.plugins.cuda.cublas import load_cublas
 from motley.plugins.cuda.engine import CudaEngine
-from motley.plugins.engine import F32, EngineError, EngineFactory, EngineOptions
+from motley.plugins.engine import F32, CacheBlocks, EngineError, EngineFactory, EngineOptions
 from motley.plugins.reference.engine import ReferenceEngine
 from motley.plugins.tensorrt.engine import TensorRTEngine, WholeTensorRTEngine
 from motley.transport.cuda.driver import CudaDriver
 from motley.transport.cuda.errors import CudaError
 from motley.transport.cuda.stream import measure_host_steps
-from tests.models.cases import Case, LocalSession, golden_cases, uneven_shares
+from tests.models.cases import BLOCKS, Case, LocalSession, golden_cases, uneven_shares
 from tests.models.long_text import regret, write_texts
 from tests.plugins.known_cases import known_cases
 from tests.transport.conftest import run_ranks as run_ranks
@@ -50,8 +52,9 @@ def logits(
         shares = uneven_shares(units(case.model, quantisation, 32), ranks)
     except ConfigError:
         pytest.skip("this case's widths cannot be quantised")
-    with LocalSession(case.folder, factory, shares, folder, quantisation, options=options) as group:
-        group.open_slot(prompt=case.prompt)
+    blocks = CacheBlocks(1, case.model.context) if getattr(factory, "has_whole_caches", False) else BLOCKS
+    given: dict[str, Any] = {"options": options, "blocks": blocks, "prompt": case.prompt}
+    with LocalSession(case.folder, factory, shares, folder, quantisation, **given) as group:
         steps = [(0, 5), *((at, at + 1) for at in range(5, 11)), (11, len(case.tokens) - 1)]
         return np.concatenate([group.step(case.tokens[start:stop], start) for start, stop in steps])
 
@@ -98,20 +101,38 @@ def test_waves_are_captured_and_company_does_not_show(
     shares = uneven_shares(units(case.model, quantisation, 32), ranks)
     options = EngineOptions(extra={"host_step": "function"})
     with LocalSession(case.folder, CudaEngine, shares, tmp_path, quantisation, options=options) as group:
-        group.open_slot(99)
         alone = [group.decode([99], [case.tokens[at]], [at]) for at in range(8)]
-        for slot in range(16):
-            group.open_slot(slot)
         lengths = [0] * 16
         for wave in ([0], range(16), range(2, 10), [3, 0], range(16), range(2, 10), [1, 2, 3, 4], [3, 0], [1, 2, 3, 4]):
-            positions = [lengths[slot] for slot in wave]
+            positions = [lengths[sequence] for sequence in wave]
             got = group.decode(list(wave), [case.tokens[at] for at in positions], positions)
             assert np.array_equal(got, np.concatenate([alone[at] for at in positions]))
-            for slot in wave:
-                lengths[slot] += 1
+            for sequence in wave:
+                lengths[sequence] += 1
         for engine in group.engines:
             assert isinstance(engine, CudaEngine)
             assert {count for _, count, _ in engine._graphs} == {1, 2, 4, 8, 16}
+
+
+@pytest.mark.parametrize("name", ["llama-mqa", "mistral-window"])
+def test_spans_of_one_step_are_computed_as_alone(gpu: CudaDriver, name: str, tmp_path: Path) -> None:
+    """Chunks and decoded rows that see unlike numbers of positions, wherever their blocks lie."""
+    case = next(each for each in known_cases() if each.folder.name == name)
+    places, tokens = [(700, 1, 1), (500, 7, 3), (0, 5, 1), (130, 2, 1)], case.tokens
+    results = []
+    with open_model(case.folder) as opened:
+        model = replace(opened, model=case.changed(max_position_embeddings=1024))
+        shares = uneven_shares(units(model.model, "fp32", 32), 2)
+        for factory in (CudaEngine, ReferenceEngine):
+            with LocalSession(model, factory, shares, tmp_path / factory.__name__, blocks=CacheBlocks(400, 8)) as group:
+                spans = [group.sequences.span(sequence, *place) for sequence, place in enumerate(places)]
+                results.append(group.run(spans, tokens[:15]))
+                spans = [group.sequences.span(10 + sequence, *place) for sequence, place in enumerate(places)]
+                rows = [tokens[:1], tokens[1:8], tokens[8:13], tokens[13:15]]
+                results.append(np.concatenate([*map(group.run, ([span] for span in spans), rows)]))
+    together, alone, expected, _ = results
+    assert np.array_equal(together, alone)
+    assert error(together, expected) < 1e-4
 
 
 @pytest.mark.parametrize("quantisation", ["fp32", "fp16", "int8", "int4"])
@@ -126,11 +147,9 @@ def test_prompts_by_cublas(gpu: CudaDriver, case: Case, quantisation: str, tmp_p
     alone = uneven_shares(units(case.model, quantisation, 32), 1)
     float64 = EngineOptions(extra={"dtype": "float64"})
     with LocalSession(case.folder, ReferenceEngine, alone, tmp_path / "64", quantisation, options=float64) as group:
-        group.open_slot()
         expected = group.step(case.tokens[:length], 0)
     with LocalSession(case.folder, CudaEngine, shares, tmp_path / "gpu", quantisation) as group:
         assert all(isinstance(engine, CudaEngine) and engine._on_device.gemm is not None for engine in group.engines)
-        group.open_slot()
         assert error(group.step(case.tokens[:length], 0), expected) < 1e-4
 
 

@@ -9,7 +9,9 @@ import ctypes
 import re
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto
 
 from motley.daemon.models.cutting.units import units
+from motley.daemon.models.files import open_model
 from motley.daemon.models.keys import ConfigError
 from motley.daemon.rank.gate import Gate, reference_answers
 from motley.daemon.worker.failures import failure_of
@@ -28,15 +31,19 @@ from motley.plugins.cuda import engine as cuda
 from motley.plugins.cuda.cublas import Cublas, load_cublas
 from motley.plugins.cuda.engine import CudaEngine
 from motley.plugins.cuda.kernels import SOURCES, TOKENS
+from motley.plugins.cuda.rotary import RotaryTables
 from motley.plugins.engine import (
     F32,
+    CacheBlocks,
     Collectives,
     EngineError,
     EngineMemoryError,
     EngineOptions,
     RankGraph,
+    Span,
     transport,
 )
+from motley.plugins.known_nodes import rotary_tables
 from motley.plugins.reference.engine import ReferenceEngine
 from motley.transport import Communicator, PeerLost
 from motley.transport.cuda.compiler import Capability, compile_kernels
@@ -44,12 +51,13 @@ from motley.transport.cuda.driver import CudaDriver
 from motley.transport.cuda.errors import CudaError
 from motley.transport.cuda.host_step import HostStep
 from motley.transport.cuda.stream import CudaStream
-from tests.models.cases import Case, LocalSession, others_soak, uneven_shares
+from tests.models.cases import BLOCKS, Case, LocalSession, others_soak, uneven_shares
 from tests.models.local_group import LocalGroup
 from tests.models.long_text import regret, write_texts
-from tests.pairs import pairwise
+from tests.pairs import pairwise as every_pair
 from tests.plugins.cuda.host_blas import NOT_INITIALIZED, HostBlas, HostGemms
 from tests.plugins.known_cases import REFUSED, known_cases, refused_cases
+from tests.plugins.sequences import Sequences
 from tests.transport.conftest import run_ranks as run_ranks
 from tests.transport.cuda.host_driver import DEVICE as DEVICE_ADDRESSES
 from tests.transport.cuda.host_driver import HostDriver
@@ -90,12 +98,10 @@ def test_every_architecture_is_compiled_for(capability: Capability) -> None:
 def test_transformers_logits_at_any_split(case: Case, ranks: int, tmp_path: Path) -> None:
     """A prompt in chunks and a token on its own; every allocation is given back."""
     with session(case, tmp_path, ranks) as group:
-        group.open_slot()
         for start, stop in ((0, 5), (5, 6), (6, 8)):
             got = group.step(case.tokens[start:stop], start)
             assert error(got, case.logits[start:stop]) < TOLERANCE
-        group.step(case.tokens[:2], 0, rows=[])
-        group.close_slot()
+        assert group.step(case.tokens[:2], 0, wanted=0).shape == (0, case.model.vocabulary)
         drivers = [engine._driver for engine in group.engines if isinstance(engine, CudaEngine)]
     assert [driver.live for driver in drivers if isinstance(driver, HostDriver)] == [0] * ranks
 
@@ -116,37 +122,42 @@ def test_narrow_weights_against_float64(case: Case, quantisation: str, tmp_path:
     float64 = EngineOptions(extra={"dtype": "float64"})
     alone = uneven_shares(units(case.model, quantisation, 32), 1)
     with LocalSession(case.folder, ReferenceEngine, alone, tmp_path / "64", quantisation, options=float64) as group:
-        group.open_slot()
         expected = group.step(case.tokens[:6], 0)
     options = EngineOptions(extra={"host_step": "memory"})
     with LocalSession(case.folder, on_host, shares, tmp_path / "gpu", quantisation, options=options) as group:
-        group.open_slot()
         assert error(group.step(case.tokens[:5], 0), expected[:5]) < TOLERANCE
         assert error(group.step(case.tokens[5:6], 5), expected[5:]) < TOLERANCE
 
 
-def test_the_cache_grows_and_skips_without_losing_anything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("motley.plugins.cuda.engine.FIRST_CAPACITY", 4)
+def test_blocks_are_zero_at_first(tmp_path: Path) -> None:
+    """A sequence may begin anywhere: what is before has keys and values of zero."""
     case = known_cases()[0]
-    with session(case, tmp_path, 1) as group:
-        for slot in (0, 1):
-            group.open_slot(slot)
-            group.step(case.tokens[:3], 0, slot=slot)
-            group.engines[0].skip(slot, 7)
-        parts = [group.step(case.tokens[3 + i : 4 + i], 7 + i) for i in range(3)]  # beyond 8 it grows again
-        whole = group.step(case.tokens[3:6], 7, slot=1)
-        assert error(np.concatenate(parts), whole) < TOLERANCE
+    got = []
+    for factory in (on_host, ReferenceEngine):
+        alone = uneven_shares(units(case.model, "fp32", 32), 1)
+        with LocalSession(case.folder, factory, alone, tmp_path / factory.__name__) as group:
+            got.append(group.step(case.tokens[:3], 20))
+    assert error(*got) < TOLERANCE
+
+
+def test_blocks_in_any_order_give_the_same_bits(tmp_path: Path) -> None:
+    case = next(each for each in known_cases() if each.folder.name == "mistral-window")
+    with session(case, tmp_path, 2) as group:
+        numbers = np.random.default_rng(0).permutation(BLOCKS.count).astype(np.int32)
+        results = []
+        for blocks in (np.sort(numbers[:6]), numbers[10:16], numbers[20:30]):
+            steps = [Span(blocks, 0, 30, 30), *(Span(blocks, at, 1, 1) for at in range(30, 34)), Span(blocks, 34, 9, 2)]
+            spans = [(each, case.tokens[each.position : each.position + each.rows]) for each in steps]
+            results.append(np.concatenate([group.run([span], tokens) for span, tokens in spans]))
+        assert all(np.array_equal(result, results[0]) for result in results)
 
 
 @pytest.mark.parametrize(
     ("form", "captures"), [("function", True), ("spinning", True), ("memory", True), ("function", False)]
 )
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_a_captured_step_is_the_same_step(
-    ranks: int, form: str, captures: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """At every position, as caches grow, with slots that take turns; where nothing can be captured, without a word."""
-    monkeypatch.setattr("motley.plugins.cuda.engine.FIRST_CAPACITY", 4)
+def test_a_captured_step_is_the_same_step(ranks: int, form: str, captures: bool, tmp_path: Path) -> None:
+    """At every position, with sequences that take turns; where nothing can be captured, without a word."""
     case = known_cases()[0]
     shares = uneven_shares(units(case.model, "fp32", 32), ranks)
     drivers = []
@@ -157,20 +168,18 @@ def test_a_captured_step_is_the_same_step(
 
     options = EngineOptions(extra={"host_step": form})
     with LocalSession(case.folder, engine, shares, tmp_path, options=options) as group:
-        for slot in (0, 1):
-            group.open_slot(slot)
-            group.step(case.tokens[:2], 0, slot=slot)
+        for sequence in (0, 1):
+            group.step(case.tokens[:2], 0, sequence=sequence)
         for position in range(2, 11):
-            token = case.tokens[position : position + 1]
-            for slot in (0, 1):
-                assert error(group.step(token, position, slot=slot), case.logits[position : position + 1]) < TOLERANCE
-        group.step(case.tokens[11:12], 11, rows=[])
+            token, expected = case.tokens[position : position + 1], case.logits[position : position + 1]
+            for sequence in (0, 1):
+                assert error(group.step(token, position, sequence=sequence), expected) < TOLERANCE
+        group.step(case.tokens[11:12], 11, wanted=0)
         group.step(case.tokens[12:15], 12)
         assert error(group.step(case.tokens[15:16], 15), case.logits[15:16]) < TOLERANCE
         for each in group.engines:
             assert isinstance(each, CudaEngine)
             assert len(each._graphs) == (captures and form != "memory")
-        group.close_slot(1)
     assert [driver.live for driver in drivers] == [0] * ranks
 
 
@@ -182,51 +191,186 @@ def test_a_captured_step_is_the_same_step(
 def test_company_does_not_show(
     quantisation: str, captures: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Waves of all sizes, of sequences that come and go and whose caches grow: the same bits as alone."""
-    monkeypatch.setattr(cuda, "FIRST_CAPACITY", 4)
-    for module in (cuda, step):
-        monkeypatch.setattr(module, "MOST_SEQUENCES", 11)
+    """Waves of all sizes, of sequences that come and go: the same bits as alone."""
+    monkeypatch.setattr(cuda, "MOST_SEQUENCES", 11)
+    monkeypatch.setattr(step, "MOST_SEQUENCES", 11)
     case = next(each for each in known_cases() if each.folder.name == "mistral-window")
     shares = uneven_shares(units(case.model, quantisation, 32), 2)
 
     def engine(graph: RankGraph, collectives: Collectives, options: EngineOptions) -> CudaEngine:
         return CudaEngine(graph, collectives, options, HostDriver(captures=captures), None)
 
-    options = EngineOptions(extra={"host_step": "function"})
+    options = EngineOptions(extra={"host_step": "function"}, max_rows=20)
     with LocalSession(case.folder, engine, shares, tmp_path, quantisation, options=options) as group:
-        assert {engine.most_sequences for engine in group.engines} == {11}
-        group.open_slot(99)
-        group.step(case.tokens[:1], 0, slot=99, rows=[])
+        assert {engine.most_spans for engine in group.engines} == {20}
+        group.step(case.tokens[:1], 0, sequence=99, wanted=0)
         alone = [group.decode([99], [case.tokens[at]], [at]) for at in range(1, 14)]
         lengths: dict[int, int] = {}
         for round_, wave in enumerate(
-            [[0], [1, 0], [2, 1, 0], [0, 2], [3, 0, 1], range(11), range(11), [5, 8], [1, 0]]
+            [[0], [1, 0], [2, 1, 0], [0, 2], [3, 0, 1], range(11), range(11), [5, 8], [1, 0], range(13)]
         ):
             if round_ == 5:
-                group.close_slot(2)
+                group.sequences.close(2)
                 del lengths[2]
-            for slot in set(wave) - set(lengths):
-                group.open_slot(slot)
-                group.step(case.tokens[:1], 0, slot=slot, rows=[])
-                lengths[slot] = 1
-            positions = [lengths[slot] for slot in wave]
+            for sequence in set(wave) - set(lengths):
+                group.step(case.tokens[:1], 0, sequence=sequence, wanted=0)
+                lengths[sequence] = 1
+            positions = [lengths[sequence] for sequence in wave]
             got = group.decode(list(wave), [case.tokens[at] for at in positions], positions)
             assert np.array_equal(got, np.concatenate([alone[at - 1] for at in positions]))
-            lengths |= {slot: at + 1 for slot, at in zip(wave, positions, strict=True)}
-        for each in group.engines:
-            assert isinstance(each, CudaEngine)
-            counts = {count for _, count, _ in each._graphs}
-            assert counts == ({1, 2, 3, 11} if captures else set())
+            lengths |= {sequence: at + 1 for sequence, at in zip(wave, positions, strict=True)}
+            if round_ == 8:
+                for each in group.engines:
+                    assert isinstance(each, CudaEngine)
+                    counts = {count for _, count, _ in each._graphs}
+                    assert counts == ({1, 2, 3, 11} if captures else set())
     if quantisation == "fp32":
         assert error(np.concatenate(alone), case.logits[1:14]) < TOLERANCE
+
+
+@pytest.mark.parametrize("halved", [False, True])
+def test_a_chunk_of_a_prompt_and_decoded_rows_are_one_step(halved: bool, tmp_path: Path) -> None:
+    """Each span has the same bits as alone, wherever it stands in the step, and so has what follows it."""
+    case = next(each for each in known_cases() if each.folder.name == "mistral-window")
+    places = {0: (35, 1, 1), 1: (20, 30, 2), 2: (9, 1, 1), 3: (12, 1, 0), 4: (0, 17, 1)}
+    """By sequence: the position, the rows of its span, and of how many the logits are wanted."""
+
+    def rows(sequence: int) -> list[int]:
+        position, count, _ = places[sequence]
+        return case.tokens[position : position + count]
+
+    with session(case, tmp_path, 2) as group:
+        results = []
+        for first, steps in ((0, [[0], [1], [2], [3], [4]]), (10, [[0, 1, 2, 3, 4]])):
+            for sequence, (position, _, _) in places.items():
+                if position:
+                    group.step(case.tokens[:position], 0, wanted=0, sequence=first + sequence)
+            got = []
+            for step_ in steps:
+                spans = [group.sequences.span(first + sequence, *places[sequence]) for sequence in step_]
+                got.append(group.run(spans, [token for sequence in step_ for token in rows(sequence)], halved))
+            for sequence, (position, count, _) in places.items():
+                got.append(group.step(case.tokens[:1], position + count, sequence=first + sequence))
+            results.append(np.concatenate(got))
+        assert results[0].shape == (10, case.model.vocabulary)
+        assert np.array_equal(*results)
+
+
+@pytest.mark.parametrize("name", ["llama-mqa", "mistral-window"])
+def test_rows_that_see_unlike_numbers_of_positions(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So far apart that their attention is cut in unlike numbers of parts, for which there is little room."""
+    monkeypatch.setattr(step, "MOST_SEQUENCES", 1)
+    case = next(each for each in known_cases() if each.folder.name == name)
+    options = EngineOptions(extra={"host_step": "function"}, max_rows=30)
+    places = [(700, 1, 1), (500, 17, 3), (0, 5, 1), (130, 2, 1)]
+    results = []
+    with open_model(case.folder) as opened:
+        model = replace(opened, model=case.changed(max_position_embeddings=1024))
+        shares = uneven_shares(units(model.model, "fp32", 32), 2)
+        for factory, given in ((on_host, options), (ReferenceEngine, EngineOptions())):
+            folder, blocks = tmp_path / factory.__name__, CacheBlocks(400, 8)
+            with LocalSession(model, factory, shares, folder, options=given, blocks=blocks) as group:
+                spans = [group.sequences.span(sequence, *place) for sequence, place in enumerate(places)]
+                results.append(group.run(spans, case.tokens[:25]))
+                spans = [group.sequences.span(10 + sequence, *place) for sequence, place in enumerate(places)]
+                tokens = [case.tokens[:1], case.tokens[1:18], case.tokens[18:23], case.tokens[23:25]]
+                results.append(
+                    np.concatenate([group.run([span], own) for span, own in zip(spans, tokens, strict=True)])
+                )
+    together, alone, expected, _ = results
+    assert np.array_equal(together, alone)
+    assert error(together, expected) < TOLERANCE
+
+
+def test_a_step_is_captured_anew_where_positions_double(tmp_path: Path) -> None:
+    case = known_cases()[0]
+    options = EngineOptions(extra={"host_step": "function"}, max_rows=4)
+    results = []
+    with open_model(case.folder) as opened:
+        model = replace(opened, model=case.changed(max_position_embeddings=1024))
+        shares = uneven_shares(units(model.model, "fp32", 32), 1)
+        for captures in (True, False):
+
+            def engine(graph: RankGraph, collectives: Collectives, options: EngineOptions, can: bool) -> CudaEngine:
+                return CudaEngine(graph, collectives, options, HostDriver(captures=can), None)
+
+            folder, factory = tmp_path / str(captures), partial(engine, can=captures)
+            with LocalSession(model, factory, shares, folder, options=options) as group:
+                positions = [100, 101, 102, *range(125, 132), 254, 255, 256, 257, 510]
+                results.append([group.decode([0, 1], case.tokens[:2], [at, at // 2]) for at in positions])
+                (each,) = group.engines
+                assert isinstance(each, CudaEngine)
+                assert [parts for _, _, parts in each._graphs] == ([1, 2, 4] if captures else [])
+    assert np.array_equal(*results)
+
+
+# -- rotary tables ----------------------------------------------------------------------------------------------------
+
+
+def test_two_prompts_with_unlike_rotary_tables_are_one_step(tmp_path: Path) -> None:
+    """LongRoPE has other factors for a prompt that is longer than the original context."""
+    case = next(each for each in known_cases() if each.folder.name == "phi3")
+    factors = {"short_factor": [1 + 0.1 * i for i in range(8)], "long_factor": [2 + 0.5 * i for i in range(8)]}
+    stretched = case.changed(rope_scaling={"type": "longrope", **factors}, original_max_position_embeddings=32)
+    shares = uneven_shares(units(stretched, "fp32", 32), 2)
+    options = EngineOptions(extra={"host_step": "function"})
+    results = []
+    with open_model(case.folder) as opened:
+        model = replace(opened, model=stretched)
+        for factory, given in ((ReferenceEngine, EngineOptions()), (on_host, options)):
+            with LocalSession(model, factory, shares, tmp_path / factory.__name__, options=given) as group:
+                sequences = group.sequences
+                long, short = (partial(sequences.span, number) for number in (0, 1))
+                got = []
+                for position, rows in ((0, 20), (20, 1), (21, 1), (22, 5)):
+                    spans = [long(position, rows, 1), short(position, rows, 1)]
+                    spans = [spans[0]._replace(prompt=40), spans[1]._replace(prompt=4)]
+                    got.append(group.run(spans, case.tokens[position : position + rows] * 2))
+                results.append(got)
+    for got, expected in zip(*results, strict=True):
+        assert error(got, expected) < TOLERANCE
+        assert error(got[:1], expected[1:]) > TOLERANCE
+
+
+def test_few_rotary_tables_are_kept(tmp_path: Path) -> None:
+    """Those that were used last, and all that one step has; none is uploaded again meanwhile."""
+    with session(known_cases()[0], tmp_path, 1) as group:
+        (engine,), (graph,) = group.engines, group.graphs
+        assert isinstance(engine, CudaEngine)
+        driver = engine._driver
+        assert isinstance(driver, HostDriver)
+        ((cosines, sines),) = rotary_tables(graph.proto.graph)
+        made = {
+            prompt: {name: np.full((3, 4), each, np.float32) for name, each in ((cosines, prompt), (sines, -prompt))}
+            for prompt in range(9)
+        }
+        before = driver.live
+        tables = RotaryTables(replace(graph, constants=lambda prompt: made[min(prompt, 8)]), engine._on_device)
+
+        def check(prompts: list[int], kept: int) -> list[tuple[int, int]]:
+            found = tables.of(prompts)
+            for prompt, addresses in zip(prompts, found, strict=True):
+                on_device = [driver.floats(address, 12) for address in addresses]
+                assert np.array_equal(on_device, [[min(prompt, 8)] * 12, [-min(prompt, 8)] * 12])
+            assert driver.live - before == kept
+            return found
+
+        first = check([1, 2, 1], 2)
+        assert first[0] == first[2]
+        check([3], 3)
+        check([8, 9, 10], 4)  # the same object
+        assert check([2, 1], 4) == [first[1], first[0]]
+        check([4, 5], 4)
+        assert check([1, 2, 3, 4, 5, 6, 7], 7)[:2] == first[:2]
+        check([0], 4)
+        tables.close()
+        assert driver.live == before
 
 
 def test_graphs_are_not_hoarded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda, "GRAPHS_KEPT", 2)
     case = known_cases()[0]
     with session(case, tmp_path, 1) as group:
-        for slot in range(3):
-            group.open_slot(slot)
         for position in range(4):
             for count in (1, 2, 3):
                 tokens = [case.tokens[position]] * count
@@ -316,41 +460,61 @@ def pointer(array: np.ndarray[Any, Any] | None) -> ctypes.c_void_p:
 @pytest.mark.parametrize("width", [22, 64, 96, 128, 256])
 @pytest.mark.parametrize("window", [0, 150])
 def test_attention_is_exact_in_parts_and_for_rows_of_any_sequences(width: int, window: int) -> None:
+    """How much room there is for parts, how long blocks are, and in which order they lie: nothing of it shows."""
     rng = np.random.default_rng(width)
     heads, kv_heads, scale, positions = 4, 2, 0.2, [0, 127, 128, 400, 699]
-    rows, keys, values = len(positions), 3, 3 + kv_heads * width  # what lies before them
-    capacities = [512 if at < 500 else 700 for at in positions]
-    caches = [rng.standard_normal((values + kv_heads * width) * capacity).astype(np.float32) for capacity in capacities]
-    q, y = rng.standard_normal((rows, heads * width)).astype(np.float32), np.zeros((rows, heads * width), np.float32)
-    places = np.zeros(rows, kernels.PLACE)
-    for row, (at, capacity, cache) in enumerate(zip(positions, capacities, caches, strict=True)):
-        places[row] = DEVICE_ADDRESSES + cache.ctypes.data, 0, 0, at, capacity
+    rows, context = len(positions), 700
+    q = rng.standard_normal((rows, heads * width)).astype(np.float32)
+    keys, values = rng.standard_normal((2, rows, kv_heads, context, width)).astype(np.float32)
     results = []
-    for most in (6, 64):
-        partials = np.full(rows * heads * most * (2 + width), np.nan, np.float32)
-        stride, numbers = ctypes.c_int(heads * width), [rows, heads, kv_heads, width]
-        before = [ctypes.c_int(keys), ctypes.c_int(values)]
+    for tokens, room in ((32, 6), (32, 64), (7, 6), (context, 6)):
+        each = -(-context // tokens)
+        tables = rng.permutation(rows * each).astype(np.int32).reshape(rows, each)
+        pools = [np.full((rows * each, kv_heads, tokens, width), np.nan, np.float32) for _ in range(2)]
+        places = np.zeros(rows, kernels.PLACE)
+        for row, (at, table) in enumerate(zip(positions, tables, strict=True)):
+            places[row] = DEVICE_ADDRESSES + table.ctypes.data, 0, 0, at
+            for pool, cache in zip(pools, (keys, values), strict=True):
+                for position in range(at + 1):
+                    pool[table[position // tokens], :, position % tokens] = cache[row, :, position]
+        partials = np.full(rows * heads * room * (2 + width), np.nan, np.float32)
+        y, stride = np.zeros((rows, heads * width), np.float32), ctypes.c_int(heads * width)
         kernel = f"attend_{next(each for each in kernels.HEADS if width <= each)}"
-        given = [pointer(q), stride, pointer(places), *before, pointer(partials), *map(ctypes.c_int, numbers)]
-        given += [ctypes.c_float(scale), ctypes.c_int(window), ctypes.c_int(most)]
-        launch(SOURCES, kernel, -(-rows * heads * most * kernels.WARP // kernels.THREADS), kernels.THREADS, given)
-        sizes = map(ctypes.c_int, (rows, heads, width, window, most))
+        given = [pointer(q), stride, pointer(places), *map(pointer, pools), ctypes.c_int(tokens), pointer(partials)]
+        given += [*map(ctypes.c_int, (rows, heads, kv_heads, width)), ctypes.c_float(scale)]
+        given += [*map(ctypes.c_int, (window, room))]
+        launch(SOURCES, kernel, -(-rows * heads * room * kernels.WARP // kernels.THREADS), kernels.THREADS, given)
+        sizes = map(ctypes.c_int, (rows, heads, width, window, room))
         given = [pointer(partials), pointer(y), stride, pointer(places), *sizes]
         launch(SOURCES, "combine", -(-rows * heads * width // kernels.THREADS), kernels.THREADS, given)
-        results.append(y.copy())
-    assert results[0].tobytes() == results[1].tobytes()  # how much room there is for parts does not show
-    for row, (at, capacity, cache) in enumerate(zip(positions, capacities, caches, strict=True)):
-        key, value = (
-            cache[before * capacity :][: kv_heads * capacity * width].reshape(kv_heads, capacity, width).astype(float)
-            for before in (keys, values)
-        )
+        results.append(y)
+    assert all(result.tobytes() == results[0].tobytes() for result in results)
+    for row, at in enumerate(positions):
         seen = slice(max(0, at + 1 - window) if window else 0, at + 1)
         for head in range(heads):
             part, kv = slice(head * width, (head + 1) * width), head // (heads // kv_heads)
-            scores = key[kv, seen] @ q[row, part].astype(float) * scale
+            key, value = (cache[row, kv, seen].astype(float) for cache in (keys, values))
+            scores = key @ q[row, part].astype(float) * scale
             weight = np.exp(scores - scores.max())
-            expected = weight @ value[kv, seen] / weight.sum()
-            assert np.abs(results[0][row, part] - expected).max() < 2e-5 * np.abs(value[kv, seen]).max()
+            expected = weight @ value / weight.sum()
+            assert np.abs(results[0][row, part] - expected).max() < 2e-5 * np.abs(value).max()
+
+
+@given(
+    st.lists(st.integers(1, 20000), min_size=1, max_size=40),
+    st.sampled_from([0, 150, 4096]),
+    st.integers(kernels.MOST_PARTS, 2000),
+)
+def test_rows_attend_together_as_far_as_there_is_room(sees: list[int], window: int, room: int) -> None:
+    together = step.rows_that_attend_together(sees, window, room)
+    assert [row for rows, _ in together for row in range(rows.start, rows.stop)] == [*range(len(sees))]
+    for rows, parts in together:
+        seen = [min(each, window or each) for each in sees[rows]]
+        assert max(map(kernels.parts_of, seen)) == parts
+        assert parts * len(seen) <= room
+    for (rows, parts), (after, _) in pairwise(together):
+        following = kernels.parts_of(min(sees[after.start], window or sees[after.start]))
+        assert max(parts, following) * (rows.stop + 1 - rows.start) > room
 
 
 def test_texts_are_the_same_whatever_the_host_step(run_ranks: Callable[..., list[Any]], tmp_path: Path) -> None:
@@ -383,7 +547,7 @@ def test_texts_are_the_same_whatever_the_host_step(run_ranks: Callable[..., list
 
 @pytest.mark.parametrize(
     ("case", "quantisation", "scratch"),
-    others_soak(pairwise(known_cases(), ["fp32", "fp16", "int8", "int4"], [4096, device_graph.SCRATCH_BYTES])),
+    others_soak(every_pair(known_cases(), ["fp32", "fp16", "int8", "int4"], [4096, device_graph.SCRATCH_BYTES])),
     ids=str,
 )
 def test_prompts_by_cublas(
@@ -398,14 +562,12 @@ def test_prompts_by_cublas(
     float64 = EngineOptions(extra={"dtype": "float64"})
     alone = uneven_shares(units(case.model, quantisation, 32), 1)
     with LocalSession(case.folder, ReferenceEngine, alone, tmp_path / "64", quantisation, options=float64) as group:
-        group.open_slot()
         expected = group.step(case.tokens[: length + 2], 0)
     options = EngineOptions(extra={"host_step": "function"})
     monkeypatch.setattr(device_graph, "SCRATCH_BYTES", scratch)
     gemms = HostGemms()
     engine = partial(engine_with, gemms)
     with LocalSession(case.folder, engine, shares, tmp_path / "gpu", quantisation, options=options) as group:
-        group.open_slot()
         assert error(group.step(case.tokens[:length], 0), expected[:length]) < TOLERANCE
         products = sum(len(blas.shapes) for blas in gemms)
         assert products
@@ -431,7 +593,6 @@ def test_without_cublas_prompts_are_computed_all_the_same(tmp_path: Path, caplog
 
     shares = uneven_shares(units(case.model, "fp32", 32), 1)
     with LocalSession(case.folder, partial(engine_with, Broken()), shares, tmp_path) as group:
-        group.open_slot()
         assert error(group.step(case.tokens[:30], 0), case.logits[:30]) < TOLERANCE
     assert "slower than cuBLAS: cublasCreate_v2 failed: the library was not initialized" in caplog.text
 
@@ -470,22 +631,14 @@ def test_what_it_cannot_do_is_refused(tmp_path: Path) -> None:
         with pytest.raises(EngineError, match=said):
             LocalSession(case.folder, on_host, shares, tmp_path / str(index), options=options)
     with session(case, tmp_path / "open", 1) as group:
-        group.open_slot()
-        with pytest.raises(EngineError, match="slot 0 is open already"):
-            group.open_slot()
-        with pytest.raises(EngineError, match="slot 7 is not open"):
-            group.close_slot(7)
-        with pytest.raises(EngineError, match="positions 4 to 5 do not fit slot 0: it holds 0 tokens"):
-            group.step(case.tokens[:1], 4)
-        with pytest.raises(EngineError, match=r"decodes 1 to 16 sequences, each once, not slots \[0, 0\]"):
-            group.decode([0, 0], case.tokens[:2], [0, 0])
-        with pytest.raises(EngineError, match="slot 3 is not open"):
-            group.decode([0, 3], case.tokens[:2], [0, 0])
+        with pytest.raises(EngineError, match=r"positions 4 to 12 do not fit a sequence with 1 blocks of 8 tokens"):
+            group.run([Span(np.zeros(1, np.int32), 4, 8)], case.tokens[:8])
+        with pytest.raises(EngineError, match=r"a step takes f32\[1..256, \d+\], not f32\[257, "):
+            group.step([case.tokens[0]] * 257, 0)
 
 
-def test_too_little_memory_says_how_much(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While loading, and in a step that makes a cache grow; nothing is left, and the rank tells which kind it was."""
-    monkeypatch.setattr(cuda, "FIRST_CAPACITY", 8)
+def test_too_little_memory_says_how_much(tmp_path: Path) -> None:
+    """While loading weights or making blocks, and in a step; nothing is left, and the rank tells which kind it was."""
     case = known_cases()[0]
     shares = uneven_shares(units(case.model, "fp32", 32), 1)
     drivers: list[HostDriver] = []
@@ -496,18 +649,19 @@ def test_too_little_memory_says_how_much(tmp_path: Path, monkeypatch: pytest.Mon
 
     with pytest.raises(EngineMemoryError, match=r"'cuda': out of memory: \d+ bytes are needed, 1000 of 1000 are free"):
         LocalSession(case.folder, partial(with_memory, 1000), shares, tmp_path / "loading")
+    many = CacheBlocks(1 << 20, 32)
+    with pytest.raises(
+        EngineMemoryError, match=r"'cuda': out of memory: \d{10,} bytes are needed, \d+ of 10000000 are"
+    ):
+        LocalSession(case.folder, partial(with_memory, 10_000_000), shares, tmp_path / "blocks", blocks=many)
     with LocalSession(case.folder, partial(with_memory, 1 << 40), shares, tmp_path / "step") as group:
-        group.open_slot()
         group.step(case.tokens[:4], 0)
-        group.engines[0].reserve(0, 7)
         drivers[-1].memory = 0
-        group.step(case.tokens[:4], 0)
-        with pytest.raises(EngineMemoryError, match="failed to make room for 9 tokens of a sequence: out of memory"):
-            group.engines[0].reserve(0, 9)
+        group.step(case.tokens[:4], 4)
         with pytest.raises(EngineMemoryError, match=r"'cuda' failed in a step: out of memory: \d+ bytes") as caught:
-            group.step(case.tokens[4:9], 4)
+            group.step(case.tokens[4:24], 4)
     assert failure_of(caught.value).code == "out_of_memory"
-    assert [driver.live for driver in drivers] == [0, 0]
+    assert [driver.live for driver in drivers] == [0, 0, 0]
 
 
 @pytest.mark.parametrize("form", HostStep)
@@ -525,13 +679,13 @@ def test_a_device_lost_in_a_step_ends_the_rank_and_nobody_hangs(
         driver, rank = HostDriver(), communicator.rank
         options = EngineOptions(extra={"host_step": form})
         with closing(CudaEngine(graphs[rank], Losing(communicator, driver), options, driver, None)) as engine:
-            engine.open_slot(0)
+            sequences = Sequences(engine, graphs[rank])
             row = np.ones((1, graphs[rank].hidden), np.float32)
             try:
                 for position in range(2 * captured + 1):
                     if position == 2 * captured and rank == 1:
                         engine._collectives.doomed = True  # type: ignore[attr-defined]
-                    engine.step(0, row, position, [0])
+                    sequences.step(0, row, position)
             except (EngineError, PeerLost) as error:
                 failed = error
             if rank == 1:
@@ -580,7 +734,6 @@ def test_without_a_driver_it_says_what_to_do(tmp_path: Path) -> None:
 def test_halves_give_what_the_whole_gives(tmp_path: Path) -> None:
     case = known_cases()[0]
     with session(case, tmp_path, 2) as group:
-        group.open_slot()
         whole = group.step(case.tokens[:40], 0)
         assert np.array_equal(group.step(case.tokens[:40], 0, halved=True), whole)
 
@@ -595,5 +748,5 @@ def test_the_gate_lets_it_through_to_the_transport(ranks: int, tmp_path: Path) -
         gate.open(engine, expected)
         assert transport(gate) is not gate
         if ranks == 1:  # of two, the other would have to come
-            engine.open_slot(0)
-            assert engine.step(0, np.ones((1, graph.hidden), np.float32), 0, [0]).shape == (1, graph.vocabulary)
+            row = np.ones((1, graph.hidden), np.float32)
+            assert Sequences(engine, graph).step(0, row, 0).shape == (1, graph.vocabulary)

@@ -102,8 +102,9 @@ class HostDriver:
         free = self.memory - sum(map(len, self._memory.values()))
         if nbytes > free:
             raise OutOfDeviceMemory(f"out of memory: {nbytes} bytes are needed, {free} of {self.memory} are free")
-        address = self._allocate(self._memory, nbytes).ctypes.data + DEVICE
-        return int(address)
+        memory = self._allocate(self._memory, nbytes)
+        memory[:] = 0xFF  # whatever was there before: floats that are no numbers
+        return int(memory.ctypes.data) + DEVICE
 
     def free(self, address: int) -> None:
         del self._memory[address - DEVICE]

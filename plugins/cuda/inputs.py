@@ -1,0 +1,72 @@
+"""What a step is given, on its way to the device: its rows, and where each of them finds its sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+import numpy as np
+
+from motley.plugins.cuda.device_graph import DeviceGraph
+from motley.plugins.cuda.kernels import PLACE, View
+from motley.plugins.cuda.rotary import RotaryTables
+from motley.plugins.engine import F32, RankGraph, Span
+
+
+class StepInputs:
+    """Room for the operands of a step, pinned and on the device, so that one copy takes them there.
+
+    First come the rows f32[T, D], then the `PLACE` of each, then the block tables i32[...] of the spans: of each table
+    what the span needs.
+
+    Attributes:
+        rows: where the device finds the rows of every step.
+    """
+
+    def __init__(self, graph: RankGraph, device: DeviceGraph, rotary: RotaryTables, max_rows: int) -> None:
+        """Allocate for steps of up to `max_rows` rows, each of which may be a span.
+
+        Raises:
+            CudaError: too little memory.
+        """
+        self._block = graph.blocks.tokens
+        self._rotary = rotary
+        self._stream = device.stream
+        table = 4 * -(-graph.context // self._block)
+        self._width = graph.hidden
+        size = self._before_places(max_rows) + max_rows * (PLACE.itemsize + table)
+        self._pinned = device.pinned(size)
+        self._address = device.allocate(size)
+        self.rows = View(self._address, self._width, self._width)
+
+    def places(self, count: int) -> int:
+        """The address of the places of a step of so many rows."""
+        return self._address + self._before_places(count)
+
+    def send(self, hidden: F32, spans: Sequence[Span]) -> None:
+        """Submit the copy of a step's operands; the step before must have ended.
+
+        Raises:
+            CudaError: too little memory for a prompt's rotary tables, or the device has failed.
+        """
+        count = len(hidden)
+        rows = [span.rows for span in spans]
+        blocks = [span.blocks[: -(-(span.position + span.rows) // self._block)] for span in spans]
+        start = self._before_places(count)
+        tables = start + PLACE.itemsize * count
+        *starts, end = accumulate((each.nbytes for each in blocks), initial=tables)
+        rotary = self._rotary.of([span.prompt for span in spans])
+        firsts = [
+            (self._address + table, *turns, span.position)
+            for table, turns, span in zip(starts, rotary, spans, strict=True)
+        ]
+        places = np.array(firsts, PLACE).repeat(rows)
+        places["position"] += np.arange(count) - np.repeat(np.cumsum(rows) - rows, rows)
+        np.copyto(self._pinned[: hidden.nbytes].view(np.float32).reshape(hidden.shape), hidden)
+        self._pinned[start:tables].view(PLACE)[:] = places
+        np.concatenate(blocks, out=self._pinned[tables:end].view(np.int32))
+        self._stream.driver.copy(self._address, self._pinned.ctypes.data, end, self._stream.handle)
+
+    def _before_places(self, count: int) -> int:
+        """The bytes of so many rows, aligned."""
+        return -(-4 * count * self._width // PLACE.itemsize) * PLACE.itemsize
