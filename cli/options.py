@@ -249,3 +249,20 @@ def _size(option: str, typed: str) -> int:
         return parse_size(typed)
     except ValueError as error:
         raise CliError(f"{option}: {error}") from None
+
+
+def parse_link(text: str) -> str:
+    """Check a network to emulate; "" for ``none``.
+
+    Raises:
+        CliError: it is no link.
+    """
+    from motley.bench.meshes.emulator import LinkSpec
+
+    if text == "none":
+        return ""
+    try:
+        LinkSpec.parse(text)
+    except ValueError as error:
+        raise CliError(f"--link: {error}") from None
+    return text

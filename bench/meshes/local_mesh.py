@@ -42,6 +42,7 @@ class MeshSpec:
 
     Attributes:
         weights: relative speed of each rank; their number is the number of ranks.
+        cache_tokens: what all sequences together may have in the caches; at least the context, which it is if less.
         pin: one core per rank, in order, where there are enough.
         link: the network to emulate between the ranks, as `motley.bench.meshes.emulator.LinkSpec.parse` reads it; "":
             none.
@@ -55,6 +56,7 @@ class MeshSpec:
     quantisation: str = "fp32"
     block: int = 128
     context: int = 1024
+    cache_tokens: int = 0
     engine: str = "onnxruntime"
     threads: int = 1
     wire: str = "fp32"
@@ -117,10 +119,11 @@ class LocalMesh:
         sampling: pb.Sampling | None = None,
         stop: Sequence[int] = (),
         heard: Callable[[], None] = lambda: None,
+        drafts: bool = False,
     ) -> list[wp.Tokens]:
         """Have the leader continue `prompt`; what it said, a message per token. Every rank's timing is in after it.
 
-        Several requests may be under way. `heard` is called for every token.
+        Several requests may be under way. `heard` is called for every token. With `drafts`, tokens may be guessed.
 
         Raises:
             MeshError: a rank failed.
@@ -131,6 +134,7 @@ class LocalMesh:
             sampling=sampling or pb.Sampling(top_p=1.0, repetition_penalty=1.0),
             max_tokens=max_tokens,
             stop_tokens=stop,
+            without_drafts=not drafts,
         )
         queue = self._said[decode.request_id] = asyncio.Queue()
         self._send(0, decode=decode)
@@ -167,7 +171,7 @@ class LocalMesh:
             profile = trunk_profile(profile)
         plenty = 1 << 60
         candidates = [Candidate(f"rank {rank}", weight, plenty) for rank, weight in enumerate(spec.weights)]
-        blocks = Caches(spec.context, spec.context).blocks(has_whole_caches(spec.engine))
+        blocks = Caches(spec.context, max(spec.context, spec.cache_tokens)).blocks(has_whole_caches(spec.engine))
         self.plans = plan_shares([profile] * size, candidates, blocks.room)
         assignment = pb.Assignment(
             model=model,

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from motley.cli.commands.bench_drafts import DRAFTS_EXAMPLE, drafts
 from motley.cli.commands.bench_serve import SERVE_EXAMPLE, serve
 from motley.cli.commands.bench_tables import (
     show_drift,
@@ -21,8 +22,9 @@ from motley.cli.commands.bench_tables import (
 )
 from motley.cli.errors import CliError
 from motley.cli.interrupt import run
-from motley.cli.options import Choice, Exact, Quant, Quantisation, parse_shares
+from motley.cli.options import Choice, Exact, Quant, Quantisation, parse_link, parse_shares
 from motley.cli.show import console, loading_bars, table
+from motley.protocol import CACHE_BLOCK
 
 bench = typer.Typer(
     help="Measure this machine and its ranks.",
@@ -41,6 +43,7 @@ def register(app: typer.Typer) -> None:
 
 
 bench.command(epilog=SERVE_EXAMPLE)(serve)
+bench.command(epilog=DRAFTS_EXAMPLE)(drafts)
 
 
 @bench.command(
@@ -155,7 +158,8 @@ def throughput(
         model=folder,
         weights=[1.0] * ranks,
         quantisation=quant,
-        context=max(counts) * (prompt_tokens + tokens + 40),
+        context=prompt_tokens + tokens,
+        cache_tokens=max(counts) * (prompt_tokens + tokens + CACHE_BLOCK),
         engine=engine,
         threads=threads,
         pin=True,
@@ -201,7 +205,8 @@ def moe(
         spec = MeshSpec(
             model=folder,
             quantisation=quant,
-            context=max(max(counts) * (PROMPT + tokens + 40), tokens + 8),
+            context=PROMPT + tokens + 8,
+            cache_tokens=max(counts) * (PROMPT + tokens + CACHE_BLOCK),
             engine=engine,
             link=network,
             cache=folder.parent / "shares",
@@ -445,23 +450,6 @@ def parse_counts(option: str, text: str, at_most: int | None = None) -> list[int
         limit = f"from 1 to {at_most}" if at_most else "from 1 on"
         raise CliError(f"{option} wants numbers {limit}, not {text!r}")
     return counts
-
-
-def parse_link(text: str) -> str:
-    """Check a network to emulate; "" for ``none``.
-
-    Raises:
-        CliError: it is no link.
-    """
-    from motley.bench.meshes.emulator import LinkSpec
-
-    if text == "none":
-        return ""
-    try:
-        LinkSpec.parse(text)
-    except ValueError as error:
-        raise CliError(f"--link: {error}") from None
-    return text
 
 
 def parse_sizes(text: str) -> list[int]:

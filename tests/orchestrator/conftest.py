@@ -87,7 +87,7 @@ async def say(generate: Generate) -> AsyncIterator[Delta]:
     """The answer of a node that was told nothing else."""
     for text in ("Hello", ", ", "world"):
         yield Delta(text=text, ids=[1])
-    yield Delta(finish="stop", prompt_tokens=5, completion_tokens=3, prefill_s=0.25)
+    yield Delta(finish="stop", prompt_tokens=5, completion_tokens=3, prefill_s=0.25, cached_tokens=4, accepted_drafts=2)
 
 
 def hosted(wanted: HostedExperts, order: Assignment) -> HostedExperts:

@@ -67,7 +67,13 @@ async def test_a_chat(mesh: Any, bard: Any) -> None:
     assert body["id"].startswith("chatcmpl-")
     assert body["model"] == "bard"
     assert body["system_fingerprint"] == "fp_0123456789ab"
-    assert body["usage"] == {"prompt_tokens": 5, "completion_tokens": 3, "total_tokens": 8}
+    assert body["usage"] == {
+        "prompt_tokens": 5,
+        "completion_tokens": 3,
+        "total_tokens": 8,
+        "prompt_tokens_details": {"cached_tokens": 4},
+        "completion_tokens_details": {"accepted_prediction_tokens": 2},
+    }
     assert body["timings"]["ttft_ms"] == 250.0
     (choice,) = body["choices"]
     assert choice["message"] == {"role": "assistant", "content": "Hello, world", "refusal": None}

@@ -1,0 +1,68 @@
+"""`motley bench drafts`: what guessing the next tokens is worth for a text."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from motley.cli.errors import CliError
+from motley.cli.interrupt import run
+from motley.cli.options import Quant, Quantisation, parse_link
+from motley.cli.show import console, loading_bars, table
+
+DRAFTS_EXAMPLE = "Example: motley bench drafts --model ./tinyllama --prompt notes.txt --link 1ms,1Gbit"
+
+
+def drafts(
+    model: Annotated[Path, typer.Option(help="Model folder (see `motley bench synth`).")],
+    prompt: Annotated[Path, typer.Option(help="A text file to be continued, such as code, or a text with quotes.")],
+    ranks: Annotated[int, typer.Option(min=1, max=16, help="Rank processes to start here.")] = 2,
+    tokens: Annotated[int, typer.Option(min=8, max=4000, help="Tokens of each answer.")] = 128,
+    quant: Quant = Quantisation.INT4,
+    link: Annotated[str, typer.Option(help="Emulate a network, as `motley bench latency` does.")] = "none",
+    threads: Annotated[int, typer.Option(min=1, help="Compute threads per rank.")] = 1,
+    engine: Annotated[str, typer.Option(help="Engine by name.")] = "onnxruntime",
+    as_json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
+) -> None:
+    """What guessing the next tokens is worth: the same greedy answer with guesses and without.
+
+    A text that repeats itself, or its prompt, is guessed well. No text depends on it.
+    """
+    from motley.bench.measurements.drafts import measure_drafts
+    from motley.bench.meshes.local_mesh import MeshSpec
+    from motley.daemon.models.files import load_tokenizer, open_model
+    from motley.daemon.weights.hub import resolve
+
+    folder = resolve(str(model), None)
+    try:
+        text = prompt.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise CliError(f"--prompt: {prompt} cannot be read as text: {error}") from None
+    ids = load_tokenizer(folder).encode(text)
+    with open_model(folder) as opened:
+        longest = opened.model.context
+    if not ids or len(ids) + tokens > longest:
+        raise CliError(f"--prompt: {len(ids)} tokens and an answer of {tokens} do not fit this model's {longest}")
+    spec = MeshSpec(
+        model=folder,
+        weights=[1.0] * ranks,
+        quantisation=quant,
+        context=len(ids) + tokens,
+        engine=engine,
+        threads=threads,
+        pin=True,
+        link=parse_link(link),
+    )
+    with loading_bars() as progress:
+        measured = run(measure_drafts(spec, ids, tokens, progress.advance_to))
+    if as_json:
+        print(json.dumps(asdict(measured)))
+        return
+    without, guessed = measured.without_tokens_per_s, measured.with_tokens_per_s
+    cells = [f"{without:.1f}", f"{guessed:.1f}", f"{guessed / without:.2f}", f"{measured.accepted_per_step:.2f}"]
+    console.print(table(["tokens/s without", "with guesses", "x", "right guesses a step"], [cells]))
+    console.print(f"the text {'did not change' if measured.same_text else '[red]changed[/]'}")
