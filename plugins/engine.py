@@ -71,8 +71,8 @@ class EngineMemoryError(EngineError):
 
 
 ROW_TILE = 16
-"""Kernels take rows by twos or fours, and may round a last odd row otherwise. If a chunk is cut at a multiple of this
-number, every row meets the same kernel as in the whole chunk."""
+"""Kernels take rows by twos or fours, and may round a last odd row otherwise. If a step is cut at a multiple of this
+number, every row meets the same kernel as in the whole step."""
 
 
 def micro_chunks(rows: int, halved: bool) -> list[slice]:
@@ -81,7 +81,8 @@ def micro_chunks(rows: int, halved: bool) -> list[slice]:
     The cut is the same on every rank: at each collective, every engine has one sum for each of the chunks, in this
     order.
     """
-    cut = rows // 2 // ROW_TILE * ROW_TILE if halved else 0
+    half = rows // 2
+    cut = (half // ROW_TILE * ROW_TILE or half) if halved else 0
     return [slice(0, cut), slice(cut, rows)] if cut else [slice(0, rows)]
 
 

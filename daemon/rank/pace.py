@@ -7,7 +7,7 @@ predicted. No text depends on it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 SIZES = (64, 128, 256)
 """The sizes of steps that are tried while there are prompts only, in rows."""
@@ -23,8 +23,11 @@ MIXED = (8, 16, 32, 64, 128, 256)
 """The sizes of steps in which prompts are computed beside answers, in rows: few, as engines prepare each."""
 SLOPE = 0.1
 """By how much of a step of no row each row is thought to make it longer, where that was not measured."""
+REVISIT = 500
+"""After so many steps of answers it is tried again whether they are quicker in halves."""
 NEWEST = 0.3
 """What the latest measurement weighs in an average."""
+K = TypeVar("K", int, "Size")
 
 
 class Size(NamedTuple):
@@ -49,10 +52,13 @@ class Pace:
         self._rates: dict[Size, list[float]] = {size: [] for size in self._sizes}
         """Of steps of prompts only, rows per second."""
         self._best = Size(sizes[-1])
-        self._met: set[int] = set()
-        """Numbers of rows of which there was a step of answers only."""
-        self._alone: dict[int, float] = {}
-        """Average seconds of such a step, by its rows."""
+        self._halves = halves
+        self._met: dict[Size, int] = {}
+        """How many steps of answers only there were of each size; those in halves by the next power of two."""
+        self._alone: dict[Size, float] = {}
+        """Average seconds of such steps."""
+        self._settled: dict[int, int] = {}
+        """How often answers were computed the quicker way since the other was tried, by the next power of two."""
         self._mixed: dict[int, float] = {}
         """Average seconds of a step of both, by its rows."""
 
@@ -65,7 +71,7 @@ class Pace:
             fresh: whether the next of these are the first ones of a prompt.
         """
         if not prompts:
-            return Size(answers)
+            return Size(answers, self._halves and answers > 1 and self._halve(answers))
         if answers:
             return Size(min(answers + prompts, self._bearable(answers), self._max_rows))
         if fresh:
@@ -83,9 +89,10 @@ class Pace:
                 rates.append(size.rows / seconds)
                 self._best = _smallest_of_the_fastest(self._sizes, self._rates)
         elif size.rows == answers:
-            if answers in self._met:  # the first time memory is allocated and plans are made
-                _average(self._alone, answers, seconds)
-            self._met.add(answers)
+            key = _like(size)
+            if self._met.get(key):  # the first time memory is allocated and plans are made
+                _average(self._alone, key, seconds)
+            self._met[key] = self._met.get(key, 0) + 1
         elif size.rows in MIXED:
             _average(self._mixed, size.rows, seconds)
 
@@ -94,18 +101,29 @@ class Pace:
 
         In arbitrary units, if there was none yet.
         """
-        if not self._alone:
+        known = sorted(size.rows for size in self._alone if not size.halved)
+        if not known:
             return 1.0 + SLOPE * rows
-        below = max((known for known in self._alone if known <= rows), default=None)
-        above = min((known for known in self._alone if known >= rows), default=None)
-        if below is None or above is None:
-            nearest = below or above
-            assert nearest is not None
-            return self._alone[nearest] * (1.0 + SLOPE * rows) / (1.0 + SLOPE * nearest)
-        if below == above:
-            return self._alone[below]
-        part = (rows - below) / (above - below)
-        return self._alone[below] + part * (self._alone[above] - self._alone[below])
+        below = max((each for each in known if each <= rows), default=known[0])
+        above = min((each for each in known if each >= rows), default=known[-1])
+        whole = self._alone[Size(below)]
+        if below < above:
+            whole += (rows - below) / (above - below) * (self._alone[Size(above)] - whole)
+        else:
+            whole *= (1.0 + SLOPE * rows) / (1.0 + SLOPE * below)
+        return min(whole, self._alone.get(_like(Size(rows, True)), whole))
+
+    def _halve(self, answers: int) -> bool:
+        """Whether to compute so many answers in halves. That reads the weights twice; it pays where sums take long.
+
+        Both ways are tried at first, then the quicker one is kept, and the other tried again now and then.
+        """
+        whole, halved, like = Size(answers), _like(Size(answers, True)), _power_of_two(answers)
+        for size in (whole, halved):
+            if self._met.get(size, 0) <= TRIES:
+                return size.halved
+        self._settled[like] = (self._settled.get(like, 0) + 1) % REVISIT
+        return (self._alone[halved] < self._alone[whole]) != (not self._settled[like])
 
     def _bearable(self, answers: int) -> int:
         """Rows of a step that does not keep so many answers waiting for too long: the most that are known to be, or the
@@ -124,8 +142,18 @@ class Pace:
         return rows
 
 
-def _average(averages: dict[int, float], key: int, value: float) -> None:
+def _average(averages: dict[K, float], key: K, value: float) -> None:
     averages[key] = averages[key] + NEWEST * (value - averages[key]) if key in averages else value
+
+
+def _power_of_two(count: int) -> int:
+    """The next one that is not smaller."""
+    return 1 << (count - 1).bit_length()
+
+
+def _like(size: Size) -> Size:
+    """What stands for a size of answers: all sizes in halves between two powers of two count as one."""
+    return Size(_power_of_two(size.rows), True) if size.halved else size
 
 
 def _smallest_of_the_fastest(sizes: Sequence[Size], rates: dict[Size, list[float]]) -> Size:

@@ -18,8 +18,8 @@ import numpy as np
 
 from motley.daemon.pipe.daemon import Commands, Tell
 from motley.daemon.rank.cache_blocks import BlockStore
-from motley.daemon.rank.executor import STEP_HISTORY, Executor
 from motley.daemon.rank.drafts import Lookup
+from motley.daemon.rank.executor import STEP_HISTORY, Executor
 from motley.daemon.rank.pace import Pace
 from motley.daemon.rank.schedule import Part, Plan, Request, Schedule
 from motley.daemon.rank.steps import Able, Close, Message, More, Open, SpanPlan, Step, StepError, Stop, decode, split

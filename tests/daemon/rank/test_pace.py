@@ -8,7 +8,7 @@ from collections.abc import Callable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from motley.daemon.rank.pace import BEARABLE, MIXED, SIZES, TRIES, Pace, Size
+from motley.daemon.rank.pace import BEARABLE, MIXED, REVISIT, SIZES, TRIES, Pace, Size
 
 
 def learn(pace: Pace, seconds: Callable[[Size], float], prompts: int, length: int = 1000) -> list[Size]:
@@ -109,3 +109,30 @@ def test_what_was_slow_once_is_tried_again_when_answers_have_become_slower() -> 
     assert beside(pace, 1, lambda rows: 10 + rows) == 8
     assert beside(pace, 1, lambda rows: 500 + rows, steps=60) == 256
     assert BEARABLE * 501 > 756
+
+
+def answered(pace: Pace, answers: int, seconds: Callable[[Size], float], steps: int) -> list[Size]:
+    """The sizes of steps that have answers only."""
+    sizes = []
+    for _ in range(steps):
+        sizes.append(pace.choose(answers, 0, False))
+        pace.took(sizes[-1], answers, False, seconds(sizes[-1]))
+    return sizes
+
+
+def test_answers_are_computed_in_halves_where_that_is_quicker() -> None:
+    pace = Pace(256, halves=True)
+    assert answered(pace, 8, lambda size: 1.0 if size.halved else 1.5, 50)[-40:] == [Size(8, True)] * 40
+    assert answered(pace, 3, lambda size: 2.0 if size.halved else 1.5, 50)[-40:] == [Size(3)] * 40
+    assert answered(pace, 1, lambda size: 1.0, 20) == [Size(1)] * 20
+    assert answered(Pace(256, halves=False), 8, lambda size: 1.0, 20) == [Size(8)] * 20
+    assert pace.seconds(8) == 1.0
+    assert pace.seconds(3) == 1.5
+
+
+def test_the_slower_way_is_tried_again_now_and_then() -> None:
+    pace = Pace(256, halves=True)
+    answered(pace, 8, lambda size: 2.0 if size.halved else 1.0, 50)
+    later = answered(pace, 8, lambda size: 0.1 if size.halved else 1.0, 20 * REVISIT)
+    assert later[:100] == [Size(8)] * 100
+    assert later[-100:].count(Size(8, True)) >= 99
