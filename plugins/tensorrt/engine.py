@@ -249,26 +249,27 @@ class TensorRTEngine:
 
     def _allocate_caches(self) -> dict[str, DeviceArray]:
         """f32[blocks, H, C, head_dim] for each cache of the graph, zeroed."""
-        graph, caches = self._graph, dict[str, DeviceArray]()
-        with ExitStack() as passing:
+        graph = self._graph
+        caches = {
+            f"{kind}.{spec.layer}": self._allocate(
+                (graph.blocks.count, spec.heads, graph.context, spec.head_dim), np.float32, self._owned
+            )
+            for spec in graph.caches
+            for kind in ("key_cache", "value_cache")
+        }
+        with ExitStack() as passing:  # all of them are there: none is freed while it is being cleared
             zeros = self._pinned(ZEROS, passing)
-            for spec in graph.caches:
-                for kind in ("key_cache", "value_cache"):
-                    shape = (graph.blocks.count, spec.heads, graph.context, spec.head_dim)
-                    cache = self._allocate(shape, np.float32, self._owned)
-                    self._clear(cache, zeros)
-                    caches[f"{kind}.{spec.layer}"] = caches[f"{kind}.{spec.layer}.out"] = cache
+            for cache in caches.values():
+                self._clear(cache, zeros)
             self._stream.synchronise(STEP_S)
-        return caches
+        return caches | {f"{name}.out": cache for name, cache in caches.items()}
 
     def _allocate_tables(self) -> list[dict[str, DeviceArray]]:
         """Places for the rotary tables: for one set of them or, where they depend on the prompt, for a few."""
-        constants = self._graph.constants
-        always = constants(0)
-        places = 1 if constants(self._graph.context) is always else STRETCHED
+        graph = self._graph
         return [
-            {name: self._allocate(table.shape, np.float32, self._owned) for name, table in always.items()}
-            for _ in range(places)
+            {name: self._allocate(table.shape, np.float32, self._owned) for name, table in graph.constants(0).items()}
+            for _ in range(1 if graph.alike >= graph.context else STRETCHED)
         ]
 
     def _tables_of(self, prompt: int) -> int:

@@ -20,7 +20,7 @@ from motley.daemon.models.cutting.units import units
 from motley.daemon.models.keys import ConfigError
 from motley.daemon.rank.loading import GpuFull, LoadedRank, cache_blocks, check_gpu_room, load_rank
 from motley.daemon.rank.peers import Peers
-from motley.daemon.rank.steps import Open, Step
+from motley.daemon.rank.steps import Open, SpanPlan, Step
 from motley.daemon.weights.cache import ShareCache
 from motley.daemon.weights.checkpoints.checkpoint import CheckpointError
 from motley.daemon.weights.checkpoints.safetensors_checkpoint import SafetensorsCheckpoint
@@ -94,8 +94,9 @@ def summary(rank: LoadedRank) -> bytes:
     """What the rank says after the case's prompt."""
     prompt = np.array(CASE.tokens[: CASE.prompt], np.int32)
     sampling = pb.Sampling(top_p=1.0, repetition_penalty=1.0).SerializeToString()
-    assert rank.executor.execute(Open(0, len(prompt), sampling, prompt)) == b""
-    told = rank.executor.execute(Step(0, 0, 4, False, prompt))
+    assert rank.executor.execute(Open(0, len(prompt), sampling, prompt)) is None
+    blocks = np.arange(-(-len(prompt) // rank.blocks.tokens), dtype=np.int32)
+    told = rank.executor.execute(Step([SpanPlan(0, 0, len(prompt), 1, 4, blocks)], prompt))
     assert told is not None
     return told
 
