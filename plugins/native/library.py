@@ -203,7 +203,7 @@ def place(name: str, array: npt.NDArray[Any], dtype: npt.DTypeLike, *shape: int)
     return address(name, array, dtype, *shape)
 
 
-def _check_spans(misfit: int, _function: Any, arguments: tuple[Any, ...]) -> int:
+def _check_spans(misfit: Any, _function: Any, arguments: tuple[Any, ...]) -> Any:
     """Tell what is wrong with the span that ``motley_attention`` says does not fit.
 
     Raises:
