@@ -9,11 +9,16 @@
  *
  * - Of a pair (a, b) that turns, a becomes fma(-b, sin, a * cos) and b fma(b, cos, a * sin). q is then multiplied by
  *   the scale.
+ * - Keys, turned, and values are cached as they are, or as FP16, each rounded to nearest, half to even; or as INT8: a
+ *   head of a token has a scale and codes as a token's block in matmul.c (the scale is M / 127, with M the largest
+ *   magnitude; a code x * (127 / M), rounded to nearest, half to even). What follows is computed in float32, with k and
+ *   v the cached numbers, FP16 widened; of INT8 the codes.
  * - A score is the sum of q * k: lane i of 16 adds dimensions i, i + 16, ... by lane = fma(q, k, lane), starting from
- *   0; lanes are added as the tree of matmul.c.
+ *   0; lanes are added as the tree of matmul.c. Of INT8 it is then multiplied by the key's scale.
  * - Positions are cut in stretches of SIGHT, from position 0 on. In each, e = exp(score - the largest that is seen)
  *   (floats.h), 0 where a position is not seen; lane i of 16 sums those of positions i, i + 16, ..., and the tree sums
- *   the lanes; a dimension is the sum of e * v by fma, position by position.
+ *   the lanes; a dimension is the sum of e * v by fma, position by position, where of INT8 e is first multiplied by the
+ *   value's scale.
  * - Stretch by stretch, both sums are weighed with exp(the stretch's largest score - the largest of all) and summed by
  *   fma; a result is its dimension's sum * (1 / the sum of exponentials).
  */
@@ -154,7 +159,7 @@ EXPORT int32_t motley_attention(const struct attention *a) {
         if (!fits(a, n)) return (int32_t)n;
     const int64_t most = room(a);
     float *scratch = (float *)pool_enter(a->pool);
-    for (int64_t n = 0; n < spans->count; n++) kernels->cache_rows(a, spans->all + n, table_of(a, n));
+    for (int64_t n = 0; n < spans->count; n++) kernels->cache_rows(a, spans->all + n, table_of(a, n), scratch);
     for (int64_t n = 0; n < spans->count; n++)
         for (int64_t done = 0; done < spans->all[n].rows; done += ABREAST) {
             struct piece piece = cut(a, n, done);

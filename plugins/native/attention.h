@@ -8,6 +8,9 @@ enum {
     ABREAST = 16 /* rows of a span that attend at a time */
 };
 
+/* SHARED with attention.py. What keys and values are cached as. */
+enum format { FP32, FP16, INT8 };
+
 /* SHARED with library.py. What a rotary embedding turns by at each position. */
 struct table {
     const float *cos; /* [places, turned] */
@@ -35,13 +38,16 @@ struct attention {
     struct pool *pool;
     const struct spans *spans; /* every call reads them again */
     const float *qkv;          /* [rows, (heads + 2 * kv_heads) * size] */
-    float *keys;               /* [blocks, kv_heads, tokens, size] */
-    float *values;             /* the same */
+    uint8_t *keys;             /* [blocks, kv_heads, tokens, size] of the format */
+    uint8_t *values;           /* the same */
+    float *key_scales;         /* of INT8: [blocks, kv_heads, tokens] */
+    float *value_scales;       /* the same */
     const float *sinks;        /* [heads], a logit each that is no position's; or NULL */
     float *y;                  /* [rows, heads * size] */
     int64_t rows, heads, kv_heads, size, blocks, tokens, turned, window;
     int64_t rope;    /* which of a span's tables */
     int64_t context; /* no position is as large */
+    int32_t format;  /* an enum format */
     float scale;
     float soft_cap; /* scores are cap * tanh(score / cap); 0: they are not */
 };

@@ -22,6 +22,10 @@ from .matmul import Pool
 from .rows import Action
 
 I32 = npt.NDArray[np.int32]
+Cached = npt.NDArray[np.float32] | npt.NDArray[np.float16] | npt.NDArray[np.int8]
+
+FORMATS = (np.float32, np.float16, np.int8)
+"""What keys and values may be cached as; the numbers that attention.h calls them by are their places."""
 
 LONGEST = 2**31 - 1
 """The longest context that attention can be bound for, in positions."""
@@ -106,8 +110,8 @@ class Spans:
 
 def bind_attention(
     qkv: F32,
-    keys: F32,
-    values: F32,
+    keys: Cached,
+    values: Cached,
     y: F32,
     spans: Spans,
     rope: int,
@@ -121,6 +125,8 @@ def bind_attention(
     pool: Pool,
     soft_cap: float = 0.0,
     sinks: F32 | None = None,
+    key_scales: F32 | None = None,
+    value_scales: F32 | None = None,
 ) -> Action:
     """The attention of all spans of a step, in one layer: each row sees its sequence's positions up to its own.
 
@@ -132,7 +138,9 @@ def bind_attention(
 
     Args:
         qkv: f32[M, (heads + 2 * kv_heads) * d], queries first, values last.
-        keys: f32[N, kv_heads, tokens, d], the blocks of this layer; written to.
+        keys: [N, kv_heads, tokens, d] of one of `FORMATS`, the blocks of this layer; written to. Keys and values are
+            rounded when they are written; what is computed with them is in float32. Those beyond 65504 do not fit
+            float16: what sees them is not finite.
         values: the same.
         y: f32[M, heads * d], overwritten.
         spans: read by every call. No two write to the same block, and none reads what another one writes.
@@ -145,6 +153,9 @@ def bind_attention(
         pool: computes; several threads if there is enough to see.
         soft_cap: products are ``cap * tanh(product / cap)``; 0: they are not.
         sinks: f32[heads], a logit each that takes part in the softmax and is no position.
+        key_scales: f32[N, kv_heads, tokens] of int8, else None: by what the numbers of each token's head of keys are
+            multiplied; written to.
+        value_scales: the same of values.
 
     Raises:
         ValueError: an operand has another shape or type, is not contiguous or aligned, or is to be written but
@@ -158,7 +169,9 @@ def bind_attention(
     if not 1 <= context <= LONGEST:
         raise ValueError(f"context must be 1 to {LONGEST} positions, not {context}")
     if keys.ndim != 4 or not min(keys.shape[2:]):
-        raise ValueError(f"keys must be float32[N, {kv_heads}, tokens, d], not of shape {keys.shape}")
+        raise ValueError(f"keys must be [N, {kv_heads}, tokens, d], not of shape {keys.shape}")
+    if keys.dtype not in FORMATS:
+        raise ValueError(f"keys must be float32, float16 or int8, not {keys.dtype}")
     blocks, _, tokens, size = keys.shape
     if not 0 <= 2 * turned <= size:
         raise ValueError(f"turned must be at most {size // 2} angles for heads of {size}, not {turned}")
@@ -167,12 +180,17 @@ def bind_attention(
     if qkv.ndim != 2 or not len(qkv):
         raise ValueError(f"qkv must be float32[M, {(heads + 2 * kv_heads) * size}], not of shape {qkv.shape}")
     rows = len(qkv)
+    scales = {}
+    for name, array in (("key_scales", key_scales), ("value_scales", value_scales)):
+        if (array is None) == (keys.dtype == np.int8):
+            raise ValueError(f"{name} must be given if keys are int8, and only then")
+        scales[name] = None if array is None else place(name, array, np.float32, blocks, kv_heads, tokens)
     attention = Attention(
         pool=pool.handle,
         spans=ctypes.pointer(spans.struct),
         qkv=address("qkv", qkv, np.float32, rows, (heads + 2 * kv_heads) * size),
-        keys=place("keys", keys, np.float32, blocks, kv_heads, tokens, size),
-        values=place("values", values, np.float32, blocks, kv_heads, tokens, size),
+        keys=place("keys", keys, keys.dtype, blocks, kv_heads, tokens, size),
+        values=place("values", values, keys.dtype, blocks, kv_heads, tokens, size),
         sinks=None if sinks is None else address("sinks", sinks, np.float32, heads),
         y=place("y", y, np.float32, rows, heads * size),
         rows=rows,
@@ -187,8 +205,10 @@ def bind_attention(
         context=context,
         scale=scale,
         soft_cap=soft_cap,
+        format=FORMATS.index(keys.dtype.type),
+        **scales,
     )
     if not library().motley_prepare_attention(attention):
         raise MemoryError(f"no memory to attend to {context} positions with {heads} heads of {size}")
-    attention.kept = (qkv, keys, values, y, spans, sinks, pool)
+    attention.kept = (qkv, keys, values, y, spans, sinks, key_scales, value_scales, pool)
     return partial(library().motley_attention, ctypes.byref(attention))

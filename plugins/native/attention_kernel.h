@@ -18,17 +18,56 @@ ALWAYS void turn(const struct table *table, int64_t position, const float *from,
         store_floats(to + i, load_floats(from + i, size - i) * scale, size - i);
 }
 
+ALWAYS int64_t bytes_of(const int format) { return format == FP32 ? 4 : format == FP16 ? 2 : 1; }
+
+/* `count` cached numbers, or as many as there are lanes; the lanes left are 0. */
+ALWAYS floats load_cached(const uint8_t *from, int64_t count, const int format) {
+    if (format == FP32) return load_floats((const float *)from, count);
+    const size_t bytes = (size_t)((count < LANES ? count : LANES) * bytes_of(format));
+    halves wide = {0};
+    lane_codes codes = {0};
+    if (format == FP16) {
+        memcpy(&wide, from, bytes);
+        return widen(wide);
+    }
+    memcpy(&codes, from, bytes);
+    return __builtin_convertvector(codes, floats);
+}
+
+/* Cache a head, turned if there is a table, as number n of all tokens' heads; `scratch` is of 2 * wide floats. */
+static void keep(const struct attention *a, const struct table *table, int64_t position, const float *head,
+                 uint8_t *cache, float *scales, int64_t n, float *scratch) {
+    const int64_t size = a->size, wide = (size + LANES_IN_ALL - 1) / LANES_IN_ALL * LANES_IN_ALL;
+    uint8_t *to = cache + n * size * bytes_of(a->format);
+    if (a->format == FP32) {
+        turn(table, position, head, (float *)to, size, 1);
+        return;
+    }
+    turn(table, position, head, scratch, size, 1);
+    if (a->format == FP16) {
+        for (int64_t i = 0; i < size; i += LANES) {
+            const halves rounded = narrow(load_floats(scratch + i, size - i));
+            memcpy(to + i * 2, &rounded, (size_t)(size - i < LANES ? size - i : LANES) * 2);
+        }
+    } else {
+        int8_t *codes = (int8_t *)(scratch + wide);
+        memset(codes, 0, (size_t)wide);
+        for (int64_t i = size; i < wide; i++) scratch[i] = 0;
+        scales[n] = quantise_block(scratch, (int)wide, codes);
+        memcpy(to, codes, (size_t)size);
+    }
+}
+
 /* The keys, turned, and the values of a span's rows go to its blocks. */
-static void cache_rows(const struct attention *a, const struct span *span, const struct table *table) {
-    const int64_t size = a->size;
+static void cache_rows(const struct attention *a, const struct span *span, const struct table *table, float *scratch) {
     for (int64_t r = 0; r < span->rows; r++) {
-        const float *keys = a->qkv + ((span->row + r) * (a->heads + 2 * a->kv_heads) + a->heads) * size;
-        const float *values = keys + a->kv_heads * size;
+        const float *keys = a->qkv + ((span->row + r) * (a->heads + 2 * a->kv_heads) + a->heads) * a->size;
+        const float *values = keys + a->kv_heads * a->size;
         const int64_t position = span->position + r, block = span->blocks[position / a->tokens];
         for (int64_t h = 0; h < a->kv_heads; h++) {
-            const int64_t place = ((block * a->kv_heads + h) * a->tokens + position % a->tokens) * size;
-            turn(table, position, keys + h * size, a->keys + place, size, 1);
-            memcpy(a->values + place, values + h * size, (size_t)size * 4);
+            const int64_t n = (block * a->kv_heads + h) * a->tokens + position % a->tokens;
+            keep(a, table, position, keys + h * a->size, a->keys, a->key_scales, n, scratch);
+            keep(a, NULL, position, values + h * a->size, a->values, a->value_scales, n, scratch);
         }
     }
 }
@@ -49,51 +88,61 @@ static void turn_queries(const struct piece *now) {
 
 /* Positions of a stretch that lie in one block. */
 struct run {
-    int64_t begin, end;         /* counted from the first of the stretch */
-    const float *keys, *values; /* of `begin` */
-    int64_t ahead;              /* bytes to what is fetched while one of them is used */
+    int64_t begin, end;                     /* counted from the first of the stretch */
+    const uint8_t *keys, *values;           /* of `begin` */
+    const float *key_scales, *value_scales; /* the same, of INT8 */
+    int64_t ahead;                          /* bytes to what is fetched while one of them is used */
 };
 
 /* Cut the positions [from, to) of the stretch that begins at a position in runs; where they end. */
 static struct run *cut_in_runs(const struct piece *now, int64_t begin, int64_t kv_head, int64_t from, int64_t to,
-                               struct run *runs) {
+                               struct run *runs, const int format) {
     const struct attention *a = now->a;
-    const int64_t bytes = a->tokens * a->size * 4; /* of a head in a block */
+    const int64_t bytes = a->tokens * a->size * bytes_of(format); /* of a head in a block */
     const int64_t steps = a->tokens < SIGHT ? (AHEAD + bytes - 1) / bytes : 0;
     for (int64_t t = from; t < to; t = runs++->end) {
         const int64_t n = (begin + t) / a->tokens, place = (begin + t) % a->tokens, block = now->blocks[n];
-        const int64_t at = ((block * a->kv_heads + kv_head) * a->tokens + place) * a->size;
+        const int64_t at = (block * a->kv_heads + kv_head) * a->tokens + place;
         const int64_t next = now->blocks[n + steps < now->last ? n + steps : now->last];
         *runs = (struct run){
             .begin = t,
             .end = to - t < a->tokens - place ? to : t + a->tokens - place,
-            .keys = a->keys + at,
-            .values = a->values + at,
+            .keys = a->keys + at * a->size * bytes_of(format),
+            .values = a->values + at * a->size * bytes_of(format),
+            .key_scales = format == INT8 ? a->key_scales + at : NULL,
+            .value_scales = format == INT8 ? a->value_scales + at : NULL,
             .ahead = steps ? (next - block) * a->kv_heads * bytes : AHEAD,
         };
+        if (format != INT8 || !steps) continue;
+        const int64_t ahead = at + (next - block) * a->kv_heads * a->tokens;
+        for (int64_t i = ahead; i < ahead + runs->end - t; i += 16) { /* a line of scales at a time */
+            __builtin_prefetch(a->key_scales + i, 0, 2);
+            __builtin_prefetch(a->value_scales + i, 0, 2);
+        }
     }
     return runs;
 }
 
-/* Add to sums the products of `left` dimensions, or as many as there are lanes. */
-ALWAYS void score_lanes(const struct piece *now, const float *q, const float *keys, int64_t ahead, int64_t left,
-                        floats sums[], const int prefetch, const int heads, const int positions) {
+/* Add to sums the products of dimensions from i on: `left` of them, or as many as there are lanes. */
+ALWAYS void score_lanes(const struct piece *now, const float *q, const uint8_t *keys, int64_t i, int64_t ahead,
+                        int64_t left, floats sums[], const int prefetch, const int heads, const int positions,
+                        const int format) {
     floats k[TILE_TOKENS];
     UNROLL for (int t = 0; t < positions; t++) {
-        const float *from = keys + t * now->a->size;
-        k[t] = load_floats(from, left);
-        if (prefetch) __builtin_prefetch((const char *)from + ahead, 0, 2);
+        const uint8_t *from = keys + (t * now->a->size + i) * bytes_of(format);
+        k[t] = load_cached(from, left, format);
+        if (prefetch && i * bytes_of(format) % 64 == 0) __builtin_prefetch(from + ahead, 0, 2);
     }
     UNROLL for (int h = 0; h < heads; h++) {
-        const floats lanes = load_floats(q + h * now->wide, LANES);
+        const floats lanes = load_floats(q + h * now->wide + i, LANES);
         UNROLL for (int t = 0; t < positions; t++)
             sums[h * positions + t] = fused(lanes, k[t], sums[h * positions + t]);
     }
 }
 
 /* scores[heads, SIGHT] of some heads at some positions; what is `ahead` bytes is fetched. */
-ALWAYS void score(const struct piece *now, const float *q, const float *keys, int64_t ahead, float *scores,
-                  const int heads, const int positions) {
+ALWAYS void score(const struct piece *now, const float *q, const uint8_t *keys, int64_t ahead, float *scores,
+                  const int heads, const int positions, const int format) {
     const int64_t size = now->a->size;
     floats all[PARTS][TILE];
     float totals[TILE];
@@ -101,12 +150,20 @@ ALWAYS void score(const struct piece *now, const float *q, const float *keys, in
         floats sums[TILE] = {0};
         int64_t i = p * LANES;
         for (; i + LANES <= size; i += LANES_IN_ALL)
-            score_lanes(now, q + i, keys + i, ahead, LANES, sums, !p, heads, positions);
-        if (i < size) score_lanes(now, q + i, keys + i, ahead, size - i, sums, 0, heads, positions);
+            score_lanes(now, q, keys, i, ahead, LANES, sums, !p, heads, positions, format);
+        if (i < size) score_lanes(now, q, keys, i, ahead, size - i, sums, 0, heads, positions, format);
         memcpy(all[p], sums, sizeof sums);
     }
     add_lanes(all, heads * positions, totals);
     for (int h = 0; h < heads; h++) memcpy(scores + h * SIGHT, totals + h * positions, (size_t)positions * 4);
+}
+
+/* Multiply numbers of the positions of a run by their scales. */
+ALWAYS void multiply_by_scales(float *numbers, const struct run *run, const float *scales) {
+    for (int64_t t = run->begin; t < run->end; t += LANES) {
+        const int64_t left = run->end - t;
+        store_floats(numbers + t, load_floats(numbers + t, left) * load_floats(scales + (t - run->begin), left), left);
+    }
 }
 
 /* cap * tanh(score / cap), in place; with e = exp(-2 |x|), tanh |x| = (1 - e) / (1 + e). */
@@ -138,18 +195,19 @@ ALWAYS void exponentiate(float *scores, int64_t count, float *largest, float *su
     add_lanes(lanes, 1, sum);
 }
 
-/* The values of some runs from dimension i on, weighed: `vectors` of them, the last of `left` floats. */
+/* The values of some runs from dimension i on, weighed: `vectors` of them, the last of `left` numbers. */
 ALWAYS void weigh(const struct piece *now, const float *weights, const struct run *runs, const struct run *end, int64_t i,
-                  int64_t left, float *sight, const int heads, const int vectors) {
+                  int64_t left, float *sight, const int heads, const int vectors, const int format) {
+    const int64_t bytes = bytes_of(format), apart = now->a->size * bytes;
     floats sums[TILE] = {0};
     for (const struct run *run = runs; run < end; run++) {
-        const float *values = run->values + i;
-        for (int64_t t = run->begin; t < run->end; t++, values += now->a->size) {
+        const uint8_t *values = run->values + i * bytes;
+        for (int64_t t = run->begin; t < run->end; t++, values += apart) {
             floats v[TILE_TOKENS];
             UNROLL for (int j = 0; j < vectors; j++) {
-                const float *from = values + j * LANES;
-                v[j] = load_floats(from, left);
-                if (j * LANES % LANES_IN_ALL == 0) __builtin_prefetch((const char *)from + run->ahead, 0, 2);
+                const uint8_t *from = values + j * LANES * bytes;
+                v[j] = load_cached(from, left, format);
+                if (j * LANES * bytes % 64 == 0) __builtin_prefetch(from + run->ahead, 0, 2);
             }
             UNROLL for (int h = 0; h < heads; h++)
                 UNROLL for (int j = 0; j < vectors; j++)
@@ -158,20 +216,27 @@ ALWAYS void weigh(const struct piece *now, const float *weights, const struct ru
     }
     UNROLL for (int h = 0; h < heads; h++)
         UNROLL for (int j = 0; j < vectors; j++)
-            store_floats(sight + h * now->wide + j * LANES, sums[h * vectors + j], LANES);
+            store_floats(sight + (h * now->wide + i) + j * LANES, sums[h * vectors + j], LANES);
 }
 
 /* Do `work` with `count` heads, constant numbers of them at a time: work(n) is for those from h on. */
-#define FOR_HEADS(count, h, work)                                             \
-    for (int64_t h = 0, n; h < (count); h += n) {                             \
-        n = (count) - h >= TILE_ROWS ? TILE_ROWS : (count) - h >= 2 ? 2 : 1;  \
-        if (n == TILE_ROWS) work(TILE_ROWS);                                  \
-        else if (n == 2) work(2);                                             \
-        else work(1);                                                         \
+#define FOR_HEADS(count, h, work)                                                                                \
+    for (int64_t h = 0, n; h < (count); h += n) {                                                                \
+        const int64_t left = (count) - h;                                                                        \
+        n = left >= MANY_HEADS ? MANY_HEADS : left >= TILE_ROWS ? TILE_ROWS : left >= 2 ? 2 : 1;                 \
+        if (n == MANY_HEADS) work(MANY_HEADS);                                                                   \
+        else if (n == TILE_ROWS) work(TILE_ROWS);                                                                \
+        else if (n == 2) work(2);                                                                                \
+        else work(1);                                                                                            \
     }
 
+/* With so many heads, half the positions or vectors of values fit the registers: each is loaded for more heads. */
+#define MANY_HEADS (2 * TILE_ROWS)
+#define WIDTH(heads) ((heads) == MANY_HEADS ? TILE_TOKENS / 2 : TILE_TOKENS)
+
 /* Some queries that share keys and values at the positions of a stretch. */
-static void attend_queries(const struct piece *now, int64_t stretch, int64_t kv_head, int64_t query, int64_t count) {
+ALWAYS void attend_queries(const struct piece *now, int64_t stretch, int64_t kv_head, int64_t query, int64_t count,
+                           const int format) {
     const struct attention *a = now->a;
     const int64_t size = a->size, group = now->group, begin = (now->first + stretch) * SIGHT;
     int64_t seen[HEADS_AT_ONCE][2], from = SIGHT, to = 0; /* positions of the stretch, by query, and by any of them */
@@ -185,17 +250,22 @@ static void attend_queries(const struct piece *now, int64_t stretch, int64_t kv_
     }
     if (to <= from) to = from = 0; /* none sees any */
     struct run runs[SIGHT];
-    const struct run *end = cut_in_runs(now, begin, kv_head, from, to, runs);
+    const struct run *end = cut_in_runs(now, begin, kv_head, from, to, runs, format);
     const float *q = now->q + query * now->wide;
     const int64_t summary = stretch * now->rows * a->heads + query;
     float scores[HEADS_AT_ONCE][SIGHT], *sight = now->sights + summary * now->wide;
     for (const struct run *run = runs; run < end; run++) {
-        const float *keys = run->keys;
+        const int64_t apart = size * bytes_of(format);
+        const uint8_t *keys = run->keys;
         int64_t t = run->begin;
-#define SCORE_TILE(n) score(now, q + h * now->wide, keys, run->ahead, scores[h] + t, n, TILE_TOKENS)
-#define SCORE_ONE(n) score(now, q + h * now->wide, keys, run->ahead, scores[h] + t, n, 1)
-        for (; t + TILE_TOKENS <= run->end; t += TILE_TOKENS, keys += TILE_TOKENS * size) FOR_HEADS(count, h, SCORE_TILE)
-        for (; t < run->end; t++, keys += size) FOR_HEADS(count, h, SCORE_ONE)
+#define SCORE_TILE(n)                                               \
+    for (int64_t part = 0; part < TILE_TOKENS; part += WIDTH(n))    \
+        score(now, q + h * now->wide, keys + part * apart, run->ahead, scores[h] + t + part, n, WIDTH(n), format)
+#define SCORE_ONE(n) score(now, q + h * now->wide, keys, run->ahead, scores[h] + t, n, 1, format)
+        for (; t + TILE_TOKENS <= run->end; t += TILE_TOKENS, keys += TILE_TOKENS * apart) FOR_HEADS(count, h, SCORE_TILE)
+        for (; t < run->end; t++, keys += apart) FOR_HEADS(count, h, SCORE_ONE)
+        if (format == INT8)
+            for (int64_t h = 0; h < count; h++) multiply_by_scales(scores[h], run, run->key_scales);
     }
     for (int64_t h = 0; h < count; h++) {
         for (int64_t t = 0; t < from; t++) scores[h][t] = 0;
@@ -203,18 +273,30 @@ static void attend_queries(const struct piece *now, int64_t stretch, int64_t kv_
         for (int64_t t = 0; t < seen[h][0] && t < to; t++) scores[h][t] = -__builtin_inff();
         for (int64_t t = seen[h][1] > 0 ? seen[h][1] : 0; t < to; t++) scores[h][t] = -__builtin_inff();
         exponentiate(scores[h], to, now->largest + summary + h, now->sums + summary + h);
+        if (format == INT8)
+            for (const struct run *run = runs; run < end; run++) multiply_by_scales(scores[h], run, run->value_scales);
     }
     int64_t i = 0;
-#define WEIGH_TILE(n) weigh(now, scores[h], runs, end, i, LANES, sight + h * now->wide + i, n, TILE_TOKENS)
-#define WEIGH_ONE(n) weigh(now, scores[h], runs, end, i, size - i, sight + h * now->wide + i, n, 1)
+#define WEIGH_TILE(n)                                               \
+    for (int64_t part = 0; part < TILE_TOKENS; part += WIDTH(n))    \
+        weigh(now, scores[h], runs, end, i + part * LANES, LANES, sight + h * now->wide, n, WIDTH(n), format)
+#define WEIGH_ONE(n) weigh(now, scores[h], runs, end, i, size - i, sight + h * now->wide, n, 1, format)
     for (; i + TILE_TOKENS * LANES <= size; i += TILE_TOKENS * LANES) FOR_HEADS(count, h, WEIGH_TILE)
     for (; i < size; i += LANES) FOR_HEADS(count, h, WEIGH_ONE)
 }
 
-static void attend(const struct piece *now, int64_t stretch, int64_t kv_head) {
+ALWAYS void attend_as(const struct piece *now, int64_t stretch, int64_t kv_head, const int format) {
     const int64_t queries = now->rows * now->group, begin = kv_head * queries, end = begin + queries;
     for (int64_t query = begin; query < end; query += HEADS_AT_ONCE)
-        attend_queries(now, stretch, kv_head, query, end - query < HEADS_AT_ONCE ? end - query : HEADS_AT_ONCE);
+        attend_queries(now, stretch, kv_head, query, end - query < HEADS_AT_ONCE ? end - query : HEADS_AT_ONCE, format);
+}
+
+static void attend(const struct piece *now, int64_t stretch, int64_t kv_head) {
+    switch (now->a->format) {
+        case FP32: attend_as(now, stretch, kv_head, FP32); break;
+        case FP16: attend_as(now, stretch, kv_head, FP16); break;
+        case INT8: attend_as(now, stretch, kv_head, INT8); break;
+    }
 }
 
 /* The results of the queries from chunk * LANES_IN_ALL on, as many. */

@@ -9,7 +9,7 @@
 #define TILE_ROWS 2
 #define TILE_TOKENS 4
 #pragma STDC FP_CONTRACT OFF
-#pragma clang attribute push(__attribute__((target("avx2,fma"))), apply_to = function)
+#pragma clang attribute push(__attribute__((target("avx2,fma,f16c"))), apply_to = function)
 #include "lanes.h"
 
 ALWAYS ints dots(const int bits, const int count, ints sum, const bytes *codes, const uint8_t *values) {

@@ -7,6 +7,10 @@ ALWAYS floats spread(const float *from, const int count, ints which) {
     return (floats)_mm256_permutevar8x32_ps(few, (__m256i)which);
 }
 
+ALWAYS floats widen(halves x) { return (floats)_mm256_cvtph_ps((__m128i)x); }
+
+ALWAYS halves narrow(floats x) { return (halves)_mm256_cvtps_ph((__m256)x, _MM_FROUND_TO_NEAREST_INT); }
+
 ALWAYS __m256i first_lanes(int count) {
     return _mm256_cmpgt_epi32(_mm256_set1_epi32(count), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
 }

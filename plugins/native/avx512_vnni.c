@@ -9,7 +9,7 @@
 #define TILE_ROWS 4
 #define TILE_TOKENS 4
 #pragma STDC FP_CONTRACT OFF
-#pragma clang attribute push(__attribute__((target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni"))), \
+#pragma clang attribute push(__attribute__((target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni"))), \
                              apply_to = function)
 #include "lanes.h"
 
@@ -26,6 +26,12 @@ ALWAYS floats spread(const float *from, const int count, ints which) {
     floats few = {0};
     memcpy(&few, from, (size_t)count * 4);
     return (floats)_mm512_permutexvar_ps((__m512i)which, few);
+}
+
+ALWAYS floats widen(halves x) { return (floats)_mm512_cvtph_ps((__m256i)x); }
+
+ALWAYS halves narrow(floats x) {
+    return (halves)_mm512_cvtps_ph((__m512)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
 
 ALWAYS floats load_first(const float *from, int count) {

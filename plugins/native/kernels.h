@@ -10,6 +10,8 @@
  *                                     a * b + c, rounded once
  *   floats spread(const float *from, int count, ints which)
  *                                     of `count` (at most 8) floats the one that each lane names
+ *   floats widen(halves x), halves narrow(floats x)
+ *                                     FP16 numbers to floats and back, rounded to nearest, half to even
  *   floats load_first(const float *from, int count), void store_first(float *to, floats value, int count)
  *                                     of the first lanes only, less than LANES; the others are loaded as 0
  */

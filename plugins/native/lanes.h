@@ -10,6 +10,7 @@ typedef int32_t ints __attribute__((vector_size(4 * LANES)));
 typedef uint32_t unsigneds __attribute__((vector_size(4 * LANES)));
 typedef uint8_t bytes __attribute__((vector_size(4 * LANES)));
 typedef int8_t chars __attribute__((vector_size(4 * LANES)));
+typedef uint16_t halves __attribute__((vector_size(2 * LANES))); /* the bits of FP16 numbers */
 
 ALWAYS bytes load_bytes(const void *from) {
     bytes value;

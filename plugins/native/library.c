@@ -12,7 +12,7 @@ enum { PORTABLE, AVX2, AVX_VNNI, AVX512_VNNI, LEVELS }; /* SHARED with library.p
 /* SHARED with library.py: a number that both count up when they no longer understand each other, and what each struct
  * takes. */
 EXPORT const int32_t motley_interface[] = {
-    5,
+    6,
     sizeof(struct matmul),
     sizeof(struct norm),
     sizeof(struct gated),
@@ -36,7 +36,7 @@ EXPORT int32_t motley_supports(int32_t level) {
 #ifdef __x86_64__
     unsigned a, b, c, d, state, high;
     if (level == PORTABLE) return 1;
-    if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_OSXSAVE) || !(c & bit_FMA)) return 0;
+    if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_OSXSAVE) || !(c & bit_FMA) || !(c & bit_F16C)) return 0;
     __asm__("xgetbv" : "=a"(state), "=d"(high) : "c"(0));
     if ((state & 0x06) != 0x06) return 0; /* xmm and ymm registers are kept */
     if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(b & bit_AVX2)) return 0;

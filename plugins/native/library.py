@@ -100,6 +100,8 @@ class Attention(ctypes.Structure):
         ("qkv", c_void_p),
         ("keys", c_void_p),
         ("values", c_void_p),
+        ("key_scales", c_void_p),
+        ("value_scales", c_void_p),
         ("sinks", c_void_p),
         ("y", c_void_p),
         ("rows", c_int64),
@@ -112,12 +114,13 @@ class Attention(ctypes.Structure):
         ("window", c_int64),
         ("rope", c_int64),
         ("context", c_int64),
+        ("format", c_int32),
         ("scale", c_float),
         ("soft_cap", c_float),
     )
 
 
-INTERFACE = (5, *map(ctypes.sizeof, (Matmul, Norm, Gated, Table, Span, SpanList, Attention)))
+INTERFACE = (6, *map(ctypes.sizeof, (Matmul, Norm, Gated, Table, Span, SpanList, Attention)))
 """What ``motley_interface`` of library.c must be: a number that is raised in both files whenever they no longer
 understand each other, and the size of each struct. It shows that a library was built before an update."""
 
@@ -203,7 +206,7 @@ def place(name: str, array: npt.NDArray[Any], dtype: npt.DTypeLike, *shape: int)
     return address(name, array, dtype, *shape)
 
 
-def _check_spans(misfit: int, _function: Any, arguments: tuple[Any, ...]) -> int:
+def _check_spans(misfit: Any, _function: Any, arguments: tuple[Any, ...]) -> Any:
     """Tell what is wrong with the span that ``motley_attention`` says does not fit.
 
     Raises:

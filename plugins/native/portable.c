@@ -47,6 +47,32 @@ ALWAYS floats spread(const float *from, const int count, ints which) {
     return result;
 }
 
+/* Its bits, as a float's, are a 2^112th of it, also where they are no normal float's. */
+ALWAYS floats widen(halves x) {
+    const ints bits = __builtin_convertvector(x, ints), magnitude = bits & 0x7fff;
+    const floats value = (floats)(magnitude << 13) * 0x1p112f;
+    return (floats)((ints)value | ((magnitude >= 0x7c00) & 0x7f800000) | (bits & 0x8000) << 16);
+}
+
+ALWAYS halves narrow(floats x) {
+    halves result;
+    for (int lane = 0; lane < LANES; lane++) {
+        uint32_t bits = ((unsigneds)x)[lane], sign = bits >> 16 & 0x8000, magnitude = bits & 0x7fffffff;
+        if (magnitude > 0x7f800000) magnitude = 0x7e00 | (magnitude >> 13 & 0x3ff); /* not a number */
+        else if (magnitude >= 0x477ff000) magnitude = 0x7c00; /* from where it rounds to infinity */
+        else if (magnitude >= 0x38800000) magnitude = (magnitude - 0x38000000 + 0xfff + (magnitude >> 13 & 1)) >> 13;
+        else { /* below 2^-14: a sum with 0.5 ends in the bits of a whole number of 2^-24 */
+            float value;
+            memcpy(&value, &magnitude, sizeof value);
+            value += 0.5f;
+            memcpy(&magnitude, &value, sizeof value);
+            magnitude -= 0x3f000000;
+        }
+        result[lane] = (uint16_t)(sign | magnitude);
+    }
+    return result;
+}
+
 ALWAYS floats load_first(const float *from, int count) {
     floats value = {0};
     for (int lane = 0; lane < count; lane++) value[lane] = from[lane];

@@ -1,5 +1,5 @@
 """Our own attention against float64, and against itself: every level and pool, any blocks, and a row beside any others
-give the same bits."""
+give the same bits, whatever keys and values are cached as."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from motley.plugins.native.attention import I32, SpanRows, Spans, bind_attention
+from motley.plugins.native.attention import FORMATS, I32, Cached, SpanRows, Spans, bind_attention
 from motley.plugins.native.library import F32
 from motley.plugins.native.matmul import Pool
 from tests.plugins.native.native_levels import LEVELS, assert_same, set_level
 
 F64 = np.ndarray[Any, np.dtype[np.float64]]
+Format = type[np.float32] | type[np.float16] | type[np.int8]
 
 HALF_ULP = 2.0**-24
 POOLS = {threads: Pool(threads) for threads in (1, 2, 3)}
@@ -47,9 +48,25 @@ def at_all_levels(compute: Callable[[], F32]) -> F32:
     return expected
 
 
+def encode(heads: F32, format: Format) -> tuple[Cached, F32]:
+    """Heads [..., d] in what they are cached as, and the scale [...] of each, 1 if the format has none."""
+    with np.errstate(all="ignore"):
+        if format is not np.int8:
+            return heads.astype(format), np.ones(heads.shape[:-1], np.float32)
+        most = np.abs(heads).max(-1)
+        codes = np.rint(heads * (np.float32(127) / most)[..., None])
+        scales = np.where(np.isfinite(most), np.where(most < 2.0**-100, 0, most / np.float32(127)), np.nan)
+    return np.where((scales > 0)[..., None], codes, 0).astype(np.int8), scales.astype(np.float32)
+
+
+def decode(numbers: Cached, scales: F32) -> F64:
+    return numbers.astype(np.float64) * scales[..., None]
+
+
 @dataclass(frozen=True)
 class Case:
-    """Consecutive tokens of one sequence, and what is cached before them: keys and values f32[kv_heads, C, d]."""
+    """Consecutive tokens of one sequence, and what is cached before them: keys and values f32[kv_heads, C, d], which
+    are rounded to the format."""
 
     qkv: F32
     keys: F32
@@ -62,6 +79,7 @@ class Case:
     scale: float = 0.3
     soft_cap: float = 0.0
     sinks: F32 | None = None
+    format: Format = np.float32
 
     @classmethod
     def random(
@@ -74,6 +92,7 @@ class Case:
         turned: int = 0,
         window: int = 0,
         rows: int = 1,
+        format: Format = np.float32,
     ) -> Case:
         random = np.random.default_rng([kv_heads, group, size, capacity, position])
         angles = random.uniform(0, 7, (capacity, turned))
@@ -86,6 +105,7 @@ class Case:
             position,
             group * kv_heads,
             window,
+            format=format,
         )
 
     @property
@@ -118,10 +138,9 @@ class Case:
         turned = np.concatenate([a * cos - b * sin, b * cos + a * sin, others], axis=2)
         return turned[: self.heads], turned[self.heads :], rows[-self.kv_heads :]
 
-    def exact(self) -> F64:
-        queries, own_keys, own_values = self.split()
-        keys, values = self.keys.astype(np.float64), self.values.astype(np.float64)
-        keys[:, self.places], values[:, self.places] = own_keys, own_values
+    def exact(self, keys: F64, values: F64) -> F64:
+        """f64[M, H * d], of keys and values f64[kv_heads, C, d] as they are cached, the tokens' own among them."""
+        queries, _, _ = self.split()
         return np.stack([self._seen(queries[:, row], keys, values, row) for row in range(len(self.qkv))])
 
     def _seen(self, queries: F64, keys: F64, values: F64, row: int) -> F64:
@@ -139,28 +158,45 @@ class Case:
         total = e.sum(-1, keepdims=True) + np.exp(sinks - largest)
         return (e / total @ values[:, seen]).reshape(-1)
 
-    def bound(self) -> float:
+    def bound(self, keys: F64, values: F64) -> float:
         """Of the values: twice what a score's sum by 16 lanes is off by, and a stretch's sum of 128 positions."""
-        queries, key, _ = self.split()
-        keys = np.concatenate([self.keys, key], axis=1)
+        queries, _, _ = self.split()
         grouped = np.abs(queries).reshape(self.kv_heads, -1, queries.shape[2])
         largest = self.scale * (grouped @ np.abs(keys).transpose(0, 2, 1)).max()
-        off = HALF_ULP * ((self.size / 16 + 10) * 2 * largest + 168)
-        return float(off * max(np.abs(self.values).max(), np.abs(self.qkv).max()))
+        return float(HALF_ULP * ((self.size / 16 + 12) * 2 * largest + 170) * np.abs(values).max())
+
+    def cached(self) -> tuple[F64, F64]:
+        """Keys and values f64[kv_heads, C, d] as they are cached once the tokens' own are."""
+        blocks = Blocks.of([self], self.capacity)
+        attend(blocks)
+        return blocks.cached(0)
+
+    def check(self, y: F32, tolerance: float = 0.0) -> None:
+        """Against float64; the tolerance is of the largest value."""
+        cached = self.cached()
+        largest = float(np.abs(cached[1]).max())
+        assert np.abs(y - self.exact(*cached)).max() <= self.bound(*cached) + tolerance * largest
 
 
 @dataclass(frozen=True)
 class Blocks:
-    """Some cases, alike but for their sequences, with what each has cached in blocks f32[N, kv_heads, tokens, d].
+    """Some cases, alike but for their sequences, with what each has cached in blocks [N, kv_heads, tokens, d].
 
-    What is in no case's cache is not a number, so that reading it would show.
+    What is in no case's cache is not a number, or has a scale that is none, so that reading it would show.
     """
 
     cases: Sequence[Case]
-    keys: F32
-    values: F32
+    keys: Cached
+    key_scales: F32
+    values: Cached
+    value_scales: F32
     numbers: Sequence[I32]
     """The blocks of each case."""
+
+    @property
+    def caches(self) -> tuple[Any, ...]:
+        """All that a call may write to, but for its results."""
+        return self.keys, self.key_scales, self.values, self.value_scales
 
     @classmethod
     def of(cls, cases: Sequence[Case], tokens: int, order: int = 0) -> Blocks:
@@ -168,21 +204,25 @@ class Blocks:
         counts = [-(-case.capacity // tokens) for case in cases]
         numbers = np.random.default_rng(order).permutation(sum(counts) + 2).astype(np.int32)
         of_case = [numbers[end - count : end] for count, end in zip(counts, accumulate(counts), strict=True)]
-        caches = [np.full((len(numbers), cases[0].kv_heads, tokens, cases[0].size), np.nan, np.float32) for _ in "kv"]
-        for case, own in zip(cases, of_case, strict=True):
-            for cache, cached in zip(caches, (case.keys, case.values), strict=True):
+        format, shape = cases[0].format, (len(numbers), cases[0].kv_heads, tokens)
+        caches: list[Any] = []
+        for name in ("keys", "values"):
+            cache = np.full((*shape, cases[0].size), 99 if format is np.int8 else np.nan, format)
+            scales = np.full(shape, np.nan, np.float32)
+            for case, own in zip(cases, of_case, strict=True):
                 for start, block in zip(range(0, case.capacity, tokens), own, strict=True):
-                    part = cached[:, start : start + tokens]
-                    cache[block, :, : part.shape[1]] = part
+                    part = getattr(case, name)[:, start : start + tokens]
+                    place = block, slice(None), slice(part.shape[1])
+                    cache[place], scales[place] = encode(part, format)
+            caches += cache, scales
         return cls(cases, *caches, of_case)
 
-    def cached(self, n: int) -> tuple[F32, F32]:
-        """Keys and values f32[kv_heads, C, d] of one case, as they are now."""
-        case, own = self.cases[n], self.numbers[n]
-        keys, values = (
-            np.concatenate(list(cache[own]), axis=1)[:, : case.capacity] for cache in (self.keys, self.values)
+    def cached(self, n: int) -> tuple[F64, F64]:
+        """Keys and values f64[kv_heads, C, d] of one case, as they are now."""
+        keys, key_scales, values, value_scales = (
+            np.concatenate(list(cache[self.numbers[n]]), axis=1)[:, : self.cases[n].capacity] for cache in self.caches
         )
-        return keys, values
+        return decode(keys, key_scales), decode(values, value_scales)
 
     def spans(self) -> list[SpanRows]:
         ends = list(accumulate(len(case.qkv) for case in self.cases))
@@ -209,6 +249,8 @@ class Blocks:
             pool=POOLS[threads],
             soft_cap=case.soft_cap,
             sinks=case.sinks,
+            key_scales=self.key_scales if case.format is np.int8 else None,
+            value_scales=self.value_scales if case.format is np.int8 else None,
         )
 
 
@@ -236,6 +278,7 @@ def cases(draw: st.DrawFn) -> Case:
         turned=draw(st.integers(0, size // 2) | st.just(size // 2)),
         window=draw(st.just(0) | st.integers(1, capacity + 9)),
         rows=draw(st.just(1) | st.integers(1, min(40, capacity - position))),
+        format=draw(st.sampled_from(FORMATS)),
     )
 
 
@@ -253,6 +296,7 @@ def alike(draw: st.DrawFn, case: Case) -> Case:
         case.cos.shape[1],
         case.window,
         draw(st.just(1) | st.integers(1, min(20, capacity - position))),
+        case.format,
     )
     return replace(other, soft_cap=case.soft_cap, sinks=case.sinks)
 
@@ -262,17 +306,14 @@ block_sizes = st.sampled_from((1, 2, 16, 32, 33, 64, 100, 128, 150, 256, 400)) |
 
 @given(case=cases())
 def test_attention(case: Case) -> None:
-    y = at_all_levels(case.result)
-    assert np.abs(y - case.exact()).max() <= case.bound()
+    case.check(at_all_levels(case.result))
 
 
 @given(case=cases(), cap=st.sampled_from((0.0, 0.5, 30.0)), size=st.sampled_from((0.0, 1.0, 8.0)), tokens=block_sizes)
 def test_attention_with_a_soft_cap_and_sinks(case: Case, cap: float, size: float, tokens: int) -> None:
     sinks = normal(np.random.default_rng(case.heads), case.heads) * np.float32(size) if size else None
     changed = replace(case, soft_cap=cap, sinks=sinks)
-    y = at_all_levels(lambda: changed.result(tokens=tokens))
-    largest = max(np.abs(case.values).max(), np.abs(case.qkv).max())
-    assert np.abs(y - changed.exact()).max() <= case.bound() + 16 * HALF_ULP * cap * float(largest)
+    changed.check(at_all_levels(lambda: changed.result(tokens=tokens)), tolerance=16 * HALF_ULP * cap)
 
 
 @given(case=cases(), tokens=block_sizes, order=st.integers(0, 99), level=st.sampled_from(LEVELS))
@@ -328,31 +369,40 @@ def test_more_spans_than_there_is_scratch_for(level: str, window: int) -> None:
 
 @given(case=cases(), tokens=block_sizes, level=st.sampled_from(LEVELS), data=st.data())
 def test_only_the_tokens_are_written_to_the_blocks(case: Case, tokens: int, level: str, data: st.DataObject) -> None:
+    """Keys, once they are turned, and values are rounded to what is nearest."""
     set_level(level)
     together = [case, *data.draw(st.lists(alike(case), max_size=2))]
     blocks = Blocks.of(together, tokens)
-    before = [cache.copy() for cache in (blocks.keys, blocks.values)]
+    before = [cache.copy() for cache in blocks.caches]
     attend(blocks)
     for n, one in enumerate(together):
         _, key, value = one.split()
         keys, values = blocks.cached(n)
-        assert_same(np.ascontiguousarray(values[:, one.places]), value.astype(np.float32))
-        np.testing.assert_allclose(keys[:, one.places], key, atol=4 * HALF_ULP * np.abs(one.qkv).max())
+        np.testing.assert_array_equal(values[:, one.places], decode(*encode(value.astype(np.float32), one.format)))
+        off = 4 * HALF_ULP * np.abs(one.qkv).max()
+        if one.format is np.float16:
+            off += 2.0**-11 * np.abs(key) + 2.0**-25
+        elif one.format is np.int8:
+            off += np.abs(key).max(-1, keepdims=True) / 253.9
+        assert (np.abs(keys[:, one.places] - key) <= off).all()
         for at in range(one.position, one.places.stop):
-            for cache, was in zip((blocks.keys, blocks.values), before, strict=True):
+            for cache, was in zip(blocks.caches, before, strict=True):
                 place = blocks.numbers[n][at // tokens], slice(None), at % tokens
                 was[place] = cache[place]
-    for cache, was in zip((blocks.keys, blocks.values), before, strict=True):
-        assert_same(cache, was)
+    for cache, was in zip(blocks.caches, before, strict=True):
+        assert cache.tobytes() == was.tobytes()
 
 
 @pytest.mark.parametrize(("kv_heads", "group", "size"), [(1, 1, 128), (2, 4, 64), (3, 8, 40), (1, 20, 64)])
 @pytest.mark.parametrize("window", [0, 4000])
-def test_threads_do_not_change_bits_of_long_contexts(kv_heads: int, group: int, size: int, window: int) -> None:
-    case = Case.random(kv_heads, group, size, 5000, 4900, turned=size // 2, window=window)
+@pytest.mark.parametrize("format", FORMATS)
+def test_threads_do_not_change_bits_of_long_contexts(
+    kv_heads: int, group: int, size: int, window: int, format: Format
+) -> None:
+    case = Case.random(kv_heads, group, size, 5000, 4900, turned=size // 2, window=window, format=format)
     set_level(LEVELS[-1])
     expected = case.result()
-    assert np.abs(expected - case.exact()).max() <= case.bound()
+    case.check(expected)
     for level in LEVELS[1:]:
         set_level(level)
         for threads in POOLS:
@@ -395,7 +445,7 @@ MISFITS: list[tuple[str, dict[str, Any]]] = [
 def test_spans_that_do_not_fit_write_nothing(message: str, changed: dict[str, Any]) -> None:
     case = Case.random(2, 4, 16, 200, 7, turned=8, rows=3)
     y, spans, blocks = np.full((3, 128), 7, np.float32), Spans(2, 1), Blocks.of([case], 32)
-    before = [cache.copy() for cache in (blocks.keys, blocks.values)]
+    before = [cache.copy() for cache in blocks.caches]
     call = blocks.bind(case.qkv, y, spans)
     (fits,) = blocks.spans()
     fits = fits._replace(rows=1)
@@ -403,8 +453,8 @@ def test_spans_that_do_not_fit_write_nothing(message: str, changed: dict[str, An
     with pytest.raises(IndexError, match=f"^span 1 .*{message}"):
         call()
     assert (y == 7).all()
-    assert_same(blocks.keys, before[0])
-    assert_same(blocks.values, before[1])
+    for cache, was in zip(blocks.caches, before, strict=True):
+        assert_same(cache, was)
     spans.set([fits])
     call()
     assert_same(y[:1], replace(case, qkv=case.qkv[:1]).result())
@@ -419,10 +469,60 @@ def test_blocks_before_the_window_may_be_gone() -> None:
     assert_same(attend(blocks), expected)
 
 
-def test_one_position_gives_its_value() -> None:
-    case = Case.random(2, 3, 24, 4, 0)
+@pytest.mark.parametrize("format", FORMATS)
+def test_one_position_gives_its_value(format: Format) -> None:
+    case = Case.random(2, 3, 24, 4, 0, format=format)
     y = at_all_levels(case.result).reshape(6, 24)
-    np.testing.assert_array_equal(y, case.qkv[0, -48:].reshape(2, 24).repeat(3, axis=0))
+    value = decode(*encode(case.qkv[0, -48:].reshape(2, 24), format))
+    np.testing.assert_array_equal(y, value.astype(np.float32).repeat(3, axis=0))
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_all_numbers_of_fp16(level: str) -> None:
+    """Each, and floats all around it, is rounded and read as numpy does it."""
+    halves = np.arange(2**16, dtype=np.uint16).view(np.float16)
+    finite = np.unique(halves[np.isfinite(halves)].astype(np.float32))
+    between = (finite[1:].astype(np.float64) + finite[:-1]).astype(np.float32) / 2
+    ends = np.array([65519, 65519.996, 65520, 7e4, 3e38, np.inf, 1e-45], np.float32)
+    near = [np.nextafter(between, np.float32(side)) for side in (-np.inf, np.inf)]
+    value = np.concatenate([finite, between, *near, ends, -ends])
+    nothing = np.zeros((1, 1, value.size), np.float32)
+    none = np.zeros((1, 0), np.float32)
+    qkv = np.concatenate([np.zeros(2 * value.size, np.float32), value])[None]
+    case = Case(qkv, nothing, nothing, none, none, 0, 1, format=np.float16)
+    set_level(level)
+    blocks = Blocks.of([case], 1)
+    y = attend(blocks)
+    with np.errstate(over="ignore"):
+        expected = value.astype(np.float16)
+    (block,) = blocks.numbers[0]
+    assert blocks.values[block].tobytes() == expected.tobytes()
+    np.testing.assert_array_equal(y[0], expected.astype(np.float32))
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("part", [1, 2], ids=["key", "value"])
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_what_is_not_finite_does_not_vanish_in_int8(level: str, part: int, value: float) -> None:
+    """Its head's results are not numbers."""
+    case = Case.random(2, 3, 24, 40, 35, format=np.int8)
+    set_level(level)
+    finite = case.result().reshape(2, 72)
+    case.qkv[0, (3 + part - 1) * 48 + 30] = value  # of the second head
+    y = case.result().reshape(2, 72)
+    assert_same(y[0], finite[0])
+    assert np.isnan(y[1]).all()
+
+
+@pytest.mark.parametrize("magnitude", [0.0, 2.0**-101, 2.0**-99, 1e38])
+def test_int8_of_all_magnitudes(magnitude: float) -> None:
+    """Numbers too small for an inverse are 0."""
+    case = Case.random(2, 3, 24, 40, 0, format=np.int8)
+    case.qkv[0, -24:] *= np.float32(magnitude) / np.abs(case.qkv[0, -24:]).max()
+    y = at_all_levels(case.result).reshape(6, 24)
+    value = decode(*encode(case.qkv[0, -48:].reshape(2, 24), np.int8)).astype(np.float32)
+    np.testing.assert_array_equal(y, value.repeat(3, axis=0))
+    assert (y[3:] == 0).all() == (magnitude < 2.0**-100)
 
 
 def test_scores_of_all_magnitudes() -> None:
@@ -434,14 +534,15 @@ def test_scores_of_all_magnitudes() -> None:
         y = at_all_levels(scaled.result)
         assert np.isfinite(y).all()
         if scale != 1e3:
-            np.testing.assert_allclose(y, scaled.exact(), atol=1e-5)
+            np.testing.assert_allclose(y, scaled.exact(*scaled.cached()), atol=1e-5)
 
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("cache", ["keys", "values"])
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_what_is_not_finite_does_not_vanish(level: str, cache: str, value: float) -> None:
-    case = Case.random(2, 3, 24, 400, 350)
+@pytest.mark.parametrize("format", FORMATS[:2])
+def test_what_is_not_finite_does_not_vanish(level: str, cache: str, value: float, format: Format) -> None:
+    case = Case.random(2, 3, 24, 400, 350, format=format)
     set_level(level)
     finite = case.result()
     getattr(case, cache)[1, 200, 5] = value
@@ -460,8 +561,9 @@ def test_what_is_not_finite_does_not_vanish(level: str, cache: str, value: float
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("tokens", [32, 400])
-def test_what_is_not_seen_may_be_anything(level: str, tokens: int) -> None:
-    case = Case.random(2, 3, 24, 400, 350, turned=8, window=60)
+@pytest.mark.parametrize("format", FORMATS)
+def test_what_is_not_seen_may_be_anything(level: str, tokens: int, format: Format) -> None:
+    case = Case.random(2, 3, 24, 400, 350, turned=8, window=60, format=format)
     set_level(level)
     expected = case.result()
     for cache in (case.keys, case.values):
@@ -473,12 +575,12 @@ def test_what_is_not_seen_may_be_anything(level: str, tokens: int) -> None:
 
 BEYOND = """
 import numpy as np
-from motley.plugins.native.attention import SpanRows, Spans, bind_attention
+from motley.plugins.native.attention import FORMATS, SpanRows, Spans, bind_attention
 from motley.plugins.native.matmul import Pool
 from tests.plugins.native.native_levels import LEVELS, at_the_end, set_level
 
-def ones(*shape):
-    return at_the_end(np.ones(shape, np.float32))
+def ones(*shape, dtype=np.float32):
+    return at_the_end(np.ones(shape, dtype))
 
 pool = Pool(1)
 for level in LEVELS:
@@ -490,11 +592,14 @@ for level in LEVELS:
                 blocks = at_the_end(np.arange(count, dtype=np.int32))
                 spans, angles = Spans(1, 1), (ones(places, turned), ones(places, turned))
                 spans.set([SpanRows(0, 1, places - 1, blocks, (angles,))])
-                caches = [ones(count, 2, tokens, size) for _ in "kv"]
-                bind_attention(
-                    ones(1, 10 * size), *caches, ones(1, 6 * size), spans, 0, heads=6, kv_heads=2, scale=1, window=0,
-                    context=places, turned=turned, pool=pool,
-                )()
+                for dtype in FORMATS:
+                    caches = [ones(count, 2, tokens, size, dtype=dtype) for _ in "kv"]
+                    scales = [ones(count, 2, tokens) if dtype == np.int8 else None for _ in "kv"]
+                    bind_attention(
+                        ones(1, 10 * size), *caches, ones(1, 6 * size), spans, 0, heads=6, kv_heads=2, scale=1,
+                        window=0, context=places, turned=turned, pool=pool, key_scales=scales[0],
+                        value_scales=scales[1],
+                    )()
 print("done")
 """
 
@@ -507,17 +612,19 @@ def test_nothing_is_touched_beyond_the_last_byte() -> None:
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_operands_may_lie_anywhere(level: str) -> None:
-    case = Case.random(2, 3, 24, 40, 30, turned=12)
+@pytest.mark.parametrize("format", FORMATS)
+def test_operands_may_lie_anywhere(level: str, format: Format) -> None:
+    case = Case.random(2, 3, 24, 40, 30, turned=12, format=format)
     set_level(level)
 
-    def moved(array: F32) -> F32:
-        memory = np.zeros(array.size + 1, np.float32)
+    def moved(array: Any) -> Any:
+        memory = np.zeros(array.size + 1, array.dtype)
         memory[1:] = array.ravel()
         return memory[1:].reshape(array.shape)
 
     blocks = Blocks.of([replace(case, cos=moved(case.cos), sin=moved(case.sin))], 8)
-    blocks = replace(blocks, keys=moved(blocks.keys), values=moved(blocks.values))
+    names = ("keys", "key_scales", "values", "value_scales")
+    blocks = replace(blocks, **{name: moved(getattr(blocks, name)) for name in names})
     y, spans = moved(np.empty((1, 144), np.float32)), Spans(1, 1)
     spans.set(blocks.spans())
     blocks.bind(moved(case.qkv), y, spans)()
@@ -548,6 +655,10 @@ REFUSED: list[tuple[str, Any]] = [
     ("keys", ones(3, 2, 0, 8)),
     ("keys", ones(3, 2, 9, 0)),
     ("keys", ones(3, 2, 9, 8, writeable=False)),
+    ("keys", ones(3, 2, 9, 8, dtype=np.float64)),
+    ("values", ones(3, 2, 9, 8, dtype=np.float16)),
+    ("key_scales", ones(3, 2, 9)),
+    ("value_scales", ones(3, 2, 9)),
     ("values", ones(3, 2, 8, 8)),
     ("values", ones(3, 2, 9, 8, writeable=False)),
     ("values", ones(3, 2, 9, 16)[..., ::2]),
@@ -569,6 +680,25 @@ def test_what_does_not_fit_is_refused_by_name(name: str, value: Any) -> None:
     bind()
     with pytest.raises(ValueError, match=f"^{name} must"):
         bind(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("values", ones(3, 2, 9, 8)),
+        ("key_scales", None),
+        ("value_scales", None),
+        ("key_scales", ones(3, 2, 8)),
+        ("value_scales", ones(3, 2, 9, dtype=np.float16)),
+        ("value_scales", ones(3, 2, 9, writeable=False)),
+    ],
+)
+def test_scales_that_do_not_fit_are_refused_by_name(name: str, value: Any) -> None:
+    caches = {name: ones(3, 2, 9, 8, dtype=np.int8) for name in ("keys", "values")}
+    scales = {name: ones(3, 2, 9) for name in ("key_scales", "value_scales")}
+    bind(**caches, **scales)
+    with pytest.raises(ValueError, match=f"^{name} must"):
+        bind(**caches | scales | {name: value})
 
 
 REFUSED_SPANS: list[tuple[str, dict[str, Any]]] = [
