@@ -41,7 +41,8 @@ async def test_every_rank_holds_and_computes_in_its_own_way(there: Mesh) -> None
                 for node in nodes
             ]
             text, told = await answer(client)
-            assert (text, told) == await answer(client)
+            again, told_again = await answer(client)  # of which the prompt is in the caches
+            assert (again, told_again) == (text, pytest.approx(told, abs=1e-5))
             both = told.keys() & expected.keys()
             assert len(both) >= 3
             assert [told[token] for token in both] == pytest.approx([expected[token] for token in both], abs=CLOSE)
