@@ -13,7 +13,6 @@ from urllib.parse import unquote
 import grpc
 import grpc.aio
 
-from motley.orchestrator.addresses import is_loopback
 from motley.orchestrator.identity import Identity
 from motley.orchestrator.limits import HELLO_BYTES
 from motley.orchestrator.nodes import (
@@ -27,6 +26,7 @@ from motley.orchestrator.nodes import (
     what_became,
 )
 from motley.protocol import VERSION
+from motley.protocol.address import is_loopback
 from motley.protocol.mesh_pb2 import Empty, Hello, NodeMessage, OrchestratorMessage, Welcome
 from motley.protocol.mesh_pb2_grpc import MeshServicer
 

@@ -20,7 +20,7 @@ import grpc.aio
 from motley.daemon.machine.gpus import gpus
 from motley.daemon.machine.memory import available_memory
 from motley.daemon.models.files import load_tokenizer
-from motley.daemon.node.address import is_loopback, join_address, listening_host
+from motley.daemon.node.address import listening_host
 from motley.daemon.node.describe import DescribeError, describe_apart, look
 from motley.daemon.node.rendering import TemplateApart
 from motley.daemon.node.worker import RankWorker, WorkerError
@@ -31,6 +31,7 @@ from motley.daemon.weights.hub import ModelNotFound, resolve
 from motley.protocol import VERSION
 from motley.protocol import mesh_pb2 as pb
 from motley.protocol import worker_pb2 as wp
+from motley.protocol.address import is_loopback, join_address
 from motley.protocol.mesh_pb2_grpc import MeshStub
 
 logger = logging.getLogger(__name__)

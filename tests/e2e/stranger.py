@@ -18,8 +18,8 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from motley.daemon.node.address import parse_address
 from motley.protocol import VERSION
+from motley.protocol.address import parse_address
 from motley.protocol.mesh_pb2 import Hello, NodeMessage
 from motley.protocol.mesh_pb2_grpc import MeshStub
 

@@ -30,6 +30,8 @@ class Call:
     [
         ("127.0.0.1", "192.168.1.10", "192.168.1.10"),
         ("::1", "fd00::10", "fd00::10"),
+        ("localhost", "192.168.1.10", "192.168.1.10"),
+        ("::ffff:127.0.0.1", "192.168.1.10", "192.168.1.10"),
         ("127.0.0.1", "", "127.0.0.1"),
         ("10.8.0.2", "192.168.1.10", "10.8.0.2"),
         ("gaming-pc", "192.168.1.10", "gaming-pc"),
@@ -49,5 +51,6 @@ async def test_a_stream_that_ends_before_the_token_was_taken_is_no_welcome(tmp_p
 
 
 def test_workers_listen_where_others_reach_them() -> None:
-    hosts = {"127.0.0.1": "127.0.0.1", "::1": "::1", "192.168.1.10": "0.0.0.0", "fd00::1": "::", "gaming-pc": "0.0.0.0"}
+    hosts = {"127.0.0.1": "127.0.0.1", "::1": "::1", "localhost": "localhost", "::ffff:127.0.0.1": "::ffff:127.0.0.1"}
+    hosts |= {"192.168.1.10": "0.0.0.0", "fd00::1": "::", "gaming-pc": "0.0.0.0"}
     assert {address: listening_host(address) for address in hosts} == hosts
