@@ -28,7 +28,7 @@ from motley.daemon.text.generation import Generation, RequestError
 from motley.daemon.text.tokenizer import Tokenizer, TokenizerError
 from motley.daemon.weights.cache import ShareCache
 from motley.daemon.weights.hub import ModelNotFound, resolve
-from motley.protocol import VERSION
+from motley.protocol import PROTOCOL, VERSION
 from motley.protocol import mesh_pb2 as pb
 from motley.protocol import worker_pb2 as wp
 from motley.protocol.address import is_loopback, join_address
@@ -150,7 +150,7 @@ class Control:
             OrchestratorLost: the stream broke or was closed.
         """
         call = MeshStub(channel).Join(  # type: ignore[no-untyped-call]
-            metadata=(("motley-token", secret),)
+            metadata=((PROTOCOL, str(VERSION)), ("motley-token", secret))
         )
         talk: list[asyncio.Task[None]] = []
         patience = WELCOME_S
@@ -446,10 +446,15 @@ async def _admitted(call: Any, patience: float, settings: NodeSettings) -> NodeS
 
     Raises:
         grpc.aio.AioRpcError: it has not.
-        OrchestratorLost: it ended the stream without a word.
+        OrchestratorLost: it ended the stream without a word, or says nothing, as one does that knows no tokens in
+            metadata and waits for a Hello.
     """
-    async with asyncio.timeout(patience):
-        metadata = dict(await call.initial_metadata())
+    try:
+        async with asyncio.timeout(patience):
+            metadata = dict(await call.initial_metadata())
+    except TimeoutError:
+        why = f"the orchestrator has not taken the join token within {patience:.0f} s"
+        raise OrchestratorLost(f"{why}; if an older motley runs there, install the same on both") from None
     if "motley-address" not in metadata:
         await _read(call, patience)
         raise OrchestratorLost("the orchestrator answered without a welcome")
