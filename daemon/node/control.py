@@ -22,6 +22,7 @@ from motley.daemon.machine.memory import available_memory
 from motley.daemon.models.files import load_tokenizer
 from motley.daemon.node.address import listening_host
 from motley.daemon.node.describe import DescribeError, describe_apart, look
+from motley.daemon.node.outbox import LIMIT_BYTES, Outbox
 from motley.daemon.node.rendering import TemplateApart
 from motley.daemon.node.worker import RankWorker, WorkerError
 from motley.daemon.text.generation import Generation, RequestError
@@ -33,6 +34,7 @@ from motley.protocol import mesh_pb2 as pb
 from motley.protocol import worker_pb2 as wp
 from motley.protocol.address import is_loopback, join_address
 from motley.protocol.mesh_pb2_grpc import MeshStub
+from motley.protocol.wording import human_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -129,8 +131,9 @@ class Control:
     def __init__(self, settings: NodeSettings, observe: RankObserver) -> None:
         self._settings = settings
         self._observe = observe
-        self._outbox: asyncio.Queue[pb.NodeMessage] = asyncio.Queue()
-        """Not bounded by number, but in time: an orchestrator that reads nothing is lost within its patience."""
+        self._outbox = Outbox()
+        self._overflow = asyncio.Event()
+        """The outbox was full, so something was not said: the conversation must end."""
         self._ranks: dict[_Key, _Rank] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._gpus: list[pb.Gpu] = []
@@ -173,7 +176,8 @@ class Control:
             patience = first.welcome.silence_s
             listener = asyncio.create_task(self._listen(call, patience))
             sender = asyncio.create_task(self._send(call, first.welcome.heartbeat_s))
-            talk = [listener, sender]
+            overflow = asyncio.create_task(self._watch_outbox())
+            talk = [listener, sender, overflow]
             try:
                 await asyncio.wait(talk, return_when=asyncio.FIRST_COMPLETED)
                 await asyncio.wait({listener}, timeout=LEAVE_S)  # it knows why, where it is the stream that has ended
@@ -184,8 +188,8 @@ class Control:
                 raise
             if not listener.done():
                 try:
-                    await sender
-                except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                    await (overflow if overflow.done() else sender)
+                except (OrchestratorLost, grpc.aio.AioRpcError, asyncio.InvalidStateError):
                     raise
                 except Exception as error:
                     logger.exception("cannot send to the orchestrator")
@@ -235,6 +239,15 @@ class Control:
                     continue
             await call.write(message)
 
+    async def _watch_outbox(self) -> None:
+        """
+        Raises:
+            OrchestratorLost: the outbox is full, when it is.
+        """
+        await self._overflow.wait()
+        waiting = human_bytes(LIMIT_BYTES)
+        raise OrchestratorLost(f"the orchestrator, or the network to it, is too slow: {waiting} wait to be sent to it")
+
     async def _watch_gpus(self, every_s: float) -> None:
         """Look now and then what is free on the GPUs, beside the heartbeats, as a driver may take its time."""
         while True:
@@ -242,8 +255,11 @@ class Control:
             await asyncio.sleep(every_s)
 
     def _say(self, **body: Any) -> None:
-        """Send the orchestrator a message: a field of `NodeMessage`, by name."""
-        self._outbox.put_nowait(pb.NodeMessage(**body))
+        """Send the orchestrator a message: a field of `NodeMessage`, by name. If too many wait, it is lost by that."""
+        try:
+            self._outbox.put_nowait(pb.NodeMessage(**body))
+        except asyncio.QueueFull:
+            self._overflow.set()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Do something beside the conversation, for as long as that lasts."""
