@@ -275,7 +275,7 @@ class Control:
             case "rank":
                 self._command(message.rank)
             case "generate":
-                self._spawn(self._generate(message.generate))
+                self._generate(message.generate)
             case "cancel":
                 self._cancel(message.cancel.request_id)
 
@@ -392,15 +392,20 @@ class Control:
 
     # ------------------------------------------------------------ requests
 
-    async def _generate(self, request: pb.Generate) -> None:
+    def _generate(self, request: pb.Generate) -> asyncio.Task[None]:
+        """Begin to answer a request, which may be cancelled from now on."""
+        self._preparing.add(request.request_id)
+        return self._spawn(self._prepare(request))
+
+    async def _prepare(self, request: pb.Generate) -> None:
         """Turn a request into tokens, beside the event loop and one of each session at a time, and hand it to rank 0's
         worker."""
         rank = self._ranks.get((request.session, 0))
         if rank is None or rank.tokenizer is None:
+            self._preparing.discard(request.request_id)
             message = f"this node does not lead a ready session {request.session!r}"
             self._fail(request.request_id, pb.Failure(code="session_not_ready", message=message))
             return
-        self._preparing.add(request.request_id)
         try:
             async with rank.tokenising:
                 generation = await asyncio.to_thread(Generation, request, rank.tokenizer, rank.command.assign.context)
