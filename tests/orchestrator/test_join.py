@@ -177,7 +177,7 @@ async def test_a_node_that_reads_nothing_is_lost(mesh: Any, new_node: Any, monke
     monkeypatch.setattr(control, "OUTBOX", 3)
     monkeypatch.setattr(control, "_write", stuck)
     node = await mesh.join(new_node())
-    with contextlib.suppress(grpc.aio.AioRpcError):
+    with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # the stream has ended
         for _ in range(5):  # each is answered
             await node.send(rank=RankEvent(session="forgotten", epoch=1, rank=0, listening="x:1"))
     body = await mesh.poll("/api/nodes", lambda body: body["nodes"][0]["state"] == "lost")
