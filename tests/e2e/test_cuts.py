@@ -113,11 +113,6 @@ def processes(there: Mesh) -> list[psutil.Process]:
     return [member for one in (there.orchestrator, *there.nodes.values()) for member in one.family()]
 
 
-async def test_a_cut_of_three_seconds_loses_no_stream(tmp_path: Path) -> None:
-    async with streamed(tmp_path) as (home, there):
-        await cut(home, there, "b", 1, 3.0)
-
-
 @pytest.mark.soak
 @pytest.mark.parametrize("machine", MACHINES)
 async def test_twenty_cuts_of_three_seconds_lose_no_stream(tmp_path: Path, machine: str) -> None:
