@@ -21,7 +21,7 @@ import grpc.aio
 import pytest
 
 from motley.orchestrator.app import Orchestrator, OrchestratorConfig
-from motley.protocol import VERSION
+from motley.protocol import PROTOCOL, VERSION
 from motley.protocol.mesh_pb2 import (
     Assignment,
     Capabilities,
@@ -125,7 +125,6 @@ class ScriptedNode:
             expert_engines=["onnxruntime", "reference"],
             zone=zone,
         )
-        self.protocol = VERSION
         self.heartbeats = True
         self.answer: Callable[[Generate], AsyncIterator[Delta]] = say
         self.on_describe: Callable[[Describe], Described | None] = lambda _: Described(profile=small_profile())
@@ -149,13 +148,13 @@ class ScriptedNode:
             grpc.ssl_channel_credentials(root_certificates=pem.encode()),
             options=[("grpc.ssl_target_name_override", "motley")],
         )
-        self._call = MeshStub(self._channel).Join(metadata=[("motley-token", secret)])
+        self._call = MeshStub(self._channel).Join(metadata=[(PROTOCOL, str(VERSION)), ("motley-token", secret)])
         try:
             if "motley-address" not in await self._call.initial_metadata():
                 await self._call.read()  # raises why it is not let in
             await self.send(
                 hello=Hello(
-                    protocol=self.protocol,
+                    protocol=VERSION,
                     version="0.1.0",
                     name=self.name,
                     address=self.address,
