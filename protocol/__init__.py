@@ -8,6 +8,8 @@ of one installation.
 """
 
 VERSION = 4
+PROTOCOL = "motley-protocol"
+"""The key of a node's `VERSION`, in decimal digits; nodes before version 4 have none."""
 MAX_RANKS = 64
 """Ranks and expert hosts of a session at most; far above what tensor parallelism over a network can use."""
 MAX_TRUNK = 32
