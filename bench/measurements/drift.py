@@ -47,7 +47,7 @@ from motley.daemon.weights.share_file import write_share
 from motley.daemon.weights.spec import SHARE_FILE, Encoding
 from motley.daemon.weights.stored import Source
 from motley.orchestrator.planning.shares import Candidate, plan_shares
-from motley.plugins.engine import F32, EngineOptions, RankGraph, load_engine
+from motley.plugins.engine import F32, EngineOptions, RankGraph, Span, load_engine
 from motley.plugins.nodes import attributes_of, is_collective
 from motley.plugins.reference.operators import OPERATORS
 from motley.transport import Communicator
@@ -239,13 +239,14 @@ def on_disk(source: Source, ranks: Sequence[Declared]) -> Iterator[list[RankGrap
 def execute(graphs: Sequence[RankGraph], on_every_rank: OnEveryRank, hidden: F32) -> F32:
     """The residual after the layer as rank 0 has it, computed by the engine."""
     open_engine = load_engine(ENGINE)
-    rows = range(len(hidden))
 
     def work(communicator: Communicator) -> F32:
-        engine = open_engine(graphs[communicator.rank], Peers(communicator), EngineOptions(max_rows=POSITIONS))
+        graph = graphs[communicator.rank]
+        blocks, every = np.arange(graph.blocks.count, dtype=np.int32), len(hidden)
+        span = Span(blocks, 0, every, wanted=every, prompt=every)
+        engine = open_engine(graph, Peers(communicator), EngineOptions(max_rows=POSITIONS))
         try:
-            engine.open_slot(0, len(hidden))
-            return engine.step(0, hidden.copy(), 0, rows).copy()
+            return engine.step(hidden.copy(), [span]).copy()
         finally:
             engine.close()
 
