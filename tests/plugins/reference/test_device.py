@@ -118,9 +118,11 @@ def test_an_operator_that_mixes_them_fails(
 ) -> None:
     monkeypatch.setitem(OPERATORS, operator, forgetful)
     case = next(case for case in golden_cases() if str(case) == "llama-mha")
-    with session(case, tmp_path, 1) as group:
-        with pytest.raises(TypeError, match=r"meets arrays of the device|unasked|unsupported operand|ufunc"):
-            group.step(case.tokens[:3], 0)
+    with (
+        session(case, tmp_path, 1) as group,
+        pytest.raises(TypeError, match=r"meets arrays of the device|unasked|unsupported operand|ufunc"),
+    ):
+        group.step(case.tokens[:3], 0)
 
 
 def test_the_strict_arrays_are_as_strict_as_cupys() -> None:
