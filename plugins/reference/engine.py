@@ -160,7 +160,7 @@ class ReferenceEngine(Interpreter):
         """What a sequence has in the blocks of a layer, with room for a span's rows: f32[1, H, C, d]."""
         blocks = self._blocks[name]
         _, heads, tokens, width = blocks.shape
-        used = span.blocks[: ceil((span.position + span.rows) / tokens)]
+        used = self.device.xp.asarray(span.blocks[: ceil((span.position + span.rows) / tokens)])
         return blocks[used].transpose(1, 0, 2, 3).reshape(1, heads, len(used) * tokens, width)
 
     def _keep(self, name: str, cache: Array, span: Span) -> None:

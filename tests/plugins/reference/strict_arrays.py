@@ -16,7 +16,7 @@ from motley.plugins.reference.device import Device
 TAKES_HOST_ARRAYS = {"asarray"}
 FUNCTIONS = {
     *TAKES_HOST_ARRAYS,
-    *("empty", "zeros", "zeros_like", "full", "stack", "concatenate", "split", "repeat", "broadcast_to"),
+    *("empty", "empty_like", "zeros", "zeros_like", "full", "stack", "concatenate", "split", "repeat", "broadcast_to"),
     *("expand_dims", "take_along_axis", "argsort", "where", "clip", "mean", "square", "sqrt", "exp", "abs"),
     *("minimum", "tanh"),
 }
