@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 NATIVE := setup.py $(wildcard plugins/native/*.[ch]) plugins/nccl/library.c
 CORES := $(shell getconf _NPROCESSORS_ONLN)
 # One process more than there are cores, as tests of real daemons wait now and then.
-PARALLEL := -n $(shell expr $(CORES) + 1) --dist loadgroup
+PARALLEL := -n $(shell expr $(CORES) + 1)
 PACKAGES := bench cli daemon orchestrator plugins protocol transport
 
 .PHONY: demo test soak gpu lint format protocol nccl clean
