@@ -39,8 +39,10 @@ def _compile(sources: tuple[Path, ...]) -> ctypes.CDLL:
         if not library.exists():
             source, made = library.with_suffix(".cpp"), library.with_suffix(".made")
             source.write_text(whole)
-            options = ["-std=c++17", "-O2", "-march=native", "-ffp-contract=off", "-U_FORTIFY_SOURCE", "-shared", "-fPIC"]
-            subprocess.run([compiler, *options, str(source), "-o", str(made)], check=True, timeout=100)
+            options = ["-std=c++17", "-O2", "-march=native", "-ffp-contract=off", "-U_FORTIFY_SOURCE"]
+            subprocess.run(
+                [compiler, *options, "-shared", "-fPIC", str(source), "-o", str(made)], check=True, timeout=100
+            )
             made.replace(library)
     return ctypes.CDLL(str(library))
 
