@@ -168,6 +168,17 @@ def command(*arguments: str, stdin: str = "", **environment: str) -> tuple[int, 
     return status, out.getvalue(), err.getvalue()
 
 
+async def in_thread(*arguments: str, **environment: str) -> tuple[int, str, str]:
+    """As `command`, for a test whose event loop the command wants an answer of; one at a time.
+
+    Signals, which only a main thread can wait for, it does not see.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(asyncio.SelectorEventLoop, "add_signal_handler", lambda *_: None)
+        async with asyncio.timeout(COMMAND_S):
+            return await asyncio.to_thread(command, *arguments, **environment)
+
+
 def said_json(*arguments: str, **environment: str) -> dict[str, Any]:
     """The JSON that a command ends with, which is run in this process."""
     status, out, err = command(*arguments, "--json", **environment)

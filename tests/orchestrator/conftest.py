@@ -8,9 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-import os
 import ssl
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -46,6 +44,7 @@ from motley.protocol.mesh_pb2 import (
     Timing,
 )
 from motley.protocol.mesh_pb2_grpc import MeshStub
+from tests.e2e.processes import in_thread, motley
 
 GB = 10**9
 DEADLINE_S = 120.0
@@ -334,27 +333,14 @@ async def mesh(tmp_path: Path) -> AsyncIterator[Mesh]:
     await orchestrator.stop()
 
 
-@pytest.fixture
-def motley(mesh: Any) -> Callable[..., Awaitable[tuple[int, str, str]]]:
+@pytest.fixture(name="motley")
+def _motley(mesh: Any) -> Callable[..., Awaitable[tuple[int, str, str]]]:
     """Runs a command against the mesh: status, stdout, stderr."""
 
     async def run(*arguments: str, **environment: str) -> tuple[int, str, str]:
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "motley.cli.main", *arguments),
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            env={
-                **os.environ,
-                "COLUMNS": "200",
-                "TERM": "dumb",
-                "MOTLEY_URL": mesh.orchestrator.http_url,
-                **environment,
-            },
-        )
-        async with asyncio.timeout(60):
-            out, err = await process.communicate()
-        assert process.returncode is not None
-        return process.returncode, out.decode(), err.decode()
+        environment = {"MOTLEY_URL": mesh.orchestrator.http_url, **environment}
+        # How wide its tables are, it finds out while it starts.
+        return await (motley if "COLUMNS" in environment else in_thread)(*arguments, **environment)
 
     return run
 
