@@ -25,6 +25,7 @@ EXPECTED = {
     "motley.daemon.weights.checkpoints.checkpoint.CheckpointError",
     "motley.daemon.weights.hub.ModelNotFound",
     "motley.daemon.weights.share_file.ShareFileError",
+    "motley.plugins.engine.EngineError",
     "motley.daemon.node.worker.WorkerError",
     "motley.orchestrator.app.OrchestratorError",
     "motley.orchestrator.identity.IdentityError",

@@ -144,14 +144,23 @@ class OnnxRuntimeEngine:
         return head.logits[: len(wanted)]
 
     def _run_by_turns(self, halves: Sequence[BoundRows], exchange: Exchange) -> None:
-        """Run a segment of each half in turn; while one computes, the sum of the other is under way."""
+        """Run a segment of each half in turn; while one computes, the sum of the other is under way.
+
+        Experts of this rank are computed meanwhile, too. To ask others for some is one more thing that all ranks do
+        together, and waits for the sum.
+        """
         pending: Pending | None = None
         for turn in zip(*(half.steps for half in halves), strict=True):
             for bound in turn:
-                self._run(bound)
+                compute(bound.actions)
+                mixture = bound.mixture
+                if mixture is not None and not mixture.asks:
+                    mixture.add()
                 if pending is not None:
                     pending.finish()
                     pending = None
+                if mixture is not None and mixture.asks:
+                    mixture.add()
                 if bound.partial is not None:
                     pending = self._collectives.all_reduce_start(bound.partial)
                 else:
@@ -263,6 +272,7 @@ class OnnxRuntimeEngine:
             totals=totals,
             begin=[(total, base) for total, base in zip(totals, bases, strict=True) if not _same_place(total, base)],
             compute=self._experts.get(mixture.totals) or as_terms(partial(self._elsewhere, mixture.layer)),
+            asks=mixture.totals not in self._experts,
         )
 
     def _elsewhere(self, layer: int, x: F32, sent: Sequence[Sent]) -> Iterable[F32]:

@@ -34,6 +34,7 @@ class BoundMixture:
         totals: f32[T, D] each.
         begin: totals that must first be set, each with what it is set to: zero, or what the sum is added to.
         compute: what computes the experts.
+        asks: whether it asks other machines to.
     """
 
     x: F32
@@ -42,6 +43,7 @@ class BoundMixture:
     totals: Sequence[F32]
     begin: Sequence[tuple[F32, F32 | float]]
     compute: Terms
+    asks: bool
 
     def add(self) -> None:
         for total, value in self.begin:

@@ -45,7 +45,7 @@ async def test_every_prompt_length_is_measured_token_by_token() -> None:
 async def test_a_timing_tells_of_the_steps_since_the_last_one() -> None:
     async with LocalMesh(MeshSpec(BUNDLED, [1, 1], context=64)) as mesh:
         for tokens in (9, 5):
-            await mesh.decode([1, 2, 3], tokens)
+            await mesh.decode([tokens, 2, 3], tokens)
             for timing in mesh.timing:
                 assert len(timing.step_compute_ms) == len(timing.step_wire_ms) == len(timing.step_wait_ms) == tokens - 1
         assert len(mesh.timing[0].step_ms) == 8 + 4

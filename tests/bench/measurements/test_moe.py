@@ -54,7 +54,7 @@ def test_both_layouts_and_a_death(tmp_path: Path) -> None:
     report = json.loads(result.stdout.splitlines()[-1])
     assert [layout["layout"] for layout in report["layouts"]] == ["sliced", "parallel"]
     sliced, parallel = report["layouts"]
-    assert sliced["collectives"] == 6
+    assert 6 <= sliced["collectives"] < 8, "a few steps of three requests are tried in halves"
     assert parallel["collectives"] == 0
     for layout in report["layouts"]:
         assert layout["ms_per_token"]["p50"] > 2  # a layer's links, there and back

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -28,8 +28,9 @@ from motley.daemon.models.files import open_model
 from motley.daemon.models.graph.rank_graph import build_rank_graph
 from motley.daemon.weights.share_file import write_share
 from motley.daemon.weights.spec import SHARE_FILE
-from motley.plugins.engine import F32, EngineOptions
-from motley.plugins.mixture import add_mixture, as_terms, deal
+from motley.plugins.engine import F32, EngineFactory, EngineOptions
+from motley.plugins.mixture import Compute, Sent, add_mixture, as_terms, deal
+from motley.plugins.onnxruntime.engine import OnnxRuntimeEngine
 from motley.plugins.reference.engine import ReferenceEngine
 from motley.protocol import mesh_pb2 as pb
 from motley.transport import Messenger, PeerLost, Plain, WireFormat, messages
@@ -578,10 +579,13 @@ def test_replicas_are_told_by_host() -> None:
 # ---------------------------------------------------------------- a model
 
 
+@pytest.mark.parametrize("build", [ReferenceEngine, OnnxRuntimeEngine])
 @pytest.mark.parametrize("size", [1, 2])
 @pytest.mark.parametrize("name", ["mixtral", "qwen2-moe", "qwen3-moe", "olmoe"])
-def test_a_model_with_experts_elsewhere_computes_its_golden_logits(name: str, size: int, tmp_path: Path) -> None:
-    """The reference engine on every rank of the trunk; two hosts read experts from the checkpoint."""
+def test_a_model_with_experts_elsewhere_computes_its_golden_logits(
+    name: str, size: int, build: EngineFactory, tmp_path: Path
+) -> None:
+    """By an engine on every rank of the trunk; two hosts read experts from the checkpoint."""
     case = next(case for case in golden_cases() if case.folder == GOLDEN / name)
     model, experts = case.model, case.model.experts
     assert experts is not None
@@ -604,7 +608,7 @@ def test_a_model_with_experts_elsewhere_computes_its_golden_logits(name: str, si
                 write_share(own.source, declared.weights, declared.share_bytes, share_file)
             peers = Member(group, rank, ranks.dispatchers[rank])
             graph = declared.bind(share_file)
-            alone = Sequences(ReferenceEngine(graph, peers, EngineOptions()), graph)
+            alone = Sequences(build(graph, peers, EngineOptions()), graph)
             return np.concatenate(
                 [
                     alone.step(0, embedded[chunk].copy(), chunk.start, chunk.stop - chunk.start, halved=True)
@@ -627,4 +631,13 @@ class Member(LocalMember):
 
     def __init__(self, group: LocalGroup, rank: int, dispatcher: Dispatcher) -> None:
         super().__init__(group, rank)
-        self.experts = dispatcher.experts
+        self._dispatcher = dispatcher
+
+    def experts(self, layer: int) -> Compute:
+        compute = self._dispatcher.experts(layer)
+
+        def asked(x: F32, sent: Sequence[Sent]) -> Iterable[F32]:
+            assert self._pending is None, "a sum is under way, while all ranks ask together"
+            return compute(x, sent)
+
+        return asked
