@@ -157,6 +157,18 @@ def others_soak(rows: Iterable[Any]) -> list[Any]:
     return parameters
 
 
+def by_turns(values: Sequence[T]) -> list[Any]:
+    """Parameters of a test, each a golden case and a value: all values with cases in `TELLING`, two with each other
+    case, taken by turns; the others wait for `make soak`."""
+    parameters = []
+    for number, case in enumerate(golden_cases()):
+        turn = {(2 * number + own) % len(values) for own in range(2)}
+        for index, value in enumerate(values):
+            told = str(case) in TELLING or index in turn
+            parameters.append(pytest.param(case, value, marks=() if told else pytest.mark.soak, id=f"{case}-{value}"))
+    return parameters
+
+
 def golden_case(name: str) -> Case:
     """The golden case in the folder of this name."""
     (found,) = (case for case in golden_cases() if str(case) == name)

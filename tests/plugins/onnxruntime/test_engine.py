@@ -22,7 +22,16 @@ from motley.plugins.engine import F32, CacheBlocks, EngineError, EngineFactory, 
 from motley.plugins.onnxruntime.engine import OnnxRuntimeEngine
 from motley.plugins.onnxruntime.experts import _LocalExpert
 from motley.plugins.reference.engine import ReferenceEngine
-from tests.models.cases import Case, LocalSession, golden_case, golden_cases, others_soak, uneven_shares, whole_share
+from tests.models.cases import (
+    Case,
+    LocalSession,
+    by_turns,
+    golden_case,
+    golden_cases,
+    others_soak,
+    uneven_shares,
+    whole_share,
+)
 from tests.pairs import pairwise
 
 FP32_TOLERANCE = 1e-4
@@ -81,8 +90,7 @@ def greedy(ranks: LocalSession, prompt: list[int], count: int) -> list[int]:
     return tokens
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 5, 8])
-@every_case
+@pytest.mark.parametrize(("case", "count"), by_turns([1, 2, 3, 5, 8]))
 def test_any_split_gives_the_same_logits_and_text(case: Case, count: int, tmp_path: Path) -> None:
     with session(case, tmp_path, count) as ranks:
         assert error(ranks.step(case.tokens[:-1], 0), case.logits) < FP32_TOLERANCE

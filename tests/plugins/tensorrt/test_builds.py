@@ -155,7 +155,11 @@ def check_whole_build(case: Case, graph: RankGraph, library: Library, said: list
     assert len(got.plan) > got.weights
 
 
-@pytest.mark.parametrize(("case", "form", "ranks", "rank"), BUILDS, ids=str)
+@pytest.mark.parametrize(
+    ("case", "form", "ranks", "rank"),
+    [pytest.param(*each, marks=pytest.mark.soak if index % 2 else ()) for index, each in enumerate(BUILDS)],
+    ids=str,
+)
 def test_the_whole_graph_builds(
     case: Case, form: str, ranks: int, rank: int, library: Library, said: list[str], tmp_path: Path
 ) -> None:
@@ -171,7 +175,9 @@ def test_the_whole_graph_of_every_rank_builds(
         check_whole_build(case, graph, library, said)
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    "form", [pytest.param(form, marks=pytest.mark.soak if form in ("fp32", "int8") else ()) for form in FORMS]
+)
 def test_segments_build(form: str, library: Library, said: list[str], tmp_path: Path) -> None:
     for graph in graphs(CASES[-2], form, 2, tmp_path):
         parts = segments(lower(graph))
