@@ -5,7 +5,7 @@
 name. The pipe to a worker needs none: both ends are of one installation.
 """
 
-VERSION = 4
+VERSION = 5
 MAX_RANKS = 64
 """Ranks and expert hosts of a session at most; far above what tensor parallelism over a network can use."""
 MAX_TRUNK = 32
