@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 NATIVE := setup.py $(wildcard plugins/native/*.[ch]) plugins/nccl/library.c
 CORES := $(shell getconf _NPROCESSORS_ONLN)
 # One process more than there are cores, as tests of real daemons wait now and then.
-PARALLEL := -n $(shell expr $(CORES) + 1) --dist loadgroup
+PARALLEL := -n $(shell expr $(CORES) + 1)
 PACKAGES := bench cli daemon orchestrator plugins protocol transport
 
 .PHONY: demo test soak gpu lint format protocol nccl clean
@@ -25,14 +25,17 @@ gpu: $(VENV)/installed-dev
 	$(BIN)/python -m pip install --quiet --editable ".[gpu,cupy]"
 	$(BIN)/python -m motley.bench.reports.gpu
 
-# mypy follows no import hooks, so it gets a tree of links in which the packages lie as they are imported.
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	mkdir -p build/types/motley
-	for package in $(PACKAGES); do ln -sfn ../../../$$package build/types/motley/$$package; done
-	MYPYPATH=build/types $(BIN)/mypy --explicit-package-bases --platform linux -p motley
-	MYPYPATH=build/types $(BIN)/mypy --explicit-package-bases --platform win32 -p motley
+	$(MAKE) --no-print-directory --jobs=2 types-linux types-win32
+
+# mypy follows no import hooks, so it gets a tree of links in which the packages lie as they are imported; and platforms
+# would throw each other's cache away.
+types-%: $(VENV)/installed-dev
+	mkdir -p build/types-$*/motley
+	for package in $(PACKAGES); do ln -sfn ../../../$$package build/types-$*/motley/$$package; done
+	MYPYPATH=build/types-$* $(BIN)/mypy --explicit-package-bases --cache-dir build/mypy-$* --platform $* -p motley
 
 format: $(VENV)/installed-dev
 	$(BIN)/ruff check --fix

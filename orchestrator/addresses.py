@@ -35,15 +35,6 @@ class Found(NamedTuple):
     point_to_point: bool = False
 
 
-def is_loopback(host: str) -> bool:
-    """Whether an address, or ``localhost``, is one at which a machine reaches only itself."""
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
-        return host == "localhost"
-    return (getattr(address, "ipv4_mapped", None) or address).is_loopback
-
-
 def own_addresses() -> list[str]:
     """The addresses under which other machines may reach this one, IPv4 and IPv6, the likeliest first."""
     with contextlib.suppress(OSError):

@@ -14,7 +14,7 @@ import grpc
 import grpc.aio
 from aiohttp import web
 
-from motley.orchestrator.addresses import is_loopback, own_addresses
+from motley.orchestrator.addresses import own_addresses
 from motley.orchestrator.api.door import IDLE_S, Door
 from motley.orchestrator.api.errors import errors_as_json
 from motley.orchestrator.api.experts import ExpertsApi
@@ -29,6 +29,7 @@ from motley.orchestrator.limits import SHAKE_HANDS_S, Limits, limits
 from motley.orchestrator.nodes import NodeTable
 from motley.orchestrator.serving.service import Serving
 from motley.protocol import MESSAGE_BYTES
+from motley.protocol.address import is_loopback, join_address
 from motley.protocol.mesh_pb2_grpc import add_MeshServicer_to_server
 
 MAX_BODY = 2 * 1024 * 1024
@@ -101,13 +102,13 @@ class Orchestrator:
     @property
     def join_targets(self) -> list[str]:
         """``host:port`` for nodes on other machines to dial, the likeliest to be reached first; empty if none can."""
-        return [f"{_bracketed(host)}:{self._grpc_port}" for host in self._reachable_at(self._config.host)]
+        return [join_address(host, self._grpc_port) for host in self._reachable_at(self._config.host)]
 
     @property
     def local_target(self) -> str:
         """``host:port`` for nodes on this machine to dial."""
         host = self._config.host
-        return f"{_bracketed(_EVERY.get(host, host))}:{self._grpc_port}"
+        return join_address(_EVERY.get(host, host), self._grpc_port)
 
     @property
     def join_token(self) -> str:
@@ -143,7 +144,7 @@ class Orchestrator:
         await self._stack.aclose()
 
     def _http_url(self, host: str) -> str:
-        return f"http://{_bracketed(host)}:{self._http_port}"
+        return f"http://{join_address(host, self._http_port)}"
 
     def _reachable_at(self, bound: str) -> list[str]:
         """The addresses under which other machines may reach what is bound to an address, the likeliest first."""
@@ -174,7 +175,7 @@ class Orchestrator:
         add_MeshServicer_to_server(control, server)  # type: ignore[no-untyped-call]
         credentials = grpc.ssl_server_credentials([(identity.key_pem, identity.certificate_pem)])
         try:
-            self._grpc_port = server.add_secure_port(f"{_bracketed(config.host)}:{config.grpc_port}", credentials)
+            self._grpc_port = server.add_secure_port(join_address(config.host, config.grpc_port), credentials)
         except RuntimeError as error:
             raise _cannot_listen("nodes", config.host, config.grpc_port, "--port") from error
         await server.start()
@@ -215,7 +216,3 @@ def _cannot_listen(whom: str, host: str, port: int, option: str) -> Orchestrator
         f"cannot listen for {whom} on {host} port {port} (is it taken, or is that no address of this machine?)."
         f" Choose another with {option}"
     )
-
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host else host

@@ -13,7 +13,6 @@ from urllib.parse import unquote
 import grpc
 import grpc.aio
 
-from motley.orchestrator.addresses import is_loopback
 from motley.orchestrator.identity import Identity
 from motley.orchestrator.limits import HELLO_BYTES
 from motley.orchestrator.nodes import (
@@ -26,7 +25,8 @@ from motley.orchestrator.nodes import (
     NodeTable,
     what_became,
 )
-from motley.protocol import VERSION
+from motley.protocol import PROTOCOL, VERSION
+from motley.protocol.address import is_loopback
 from motley.protocol.mesh_pb2 import Empty, Hello, NodeMessage, OrchestratorMessage, Welcome
 from motley.protocol.mesh_pb2_grpc import MeshServicer
 
@@ -139,7 +139,10 @@ class Control(MeshServicer):
 
     async def _admit(self, context: Context) -> Node | _Refusal:
         """Have a node show its token, then say Hello, and register it."""
-        token = dict(context.invocation_metadata() or ()).get("motley-token", "")
+        told = dict(context.invocation_metadata() or ())
+        if wrong := _wrong_version(str(told.get(PROTOCOL, ""))):
+            return _Refusal(grpc.StatusCode.FAILED_PRECONDITION, wrong)
+        token = told.get("motley-token", "")
         if not isinstance(token, str) or not self._identity.admits(token):
             why = "wrong join token; use the one that `motley up` prints"
             return _Refusal(grpc.StatusCode.UNAUTHENTICATED, why)
@@ -193,14 +196,19 @@ async def _hello(context: Context) -> Hello | _Refusal:
     if first.ByteSize() > HELLO_BYTES:
         why = f"the Hello is {first.ByteSize()} bytes long; no machine needs more than {HELLO_BYTES}"
         return _Refusal(grpc.StatusCode.INVALID_ARGUMENT, why)
-    if first.hello.protocol != VERSION:
-        older = "this node" if first.hello.protocol < VERSION else "the orchestrator"
-        return _Refusal(
-            grpc.StatusCode.FAILED_PRECONDITION,
-            f"this node (motley {first.hello.version}) speaks protocol version {first.hello.protocol}, the"
-            f" orchestrator version {VERSION}; install the same motley on both, {older} has the older one",
-        )
     return first.hello
+
+
+def _wrong_version(told: str) -> str:
+    """Why a node may not join that tells this version of the protocol, or none; empty: it may."""
+    if told == str(VERSION):
+        return ""
+    theirs = int(told) if told.isdecimal() and len(told) < 9 else 0
+    older = "the orchestrator" if theirs > VERSION else "this node"
+    return (
+        f"this node speaks protocol version {theirs or 'before 4'}, the orchestrator version {VERSION};"
+        f" install the same motley on both: {older} has the older one"
+    )
 
 
 async def _write(context: Context, stream: _Stream) -> None:

@@ -16,8 +16,9 @@ from motley.protocol.mesh_pb2 import Capabilities, Gpu, Hello
 
 HEARTBEAT_S = 1.0
 """How often a node shows life."""
-SILENCE_S = 5.0
-"""A node that has been silent for this long is lost."""
+SILENCE_S = 8.0
+"""A node that has been silent for this long is lost. After a network was cut, TCP repeats what was lost only when up to
+twice as long has passed: a cut of 3 s, with beats a second apart, is a silence of 7."""
 STANDSTILL_S = 1.0
 """If nobody asked for so long who is overdue, this process stood still: its machine slept, say."""
 FORGET_S = 600.0

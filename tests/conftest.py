@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from xdist.scheduler import LoadScopeScheduling
 
 # Examples on a busy machine may be slow, to run and to draw; each test has its own limit.
 # CI asks whether a change broke something, so it gets the same examples each time; people get new ones.
@@ -27,6 +29,24 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # Tests start hundreds of processes: each would compile all of Motley again where compiled modules are not kept.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+
+SHARED_MESH = "shared mesh"
+"""In the ids of tests that use one mesh together, see `tests/e2e/conftest.py`."""
+
+
+class Scheduling(LoadScopeScheduling):
+    """Tests that share a mesh go to one process, first of all as they are the most; any other goes to whoever is free.
+
+    By their ids: of the group that a test is marked to be in, xdist 3.8 takes no notice under pytest 9.2.
+    """
+
+    def _split_scope(self, nodeid: str) -> str:
+        return SHARED_MESH if SHARED_MESH in nodeid else nodeid
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduling:
+    return Scheduling(config, log)
 
 
 @pytest.fixture(autouse=True, scope="session")

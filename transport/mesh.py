@@ -6,6 +6,7 @@ driven by one loop (`motley.transport.links.connecting`), so a stranger delays n
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections import Counter
@@ -56,6 +57,8 @@ WIDE_TRIALS = range(2, 3)
 """...so few pings must do there, and so few bursts of one size: ranks of a crowd wait for the pairs before them."""
 WIDE_BURST = 128 << 10
 """Bytes that measure bandwidth on a wide network."""
+REFUSED_S = 3.0
+"""A rank that listens refuses nobody for so long: a queue of connections that is full is soon shorter."""
 GRACE_S = 5.0
 """A rank that still misses another gives up when its time is over: the others wait a little longer, to hear whom."""
 ROW = 16
@@ -81,6 +84,7 @@ def connect_mesh(
     wire_format: WireFormat = WireFormat.FP32,
     spin_s: float | None = None,
     wrap: Callable[[int, Stream], Stream] | None = None,
+    all_listen: bool = False,
 ) -> Communicator:
     """Connect this rank to all others and return when every link is up and measured.
 
@@ -94,17 +98,20 @@ def connect_mesh(
         spin_s: how long a wait may spin before it sleeps; by default short if local ranks outnumber the cores.
         wrap: called with a peer's rank and each of the two streams to it as soon as the handshake is done; returns what
             to use instead. It stands for a slow or broken network; if it changes the bytes, the peer's must undo that.
+        all_listen: all ranks listen already, so that one which refuses connections for `REFUSED_S` is not starting but
+            has ended, or is behind a firewall.
 
     Raises:
         PeerTimeout: ranks are missing; the message names them all, `rank` is the lowest.
         ProtocolError: a rank that was dialled refused this one, or is not what it should be.
         PeerLost: a rank went while the mesh was being built, or cannot be reached: its name is not known here, or its
-            machine does not answer.
+            machine does not answer or, if `all_listen`, refuses.
         UsageError: arguments that cannot be right.
     """
     _check(membership, addresses)
     deadline = time.monotonic() + timeout
-    bootstrap = _Bootstrap(listener, membership, addresses, security, wrap)
+    refused_s = REFUSED_S if all_listen else math.inf
+    bootstrap = _Bootstrap(listener, membership, addresses, security, wrap, refused_s)
     try:
         bootstrap.run(timeout)
     except BaseException as error:
@@ -153,8 +160,10 @@ class _Bootstrap:
         addresses: Sequence[str],
         security: Tls | Plain,
         wrap: Callable[[int, Stream], Stream] | None,
+        refused_s: float,
     ) -> None:
         rank = membership.rank
+        self._refused_s = refused_s
         self.links: dict[Purpose, dict[int, Link]] = {purpose: {} for purpose in PURPOSES}
         self.watch = Watch(rank)
         self._membership = membership
@@ -165,7 +174,7 @@ class _Bootstrap:
         self._listener = listener
         self._connector = Connector(membership, security, listener, self._above, wrap)
         for peer in range(rank):
-            self._connector.dial(peer, Purpose.DATA, addresses[peer])
+            self._connector.dial(peer, Purpose.DATA, addresses[peer], refused_s=refused_s)
 
     def run(self, timeout: float) -> None:
         """Build all links or raise."""
@@ -217,7 +226,7 @@ class _Bootstrap:
         if purpose is Purpose.BEATS:
             self.watch.add(rank, link.address)
         elif rank < self._membership.rank:
-            self._connector.dial(rank, Purpose.BEATS, self._addresses[rank])
+            self._connector.dial(rank, Purpose.BEATS, self._addresses[rank], refused_s=self._refused_s)
         self._missing.discard((rank, purpose))
         self._above.discard((rank, purpose))
 

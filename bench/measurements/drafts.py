@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from motley.bench.meshes.local_mesh import LocalMesh, MeshError, MeshSpec, Progress
+from motley.protocol import worker_pb2 as wp
 
 ROUNDS = 3
 """Times that the answer is measured each way; the median counts."""
@@ -48,15 +49,25 @@ async def measure_drafts(
     async with LocalMesh(spec, progress) as mesh:
         for measured in range(ROUNDS + 1):  # first everyone warms up
             for drafts, own in rates.items():
-                heard: list[float] = []
-                said = await mesh.decode(
-                    prompt, tokens, drafts=drafts, heard=lambda heard=heard: heard.append(time.perf_counter())
-                )
+                rate, said = await _answer(mesh, prompt, tokens, drafts)
                 texts.add(tuple(token for each in said for token in each.ids))
                 accepted = said[-1].accepted_drafts
-                if heard[-1] <= heard[0]:
-                    raise MeshError(f"{tokens} tokens came all at once; ask for more")
                 if measured:
-                    own.append((len(heard) - 1) / (heard[-1] - heard[0]))
+                    own.append(rate)
     without, guessed = (sorted(own)[ROUNDS // 2] for own in (rates[False], rates[True]))
     return Drafts(round(without, 2), round(guessed, 2), round(accepted / (tokens - accepted), 2), len(texts) == 1)
+
+
+async def _answer(
+    mesh: LocalMesh, prompt: Sequence[int], tokens: int, drafts: bool
+) -> tuple[float, Sequence[wp.Tokens]]:
+    """Tokens per second of an answer after its first one, and all that was said.
+
+    Raises:
+        motley.bench.meshes.local_mesh.MeshError: a rank failed, or the answer came all at once.
+    """
+    heard: list[float] = []
+    said = await mesh.decode(prompt, tokens, drafts=drafts, heard=lambda: heard.append(time.perf_counter()))
+    if heard[-1] <= heard[0]:
+        raise MeshError(f"{tokens} tokens came all at once; ask for more")
+    return (len(heard) - 1) / (heard[-1] - heard[0]), said

@@ -35,8 +35,8 @@ def join(
     """Give this machine to the mesh of an orchestrator, until Ctrl-C."""
     from motley.cli.narrator import MeshLog, Narrator
     from motley.daemon.machine.files import raise_file_limit
-    from motley.daemon.node.address import parse_address
     from motley.daemon.node.app import run_daemon
+    from motley.protocol.address import parse_address
 
     try:
         parse_address(orchestrator)

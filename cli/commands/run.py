@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import sys
 import time
@@ -13,7 +14,7 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
-from motley.cli.client import DEFAULT_URL, ApiKey, Client, Refused, Unreachable, Url
+from motley.cli.client import DEFAULT_URL, POLL_S, ApiKey, Client, Refused, Unreachable, Url
 from motley.cli.errors import CliError
 from motley.cli.interrupt import run as run_interruptibly
 from motley.cli.mesh_of_one import mesh_of_one
@@ -42,6 +43,8 @@ from motley.protocol.wording import counted
 
 CLOSE_S = 20.0
 """Closing a session may take so long; longer than an orchestrator waits for its ranks."""
+GIVE_UP_S = 5.0
+"""An orchestrator gives up what is in planning, and nobody waits for any more, this soon."""
 
 
 def register(app: typer.Typer) -> None:
@@ -216,6 +219,10 @@ async def load(
         try:
             # While it is in planning, the orchestrator gives it up by itself if nobody waits for the answer any more.
             made = await client.call("POST", "/api/sessions", asked, patient=True)
+        except asyncio.CancelledError:
+            if lasting:
+                await _tell_if_made(client, model)
+            raise
         except Refused as refusal:
             if refusal.code == "name_in_use":
                 session = await _find(client, model)  # somebody else may have had the same idea a moment ago
@@ -243,6 +250,22 @@ async def load(
         raise
     wanted.check(session)  # what was still in planning may have come out otherwise
     return session
+
+
+async def _tell_if_made(client: Client, model: str) -> None:
+    """Say so if a session of a model goes on though its planning was interrupted: the answer, with its id, may
+    have been on its way. It may also be somebody else's by now, so it is not closed.
+    """
+    session = None
+    with contextlib.suppress(CliError, TimeoutError):
+        async with asyncio.timeout(GIVE_UP_S):
+            session = await _find(client, model)
+            while session is not None and session["state"] == "planning":
+                await asyncio.sleep(POLL_S)
+                session = await _find(client, model)
+    if session is not None:
+        was_made = f"{_called(session)} was made already, by this command or another; to end it: {_to_stop(session)}"
+        console.print(was_made, soft_wrap=True)
 
 
 async def _close_unready(client: Client, session: dict[str, Any]) -> None:

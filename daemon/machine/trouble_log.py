@@ -108,4 +108,6 @@ def _line(record: logging.LogRecord) -> str:
         text += f": {type(error).__name__}: {str(error).partition(chr(10))[0]}"
     if len(text) > LENGTH:
         text = f"{text[:LENGTH]}..."
+    # What strangers say must not steer the terminal.
+    text = "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
     return text if record.name.startswith("motley.") else f"{record.name}: {text}"

@@ -8,13 +8,13 @@ import socket
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from motley.daemon.node.address import parse_address
 from motley.daemon.node.capabilities import measure
 from motley.daemon.node.control import Control, NameTaken, NodeSettings, OrchestratorLost
 from motley.daemon.node.engines import installed_engines
 from motley.daemon.node.trust import JoinToken, TrustError, check_name, open_channel
 from motley.daemon.weights.cache import ShareCache
 from motley.protocol import mesh_pb2 as pb
+from motley.protocol.address import parse_address
 
 RETRY_S = (1.0, 2.0, 4.0, 8.0)
 """Seconds between attempts to return to an orchestrator that was lost; the last pause repeats."""

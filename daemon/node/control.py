@@ -20,18 +20,21 @@ import grpc.aio
 from motley.daemon.machine.gpus import gpus
 from motley.daemon.machine.memory import available_memory
 from motley.daemon.models.files import load_tokenizer
-from motley.daemon.node.address import is_loopback, join_address, listening_host
+from motley.daemon.node.address import listening_host
 from motley.daemon.node.describe import DescribeError, describe_apart, look
+from motley.daemon.node.outbox import LIMIT_BYTES, Outbox
 from motley.daemon.node.rendering import TemplateApart
 from motley.daemon.node.worker import RankWorker, WorkerError
 from motley.daemon.text.generation import Generation, RequestError
 from motley.daemon.text.tokenizer import Tokenizer, TokenizerError
 from motley.daemon.weights.cache import ShareCache
 from motley.daemon.weights.hub import ModelNotFound, resolve
-from motley.protocol import VERSION
+from motley.protocol import PROTOCOL, VERSION
 from motley.protocol import mesh_pb2 as pb
 from motley.protocol import worker_pb2 as wp
+from motley.protocol.address import is_loopback, join_address
 from motley.protocol.mesh_pb2_grpc import MeshStub
+from motley.protocol.wording import human_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -128,8 +131,9 @@ class Control:
     def __init__(self, settings: NodeSettings, observe: RankObserver) -> None:
         self._settings = settings
         self._observe = observe
-        self._outbox: asyncio.Queue[pb.NodeMessage] = asyncio.Queue()
-        """Not bounded by number, but in time: an orchestrator that reads nothing is lost within its patience."""
+        self._outbox = Outbox()
+        self._overflow = asyncio.Event()
+        """The outbox was full, so something was not said: the conversation must end."""
         self._ranks: dict[_Key, _Rank] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._gpus: list[pb.Gpu] = []
@@ -149,7 +153,7 @@ class Control:
             OrchestratorLost: the stream broke or was closed.
         """
         call = MeshStub(channel).Join(  # type: ignore[no-untyped-call]
-            metadata=(("motley-token", secret),)
+            metadata=((PROTOCOL, str(VERSION)), ("motley-token", secret))
         )
         talk: list[asyncio.Task[None]] = []
         patience = WELCOME_S
@@ -172,7 +176,8 @@ class Control:
             patience = first.welcome.silence_s
             listener = asyncio.create_task(self._listen(call, patience))
             sender = asyncio.create_task(self._send(call, first.welcome.heartbeat_s))
-            talk = [listener, sender]
+            overflow = asyncio.create_task(self._watch_outbox())
+            talk = [listener, sender, overflow]
             try:
                 await asyncio.wait(talk, return_when=asyncio.FIRST_COMPLETED)
                 await asyncio.wait({listener}, timeout=LEAVE_S)  # it knows why, where it is the stream that has ended
@@ -183,8 +188,8 @@ class Control:
                 raise
             if not listener.done():
                 try:
-                    await sender
-                except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                    await (overflow if overflow.done() else sender)
+                except (OrchestratorLost, grpc.aio.AioRpcError, asyncio.InvalidStateError):
                     raise
                 except Exception as error:
                     logger.exception("cannot send to the orchestrator")
@@ -234,6 +239,15 @@ class Control:
                     continue
             await call.write(message)
 
+    async def _watch_outbox(self) -> None:
+        """
+        Raises:
+            OrchestratorLost: the outbox is full, when it is.
+        """
+        await self._overflow.wait()
+        waiting = human_bytes(LIMIT_BYTES)
+        raise OrchestratorLost(f"the orchestrator, or the network to it, is too slow: {waiting} wait to be sent to it")
+
     async def _watch_gpus(self, every_s: float) -> None:
         """Look now and then what is free on the GPUs, beside the heartbeats, as a driver may take its time."""
         while True:
@@ -241,8 +255,11 @@ class Control:
             await asyncio.sleep(every_s)
 
     def _say(self, **body: Any) -> None:
-        """Send the orchestrator a message: a field of `NodeMessage`, by name."""
-        self._outbox.put_nowait(pb.NodeMessage(**body))
+        """Send the orchestrator a message: a field of `NodeMessage`, by name. If too many wait, it is lost by that."""
+        try:
+            self._outbox.put_nowait(pb.NodeMessage(**body))
+        except asyncio.QueueFull:
+            self._overflow.set()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Do something beside the conversation, for as long as that lasts."""
@@ -258,7 +275,7 @@ class Control:
             case "rank":
                 self._command(message.rank)
             case "generate":
-                self._spawn(self._generate(message.generate))
+                self._generate(message.generate)
             case "cancel":
                 self._cancel(message.cancel.request_id)
 
@@ -375,15 +392,20 @@ class Control:
 
     # ------------------------------------------------------------ requests
 
-    async def _generate(self, request: pb.Generate) -> None:
+    def _generate(self, request: pb.Generate) -> asyncio.Task[None]:
+        """Begin to answer a request, which may be cancelled from now on."""
+        self._preparing.add(request.request_id)
+        return self._spawn(self._prepare(request))
+
+    async def _prepare(self, request: pb.Generate) -> None:
         """Turn a request into tokens, beside the event loop and one of each session at a time, and hand it to rank 0's
         worker."""
         rank = self._ranks.get((request.session, 0))
         if rank is None or rank.tokenizer is None:
+            self._preparing.discard(request.request_id)
             message = f"this node does not lead a ready session {request.session!r}"
             self._fail(request.request_id, pb.Failure(code="session_not_ready", message=message))
             return
-        self._preparing.add(request.request_id)
         try:
             async with rank.tokenising:
                 generation = await asyncio.to_thread(Generation, request, rank.tokenizer, rank.command.assign.context)
@@ -445,10 +467,15 @@ async def _admitted(call: Any, patience: float, settings: NodeSettings) -> NodeS
 
     Raises:
         grpc.aio.AioRpcError: it has not.
-        OrchestratorLost: it ended the stream without a word.
+        OrchestratorLost: it ended the stream without a word, or says nothing, as one does that knows no tokens in
+            metadata and waits for a Hello.
     """
-    async with asyncio.timeout(patience):
-        metadata = dict(await call.initial_metadata())
+    try:
+        async with asyncio.timeout(patience):
+            metadata = dict(await call.initial_metadata())
+    except TimeoutError:
+        why = f"the orchestrator has not taken the join token within {patience:.0f} s"
+        raise OrchestratorLost(f"{why}; if an older motley runs there, install the same on both") from None
     if "motley-address" not in metadata:
         await _read(call, patience)
         raise OrchestratorLost("the orchestrator answered without a welcome")

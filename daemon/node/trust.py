@@ -18,8 +18,8 @@ from dataclasses import dataclass
 
 import grpc.aio
 
-from motley.daemon.node.address import join_address
 from motley.protocol import MESSAGE_BYTES
+from motley.protocol.address import join_address
 
 CERTIFICATE_NAME = "motley"
 """The name in the orchestrator's certificate; addresses at home change too often to be in it."""

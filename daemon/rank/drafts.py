@@ -15,6 +15,8 @@ AT_FIRST = 0.6
 """How likely a guess is thought to be right before any was tried."""
 NEWEST = 0.12
 """What the latest guess weighs in that."""
+HOPELESS = 0.05
+"""Guesses that are less likely to be right are not tried, whatever they cost."""
 PROBE = 24
 """A request that has had no guess in so many steps gets one again: its text may have become easier to guess."""
 
@@ -85,7 +87,8 @@ def how_many(chances: Sequence[Sequence[float]], seconds: Callable[[int], float]
     """
     requests = len(chances)
     ordered = sorted(
-        ((chance, number) for number, own in enumerate(chances) for chance in own), key=lambda each: -each[0]
+        ((chance, number) for number, own in enumerate(chances) for chance in own if chance >= HOPELESS),
+        key=lambda each: -each[0],
     )
     best, best_rate = 0, requests / seconds(requests)
     expected = float(requests)

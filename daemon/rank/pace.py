@@ -6,6 +6,7 @@ predicted. No text depends on it.
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections.abc import Sequence
 from typing import NamedTuple, TypeVar
 
@@ -57,6 +58,8 @@ class Pace:
         """How many steps of answers only there were of each size; those in halves by the next power of two."""
         self._alone: dict[Size, float] = {}
         """Average seconds of such steps."""
+        self._known: list[int] = []
+        """The rows of those that were not in halves, ascending."""
         self._settled: dict[int, int] = {}
         """How often answers were computed the quicker way since the other was tried, by the next power of two."""
         self._mixed: dict[int, float] = {}
@@ -91,6 +94,8 @@ class Pace:
         elif size.rows == answers:
             key = _like(size)
             if self._met.get(key):  # the first time memory is allocated and plans are made
+                if not size.halved and size not in self._alone:
+                    insort(self._known, size.rows)
                 _average(self._alone, key, seconds)
             self._met[key] = self._met.get(key, 0) + 1
         elif size.rows in MIXED:
@@ -101,11 +106,12 @@ class Pace:
 
         In arbitrary units, if there was none yet.
         """
-        known = sorted(size.rows for size in self._alone if not size.halved)
+        known = self._known
         if not known:
             return 1.0 + SLOPE * rows
-        below = max((each for each in known if each <= rows), default=known[0])
-        above = min((each for each in known if each >= rows), default=known[-1])
+        at = bisect_left(known, rows)
+        above = known[min(at, len(known) - 1)]
+        below = above if above == rows else known[max(0, at - 1)]
         whole = self._alone[Size(below)]
         if below < above:
             whole += (rows - below) / (above - below) * (self._alone[Size(above)] - whole)

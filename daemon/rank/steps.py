@@ -194,8 +194,10 @@ def _step(data: bytes) -> Step:
     if int(table[:, 2].sum()) != length or (table[:, 3] > table[:, 2]).any() or not table[:, 2].all():
         raise StepError(f"{length} tokens are not those of {count} spans with {table[:, 2].tolist()}")
     blocks = np.split(numbers[6 * count : len(numbers) - length], np.cumsum(new)[:-1])
-    rows = table[:, :5].tolist()
-    spans = [SpanPlan(*fields, added) for fields, added in zip(rows, blocks, strict=True)]
+    spans = [
+        SpanPlan(slot, position, rows, wanted, want, added)
+        for (slot, position, rows, wanted, want, _), added in zip(table.tolist(), blocks, strict=True)
+    ]
     return Step(spans, numbers[len(numbers) - length :], bool(halved))
 
 

@@ -41,6 +41,7 @@ def run_host(worker: Worker, listener: Listener, addresses: Sequence[str]) -> No
                     group_membership(worker.start),
                     addresses,
                     timeout=CONNECT_S,
+                    all_listen=True,
                     security=group_protection(assignment),
                 )
             )

@@ -59,6 +59,7 @@ class Rank:
                 security=protection(assignment),
                 wire_format=WireFormat(assignment.wire),
                 wrap=worker.wrap,
+                all_listen=True,
             )
             stack.enter_context(communicator)
             stack.enter_context(worker.parting(communicator))

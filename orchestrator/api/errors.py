@@ -33,6 +33,7 @@ _STATUS = {
     "peer_lost": 503,
     "peer_timeout": 503,
     "worker_died": 503,
+    "out_of_memory": 503,  # a machine's free memory is what its other programs leave: it may be another time
     "timed_out": 504,
 }
 """HTTP status by `Failure.code`."""

@@ -16,8 +16,8 @@ from collections.abc import Collection
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
-from motley.orchestrator.addresses import is_loopback
 from motley.orchestrator.api.errors import ApiError
+from motley.protocol.address import is_loopback
 
 _HOST = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:]+)]|(?P<name>[^:\[\]]+))(?::\d+)?")
 

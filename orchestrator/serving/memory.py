@@ -12,6 +12,9 @@ from motley.orchestrator.session_table import SessionTable
 from motley.orchestrator.workers import Worker
 from motley.protocol.mesh_pb2 import Gpu
 
+JITTER_BYTES = 64 << 20
+"""What is free on a node may become so much less, by its other programs, while a plan is made that is good still."""
+
 
 class Memory:
     """The memory of all nodes, as of now."""
@@ -20,12 +23,16 @@ class Memory:
         self._nodes = nodes
         self._sessions = sessions
 
-    def free(self, node: Node) -> int:
-        """Bytes that new workers may use on a node."""
+    def free(self, node: Node, jitter: int = 0) -> int:
+        """Bytes that new workers may use on a node.
+
+        Args:
+            jitter: so many bytes more are taken to be free there than the node has told.
+        """
         offered = node.capabilities.memory_bytes - self._sessions.reserved(node.id)
         if not node.memory_available:
             return max(0, offered)
-        return max(0, min(offered, node.memory_available - self._sessions.promised(node.id)))
+        return max(0, min(offered, node.memory_available + jitter - self._sessions.promised(node.id)))
 
     def promised_gpu(self, node: Node, gpu: Gpu) -> int:
         """Bytes of a node's GPU that ranks were promised and have not taken yet."""
@@ -50,8 +57,8 @@ class Memory:
         claimed = Counter[str]()
         for node_id, more in claims:
             claimed[node_id] += more
-        offered = {node.id: node.capabilities.memory_bytes for node in self._nodes}
+        nodes = {node.id: node for node in self._nodes}
         return all(
-            more <= max(0, offered.get(node_id, 0) - self._sessions.reserved(node_id))
+            more <= (self.free(nodes[node_id], JITTER_BYTES) if node_id in nodes else 0)
             for node_id, more in claimed.items()
         )

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from motley.orchestrator.addresses import is_loopback
 from motley.orchestrator.assignments import model_spec
 from motley.orchestrator.nodes import Node, what_became
 from motley.orchestrator.planning.setup import Setup, SetupError, lacking_format, setup_of
 from motley.orchestrator.serving.errors import refusal
 from motley.orchestrator.session_request import SessionRequest
 from motley.orchestrator.workers import Worker
+from motley.protocol.address import is_loopback
 from motley.protocol.mesh_pb2 import ModelSpec
 from motley.protocol.wording import counted
 

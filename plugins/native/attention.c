@@ -1,11 +1,11 @@
 /* Attention of tokens to cached keys and values, among them their own; each sees those up to its own place.
  *
- * What is cached lies in blocks of `tokens` positions each; a span's rows are tokens of one sequence and say which blocks
- * it has. All keys and values of a call's rows go to their blocks first, then all rows attend: a few rows of a span at a
- * time (a piece), as many pieces together as there is room for. Threads share (piece, stretch, kv head).
+ * What is cached lies in blocks of `tokens` positions each; a span's rows are tokens of one sequence and say which
+ * blocks it has. All keys and values of a call's rows go to their blocks first, then all rows attend: a few rows of a
+ * span at a time (a piece), as many pieces together as there is room for. Threads share (piece, stretch, kv head).
  *
- * The arithmetic. It is the same to the bit for every level and pool, however positions are cut in blocks, and whichever
- * rows and spans are computed together:
+ * The arithmetic. It is the same to the bit for every level and pool, however positions are cut in blocks, and
+ * whichever rows and spans are computed together:
  *
  * - Of a pair (a, b) that turns, a becomes fma(-b, sin, a * cos) and b fma(b, cos, a * sin). q is then multiplied by
  *   the scale.

@@ -6,7 +6,8 @@
 /* Turn a head by the angles of a position, if there is a table, and multiply it by `scale`. */
 ALWAYS void turn(const struct table *table, int64_t position, const float *from, float *to, int64_t size, float scale) {
     const int64_t turned = table ? table->turned : 0;
-    const float *cos = table ? table->cos + position * turned : NULL, *sin = table ? table->sin + position * turned : NULL;
+    const float *cos = table ? table->cos + position * turned : NULL;
+    const float *sin = table ? table->sin + position * turned : NULL;
     for (int64_t i = 0; i < turned; i += LANES) {
         const int64_t left = turned - i;
         const floats c = load_floats(cos + i, left), s = load_floats(sin + i, left);
@@ -196,8 +197,8 @@ ALWAYS void exponentiate(float *scores, int64_t count, float *largest, float *su
 }
 
 /* The values of some runs from dimension i on, weighed: `vectors` of them, the last of `left` numbers. */
-ALWAYS void weigh(const struct piece *now, const float *weights, const struct run *runs, const struct run *end, int64_t i,
-                  int64_t left, float *sight, const int heads, const int vectors, const int format) {
+ALWAYS void weigh(const struct piece *now, const float *weights, const struct run *runs, const struct run *end,
+                  int64_t i, int64_t left, float *sight, const int heads, const int vectors, const int format) {
     const int64_t bytes = bytes_of(format), apart = now->a->size * bytes;
     floats sums[TILE] = {0};
     for (const struct run *run = runs; run < end; run++) {
@@ -220,17 +221,18 @@ ALWAYS void weigh(const struct piece *now, const float *weights, const struct ru
 }
 
 /* Do `work` with `count` heads, constant numbers of them at a time: work(n) is for those from h on. */
-#define FOR_HEADS(count, h, work)                                                                                \
-    for (int64_t h = 0, n; h < (count); h += n) {                                                                \
-        const int64_t left = (count) - h;                                                                        \
-        n = left >= MANY_HEADS ? MANY_HEADS : left >= TILE_ROWS ? TILE_ROWS : left >= 2 ? 2 : 1;                 \
-        if (n == MANY_HEADS) work(MANY_HEADS);                                                                   \
-        else if (n == TILE_ROWS) work(TILE_ROWS);                                                                \
-        else if (n == 2) work(2);                                                                                \
-        else work(1);                                                                                            \
+#define FOR_HEADS(count, h, format, work)                                                                            \
+    for (int64_t h = 0, n; h < (count); h += n) {                                                                    \
+        const int64_t left = (count) - h;                                                                            \
+        n = left >= MANY_HEADS && (format) != FP32 ? MANY_HEADS : left >= TILE_ROWS ? TILE_ROWS : left >= 2 ? 2 : 1; \
+        if (n == MANY_HEADS) work(MANY_HEADS);                                                                       \
+        else if (n == TILE_ROWS) work(TILE_ROWS);                                                                    \
+        else if (n == 2) work(2);                                                                                    \
+        else work(1);                                                                                                \
     }
 
-/* With so many heads, half the positions or vectors of values fit the registers: each is loaded for more heads. */
+/* With so many heads, half the positions or vectors of values fit the registers, and each is widened for more heads.
+ * Floats are not widened, and memory gives them faster if a position's are read together. */
 #define MANY_HEADS (2 * TILE_ROWS)
 #define WIDTH(heads) ((heads) == MANY_HEADS ? TILE_TOKENS / 2 : TILE_TOKENS)
 
@@ -262,8 +264,9 @@ ALWAYS void attend_queries(const struct piece *now, int64_t stretch, int64_t kv_
     for (int64_t part = 0; part < TILE_TOKENS; part += WIDTH(n))    \
         score(now, q + h * now->wide, keys + part * apart, run->ahead, scores[h] + t + part, n, WIDTH(n), format)
 #define SCORE_ONE(n) score(now, q + h * now->wide, keys, run->ahead, scores[h] + t, n, 1, format)
-        for (; t + TILE_TOKENS <= run->end; t += TILE_TOKENS, keys += TILE_TOKENS * apart) FOR_HEADS(count, h, SCORE_TILE)
-        for (; t < run->end; t++, keys += apart) FOR_HEADS(count, h, SCORE_ONE)
+        for (; t + TILE_TOKENS <= run->end; t += TILE_TOKENS, keys += TILE_TOKENS * apart)
+            FOR_HEADS(count, h, format, SCORE_TILE)
+        for (; t < run->end; t++, keys += apart) FOR_HEADS(count, h, format, SCORE_ONE)
         if (format == INT8)
             for (int64_t h = 0; h < count; h++) multiply_by_scales(scores[h], run, run->key_scales);
     }
@@ -281,8 +284,8 @@ ALWAYS void attend_queries(const struct piece *now, int64_t stretch, int64_t kv_
     for (int64_t part = 0; part < TILE_TOKENS; part += WIDTH(n))    \
         weigh(now, scores[h], runs, end, i + part * LANES, LANES, sight + h * now->wide, n, WIDTH(n), format)
 #define WEIGH_ONE(n) weigh(now, scores[h], runs, end, i, size - i, sight + h * now->wide, n, 1, format)
-    for (; i + TILE_TOKENS * LANES <= size; i += TILE_TOKENS * LANES) FOR_HEADS(count, h, WEIGH_TILE)
-    for (; i < size; i += LANES) FOR_HEADS(count, h, WEIGH_ONE)
+    for (; i + TILE_TOKENS * LANES <= size; i += TILE_TOKENS * LANES) FOR_HEADS(count, h, format, WEIGH_TILE)
+    for (; i < size; i += LANES) FOR_HEADS(count, h, format, WEIGH_ONE)
 }
 
 ALWAYS void attend_as(const struct piece *now, int64_t stretch, int64_t kv_head, const int format) {

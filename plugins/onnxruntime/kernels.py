@@ -68,7 +68,10 @@ def attention(then: Kernel, weight: Weight, pool: Pool, context: int) -> tuple[A
 
     def bind(places: Mapping[str, Array], spans: Spans, rope: int) -> Action:
         return bind_attention(
-            *(places[name] for name in (qkv, keys, values, y)),
+            places[qkv],
+            places[keys],
+            places[values],
+            places[y],
             spans,
             rope,
             heads=heads,

@@ -10,6 +10,7 @@ import pytest
 import pytest_asyncio
 
 from motley.cli.client import Client
+from tests.conftest import SHARED_MESH
 from tests.e2e.processes import START_S, Mesh, MotleyProcess, mesh
 
 HERE = Path(__file__).parent
@@ -17,13 +18,10 @@ HERE = Path(__file__).parent
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of this folder run in one event loop, and those that share a mesh in one process."""
+    """Tests of this folder run in one event loop."""
     for item in items:
-        if HERE in item.path.parents:
-            if pytest_asyncio.is_async_test(item):
-                item.add_marker(pytest.mark.asyncio(loop_scope="session"), append=False)
-            if "there" in getattr(item, "fixturenames", ()):
-                item.add_marker(pytest.mark.xdist_group("mesh"))
+        if HERE in item.path.parents and pytest_asyncio.is_async_test(item):
+            item.add_marker(pytest.mark.asyncio(loop_scope="session"), append=False)
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
@@ -32,7 +30,7 @@ async def _shared(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Mes
         yield shared
 
 
-@pytest_asyncio.fixture(loop_scope="session")
+@pytest_asyncio.fixture(loop_scope="session", params=[SHARED_MESH], ids=str)
 async def there(_shared: Mesh) -> AsyncIterator[Mesh]:
     """A mesh of nodes a, b and c for tests that end none of them; sessions and further nodes end with the test."""
     async with Client(_shared.url) as client, asyncio.timeout(START_S):

@@ -11,7 +11,7 @@ import re
 import shutil
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -46,15 +46,21 @@ class MotleyProcess:
 
     @classmethod
     async def start(
-        cls, *arguments: str, entry: str = "motley.cli.main", own_group: bool = False, **environment: str
+        cls,
+        *arguments: str,
+        entry: str = "motley.cli.main",
+        own_group: bool = False,
+        on: Sequence[str] = (),
+        **environment: str,
     ) -> Self:
         """
         Args:
             entry: the module that is run.
             own_group: it leads a process group, as a shell's command does.
+            on: a command that becomes the one given to it, on another machine (`House.on`).
         """
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", entry, *arguments),
+            *(*on, sys.executable, "-m", entry, *arguments),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.PIPE,
@@ -162,6 +168,17 @@ def command(*arguments: str, stdin: str = "", **environment: str) -> tuple[int, 
     return status, out.getvalue(), err.getvalue()
 
 
+async def in_thread(*arguments: str, **environment: str) -> tuple[int, str, str]:
+    """As `command`, for a test whose event loop the command wants an answer of; one at a time.
+
+    Signals, which only a main thread can wait for, it does not see.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(asyncio.SelectorEventLoop, "add_signal_handler", lambda *_: None)
+        async with asyncio.timeout(COMMAND_S):
+            return await asyncio.to_thread(command, *arguments, **environment)
+
+
 def said_json(*arguments: str, **environment: str) -> dict[str, Any]:
     """The JSON that a command ends with, which is run in this process."""
     status, out, err = command(*arguments, "--json", **environment)
@@ -189,10 +206,12 @@ class Mesh:
         self.nodes: dict[str, MotleyProcess] = {}
         self.cache = cache
 
-    async def join(self, name: str, memory: str = "2GB", cache: Path | None = None) -> MotleyProcess:
+    async def join(
+        self, name: str, memory: str = "2GB", cache: Path | None = None, on: Sequence[str] = ()
+    ) -> MotleyProcess:
         arguments = ("join", self.target, "--name", name, "--memory", memory, "--threads", "1")
         where = ("--cache", str(cache or self.cache))
-        node = await MotleyProcess.start(*arguments, *where, entry="tests.e2e.node", MOTLEY_TOKEN=self.token)
+        node = await MotleyProcess.start(*arguments, *where, entry="tests.e2e.node", on=on, MOTLEY_TOKEN=self.token)
         self.nodes[name] = node
         await node.line("joined as")
         return node
@@ -205,13 +224,16 @@ class Mesh:
 
 
 @asynccontextmanager
-async def mesh(folder: Path, *names: str, entry: str = "motley.cli.main", **environment: str) -> AsyncIterator[Mesh]:
+async def mesh(
+    folder: Path, *names: str, host: str = "127.0.0.1", entry: str = "motley.cli.main", **environment: str
+) -> AsyncIterator[Mesh]:
     """A mesh with these nodes; whatever still runs at the end is ended.
 
     Args:
+        host: where nodes reach the orchestrator.
         entry: the module that is run as the orchestrator, with this environment.
     """
-    where = ("--host", "127.0.0.1", "--port", "0", "--http-port", "0", "--state", str(folder / "state"))
+    where = ("--host", host, "--port", "0", "--http-port", "0", "--state", str(folder / "state"))
     orchestrator = await MotleyProcess.start("up", "--no-node", *where, entry=entry, **environment)
     made: Mesh | None = None
     try:

@@ -18,8 +18,8 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from motley.daemon.node.address import parse_address
-from motley.protocol import VERSION
+from motley.protocol import PROTOCOL, VERSION
+from motley.protocol.address import parse_address
 from motley.protocol.mesh_pb2 import Hello, NodeMessage
 from motley.protocol.mesh_pb2_grpc import MeshStub
 
@@ -36,7 +36,7 @@ async def dialled(target: str, token: str) -> AsyncIterator[Any]:
     options = [("grpc.ssl_target_name_override", "motley"), ("grpc.use_local_subchannel_pool", 1)]
     credentials = grpc.ssl_channel_credentials(root_certificates=pem.encode())
     async with grpc.aio.secure_channel(target, credentials, options=options) as channel:
-        yield MeshStub(channel).Join(metadata=[("motley-token", token)])
+        yield MeshStub(channel).Join(metadata=[(PROTOCOL, str(VERSION)), ("motley-token", token)])
 
 
 async def is_let_in(target: str, token: str) -> bool:

@@ -23,7 +23,7 @@ from motley.daemon.weights.spec import SHARE_FILE
 from motley.orchestrator.planning.groups import slice_bytes
 from motley.orchestrator.planning.shares import Candidate, plan_shares, trunk_profile
 from motley.protocol import mesh_pb2 as pb
-from tests.e2e.processes import Mesh, last_json, mesh, motley
+from tests.e2e.processes import Mesh, in_thread, last_json, mesh
 
 SMALL = {
     "hidden_size": 64,
@@ -104,7 +104,7 @@ async def test_no_layout_and_no_placement_shows_in_the_text(model: Path, there: 
     moved = await last_json("experts", "rebalance", "moe", "--url", there.url)
     assert moved["busy_ms_after"] <= moved["busy_ms"]
     assert await answer == texts[0]
-    status, shown, _ = await motley("experts", made["id"], "--url", there.url)
+    status, shown, _ = await in_thread("experts", made["id"], "--url", there.url)
     assert status == 0
     assert "2 of each expert asked for" in shown
 
@@ -206,7 +206,7 @@ async def test_an_expert_without_a_host_is_waited_for_while_there_is_hope(model:
                 await there.nodes[victim].kill()
                 seen = await until(look, lambda seen: seen["waiting_for"])
                 assert (len(seen["waiting_for"]), seen["state"]) == (12, "ready")
-                status, shown, _ = await motley("status", "--url", there.url)
+                status, shown, _ = await in_thread("status", "--url", there.url)
                 assert status == 0
                 assert f"no host has {seen['waiting_for'][0]}" in shown
                 await there.join(successor, f"{half}")
@@ -302,9 +302,9 @@ async def test_an_expert_too_large_for_a_node_is_on_several(two_large: Path, tmp
         found = await call(there, "GET", f"/api/sessions/{made['id']}/experts")
         assert [(host["state"], host["restarts"]) for host in found["hosts"]] == [("ready", 1)]
         group = made["hosts"][0]["node"]
-        status, shown, _ = await motley("experts", "moe", "--url", there.url)
+        status, shown, _ = await in_thread("experts", "moe", "--url", there.url)
         assert (status, group in shown) == (0, True)
-        status, shown, _ = await motley("status", "--url", there.url)
+        status, shown, _ = await in_thread("status", "--url", there.url)
         assert (status, group in shown, shown.count("moe (experts)")) == (0, True, 3)
         await close(there, made)
 

@@ -60,7 +60,6 @@ def test_golden_models(case: Case, tmp_path: Path) -> None:
     assert replace(model, ropes=folder.ropes, eos=folder.eos) == folder
     assert set(model.eos) <= set(case.model.eos)
     with LocalSession(file, ReferenceEngine, uneven_shares(units(model, "fp32", 32), 3), tmp_path) as ranks:
-        ranks.open_slot()
         logits = ranks.step(case.tokens[:-1], 0)
     assert np.abs(logits - case.logits).max() < 1e-4 * np.abs(case.logits).max()
     assert logits[case.prompt - 1 :].argmax(axis=1).tolist() == case.tokens[case.prompt :]
@@ -105,7 +104,6 @@ def test_whole_experts_beside_a_trunk(name: str, type_: Type, tmp_path: Path) ->
     file = to_gguf(case.folder, tmp_path / "m.gguf", lambda name: type_)
     shares = uneven_shares(units(read_model(file), "fp32", 32), 3)
     with LocalSession(file, ReferenceEngine, shares, tmp_path, declare=joined) as ranks:
-        ranks.open_slot()
         logits = ranks.step(case.tokens[:-1], 0)
     limit = {"F32": 1e-4, "F16": 1e-2}[type_.name]
     assert np.abs(logits - case.logits).max() < limit * np.abs(case.logits).max()

@@ -8,9 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-import os
 import ssl
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -21,7 +19,7 @@ import grpc.aio
 import pytest
 
 from motley.orchestrator.app import Orchestrator, OrchestratorConfig
-from motley.protocol import VERSION
+from motley.protocol import PROTOCOL, VERSION
 from motley.protocol.mesh_pb2 import (
     Assignment,
     Capabilities,
@@ -46,6 +44,7 @@ from motley.protocol.mesh_pb2 import (
     Timing,
 )
 from motley.protocol.mesh_pb2_grpc import MeshStub
+from tests.e2e.processes import in_thread, motley
 
 GB = 10**9
 DEADLINE_S = 120.0
@@ -125,7 +124,6 @@ class ScriptedNode:
             expert_engines=["onnxruntime", "reference"],
             zone=zone,
         )
-        self.protocol = VERSION
         self.heartbeats = True
         self.answer: Callable[[Generate], AsyncIterator[Delta]] = say
         self.on_describe: Callable[[Describe], Described | None] = lambda _: Described(profile=small_profile())
@@ -149,13 +147,13 @@ class ScriptedNode:
             grpc.ssl_channel_credentials(root_certificates=pem.encode()),
             options=[("grpc.ssl_target_name_override", "motley")],
         )
-        self._call = MeshStub(self._channel).Join(metadata=[("motley-token", secret)])
+        self._call = MeshStub(self._channel).Join(metadata=[(PROTOCOL, str(VERSION)), ("motley-token", secret)])
         try:
             if "motley-address" not in await self._call.initial_metadata():
                 await self._call.read()  # raises why it is not let in
             await self.send(
                 hello=Hello(
-                    protocol=self.protocol,
+                    protocol=VERSION,
                     version="0.1.0",
                     name=self.name,
                     address=self.address,
@@ -335,27 +333,14 @@ async def mesh(tmp_path: Path) -> AsyncIterator[Mesh]:
     await orchestrator.stop()
 
 
-@pytest.fixture
-def motley(mesh: Any) -> Callable[..., Awaitable[tuple[int, str, str]]]:
+@pytest.fixture(name="motley")
+def _motley(mesh: Any) -> Callable[..., Awaitable[tuple[int, str, str]]]:
     """Runs a command against the mesh: status, stdout, stderr."""
 
     async def run(*arguments: str, **environment: str) -> tuple[int, str, str]:
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "motley.cli.main", *arguments),
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            env={
-                **os.environ,
-                "COLUMNS": "200",
-                "TERM": "dumb",
-                "MOTLEY_URL": mesh.orchestrator.http_url,
-                **environment,
-            },
-        )
-        async with asyncio.timeout(60):
-            out, err = await process.communicate()
-        assert process.returncode is not None
-        return process.returncode, out.decode(), err.decode()
+        environment = {"MOTLEY_URL": mesh.orchestrator.http_url, **environment}
+        # How wide its tables are, it finds out while it starts.
+        return await (motley if "COLUMNS" in environment else in_thread)(*arguments, **environment)
 
     return run
 

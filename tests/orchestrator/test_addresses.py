@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
-
-from motley.orchestrator.addresses import Found, is_loopback, likeliest_first, own_addresses
+from motley.orchestrator.addresses import Found, likeliest_first, own_addresses
+from motley.protocol.address import is_loopback
 
 
 def test_the_homes_network_is_before_vpns_and_guests_even_where_the_vpn_leads_outside() -> None:
@@ -46,13 +45,3 @@ def test_without_a_way_out_the_network_is_told_and_without_a_network_nothing() -
 
 def test_this_machines_own_addresses_can_be_dialled_by_others() -> None:
     assert not [address for address in own_addresses() if is_loopback(address) or address in ("0.0.0.0", "::")]
-
-
-@pytest.mark.parametrize("host", ["127.0.0.1", "127.3.2.1", "::1", "::ffff:127.0.0.1", "localhost"])
-def test_loopback(host: str) -> None:
-    assert is_loopback(host)
-
-
-@pytest.mark.parametrize("host", ["192.168.1.10", "::", "fd00::1", "::ffff:192.168.1.10", "gaming-pc", ""])
-def test_not_loopback(host: str) -> None:
-    assert not is_loopback(host)

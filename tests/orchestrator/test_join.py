@@ -20,7 +20,7 @@ from motley.orchestrator import app, control, nodes
 from motley.orchestrator.addresses import own_addresses
 from motley.orchestrator.app import Orchestrator, OrchestratorConfig
 from motley.orchestrator.limits import HELLO_BYTES
-from motley.protocol import VERSION
+from motley.protocol import PROTOCOL, VERSION
 from motley.protocol.mesh_pb2 import Described, Empty, Hello, NodeMessage, RankEvent
 from motley.protocol.mesh_pb2_grpc import MeshStub
 
@@ -88,13 +88,25 @@ async def test_a_wrong_token_is_refused(mesh: Any, new_node: Any) -> None:
     assert await states(mesh) == {}
 
 
-async def test_another_protocol_version_is_refused_with_both_versions(mesh: Any, new_node: Any) -> None:
-    node = new_node()
-    node.protocol = VERSION + 1
-    code, details = await refusal(mesh, node)
+@pytest.mark.parametrize(
+    ("told", "speaks", "older"),
+    [
+        (str(VERSION + 1), f"version {VERSION + 1}, the", "the orchestrator has the older one"),
+        (str(VERSION - 1), f"version {VERSION - 1}, the", "this node has the older one"),
+        ("", "version before 4, the", "this node has the older one"),
+        ("9" * 5000, "version before 4, the", "this node has the older one"),
+        ("x", "version before 4, the", "this node has the older one"),
+    ],
+)
+async def test_another_protocol_version_is_refused_at_once_and_named(
+    mesh: Any, told: str, speaks: str, older: str
+) -> None:
+    """Whatever the token is: it was once told elsewhere."""
+    async with call(mesh.orchestrator.local_target, "any", version=told) as stream:
+        code, details = await refused(stream)  # and it has said nothing
     assert code is grpc.StatusCode.FAILED_PRECONDITION
-    assert f"version {VERSION + 1}, the orchestrator version {VERSION}" in details
-    assert "install the same motley" in details
+    assert f"{speaks} orchestrator version {VERSION}" in details
+    assert f"install the same motley on both: {older}" in details
 
 
 async def test_a_live_nodes_name_is_taken(mesh: Any, new_node: Any) -> None:
@@ -165,7 +177,7 @@ async def test_a_node_that_reads_nothing_is_lost(mesh: Any, new_node: Any, monke
     monkeypatch.setattr(control, "OUTBOX", 3)
     monkeypatch.setattr(control, "_write", stuck)
     node = await mesh.join(new_node())
-    with contextlib.suppress(grpc.aio.AioRpcError):
+    with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # the stream has ended
         for _ in range(5):  # each is answered
             await node.send(rank=RankEvent(session="forgotten", epoch=1, rank=0, listening="x:1"))
     body = await mesh.poll("/api/nodes", lambda body: body["nodes"][0]["state"] == "lost")
@@ -183,14 +195,19 @@ async def test_a_worker_that_outlived_its_session_is_released(mesh: Any, new_nod
 
 
 @asynccontextmanager
-async def call(target: str, token: str) -> AsyncIterator[Any]:
-    """A stream of whoever trusts the orchestrator, with any token; nothing is said on it yet."""
+async def call(target: str, token: str, version: str = str(VERSION)) -> AsyncIterator[Any]:
+    """A stream of whoever trusts the orchestrator, with any token; nothing is said on it yet.
+
+    Args:
+        version: that of the protocol which it tells; empty: none.
+    """
     host, _, port = target.rpartition(":")
     pem = await asyncio.to_thread(ssl.get_server_certificate, (host.strip("[]"), int(port)))
     credentials = grpc.ssl_channel_credentials(root_certificates=pem.encode())
     named = [("grpc.ssl_target_name_override", "motley")]
     async with asyncio.timeout(30), grpc.aio.secure_channel(target, credentials, options=named) as channel:
-        yield MeshStub(channel).Join(metadata=[("motley-token", token)])
+        told = [(PROTOCOL, version)] if version else []
+        yield MeshStub(channel).Join(metadata=[*told, ("motley-token", token)])
 
 
 async def refused(stream: Any) -> tuple[grpc.StatusCode, str]:

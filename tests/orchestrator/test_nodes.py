@@ -65,7 +65,7 @@ def test_a_node_that_is_lost_later_is_not_lost_by_our_standstill() -> None:
     node = table.join(hello())
     table.overdue()
     clock.now += 3600
-    for _ in range(12):
+    for _ in range(2 * int(SILENCE_S) + 2):
         clock.now += 0.5
         table.overdue()
     table.lose(node.id, "its connection ended")

@@ -1,4 +1,4 @@
-"""`motley run` as a process: its options, and how it tells what cannot be, in its own words."""
+"""`motley run`: its options, and how it tells what cannot be, in its own words."""
 
 from __future__ import annotations
 

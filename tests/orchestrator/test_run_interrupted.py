@@ -12,6 +12,9 @@ from typing import Any
 
 import pytest
 
+from motley.orchestrator.serving.lifecycle import Lifecycle
+from motley.orchestrator.session_request import SessionRequest
+from motley.orchestrator.sessions import Session
 from motley.protocol.mesh_pb2 import Loading, RankCommand
 
 INTERRUPTED = 130
@@ -85,6 +88,27 @@ async def test_what_is_still_in_planning_is_given_up(mesh: Any, new_node: Any) -
             await asked.wait()
         await interrupted(process)
     await mesh.poll("/api/sessions", lambda body: not body["sessions"])
+
+
+async def test_what_was_made_while_its_answer_was_on_its_way_is_told(
+    mesh: Any, slow: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = asyncio.Event()
+    create = Lifecycle.create
+
+    async def create_and_stop_short_of_telling(self: Lifecycle, request: SessionRequest) -> Session:
+        await create(self, request)
+        made.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    monkeypatch.setattr(Lifecycle, "create", create_and_stop_short_of_telling)
+    async with running(mesh, "run", "bard", "Hi") as process:
+        async with asyncio.timeout(60):
+            await made.wait()
+        assert (await interrupted(process)).splitlines()[1:] == [
+            "session 'bard' was made already, by this command or another; to end it: `motley stop bard`"
+        ]
 
 
 async def test_what_somebody_else_began_goes_on(mesh: Any, slow: Any) -> None:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,14 +25,13 @@ from motley.daemon.models.keys import ConfigError
 from motley.daemon.models.reading import read_model
 from motley.plugins.engine import F32, EngineError, EngineFactory, EngineOptions, RankGraph
 from motley.plugins.expert_engine import Expert
-from motley.plugins.mapped_share import Array
 from motley.plugins.mixture import Compute, Sent
+from motley.plugins.native.attention import Spans, bind_attention
 from motley.plugins.native.rows import Action
-from motley.plugins.onnxruntime.bound import Slot
 from motley.plugins.onnxruntime.engine import OnnxRuntimeEngine
 from motley.plugins.onnxruntime.experts import Chain
 from motley.plugins.onnxruntime.hosted_experts import OnnxRuntimeExpert, OnnxRuntimeExperts
-from motley.plugins.onnxruntime.sessions import Part, Store
+from motley.plugins.onnxruntime.sessions import Store
 from motley.plugins.reference.engine import ReferenceEngine, ReferenceExperts
 from tests.models.cases import (
     GOLDEN,
@@ -69,31 +69,28 @@ def session(
     )
 
 
-def run(ranks: LocalSession, tokens: list[int], chunks: Sequence[int], slot: int = 0, prompt: int = 0) -> F32:
+def run(ranks: LocalSession, tokens: list[int], chunks: Sequence[int]) -> F32:
     """The logits of every token, computed so many at a time; the last number goes on to the end."""
-    ranks.open_slot(slot, prompt)
     sizes = [*chunks, *[chunks[-1]] * len(tokens)]
     rows, position = [], 0
     while position < len(tokens):
         chunk = tokens[position : position + sizes[len(rows)]]
-        rows.append(ranks.step(chunk, position, slot=slot))
+        rows.append(ranks.step(chunk, position))
         position += len(chunk)
-    ranks.close_slot(slot)
+    ranks.sequences.close(0)
     return np.concatenate(rows)
 
 
 def decoded(ranks: LocalSession, sequences: Sequence[list[int]]) -> list[F32]:
     """The logits of every token of some sequences, which are decoded beside each other."""
     rows: list[list[F32]] = [[] for _ in sequences]
-    for slot in range(len(sequences)):
-        ranks.open_slot(slot)
     for position in range(max(map(len, sequences))):
-        slots = [slot for slot, tokens in enumerate(sequences) if position < len(tokens)]
-        got = ranks.decode(slots, [sequences[slot][position] for slot in slots], [position] * len(slots))
-        for slot, row in zip(slots, got, strict=True):
-            rows[slot].append(row)
-    for slot in range(len(sequences)):
-        ranks.close_slot(slot)
+        company = [number for number, tokens in enumerate(sequences) if position < len(tokens)]
+        got = ranks.decode(company, [sequences[number][position] for number in company], [position] * len(company))
+        for number, row in zip(company, got, strict=True):
+            rows[number].append(row)
+    for number in range(len(sequences)):
+        ranks.sequences.close(number)
     return [np.stack(own) for own in rows]
 
 
@@ -116,14 +113,14 @@ def test_every_split_and_chunking_gives_the_same_bits(
         pytest.skip("this case's widths cannot be quantised")
     tokens = case.tokens[:-1]
     with session(case.folder, tmp_path / "1", [whole_share(cut)], quantisation) as alone:
-        expected = run(alone, tokens, [128], prompt=case.prompt)
+        expected = run(alone, tokens, [128])
         for chunks in ([1], [2], [3], [7, 1, 16, 33]):
-            assert same(run(alone, tokens, chunks, prompt=case.prompt), expected)
+            assert same(run(alone, tokens, chunks), expected)
     if quantisation == "fp32":
         assert np.abs(expected - case.logits).max() < 1e-4 * np.abs(case.logits).max()
     with session(case.folder, tmp_path / str(count), uneven_shares(cut, count), quantisation) as ranks:
         for chunks in ([17, 1, 1, 20], [1]):
-            assert same(run(ranks, tokens, chunks, prompt=case.prompt), expected)
+            assert same(run(ranks, tokens, chunks), expected)
 
 
 def test_splits_include_empty_shares_and_several_subtrees() -> None:
@@ -165,16 +162,14 @@ def test_a_trained_model_beside_others_and_computed_again(quantisation: str, tmp
     with session(BUNDLED, tmp_path / "1", [whole_share(cut)], quantisation, context=context) as alone:
         expected = run(alone, mine, [128])
     with session(BUNDLED, tmp_path / "3", uneven_shares(cut, 3), quantisation, context=context) as ranks:
-        ranks.open_slot(0)
-        ranks.open_slot(1)
         position = beside = 0
         for size in (100, 1, 1, 1, 64, 33, 1, 99, 1):
             if position == 103:
-                ranks.step(other[:20], position, slot=0)  # a wrong guess, taken back
-            got = ranks.step(mine[position : position + size], position, slot=0)
+                ranks.step(other[:20], position, sequence=0)  # a wrong guess, taken back
+            got = ranks.step(mine[position : position + size], position, sequence=0)
             assert same(got, expected[position : position + size])
             position += size
-            ranks.step(other[beside : beside + 31], beside, slot=1)
+            ranks.step(other[beside : beside + 31], beside, sequence=1)
             beside += 31
         assert position == context
 
@@ -213,20 +208,19 @@ def test_every_block_size_is_exact(quantisation: str, block: int, wide: Path, tm
 
 def test_kernels_that_mix_rows_are_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cut = units(read_model(BUNDLED), "fp32", 32, exact=True)
-    together = OnnxRuntimeEngine._attention
 
-    def mixing(self: OnnxRuntimeEngine, state: Slot, position: Array, rows: slice, tokens: int) -> dict[Part, Action]:
-        """Attentions after which the last of several rows has another bit."""
+    def mixing(qkv: F32, keys: F32, values: F32, y: F32, spans: Spans, rope: int, **attributes: Any) -> Action:
+        """An attention after which the first of several rows has another bit."""
+        attend = bind_attention(qkv, keys, values, y, spans, rope, **attributes)
 
-        def mix(attend: Action, results: Array) -> None:
+        def mix() -> None:
             attend()
-            if tokens > 1:
-                results[tokens - 1, 0] = np.nextafter(results[tokens - 1, 0], np.float32(np.inf))
+            if len(y) > 2:  # there is an even number
+                y[0, 0] = np.nextafter(y[0, 0], np.float32(np.inf))
 
-        actions = together(self, state, position, rows, tokens)
-        return {part: partial(mix, action, self._result(part)[rows]) for part, action in actions.items()}
+        return mix
 
-    monkeypatch.setattr(OnnxRuntimeEngine, "_attention", mixing)
+    monkeypatch.setattr("motley.plugins.onnxruntime.kernels.bind_attention", mixing)
     with pytest.raises(EngineError, match="cannot keep exact=true on this machine"):
         session(BUNDLED, tmp_path, [whole_share(cut)])
 

@@ -21,7 +21,7 @@ from motley.daemon.models.reading import read_model
 from motley.daemon.weights.checkpoints.safetensors_checkpoint import SafetensorsCheckpoint
 from motley.daemon.weights.share_file import write_share
 from motley.daemon.weights.spec import SHARE_FILE
-from motley.plugins.engine import F32, ROW_TILE, EngineFactory, EngineOptions, Pending, micro_chunks
+from motley.plugins.engine import F32, ROW_TILE, EngineFactory, EngineOptions, Pending, Span, micro_chunks
 from motley.plugins.onnxruntime.engine import OnnxRuntimeEngine
 from motley.plugins.reference.engine import ReferenceEngine
 from motley.transport import Communicator, Listener, Membership, PeerLost, Plain, connect_mesh
@@ -51,14 +51,13 @@ def session(
     return LocalSession(BUNDLED, factory, shares, folder, quantisation, block)
 
 
-def run(ranks: LocalSession, slot: int, halved: bool) -> list[F32]:
+def run(ranks: LocalSession, sequence: int, halved: bool) -> list[F32]:
     """Logits of chunks of all kinds and of a token after them."""
-    ranks.open_slot(slot)
     logits, position = [], 0
     for rows in (32, 41, 2, 22):
-        logits.append(ranks.step(TOKENS[position : position + rows], position, slot=slot, halved=halved))
+        logits.append(ranks.step(TOKENS[position : position + rows], position, sequence=sequence, halved=halved))
         position += rows
-    logits.append(ranks.step(TOKENS[position : position + 1], position, slot=slot))
+    logits.append(ranks.step(TOKENS[position : position + 1], position, sequence=sequence))
     return logits
 
 
@@ -76,17 +75,17 @@ def test_the_size_of_chunks_leaves_no_trace(quantisation: str, block: int, tmp_p
     tokens = [index * 37 % 1024 for index in range(300)]
     expected: list[F32] = []
     with session(tmp_path, 2, quantisation, block) as ranks:
-        for slot, sizes in enumerate([(64,) * 5, (128,) * 3, (256, 44), (62, 238), (2, 256, 42)]):
-            ranks.open_slot(slot)
+        for sequence, sizes in enumerate([(64,) * 5, (128,) * 3, (256, 44), (62, 238), (2, 256, 42)]):
             position = 0
             for size in sizes:
                 last = tokens[position : position + size]
-                logits = ranks.step(last, position, rows=[len(last) - 1], slot=slot, halved=slot % 2 == 1)
+                logits = ranks.step(last, position, 1, sequence, halved=sequence % 2 == 1)
                 position += len(last)
-            got = [logits, *(ranks.step([token], position + token, slot=slot) for token in range(3))]
+            got = [logits, *(ranks.step([token], position + token, sequence=sequence) for token in range(3))]
             expected = expected or got
             for one, other in zip(got, expected, strict=True):
                 np.testing.assert_array_equal(one, other)
+            ranks.sequences.close(sequence)
 
 
 def test_engines_that_overlap_and_engines_that_do_not_make_the_same_sums(tmp_path: Path) -> None:
@@ -123,6 +122,7 @@ def test_a_peer_lost_between_two_micro_chunks_is_named_and_leaves_nothing_behind
     listeners = [Listener("127.0.0.1") for _ in shares]
     addresses = [f"127.0.0.1:{listener.port}" for listener in listeners]
     hidden = np.ones((64, config.hidden), np.float32)
+    span = Span(np.arange(64, dtype=np.int32), 0, len(hidden), wanted=1)
 
     def work(rank: int) -> list[Exception]:
         declared = build_rank_graph(config, shares, rank, "fp32", 32, 128)
@@ -135,13 +135,11 @@ def test_a_peer_lost_between_two_micro_chunks_is_named_and_leaves_nothing_behind
         with connect_mesh(listeners[rank], member, addresses, security=Plain()) as communicator:
             collectives = communicator if rank == 0 else _Leaving(communicator, starts)
             engine = OnnxRuntimeEngine(declared.bind(share_file), collectives, EngineOptions())
-            engine.open_slot(0)
             for _ in range(2):  # the second time nothing is waited for
                 try:
-                    engine.step(0, hidden, 0, [63], halved=True)
+                    engine.step(hidden, [span], halved=True)
                 except Exception as error:
                     errors.append(error)
-            engine.close_slot(0)
             engine.close()
         return errors
 

@@ -72,7 +72,6 @@ def whole_prompt(
     case: Case, engines: Sequence[EngineFactory], shares: Sequence[Share], folder: Path, quantisations: Sequence[str]
 ) -> F32:
     with LocalSession(case.folder, engines, shares, folder, quantisations) as ranks:
-        ranks.open_slot(prompt=case.prompt)
         return ranks.step(case.tokens[:-1], 0)
 
 
@@ -91,13 +90,11 @@ def test_ranks_of_different_kinds_agree_with_float64(case: Case, mix: str, tmp_p
     shares = uneven_shares(cut, len(engines))
     expected = whole_prompt(case, [in_float64] * len(engines), shares, tmp_path / "64", quantisations)
     with LocalSession(case.folder, engines, shares, tmp_path / "mixed", quantisations) as mixed:
-        for slot in (0, 1):
-            mixed.open_slot(slot, case.prompt)
         whole = mixed.step(case.tokens[:-1], 0)
-        one_by_one = [mixed.step(case.tokens[:5], 0, slot=1)]
+        one_by_one = [mixed.step(case.tokens[:5], 0, sequence=1)]
         for position in range(5, len(case.tokens) - 1 if case.model.experts else SINGLY):
             one_by_one.append(mixed.decode([1], case.tokens[position : position + 1], [position]))
-        halved = mixed.step(case.tokens[:-1], 0, slot=1, halved=True)
+        halved = mixed.step(case.tokens[:-1], 0, sequence=1, halved=True)
     tolerance = EXPERTS if case.model.experts else SAME_WEIGHTS
     for got in (whole, np.concatenate(one_by_one), halved):
         assert distance(got, expected[: len(got)]) < tolerance

@@ -46,7 +46,7 @@ def test_silence_is_measured_from_the_last_sign_of_life() -> None:
     beat(watching, [2], 10, 9.5 + SILENCE_S - 0.01)
     assert not watching.lost
     watching.look(9.5 + SILENCE_S, {})
-    assert watching.lost == {1: "no sign of life for 4 s (host-1:1)"}
+    assert watching.lost == {1: "no sign of life for 5 s (host-1:1)"}
     assert watching.watched == (2,)
 
 
@@ -69,15 +69,16 @@ def test_a_rank_that_hears_nobody_is_lost_itself() -> None:
         watching.look(now, {})
     assert next(iter(watching.lost.items())) == (
         0,
-        "no sign of life of ranks 1 and 2 and 3 for 4 s: this rank is cut off from all others (host-1:1)",
+        "no sign of life of ranks 1 and 2 and 3 for 5 s: this rank is cut off from all others (host-1:1)",
     )
 
 
 def test_of_two_ranks_the_silent_one_is_lost() -> None:
     watching = watch(2)
     now = beat(watching, [1], 0, 3)
-    watching.look(now - BEAT_S + SILENCE_S / 2, {})
-    watching.look(now - BEAT_S + SILENCE_S, {})
+    for quarter in (1, 2, 3, 4):
+        assert not watching.lost
+        watching.look(now - BEAT_S + SILENCE_S * quarter / 4, {})
     assert list(watching.lost) == [1]
 
 
@@ -118,7 +119,7 @@ def test_a_beat_that_was_held_up_takes_nothing_back() -> None:
     watching.receive(1, BEAT, 0)
     watching.knocked(1, Frame(unpack_header(newer), newer[HEADER_SIZE:]), 1)
     watching.receive(1, older, 2)
-    for now in (2.0, 3.5, 5.0, 6.5):
+    for now in (2.0, 3.5, 5.0, 6.5, 2.0 + SILENCE_S):
         watching.receive(1, older, now)
         watching.look(now, {1: (1500, 0)})
     assert list(watching.lost) == [1]
@@ -148,8 +149,8 @@ def test_a_rank_that_was_suspended_and_is_given_up_blames_itself(looks_first: bo
     now = beat(watching, [1, 2], 0, 5) - BEAT_S + 20
     if looks_first:
         watching.look(now, {})
-    watching.receive(1, pack_abort(0, "no sign of life for 4 s", 2), now + 0.1)
-    said = "it stood still for 20 s, and rank 2 has given it up: no sign of life for 4 s (host-1:1)"
+    watching.receive(1, pack_abort(0, "no sign of life for 5 s", 2), now + 0.1)
+    said = "it stood still for 20 s, and rank 2 has given it up: no sign of life for 5 s (host-1:1)"
     assert list(watching.lost.items()) == [(0, said)]
     assert watching.accused
 
@@ -172,13 +173,14 @@ def test_a_suspension_long_ago_is_no_excuse() -> None:
     watching = watch()
     now = beat(watching, [1, 2], 0, 5)
     now = beat(watching, [1, 2], now + 20, now + 40)
-    watching.receive(1, pack_abort(0, "no sign of life for 4 s", 2), now)
+    watching.receive(1, pack_abort(0, "no sign of life for 5 s", 2), now)
     assert list(watching.lost) == [2]
 
 
 def test_looking_late_but_in_time_hides_no_silence() -> None:
     watching = watch()
     now = beat(watching, [1, 2], 0, 5)
+    watching.look(now, {})
     while not watching.lost:
         now += SUSPENDED_S
         watching.look(now, {})
@@ -204,7 +206,7 @@ def test_bytes_that_were_sent_and_do_not_come_are_the_end_of_a_connection() -> N
     assert not watching.lost
     assert watching.look(now + SILENCE_S - 0.01, {1: (1000, 0)}) == pytest.approx(now + SILENCE_S)
     watching.look(now + SILENCE_S, {1: (1000, 0)})
-    assert watching.lost == {1: "its beats come, but no data for 4 s: 24 bytes are on their way (host-1:1)"}
+    assert watching.lost == {1: "its beats come, but no data for 5 s: 24 bytes are on their way (host-1:1)"}
     assert watching.watched == (2,)
 
 
@@ -235,7 +237,7 @@ def test_a_rank_that_gets_no_data_of_several_peers_is_lost_itself() -> None:
                 watching.receive(rank, pack_beat(7, 100 if rank < 3 else 50), now)
         watching.look(now, dict.fromkeys((1, 2, 3), (50, 50)))
         now += 0.1
-    assert watching.lost == {0: "the beats of ranks 1 and 2 come here, but no data for 4 s (host-1:1)"}
+    assert watching.lost == {0: "the beats of ranks 1 and 2 come here, but no data for 5 s (host-1:1)"}
 
 
 def test_bytes_that_did_not_come_while_this_rank_was_suspended_are_missed_from_then_on() -> None:

@@ -89,7 +89,7 @@ def expect_loss(survivors: list[Rank], blamed: set[int], *, silent: bool) -> lis
         assert answer["rank"] in blamed, answer
         assert max(answer["left"]) <= 0, answer
         texts.append(answer["text"])
-    assert any("for 4 s" in text for text in texts) is silent, texts
+    assert any("for 5 s" in text for text in texts) is silent, texts
     return texts
 
 
@@ -143,7 +143,7 @@ def test_a_rank_that_stays_stopped_is_lost(start: Start) -> None:
     ranks = start({}, {}, {})
     psutil.Process(ranks[1].process.pid).suspend()
     texts = expect_loss(without(ranks, 1), {1}, silent=True)
-    assert any("no sign of life for 4 s" in text for text in texts)
+    assert any("no sign of life for 5 s" in text for text in texts)
     expect_new_mesh(without(ranks, 1))
     psutil.Process(ranks[1].process.pid).resume()
     assert ranks[1].read()["error"] == "PeerLost"
@@ -153,14 +153,14 @@ def test_what_vanishes_is_lost(start: Start) -> None:
     """No FIN, no reset: what goes over the network of a rank, or one link in another mesh, comes to nothing."""
     ranks, linked = start({}, {}, {"cut": [0, 1]}), start({}, {}, {"cut": [1]})
     texts = expect_loss(ranks[:2], {2}, silent=True)
-    assert any("no sign of life for 4 s" in text for text in texts)
+    assert any("no sign of life for 5 s" in text for text in texts)
     # Ranks 1 and 2 name each other, or rank 0 if it was faster to tell them that they themselves were named.
     answers = [rank.read() for rank in linked]
     assert [answer["error"] for answer in answers] == ["PeerLost"] * 3
     assert answers[0]["rank"] in (1, 2)
     assert answers[1]["rank"] in (2, 0)
     assert answers[2]["rank"] in (1, 0)
-    assert any("no sign of life for 4 s" in answer["text"] for answer in answers)
+    assert any("no sign of life for 5 s" in answer["text"] for answer in answers)
     expect_new_mesh(ranks[:2])
     assert ranks[2].read()["error"] == "PeerLost"
 
@@ -170,7 +170,7 @@ def test_a_connection_for_data_that_dies_alone_is_missed(start: Start, size: int
     """No FIN, no reset, and the beats of all ranks come and go."""
     *survivors, victim = start(*[{}] * (size - 1), {"cut data": list(range(size - 1))})
     texts = expect_loss(survivors, {size - 1}, silent=True)
-    assert any("beats" in text and "but no data for 4 s" in text for text in texts)
+    assert any("beats" in text and "but no data for 5 s" in text for text in texts)
     expect_new_mesh(survivors)
     assert victim.read()["error"] == "PeerLost"
 
@@ -260,7 +260,7 @@ def test_whoever_can_be_reached_anew_lives(
 def test_slow_is_not_dead(start: Start) -> None:
     """One rank sleeps and one computes, both longer than a silent one would be waited for, and one reads in sips."""
     sips = {"slow": True, "elements": 300_000, "rounds": 2}
-    ranks = start({"rounds": 2, "elements": 300_000}, {"sleep": 4.6} | sips, {"spin": 4.6} | sips)
+    ranks = start({"rounds": 2, "elements": 300_000}, {"sleep": 5.6} | sips, {"spin": 5.6} | sips)
     assert [rank.read()["sum"] for rank in ranks] == [6.0] * 3
 
 

@@ -243,6 +243,29 @@ def test_two_ranks_that_do_not_reach_each_other_are_named_by_all(
     assert all("rank 1 cannot reach it: nothing has answered at" in str(error) for error in errors)
 
 
+def test_who_is_refused_where_all_listen_says_so_soon(
+    membership: MakeMember, nobody: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A firewall turns rank 1 away from rank 0; rank 2 reaches both."""
+    monkeypatch.setattr(mesh_module, "REFUSED_S", 1.0)
+    with ExitStack() as stack:
+        listeners = [stack.enter_context(closing(Listener("127.0.0.1"))) for _ in range(3)]
+        right = [address_of(listener) for listener in listeners]
+        pool = stack.enter_context(ThreadPoolExecutor(3))
+        began = time.monotonic()
+        futures = [
+            pool.submit(
+                connect_mesh, listeners[rank], membership(rank, 3), addresses, 60.0, security=Plain(), all_listen=True
+            )
+            for rank, addresses in enumerate([right, [nobody, *right[1:]], right])
+        ]
+        errors = [future.exception(timeout=70) for future in futures]
+    assert time.monotonic() - began < 30
+    losses = [error for error in errors if isinstance(error, PeerLost)]
+    assert [(loss.rank, loss.finder) for loss in losses] == [(1, 1), (0, None), (0, 1)]
+    assert all(f"rank 1 cannot reach it: {nobody} has refused all connections for 1 s" in str(e) for e in errors)
+
+
 def test_a_name_that_nobody_has_is_told_at_once(
     membership: MakeMember, listener: Listener, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -151,11 +151,15 @@ class _Dial:
     """How long a connection may take until the peer's system answers."""
     first_answer_by: float = math.inf
     """When something there must have answered, be it with a refusal; never, once it has."""
+    refused_s: float = math.inf
+    """How long it may be refused and nothing else."""
+    refused_by: float = math.inf
+    """When it has been refused for that long; never, while it is not."""
 
     @property
     def next_step(self) -> float:
         """When there is something to do for it, unless something comes before."""
-        return min(self.due, self.deadline, self.first_answer_by)
+        return min(self.due, self.deadline, self.first_answer_by, self.refused_by)
 
 
 @dataclass(eq=False)
@@ -227,6 +231,8 @@ class _Attempt:
             raise ConnectionRefusedError("nobody listens there")  # TCP met itself: a simultaneous open
         self.connecting = False
         self.heard_system()
+        if self.dial is not None:
+            self.dial.refused_by = math.inf
 
 
 class Connector:
@@ -272,6 +278,7 @@ class Connector:
         address: str,
         deadline: float = math.inf,
         answer_s: float = REPEAT_S,
+        refused_s: float = math.inf,
     ) -> None:
         """Reach peer `rank` at `address` from the next `step` on, trying again until `deadline` (monotonic, seconds).
 
@@ -281,6 +288,8 @@ class Connector:
             deadline: it fails earlier, if nothing at all answers there for `ANSWER_S`, or the name is not known.
             answer_s: try again when the peer's system has not answered for so many seconds. The system itself repeats
                 what is lost, but at ever longer intervals.
+            refused_s: it fails when every connection has been refused for so many seconds: endless where the peer may
+                still be starting.
 
         Raises:
             UsageError: it is no address.
@@ -288,7 +297,9 @@ class Connector:
         split_address(address)
         self.trouble.pop(rank, None)
         first_answer_by = time.monotonic() + ANSWER_S
-        self._dials[rank] = _Dial(rank, purpose, address, deadline, answer_s=answer_s, first_answer_by=first_answer_by)
+        self._dials[rank] = _Dial(
+            rank, purpose, address, deadline, answer_s=answer_s, first_answer_by=first_answer_by, refused_s=refused_s
+        )
 
     def turn_to(self, listener: Listener | None, expected: Collection[tuple[int, Purpose]]) -> None:
         """Accept others from now on, and elsewhere; what is on its way is given up."""
@@ -351,6 +362,10 @@ class Connector:
                 self.cancel(dial.rank)
                 why = f"nothing has answered at {dial.address} for {ANSWER_S:g} s ({trouble})"
                 yield Failure(dial.rank, f"{why}; is that machine on, and do the firewalls let the two connect?")
+            elif dial.refused_by <= now:
+                self.cancel(dial.rank)
+                why = f"{dial.address} has refused all connections for {dial.refused_s:g} s ({trouble})"
+                yield Failure(dial.rank, f"{why}; has that rank ended, or does a firewall turn this one away?")
             elif (unknown := self._dial(dial)) is not None:
                 self.cancel(dial.rank)
                 yield Failure(dial.rank, unknown)
@@ -390,7 +405,7 @@ class Connector:
             pass
         except OSError as error:
             self._drop(attempt)
-            self._redial(dial, str(error))
+            self._failed(attempt, dial, error)
         return None
 
     def _resolve(self, address: str) -> list[tuple[Any, ...]]:
@@ -398,6 +413,13 @@ class Connector:
             host, port = split_address(address)
             self._targets[address] = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         return self._targets[address]
+
+    def _failed(self, attempt: _Attempt, dial: _Dial, error: OSError) -> None:
+        """A connection could not be made, or did not last; dial once more."""
+        if isinstance(error, ConnectionRefusedError):
+            attempt.heard_system()
+            dial.refused_by = min(dial.refused_by, time.monotonic() + dial.refused_s)
+        self._redial(dial, str(error))
 
     def _redial(self, dial: _Dial, why: str) -> None:
         self.trouble[dial.rank] = why
@@ -431,9 +453,7 @@ class Connector:
         except OSError as error:
             self._drop(attempt)
             if attempt.dial is not None:
-                if isinstance(error, ConnectionRefusedError):
-                    attempt.heard_system()
-                self._redial(attempt.dial, str(error))
+                self._failed(attempt, attempt.dial, error)
         except Refusal as refusal:
             yield from self._refuse(attempt, refusal)
         else:

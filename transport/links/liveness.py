@@ -35,8 +35,9 @@ BEAT_S = 0.5
 """From one beat to the next."""
 KNOCK_AFTER_S = 1.0
 """A peer that has been silent this long is knocked at."""
-SILENCE_S = 4.0
-"""A peer that has been silent this long is lost."""
+SILENCE_S = 5.0
+"""A peer that has been silent this long is lost. A cut of 3 s must end nothing: that leaves 2 s, on a busy machine too,
+for a knock and the handshakes of its connection."""
 JOIN_S = 5.0
 """How long closing waits for the thread that beats to end."""
 SUSPENDED_S = 2.0

@@ -167,7 +167,7 @@ class _RankNodes(RankSums):
                 declared_value("position", 1, kind=TensorProto.INT64),
                 declared_value("rows", "R", kind=TensorProto.INT64),
                 *(
-                    declared_value(f"{table}_cache.{name}", context + 1, size // 2)
+                    declared_value(f"{table}_cache.{name}", context, size // 2)
                     for name, (_, size) in ropes.items()
                     for table in ("cos", "sin")
                 ),
@@ -298,11 +298,11 @@ def _constants(
     def tables(prompt: int) -> Mapping[str, F32]:
         made: dict[str, F32] = {}
         for name, (rope, size) in ropes.items():
-            shape = (context + 1, size // 2)  # an exact engine runs a row beyond
+            shape = (context, size // 2)
             if rope is None:
                 both = np.ones(shape, np.float32), np.zeros(shape, np.float32)
             else:
-                both = rotary_tables(rope, context + 1, prompt)
+                both = rotary_tables(rope, context, prompt)
             made |= dict(zip((f"cos_cache.{name}", f"sin_cache.{name}"), both, strict=True))
         return made
 

@@ -42,7 +42,6 @@ def test_quantised_weights_compute_nearly_the_same(type_: Type, bound: float, tm
     def logits(model: Path) -> F32:
         shares = uneven_shares(units(read_model(model), "fp32", 32), 2)
         with LocalSession(model, ReferenceEngine, shares, tmp_path / model.stem) as ranks:
-            ranks.open_slot()
             return ranks.step(tokens, 0)
 
     expected = logits(SHAKESPEARE)

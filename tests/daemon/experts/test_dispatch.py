@@ -44,6 +44,7 @@ from tests.daemon.experts.expert_server import (
 )
 from tests.models.cases import GOLDEN, golden_cases, uneven_shares
 from tests.models.local_group import LocalGroup, LocalMember
+from tests.plugins.sequences import Sequences
 
 LAYERS, EXPERTS, CHOSEN = 3, 6, 2
 STEPS = 4
@@ -602,11 +603,11 @@ def test_a_model_with_experts_elsewhere_computes_its_golden_logits(name: str, si
             with open_model(case.folder) as own:
                 write_share(own.source, declared.weights, declared.share_bytes, share_file)
             peers = Member(group, rank, ranks.dispatchers[rank])
-            engine = ReferenceEngine(declared.bind(share_file), peers, EngineOptions())
-            engine.open_slot(0)
+            graph = declared.bind(share_file)
+            alone = Sequences(ReferenceEngine(graph, peers, EngineOptions()), graph)
             return np.concatenate(
                 [
-                    engine.step(0, embedded[chunk].copy(), chunk.start, range(chunk.stop - chunk.start), halved=True)
+                    alone.step(0, embedded[chunk].copy(), chunk.start, chunk.stop - chunk.start, halved=True)
                     for chunk in chunks
                 ]
             )

@@ -89,6 +89,13 @@ def test_what_strangers_sent_has_no_traceback_and_says_whose_trouble_it_is(heard
     assert len(line) < 2000
 
 
+def test_what_strangers_sent_steers_no_terminal(heard: Callable[[str], Told]) -> None:
+    told = heard("motley.door")
+    told.log.warning("refused %s", "\x1b[2Jgood\r\x9b31mwörk\u202e")
+    (line,) = told.lines
+    assert line[20:] == r"refused \x1b[2Jgood\r\x9b31mwörk\u202e"
+
+
 def test_kinds_that_only_differ_by_a_number_are_one_and_there_are_not_endless_others(
     heard: Callable[[str], Told],
 ) -> None:

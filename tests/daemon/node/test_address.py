@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,8 @@ class Call:
     [
         ("127.0.0.1", "192.168.1.10", "192.168.1.10"),
         ("::1", "fd00::10", "fd00::10"),
+        ("localhost", "192.168.1.10", "192.168.1.10"),
+        ("::ffff:127.0.0.1", "192.168.1.10", "192.168.1.10"),
         ("127.0.0.1", "", "127.0.0.1"),
         ("10.8.0.2", "192.168.1.10", "10.8.0.2"),
         ("gaming-pc", "192.168.1.10", "gaming-pc"),
@@ -48,6 +51,18 @@ async def test_a_stream_that_ends_before_the_token_was_taken_is_no_welcome(tmp_p
         await _admitted(Call(), 10.0, settings)
 
 
+async def test_an_orchestrator_that_waits_for_a_hello_is_taken_for_an_older_one(tmp_path: Path) -> None:
+    class Waits(Call):
+        async def initial_metadata(self) -> list[tuple[str, str]]:
+            await asyncio.Event().wait()
+            raise AssertionError
+
+    settings = NodeSettings("pc", "127.0.0.1", pb.Capabilities(), None, ShareCache(tmp_path), 1)
+    with pytest.raises(OrchestratorLost, match=r"not taken the join token .* older motley .* same on both"):
+        await _admitted(Waits(), 0.01, settings)
+
+
 def test_workers_listen_where_others_reach_them() -> None:
-    hosts = {"127.0.0.1": "127.0.0.1", "::1": "::1", "192.168.1.10": "0.0.0.0", "fd00::1": "::", "gaming-pc": "0.0.0.0"}
+    hosts = {"127.0.0.1": "127.0.0.1", "::1": "::1", "localhost": "localhost", "::ffff:127.0.0.1": "::ffff:127.0.0.1"}
+    hosts |= {"192.168.1.10": "0.0.0.0", "fd00::1": "::", "gaming-pc": "0.0.0.0"}
     assert {address: listening_host(address) for address in hosts} == hosts

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -71,42 +72,72 @@ async def test_they_do_not_wait_for_all_else_that_is_to_be_said(tmp_path: Path) 
         await asyncio.gather(sender, return_exceptions=True)
 
 
-async def test_what_keeps_a_node_from_sending_is_told_and_is_no_silence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Call:
-        """An orchestrator that welcomes the node and then only listens."""
+class Call:
+    """An orchestrator that welcomes the node and then listens for as long as `reads` lasts."""
 
-        def __init__(self) -> None:
-            self._said: asyncio.Queue[pb.OrchestratorMessage] = asyncio.Queue()
-            welcome = pb.Welcome(node_id="1", heartbeat_s=0.001, silence_s=60)
-            self._said.put_nowait(pb.OrchestratorMessage(welcome=welcome))
+    def __init__(self, reads: Callable[[pb.NodeMessage], Awaitable[None]]) -> None:
+        self.write = reads
+        self._said: asyncio.Queue[pb.OrchestratorMessage] = asyncio.Queue()
+        welcome = pb.Welcome(node_id="1", heartbeat_s=0.001, silence_s=60)
+        self._said.put_nowait(pb.OrchestratorMessage(welcome=welcome))
 
-        async def initial_metadata(self) -> list[tuple[str, str]]:
-            return [("motley-address", "")]
+    async def initial_metadata(self) -> list[tuple[str, str]]:
+        return [("motley-address", "")]
 
-        async def write(self, message: pb.NodeMessage) -> None:
-            pass
+    async def read(self) -> pb.OrchestratorMessage:
+        return await self._said.get()
 
-        async def read(self) -> pb.OrchestratorMessage:
-            return await self._said.get()
+    def cancel(self) -> None:
+        pass
 
-        def cancel(self) -> None:
-            pass
+
+async def stay(control: Control, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have a node talk to an orchestrator until it gives up."""
 
     class Stub:
         def __init__(self, channel: object) -> None:
             pass
 
         def Join(self, metadata: object) -> Call:
-            return Call()
+            return call
+
+    monkeypatch.setattr("motley.daemon.node.control.MeshStub", Stub)
+    channel: Any = None
+    async with asyncio.timeout(20):
+        await control.stay(channel, "secret", lambda node_id, settings: None)
+
+
+async def test_what_keeps_a_node_from_sending_is_told_and_is_no_silence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def read(message: pb.NodeMessage) -> None:
+        pass
 
     def broken() -> int:
         raise OSError("no /proc here")
 
-    monkeypatch.setattr("motley.daemon.node.control.MeshStub", Stub)
     monkeypatch.setattr("motley.daemon.node.control.available_memory", broken)
-    channel: Any = None
     with pytest.raises(OrchestratorLost, match="sending to the orchestrator failed: OSError: no /proc here"):
-        async with asyncio.timeout(20):
-            await control_of(tmp_path).stay(channel, "secret", lambda node_id, settings: None)
+        await stay(control_of(tmp_path), Call(read), monkeypatch)
+
+
+async def test_a_node_does_not_grow_for_an_orchestrator_that_reads_slowly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("motley.daemon.node.outbox.LIMIT_BYTES", 1 << 20)
+    monkeypatch.setattr("motley.daemon.node.control.LIMIT_BYTES", 1 << 20)
+    control = control_of(tmp_path)
+
+    async def read_slowly(message: pb.NodeMessage) -> None:
+        """A message now and then, while there is more to say than that."""
+        for _ in range(100):
+            control._say(delta=pb.Delta(text="x" * 1000))
+        await asyncio.sleep(0.001)
+
+    with pytest.raises(OrchestratorLost, match=r"too slow: 1\.05 MB wait to be sent"):
+        await stay(control, Call(read_slowly), monkeypatch)
+    kept = 0
+    while not control._outbox.empty():
+        kept += control._outbox.get_nowait().ByteSize()
+    assert 0.5e6 < kept < 1.1e6
+    assert not control._outbox.full()

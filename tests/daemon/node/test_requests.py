@@ -90,6 +90,17 @@ def made_tokenizer(backend: Any, template: str) -> Tokenizer:
     return Tokenizer(backend, vocabulary=259, template=ChatTemplate(template))
 
 
+async def test_a_request_that_is_cancelled_at_once_is_not_answered(tmp_path: Path) -> None:
+    """The orchestrator's two messages have come together."""
+    node = Node(tmp_path, s=made_tokenizer(bytes_tokenizer(), "{{ messages[0].content }}"))
+    request = pb.Generate(request_id="short-lived", session="s", prompt="ROMEO:", sampling=SAMPLING)
+    node.control._obey(pb.OrchestratorMessage(generate=request))
+    node.control._obey(pb.OrchestratorMessage(cancel=pb.Cancel(request_id="short-lived")))
+    await asyncio.gather(*node.control._tasks)
+    assert [(delta.request_id, delta.finish) for delta in node.heard()] == [("short-lived", "cancelled")]
+    assert node.workers["s"].told == []
+
+
 @pytest.mark.parametrize("error", [ValueError("no such byte"), Panic("no such byte")])
 async def test_tokens_that_cannot_become_text_end_their_request_alone(error: BaseException, tmp_path: Path) -> None:
     node = Node(tmp_path, s=made_tokenizer(Backend(error), "{{ messages[0].content }}"))

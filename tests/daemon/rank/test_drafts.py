@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from motley.daemon.rank.drafts import GRAM, MOST, PROBE, Lookup, Luck, how_many
+from motley.daemon.rank.drafts import GRAM, HOPELESS, MOST, PROBE, Lookup, Luck, how_many
 
 
 @given(st.lists(st.integers(0, 3), max_size=40), st.integers(0, 9))
@@ -61,7 +61,8 @@ def test_the_number_of_guesses_is_the_best_one_for_one_request(chances: list[flo
     falling = sorted(chances, reverse=True)
 
     def rate(count: int) -> float:
-        return (1 + sum(falling[:count])) / (10 + slope * (1 + count))
+        return (1 + sum(hopeful[:count])) / (10 + slope * (1 + count))
 
+    hopeful = [chance for chance in falling if chance >= HOPELESS]
     (count,) = how_many([falling], lambda rows: 10 + slope * rows)
-    assert rate(count) == pytest.approx(max(map(rate, range(len(falling) + 1))))
+    assert rate(count) == pytest.approx(max(map(rate, range(len(hopeful) + 1))))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from contextlib import closing
+from collections.abc import Sequence
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from motley.daemon.models.reading import read_model
 from motley.daemon.rank.gate import Gate, _examined, reference_answers
 from motley.daemon.weights.share_file import write_share
 from motley.daemon.weights.spec import SHARE_FILE
-from motley.plugins.engine import F32, Engine, EngineError, EngineFactory, EngineOptions, RankGraph
+from motley.plugins.engine import F32, Engine, EngineError, EngineOptions, RankGraph, Span
 from motley.plugins.nodes import is_collective
 from motley.plugins.onnxruntime.engine import OnnxRuntimeEngine
 from motley.plugins.reference.engine import ReferenceEngine
@@ -201,17 +202,21 @@ def test_positions_that_go_wrong_far_inside_a_sequence_are_found(tmp_path: Path)
         examine(graph, 0, 1, replace(graph, constants=wrong))
 
 
-@pytest.mark.parametrize("build", [ReferenceEngine, OnnxRuntimeEngine])
-def test_a_sequence_goes_on_after_its_tokens_and_within_the_context(build: EngineFactory, tmp_path: Path) -> None:
+class _TakingOthersBlocks(OnnxRuntimeEngine):
+    """Every sequence has the blocks of the first."""
+
+    def step(self, hidden: F32, spans: Sequence[Span], halved: bool = False) -> F32:
+        return super().step(hidden, [span._replace(blocks=spans[0].blocks) for span in spans], halved)
+
+
+def test_sequences_that_meet_in_a_step_are_found(tmp_path: Path) -> None:
     graph = share(BUNDLED, "fp32", 1, 0, tmp_path / "share")
-    with closing(build(graph, LocalGroup(1).member(0), EngineOptions())) as engine:
-        engine.open_slot(0)
-        engine.step(0, np.ones((7, graph.hidden), np.float32), 0, [])
-        for position in (6, 1025):
-            with pytest.raises(EngineError, match=f"it cannot go on at {position}"):
-                engine.skip(0, position)
-        with pytest.raises(EngineError, match="slot 1 is not open"):
-            engine.skip(1, 9)
+    gate = Gate(graph, LocalGroup(1).member(0))
+    with (
+        closing(_TakingOthersBlocks(graph, gate, EngineOptions())) as engine,
+        pytest.raises(GateError, match="of 1 tokens from position 6 and 3 tokens from position 0 differs"),
+    ):
+        gate.open(engine, reference_answers(graph, 0, 1, ReferenceEngine))
 
 
 def test_nonsense_is_no_small_difference(tmp_path: Path) -> None:
@@ -276,11 +281,11 @@ def test_kept_answers_that_are_wrong_are_no_accusation(tmp_path: Path) -> None:
     graph = share(BUNDLED, "int8", 1, 0, tmp_path / "share")
     right = reference_answers(graph, 0, 1, ReferenceEngine)
     for stale in ({what: -answer for what, answer in right.items()}, {"layer 9 of another question": np.ones(1)}):
-        gate = Gate(graph, LocalGroup(1).member(0))
-        with closing(OnnxRuntimeEngine(graph, gate, EngineOptions())) as engine:
-            with pytest.raises(GateError):
-                gate.open(engine, stale)
-            gate.open(engine, stale, lambda: right)
+        for anew in (None, lambda: right):
+            gate = Gate(graph, LocalGroup(1).member(0))
+            outcome = nullcontext() if anew else pytest.raises(GateError)
+            with closing(OnnxRuntimeEngine(graph, gate, EngineOptions())) as engine, outcome:
+                gate.open(engine, stale, anew)
 
 
 @pytest.mark.parametrize("context", [1, 2, 5, 6, 7])

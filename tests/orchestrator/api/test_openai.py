@@ -260,6 +260,32 @@ async def test_a_lost_node_ends_its_requests_at_once(mesh: Any, bard: Any) -> No
     assert await mesh.call("GET", "/v1/models/bard") == (status, refused)
 
 
+async def starving(_: Generate) -> AsyncIterator[Delta]:
+    yield Delta(finish="error", failure=Failure(code="out_of_memory", message="there is no memory for 4096 tokens"))
+
+
+async def starving_later(generate: Generate) -> AsyncIterator[Delta]:
+    yield Delta(text="Once upon")
+    async for delta in starving(generate):
+        yield delta
+
+
+async def test_a_request_for_which_there_is_no_memory_is_told_so_and_may_be_tried_again(mesh: Any, bard: Any) -> None:
+    told = {
+        "message": "there is no memory for 4096 tokens",
+        "type": "server_error",
+        "param": None,
+        "code": "out_of_memory",
+    }
+    bard.answer = starving
+    for stream in (False, True):
+        status, body = await mesh.call("POST", "/v1/completions", {**COMPLETION, "stream": stream})
+        assert (status, body["error"]) == (503, told)
+    bard.answer = starving_later
+    *_, last = await events(mesh, "/v1/completions", COMPLETION)
+    assert last["error"] == told
+
+
 async def test_a_model_that_is_still_loading_is_not_there_yet(mesh: Any, new_node: Any) -> None:
     node = await mesh.join(new_node())
 

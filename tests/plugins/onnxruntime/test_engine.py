@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,11 @@ from motley.daemon.models.description.model import Model, expected_shapes
 from motley.daemon.models.description.operations import Route
 from motley.daemon.models.keys import ConfigError
 from motley.daemon.models.reading import read_model
-from motley.plugins.engine import F32, EngineError, EngineFactory, EngineOptions, load_engine
-from motley.plugins.onnxruntime.engine import FIRST_CAPACITY, OnnxRuntimeEngine
+from motley.plugins.engine import F32, CacheBlocks, EngineError, EngineFactory, EngineOptions, Span, load_engine
+from motley.plugins.onnxruntime.engine import OnnxRuntimeEngine
 from motley.plugins.onnxruntime.experts import _LocalExpert
 from motley.plugins.reference.engine import ReferenceEngine
-from tests.models.cases import Case, LocalSession, golden_cases, others_soak, uneven_shares, whole_share
+from tests.models.cases import Case, LocalSession, golden_case, golden_cases, others_soak, uneven_shares, whole_share
 from tests.pairs import pairwise
 
 FP32_TOLERANCE = 1e-4
@@ -37,7 +38,8 @@ GROUPS_TOLERANCE = 0.4
 """The same where experts are in groups: a row that goes to another group meets other experts altogether."""
 BUNDLED = Path(motley.cli.__path__[0]) / "models" / "shakespeare-2.6m"
 
-PLAIN = next(case for case in golden_cases() if str(case) == "llama-mha")
+PLAIN = golden_case("llama-mha")
+ONE = Span(np.array([0], np.int32), position=0, rows=1)
 every_case = pytest.mark.parametrize("case", golden_cases(), ids=str)
 
 
@@ -70,12 +72,12 @@ def tolerance_of(case: Case) -> float:
 def greedy(ranks: LocalSession, prompt: list[int], count: int) -> list[int]:
     """The prompt and `count` tokens after it, decoded one by one."""
     tokens = list(prompt)
-    logits = ranks.step(tokens, 0, rows=[len(tokens) - 1])
+    logits = ranks.step(tokens, 0, wanted=1)
     for _ in range(count - 1):
         tokens.append(int(logits[0].argmax()))
         logits = ranks.decode([0], tokens[-1:], [len(tokens) - 1])
     tokens.append(int(logits[0].argmax()))
-    ranks.close_slot()
+    ranks.sequences.close(0)
     return tokens
 
 
@@ -84,7 +86,7 @@ def greedy(ranks: LocalSession, prompt: list[int], count: int) -> list[int]:
 def test_any_split_gives_the_same_logits_and_text(case: Case, count: int, tmp_path: Path) -> None:
     with session(case, tmp_path, count) as ranks:
         assert error(ranks.step(case.tokens[:-1], 0), case.logits) < FP32_TOLERANCE
-        ranks.close_slot()
+        ranks.sequences.close(0)
         assert greedy(ranks, case.tokens[: case.prompt], len(case.tokens) - case.prompt) == case.tokens
 
 
@@ -105,7 +107,7 @@ def test_quantised_against_float64_at_any_split(case: Case, quantisation: str, c
         with session(case, tmp_path / str(size), size, quantisation=quantisation) as ranks:
             got = ranks.step(case.tokens[:-1], 0)
             assert np.linalg.norm(got - expected) < tolerance * np.linalg.norm(expected)
-            ranks.close_slot()
+            ranks.sequences.close(0)
             texts.append(greedy(ranks, case.tokens[: case.prompt], 8))
     assert texts[0] == texts[1]
 
@@ -113,11 +115,9 @@ def test_quantised_against_float64_at_any_split(case: Case, quantisation: str, c
 @every_case
 def test_chunks_give_what_the_whole_prompt_gives(case: Case, tmp_path: Path) -> None:
     with session(case, tmp_path) as ranks:
-        ranks.open_slot(0)
         whole = ranks.step(case.tokens[:-1], 0)
-        ranks.open_slot(1)
         for start, stop in ((0, 1), (1, 8), (8, 9), (9, len(case.tokens) - 1)):
-            got = ranks.step(case.tokens[start:stop], start, slot=1)
+            got = ranks.step(case.tokens[start:stop], start, sequence=1)
             assert error(got, whole[start:stop]) < FP32_TOLERANCE
 
 
@@ -141,63 +141,87 @@ def test_sequences_decoded_together_get_what_each_gets_alone(
     with LocalSession(
         case.folder, OnnxRuntimeEngine, shares, tmp_path, quantisation, options=options, exact=exact
     ) as ranks:
-        assert all(engine.most_sequences >= 16 for engine in ranks.engines)
-        for slot, length in enumerate(lengths):
-            for own in (slot, slot + 10):
-                ranks.open_slot(own)
-                ranks.step(case.tokens[:length], 0, wanted=0, slot=own)
+        for number, length in enumerate(lengths):
+            for own in (number, number + 10):
+                ranks.step(case.tokens[:length], 0, wanted=0, sequence=own)
         at = list(lengths)
-        for slots in company:
-            tokens = [case.tokens[at[slot]] for slot in slots]
-            positions = [at[slot] for slot in slots]
-            together = ranks.decode(slots, tokens, positions)
-            for row, slot, token, position in zip(together, slots, tokens, positions, strict=True):
-                alone = ranks.decode([slot + 10], [token], [position])[0]
+        for numbers in company:
+            tokens = [case.tokens[at[number]] for number in numbers]
+            positions = [at[number] for number in numbers]
+            together = ranks.decode(numbers, tokens, positions)
+            for row, number, token, position in zip(together, numbers, tokens, positions, strict=True):
+                alone = ranks.decode([number + 10], [token], [position])[0]
                 if exact or quantisation != "fp32":
                     np.testing.assert_array_equal(row, alone)
                 else:
                     assert error(row, alone) < FP32_TOLERANCE
-                at[slot] += 1
+                at[number] += 1
 
 
-def test_sequences_decoded_together_grow_on_their_own(tmp_path: Path) -> None:
-    lengths = (FIRST_CAPACITY - 2, 4)
-    tokens = [index * 37 % 1024 for index in range(FIRST_CAPACITY + 8)]
-    shares = [whole_share(units(read_model(BUNDLED), "int8", 32))]
-    options = EngineOptions(max_rows=256)
-    with LocalSession(BUNDLED, OnnxRuntimeEngine, shares, tmp_path, "int8", options=options, context=512) as ranks:
-        for slot, length in enumerate(lengths):
-            for own in (slot, slot + 10):
-                ranks.open_slot(own)
-                ranks.step(tokens[:length], 0, wanted=0, slot=own)
-        for step in range(6):
-            positions = [length + step for length in lengths]
-            fed = [tokens[position] for position in positions]
-            together = ranks.decode((0, 1), fed, positions)
-            for slot in (0, 1):
-                alone = ranks.decode([slot + 10], [fed[slot]], [positions[slot]])
-                np.testing.assert_array_equal(together[slot], alone[0])
-        ranks.close_slot(1)
-        ranks.open_slot(1)
-        with pytest.raises(EngineError, match="slot 1: it holds 0 tokens"):
-            ranks.decode((0, 1), [1, 1], [FIRST_CAPACITY + 4, 10])
-        with pytest.raises(EngineError, match="each once"):
-            ranks.decode((0, 0), [1, 1], [FIRST_CAPACITY + 4] * 2)
-
-
-def test_the_cache_grows_without_losing_anything(tmp_path: Path) -> None:
-    context = FIRST_CAPACITY + 2
+def test_where_blocks_lie_and_how_long_they_are_leaves_no_trace(tmp_path: Path) -> None:
+    """A prompt's two chunks and decoded tokens: in blocks one after another, backwards and shuffled."""
+    context = 131
     tokens = [index * 37 % 1024 for index in range(context)]
-    shares = [whole_share(units(read_model(BUNDLED), "fp32", 32))]
-    options = EngineOptions(max_rows=context)
-    with LocalSession(BUNDLED, OnnxRuntimeEngine, shares, tmp_path, options=options, context=context) as ranks:
-        ranks.open_slot(0)
-        whole = ranks.step(tokens, 0)
-        ranks.open_slot(1)
-        ranks.step(tokens[: FIRST_CAPACITY - 1], 0, wanted=0, slot=1)
-        for position in range(FIRST_CAPACITY - 1, context):  # the last row of the first buffer, then the second buffer
-            row = ranks.step(tokens[position : position + 1], position, slot=1)
-            assert error(row, whole[position : position + 1]) < FP32_TOLERANCE
+    shares = [whole_share(units(read_model(BUNDLED), "int8", 32))]
+    expected: list[F32] = []
+    for size in (1, 5, 32, context):
+        blocks = CacheBlocks(ceil(context / size) + 3, size)
+        with LocalSession(BUNDLED, OnnxRuntimeEngine, shares, tmp_path / str(size), "int8", blocks=blocks) as ranks:
+            numbers = np.arange(blocks.count, dtype=np.int32)
+            for table in (numbers, numbers[::-1].copy(), np.random.default_rng(0).permutation(numbers)):
+                got = []
+                for start, stop in ((0, 70), (70, 128), (128, 129), (129, 130), (130, 131)):
+                    got.append(ranks.run([Span(table, start, stop - start, stop - start)], tokens[start:stop]))
+                expected = expected or got
+                for one, other in zip(got, expected, strict=True):
+                    np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_what_others_have_left_in_a_sequence_s_blocks_does_not_show(exact: bool, tmp_path: Path) -> None:
+    """Longer sequences, and one whose values are no numbers."""
+    case = PLAIN
+    shares = uneven_shares(units(case.model, "fp32", 32, exact=exact), 2)
+    options = EngineOptions(exact=exact)
+    with LocalSession(case.folder, OnnxRuntimeEngine, shares, tmp_path, options=options, exact=exact) as ranks:
+        fresh = ranks.step(case.tokens[:20], 0, sequence=0)
+        table = ranks.sequences.tables[0]
+        ranks.step(case.tokens[40:60], 0)
+        ranks.step(case.tokens[:20], 20)
+        ranks.sequences.close(0)
+        for engine in ranks.engines:
+            assert isinstance(engine, OnnxRuntimeEngine)
+            for blocks in engine._blocks.values():
+                blocks[table[2:]] = np.nan  # of which the last has a token of the 20
+        ranks.sequences.tables[1] = table
+        np.testing.assert_array_equal(ranks.step(case.tokens[:20], 0, sequence=1), fresh)
+
+
+@pytest.mark.parametrize("factory", [OnnxRuntimeEngine, ReferenceEngine])
+def test_sequences_of_one_step_have_rotary_tables_of_their_own(factory: EngineFactory, tmp_path: Path) -> None:
+    """Of prompts longer than what an embedding was made for, for which it is stretched, and shorter ones."""
+    case = golden_case("phi3-longrope")
+    shares = [whole_share(units(case.model, "int8", 32))]
+    with LocalSession(case.folder, factory, shares, tmp_path, "int8") as ranks:
+        assert ranks.graphs[0].alike == 32
+        places = ((40, 33, 41), (20, 20, 21), (36, 0, 30), (20, 5, 19))
+
+        def span(sequence: int, start: int, stop: int, prompt: int) -> Span:
+            return ranks.sequences.span(sequence, start, stop - start, stop - start)._replace(prompt=prompt)
+
+        def alone(sequence: int, start: int, stop: int, prompt: int) -> F32:
+            return ranks.run([span(sequence, start, stop, prompt)], case.tokens[start:stop])
+
+        expected = [alone(10 + at, 0, stop, prompt)[start:] for at, (prompt, start, stop) in enumerate(places)]
+        other = [alone(20 + at, 0, stop, 60 - prompt)[start:] for at, (prompt, start, stop) in enumerate(places)]
+        for at, (prompt, start, _) in enumerate(places):
+            if start:
+                alone(at, 0, start, prompt)
+        tokens = [token for _, start, stop in places for token in case.tokens[start:stop]]
+        spans = [span(at, start, stop, prompt) for at, (prompt, start, stop) in enumerate(places)]
+        together = np.split(ranks.run(spans, tokens), np.cumsum([span.rows for span in spans])[:-1])
+        for got, right, wrong in zip(together, expected, other, strict=True):
+            assert error(got, right) < FP32_TOLERANCE < error(wrong, right)
 
 
 @pytest.mark.parametrize("ranks", [1, 3])
@@ -267,7 +291,8 @@ def test_a_window_and_a_stretched_rope_beyond_4096_positions(tmp_path: Path) -> 
         tokens = np.random.default_rng(0).integers(0, 64, length).tolist()
         shares = [whole_share(units(config, "fp32", 32))]
         options = EngineOptions(max_rows=chunk, extra=extra)
-        with LocalSession(model, factory, shares, model, options=options, context=length) as ranks:
+        blocks = CacheBlocks(ceil(length / 64), 64)
+        with LocalSession(model, factory, shares, model, options=options, context=length, blocks=blocks) as ranks:
             for position in range(0, length - 8, chunk):
                 ranks.step(tokens[position : min(position + chunk, length - 8)], position, wanted=0)
             return ranks.step(tokens[-8:], length - 8)
@@ -345,47 +370,54 @@ def test_experts_give_the_same_bits_in_chunks_of_any_size(quantisation: str, blo
     tokens = [index * 37 % 64 for index in range(55)]
     shares = uneven_shares(units(config, quantisation, block), 2)
     with LocalSession(tmp_path, OnnxRuntimeEngine, shares, tmp_path, quantisation, block) as ranks:
-        ranks.open_slot(0)
         whole = ranks.step(tokens, 0)
-        ranks.open_slot(1)
-        np.testing.assert_array_equal(ranks.step(tokens, 0, slot=1, halved=True), whole)
-        ranks.open_slot(2)
+        np.testing.assert_array_equal(ranks.step(tokens, 0, sequence=1, halved=True), whole)
         for start, stop in ((0, 6), (6, 22), (22, 24), (24, 55)):
-            got = ranks.step(tokens[start:stop], start, slot=2)
+            got = ranks.step(tokens[start:stop], start, sequence=2)
             np.testing.assert_array_equal(got, whole[start:stop])
 
 
-def test_slots_do_not_see_each_other_and_can_go_back(tmp_path: Path) -> None:
+def test_sequences_do_not_see_each_other_and_can_go_back(tmp_path: Path) -> None:
     case = golden_cases()[0]
     with session(case, tmp_path, 2) as ranks:
-        ranks.open_slot(0)
-        ranks.open_slot(1)
         for position, token in enumerate(case.tokens[:6]):
-            ranks.step([token], position, slot=0)
-            ranks.step([case.tokens[position + 6]], position, slot=1)
-        assert error(ranks.step(case.tokens[6:7], 6, slot=0), case.logits[6:7]) < FP32_TOLERANCE
-        assert error(ranks.step(case.tokens[3:5], 3, slot=0), case.logits[3:5]) < FP32_TOLERANCE
+            ranks.step([token], position, sequence=0)
+            ranks.step([case.tokens[position + 6]], position, sequence=1)
+        assert error(ranks.step(case.tokens[6:7], 6, sequence=0), case.logits[6:7]) < FP32_TOLERANCE
+        assert error(ranks.step(case.tokens[3:5], 3, sequence=0), case.logits[3:5]) < FP32_TOLERANCE
 
 
 @pytest.mark.parametrize(
     ("misuse", "words"),
     [
-        (lambda ranks: ranks.step([1], 0, slot=7), "slot 7 is not open"),
-        (lambda ranks: ranks.close_slot(7), "slot 7 is not open"),
-        (lambda ranks: ranks.open_slot(0), "slot 0 is open already"),
         (lambda ranks: ranks.step([1] * 5, 0), "a step takes f32.1..4, "),
-        (lambda ranks: ranks.step([1], 3), "positions 3 to 4 do not fit"),
-        (lambda ranks: [ranks.step([1], position) for position in range(9)], "of at most 8"),
+        (lambda ranks: ranks.step([1], 8), "positions 8 to 9 do not fit .* in a context of 8"),
+        (lambda ranks: ranks.run([], [1]), "1 to 4 spans, not 0"),
+        (lambda ranks: ranks.run([ONE] * 5, [1] * 4), "1 to 4 spans, not 5"),
+        (lambda ranks: ranks.run([ONE, ONE], [1]), "the spans have 2 rows, the step has 1"),
+        (lambda ranks: ranks.run([ONE._replace(wanted=2)], [1]), "logits of 2 rows were asked for; the span has 1"),
+        (lambda ranks: ranks.run([ONE._replace(position=4)], [1]), "a sequence with 1 blocks of 4 tokens"),
+        (lambda ranks: ranks.run([ONE._replace(blocks=np.array([2], np.int32))], [1]), "failed in a step: .*blocks"),
     ],
 )
 def test_misuse_is_named(misuse: Callable[[LocalSession], object], words: str, tmp_path: Path) -> None:
     case = golden_cases()[0]
     shares = [whole_share(units(case.model, "fp32", 32))]
-    options = EngineOptions(max_rows=4)
-    with LocalSession(case.folder, OnnxRuntimeEngine, shares, tmp_path, options=options, context=8) as ranks:
-        ranks.open_slot(0)
+    given: dict[str, Any] = {"options": EngineOptions(max_rows=4), "context": 8, "blocks": CacheBlocks(2, 4)}
+    with LocalSession(case.folder, OnnxRuntimeEngine, shares, tmp_path, **given) as ranks:
+        ranks.sequences.tables[0] = [1, 0, 1]
         with pytest.raises(EngineError, match=words):
             misuse(ranks)
+
+
+def test_exact_steps_are_taken_whole(tmp_path: Path) -> None:
+    shares = [whole_share(units(PLAIN.model, "fp32", 32, exact=True))]
+    options = EngineOptions(exact=True)
+    with (
+        LocalSession(PLAIN.folder, OnnxRuntimeEngine, shares, tmp_path, options=options, exact=True) as ranks,
+        pytest.raises(EngineError, match="takes no step in halves with exact=true"),
+    ):
+        ranks.step(PLAIN.tokens[:40], 0, halved=True)
 
 
 def test_unknown_settings_and_engines_are_refused(tmp_path: Path) -> None:

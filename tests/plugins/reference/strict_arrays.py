@@ -16,9 +16,9 @@ from motley.plugins.reference.device import Device
 TAKES_HOST_ARRAYS = {"asarray"}
 FUNCTIONS = {
     *TAKES_HOST_ARRAYS,
-    *("empty", "zeros", "zeros_like", "full", "stack", "concatenate", "split", "repeat", "broadcast_to"),
+    *("empty", "empty_like", "zeros", "zeros_like", "full", "stack", "concatenate", "split", "repeat", "broadcast_to"),
     *("expand_dims", "take_along_axis", "argsort", "where", "clip", "mean", "square", "sqrt", "exp", "abs"),
-    *("minimum", "tanh", "rint", "empty_like"),
+    *("minimum", "tanh", "rint"),
 }
 """Those of CuPy that the engine calls; each is in CuPy with the arguments that it is given."""
 METHODS = {"copy", "max", "min", "sum", "reshape", "swapaxes", "transpose", "take", "squeeze", "view", "astype"}

@@ -49,14 +49,13 @@ def error(got: F32, expected: F32) -> float:
 @pytest.mark.parametrize("ranks", [1, 3])
 @every_case
 def test_no_host_array_meets_one_of_the_device(case: Case, ranks: int, tmp_path: Path) -> None:
-    """A prompt in two halves, some of its logits, tokens on their own, a gap, and a cache that grows."""
+    """A prompt in two halves, some of its logits, and in one step a token on its own and another sequence's prompt."""
     with session(case, tmp_path, ranks) as group:
-        group.open_slot(prompt=case.prompt)
         assert error(group.step(case.tokens[:20], 0, halved=True), case.logits[:20]) < TOLERANCE
-        assert error(group.step(case.tokens[20:25], 20, rows=[4, 0]), case.logits[[24, 20]]) < TOLERANCE
-        assert error(group.decode([0], case.tokens[25:26], [25]), case.logits[25:26]) < TOLERANCE
-        group._everywhere(lambda engine: engine.skip(0, 70))
-        group.step(case.tokens[:2], 70, wanted=0)
+        assert error(group.step(case.tokens[20:25], 20, wanted=2), case.logits[23:25]) < TOLERANCE
+        spans = [group.sequences.span(0, 25, 1, wanted=1), group.sequences.span(1, 0, 9, wanted=2)]
+        together = group.run(spans, case.tokens[25:26] + case.tokens[:9])
+        assert error(together, case.logits[[25, 7, 8]]) < TOLERANCE
 
 
 @pytest.mark.parametrize("quantisation", ["fp16", "int8", "int4"])
@@ -119,9 +118,11 @@ def test_an_operator_that_mixes_them_fails(
 ) -> None:
     monkeypatch.setitem(OPERATORS, operator, forgetful)
     case = next(case for case in golden_cases() if str(case) == "llama-mha")
-    with session(case, tmp_path, 1) as group:
-        with pytest.raises(TypeError, match=r"meets arrays of the device|unasked|unsupported operand|ufunc"):
-            group.step(case.tokens[:3], 0)
+    with (
+        session(case, tmp_path, 1) as group,
+        pytest.raises(TypeError, match=r"meets arrays of the device|unasked|unsupported operand|ufunc"),
+    ):
+        group.step(case.tokens[:3], 0)
 
 
 def test_the_strict_arrays_are_as_strict_as_cupys() -> None:
@@ -209,8 +210,12 @@ def test_a_gpu_that_is_full_or_fails_is_told(tmp_path: Path) -> None:
         def empty(self, shape: Any, dtype: Any) -> Any:
             raise MemoryError("Out of memory allocating 512 bytes")
 
+    class FullOfWeights(StrictModule):
+        def full(self, shape: Any, value: Any, dtype: Any) -> Any:
+            raise MemoryError("Out of memory allocating 512 bytes")
+
     class Failing(StrictModule):
-        def zeros(self, shape: Any, dtype: Any) -> Any:
+        def empty_like(self, array: Any) -> Any:
             raise _CudaError("an illegal memory access was encountered")
 
     def on(module: StrictModule) -> Any:
@@ -218,12 +223,14 @@ def test_a_gpu_that_is_full_or_fails_is_told(tmp_path: Path) -> None:
         return lambda graph, collectives, options: ReferenceEngine(graph, collectives, options, device)
 
     case = golden_cases()[0]
-    with pytest.raises(EngineMemoryError, match=r"too little memory for this rank .*give it a smaller share"):
-        session(case, tmp_path / "full", 1, factory=on(Full()))
+    for full in (Full(), FullOfWeights()):  # which leave no room for the caches' blocks
+        with pytest.raises(EngineMemoryError, match=r"too little memory for this rank .*give it a smaller share"):
+            session(case, tmp_path / type(full).__name__, 1, factory=on(full))
     with (
         session(case, tmp_path / "failing", 1, factory=on(Failing())) as group,
         pytest.raises(EngineError, match=r"the GPU failed: an illegal memory access"),
     ):
+        group.step(case.tokens[:1], 0)
 
 
 def test_where_it_computes_is_known_from_its_options() -> None:

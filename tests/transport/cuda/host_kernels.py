@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
 from functools import cache
+from hashlib import sha256
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from threading import Lock
 from typing import Any
 
@@ -25,14 +26,25 @@ def _compile(sources: tuple[Path, ...]) -> ctypes.CDLL:
     compiler = shutil.which("g++")
     if compiler is None or sys.platform != "linux":
         pytest.skip("compiling the kernels for the host needs g++ on Linux")
+    import fcntl
+
     texts = [source.read_text() for source in sources if source.suffix == ".cu"]
     entries = [f"KERNEL({name})" for text in texts for name in _ENTRY.findall(text)]
-    with TemporaryDirectory(prefix="motley-kernels-") as folder:
-        source, library = Path(folder, "kernels.cpp"), Path(folder, "kernels.so")
-        source.write_text("\n".join([Path(__file__).with_name("host.h").read_text(), *texts, *entries]))
-        options = ["-std=c++17", "-O2", "-ffp-contract=off", "-U_FORTIFY_SOURCE", "-shared", "-fPIC"]
-        subprocess.run([compiler, *options, str(source), "-o", str(library)], check=True, timeout=100)
-        return ctypes.CDLL(str(library))
+    whole = "\n".join([Path(__file__).with_name("host.h").read_text(), *texts, *entries])
+    library = Path(os.environ["MOTLEY_CACHE"]).with_name(f"kernels-{sha256(whole.encode()).hexdigest()}.so")
+    # Of the processes of a run, the first one compiles. Without instructions of this very processor, every number of
+    # 16 bits would be a call.
+    with library.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not library.exists():
+            source, made = library.with_suffix(".cpp"), library.with_suffix(".made")
+            source.write_text(whole)
+            options = ["-std=c++17", "-O2", "-march=native", "-ffp-contract=off", "-U_FORTIFY_SOURCE"]
+            subprocess.run(
+                [compiler, *options, "-shared", "-fPIC", str(source), "-o", str(made)], check=True, timeout=100
+            )
+            made.replace(library)
+    return ctypes.CDLL(str(library))
 
 
 def launch(sources: tuple[Path, ...], name: str, blocks: int, threads: int, arguments: Sequence[Any]) -> None:

@@ -1,0 +1,76 @@
+"""Memory that a plan was made with, when others have been promised some of it meanwhile."""
+
+from __future__ import annotations
+
+from motley.orchestrator.nodes import Node, NodeTable
+from motley.orchestrator.serving.memory import JITTER_BYTES, Memory
+from motley.orchestrator.session_request import SessionRequest
+from motley.orchestrator.session_table import SessionTable
+from motley.orchestrator.sessions import Session
+from motley.orchestrator.workers import Worker
+from motley.protocol.mesh_pb2 import Capabilities, Hello
+
+GB = 10**9
+
+
+class Planned(Worker):
+    """A worker that gets so many bytes."""
+
+    memory_bytes = host_bytes_taken = 0
+
+
+class Mesh:
+    """A node that offers 16 GB, of which its other programs leave 6."""
+
+    def __init__(self) -> None:
+        self.nodes, self.sessions = NodeTable(lambda: 0.0), SessionTable()
+        hello = Hello(name="pc", address="pc", capabilities=Capabilities(memory_bytes=16 * GB, memory_bandwidth=1e9))
+        self.node: Node = self.nodes.join(hello)
+        self.nodes.heartbeat(self.node.id, 6 * GB)
+        self.memory = Memory(self.nodes, self.sessions)
+
+    def promise(self, size: int) -> Planned:
+        """A worker of another session, which has taken nothing yet."""
+        worker = Planned(0, self.node.id, "pc", size)
+        worker.memory_bytes = size
+        session = Session("other", SessionRequest("other"), "other", 0.0)
+        session.ranks.append(worker)
+        self.sessions.add(session)
+        return worker
+
+    def has(self, size: int) -> bool:
+        return self.memory.has([(self.node.id, size)])
+
+
+def test_what_is_free_there_is_not_promised_twice_though_more_is_offered() -> None:
+    mesh = Mesh()
+    planned = mesh.memory.free(mesh.node)
+    assert planned == 6 * GB
+    assert mesh.has(planned)
+    worker = mesh.promise(5 * GB)
+    assert not mesh.has(planned)
+    assert mesh.has(GB)
+    worker.gone = True
+    assert mesh.has(planned)
+
+
+def test_what_is_offered_is_not_promised_twice_though_more_is_free() -> None:
+    mesh = Mesh()
+    mesh.nodes.heartbeat(mesh.node.id, 64 * GB)
+    mesh.promise(5 * GB)
+    assert mesh.has(11 * GB)
+    assert not mesh.has(11 * GB + 1)
+
+
+def test_a_plan_is_not_made_anew_for_what_other_programs_take_in_a_second() -> None:
+    mesh = Mesh()
+    mesh.nodes.heartbeat(mesh.node.id, 6 * GB - JITTER_BYTES)
+    assert mesh.has(6 * GB)
+    mesh.nodes.heartbeat(mesh.node.id, 6 * GB - JITTER_BYTES - 1)
+    assert not mesh.has(6 * GB)
+
+
+def test_a_node_that_has_gone_has_nothing() -> None:
+    mesh = Mesh()
+    assert not mesh.memory.has([("gone", 1)])
+    assert mesh.memory.has([("gone", 0)])
