@@ -66,8 +66,8 @@ def lacking_format(node: str, capabilities: Capabilities, engine: str, cache_for
         return ""
     able = (each.name for each in capabilities.engines if cache_format in each.cache_formats)
     return (
-        f"engine {engine!r} of node {node!r} cannot keep KV caches as {cache_format!r}; it can as: {', '.join(formats)}."
-        f" Engines there that can as {cache_format!r}: {', '.join(able) or 'none'}"
+        f"engine {engine!r} of node {node!r} cannot keep KV caches as {cache_format!r}; it can as:"
+        f" {', '.join(formats)}. Engines there that can as {cache_format!r}: {', '.join(able) or 'none'}"
     )
 
 

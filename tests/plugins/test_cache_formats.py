@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -71,7 +72,7 @@ def test_logits_are_near_transformers_and_the_engines_agree(case: Case, cache_fo
         with session(case, tmp_path / str(ranks), cache_format, ranks, factory=factory) as own:
             count = len(case.tokens) - 1
             cuts = [0, 13, case.prompt, *range(case.prompt + 1, count + 1)]
-            steps = [own.step(case.tokens[a:b], a) for a, b in zip(cuts, cuts[1:], strict=False) if a < b]
+            steps = [own.step(case.tokens[a:b], a) for a, b in pairwise(cuts) if a < b]
             found.append(np.concatenate(steps))
         assert ALIKE / 100 < apart(found[-1], case.logits) < BOUNDS[cache_format]
     assert apart(found[1], found[0]) < ALIKE
