@@ -29,7 +29,10 @@ class BlockedCache:
         kept = {"fp32": dtype, "fp16": np.float16, "int8": np.int8}[blocks.format]
         self._device, self._dtype, self._tokens = device, dtype, blocks.tokens
         self._numbers = device.xp.full(shape, 0, kept)
-        self._scales = device.xp.full((*shape[:3], 1), 0, np.float32) if blocks.format == "int8" else None
+        self._scales: Array = None
+        """f32[count, H, tokens, 1], where the format is int8."""
+        if blocks.format == "int8":
+            self._scales = device.xp.full((*shape[:3], 1), 0, np.float32)
 
     def gathered(self, span: Span) -> Array:
         """What a sequence has in its blocks, with room for the span's rows: floats [1, H, C, d]."""
@@ -49,7 +52,7 @@ class BlockedCache:
         numbers, scales = self._rounded(cache[0, :, places])
         for block, within, rows in self._pieces(span):
             self._numbers[block, :, within] = numbers[:, rows]
-            if self._scales is not None:
+            if scales is not None:
                 self._scales[block, :, within] = scales[:, rows]
         cache[0, :, places] = self._widened(numbers, scales)
 
