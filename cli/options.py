@@ -32,6 +32,14 @@ class Quantisation(StrEnum):
     INT4 = "int4"
 
 
+class CacheFormat(StrEnum):
+    """What keys and values are kept as in the KV caches."""
+
+    FP32 = "fp32"
+    FP16 = "fp16"
+    INT8 = "int8"
+
+
 class Experts(StrEnum):
     """Where a model's experts are: in the ranks' shares, or on nodes of their own."""
 
@@ -105,6 +113,16 @@ CacheTokens = Annotated[
     int | None,
     typer.Option(
         min=1, max=2**31, help="Tokens that all requests together may have in the caches. Default: one context."
+    ),
+]
+CacheFormats = Annotated[
+    CacheFormat | None,
+    typer.Option(
+        "--cache-format",
+        help="What keys and values are kept as in the caches: fp16 takes half of fp32's memory, int8 a quarter."
+        " Default: fp32.",
+        parser=one_of(CacheFormat),
+        metavar="|".join(CacheFormat),
     ),
 ]
 Nodes = Annotated[

@@ -165,7 +165,9 @@ def session_table(session: dict[str, Any]) -> RenderableType:
     exact = ", exact" if session["exact"] else ""
     more = session["cache_tokens"] > session["context"]
     caches = f", {session['cache_tokens']} tokens in caches" if more else ""
-    title = f"{session['name']}: {_held(session)}{exact}, context {session['context']}{caches}, {session['state']}"
+    kept = f", caches in {session['cache_format']}" if session["cache_format"] != "fp32" else ""
+    context = f"context {session['context']}{caches}{kept}"
+    title = f"{session['name']}: {_held(session)}{exact}, {context}, {session['state']}"
     return table(columns, rows, title=title)
 
 

@@ -30,11 +30,13 @@ class Wanted:
         any_quantisation: if the model is loaded already, its quantisation does not matter, but on nodes for which the
             request names one.
         any_engine: the same of its engine.
+        any_cache_format: the same of what its caches are kept as.
     """
 
     request: SessionRequest
     any_quantisation: bool = True
     any_engine: bool = True
+    any_cache_format: bool = True
 
     def check(self, session: dict[str, Any]) -> None:
         """Refuse a session that was loaded otherwise.
@@ -59,7 +61,7 @@ class Wanted:
 
         used = {name for worker in session["ranks"] + session["hosts"] for name in nodes_of(worker)}
         elsewhere = planned and list(request.nodes) not in ([], session["nodes"]) and set(request.nodes) != used
-        length, held = session["context"], session["cache_tokens"]
+        length, held, kept = session["context"], session["cache_tokens"], session["cache_format"]
         device = session["engine_options"].get("device", Device.CPU)
         quants, engines = unlike_on(request.quantisations, "quantisation"), unlike_on(request.engines, "engine")
         for named, unlike, how in (
@@ -70,6 +72,7 @@ class Wanted:
             ("--device", request.engine_options.get("device", device) != device, f"on device {device}"),
             ("--context", planned and request.context not in (0, length), f"for {length} tokens"),
             ("--cache-tokens", planned and request.cache_tokens not in (0, held), f"with caches of {held} tokens"),
+            ("--cache-format", unlike_all("cache_format", self.any_cache_format), f"with caches in {kept}"),
             ("--nodes", elsewhere, f"on {', '.join(sorted(used))}"),
             ("--shares", list(request.shares) not in ([], session["shares"]), "in other shares"),
             ("--exact", request.exact and not session["exact"], "without exact sums"),
@@ -105,6 +108,7 @@ def start_command(session: dict[str, Any]) -> str:
         ("--device", session["engine_options"].get("device", "")),
         ("--context", session["context"]),
         ("--cache-tokens", session["cache_tokens"] if session["cache_tokens"] > session["context"] else 0),
+        ("--cache-format", session["cache_format"] if session["cache_format"] != SessionRequest.cache_format else ""),
         ("--nodes", ",".join(session["nodes"])),
         ("--shares", ",".join(f"{share:g}" for share in session["shares"])),
         ("--experts", session["experts"]),

@@ -24,7 +24,12 @@ def model_spec(request: SessionRequest, quantisation: str, beside: Sequence[str]
         beside: other quantisations in which ranks hold it.
     """
     return ModelSpec(
-        source=request.model, quantisation=quantisation, block=request.block, exact=request.exact, beside=beside
+        source=request.model,
+        quantisation=quantisation,
+        block=request.block,
+        exact=request.exact,
+        beside=beside,
+        cache_format=request.cache_format,
     )
 
 

@@ -15,6 +15,8 @@ QUANTISATIONS = ("fp32", "fp16", "int8", "int4", "stored")
 LAYOUTS = ("auto", "sliced", "parallel")
 """Of experts; see `motley.orchestrator.planning.layout`."""
 WIRES = ("fp32", "bf16", "int8")
+CACHE_FORMATS = ("fp32", "fp16", "int8")
+"""What keys and values are kept as; every engine knows the first."""
 INEXACT = ("cuda", "reference", "tensorrt", "tensorrt-whole")
 """Engines that cannot keep exact=true. One of somebody else's says so itself, when its ranks start."""
 
@@ -96,6 +98,8 @@ class SessionRequest:
     """Tokens that prompt and answer have together; 0: a default, or what the model allows if that is less."""
     cache_tokens: int = field(default=0, metadata=_kind(Integer(1, 2**31)))
     """Tokens that all requests together may have in the KV caches, at least one context; 0: just one."""
+    cache_format: str = field(default=CACHE_FORMATS[0], metadata=_kind(Text(CACHE_FORMATS)))
+    """What keys and values are kept as in the KV caches of every rank."""
     engine: str = field(default="onnxruntime", metadata=_kind(Text()))
     quantisations: Mapping[str, str] = field(default_factory=dict, metadata=_kind(ByNode(QUANTISATIONS)))
     """By node: how ranks there hold the model, instead of `quantisation`."""

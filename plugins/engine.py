@@ -44,7 +44,7 @@ Weights are initializers stored as ONNX external data in the *share file*, so th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -60,6 +60,8 @@ F32 = npt.NDArray[np.float32]
 T = TypeVar("T")
 
 DOMAIN = "motley"
+CACHE_FORMATS = ("fp32", "fp16", "int8")
+"""What keys and values can be kept as; every engine knows the first."""
 
 
 class EngineError(Exception):
@@ -151,10 +153,36 @@ class CacheBlocks:
     Attributes:
         count: how many there are, for all sequences together. At first they are zero.
         tokens: positions in each.
+        format: one of `CACHE_FORMATS`. Keys and values are rounded when they are written, also for the rows of the step
+            that writes them: ``fp16`` to nearest, half to even; ``int8`` to a scale for each token and head and codes,
+            as attention.c states it.
     """
 
     count: int
     tokens: int
+    format: str = "fp32"
+
+    def bytes_of(self, caches: Iterable[CacheSpec]) -> int:
+        """Bytes of all blocks of some layers."""
+        a_token = sum(2 * spec.heads * cached_bytes(self.format, spec.head_dim) for spec in caches)
+        return self.count * self.tokens * a_token
+
+    def check_format(self, engine: str, formats: Sequence[str]) -> None:
+        """Make sure that the format is one of those that an engine can keep keys and values in.
+
+        Raises:
+            EngineError: it is not.
+        """
+        if self.format not in formats:
+            raise EngineError(
+                f"engine {engine!r} cannot keep KV caches as {self.format!r}; it can as: {', '.join(formats)}. Ask for"
+                " another cache format, or for another engine"
+            )
+
+
+def cached_bytes(cache_format: str, head_dim: int) -> int:
+    """Bytes that the keys of one token's head take in one of `CACHE_FORMATS`; its values take as many."""
+    return {"fp32": 4 * head_dim, "fp16": 2 * head_dim, "int8": head_dim + 4}[cache_format]
 
 
 class Span(NamedTuple):
@@ -316,6 +344,17 @@ def has_whole_caches(name: str) -> bool:
         EngineError: as `load_engine`.
     """
     return getattr(load_engine(name), "has_whole_caches", False)
+
+
+def cache_formats(name: str) -> tuple[str, ...]:
+    """Those of `CACHE_FORMATS` that an engine can keep keys and values in: its class has them as ``cache_formats``,
+    unless it has ``fp32`` alone.
+
+    Raises:
+        EngineError: as `load_engine`.
+    """
+    formats: tuple[str, ...] = getattr(load_engine(name), "cache_formats", CACHE_FORMATS[:1])
+    return formats
 
 
 def on_gpu(name: str, extra: Mapping[str, str] | None = None) -> bool:

@@ -59,18 +59,20 @@ class Capabilities(_message.Message):
     def __init__(self, platform: _Optional[str] = ..., cpu: _Optional[str] = ..., cores: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., memory_bandwidth: _Optional[float] = ..., gpus: _Optional[_Iterable[_Union[Gpu, _Mapping]]] = ..., zone: _Optional[str] = ..., engines: _Optional[_Iterable[_Union[Engine, _Mapping]]] = ..., expert_engines: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Engine(_message.Message):
-    __slots__ = ("name", "keeps_fp16", "on_gpu", "lacking", "has_whole_caches")
+    __slots__ = ("name", "keeps_fp16", "on_gpu", "lacking", "has_whole_caches", "cache_formats")
     NAME_FIELD_NUMBER: _ClassVar[int]
     KEEPS_FP16_FIELD_NUMBER: _ClassVar[int]
     ON_GPU_FIELD_NUMBER: _ClassVar[int]
     LACKING_FIELD_NUMBER: _ClassVar[int]
     HAS_WHOLE_CACHES_FIELD_NUMBER: _ClassVar[int]
+    CACHE_FORMATS_FIELD_NUMBER: _ClassVar[int]
     name: str
     keeps_fp16: bool
     on_gpu: bool
     lacking: str
     has_whole_caches: bool
-    def __init__(self, name: _Optional[str] = ..., keeps_fp16: _Optional[bool] = ..., on_gpu: _Optional[bool] = ..., lacking: _Optional[str] = ..., has_whole_caches: _Optional[bool] = ...) -> None: ...
+    cache_formats: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, name: _Optional[str] = ..., keeps_fp16: _Optional[bool] = ..., on_gpu: _Optional[bool] = ..., lacking: _Optional[str] = ..., has_whole_caches: _Optional[bool] = ..., cache_formats: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Gpu(_message.Message):
     __slots__ = ("name", "memory_bytes", "free_bytes", "driver", "compute_capability", "multiprocessors", "memory_bandwidth", "users")
@@ -217,18 +219,20 @@ class Describe(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., model: _Optional[_Union[ModelSpec, _Mapping]] = ..., only_here: _Optional[bool] = ...) -> None: ...
 
 class ModelSpec(_message.Message):
-    __slots__ = ("source", "quantisation", "block", "exact", "beside")
+    __slots__ = ("source", "quantisation", "block", "exact", "beside", "cache_format")
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     QUANTISATION_FIELD_NUMBER: _ClassVar[int]
     BLOCK_FIELD_NUMBER: _ClassVar[int]
     EXACT_FIELD_NUMBER: _ClassVar[int]
     BESIDE_FIELD_NUMBER: _ClassVar[int]
+    CACHE_FORMAT_FIELD_NUMBER: _ClassVar[int]
     source: str
     quantisation: str
     block: int
     exact: bool
     beside: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, source: _Optional[str] = ..., quantisation: _Optional[str] = ..., block: _Optional[int] = ..., exact: _Optional[bool] = ..., beside: _Optional[_Iterable[str]] = ...) -> None: ...
+    cache_format: str
+    def __init__(self, source: _Optional[str] = ..., quantisation: _Optional[str] = ..., block: _Optional[int] = ..., exact: _Optional[bool] = ..., beside: _Optional[_Iterable[str]] = ..., cache_format: _Optional[str] = ...) -> None: ...
 
 class RankCommand(_message.Message):
     __slots__ = ("session", "epoch", "rank", "assign", "peers", "release", "placement", "host")

@@ -142,7 +142,7 @@ def measure_drift(model: Path, ranks: int, progress: Callable[[int, int], None] 
                 f"{model}: drift is measured of models without experts only; this one is {described.family}"
             )
         tokens = np.random.default_rng(0).integers(0, described.vocabulary, POSITIONS).tolist()
-        one, split = _even_shares(described, 1), _even_shares(described, ranks)
+        one, split = even_shares(described, 1), even_shares(described, ranks)
         fp32_one = fp32 = fp16_one = fp16 = exact = source.rows(EMBEDDING, tokens)
         for layer in range(len(described.layers)):
             progress(layer, len(described.layers))
@@ -182,7 +182,8 @@ def _error(got: Array, expected: Array, scale: float) -> tuple[float, float]:
     return float(difference.mean()), float(difference.max())
 
 
-def _even_shares(model: Model, ranks: int) -> list[Share]:
+def even_shares(model: Model, ranks: int) -> list[Share]:
+    """The shares of equally fast ranks, which hold the model in FP32."""
     plenty = 1 << 60
     candidates = [Candidate(f"rank {rank}", 1.0, plenty) for rank in range(ranks)]
     return [
@@ -194,13 +195,14 @@ def _even_shares(model: Model, ranks: int) -> list[Share]:
 # -- one layer as a model -------------------------------------------------------------------------------------------
 
 
-def layer_graph(model: Model, shares: Sequence[Share], rank: int, layer: int) -> Declared:
+def layer_graph(model: Model, shares: Sequence[Share], rank: int, layer: int, positions: int = POSITIONS) -> Declared:
     """One layer as a model of its own: ``hidden`` is the residual before it, ``logits`` f32[R, D] the one after it.
 
-    Any engine can run it, for sequences of `POSITIONS` tokens.
+    Any engine can run it.
 
     Args:
         shares: of the whole model.
+        positions: the longest sequence, tokens.
     """
     residual = Axis(Kind.PLAIN, model.hidden, "hidden_size")
     rows = Value("logits", residual)
@@ -213,7 +215,7 @@ def layer_graph(model: Model, shares: Sequence[Share], rank: int, layer: int) ->
         embedding=W(EMBEDDING, residual, residual),  # whose words are the logits: every rank has all of them
         embedding_scale=model.embedding_scale if layer == 0 else 1.0,
     )
-    return build_rank_graph(alone, shares, rank, Encoding.FP32, 0, POSITIONS)
+    return build_rank_graph(alone, shares, rank, Encoding.FP32, 0, positions)
 
 
 @contextmanager
@@ -237,14 +239,14 @@ def on_disk(source: Source, ranks: Sequence[Declared]) -> Iterator[list[RankGrap
 
 
 def execute(graphs: Sequence[RankGraph], on_every_rank: OnEveryRank, hidden: F32) -> F32:
-    """The residual after the layer as rank 0 has it, computed by the engine."""
+    """The result of a `layer_graph` as rank 0 has it, computed by the engine in one step."""
     open_engine = load_engine(ENGINE)
     rows = len(hidden)
 
     def work(communicator: Communicator) -> F32:
         graph = graphs[communicator.rank]
         span = Span(np.arange(graph.blocks.count, dtype=np.int32), position=0, rows=rows, wanted=rows, prompt=rows)
-        engine = open_engine(graph, Peers(communicator), EngineOptions(max_rows=POSITIONS))
+        engine = open_engine(graph, Peers(communicator), EngineOptions(max_rows=rows))
         try:
             return engine.step(hidden.copy(), [span]).copy()
         finally:

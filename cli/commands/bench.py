@@ -13,6 +13,7 @@ import typer
 from motley.cli.commands.bench_drafts import DRAFTS_EXAMPLE, drafts
 from motley.cli.commands.bench_serve import SERVE_EXAMPLE, serve
 from motley.cli.commands.bench_tables import (
+    show_cache_formats,
     show_drift,
     show_latency,
     show_moe,
@@ -315,11 +316,13 @@ def precision(
     plot: Annotated[Path | None, typer.Option(help="Draw the drift over layers to this PNG file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
 ) -> None:
-    """Error that each wire format adds to a sum over ranks and, with --model, that ranks add layer by layer.
+    """Error that each wire format adds to a sum over ranks; with --model, that ranks add, and narrow caches.
 
-    The model runs in FP32 and in simulated FP16, over ranks and in one process, and in float64.
-    Errors are relative to the largest activation of the layer.
+    Ranks add it layer by layer: the model runs in FP32 and in simulated FP16, over ranks and in one process, and in
+    float64. Errors are relative to the largest activation of the layer. What caches in fp16 and int8 do to the
+    distribution of the next token is held against caches in fp32, as the model reads a text.
     """
+    from motley.bench.measurements.cache_precision import measure_cache_formats
     from motley.bench.measurements.drift import measure_drift
     from motley.bench.measurements.precision import measure_wire_formats
     from motley.bench.reports.plots import plot_drift, require_plotting
@@ -340,12 +343,14 @@ def precision(
     with console.status("reading") as status:
         folder = resolve(str(model), None)
         drift = measure_drift(folder, ranks, lambda done, total: status.update(f"layer {done} of {total}"))
+        caches = measure_cache_formats(folder, lambda done, total: status.update(f"caches: layer {done} of {total}"))
     if plot:
         plot_drift(drift, plot)
     if as_json:
-        print(json.dumps(drift.as_json()))
+        print(json.dumps({**drift.as_json(), "caches": [asdict(row) for row in caches]}))
     else:
         show_drift(drift)
+        show_cache_formats(caches)
 
 
 @bench.command(epilog="Example: motley bench report --readme README.md")

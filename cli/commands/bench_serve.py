@@ -15,7 +15,7 @@ from motley.cli.client import ApiKey
 from motley.cli.commands.bench_tables import show_served
 from motley.cli.errors import CliError
 from motley.cli.interrupt import run
-from motley.cli.options import CacheTokens, Quant, Quantisation
+from motley.cli.options import CacheFormats, CacheTokens, Quant, Quantisation
 from motley.cli.show import counting_bar, loading_bars
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ def serve(
         int | None, typer.Option(min=1, help="Tokens of a prompt and its answer.", show_default="the model's")
     ] = None,
     cache_tokens: CacheTokens = None,
+    cache_format: CacheFormats = None,
     threads: Annotated[int, typer.Option(min=1, help="Compute threads per rank.")] = 1,
     plot: Annotated[Path | None, typer.Option(help="Draw throughput and waiting by rate to this PNG file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
@@ -73,7 +74,7 @@ def serve(
     if url:
         measured = run(_measure_served(url, api_key, load, rates))
     else:
-        wanted = {"quantisation": quant, "context": context, "cache_tokens": cache_tokens}
+        wanted = {"quantisation": quant, "context": context, "cache_tokens": cache_tokens, "cache_format": cache_format}
         measured = run(_serve_and_measure(ranks, threads, wanted, load, rates))
     if plot is not None:
         plot_served(measured, plot)

@@ -12,6 +12,7 @@ from motley.cli.timeline import WIDTH, legend, sparkline, stacked_bar
 from motley.protocol.wording import counted
 
 if TYPE_CHECKING:
+    from motley.bench.measurements.cache_precision import CacheError
     from motley.bench.measurements.drift import Drift
     from motley.bench.measurements.latency import LatencyReport
     from motley.bench.measurements.moe import MoeReport
@@ -182,4 +183,21 @@ def show_drift(drift: Drift) -> None:
         f"{drift.model}: {drift.ranks} ranks against one process, {drift.positions} tokens, mean errors relative to "
         f"the largest activation; fp32 by {drift.engine}, fp16 simulated"
     )
+    console.print(table(columns, cells, title=title))
+
+
+def show_cache_formats(rows: Sequence[CacheError]) -> None:
+    """A row for each format of the caches."""
+    cells = [
+        [
+            row.format,
+            str(row.bytes_per_token),
+            f"{row.mean_kl:.1e}",
+            f"{row.max_kl:.1e}",
+            f"{100 * row.same_greedy:.1f} %",
+        ]
+        for row in rows
+    ]
+    title = f"caches against fp32 ones, {rows[0].positions} tokens of a text: distributions of the next token"
+    columns = ["caches", "bytes per token", "mean KL, nats", "largest", "same likeliest token"]
     console.print(table(columns, cells, title=title))

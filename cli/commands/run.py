@@ -19,6 +19,7 @@ from motley.cli.errors import CliError
 from motley.cli.interrupt import run as run_interruptibly
 from motley.cli.mesh_of_one import mesh_of_one
 from motley.cli.options import (
+    CacheFormats,
     CacheTokens,
     Context,
     DeviceOption,
@@ -66,6 +67,7 @@ def run(
     device: DeviceOption = None,
     context: Context = None,
     cache_tokens: CacheTokens = None,
+    cache_format: CacheFormats = None,
     nodes: Nodes = "",
     shares: Shares = "",
     exact: Exact = False,
@@ -123,6 +125,7 @@ def run(
         engine_options={"device": str(device)} if device else {},
         context=context or 0,
         cache_tokens=cache_tokens or 0,
+        cache_format=cache_format or SessionRequest.cache_format,
         nodes=tuple(parse_nodes(nodes)) if nodes else (),
         shares=tuple(parse_shares(shares)) if shares else (),
         exact=exact,
@@ -134,7 +137,12 @@ def run(
         request.check()
     except ContradictionError as error:
         raise CliError(f"{option_of(error.field)} {error}") from error
-    wanted = Wanted(request, any_quantisation=whole is None, any_engine=everywhere is None)
+    wanted = Wanted(
+        request,
+        any_quantisation=whole is None,
+        any_engine=everywhere is None,
+        any_cache_format=cache_format is None,
+    )
     run_interruptibly(_run(wanted, body, url, api_key, may_be_alone, as_json))
 
 

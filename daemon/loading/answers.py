@@ -40,17 +40,20 @@ class GateError(Exception):
     """An engine on this machine computes wrongly; the message says where, and by how much."""
 
 
-def kept_answers(proto: onnx.ModelProto, compute: Callable[[], Answers], folder: Path | None, anew: bool) -> Answers:
+def kept_answers(
+    proto: onnx.ModelProto, compute: Callable[[], Answers], folder: Path | None, anew: bool, caches: str = ""
+) -> Answers:
     """The answers about a graph: those that are kept in `folder`, or else computed ones, which are then kept there.
 
     Args:
-        proto: the graph; its bytes name the file.
+        proto: the graph; its bytes name the file, and so does `caches`.
         folder: None: nothing is kept.
         anew: compute them even if they are kept.
+        caches: the format of the KV caches, where there are any.
     """
     if folder is None:
         return compute()
-    digest = sha256(f"{FORMAT}\n".encode() + proto.SerializeToString(deterministic=True)).hexdigest()
+    digest = sha256(f"{FORMAT} {caches}\n".encode() + proto.SerializeToString(deterministic=True)).hexdigest()
     kept = folder / f"answers-{digest[:16]}.npz"
     if anew:
         kept.unlink(missing_ok=True)

@@ -45,7 +45,10 @@ def describe(model: pb.ModelSpec, models: Path | None) -> pb.Described:
     folder = fetch(model.source, models, lambda done, total: None)
     every = (model.quantisation, *model.beside)
     with open_model(folder) as opened:
-        profiles = [profile(opened.model, each, model.block, opened.stored, model.exact, every) for each in every]
+        profiles = [
+            profile(opened.model, each, model.block, opened.stored, model.exact, every, model.cache_format or "fp32")
+            for each in every
+        ]
         fingerprint = opened.source.fingerprint()
     chats = load_tokenizer(folder).template is not None
     for profiled in profiles:

@@ -10,7 +10,15 @@ import json
 import os
 
 from motley.daemon.node.child import end_with_owner, kill_child, start_child
-from motley.plugins.engine import EngineError, engine_names, has_whole_caches, keeps_fp16, lacking, on_gpu
+from motley.plugins.engine import (
+    EngineError,
+    cache_formats,
+    engine_names,
+    has_whole_caches,
+    keeps_fp16,
+    lacking,
+    on_gpu,
+)
 from motley.protocol import mesh_pb2 as pb
 
 ASK_S = 120.0
@@ -38,7 +46,12 @@ async def installed_engines() -> list[pb.Engine]:
 def _ask(name: str) -> dict[str, object]:
     """The fields of an engine's `mesh_pb2.Engine`."""
     try:
-        kind = {"keeps_fp16": keeps_fp16(name), "has_whole_caches": has_whole_caches(name), "on_gpu": on_gpu(name)}
+        kind = {
+            "keeps_fp16": keeps_fp16(name),
+            "has_whole_caches": has_whole_caches(name),
+            "cache_formats": cache_formats(name),
+            "on_gpu": on_gpu(name),
+        }
         return {"name": name, "lacking": lacking(name), **kind}
     except EngineError as error:
         return {"name": name, "lacking": str(error)}

@@ -226,7 +226,8 @@ def reference_answers(
         folder: where the answers are kept for the next time, with the share they are about; None: nowhere.
         anew: compute them even if they are kept.
     """
-    return kept_answers(graph.proto, lambda: _computed_answers(graph, rank, size, build), folder, anew)
+    compute = partial(_computed_answers, graph, rank, size, build)
+    return kept_answers(graph.proto, compute, folder, anew, graph.blocks.format)
 
 
 def _computed_answers(graph: RankGraph, rank: int, size: int, build: EngineFactory) -> Answers:

@@ -21,7 +21,7 @@ from motley.daemon.rank.executor import Executor
 from motley.daemon.rank.gate import Gate, reference_answers
 from motley.daemon.rank.peers import Peers
 from motley.daemon.weights.cache import ShareCache
-from motley.plugins.engine import CacheBlocks, EngineOptions, load_engine, on_gpu
+from motley.plugins.engine import CACHE_FORMATS, CacheBlocks, EngineOptions, load_engine, on_gpu
 from motley.protocol import GPU_RESERVE
 from motley.protocol import mesh_pb2 as pb
 from motley.protocol.wording import human_bytes
@@ -166,7 +166,8 @@ def cache_blocks(assignment: pb.Assignment) -> CacheBlocks:
     """Read the blocks of a rank's KV caches as the control plane has them.
 
     Raises:
-        ConfigError: they have no room for the longest sequence, or there are more than an engine can count.
+        ConfigError: they have no room for the longest sequence, there are more than an engine can count, or nobody
+            knows their format.
     """
     count, tokens, context = assignment.cache_blocks, assignment.cache_block_tokens, assignment.context
     if count * tokens < max(1, context) or count > MOST_BLOCKS:
@@ -174,7 +175,11 @@ def cache_blocks(assignment: pb.Assignment) -> CacheBlocks:
             f"KV caches of {count} blocks of {tokens} tokens were planned for a context of {context}: they must have"
             f" room for it, in {MOST_BLOCKS} blocks at most. Plan the session anew"
         )
-    return CacheBlocks(count, tokens)
+    cache_format = assignment.model.cache_format or CACHE_FORMATS[0]
+    if cache_format not in CACHE_FORMATS:
+        known = ", ".join(CACHE_FORMATS)
+        raise ConfigError(f"KV caches were planned as {cache_format!r}; this node knows {known}. Update its Motley")
+    return CacheBlocks(count, tokens, cache_format)
 
 
 def share_from_proto(share: pb.Share) -> Share:

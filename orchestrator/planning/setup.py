@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from motley.orchestrator.session_request import CACHE_FORMATS
 from motley.protocol import GPU_RESERVE
 from motley.protocol.mesh_pb2 import Capabilities, Engine, Gpu
 from motley.protocol.wording import human_bytes
@@ -55,6 +56,19 @@ def setup_of(
         raise SetupError("unusable_engine", message)
     widened = quantisation == "fp16" and not told.keeps_fp16
     return Setup(engine, "fp32" if widened else quantisation, on_gpu, told.has_whole_caches)
+
+
+def lacking_format(node: str, capabilities: Capabilities, engine: str, cache_format: str) -> str:
+    """Why a rank with this engine, which the node has, cannot keep its KV caches in a format; empty: it can."""
+    told = next(each for each in capabilities.engines if each.name == engine)
+    formats = list(told.cache_formats) or [CACHE_FORMATS[0]]
+    if cache_format in formats:
+        return ""
+    able = (each.name for each in capabilities.engines if cache_format in each.cache_formats)
+    return (
+        f"engine {engine!r} of node {node!r} cannot keep KV caches as {cache_format!r}; it can as:"
+        f" {', '.join(formats)}. Engines there that can as {cache_format!r}: {', '.join(able) or 'none'}"
+    )
 
 
 def _lacking(engine: Engine, capabilities: Capabilities, on_gpu: bool) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from motley.orchestrator.assignments import model_spec
 from motley.orchestrator.nodes import Node, what_became
-from motley.orchestrator.planning.setup import Setup, SetupError, setup_of
+from motley.orchestrator.planning.setup import Setup, SetupError, lacking_format, setup_of
 from motley.orchestrator.serving.errors import refusal
 from motley.orchestrator.session_request import SessionRequest
 from motley.orchestrator.workers import Worker
@@ -94,15 +94,18 @@ def participant(request: SessionRequest, node: Node) -> Participant:
     """A node with the engine and the quantisation that a request has for it.
 
     Raises:
-        ServingError: the node has no such engine, or it cannot run there.
+        ServingError: the node has no such engine, it cannot run there, or it cannot keep caches as the request wants.
     """
     engine = request.engines.get(node.name, request.engine)
     quantisation = request.quantisations.get(node.name, request.quantisation)
     try:
         options = request.options_on(node.name)
-        return Participant(node, setup_of(node.name, node.capabilities, engine, quantisation, options))
+        setup = setup_of(node.name, node.capabilities, engine, quantisation, options)
     except SetupError as error:
         raise refusal(error.code, str(error), "engines" if node.name in request.engines else "engine") from error
+    if lacking := lacking_format(node.name, node.capabilities, engine, request.cache_format):
+        raise refusal("unusable_engine", lacking, "cache_format")
+    return Participant(node, setup)
 
 
 def able_hosts(request: SessionRequest, nodes: Iterable[Node]) -> list[Node]:

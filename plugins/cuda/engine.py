@@ -27,6 +27,7 @@ from motley.plugins.cuda.kernels import MOST_PARTS, PART, parts_of
 from motley.plugins.cuda.rotary import RotaryTables
 from motley.plugins.cuda.step import MOST_SEQUENCES, submit_nodes, submitted_nodes
 from motley.plugins.engine import (
+    CACHE_FORMATS,
     F32,
     Collectives,
     EngineError,
@@ -91,6 +92,7 @@ class CudaEngine:
     ) -> None:
         """`driver`: None is the first GPU's. `open_gemm`: what multiplies prompts; None: our own kernels."""
         options.check_extra("cuda", "host_step")
+        graph.blocks.check_format("cuda", CACHE_FORMATS[:1])
         if options.exact:
             raise EngineError("engine 'cuda' does not know exact=true; use engine 'onnxruntime'")
         self._graph = graph

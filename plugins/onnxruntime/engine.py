@@ -24,13 +24,24 @@ from typing import TypeVar
 
 import numpy as np
 
-from motley.plugins.engine import F32, Collectives, EngineError, EngineOptions, Pending, RankGraph, Span, micro_chunks
+from motley.plugins.engine import (
+    CACHE_FORMATS,
+    F32,
+    Collectives,
+    EngineError,
+    EngineOptions,
+    Pending,
+    RankGraph,
+    Span,
+    micro_chunks,
+)
 from motley.plugins.mapped_share import Array
 from motley.plugins.mixture import Sent, as_terms
-from motley.plugins.native.attention import SpanRows, Spans
+from motley.plugins.native.attention import FORMATS, SpanRows, Spans
 from motley.plugins.native.rows import Action
 from motley.plugins.onnxruntime.bound import Bound, BoundHead, BoundRows
 from motley.plugins.onnxruntime.experts import BoundMixture, LocalExperts
+from motley.plugins.onnxruntime.kernels import SCALES
 from motley.plugins.onnxruntime.lowering import lower
 from motley.plugins.onnxruntime.sessions import EXACT_PROBE, ROWS_DIFFER, Store, Threads, Workshop, compute
 from motley.plugins.segments import ROWS, Gathering, Kernel, Mixture, Reduction, cut_into_segments
@@ -50,8 +61,11 @@ Exchange = Callable[[Bound], None]
 class OnnxRuntimeEngine:
     """See `motley.plugins.engine.Engine`."""
 
+    cache_formats = CACHE_FORMATS
+
     def __init__(self, graph: RankGraph, collectives: Collectives, options: EngineOptions) -> None:
         options.check_extra("onnxruntime")
+        graph.blocks.check_format("onnxruntime", self.cache_formats)
         self._graph = graph
         self._collectives = collectives
         self._max_rows = options.max_rows
@@ -318,13 +332,19 @@ class OnnxRuntimeEngine:
 
 
 def _allocated_blocks(graph: RankGraph) -> dict[str, Array]:
-    """f32[count, H, tokens, d] for keys and for values of each layer, by graph input; all pages are there."""
-    blocks = {}
+    """[count, H, tokens, d] in the format for keys and for values of each layer, by graph input; of int8 also
+    f32[count, H, tokens], by that name and `SCALES`. All pages are there."""
+    blocks: dict[str, Array] = {}
+    dtype = dict(zip(CACHE_FORMATS, FORMATS, strict=True))[graph.blocks.format]
     for spec in graph.caches:
+        shape = (graph.blocks.count, spec.heads, graph.blocks.tokens)
         for kind in ("key", "value"):
-            own = np.empty((graph.blocks.count, spec.heads, graph.blocks.tokens, spec.head_dim), np.float32)
-            own.fill(0)
-            blocks[f"{kind}_cache.{spec.layer}"] = own
+            name = f"{kind}_cache.{spec.layer}"
+            blocks[name] = np.empty((*shape, spec.head_dim), dtype)
+            if dtype is np.int8:
+                blocks[f"{name}{SCALES}"] = np.empty(shape, np.float32)
+    for own in blocks.values():
+        own.fill(0)
     return blocks
 
 

@@ -19,6 +19,8 @@ from motley.plugins.segments import GATED, NORM, PRODUCT, Kernel
 
 Bind = Callable[[Mapping[str, Array]], Action]
 """Binds something to compute to the places of its values, by name. The places must outlive the result."""
+SCALES = ".scales"
+"""What the place of a cache's scales is called after the cache, where it is int8."""
 Weight = Callable[[str], Array | None]
 """Gives the value of an initializer by its name; None: there is none of that name."""
 
@@ -81,6 +83,8 @@ def attention(then: Kernel, weight: Weight, pool: Pool, context: int) -> tuple[A
             pool=pool,
             soft_cap=attributes["soft_cap"],
             sinks=sinks,
+            key_scales=places.get(f"{keys}{SCALES}"),
+            value_scales=places.get(f"{values}{SCALES}"),
         )
 
     return Attend(bind, (cosines, sines)), {qkv: (heads + 2 * kv_heads) * width, y: heads * width}

@@ -2,7 +2,8 @@
 
 Functions of domain ``motley`` are inlined, so that only standard operators are left
 (`motley.plugins.reference.operators`). Collectives and the experts of ``motley.Experts`` nodes are here. The body of a
-function of cached attention is executed for each span of a step, on a copy of what the blocks have of its sequence.
+function of cached attention is executed for each span of a step, on a copy of what the blocks have of its sequence. The
+keys and values that it adds to this are rounded (`motley.plugins.reference.caches`) before it attends to them.
 
 Arithmetic is float32, or float64 with ``extra={"dtype": "float64"}``. Collectives always carry float32, as every
 engine's do, so the float64 yardstick is a single rank, where nothing is rounded in between.
@@ -12,17 +13,28 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from math import ceil
+from functools import partial
 
 import numpy as np
 import onnx
 import onnx.helper
 import onnx.inliner
 
-from motley.plugins.engine import DOMAIN, F32, Collectives, EngineError, EngineOptions, RankGraph, Span, micro_chunks
+from motley.plugins.engine import (
+    CACHE_FORMATS,
+    DOMAIN,
+    F32,
+    Collectives,
+    EngineError,
+    EngineOptions,
+    RankGraph,
+    Span,
+    micro_chunks,
+)
 from motley.plugins.expert_engine import ExpertGraph
 from motley.plugins.mixture import Sent, Terms, add_mixture, deal
 from motley.plugins.nodes import attributes_of, is_collective, is_experts
+from motley.plugins.reference.caches import BlockedCache
 from motley.plugins.reference.device import CPU, Array, ArrayModule, Device, open_device
 from motley.plugins.reference.interpreter import Interpreter, Node
 from motley.plugins.reference.operators import Operator
@@ -31,6 +43,8 @@ from motley.plugins.spans import check_step, spans_of, wanted_rows
 INEXACT = (
     "the reference engine cannot keep exact=true: its matmuls depend on the number of rows; use engine 'onnxruntime'"
 )
+_SPAN = " span"
+"""The name under which the body of an attention finds the span that it is executed for; a graph has no such name."""
 
 
 @dataclass
@@ -54,12 +68,14 @@ class ReferenceEngine(Interpreter):
     """
 
     keeps_fp16 = True
+    cache_formats = CACHE_FORMATS
 
     def __init__(
         self, graph: RankGraph, collectives: Collectives, options: EngineOptions, device: Device | None = None
     ) -> None:
         """`device`: where to compute; None: where the options say."""
         options.check_extra("reference", "dtype", "device")
+        graph.blocks.check_format("reference", self.cache_formats)
         if options.exact:
             raise EngineError(INEXACT)
         dtype = options.extra.get("dtype", "float32")
@@ -83,10 +99,8 @@ class ReferenceEngine(Interpreter):
         where = device or open_device(options.extra.get("device", "cpu"))
         super().__init__(whole, graph.share_file, np.dtype(dtype), where)
         with where.errors_told():
-            self._blocks = {
-                f"{kind}_cache.{spec.layer}": self.zeros(
-                    (graph.blocks.count, spec.heads, graph.blocks.tokens, spec.head_dim)
-                )
+            self._caches = {
+                f"{kind}_cache.{spec.layer}": BlockedCache(where, np.dtype(dtype), graph.blocks, spec)
                 for spec in graph.caches
                 for kind in ("key", "value")
             }
@@ -111,7 +125,7 @@ class ReferenceEngine(Interpreter):
             return self._on_host(values["logits"])
 
     def close(self) -> None:
-        self._blocks.clear()
+        self._caches.clear()
         super().close()
 
     def prepared(self, node: onnx.NodeProto) -> Node:
@@ -137,7 +151,10 @@ class ReferenceEngine(Interpreter):
         """A node of cached attention: its function's body runs for each span, on what the blocks have of it."""
         q, k, v, keys, values, position, cosines, sines, *sinks = node.input
         y, new_keys, new_values = node.output
-        body = self.prepared_nodes(_body(self._graph.proto, node), keep={*node.output})
+        body = self.prepared_nodes(_body(self._graph.proto, node), keep={y})
+        for cache, written in ((keys, new_keys), (values, new_values)):
+            (made,) = (place for place, each in enumerate(body) if written in each.outputs)
+            body.insert(made + 1, Node(partial(self._kept, cache), [written, _SPAN], [written], {}))
 
         def attend(xp: ArrayModule, *rows_of: Array) -> Array:
             results = xp.empty_like(rows_of[0])
@@ -146,30 +163,18 @@ class ReferenceEngine(Interpreter):
                 known = dict(zip((q, k, v), (values[rows] for values in rows_of[:3]), strict=True))
                 known |= zip(sinks, rows_of[3:], strict=True)
                 known |= {name: self.floats(tables[name]) for name in (cosines, sines)}
-                known |= {name: self._gathered(name, span) for name in (keys, values)}
-                known[position] = np.array([span.position], np.int64)
+                known |= {name: self._caches[name].gathered(span) for name in (keys, values)}
+                known |= {position: np.array([span.position], np.int64), _SPAN: span}
                 self.run(body, known)
                 results[rows] = known[y]
-                self._keep(keys, known[new_keys], span)
-                self._keep(values, known[new_values], span)
             return results
 
         return Node(attend, [q, k, v, *sinks], [y], {})
 
-    def _gathered(self, name: str, span: Span) -> Array:
-        """What a sequence has in the blocks of a layer, with room for a span's rows: f32[1, H, C, d]."""
-        blocks = self._blocks[name]
-        _, heads, tokens, width = blocks.shape
-        used = self.device.xp.asarray(span.blocks[: ceil((span.position + span.rows) / tokens)])
-        return blocks[used].transpose(1, 0, 2, 3).reshape(1, heads, len(used) * tokens, width)
-
-    def _keep(self, name: str, cache: Array, span: Span) -> None:
-        """Have the blocks hold what a span's rows have changed of f32[1, H, C, d]."""
-        blocks = self._blocks[name]
-        _, heads, tokens, width = blocks.shape
-        by_block = cache.reshape(heads, -1, tokens, width)
-        for number in range(span.position // tokens, ceil((span.position + span.rows) / tokens)):
-            blocks[int(span.blocks[number])] = by_block[:, number]
+    def _kept(self, name: str, xp: ArrayModule, cache: Array, span: Span) -> Array:
+        """A sequence's keys or values, after the blocks of a layer have got a span's rows of them."""
+        self._caches[name].write(cache, span)
+        return cache
 
     # -- collectives -------------------------------------------------------------------------------------------------
 

@@ -72,9 +72,6 @@ class Interpreter:
         """An array's values on the device, in the floats that are computed in; the array itself if it is like that."""
         return self.device.xp.asarray(array, self._dtype)
 
-    def zeros(self, shape: Sequence[int]) -> Array:
-        return self.device.xp.zeros(shape, self._dtype)
-
     def prepared_nodes(self, nodes: Sequence[onnx.NodeProto], keep: set[str]) -> list[Node]:
         """All nodes of a graph, made ready; narrow matrices are widened where they are multiplied with, by rows.
 

@@ -23,6 +23,7 @@ import numpy.typing as npt
 
 from motley.plugins import nccl
 from motley.plugins.engine import (
+    CACHE_FORMATS,
     F32,
     Collectives,
     EngineError,
@@ -101,6 +102,7 @@ class TensorRTEngine:
             EngineMemoryError: the GPU has too little memory.
         """
         options.check_extra(self.name)
+        graph.blocks.check_format(self.name, CACHE_FORMATS[:1])
         if options.exact:
             raise EngineError(f"engine {self.name!r} cannot keep exact=true; use engine 'onnxruntime'")
         if graph.blocks.tokens != graph.context:

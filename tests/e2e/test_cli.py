@@ -225,7 +225,9 @@ def test_bench_precision() -> None:
 def test_bench_precision_of_a_model(tmp_path: Path) -> None:
     plot = tmp_path / "drift.png"
     answer = said_json("bench", "precision", "--model", str(BUNDLED), "--ranks", "3", "--plot", str(plot))
-    assert set(answer) == {"layers", "final_fp32_error", "final_fp16_error"}
+    assert set(answer) == {"layers", "final_fp32_error", "final_fp16_error", "caches"}
+    assert [row["format"] for row in answer["caches"]] == ["fp32", "fp16", "int8"]
+    assert 0 == answer["caches"][0]["mean_kl"] < answer["caches"][1]["mean_kl"] < answer["caches"][2]["mean_kl"] < 1e-3
     assert [layer["layer"] for layer in answer["layers"]] == list(range(6))
     assert all({"fp32_error", "fp16_error", "max_activation"} <= set(layer) for layer in answer["layers"])
     assert answer["final_fp32_error"] == answer["layers"][-1]["fp32_error"]

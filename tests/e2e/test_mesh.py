@@ -43,6 +43,20 @@ async def test_every_split_writes_the_same_and_the_openai_client_can_talk_to_it(
     assert all(len(node.family()) == 1 for node in there.nodes.values()), "a closed session left a worker behind"
 
 
+@pytest.mark.parametrize("cache_format", ["fp16", "int8"])
+async def test_narrow_caches_write_the_same_at_every_split_and_from_known_prefixes(
+    cache_format: str, there: Mesh
+) -> None:
+    texts = set()
+    for nodes, shares in ((["a"], [1]), (["b", "c"], [3, 2])):
+        session = await there.session(nodes=nodes, shares=shares, cache_format=cache_format)
+        assert session["cache_format"] == cache_format
+        texts |= {await text_of(there.url), await text_of(there.url)}
+        async with Client(there.url) as client:
+            await client.call("DELETE", f"/api/sessions/{session['id']}")
+    assert len(texts) == 1
+
+
 async def official_client(url: str) -> None:
     async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0) as client:
         assert [model.id async for model in client.models.list()] == [BUNDLED.name]

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from motley.cli.options import Experts, Quantisation
+from motley.cli.options import CacheFormat, Experts, Quantisation
 from motley.orchestrator.api.session_parameters import session_request
-from motley.orchestrator.session_request import LAYOUTS, QUANTISATIONS, SessionRequest, kinds
+from motley.orchestrator.session_request import CACHE_FORMATS, LAYOUTS, QUANTISATIONS, SessionRequest, kinds
+from motley.plugins import engine
 
 UNUSUAL: dict[str, Any] = {
     "name": "poet",
@@ -19,6 +20,7 @@ UNUSUAL: dict[str, Any] = {
     "shares": (3.0, 1.0),
     "context": 100,
     "cache_tokens": 1000,
+    "cache_format": "int8",
     "engine": "warp",
     "quantisations": {"pc": "fp16"},
     "engines": {"laptop": "cuda"},
@@ -51,6 +53,11 @@ def test_a_body_is_read_as_what_it_was_made_of(fields: dict[str, Any]) -> None:
 def test_the_command_line_has_the_same_words() -> None:
     assert {*Quantisation} == {*QUANTISATIONS}
     assert {*Experts} == {*LAYOUTS}
+    assert {*CacheFormat} == {*CACHE_FORMATS}
+
+
+def test_nodes_and_the_orchestrator_have_the_same_formats_of_caches() -> None:
+    assert CACHE_FORMATS == engine.CACHE_FORMATS
 
 
 @pytest.mark.parametrize(

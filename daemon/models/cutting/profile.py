@@ -13,7 +13,7 @@ from motley.daemon.models.description.operations import Attend, Experts, Linear,
 from motley.daemon.weights.places import numbered
 from motley.daemon.weights.spec import Piece, Weight
 from motley.daemon.weights.stored import Format
-from motley.plugins.engine import EngineOptions
+from motley.plugins.engine import EngineOptions, cached_bytes
 from motley.protocol import mesh_pb2
 
 RUNTIME_BYTES = 192 << 20
@@ -30,6 +30,7 @@ def profile(
     stored: Formats | None = None,
     exact: bool = False,
     beside: Collection[str] = (),
+    cache_format: str = "fp32",
 ) -> mesh_pb2.ModelProfile:
     """Count units and bytes; the caller, who knows the files, adds ``name`` and ``fingerprint``.
 
@@ -39,12 +40,13 @@ def profile(
 
     Args:
         quantisation, block, stored, exact, beside: see `units`.
+        cache_format: of the KV caches, one of `motley.plugins.engine.CACHE_FORMATS`.
 
     Raises:
         ConfigError: as `units`.
     """
     cut = units(model, quantisation, block, stored, exact, beside)
-    count = _Count(cut)
+    count = _Count(cut, cache_format)
     for layer in model.layers:
         count.add(layer.operations)
     first = model.experts
@@ -67,7 +69,7 @@ def profile(
             if isinstance(each, Linear)
             for w in each.ws
         ),
-        cache_bytes_per_token=4 * count.cached,
+        cache_bytes_per_token=count.cached,
         fixed_bytes=trunk_fixed + sessions + count.expert_biases,
         context_length=model.context,
         family=model.family,
@@ -94,11 +96,12 @@ class _Count:
         replicated: of what every rank has.
         expert_biases: of the biases that experts add to their results; any one of the ranks that have slices of them
             may have them.
-        cached: elements that a token takes in the caches, of one KV group.
+        cached: bytes that a token takes in the caches, of one KV group.
     """
 
-    def __init__(self, cut: Units) -> None:
+    def __init__(self, cut: Units, cache_format: str) -> None:
         self._cut = cut
+        self._cache_format = cache_format
         self.query = self.key_value = self.mlp = self.experts = self.replicated = self.expert_biases = 0
         self.cached = 0
 
@@ -108,7 +111,8 @@ class _Count:
             for w in weights_of(each):
                 self._add(w)
             if isinstance(each, Attend):
-                self.cached += 2 * self._unit(Axis(Kind.KV_HEADS, 0, "", each.heads))
+                heads = _largest_group(each.heads, False, self._cut.kv_groups)
+                self.cached += 2 * heads * cached_bytes(self._cache_format, each.heads.size)
             if isinstance(each, Experts):
                 matrices = [w for one in each.body for w in weights_of(one)]
                 for number in range(each.count):

@@ -74,8 +74,7 @@ class Declared:
     @property
     def cache_bytes(self) -> int:
         """Of the KV caches: all blocks."""
-        per_token = sum(2 * 4 * spec.heads * spec.head_dim for spec in self.caches)
-        return per_token * self.blocks.count * self.blocks.tokens
+        return self.blocks.bytes_of(self.caches)
 
     def bind(self, share_file: Path) -> RankGraph:
         """The graph with its weights in `share_file`, which is called `SHARE_FILE` in a folder of its own."""

@@ -35,6 +35,19 @@ def test_a_download_that_hangs_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         over.set()
 
 
+def test_caches_cost_what_their_format_takes() -> None:
+    """Six layers of heads of 32; int8 has a scale of four bytes for each."""
+    costs = {}
+    for cache_format in ("", "fp32", "fp16", "int8"):
+        model = pb.ModelSpec(
+            source=str(SHAKESPEARE), quantisation="int8", block=128, beside=["fp32"], cache_format=cache_format
+        )
+        told = describe(model, None)
+        assert told.beside[0].cache_bytes_per_token == told.profile.cache_bytes_per_token
+        costs[cache_format] = told.profile.kv_groups * told.profile.cache_bytes_per_token
+    assert costs == {"": 4608, "fp32": 4608, "fp16": 2304, "int8": 1296}
+
+
 def test_what_is_here_is_told_without_fetching(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fetch(*_: object) -> Path:
         raise AssertionError("the hub was asked")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from motley.daemon.node import engines
-from motley.plugins.engine import engine_names
+from motley.plugins.engine import CACHE_FORMATS, engine_names
 
 PACKAGE = """
 import os
@@ -63,6 +63,8 @@ async def test_all_are_asked(install: Callable[..., None]) -> None:
     assert told["broken"].lacking == "ValueError: oh"
     assert told["missing"].lacking.startswith("AttributeError: ")
     assert (told["chatty"].has_whole_caches, told["reference"].has_whole_caches) == (True, False)
+    assert list(told["onnxruntime"].cache_formats) == list(told["reference"].cache_formats) == [*CACHE_FORMATS]
+    assert list(told["chatty"].cache_formats) == list(told["cuda"].cache_formats) == ["fp32"]
     assert (told["onnxruntime"].lacking, told["reference"].keeps_fp16) == ("", True)
 
 

@@ -22,7 +22,7 @@ from motley.daemon.models.reading import read_model
 from motley.daemon.rank.gate import Gate, _examined, reference_answers
 from motley.daemon.weights.share_file import write_share
 from motley.daemon.weights.spec import SHARE_FILE
-from motley.plugins.engine import F32, Engine, EngineError, EngineOptions, RankGraph, Span
+from motley.plugins.engine import CACHE_FORMATS, F32, Engine, EngineError, EngineOptions, RankGraph, Span
 from motley.plugins.nodes import is_collective
 from motley.plugins.onnxruntime.engine import OnnxRuntimeEngine
 from motley.plugins.reference.engine import ReferenceEngine
@@ -317,3 +317,73 @@ def test_layers_whose_experts_are_elsewhere_are_of_one_kind(tmp_path: Path) -> N
             tmp_path / SHARE_FILE
         )
         assert _examined(graph) == [0, 6, 11]
+
+
+def kept_as(graph: RankGraph, cache_format: str) -> RankGraph:
+    return replace(graph, blocks=replace(graph.blocks, format=cache_format))
+
+
+@pytest.mark.parametrize("quantisation", ["fp32", "int4"])
+@pytest.mark.parametrize("cache_format", CACHE_FORMATS)
+def test_caches_of_every_format_pass_with_room_to_spare(
+    cache_format: str, quantisation: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("motley.daemon.loading.answers.LIMIT", LIMIT / 2)
+    for rank in range(3):
+        graph = kept_as(share(BUNDLED, quantisation, 3, rank, tmp_path / str(rank)), cache_format)
+        examine(graph, rank, 3)
+
+
+@pytest.mark.parametrize("cache_format", CACHE_FORMATS)
+@pytest.mark.parametrize("case", others_soak(golden_cases()), ids=str)
+def test_caches_of_every_format_pass_for_any_family(case: object, cache_format: str, tmp_path: Path) -> None:
+    examine(kept_as(share(GOLDEN / str(case), "fp32", 2, 0, tmp_path / "share"), cache_format), 0, 2)
+
+
+class Forgetful(OnnxRuntimeEngine):
+    """After every step the signs change of what one of its caches keeps."""
+
+    broken: str
+
+    def step(self, hidden: F32, spans: Sequence[Span], halved: bool = False) -> F32:
+        logits = super().step(hidden, spans, halved).copy()
+        self._blocks[self.broken] *= -1
+        return logits
+
+
+@pytest.mark.parametrize("cache_format", CACHE_FORMATS)
+@pytest.mark.parametrize("cache", ["key_cache.0", "value_cache.0"])
+def test_caches_that_keep_something_else_are_found(
+    cache: str, cache_format: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph = kept_as(share(BUNDLED, "fp32", 1, 0, tmp_path / "share"), cache_format)
+    expected = reference_answers(graph, 0, 1, ReferenceEngine)
+    monkeypatch.setattr(Forgetful, "broken", f"{cache}.scales" if cache_format == "int8" else cache, raising=False)
+    gate = Gate(graph, LocalGroup(1).member(0))
+    with (
+        closing(Forgetful(graph, gate, EngineOptions())) as engine,
+        pytest.raises(GateError, match="computes wrongly: layer 0 attention of 1 tokens from position 5"),
+    ):
+        gate.open(engine, expected)
+
+
+@pytest.mark.parametrize("cache_format", CACHE_FORMATS)
+def test_rotations_that_go_the_wrong_way_are_found_in_every_format(cache_format: str, tmp_path: Path) -> None:
+    graph = kept_as(share(BUNDLED, "fp32", 1, 0, tmp_path / "share"), cache_format)
+
+    def wrong(prompt: int) -> dict[str, F32]:
+        return {name: -table if "sin" in name else table for name, table in graph.constants(prompt).items()}
+
+    with pytest.raises(GateError, match="computes wrongly: layer"):
+        examine(graph, 0, 1, replace(graph, constants=wrong))
+
+
+def test_answers_are_kept_for_each_format(tmp_path: Path) -> None:
+    """Whoever asks for another format is not held against answers of the first."""
+    graph = share(BUNDLED, "fp32", 1, 0, tmp_path / "share")
+    first, narrow = (
+        reference_answers(kept_as(graph, each), 0, 1, ReferenceEngine, tmp_path) for each in ("fp32", "int8")
+    )
+    assert first.keys() == narrow.keys()
+    assert any((first[what] != narrow[what]).any() for what in first)
+    assert len([*tmp_path.glob("*.npz")]) == 2

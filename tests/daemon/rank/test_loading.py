@@ -182,6 +182,7 @@ def test_blocks_that_cannot_be_are_refused(count: int, tokens: int, context: int
 def test_a_rank_has_the_blocks_that_were_planned(alone: Peers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     order = assignment(CASE, "fp32")
     order.engine, order.cache_blocks, order.cache_block_tokens = "kept", 2, CASE.model.context
+    order.model.cache_format = "int8"
     made: list[RankGraph] = []
 
     def keep(graph: RankGraph, *more: Any) -> Engine:
@@ -197,7 +198,27 @@ def test_a_rank_has_the_blocks_that_were_planned(alone: Peers, tmp_path: Path, m
     loading = load_rank(order, 0, alone, models=None, cache=cache, threads=1, progress=lambda done, total: None)
     with pytest.raises(EngineError, match="seen enough"), loading:
         pass
-    assert made[0].blocks == CacheBlocks(2, CASE.model.context)
+    assert made[0].blocks == CacheBlocks(2, CASE.model.context, "int8")
+
+
+@pytest.mark.parametrize("cache_format", ["fp16", "int8"])
+@pytest.mark.parametrize("engine", ["onnxruntime", "reference"])
+def test_ranks_with_narrow_caches_load_and_compute(
+    engine: str, cache_format: str, alone: Peers, tmp_path: Path
+) -> None:
+    order = assignment(CASE, "int8")
+    order.engine, order.model.cache_format = engine, cache_format
+    cache = ShareCache(tmp_path / "shares")
+    with load_rank(order, 0, alone, models=None, cache=cache, threads=1, progress=lambda done, total: None) as rank:
+        assert rank.blocks.format == cache_format
+        assert summary(rank)
+
+
+def test_a_format_that_nobody_knows_is_refused() -> None:
+    order = assignment(CASE, "fp32")
+    order.model.cache_format = "int2"
+    with pytest.raises(ConfigError, match="planned as 'int2'; this node knows fp32, fp16, int8"):
+        cache_blocks(order)
 
 
 def gpu(free: int) -> pb.Gpu:

@@ -211,7 +211,7 @@ def test_a_gpu_that_is_full_or_fails_is_told(tmp_path: Path) -> None:
             raise MemoryError("Out of memory allocating 512 bytes")
 
     class FullOfWeights(StrictModule):
-        def zeros(self, shape: Any, dtype: Any) -> Any:
+        def full(self, shape: Any, value: Any, dtype: Any) -> Any:
             raise MemoryError("Out of memory allocating 512 bytes")
 
     class Failing(StrictModule):

@@ -1,0 +1,93 @@
+"""The keys or the values of a layer in blocks, as the reference engine keeps them, and how they are rounded there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import ceil
+from typing import Any
+
+import numpy as np
+
+from motley.plugins.engine import CacheBlocks, CacheSpec, Span
+from motley.plugins.reference.device import Array, ArrayModule, Device
+
+LEAST = 2.0**-100
+"""A head whose numbers are all smaller is kept as zeros in int8."""
+CODES = 127
+"""The largest code of int8; the smallest is its negative."""
+
+
+class BlockedCache:
+    """Keys or values of one layer in blocks. What is written is rounded to the format that the blocks have.
+
+    Where that is fp32, numbers are kept as they are computed, be it in float64.
+    """
+
+    def __init__(self, device: Device, dtype: np.dtype[Any], blocks: CacheBlocks, spec: CacheSpec) -> None:
+        """`dtype`: what floats are computed in. All memory is allocated, and written to."""
+        shape = (blocks.count, spec.heads, blocks.tokens, spec.head_dim)
+        kept = {"fp32": dtype, "fp16": np.float16, "int8": np.int8}[blocks.format]
+        self._device, self._dtype, self._tokens = device, dtype, blocks.tokens
+        self._numbers = device.xp.full(shape, 0, kept)
+        self._scales: Array = None
+        """f32[count, H, tokens, 1], where the format is int8."""
+        if blocks.format == "int8":
+            self._scales = device.xp.full((*shape[:3], 1), 0, np.float32)
+
+    def gathered(self, span: Span) -> Array:
+        """What a sequence has in its blocks, with room for the span's rows: floats [1, H, C, d]."""
+        used = self._device.xp.asarray(span.blocks[: ceil((span.position + span.rows) / self._tokens)])
+        scales = None if self._scales is None else self._scales[used]
+        numbers = self._widened(self._numbers[used], scales)
+        count, heads, tokens, width = numbers.shape
+        return numbers.transpose(1, 0, 2, 3).reshape(1, heads, count * tokens, width)
+
+    def write(self, cache: Array, span: Span) -> None:
+        """Keep the span's rows of a sequence, and round them.
+
+        Args:
+            cache: floats [1, H, C, d], all that the sequence has, with these rows in their places; rounded there too.
+        """
+        places = slice(span.position, span.position + span.rows)
+        numbers, scales = self._rounded(cache[0, :, places])
+        for block, within, rows in self._pieces(span):
+            self._numbers[block, :, within] = numbers[:, rows]
+            if scales is not None:
+                self._scales[block, :, within] = scales[:, rows]
+        cache[0, :, places] = self._widened(numbers, scales)
+
+    def _rounded(self, heads: Array) -> tuple[Array, Array | None]:
+        """What is kept of floats [..., d]: numbers of the format, and scales f32[..., 1] if it has any."""
+        if self._scales is not None:
+            return int8_codes(self._device.xp, heads)
+        with np.errstate(over="ignore"):  # what is too large for float16 becomes infinite
+            return heads.astype(self._numbers.dtype, copy=False), None
+
+    def _widened(self, numbers: Array, scales: Array | None) -> Array:
+        """The floats that kept numbers and scales stand for."""
+        floats = numbers.astype(self._dtype, copy=False)
+        return floats if scales is None else floats * scales.astype(self._dtype, copy=False)
+
+    def _pieces(self, span: Span) -> Iterator[tuple[int, slice, slice]]:
+        """The blocks that the span's rows go to: the number of each, which of its places, and which of the rows."""
+        end = span.position + span.rows
+        for number in range(span.position // self._tokens, ceil(end / self._tokens)):
+            begin = number * self._tokens
+            first, last = max(begin, span.position), min(begin + self._tokens, end)
+            rows = slice(first - span.position, last - span.position)
+            yield int(span.blocks[number]), slice(first - begin, last - begin), rows
+
+
+def int8_codes(xp: ArrayModule, heads: Array) -> tuple[Array, Array]:
+    """Round numbers [..., d] to int8: codes i8[..., d] and scales f32[..., 1], as attention.c states it.
+
+    With M the largest magnitude of the d numbers, their scale is M / 127 and a code is x * (127 / M), to nearest, half
+    to even. They are zeros if M is below `LEAST`; if one is not finite, the scale is not a number.
+    """
+    most = xp.abs(heads).max(axis=-1, keepdims=True)
+    finite = most < np.inf
+    usable = finite & (most >= LEAST)
+    divisor = xp.where(usable, most, 1.0)
+    codes = xp.rint(xp.where(usable, heads, 0.0) * (CODES / divisor)).astype(np.int8)
+    scales = xp.where(usable, most / CODES, xp.where(finite, 0.0, np.nan))
+    return codes, scales.astype(np.float32)

@@ -1,0 +1,199 @@
+"""Caches in every format, on the CPU engines: what they compute, what they take, and who refuses them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import motley.cli
+from motley.daemon.models.cutting.profile import profile
+from motley.daemon.models.cutting.units import units
+from motley.plugins.cuda.engine import CudaEngine
+from motley.plugins.engine import (
+    CACHE_FORMATS,
+    F32,
+    CacheBlocks,
+    EngineError,
+    EngineFactory,
+    EngineOptions,
+    Span,
+    cache_formats,
+)
+from motley.plugins.onnxruntime.engine import OnnxRuntimeEngine
+from motley.plugins.reference.caches import int8_codes
+from motley.plugins.reference.engine import ReferenceEngine
+from motley.plugins.tensorrt.engine import TensorRTEngine
+from tests.models.cases import BLOCKS, Case, LocalSession, golden_case, golden_cases, others_soak, uneven_shares
+from tests.plugins.reference.strict_arrays import STRICT
+
+BUNDLED = Path(motley.cli.__path__[0]) / "models" / "shakespeare-2.6m"
+NARROW = ("fp16", "int8")
+BOUNDS = {"fp16": 2e-3, "int8": 0.1}
+"""How far logits may be from transformers', as a part of their norm: tiny models have few numbers in a head."""
+ALIKE = 1e-3
+"""How far two engines may be apart: where one rounds another way than the other, it is in single codes."""
+
+
+def session(
+    case: Case,
+    folder: Path,
+    cache_format: str,
+    ranks: int = 1,
+    *,
+    factory: EngineFactory = OnnxRuntimeEngine,
+    blocks: CacheBlocks = BLOCKS,
+    quantisation: str = "fp32",
+    exact: bool = False,
+) -> LocalSession:
+    shares = uneven_shares(units(case.model, quantisation, 32, exact=exact), ranks)
+    blocks = replace(blocks, format=cache_format)
+    options = EngineOptions(exact=exact)
+    return LocalSession(case.folder, factory, shares, folder, quantisation, blocks=blocks, options=options, exact=exact)
+
+
+def apart(got: F32, expected: F32) -> float:
+    assert got.shape == expected.shape
+    return float(np.linalg.norm(got - expected) / np.linalg.norm(expected))
+
+
+@pytest.mark.parametrize("cache_format", NARROW)
+@pytest.mark.parametrize("case", others_soak(golden_cases()), ids=str)
+def test_logits_are_near_transformers_and_the_engines_agree(case: Case, cache_format: str, tmp_path: Path) -> None:
+    """At another split for each, with a prompt in chunks that end within blocks, and then single tokens."""
+    found = []
+    for ranks, factory in ((1, ReferenceEngine), (3, OnnxRuntimeEngine)):
+        with session(case, tmp_path / str(ranks), cache_format, ranks, factory=factory) as own:
+            count = len(case.tokens) - 1
+            cuts = [0, 13, case.prompt, *range(case.prompt + 1, count + 1)]
+            steps = [own.step(case.tokens[a:b], a) for a, b in pairwise(cuts) if a < b]
+            found.append(np.concatenate(steps))
+        assert ALIKE / 100 < apart(found[-1], case.logits) < BOUNDS[cache_format]
+    assert apart(found[1], found[0]) < ALIKE
+
+
+@pytest.mark.parametrize("cache_format", CACHE_FORMATS)
+@pytest.mark.parametrize("name", ["llama-mqa", "mistral-window"])
+def test_bits_depend_neither_on_chunks_nor_blocks_nor_company_nor_prefixes(
+    name: str, cache_format: str, tmp_path: Path
+) -> None:
+    case = golden_case(name)
+    tokens = case.tokens[:24]
+    with session(case, tmp_path / "whole", cache_format, quantisation="int8") as whole:
+        expected = whole.step(tokens, 0)
+    blocks = CacheBlocks(count=60, tokens=4)
+    with session(case, tmp_path / "parts", cache_format, quantisation="int8", blocks=blocks) as ranks:
+        steps = [ranks.step(tokens[a:b], a) for a, b in ((0, 1), (1, 10), (10, 24))]
+        np.testing.assert_array_equal(np.concatenate(steps), expected)
+        first = ranks.sequences.tables[0]
+        ranks.sequences.tables[1] = first[:3]  # twelve tokens that were computed before
+        ranks.step(tokens[::-1], 0, sequence=2)
+        both = [ranks.sequences.span(1, 12, 12, 12), ranks.sequences.span(2, 24, 3, 3)]
+        got = ranks.run(both, tokens[12:] + tokens[:3])
+        np.testing.assert_array_equal(got[:12], expected[12:])
+
+
+@pytest.mark.parametrize("cache_format", NARROW)
+def test_exact_bits_do_not_depend_on_the_split(cache_format: str, tmp_path: Path) -> None:
+    case = golden_case("llama-mha")
+    found = []
+    for ranks in (1, 2, 3):
+        with session(case, tmp_path / str(ranks), cache_format, ranks, exact=True) as own:
+            found.append(np.concatenate([own.step(case.tokens[:9], 0), own.step(case.tokens[9:10], 9)]))
+    np.testing.assert_array_equal(found[1], found[0])
+    np.testing.assert_array_equal(found[2], found[0])
+
+
+@pytest.mark.parametrize("cache_format", CACHE_FORMATS)
+def test_blocks_are_zeros_at_first_as_the_gate_expects(cache_format: str, tmp_path: Path) -> None:
+    """Tokens far inside a sequence see zeros before them, whichever blocks these are."""
+    case, found = golden_case("llama-mqa"), []
+    for factory in (ReferenceEngine, OnnxRuntimeEngine):
+        with session(case, tmp_path / factory.__name__, cache_format, factory=factory) as own:
+            span = Span(np.arange(7, 0, -1, dtype=np.int32), 50, 3, wanted=3)
+            found.append(own.run([span], case.tokens[:3]))
+    assert apart(found[1], found[0]) < ALIKE
+
+
+@pytest.mark.parametrize("cache_format", CACHE_FORMATS)
+@pytest.mark.parametrize("engine", ["onnxruntime", "reference"])
+def test_a_rank_allocates_what_is_planned_and_does_it_when_it_is_opened(engine: str, cache_format: str) -> None:
+    command = [sys.executable, "-m", "tests.plugins.cache_memory", engine, cache_format, str(BUNDLED)]
+    asked = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=Path(__file__).parents[2])
+    assert asked.returncode == 0, asked.stderr
+    said = json.loads(asked.stdout)
+    assert said["got"] == pytest.approx(said["planned"], rel=0.05)
+    assert said["later"] < 0.05 * said["planned"]
+
+
+def test_formats_take_a_half_and_a_quarter() -> None:
+    case = golden_case("llama-mha")
+    with_scales = 4 / case.heads.size  # a float for each head
+    told = (profile(case.model, "fp32", 32, cache_format=each) for each in CACHE_FORMATS)
+    fp32, fp16, int8 = (each.cache_bytes_per_token for each in told)
+    assert (fp16 / fp32, int8 / fp32) == (1 / 2, (1 + with_scales) / 4)
+
+
+def test_int8_is_as_stated() -> None:
+    """To nearest, half to even, by the largest magnitude; zeros and tiny numbers; what is no number."""
+    heads = np.array(
+        [
+            [127, 0.5, 1.5, -2.5, -126.6],
+            [-254, 1, 3, 253, 0],
+            [0, 0, 0, 0, 0],
+            [1e-31, -1e-31, 0, 0, 0],
+            [1, np.nan, 0, 0, 0],
+            [1, 2, np.inf, 0, 0],
+        ],
+        np.float32,
+    )
+    codes, scales = int8_codes(np, heads)
+    assert codes[:4].tolist() == [[127, 0, 2, -2, -127], [-127, 0, 2, 126, 0], [0] * 5, [0] * 5]
+    np.testing.assert_array_equal(scales[:, 0], np.array([1, 2, 0, 0, np.nan, np.nan], np.float32))
+
+
+def test_the_reference_keeps_what_our_kernels_keep(tmp_path: Path) -> None:
+    """Of the first layer, whose operands have nearly the same bits, nearly all codes and scales are the same."""
+    case, kept = golden_case("llama-mha"), []
+    for factory in (ReferenceEngine, OnnxRuntimeEngine):
+        with session(case, tmp_path / factory.__name__, "int8", factory=factory) as own:
+            own.step(case.tokens, 0)
+            (engine,), cache = own.engines, "key_cache.0"
+            if isinstance(engine, ReferenceEngine):
+                kept.append((engine._caches[cache]._numbers.copy(), engine._caches[cache]._scales[..., 0].copy()))
+            elif isinstance(engine, OnnxRuntimeEngine):
+                kept.append((engine._blocks[cache].copy(), engine._blocks[f"{cache}.scales"].copy()))
+    (codes, scales), (others, other_scales) = kept
+    assert codes.any()
+    off = np.abs(codes.astype(int) - others)
+    assert off.max() <= 1
+    assert off.mean() < 1e-3
+    np.testing.assert_allclose(scales, other_scales, rtol=1e-5)
+
+
+@pytest.mark.parametrize("cache_format", CACHE_FORMATS)
+def test_the_reference_computes_it_on_a_device_too(cache_format: str, tmp_path: Path) -> None:
+    case, found = golden_case("llama-mqa"), []
+    for name, device in (("host", None), ("device", STRICT)):
+
+        def open_engine(*more: object, device: object = device) -> ReferenceEngine:
+            return ReferenceEngine(*more, device=device)  # type: ignore[arg-type]
+
+        with session(case, tmp_path / name, cache_format, factory=open_engine) as own:
+            found.append(np.concatenate([own.step(case.tokens[:10], 0), own.step(case.tokens[10:12], 10)]))
+    np.testing.assert_array_equal(found[1], found[0])
+
+
+@pytest.mark.parametrize(("name", "factory"), [("cuda", CudaEngine), ("tensorrt", TensorRTEngine)])
+def test_an_engine_refuses_a_format_that_it_has_not(name: str, factory: EngineFactory, tmp_path: Path) -> None:
+    assert (cache_formats(name), cache_formats("onnxruntime")) == (("fp32",), CACHE_FORMATS)
+    blocks = CacheBlocks(1, golden_case("llama-mqa").model.context)
+    words = f"engine '{name}' cannot keep KV caches as 'int8'; it can as: fp32"
+    with pytest.raises(EngineError, match=words):
+        session(golden_case("llama-mqa"), tmp_path, "int8", factory=factory, blocks=blocks)
