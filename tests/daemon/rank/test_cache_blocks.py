@@ -70,7 +70,7 @@ class Blocks(RuleBasedStateMachine):
     def leaves(self) -> list[Prefix]:
         """Prefixes that nobody uses and that no other continues, least recently used first."""
         used = self.in_use()
-        inner = {(root, tokens[:end]) for root, tokens in self.kept for end in range(len(tokens))}
+        inner = {(root, tokens[:end]) for root, tokens in self.kept for end in range(0, len(tokens), self.size)}
         return sorted(self.kept.keys() - used - inner, key=lambda prefix: self.stamps[prefix])
 
     def free(self) -> set[int]:
