@@ -172,7 +172,8 @@ class Schedule:
 
     def guessed(self, part: Part, right: int) -> None:
         """Of the guesses of a part, the first `right` ones were what was chosen; they are among the tokens now."""
-        part.request.luck.tried(right, wrong=right < part.guesses)
+        if part.guesses:
+            part.request.luck.tried(right, wrong=right < part.guesses)
         part.request.position += right
 
     def _needed(self, tokens: int) -> int:

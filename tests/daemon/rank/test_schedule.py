@@ -1,0 +1,46 @@
+"""The pure schedule by itself: who is in the next steps, and that nobody waits for ever."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import count
+
+from motley.daemon.rank.cache_blocks import BlockStore
+from motley.daemon.rank.drafts import PROBE, Lookup
+from motley.daemon.rank.pace import Pace
+from motley.daemon.rank.schedule import Plan, Request, Schedule
+
+ARRIVALS = count()
+
+
+def a_schedule(*, blocks: int = 1000, sequences: int = 64, spans: int = 64, rows: int = 256) -> Schedule:
+    return Schedule(BlockStore(blocks, 16), Pace(rows, False), sequences=sequences, spans=spans, rows=rows)
+
+
+def a_request(prompt: Sequence[int], answer: int, lookup: Lookup | None = None) -> Request:
+    return Request(next(ARRIVALS), [*prompt], len(prompt), len(prompt) + answer, lookup=lookup)
+
+
+def run(schedule: Schedule, token: int = 7) -> Iterator[Plan]:
+    """Compute steps in which every request goes on with the same token; no guess is right."""
+    while True:
+        plan = schedule.next()
+        schedule.computed(plan, 1.0)
+        for part in plan.parts:
+            if part.wanted:
+                schedule.guessed(part, 0)
+                part.request.tokens.append(token)
+                if len(part.request.tokens) == part.request.longest:
+                    schedule.remove(part.request)
+        yield plan
+
+
+def test_who_was_guessed_wrongly_is_guessed_again_now_and_then() -> None:
+    class Wrong(Lookup):
+        def guess(self, tokens: Sequence[int], most: int) -> list[int]:
+            return [8] * most
+
+    schedule = a_schedule()
+    schedule.add(a_request([1], 1000, Wrong()))
+    guesses = [plan.parts[0].guesses for plan, _ in zip(run(schedule), range(100 + 3 * PROBE), strict=False)]
+    assert sum(map(bool, guesses[100:])) == 3
