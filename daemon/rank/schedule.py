@@ -2,8 +2,8 @@
 
 There are no phases. In every step each request catches up with what is known of it: one token if it is being answered,
 as many as there is time for if there is more. Whoever is being answered comes first; what `Pace` leaves of the step is
-for prompts, and of these for the one that has been given least so far. If there are none, those who are being answered
-get guesses of their next tokens to verify, as many as are worth it.
+for prompts, and of these for the one that has been given least so far, or now and then for the oldest. If there are
+none, those who are being answered get guesses of their next tokens to verify, as many as are worth it.
 
 A request gets blocks for all its tokens when it is admitted, and one more whenever these are full. If there is none,
 the request that came last steps back: it waits until there are, and computes again what nobody has kept for it. The
@@ -20,6 +20,9 @@ from dataclasses import dataclass, field
 from motley.daemon.rank.cache_blocks import BlockStore
 from motley.daemon.rank.drafts import MOST, Lookup, Luck, how_many
 from motley.daemon.rank.pace import Pace, Size
+
+OLDEST_FIRST = 4
+"""In one of so many steps the oldest prompt comes first: shorter ones that keep coming would hold it up for ever."""
 
 
 @dataclass(eq=False)
@@ -227,7 +230,9 @@ class Schedule:
     def _choose(self, plan: Plan) -> None:
         """Choose the parts of a step."""
         answered = [request for request in self.active if request.left == 1]
-        prompts = sorted((request for request in self.active if request.left > 1), key=lambda each: each.given)
+        prompts = [request for request in self.active if request.left > 1]
+        if self._steps % OLDEST_FIRST:
+            prompts.sort(key=lambda each: each.given)
         if len(self.active) > self._spans:  # by turns
             chosen = sorted(self.active, key=lambda each: each.stepped)[: self._spans]
             answered, prompts = ([each for each in group if each in chosen] for group in (answered, prompts))

@@ -44,3 +44,16 @@ def test_who_was_guessed_wrongly_is_guessed_again_now_and_then() -> None:
     schedule.add(a_request([1], 1000, Wrong()))
     guesses = [plan.parts[0].guesses for plan, _ in zip(run(schedule), range(100 + 3 * PROBE), strict=False)]
     assert sum(map(bool, guesses[100:])) == 3
+
+
+def test_an_old_prompt_goes_on_however_many_new_ones_come() -> None:
+    """Each new one has been given less; together they want more rows than there are."""
+    schedule = a_schedule(sequences=16)
+    old = a_request(range(1000, 3000), 5)
+    schedule.add(old)
+    arrivals = count(start=10_000)
+    for plan, _ in zip(run(schedule), range(150), strict=False):
+        assert plan.parts
+        for _ in range(16 - len(schedule.waiting)):
+            schedule.add(a_request([next(arrivals)] * 100, 1))
+    assert len(old.tokens) == old.longest
