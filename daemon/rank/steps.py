@@ -168,6 +168,8 @@ def decode(data: bytes) -> Message:
                 fields = np.frombuffer(data, np.int32, offset=_COUNT.size)
                 if not count or len(fields) != 3 * count:
                     raise StepError(f"a More of {count} sequences has {len(fields)} numbers, not {3 * count}")
+                if fields.min() < 0:
+                    raise StepError(f"a More asks for rows or candidates below 0: {fields.tolist()}")
                 return More(*fields.reshape(3, count))
             case 4:
                 return Close(*_SLOT.unpack(data)[1:])
@@ -193,6 +195,8 @@ def _step(data: bytes) -> Step:
         raise StepError(f"{count} spans of {length} tokens do not fit {len(numbers)} numbers")
     if int(table[:, 2].sum()) != length or (table[:, 3] > table[:, 2]).any() or not table[:, 2].all():
         raise StepError(f"{length} tokens are not those of {count} spans with {table[:, 2].tolist()}")
+    if len(set(table[:, 0].tolist())) < count:
+        raise StepError(f"a step has several spans of one of the sequences {table[:, 0].tolist()}")
     blocks = np.split(numbers[6 * count : len(numbers) - length], np.cumsum(new)[:-1])
     spans = [
         SpanPlan(slot, position, rows, wanted, want, added)
