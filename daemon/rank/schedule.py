@@ -255,7 +255,9 @@ class Schedule:
     def _guesses(self, answered: Sequence[Request]) -> list[list[int]]:
         """How the texts of these requests may go on: as many tokens of each as are worth their time."""
         found = [request.lookup.guess(request.tokens, MOST) if request.lookup else [] for request in answered]
-        chances = [request.luck.worth()[: len(own)] for request, own in zip(answered, found, strict=True)]
+        if not any(found):
+            return found
+        chances = [request.luck.worth()[: len(own)] if own else [] for request, own in zip(answered, found, strict=True)]
         guesses = []
         spare = self._rows - len(answered)
         for request, own, number in zip(answered, found, how_many(chances, self._pace.seconds), strict=True):
