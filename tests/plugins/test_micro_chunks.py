@@ -71,7 +71,7 @@ def test_halves_give_the_bits_of_the_whole(quantisation: str, block: int, count:
 
 @pytest.mark.parametrize(("quantisation", "block"), [("fp32", 32), ("int8", 128), ("int4", 128)])
 def test_the_size_of_chunks_leaves_no_trace(quantisation: str, block: int, tmp_path: Path) -> None:
-    """As long as they begin at even rows and none is a single row, see `motley.daemon.rank.chunk_sizes`."""
+    """As long as they begin at even rows and none is a single row."""
     tokens = [index * 37 % 1024 for index in range(300)]
     expected: list[F32] = []
     with session(tmp_path, 2, quantisation, block) as ranks:
