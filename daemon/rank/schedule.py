@@ -146,10 +146,10 @@ class Schedule:
         """Have a new request wait."""
         self.waiting.append(request)
 
-    def remove(self, request: Request) -> None:
-        """Forget a request that has ended. What it has computed may still be found."""
+    def remove(self, request: Request, broken: bool = False) -> None:
+        """Forget a request that has ended. What it has computed may still be found, unless it is `broken`."""
         if request in self.active:
-            self._release(request)
+            self._release(request, broken)
         else:
             self.waiting.remove(request)
         self._full = False
@@ -200,10 +200,13 @@ class Schedule:
         self.waiting.appendleft(request)
         self._full = True
 
-    def _release(self, request: Request) -> None:
+    def _release(self, request: Request, broken: bool = False) -> None:
         """Take an active request's slot and blocks back."""
         self.active.remove(request)
-        self._store.give_back(request.tokens[: request.position], request.blocks, request.root)
+        if broken:
+            self._store.give_back_broken(request.blocks, request.root)
+        else:
+            self._store.give_back(request.tokens[: request.position], request.blocks, request.root)
         request.slot, request.blocks, request.told, request.position, request.whole = -1, [], 0, 0, 0
 
     def _admit(self, plan: Plan) -> None:
@@ -257,7 +260,9 @@ class Schedule:
         found = [request.lookup.guess(request.tokens, MOST) if request.lookup else [] for request in answered]
         if not any(found):
             return found
-        chances = [request.luck.worth()[: len(own)] if own else [] for request, own in zip(answered, found, strict=True)]
+        chances = [
+            request.luck.worth()[: len(own)] if own else [] for request, own in zip(answered, found, strict=True)
+        ]
         guesses = []
         spare = self._rows - len(answered)
         for request, own, number in zip(answered, found, how_many(chances, self._pace.seconds), strict=True):
