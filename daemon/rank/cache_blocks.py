@@ -250,7 +250,7 @@ class BlockStore:
     def give_back_broken(self, blocks: Sequence[int], root: int = 0) -> None:
         """Take back the blocks of a sequence whose keys and values may be wrong: nobody is to find them again.
 
-        Those that other sequences use, or that have prefixes of others hanging on them, can be found as long as that is so.
+        But those that other sequences use, or that prefixes of others hang on, stay as they are.
 
         Args:
             blocks: all its blocks; they are no longer its own.
