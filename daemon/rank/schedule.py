@@ -183,6 +183,10 @@ class Schedule:
         """Blocks for so many tokens."""
         return -(-tokens // self._store.tokens)
 
+    def _grows(self, request: Request) -> bool:
+        """Whether a request may come to need more blocks than for its tokens so far."""
+        return self._needed(request.longest) > self._needed(len(request.tokens))
+
     def _grow(self, plan: Plan) -> None:
         """Give every active request the blocks that it needs next; who came last steps back if there are none."""
         for request in list(self.active):
@@ -215,7 +219,7 @@ class Schedule:
             request = self.waiting[0]
             blocks, found = self._store.find(request.tokens, request.root)
             lacking = self._needed(len(request.tokens)) - len(blocks)
-            headroom = len(self.active) + 1 if self.active else 0
+            headroom = sum(map(self._grows, (*self.active, request))) if self.active else 0
             taken = self._store.take(lacking) if lacking + headroom <= self._store.available else None
             if taken is None:
                 self._store.give_back(request.tokens[:found], blocks, request.root)

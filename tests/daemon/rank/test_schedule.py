@@ -57,3 +57,12 @@ def test_an_old_prompt_goes_on_however_many_new_ones_come() -> None:
         for _ in range(16 - len(schedule.waiting)):
             schedule.add(a_request([next(arrivals)] * 100, 1))
     assert len(old.tokens) == old.longest
+
+
+def test_who_needs_no_more_blocks_keeps_nobody_out() -> None:
+    """Engines that want whole caches have one block for each sequence, and as many sequences as blocks."""
+    schedule = Schedule(BlockStore(4, 100), Pace(256, False), sequences=64, spans=64, rows=256)
+    for _ in range(5):
+        schedule.add(a_request([1] * 50, 50))
+    schedule.next()
+    assert (len(schedule.active), len(schedule.waiting)) == (4, 1)
