@@ -247,6 +247,26 @@ class BlockStore:
                 self._unused[node.block] = None
             node = node.above
 
+    def give_back_broken(self, blocks: Sequence[int], root: int = 0) -> None:
+        """Take back the blocks of a sequence whose keys and values may be wrong: nobody is to find them again.
+
+        But those that other sequences use, or that prefixes of others hang on, stay as they are.
+
+        Args:
+            blocks: all its blocks; they are no longer its own.
+            root: see `find`; always the same for one sequence.
+
+        Raises:
+            ValueError: nothing has changed: these are not the blocks of a running sequence.
+        """
+        published = blocks[: self._published(blocks)]
+        self.give_back((), blocks, root)
+        for block in reversed(published):
+            if self._nodes[block].users or self._nodes[block].below:
+                return
+            self._remove(block)
+            self._free.append(block)
+
     def _needed(self, sequence_tokens: Sequence[int]) -> int:
         """How many blocks hold so many tokens."""
         return -(-len(sequence_tokens) // self.tokens)

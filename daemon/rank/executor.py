@@ -20,7 +20,7 @@ from motley.protocol import mesh_pb2 as pb
 from motley.transport import StatsSnapshot
 
 Embed = Callable[[Sequence[int]], F32]
-"""Gives the embedding rows of token ids, f32[T, D]."""
+"""Gives the embedding rows of token ids, f32[T, D]; raises `IndexError` where there is no such token."""
 
 STEP_HISTORY = 4096
 """Decode steps whose times are remembered."""
@@ -55,14 +55,16 @@ class _Sequence:
 
     Attributes:
         blocks: i32[N], its cache blocks so far.
+        known: how many of its tokens this rank has been told, up to the end of its last step.
         logits: f32[R, V_r]{tp} of the wanted rows of its last step, so that more can be asked for.
         first: how many tokens were generated before the one that the first of these rows is to choose.
     """
 
-    def __init__(self, sampler: ShardSampler, prompt: int, most_blocks: int) -> None:
-        """`prompt`: tokens; `most_blocks`: that it may come to have."""
+    def __init__(self, sampler: ShardSampler, prompt: int, known: int, most_blocks: int) -> None:
+        """`prompt`: tokens of it; `most_blocks`: that it may come to have."""
         self.sampler = sampler
         self.prompt = prompt
+        self.known = known
         self._table = np.zeros(most_blocks, np.int32)
         self.blocks = self._table[:0]
         self.logits: F32 | None = None
@@ -79,6 +81,24 @@ class _Sequence:
             raise StepError(f"a sequence of {end} blocks, of at most {len(self._table)}, gets {blocks} of {count}")
         self._table[len(self.blocks) : end] = blocks
         self.blocks = self._table[:end]
+
+    def go_on(self, plan: SpanPlan, tokens: Sequence[int]) -> Span:
+        """Take the tokens of its next step, which may be guesses; those of the answer go to the sampler.
+
+        Raises:
+            StepError: there are tokens before them that this rank has not been told, or a next token is to be chosen in
+                the middle of the prompt.
+        """
+        end = plan.position + plan.rows
+        if plan.position > self.known or (plan.wanted and end - plan.wanted + 1 < self.prompt):
+            raise StepError(
+                f"slot {plan.slot} gets tokens {plan.position} to {end}, of which {plan.wanted} are wanted; it has a"
+                f" prompt of {self.prompt} and knows {self.known}"
+            )
+        for position in range(max(self.prompt, plan.position), end):
+            self.sampler.accept(position - self.prompt, tokens[position - plan.position])
+        self.known = end
+        return Span(self.blocks, plan.position, plan.rows, plan.wanted, self.prompt)
 
 
 class Executor:
@@ -138,7 +158,7 @@ class Executor:
                 sampler = ShardSampler(params, ids.start, len(ids), tokens[:prompt].tolist(), self._words_per_unit)
                 for step, token in enumerate(tokens[prompt:].tolist()):
                     sampler.accept(step, token)
-                self._sequences[slot] = _Sequence(sampler, prompt, self._most_blocks)
+                self._sequences[slot] = _Sequence(sampler, prompt, len(tokens), self._most_blocks)
             case Close(slot):
                 self._sequence(slot)
                 del self._sequences[slot]
@@ -180,14 +200,13 @@ class Executor:
             sequence = self._sequence(plan.slot)
             if len(plan.blocks):
                 sequence.add(plan.blocks, self._blocks.count)
-            answered = range(
-                max(sequence.prompt, plan.position), plan.position + plan.rows
-            )  # positions beyond the prompt
-            for position in answered:
-                sequence.sampler.accept(position - sequence.prompt, tokens[at + position - plan.position])
-            spans.append(Span(sequence.blocks, plan.position, plan.rows, plan.wanted, sequence.prompt))
+            spans.append(sequence.go_on(plan, tokens[at : at + plan.rows]))
             at += plan.rows
-        logits = self._engine.step(self._embed(tokens), spans, step.halved)
+        try:
+            hidden = self._embed(tokens)
+        except IndexError as error:
+            raise StepError(f"a step has tokens that there are not: {error}") from error
+        logits = self._engine.step(hidden, spans, step.halved)
         summaries = self._summarise(step.spans, logits)
         if all(plan.rows == plan.wanted == 1 for plan in step.spans):
             self._count(len(step.spans), time.perf_counter() - began, before)

@@ -9,7 +9,7 @@ middle. That other layers' weights are what was written, the share's checksum te
 
 The exam is a few tokens at the beginning of a sequence and a few far inside it, as prompts and as single tokens, a
 longer prompt, and two sequences at once: these are different kernels, shapes and rotary positions. What lies before the
-far tokens is zero, as all blocks of caches are at first.
+far tokens is the longer prompt, and after that zero, as all blocks of caches are at first.
 """
 
 from __future__ import annotations

@@ -25,7 +25,8 @@ MIXED = (8, 16, 32, 64, 128, 256)
 SLOPE = 0.1
 """By how much of a step of no row each row is thought to make it longer, where that was not measured."""
 REVISIT = 500
-"""After so many steps of answers it is tried again whether they are quicker in halves."""
+"""After so many steps it is tried again what was slower: answers the other way, whole or in halves; and a size of steps
+that answers could not bear."""
 NEWEST = 0.3
 """What the latest measurement weighs in an average."""
 K = TypeVar("K", int, "Size")
@@ -63,7 +64,11 @@ class Pace:
         self._settled: dict[int, int] = {}
         """How often answers were computed the quicker way since the other was tried, by the next power of two."""
         self._mixed: dict[int, float] = {}
-        """Average seconds of a step of both, by its rows."""
+        """Average seconds of a step of both, by its rows; not of the first of that size."""
+        self._tried: set[int] = set()
+        """The rows of those that there were."""
+        self._passed: dict[int, int] = {}
+        """How often such a size was passed over since it was last tried, as it takes too long."""
 
     def choose(self, answers: int, prompts: int, fresh: bool) -> Size:
         """Choose the size of the next step.
@@ -99,7 +104,9 @@ class Pace:
                 _average(self._alone, key, seconds)
             self._met[key] = self._met.get(key, 0) + 1
         elif size.rows in MIXED:
-            _average(self._mixed, size.rows, seconds)
+            if size.rows in self._tried:
+                _average(self._mixed, size.rows, seconds)
+            self._tried.add(size.rows)
 
     def seconds(self, rows: int) -> float:
         """Estimate how long a step of answers only takes that has so many rows, from those that there were.
@@ -141,7 +148,10 @@ class Pace:
         rows = sizes[0]
         for size in sizes:
             if self._mixed.get(size, 0.0) > bearable:
-                break
+                self._passed[size] = (self._passed.get(size, 0) + 1) % REVISIT
+                if self._passed[size]:
+                    break
+                del self._mixed[size]
             rows = size
             if size not in self._mixed:
                 break

@@ -2,8 +2,8 @@
 
 There are no phases. In every step each request catches up with what is known of it: one token if it is being answered,
 as many as there is time for if there is more. Whoever is being answered comes first; what `Pace` leaves of the step is
-for prompts, and of these for the one that has been given least so far. If there are none, those who are being answered
-get guesses of their next tokens to verify, as many as are worth it.
+for prompts, and of these for the one that has been given least so far, or now and then for the oldest. If there are
+none, those who are being answered get guesses of their next tokens to verify, as many as are worth it.
 
 A request gets blocks for all its tokens when it is admitted, and one more whenever these are full. If there is none,
 the request that came last steps back: it waits until there are, and computes again what nobody has kept for it. The
@@ -20,6 +20,9 @@ from dataclasses import dataclass, field
 from motley.daemon.rank.cache_blocks import BlockStore
 from motley.daemon.rank.drafts import MOST, Lookup, Luck, how_many
 from motley.daemon.rank.pace import Pace, Size
+
+OLDEST_FIRST = 4
+"""In one of so many steps the oldest prompt comes first: shorter ones that keep coming would hold it up for ever."""
 
 
 @dataclass(eq=False)
@@ -143,10 +146,10 @@ class Schedule:
         """Have a new request wait."""
         self.waiting.append(request)
 
-    def remove(self, request: Request) -> None:
-        """Forget a request that has ended. What it has computed may still be found."""
+    def remove(self, request: Request, broken: bool = False) -> None:
+        """Forget a request that has ended. What it has computed may still be found, unless it is `broken`."""
         if request in self.active:
-            self._release(request)
+            self._release(request, broken)
         else:
             self.waiting.remove(request)
         self._full = False
@@ -172,12 +175,17 @@ class Schedule:
 
     def guessed(self, part: Part, right: int) -> None:
         """Of the guesses of a part, the first `right` ones were what was chosen; they are among the tokens now."""
-        part.request.luck.tried(right, wrong=right < part.guesses)
+        if part.guesses:
+            part.request.luck.tried(right, wrong=right < part.guesses)
         part.request.position += right
 
     def _needed(self, tokens: int) -> int:
         """Blocks for so many tokens."""
         return -(-tokens // self._store.tokens)
+
+    def _grows(self, request: Request) -> bool:
+        """Whether a request may come to need more blocks than for its tokens so far."""
+        return self._needed(request.longest) > self._needed(len(request.tokens))
 
     def _grow(self, plan: Plan) -> None:
         """Give every active request the blocks that it needs next; who came last steps back if there are none."""
@@ -196,10 +204,13 @@ class Schedule:
         self.waiting.appendleft(request)
         self._full = True
 
-    def _release(self, request: Request) -> None:
+    def _release(self, request: Request, broken: bool = False) -> None:
         """Take an active request's slot and blocks back."""
         self.active.remove(request)
-        self._store.give_back(request.tokens[: request.position], request.blocks, request.root)
+        if broken:
+            self._store.give_back_broken(request.blocks, request.root)
+        else:
+            self._store.give_back(request.tokens[: request.position], request.blocks, request.root)
         request.slot, request.blocks, request.told, request.position, request.whole = -1, [], 0, 0, 0
 
     def _admit(self, plan: Plan) -> None:
@@ -208,7 +219,7 @@ class Schedule:
             request = self.waiting[0]
             blocks, found = self._store.find(request.tokens, request.root)
             lacking = self._needed(len(request.tokens)) - len(blocks)
-            headroom = len(self.active) + 1 if self.active else 0
+            headroom = sum(map(self._grows, (*self.active, request))) if self.active else 0
             taken = self._store.take(lacking) if lacking + headroom <= self._store.available else None
             if taken is None:
                 self._store.give_back(request.tokens[:found], blocks, request.root)
@@ -226,7 +237,9 @@ class Schedule:
     def _choose(self, plan: Plan) -> None:
         """Choose the parts of a step."""
         answered = [request for request in self.active if request.left == 1]
-        prompts = sorted((request for request in self.active if request.left > 1), key=lambda each: each.given)
+        prompts = [request for request in self.active if request.left > 1]
+        if self._steps % OLDEST_FIRST:
+            prompts.sort(key=lambda each: each.given)
         if len(self.active) > self._spans:  # by turns
             chosen = sorted(self.active, key=lambda each: each.stepped)[: self._spans]
             answered, prompts = ([each for each in group if each in chosen] for group in (answered, prompts))
@@ -249,7 +262,11 @@ class Schedule:
     def _guesses(self, answered: Sequence[Request]) -> list[list[int]]:
         """How the texts of these requests may go on: as many tokens of each as are worth their time."""
         found = [request.lookup.guess(request.tokens, MOST) if request.lookup else [] for request in answered]
-        chances = [request.luck.worth()[: len(own)] for request, own in zip(answered, found, strict=True)]
+        if not any(found):
+            return found
+        chances = [
+            request.luck.worth()[: len(own)] if own else [] for request, own in zip(answered, found, strict=True)
+        ]
         guesses = []
         spare = self._rows - len(answered)
         for request, own, number in zip(answered, found, how_many(chances, self._pace.seconds), strict=True):

@@ -250,7 +250,7 @@ class Scheduler:
                 choice = choose(decision.told[decision.row], client.params, client.generated)
             except LogitsError as error:
                 schedule.guessed(part, decision.row)
-                self._end(client)
+                self._end(client, broken=True)
                 failure = pb.Failure(code="bad_logits", message=str(error))
                 self._say(client.decode.request_id, finish="error", failure=failure)
                 return 0
@@ -287,10 +287,10 @@ class Scheduler:
             self._end(client)
         self._say(decode.request_id, **said)
 
-    def _end(self, client: _Client) -> None:
-        """Let go of a request."""
+    def _end(self, client: _Client, broken: bool = False) -> None:
+        """Let go of a request; `broken`: what was computed for it is nothing to begin another one with."""
         slot = client.request.slot
-        self._made_schedule().remove(client.request)
+        self._made_schedule().remove(client.request, broken)
         del self._clients[client.request]
         if slot >= 0:
             self._do(Close(slot))

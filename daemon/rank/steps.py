@@ -168,6 +168,8 @@ def decode(data: bytes) -> Message:
                 fields = np.frombuffer(data, np.int32, offset=_COUNT.size)
                 if not count or len(fields) != 3 * count:
                     raise StepError(f"a More of {count} sequences has {len(fields)} numbers, not {3 * count}")
+                if fields.min() < 0:
+                    raise StepError(f"a More asks for rows or candidates below 0: {fields.tolist()}")
                 return More(*fields.reshape(3, count))
             case 4:
                 return Close(*_SLOT.unpack(data)[1:])
@@ -188,17 +190,20 @@ def _step(data: bytes) -> Step:
     _, halved, count, length = _STEP.unpack_from(data)
     numbers = np.frombuffer(data, np.int32, offset=_STEP.size)
     table = numbers[: 6 * count].reshape(count, 6)
-    new = table[:, 5]
-    if halved > 1 or not count or (table < 0).any() or len(numbers) != 6 * count + int(new.sum()) + length:
-        raise StepError(f"{count} spans of {length} tokens do not fit {len(numbers)} numbers")
-    if int(table[:, 2].sum()) != length or (table[:, 3] > table[:, 2]).any() or not table[:, 2].all():
-        raise StepError(f"{length} tokens are not those of {count} spans with {table[:, 2].tolist()}")
-    blocks = np.split(numbers[6 * count : len(numbers) - length], np.cumsum(new)[:-1])
-    spans = [
-        SpanPlan(slot, position, rows, wanted, want, added)
-        for (slot, position, rows, wanted, want, _), added in zip(table.tolist(), blocks, strict=True)
-    ]
-    return Step(spans, numbers[len(numbers) - length :], bool(halved))
+    if halved > 1 or not count or table.min() < 0:
+        raise StepError(f"a step of {count} spans, halved: {halved}, has numbers out of range: {table.tolist()}")
+    spans = []
+    at, all_rows = 6 * count, 0
+    for slot, position, rows, wanted, want, new in table.tolist():
+        if not rows or wanted > rows:
+            raise StepError(f"a span of {rows} tokens, of which {wanted} are wanted")
+        spans.append(SpanPlan(slot, position, rows, wanted, want, numbers[at : at + new]))
+        at, all_rows = at + new, all_rows + rows
+    if all_rows != length or at + length != len(numbers):
+        raise StepError(f"{count} spans of {all_rows} rows do not fit {length} tokens and {len(numbers)} numbers")
+    if len({span.slot for span in spans}) < count:
+        raise StepError(f"a step has several spans of one sequence: {[span.slot for span in spans]}")
+    return Step(spans, numbers[at:], bool(halved))
 
 
 def join(summaries: Sequence[bytes]) -> bytes:

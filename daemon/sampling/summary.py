@@ -70,7 +70,7 @@ class Summary(NamedTuple):
             (self.top_ids, "<u4"),
             (self.top_raw, "<f4"),
         )
-        return header + b"".join(array.astype(kind).tobytes() for array, kind in arrays)
+        return header + b"".join(array.astype(kind).tobytes() for array, kind in arrays if len(array))
 
     @classmethod
     def decode(cls, data: bytes) -> Summary:
@@ -86,16 +86,17 @@ class Summary(NamedTuple):
             raise SummaryError(f"a summary of {len(data)} bytes for {count} candidates and {top_count} tops")
         masses = np.frombuffer(data, "<f8", blocks + raw_blocks, _HEADER.size)
         words = np.frombuffer(data, "<u4", offset=_HEADER.size + masses.nbytes)
-        ids, logits, raw, top_ids, top_raw = np.split(words, [count, 2 * count, 3 * count, 3 * count + top_count])
+        values = words.view("<f4")
+        tops = 3 * count
         return cls(
             offset,
             rows,
             invalid,
             masses[:blocks],
             masses[blocks:],
-            ids.astype(np.int64),
-            logits.view("<f4"),
-            raw.view("<f4"),
-            top_ids.astype(np.int64),
-            top_raw.view("<f4"),
+            words[:count].astype(np.int64),
+            values[count : 2 * count],
+            values[2 * count : tops],
+            words[tops : tops + top_count].astype(np.int64),
+            values[tops + top_count :],
         )

@@ -25,7 +25,7 @@ from motley.plugins.cuda.device_graph import DeviceGraph
 from motley.plugins.cuda.inputs import StepInputs
 from motley.plugins.cuda.kernels import MOST_PARTS, PART, parts_of
 from motley.plugins.cuda.rotary import RotaryTables
-from motley.plugins.cuda.step import MOST_SEQUENCES, submit_nodes, submitted_nodes
+from motley.plugins.cuda.step import FEW_ROWS, submit_nodes, submitted_nodes
 from motley.plugins.engine import (
     CACHE_FORMATS,
     F32,
@@ -131,13 +131,13 @@ class CudaEngine:
         self._stream = CudaStream(driver, HostStep(form), name="compute")
         self._memory.callback(self._stream.close)
         rows = self._max_rows
-        multiply = open_gemm if rows > MOST_SEQUENCES else None
+        multiply = open_gemm if rows > FEW_ROWS else None
         self._on_device = DeviceGraph(self._graph, nodes, self._stream, self._memory, rows, multiply)
         rotary = RotaryTables(self._graph, self._on_device)
         self._memory.callback(rotary.close)
         self._inputs = StepInputs(self._graph, self._on_device, rotary, rows)
         self._on_device.values["hidden"] = self._inputs.rows
-        self._open_head(min(MOST_SEQUENCES, rows))
+        self._open_head(min(FEW_ROWS, rows))
         rotary.of([0])  # those of most prompts
         self._on_device.upload()
         self._on_device.finish()
@@ -156,7 +156,7 @@ class CudaEngine:
             if len(wanted) > self._on_device.head_rows:
                 self._open_head(self._max_rows)
             self._inputs.send(hidden, spans)
-            if len(sees) == len(spans) == len(wanted) <= MOST_SEQUENCES:
+            if len(sees) == len(spans) == len(wanted) <= FEW_ROWS:
                 self._decode(len(spans), max(sees))
             else:
                 self._submit(sees, wanted, halved)

@@ -28,7 +28,7 @@ from motley.plugins.engine import DOMAIN, Collectives
 from motley.plugins.known_nodes import check_known
 from motley.plugins.nodes import attributes_of
 
-MOST_SEQUENCES = 16
+FEW_ROWS = 16
 """Rows that are never multiplied by cuBLAS, which may round a row otherwise in other company."""
 
 
@@ -134,7 +134,7 @@ class _Step:
             return
         y = self._result(node, matrix.outputs)
         bias = graph.address(node.input[2]) if len(node.input) > 2 else 0
-        if graph.gemm is not None and count > MOST_SEQUENCES:
+        if graph.gemm is not None and count > FEW_ROWS:
             self._multiply_many(graph.gemm, x, matrix, y)
             if bias:
                 size = integers(count, matrix.outputs)
@@ -207,7 +207,7 @@ class _Step:
         places, count = pointer(self._places), integers(self._tokens)
         graph.launch("rotate", threads, *rows_of(q), *rows_of(k), *rows_of(v), places, *caches, *count, *shape)
         # Room for all rows in one part, or for those of several sequences in many.
-        room = max(graph.max_rows, min(MOST_SEQUENCES, graph.max_rows) * MOST_PARTS)
+        room = max(graph.max_rows, min(FEW_ROWS, graph.max_rows) * MOST_PARTS)
         partials = pointer(graph.buffer(f"partials of {heads} heads", heads * (2 + width), room).address)
         y = self._result(node, heads * width)
         if window not in self._attending:

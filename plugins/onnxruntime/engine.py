@@ -90,6 +90,7 @@ class OnnxRuntimeEngine:
         # Rows go through the graph all together, or in two halves.
         self._spans = [Spans(most_rows, len(self._ropes)) for _ in range(2)]
         self._buffers = self._workshop.buffers(segments, Store(most_rows))
+        self._logits = np.empty((most_rows, graph.vocabulary), np.float32)
         rows, between = np.zeros((most_rows, graph.hidden), np.float32), Store(most_rows)
         self._experts = {
             segment.then.totals: LocalExperts(segment.then.experts, self._workshop, lowered.initializers, rows, between)
@@ -309,7 +310,7 @@ class OnnxRuntimeEngine:
         made = {name for part in self._head for name in part.segment.outputs}
         made.update(name for then in thens for name in then.results)
         own = {name: self._buffers[name][:count] for name in made if name in self._buffers}
-        wanted, logits = np.zeros(count, np.int64), np.empty((count, self._graph.vocabulary), np.float32)
+        wanted, logits = np.zeros(count, np.int64), self._logits[:count]
         places = {**places, **self._rows_of_buffers(slice(0, rows)), **own, ROWS: wanted, "logits": logits}
         actions = [bind(places) for part in self._head for bind in (part.run, part.then) if bind]
         return _kept(self._heads, key, BoundHead(actions, wanted, logits))

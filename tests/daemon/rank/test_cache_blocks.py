@@ -172,6 +172,18 @@ class Blocks(RuleBasedStateMachine):
             self.stamps[prefix] = (self.clock, -len(prefix[1]))
         self.sequences.remove(sequence)
 
+    @rule(sequence=consumes(running))
+    def give_back_broken(self, sequence: Running) -> None:
+        """It ends, and nobody is to find what it has computed, as far as nobody else needs it."""
+        self.store.give_back_broken(sequence.blocks, sequence.root)
+        self.clock += 1
+        self.sequences.remove(sequence)
+        for index in reversed(range(sequence.shared)):
+            prefix = self.prefix(sequence, index)
+            self.stamps[prefix] = (self.clock, -len(prefix[1]))
+            if prefix in self.leaves():
+                del self.kept[prefix]
+
     @rule(count=st.integers(0, 12))
     def take_and_return(self, count: int) -> None:
         if (taken := self.take(count)) is not None:

@@ -37,6 +37,8 @@ class Engine:
 
 def a_rank(engine: Engine | None = None) -> Executor:
     def embed(ids: Sequence[int]) -> F32:
+        if not 0 <= min(ids) <= max(ids) < 64:
+            raise IndexError("no such row")
         return np.zeros((len(ids), 4), np.float32)
 
     return Executor(cast(Any, engine or Engine()), BLOCKS, CONTEXT, embed, range(64), 8, Stats(0, 1))
@@ -94,3 +96,59 @@ def test_whatever_opens_a_sequence_opens_it_or_is_refused(slot: int, sampling: b
     message = decode(Open(slot, len(prompt), sampling, np.array(prompt, np.int32)).encode())
     with suppress(StepError, SamplingError):
         assert a_rank().execute(message) is None
+
+
+numbers = st.integers(-3, 14) | st.integers(-(2**31), 2**31 - 1)
+penalties = pb.Sampling(temperature=1.0, top_p=0.9, repetition_penalty=1.5).SerializeToString()
+
+
+@st.composite
+def steps(draw: st.DrawFn) -> Step:
+    """Steps that can be read, of sequences and positions that need not be there."""
+    spans = []
+    for _ in range(draw(st.integers(1, 4))):
+        rows = draw(st.integers(1, 4))
+        wanted, want = draw(st.integers(0, rows)), draw(st.integers(0, 70))
+        position = draw(st.integers(0, 5) | st.integers(0, 2**31 - 1))
+        blocks = ints(*draw(st.lists(numbers, max_size=3)))
+        spans.append(SpanPlan(draw(st.integers(0, 2)), position, rows, wanted, want, blocks))
+    count = sum(span.rows for span in spans)
+    return Step(spans, ints(*draw(st.lists(numbers, min_size=count, max_size=count))), draw(st.booleans()))
+
+
+mores = st.lists(st.tuples(st.integers(0, 2), numbers, numbers), min_size=1, max_size=3).map(
+    lambda fields: More(*np.array(fields, np.int32).T)
+)
+
+
+@given(st.lists(steps() | mores, max_size=4), st.sampled_from((SAMPLING, penalties)))
+def test_whatever_ranks_are_told_is_computed_or_refused(messages: list[Any], sampling: bytes) -> None:
+    rank = a_rank()
+    for slot in (0, 1):
+        rank.execute(Open(slot, 2, sampling, ints(1, 2, 3)))
+    for message in messages:
+        with suppress(StepError):
+            rank.execute(decode(message.encode()))
+
+
+def test_candidates_that_there_cannot_be_are_refused() -> None:
+    rank = a_rank()
+    rank.execute(Open(0, 2, penalties, ints(1, 2)))
+    rank.execute(Step([SpanPlan(0, 0, 2, 1, 5, ints(0))], ints(1, 2)))
+    with pytest.raises(StepError, match="candidates below 0"):
+        rank.execute(decode(More(ints(0), ints(0), ints(-3)).encode()))
+
+
+def test_tokens_out_of_place_are_refused() -> None:
+    rank = a_rank()
+    rank.execute(Open(0, 3, penalties, ints(1, 2, 3)))
+    for plan, tokens in (
+        (SpanPlan(0, 5, 1, 1, 5, ints(0)), ints(1)),
+        (SpanPlan(0, 0, 2, 1, 5, ints(0)), ints(1, 2)),
+    ):
+        with pytest.raises(StepError, match="has a prompt of 3 and knows 3"):
+            rank.execute(Step([plan], tokens))
+    with pytest.raises(StepError, match="tokens that there are not"):
+        rank.execute(Step([SpanPlan(0, 0, 1, 0, 0, ints(0))], ints(64)))
+    with pytest.raises(StepError, match="several spans of one"):
+        decode(Step([SpanPlan(0, 0, 1, 0, 0, ints(0))] * 2, ints(1, 1)).encode())

@@ -193,6 +193,7 @@ class Session:
         schedule = self._scheduler._made_schedule()
         assert not schedule.active
         assert not schedule.waiting
+        assert schedule._store.used == 0, "blocks are left taken"
         opened, closed = (Counter(message.slot for message in self.said(kind)) for kind in (Open, Close))
         assert opened == closed, "sequences are left open"
         assert self.followers.none_waits()
@@ -459,6 +460,17 @@ def test_logits_that_are_not_numbers_end_only_their_request() -> None:
     assert session.texts["1"] == text[:7]
     assert session.ends["1"] == "error"
     assert session.failure_codes == {"1": "bad_logits"}
+
+
+def test_who_asks_again_after_a_rank_has_computed_wrongly_is_not_given_what_that_left() -> None:
+    """Its keys and values may be no numbers either."""
+    ranks = iter("01")
+    first, again = (request(name, [*range(20)], 9) for name in ("first", "again"))
+    session = Session((16, 16), broken=lambda tokens: len(tokens) == 25 and next(ranks, "") != "")
+    session.run([first, again], arrivals={"again": 20})
+    assert session.ends == {"first": "error", "again": "length"}
+    assert [span.position for (span,) in session.engines[0].steps].count(0) == 2
+    assert_as_alone(session, [again])
 
 
 def test_sampling_that_cannot_be_is_refused_at_once() -> None:

@@ -192,8 +192,8 @@ def test_company_does_not_show(
     quantisation: str, captures: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Waves of all sizes, of sequences that come and go: the same bits as alone."""
-    monkeypatch.setattr(cuda, "MOST_SEQUENCES", 11)
-    monkeypatch.setattr(step, "MOST_SEQUENCES", 11)
+    monkeypatch.setattr(cuda, "FEW_ROWS", 11)
+    monkeypatch.setattr(step, "FEW_ROWS", 11)
     case = next(each for each in known_cases() if each.folder.name == "mistral-window")
     shares = uneven_shares(units(case.model, quantisation, 32), 2)
 
@@ -259,7 +259,7 @@ def test_a_chunk_of_a_prompt_and_decoded_rows_are_one_step(halved: bool, tmp_pat
 @pytest.mark.parametrize("name", ["llama-mqa", "mistral-window"])
 def test_rows_that_see_unlike_numbers_of_positions(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """So far apart that their attention is cut in unlike numbers of parts, for which there is little room."""
-    monkeypatch.setattr(step, "MOST_SEQUENCES", 1)
+    monkeypatch.setattr(step, "FEW_ROWS", 1)
     case = next(each for each in known_cases() if each.folder.name == name)
     options = EngineOptions(extra={"host_step": "function"}, max_rows=30)
     places = [(700, 1, 1), (500, 17, 3), (0, 5, 1), (130, 2, 1)]

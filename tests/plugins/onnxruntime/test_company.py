@@ -117,6 +117,19 @@ def test_halves_cut_a_span_in_the_middle(ranks: Ranks) -> None:
     ranks.check([(0, 32, 32), (3, 32, 32)], at, halved=True)  # between two
 
 
+def test_the_logits_of_all_steps_lie_in_the_same_memory(ranks: Ranks) -> None:
+    """Steps that verify guesses want many rows, and of any number: each number with its own would be gigabytes."""
+    ranks.begin_anew()
+    at = [0] * SEQUENCES
+    for rows in (10, 9, 8):
+        ranks.check([(0, rows, rows)], at)
+    for engine in ranks.session.engines:
+        assert isinstance(engine, OnnxRuntimeEngine)
+        heads = engine._heads.values()
+        assert len(heads) >= 3
+        assert len({head.logits.ctypes.data for head in heads}) == 1
+
+
 def anonymous() -> int:
     """Bytes of this process's memory that are no file's."""
     lines = Path("/proc/self/status").read_text().splitlines()

@@ -1,0 +1,68 @@
+"""The pure schedule by itself: who is in the next steps, and that nobody waits for ever."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import count
+
+from motley.daemon.rank.cache_blocks import BlockStore
+from motley.daemon.rank.drafts import PROBE, Lookup
+from motley.daemon.rank.pace import Pace
+from motley.daemon.rank.schedule import Plan, Request, Schedule
+
+ARRIVALS = count()
+
+
+def a_schedule(*, blocks: int = 1000, sequences: int = 64, spans: int = 64, rows: int = 256) -> Schedule:
+    return Schedule(BlockStore(blocks, 16), Pace(rows, False), sequences=sequences, spans=spans, rows=rows)
+
+
+def a_request(prompt: Sequence[int], answer: int, lookup: Lookup | None = None) -> Request:
+    return Request(next(ARRIVALS), [*prompt], len(prompt), len(prompt) + answer, lookup=lookup)
+
+
+def run(schedule: Schedule, token: int = 7) -> Iterator[Plan]:
+    """Compute steps in which every request goes on with the same token; no guess is right."""
+    while True:
+        plan = schedule.next()
+        schedule.computed(plan, 1.0)
+        for part in plan.parts:
+            if part.wanted:
+                schedule.guessed(part, 0)
+                part.request.tokens.append(token)
+                if len(part.request.tokens) == part.request.longest:
+                    schedule.remove(part.request)
+        yield plan
+
+
+def test_who_was_guessed_wrongly_is_guessed_again_now_and_then() -> None:
+    class Wrong(Lookup):
+        def guess(self, tokens: Sequence[int], most: int) -> list[int]:
+            return [8] * most
+
+    schedule = a_schedule()
+    schedule.add(a_request([1], 1000, Wrong()))
+    guesses = [plan.parts[0].guesses for plan, _ in zip(run(schedule), range(100 + 3 * PROBE), strict=False)]
+    assert sum(map(bool, guesses[100:])) == 3
+
+
+def test_an_old_prompt_goes_on_however_many_new_ones_come() -> None:
+    """Each new one has been given less; together they want more rows than there are."""
+    schedule = a_schedule(sequences=16)
+    old = a_request(range(1000, 3000), 5)
+    schedule.add(old)
+    arrivals = count(start=10_000)
+    for plan, _ in zip(run(schedule), range(150), strict=False):
+        assert plan.parts
+        for _ in range(16 - len(schedule.waiting)):
+            schedule.add(a_request([next(arrivals)] * 100, 1))
+    assert len(old.tokens) == old.longest
+
+
+def test_who_needs_no_more_blocks_keeps_nobody_out() -> None:
+    """Engines that want whole caches have one block for each sequence, and as many sequences as blocks."""
+    schedule = Schedule(BlockStore(4, 100), Pace(256, False), sequences=64, spans=64, rows=256)
+    for _ in range(5):
+        schedule.add(a_request([1] * 50, 50))
+    schedule.next()
+    assert (len(schedule.active), len(schedule.waiting)) == (4, 1)
