@@ -151,6 +151,34 @@ async def test_requests_that_share_steps_are_answered_as_if_each_were_alone(ther
     assert together == alone
 
 
+async def test_the_session_tells_what_its_requests_have_been_spared(there: Mesh) -> None:
+    session = await there.session(nodes=["a", "b"])
+    opening = "ROMEO:\nO, she doth teach the torches to burn bright!\n" * 4
+
+    async def activity() -> dict[str, int] | None:
+        async with Client(there.url) as client:
+            told: dict[str, int] | None = (await client.call("GET", f"/api/sessions/{session['id']}"))["activity"]
+            return told
+
+    assert await activity() is None
+    for name in ("JULIET", "KING"):
+        await text_of(there.url, prompt=f"{opening}{name}:", max_tokens=4)
+    told = await activity()
+    assert told is not None
+    assert (told["active"], told["waiting"], told["blocks_used"], told["generated_tokens"]) == (0, 0, 0, 8)
+    assert told["blocks_kept"] > 0
+    assert told["cached_tokens"] > 0.4 * told["prompt_tokens"], "the second has found what both have in common"
+
+    # An answer that may only repeat the same two tokens is guessed.
+    async with Client(there.url) as client:
+        asked = {**GREEDY, "max_tokens": 60, "ignore_eos": True, "logit_bias": {"5": 100, "6": 99}}
+        await client.call("POST", "/v1/completions", asked)
+    told = await activity()
+    assert told is not None
+    assert told["generated_tokens"] == 68
+    assert 20 < told["accepted_drafts"] <= told["tried_drafts"]
+
+
 async def test_a_killed_daemon_ends_its_request_and_its_worker_and_the_others_serve_on(tmp_path: Path) -> None:
     """Twice: a whole machine that is gone, and a daemon alone, whose worker has nobody to work for."""
     async with mesh(tmp_path, "a", "b", "c") as there:
