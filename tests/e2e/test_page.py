@@ -131,7 +131,7 @@ async def test_a_chat_is_streamed_stopped_and_cleared(browser: Browser, there: M
         # What a token's time went into is known now, and drawn; and what the caches hold.
         await page.locator("#sessions .time").first.wait_for()
         await page.locator("#sessions figure polyline").wait_for(state="attached")
-        await until(page, "() => document.querySelector('.tally').innerText.includes('24\\nTokens generated')")
+        await until(page, "() => document.querySelector('.tally').innerText.includes('Tokens generated\\n24')")
         caches = await page.locator(".blocks").get_attribute("aria-label") or ""
         assert re.fullmatch(r"0 in use, [1-9]\d* kept for prompts that begin alike, \d+ free", caches)
         assert [await each.inner_text() for each in await page.locator(".tally dd").all()][:2] == ["0", "0"]
