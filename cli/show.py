@@ -178,6 +178,20 @@ def waiting(session: dict[str, Any]) -> str:
     return f"no host has {', '.join(names[:NAMED])}{more}: requests that need it wait" if names else ""
 
 
+def activity(session: dict[str, Any]) -> str:
+    """What a session does, in a line: ``2 requests under way, 1 waiting; 12 of 64 blocks in use...``; empty if nobody
+    has asked it anything yet."""
+    told = session["activity"]
+    if told is None:
+        return ""
+    guesses = f"; {told['accepted_drafts']} of {told['tried_drafts']} guesses accepted" if told["tried_drafts"] else ""
+    return (
+        f"{counted(told['active'], 'request')} under way, {told['waiting']} waiting;"
+        f" {told['blocks_used']} of {told['blocks']} blocks in use, {told['blocks_kept']} kept;"
+        f" {told['cached_tokens']} of {told['prompt_tokens']} prompt tokens found in caches{guesses}"
+    )
+
+
 def _unlike(session: dict[str, Any], rank: dict[str, Any]) -> str:
     """A rank's engine and quantisation, where those of ranks differ."""
     return f" ({rank['engine']}, {rank['quantisation']})" if session["engines"] or session["quantisations"] else ""

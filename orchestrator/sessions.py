@@ -43,6 +43,7 @@ from motley.orchestrator.session_request import SessionRequest
 from motley.orchestrator.workers import Rank, Worker
 from motley.protocol import MAX_RANKS
 from motley.protocol.mesh_pb2 import (
+    Activity,
     Assignment,
     Failure,
     HostedExperts,
@@ -101,6 +102,8 @@ class Session:
     ranks: list[Rank] = field(default_factory=list)
     experts: ExpertMap | None = None
     """Where its experts are; None: in the ranks' shares, or there are none."""
+    activity: Activity | None = None
+    """What its leader has told last of the requests under way; None: there has been none."""
     failure: Failure | None = None
     deadline_from: float = 0.0
     """While it starts: when a worker last showed life. Once it has ended: when its workers were told to stop."""
@@ -194,6 +197,8 @@ class Session:
                 return self._on_end(worker, failure, now)
             case "timing" if isinstance(worker, Rank):
                 worker.timing = event.timing
+            case "activity" if worker is self.leader:
+                self.activity = event.activity
             case "listening" if self.alive:
                 worker.address = event.listening
                 return self._on_progress(worker, now)

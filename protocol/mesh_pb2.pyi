@@ -388,7 +388,7 @@ class Peers(_message.Message):
     def __init__(self, addresses: _Optional[_Iterable[str]] = ..., group: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class RankEvent(_message.Message):
-    __slots__ = ("session", "epoch", "rank", "listening", "loading", "ready", "failed", "timing", "released", "hosted", "experts", "starved")
+    __slots__ = ("session", "epoch", "rank", "listening", "loading", "ready", "failed", "timing", "released", "hosted", "experts", "starved", "activity")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
@@ -401,6 +401,7 @@ class RankEvent(_message.Message):
     HOSTED_FIELD_NUMBER: _ClassVar[int]
     EXPERTS_FIELD_NUMBER: _ClassVar[int]
     STARVED_FIELD_NUMBER: _ClassVar[int]
+    ACTIVITY_FIELD_NUMBER: _ClassVar[int]
     session: str
     epoch: int
     rank: int
@@ -413,7 +414,8 @@ class RankEvent(_message.Message):
     hosted: HostedExperts
     experts: ExpertReport
     starved: Starved
-    def __init__(self, session: _Optional[str] = ..., epoch: _Optional[int] = ..., rank: _Optional[int] = ..., listening: _Optional[str] = ..., loading: _Optional[_Union[Loading, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., failed: _Optional[_Union[Failure, _Mapping]] = ..., timing: _Optional[_Union[Timing, _Mapping]] = ..., released: _Optional[_Union[Empty, _Mapping]] = ..., hosted: _Optional[_Union[HostedExperts, _Mapping]] = ..., experts: _Optional[_Union[ExpertReport, _Mapping]] = ..., starved: _Optional[_Union[Starved, _Mapping]] = ...) -> None: ...
+    activity: Activity
+    def __init__(self, session: _Optional[str] = ..., epoch: _Optional[int] = ..., rank: _Optional[int] = ..., listening: _Optional[str] = ..., loading: _Optional[_Union[Loading, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., failed: _Optional[_Union[Failure, _Mapping]] = ..., timing: _Optional[_Union[Timing, _Mapping]] = ..., released: _Optional[_Union[Empty, _Mapping]] = ..., hosted: _Optional[_Union[HostedExperts, _Mapping]] = ..., experts: _Optional[_Union[ExpertReport, _Mapping]] = ..., starved: _Optional[_Union[Starved, _Mapping]] = ..., activity: _Optional[_Union[Activity, _Mapping]] = ...) -> None: ...
 
 class Empty(_message.Message):
     __slots__ = ()
@@ -462,6 +464,32 @@ class Timing(_message.Message):
     step_wire_ms: _containers.RepeatedScalarFieldContainer[float]
     step_wait_ms: _containers.RepeatedScalarFieldContainer[float]
     def __init__(self, tokens: _Optional[int] = ..., compute_s: _Optional[float] = ..., wire_s: _Optional[float] = ..., wait_s: _Optional[float] = ..., collectives: _Optional[int] = ..., peak_rss_bytes: _Optional[int] = ..., step_ms: _Optional[_Iterable[float]] = ..., step_compute_ms: _Optional[_Iterable[float]] = ..., step_wire_ms: _Optional[_Iterable[float]] = ..., step_wait_ms: _Optional[_Iterable[float]] = ...) -> None: ...
+
+class Activity(_message.Message):
+    __slots__ = ("active", "waiting", "blocks", "blocks_used", "blocks_kept", "block_tokens", "prompt_tokens", "cached_tokens", "generated_tokens", "tried_drafts", "accepted_drafts")
+    ACTIVE_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_USED_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_KEPT_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    GENERATED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TRIED_DRAFTS_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_DRAFTS_FIELD_NUMBER: _ClassVar[int]
+    active: int
+    waiting: int
+    blocks: int
+    blocks_used: int
+    blocks_kept: int
+    block_tokens: int
+    prompt_tokens: int
+    cached_tokens: int
+    generated_tokens: int
+    tried_drafts: int
+    accepted_drafts: int
+    def __init__(self, active: _Optional[int] = ..., waiting: _Optional[int] = ..., blocks: _Optional[int] = ..., blocks_used: _Optional[int] = ..., blocks_kept: _Optional[int] = ..., block_tokens: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., tried_drafts: _Optional[int] = ..., accepted_drafts: _Optional[int] = ...) -> None: ...
 
 class ExpertReport(_message.Message):
     __slots__ = ("loads", "hosts", "bytes_out", "bytes_in", "version")

@@ -54,7 +54,7 @@ class Decode(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., prompt: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_mesh_pb2.Sampling, _Mapping]] = ..., max_tokens: _Optional[int] = ..., stop_tokens: _Optional[_Iterable[int]] = ..., without_drafts: _Optional[bool] = ...) -> None: ...
 
 class WorkerEvent(_message.Message):
-    __slots__ = ("listening", "loading", "ready", "failed", "timing", "tokens", "released", "hosted", "experts", "starved")
+    __slots__ = ("listening", "loading", "ready", "failed", "timing", "tokens", "released", "hosted", "experts", "starved", "activity")
     LISTENING_FIELD_NUMBER: _ClassVar[int]
     LOADING_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
@@ -65,6 +65,7 @@ class WorkerEvent(_message.Message):
     HOSTED_FIELD_NUMBER: _ClassVar[int]
     EXPERTS_FIELD_NUMBER: _ClassVar[int]
     STARVED_FIELD_NUMBER: _ClassVar[int]
+    ACTIVITY_FIELD_NUMBER: _ClassVar[int]
     listening: int
     loading: _mesh_pb2.Loading
     ready: _mesh_pb2.Ready
@@ -75,7 +76,8 @@ class WorkerEvent(_message.Message):
     hosted: _mesh_pb2.HostedExperts
     experts: _mesh_pb2.ExpertReport
     starved: _mesh_pb2.Starved
-    def __init__(self, listening: _Optional[int] = ..., loading: _Optional[_Union[_mesh_pb2.Loading, _Mapping]] = ..., ready: _Optional[_Union[_mesh_pb2.Ready, _Mapping]] = ..., failed: _Optional[_Union[_mesh_pb2.Failure, _Mapping]] = ..., timing: _Optional[_Union[_mesh_pb2.Timing, _Mapping]] = ..., tokens: _Optional[_Union[Tokens, _Mapping]] = ..., released: _Optional[_Union[_mesh_pb2.Empty, _Mapping]] = ..., hosted: _Optional[_Union[_mesh_pb2.HostedExperts, _Mapping]] = ..., experts: _Optional[_Union[_mesh_pb2.ExpertReport, _Mapping]] = ..., starved: _Optional[_Union[_mesh_pb2.Starved, _Mapping]] = ...) -> None: ...
+    activity: _mesh_pb2.Activity
+    def __init__(self, listening: _Optional[int] = ..., loading: _Optional[_Union[_mesh_pb2.Loading, _Mapping]] = ..., ready: _Optional[_Union[_mesh_pb2.Ready, _Mapping]] = ..., failed: _Optional[_Union[_mesh_pb2.Failure, _Mapping]] = ..., timing: _Optional[_Union[_mesh_pb2.Timing, _Mapping]] = ..., tokens: _Optional[_Union[Tokens, _Mapping]] = ..., released: _Optional[_Union[_mesh_pb2.Empty, _Mapping]] = ..., hosted: _Optional[_Union[_mesh_pb2.HostedExperts, _Mapping]] = ..., experts: _Optional[_Union[_mesh_pb2.ExpertReport, _Mapping]] = ..., starved: _Optional[_Union[_mesh_pb2.Starved, _Mapping]] = ..., activity: _Optional[_Union[_mesh_pb2.Activity, _Mapping]] = ...) -> None: ...
 
 class Tokens(_message.Message):
     __slots__ = ("request_id", "ids", "finish", "failure", "logprobs", "prefill_s", "cached_tokens", "accepted_drafts")

@@ -11,7 +11,7 @@ from rich.markup import escape
 from motley.cli.client import DEFAULT_URL, ApiKey, Client, Url
 from motley.cli.errors import CliError
 from motley.cli.interrupt import run
-from motley.cli.show import ago, results, session_table, table, waiting
+from motley.cli.show import activity, ago, results, session_table, table, waiting
 from motley.protocol.wording import short_bytes
 
 
@@ -56,6 +56,8 @@ def status(
             results.print(f"[dim]{escape(node['name'])} left {ago(node['gone_s'])}[/]", soft_wrap=True)
     for session in sessions:
         results.print(session_table(session))
+        if doing := activity(session):
+            results.print(doing, soft_wrap=True, highlight=False)
         if missing := waiting(session):
             results.print(f"[yellow]{missing}[/]", soft_wrap=True)
         if session["failure"]:

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from motley.daemon.rank.cache_blocks import BlockStore
 from motley.daemon.rank.drafts import MOST, Lookup, Luck, how_many
 from motley.daemon.rank.pace import Pace, Size
+from motley.protocol.mesh_pb2 import Activity
 
 OLDEST_FIRST = 4
 """In one of so many steps the oldest prompt comes first: shorter ones that keep coming would hold it up for ever."""
@@ -67,6 +68,11 @@ class Request:
     def left(self) -> int:
         """Tokens that are known and have not been computed: one, if it is being answered."""
         return len(self.tokens) - self.position
+
+    @property
+    def generated(self) -> int:
+        """Tokens that have been generated."""
+        return len(self.tokens) - self.prompt
 
 
 @dataclass(frozen=True)
@@ -141,6 +147,34 @@ class Schedule:
         self._steps = 0
         self._full = False
         """Whether there was no room for the request that waits first, and none has become free since."""
+        self._prompted = 0
+        """Prompt tokens of all requests that have been admitted."""
+        self._cached = 0
+        """Those of them that were found in the caches."""
+        self._ended = 0
+        """Tokens that were generated for requests that have been removed."""
+        self._tried = 0
+        """Guesses that were computed."""
+        self._accepted = 0
+        """Those of them that were right."""
+
+    @property
+    def activity(self) -> Activity:
+        """How many requests there are, what they hold, and what has come together since there is this schedule."""
+        requests = [*self.active, *self.waiting]
+        return Activity(
+            active=len(self.active),
+            waiting=len(self.waiting),
+            blocks=self._store.used + self._store.available,
+            blocks_used=self._store.used,
+            blocks_kept=self._store.cached,
+            block_tokens=self._store.tokens,
+            prompt_tokens=self._prompted,
+            cached_tokens=self._cached,
+            generated_tokens=self._ended + sum(request.generated for request in requests),
+            tried_drafts=self._tried,
+            accepted_drafts=self._accepted,
+        )
 
     def add(self, request: Request) -> None:
         """Have a new request wait."""
@@ -153,6 +187,7 @@ class Schedule:
         else:
             self.waiting.remove(request)
         self._full = False
+        self._ended += request.generated
 
     def next(self) -> Plan:
         """Decide the next step; it has no parts if there is nothing to do."""
@@ -175,6 +210,8 @@ class Schedule:
 
     def guessed(self, part: Part, right: int) -> None:
         """Of the guesses of a part, the first `right` ones were what was chosen; they are among the tokens now."""
+        self._tried += part.guesses
+        self._accepted += right
         if part.guesses:
             part.request.luck.tried(right, wrong=right < part.guesses)
         part.request.position += right
@@ -228,7 +265,10 @@ class Schedule:
             self.waiting.popleft()
             request.blocks = blocks + taken
             request.position, request.given = found, 0
-            request.cached = found if request.cached is None else request.cached
+            if request.cached is None:
+                request.cached = found
+                self._prompted += request.prompt
+                self._cached += found
             busy = {other.slot for other in self.active}
             request.slot = next(slot for slot in range(self._sequences) if slot not in busy)
             insort(self.active, request, key=lambda each: each.arrived)

@@ -34,6 +34,8 @@ LOOK_S = 0.5
 """Seconds between two looks after the other ranks, while there are no requests."""
 MOST_SEQUENCES = 64
 """Requests that are under way at a time; others wait."""
+ACTIVITY_S = 0.5
+"""Seconds between two messages that tell the daemon what is under way."""
 SIGN_OF_LIFE_S = 10.0
 """Seconds without news after which a client hears that its request lives."""
 
@@ -55,7 +57,7 @@ class _Client:
 
     @property
     def generated(self) -> int:
-        return len(self.request.tokens) - self.request.prompt
+        return self.request.generated
 
 
 @dataclass
@@ -84,7 +86,7 @@ class Scheduler:
         max_rows: the most tokens that one step may have.
         halves: whether steps may be computed in micro-chunks.
         alike: prompts up to this length have the same rotary tables.
-        tell: tells the daemon `tokens`.
+        tell: tells the daemon `tokens` and `activity`.
         check: called now and then while there is nothing to do, to see whether everyone is still there.
         report: called after each request, to tell where this rank's time went.
         step_ms: what the latest decode steps have taken, in milliseconds.
@@ -107,6 +109,8 @@ class Scheduler:
         self._arrivals = count()
         self._schedule: Schedule | None = None
         """There is one once the followers have told what they are able to do."""
+        self._activity_due = 0.0
+        """From when on the daemon is to be told what is under way."""
 
     def run(self, commands: Commands) -> None:
         """Answer requests until `commands` raises.
@@ -121,7 +125,7 @@ class Scheduler:
                 self._obey(command)
             if self._clients:
                 self._advance(self._made_schedule())
-                self._show_life()
+                self._show_life(time.perf_counter())
             else:
                 self.check()
 
@@ -295,10 +299,14 @@ class Scheduler:
         if slot >= 0:
             self._do(Close(slot))
             self.report()
+        if not self._clients:
+            self.tell(activity=self._made_schedule().activity)
 
-    def _show_life(self) -> None:
-        """Tell the clients that have had no news for a while that their requests live."""
-        now = time.perf_counter()
+    def _show_life(self, now: float) -> None:
+        """Tell the daemon what is under way, and the clients that have had no news for a while that theirs lives."""
+        if self._clients and now >= self._activity_due:
+            self._activity_due = now + ACTIVITY_S
+            self.tell(activity=self._made_schedule().activity)
         for client in self._clients.values():
             if now - client.spoken > SIGN_OF_LIFE_S:
                 client.spoken = now

@@ -14,7 +14,7 @@ from motley.orchestrator.experts.hosts import ExpertHost
 from motley.orchestrator.serving.errors import ServingError
 from motley.orchestrator.serving.lifecycle import Lifecycle
 from motley.orchestrator.session_table import SessionTable
-from motley.orchestrator.sessions import Session
+from motley.orchestrator.sessions import Session, State
 from motley.orchestrator.workers import Rank, Worker
 from motley.protocol.mesh_pb2 import Timing
 
@@ -112,6 +112,7 @@ def session_json(session: Session, steps: bool = False) -> dict[str, Any]:
         "ranks": [_rank_json(rank, weights) for rank in session.ranks],
         "hosts": [_host_json(host, weights) for host in hosts],
         "waiting_for": session.waiting_for,
+        "activity": _activity_json(session),
     }
     if steps:
         timing = session.ranks[0].timing if session.ranks else None
@@ -124,6 +125,14 @@ def _layout(session: Session) -> str | None:
     if not session.ranks or not session.profile.expert_layers:
         return None
     return "parallel" if session.experts else "sliced"
+
+
+def _activity_json(session: Session) -> dict[str, int] | None:
+    """The fields of `Activity`, those that are 0 too; None: it answers nobody, or nobody has asked it yet."""
+    activity = session.activity
+    if activity is None or session.state is not State.READY:
+        return None
+    return {field.name: getattr(activity, field.name) for field in activity.DESCRIPTOR.fields}
 
 
 def _worker_json(worker: Worker) -> dict[str, Any]:

@@ -180,6 +180,29 @@ function plot(values) {
 
 const legend = (name) => h("span", { class: `key ${name}` }, name);
 
+/** What the caches hold, how many requests there are, and what they have been spared. */
+function activityOf(activity) {
+  const { active, waiting, blocks, blocks_used: used, blocks_kept: kept, block_tokens: tokens } = activity;
+  const pieces = [["in use", "used", used], ["kept for prompts that begin alike", "kept", kept], ["free", "free", blocks - used - kept]];
+  const label = pieces.map(([name, , count]) => `${count} ${name}`).join(", ");
+  const part = (some, all) => (all > 0 ? `${some} of ${all} (${percent(some / all)})` : "none yet");
+  return h(
+    "figure",
+    { class: "activity" },
+    h("figcaption", { class: "row" },
+      h("span", {}, `Caches: ${plural(blocks, "block")} of ${plural(tokens, "token")}`),
+      pieces.map(([name, kind, count]) => h("span", { class: `quiet key ${kind}` }, `${count} ${name}`))),
+    h("div", { class: "bar blocks", role: "img", "aria-label": label },
+      pieces.map(([, kind, count]) => h("span", { class: kind, grow: count / blocks }))),
+    h("dl", { class: "tally" },
+      fact("Requests under way", active),
+      fact("Waiting", waiting),
+      fact("Prompt tokens found in caches", part(activity.cached_tokens, activity.prompt_tokens)),
+      fact("Guesses accepted", part(activity.accepted_drafts, activity.tried_drafts)),
+      fact("Tokens generated", activity.generated_tokens)),
+  );
+}
+
 function sessionCard(session) {
   const { state, failure, ranks, hosts } = session;
   const map = maps.get(session.id);
@@ -209,6 +232,7 @@ function sessionCard(session) {
     ON_THE_WAY[state] && h("p", {}, ON_THE_WAY[state]),
     waiting(session.waiting_for),
     ranks.length > 0 && cutBar(ranks, here),
+    session.activity && activityOf(session.activity),
     timings.length > 0 &&
       h("p", { class: "legend" }, `Where a token's time goes, mean of ${timings[0].tokens}:`, TIMES.map(legend)),
     h("ul", { class: "ranks" }, ranks.map((rank) => rankRow(rank, longest, mixed)), here.map((host) => hostRow(host, map, loadingBar))),

@@ -14,7 +14,7 @@ from rich.console import Console
 from motley.bench.measurements.drift import Drift, LayerDrift
 from motley.cli.commands import bench_tables
 from motley.cli.commands.cache import end_of
-from motley.cli.show import ago, percentages, table
+from motley.cli.show import activity, ago, percentages, table
 from tests.bench.made_reports import latency_report
 
 
@@ -75,6 +75,16 @@ def test_a_long_title_is_not_as_narrow_as_its_table() -> None:
     title = "a-model-with-a-[long]-name: stored (int8, fp32), context 1024, ready"
     Console(file=out, width=80).print(table(["a"], [["1"]], title=title))
     assert out.getvalue().splitlines()[0] == title
+
+
+def test_what_a_session_does_is_a_line() -> None:
+    told = {"active": 1, "waiting": 2, "blocks": 64, "blocks_used": 12, "blocks_kept": 4}
+    told |= {"prompt_tokens": 70, "cached_tokens": 32, "tried_drafts": 0, "accepted_drafts": 0}
+    line = "1 request under way, 2 waiting; 12 of 64 blocks in use, 4 kept; 32 of 70 prompt tokens found in caches"
+    assert activity({"activity": told}) == line
+    guessed = told | {"tried_drafts": 5, "accepted_drafts": 3}
+    assert activity({"activity": guessed}) == f"{line}; 3 of 5 guesses accepted"
+    assert activity({"activity": None}) == "", "nobody has asked it anything"
 
 
 def test_times_gone_by() -> None:

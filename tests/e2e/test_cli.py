@@ -290,6 +290,7 @@ def test_run_and_status_against_a_mesh(there: Mesh) -> None:
     assert [session["state"] for session in status["sessions"]] == ["ready"]
     _, out, _ = command("status", MOTLEY_URL=there.url)
     assert f"{BUNDLED.name}: fp32, context 1024, ready" in out
+    assert re.search(r"0 requests under way, 0 waiting; 0 of \d+ blocks in use, [1-9]\d* kept; \d+ of \d+ prompt", out)
     returned, _, err = command(*run[:4], "--quant", "int4", MOTLEY_URL=there.url)
     assert returned == 1
     assert f"loaded as fp32: leave out --quant, or close it first with `motley stop {BUNDLED.name}`" in err

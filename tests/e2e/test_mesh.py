@@ -8,6 +8,7 @@ import signal
 import socket
 import time
 from pathlib import Path
+from typing import Any
 
 import openai
 import psutil
@@ -163,6 +164,35 @@ async def test_requests_that_share_steps_are_answered_as_if_each_were_alone(ther
     alone = [await text_of(there.url, prompt=prompt) for prompt in ("ROMEO:", "KING:", "O ")]
     together = await asyncio.gather(*(text_of(there.url, prompt=prompt) for prompt in ("ROMEO:", "KING:", "O ")))
     assert together == alone
+
+
+async def test_the_session_tells_what_its_requests_have_been_spared(there: Mesh) -> None:
+    """The same in all as the answers tell one by one."""
+    session = await there.session(nodes=["a", "b"])
+    opening = "ROMEO:\nO, she doth teach the torches to burn bright!\n" * 4
+
+    async with Client(there.url) as client:
+
+        async def usage_of(prompt: str, **changes: object) -> dict[str, Any]:
+            answer = await client.call("POST", "/v1/completions", {**GREEDY, "prompt": prompt, **changes})
+            usage: dict[str, Any] = answer["usage"]
+            return usage
+
+        assert session["activity"] is None
+        usages = [await usage_of(f"{opening}{name}:", max_tokens=4) for name in ("JULIET", "KING")]
+        told = (await client.call("GET", f"/api/sessions/{session['id']}"))["activity"]
+        assert (told["active"], told["waiting"], told["blocks_used"], told["generated_tokens"]) == (0, 0, 0, 8)
+        assert told["blocks_kept"] > 0
+        assert told["prompt_tokens"] == sum(usage["prompt_tokens"] for usage in usages)
+        cached = [usage["prompt_tokens_details"]["cached_tokens"] for usage in usages]
+        assert told["cached_tokens"] == sum(cached)
+        assert told["cached_tokens"] >= 64, "the second has found what both have in common"
+
+        # An answer that says the same token for ever is guessed.
+        await usage_of("KING:", max_tokens=60, ignore_eos=True, logit_bias={"5": 100})
+        after = (await client.call("GET", f"/api/sessions/{session['id']}"))["activity"]
+        assert after["generated_tokens"] == 68
+        assert 20 < after["accepted_drafts"] <= after["tried_drafts"]
 
 
 async def test_a_killed_daemon_ends_its_request_and_its_worker_and_the_others_serve_on(tmp_path: Path) -> None:

@@ -128,9 +128,13 @@ async def test_a_chat_is_streamed_stopped_and_cleared(browser: Browser, there: M
         assert "24 tokens" in await said.inner_text()
         assert await text_of(page, "#log .user .words") == "ROMEO:\n"
         assert len(await said.locator(".words").inner_text()) > 24
-        # What a token's time went into is known now, and drawn.
+        # What a token's time went into is known now, and drawn; and what the caches hold.
         await page.locator("#sessions .time").first.wait_for()
         await page.locator("#sessions figure polyline").wait_for(state="attached")
+        await until(page, "() => document.querySelector('.tally').innerText.includes('Tokens generated\\n24')")
+        caches = await page.locator(".blocks").get_attribute("aria-label") or ""
+        assert re.fullmatch(r"0 in use, [1-9]\d* kept for prompts that begin alike, \d+ free", caches)
+        assert [await each.inner_text() for each in await page.locator(".tally dd").all()][:2] == ["0", "0"]
 
         await page.get_by_label("Max tokens").fill("900")
         await prompt.fill("JULIET:")
@@ -280,7 +284,7 @@ async def test_everything_fits_in_light_and_dark(
     async with Client(there.url) as client:
         await client.call("POST", "/v1/completions", {"model": BUNDLED.name, "prompt": "ROMEO:", "max_tokens": 40})
     async with page_of(browser, there, size, scheme) as page:
-        await page.locator("#sessions figure").wait_for()
+        await page.locator("#sessions figure polyline").wait_for(state="attached")
         await page.locator("#new > summary").click()
         await page.get_by_label("Max tokens").fill("20")
         await page.locator("#prompt").fill("A-very-long-word-without-a-break-" * 8)

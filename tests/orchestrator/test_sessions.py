@@ -14,7 +14,7 @@ from motley.orchestrator.session_request import SessionRequest
 from motley.orchestrator.session_table import NameInUseError, SessionTable
 from motley.orchestrator.sessions import LISTEN_S, PROGRESS_S, RELEASE_S, Command, Session, State
 from motley.orchestrator.workers import Rank
-from motley.protocol.mesh_pb2 import Empty, Failure, Loading, ModelProfile, RankEvent, Ready, Timing
+from motley.protocol.mesh_pb2 import Activity, Empty, Failure, Loading, ModelProfile, RankEvent, Ready, Timing
 
 NODES = ["pc", "laptop", "box"]
 SETUP = Setup("onnxruntime", "int4", on_gpu=False)
@@ -89,6 +89,9 @@ def test_the_way_up(session: Session) -> None:
     assert session.state is State.READY
     session.on_event("pc", event(0, timing=Timing(tokens=5)), 4)
     assert session.leader.timing is not None
+    session.on_event("pc", event(0, activity=Activity(active=2)), 4)
+    session.on_event("laptop", event(1, activity=Activity(active=7)), 4)
+    assert session.activity == Activity(active=2), "only the leader's counts"
     assert session.on_time(1e9) == []
     assert session.state is State.READY
 

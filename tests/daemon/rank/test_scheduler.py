@@ -154,6 +154,8 @@ class Session:
         """Why each request has ended, in the order in which they did."""
         self.failures: dict[str, pb.Failure] = {}
         self.signs_of_life: Counter[str] = Counter()
+        self.activities: list[pb.Activity] = []
+        """What the daemon has been told of all requests together."""
         self._scheduler = Scheduler(
             executor=executors[0],
             communicator=communicator,
@@ -202,7 +204,13 @@ class Session:
         """The messages of one kind that followers, if there are any, have had."""
         return [message for message in self.followers.messages if isinstance(message, kind)]
 
-    def _tell(self, tokens: wp.Tokens) -> None:
+    def _tell(self, tokens: wp.Tokens | None = None, activity: pb.Activity | None = None) -> None:
+        if activity is not None:
+            self.activities.append(activity)
+        if tokens is not None:
+            self._hear(tokens)
+
+    def _hear(self, tokens: wp.Tokens) -> None:
         assert tokens.request_id not in self.ends
         self.texts.setdefault(tokens.request_id, []).extend(tokens.ids)
         if tokens.finish:
@@ -343,6 +351,9 @@ def test_a_text_that_repeats_itself_is_guessed() -> None:
     assert len(text) == 59
     assert len(steps) < 45, "several tokens came of one step"
     assert any(span.wanted > 3 for step in steps for span in step)
+    told = session.activities[-1]
+    assert told.tried_drafts == sum(span.wanted - 1 for step in steps for span in step)
+    assert told.accepted_drafts == 59 - len(steps), "each step gives one token that was not guessed"
 
 
 def test_guesses_that_need_more_candidates_ask_for_their_own_row(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -377,6 +388,42 @@ def test_whoever_hears_nothing_for_a_while_gets_a_sign_of_life(monkeypatch: pyte
     session.run(requests)
     assert_as_alone(session, requests, blocks=CacheBlocks(6, 10))
     assert 40 < session.signs_of_life["waits"] < 70
+
+
+def test_the_daemon_is_told_what_is_under_way_now_and_then_and_once_more_at_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    opening = list(range(20))
+    requests = [request("first", [*opening, 1], 30), request("second", [*opening, 2], 30)]
+    monkeypatch.setattr(scheduler, "ACTIVITY_S", 1e9)
+    session = Session(blocks=CacheBlocks(15, 4))
+    session.run(requests, arrivals={"second": 8})
+    assert [(each.active, each.blocks_used > 0) for each in session.activities] == [(1, True), (0, False)]
+
+    monkeypatch.setattr(scheduler, "ACTIVITY_S", 0.0)
+    session = Session(blocks=CacheBlocks(15, 4))
+    session.run(requests, arrivals={"second": 8})
+    *before, last = session.activities
+    assert all(each.active + each.waiting for each in before)
+    assert (last.active, last.waiting, last.blocks_used) == (0, 0, 0)
+    assert {(each.active, each.waiting) for each in before} >= {(1, 0), (2, 0), (1, 1)}, "the second steps back"
+    assert all(each.blocks_used <= each.blocks - each.blocks_kept for each in before)
+    assert all(bool(each.active) == bool(each.blocks_used) for each in before)
+    assert (last.prompt_tokens, last.cached_tokens) == (42, 20), "each prompt once, though the second began twice"
+    assert [each.generated_tokens for each in session.activities] == sorted(
+        each.generated_tokens for each in session.activities
+    )
+    assert last.generated_tokens == 60
+    assert (last.blocks, last.block_tokens) == (15, 4)
+    assert last.blocks_kept > 10, "what both have computed"
+
+
+def test_a_session_whose_last_request_is_cancelled_is_told_to_be_idle() -> None:
+    session = Session()
+    session.run([request("any", [1], 30)], cancels=[(5, "any")])
+    last = session.activities[-1]
+    assert (last.active, last.waiting, last.blocks_used) == (0, 0, 0)
+    assert last.generated_tokens == len(session.texts["any"])
 
 
 def test_top_k_of_the_whole_vocabulary_asks_ranks_for_no_more_than_without(monkeypatch: pytest.MonkeyPatch) -> None:

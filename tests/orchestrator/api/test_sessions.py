@@ -9,6 +9,7 @@ import pytest
 
 from motley.orchestrator.serving import fitting, lifecycle
 from motley.protocol.mesh_pb2 import (
+    Activity,
     Describe,
     Described,
     Failure,
@@ -150,6 +151,18 @@ async def test_timing_is_shown_after_a_request(mesh: Any, bard: Any) -> None:
     assert session["step_ms"] == [12.0, 12.0]
     timing = session["ranks"][0]["timing"]
     assert (timing["tokens"], timing["compute_ms"], timing["wire_ms"], timing["wait_ms"]) == (2, 10, 2, 0)
+
+
+async def test_what_a_session_does_is_told_once_somebody_has_asked_it(mesh: Any, new_node: Any) -> None:
+    node = await mesh.join(new_node())
+    session = await mesh.serve()
+    assert session["activity"] is None
+    ready = next(command for command in node.commands if command.WhichOneof("body") == "peers")
+    told = {"active": 2, "waiting": 1, "blocks": 9, "blocks_used": 5, "blocks_kept": 3, "block_tokens": 32}
+    counted = {"prompt_tokens": 70, "cached_tokens": 64, "generated_tokens": 8, "tried_drafts": 4, "accepted_drafts": 0}
+    await node.event(ready, activity=Activity(**told, **counted))
+    body = await mesh.poll(f"/api/sessions/{session['id']}", lambda body: body["activity"])
+    assert body["activity"] == told | counted
 
 
 async def test_a_session_comes_up_while_the_client_polls(mesh: Any, new_node: Any) -> None:
