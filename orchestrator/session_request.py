@@ -15,6 +15,8 @@ QUANTISATIONS = ("fp32", "fp16", "int8", "int4", "stored")
 LAYOUTS = ("auto", "sliced", "parallel")
 """Of experts; see `motley.orchestrator.planning.layout`."""
 WIRES = ("fp32", "bf16", "int8")
+MAX_SEQUENCES = 256
+MAX_QUEUE = 4096
 INEXACT = ("cuda", "reference", "tensorrt", "tensorrt-whole")
 """Engines that cannot keep exact=true. One of somebody else's says so itself, when its ranks start."""
 
@@ -96,6 +98,10 @@ class SessionRequest:
     """Tokens that prompt and answer have together; 0: a default, or what the model allows if that is less."""
     cache_tokens: int = field(default=0, metadata=_kind(Integer(1, 2**31)))
     """Tokens that all requests together may have in the KV caches, at least one context; 0: just one."""
+    sequences: int = field(default=64, metadata=_kind(Integer(1, MAX_SEQUENCES)))
+    """Requests that are under way at a time; others wait."""
+    queue: int = field(default=256, metadata=_kind(Integer(0, MAX_QUEUE)))
+    """Requests that may wait beside those; what comes then is refused."""
     engine: str = field(default="onnxruntime", metadata=_kind(Text()))
     quantisations: Mapping[str, str] = field(default_factory=dict, metadata=_kind(ByNode(QUANTISATIONS)))
     """By node: how ranks there hold the model, instead of `quantisation`."""

@@ -32,8 +32,6 @@ from motley.transport import Communicator
 
 LOOK_S = 0.5
 """Seconds between two looks after the other ranks, while there are no requests."""
-MOST_SEQUENCES = 64
-"""Requests that are under way at a time; others wait."""
 SIGN_OF_LIFE_S = 10.0
 """Seconds without news after which a client hears that its request lives."""
 
@@ -81,6 +79,7 @@ class Scheduler:
         communicator: the way to the other ranks, the followers.
         blocks: of the caches of every rank.
         vocabulary: tokens that the model knows.
+        sequences: requests that are under way at a time, if a step may have as many tokens; others wait.
         max_rows: the most tokens that one step may have.
         halves: whether steps may be computed in micro-chunks.
         alike: prompts up to this length have the same rotary tables.
@@ -94,6 +93,7 @@ class Scheduler:
     communicator: Communicator
     blocks: CacheBlocks
     vocabulary: int
+    sequences: int
     max_rows: int
     halves: bool
     alike: int
@@ -172,7 +172,7 @@ class Scheduler:
             spans = min([self.executor.most_spans, *map(self._ability, range(1, self.communicator.size))])
             store = BlockStore(self.blocks.count, self.blocks.tokens)
             pace = Pace(self.max_rows, self.halves)
-            sequences = min(MOST_SEQUENCES, self.max_rows)
+            sequences = min(self.sequences, self.max_rows)
             self._schedule = Schedule(store, pace, sequences=sequences, spans=spans, rows=self.max_rows)
         return self._schedule
 

@@ -13,7 +13,7 @@ from aiohttp import web
 from motley.orchestrator.api.body import read_json
 from motley.orchestrator.api.errors import ApiError
 from motley.orchestrator.api.openai_parameters import Parameters, chat_parameters, completion_parameters
-from motley.orchestrator.serving.errors import ServingError, unready
+from motley.orchestrator.serving.errors import BusyError, ServingError, unready
 from motley.orchestrator.serving.requests import Requests
 from motley.orchestrator.session_table import SessionTable
 from motley.orchestrator.sessions import Session, State
@@ -76,7 +76,8 @@ class OpenAiApi:
                     return await _stream(http, parameters, form, envelope, deltas)
                 return await _whole(form, envelope, deltas)
         except ServingError as error:
-            raise ApiError.from_failure(error.failure) from error
+            wait = error.retry_after_s if isinstance(error, BusyError) else None
+            raise ApiError.from_failure(error.failure, retry_after_s=wait) from error
 
 
 class _Form(Protocol):

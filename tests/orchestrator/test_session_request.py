@@ -19,6 +19,8 @@ UNUSUAL: dict[str, Any] = {
     "shares": (3.0, 1.0),
     "context": 100,
     "cache_tokens": 1000,
+    "sequences": 3,
+    "queue": 0,
     "engine": "warp",
     "quantisations": {"pc": "fp16"},
     "engines": {"laptop": "cuda"},

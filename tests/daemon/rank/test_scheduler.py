@@ -129,6 +129,7 @@ class Session:
         blocks: of the caches.
         told_of_steps: what the scheduler hears instead of a follower's summaries.
         memory: see `Engine.memory`.
+        sequences: requests that are under way at a time.
     """
 
     def __init__(
@@ -138,6 +139,7 @@ class Session:
         broken: Broken = lambda tokens: False,
         told_of_steps: Callable[[bytes], bytes] = lambda summaries: summaries,
         memory: int = LONGEST,
+        sequences: int = 64,
     ) -> None:
         cuts = [VOCABULARY * rank // len(most) // BLOCK * BLOCK for rank in range(len(most) + 1)]
         self.engines = [
@@ -159,6 +161,7 @@ class Session:
             communicator=communicator,
             blocks=blocks,
             vocabulary=VOCABULARY,
+            sequences=sequences,
             max_rows=CHUNK,
             halves=False,
             alike=LONGEST,
@@ -398,10 +401,9 @@ def test_steps_have_as_many_spans_as_the_least_able_rank_allows() -> None:
     assert sizes[3] > sizes[1] + sizes[2], "and no fewer without need"
 
 
-def test_no_more_are_active_than_there_are_slots(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scheduler, "MOST_SEQUENCES", 7)
+def test_no_more_are_active_than_the_session_has_sequences() -> None:
     requests = [request(str(i), [i], 5) for i in range(12)]
-    session = Session((128, 128))
+    session = Session((128, 128), sequences=7)
     session.run(requests)
     assert_as_alone(session, requests)
     assert {message.slot for message in session.said(Open)} == set(range(7))
