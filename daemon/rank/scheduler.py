@@ -104,6 +104,8 @@ class Scheduler:
 
     def __post_init__(self) -> None:
         self._clients: dict[Request, _Client] = {}
+        self._held: set[Request] = set()
+        """Requests whose clients are slow: they are not in the schedule for now."""
         self._arrivals = count()
         self._schedule: Schedule | None = None
         """There is one once the followers have told what they are able to do."""
@@ -117,13 +119,18 @@ class Scheduler:
             Exception: what `commands`, `tell`, `check` and `report` raise.
         """
         while True:
-            for command in commands(0.0 if self._clients else LOOK_S):
+            for command in commands(0.0 if self._busy else LOOK_S):
                 self._obey(command)
-            if self._clients:
+            if self._busy:
                 self._advance(self._made_schedule())
-                self._show_life()
             else:
                 self.check()
+            self._show_life()
+
+    @property
+    def _busy(self) -> bool:
+        """Whether there is something to compute."""
+        return len(self._clients) > len(self._held)
 
     def stop(self) -> None:
         """Tell the followers that the session is over."""
@@ -135,6 +142,8 @@ class Scheduler:
                 self._accept(command.decode)
             case "cancel":
                 self._cancel(command.cancel)
+            case "hold":
+                self._hold(command.hold)
 
     def _accept(self, decode: wp.Decode) -> None:
         try:
@@ -166,6 +175,19 @@ class Scheduler:
                 self._end(client)
                 self._say(request_id, finish="cancelled")
                 return
+
+    def _hold(self, hold: pb.Hold) -> None:
+        """Compute no more of a request for now, so that others may have its blocks, or go on with it before those that
+        wait. What has been computed is found again, as far as it is still there."""
+        for request, client in self._clients.items():
+            if client.decode.request_id != hold.request_id or hold.held == (request in self._held):
+                continue
+            if hold.held:
+                self._held.add(request)
+                self._withdraw(request)
+            else:
+                self._held.remove(request)
+                self._made_schedule().waiting.appendleft(request)
 
     def _made_schedule(self) -> Schedule:
         if self._schedule is None:
@@ -289,9 +311,16 @@ class Scheduler:
 
     def _end(self, client: _Client) -> None:
         """Let go of a request."""
-        slot = client.request.slot
-        self._made_schedule().remove(client.request)
         del self._clients[client.request]
+        if client.request in self._held:
+            self._held.remove(client.request)
+        else:
+            self._withdraw(client.request)
+
+    def _withdraw(self, request: Request) -> None:
+        """Take a request out of the schedule, and free what it holds."""
+        slot = request.slot
+        self._made_schedule().remove(request)
         if slot >= 0:
             self._do(Close(slot))
             self.report()
