@@ -13,6 +13,7 @@ import typer
 from motley.cli.errors import CliError
 from motley.cli.machine import fit_to_machine
 from motley.cli.show import console
+from motley.orchestrator.session_request import MAX_QUEUE, MAX_SEQUENCES
 from motley.protocol.wording import short_bytes
 
 if TYPE_CHECKING:
@@ -125,6 +126,10 @@ CacheFormats = Annotated[
         metavar="|".join(CacheFormat),
     ),
 ]
+Sequences = Annotated[
+    int, typer.Option(min=1, max=MAX_SEQUENCES, help="Requests that are under way at a time; others wait.")
+]
+Queue = Annotated[int, typer.Option(min=0, max=MAX_QUEUE, help="Requests that may wait; more are refused.")]
 Nodes = Annotated[
     str, typer.Option(metavar="NODE,...", help="Nodes that take part, one per rank. Default: all, the fastest first.")
 ]

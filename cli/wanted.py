@@ -15,6 +15,9 @@ from motley.protocol.wording import counted
 OPTIONS = {"quantisation": "--quant", "quantisations": "--quant", "engines": "--engine", "engine_options": "--device"}
 """The option for a field of a request, where they are not called alike."""
 
+LIMITS = {"sequences": SessionRequest.sequences, "queue": SessionRequest.queue}
+"""Fields that say how many requests a session takes, with what they are unless somebody asks otherwise."""
+
 
 def option_of(field: str) -> str:
     """The option for a field of a request."""
@@ -59,6 +62,9 @@ class Wanted:
         def unlike_all(field: str, any_will_do: bool) -> bool:
             return not any_will_do and getattr(request, field) != session[field]
 
+        def unlike_limit(field: str) -> bool:
+            return getattr(request, field) not in (LIMITS[field], session[field])
+
         used = {name for worker in session["ranks"] + session["hosts"] for name in nodes_of(worker)}
         elsewhere = planned and list(request.nodes) not in ([], session["nodes"]) and set(request.nodes) != used
         length, held, kept = session["context"], session["cache_tokens"], session["cache_format"]
@@ -73,6 +79,8 @@ class Wanted:
             ("--context", planned and request.context not in (0, length), f"for {length} tokens"),
             ("--cache-tokens", planned and request.cache_tokens not in (0, held), f"with caches of {held} tokens"),
             ("--cache-format", unlike_all("cache_format", self.any_cache_format), f"with caches in {kept}"),
+            ("--sequences", unlike_limit("sequences"), f"for {counted(session['sequences'], 'request')} at a time"),
+            ("--queue", unlike_limit("queue"), f"for {counted(session['queue'], 'request')} that may wait"),
             ("--nodes", elsewhere, f"on {', '.join(sorted(used))}"),
             ("--shares", list(request.shares) not in ([], session["shares"]), "in other shares"),
             ("--exact", request.exact and not session["exact"], "without exact sums"),
@@ -109,6 +117,7 @@ def start_command(session: dict[str, Any]) -> str:
         ("--context", session["context"]),
         ("--cache-tokens", session["cache_tokens"] if session["cache_tokens"] > session["context"] else 0),
         ("--cache-format", session["cache_format"] if session["cache_format"] != SessionRequest.cache_format else ""),
+        *((option_of(limit), str(session[limit])) for limit, usual in LIMITS.items() if session[limit] != usual),
         ("--nodes", ",".join(session["nodes"])),
         ("--shares", ",".join(f"{share:g}" for share in session["shares"])),
         ("--experts", session["experts"]),

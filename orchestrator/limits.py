@@ -34,7 +34,7 @@ def limits() -> Limits:
     """What leaves a quarter of the files that this process may open for its own."""
     files = _files()
     clients = min(CLIENT_CONNECTIONS, files // 2)
-    return Limits(nodes=min(NODE_CONNECTIONS, files // 4), clients=clients, of_one_client=clients // 2)
+    return Limits(nodes=min(NODE_CONNECTIONS, files // 4), clients=clients, of_one_client=clients * 3 // 4)
 
 
 def _files() -> int:

@@ -17,6 +17,8 @@ LAYOUTS = ("auto", "sliced", "parallel")
 WIRES = ("fp32", "bf16", "int8")
 CACHE_FORMATS = ("fp32", "fp16", "int8")
 """What keys and values are kept as; every engine knows the first."""
+MAX_SEQUENCES = 256
+MAX_QUEUE = 4096
 INEXACT = ("cuda", "reference", "tensorrt", "tensorrt-whole")
 """Engines that cannot keep exact=true. One of somebody else's says so itself, when its ranks start."""
 
@@ -100,6 +102,10 @@ class SessionRequest:
     """Tokens that all requests together may have in the KV caches, at least one context; 0: just one."""
     cache_format: str = field(default=CACHE_FORMATS[0], metadata=_kind(Text(CACHE_FORMATS)))
     """What keys and values are kept as in the KV caches of every rank."""
+    sequences: int = field(default=64, metadata=_kind(Integer(1, MAX_SEQUENCES)))
+    """Requests that are under way at a time; others wait."""
+    queue: int = field(default=256, metadata=_kind(Integer(0, MAX_QUEUE)))
+    """Requests that may wait beside those; what comes then is refused."""
     engine: str = field(default="onnxruntime", metadata=_kind(Text()))
     quantisations: Mapping[str, str] = field(default_factory=dict, metadata=_kind(ByNode(QUANTISATIONS)))
     """By node: how ranks there hold the model, instead of `quantisation`."""

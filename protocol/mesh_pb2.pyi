@@ -183,20 +183,22 @@ class ModelProfile(_message.Message):
     def __init__(self, name: _Optional[str] = ..., fingerprint: _Optional[str] = ..., layers: _Optional[int] = ..., kv_groups: _Optional[int] = ..., attention_splits: _Optional[_Iterable[int]] = ..., mlp_units: _Optional[int] = ..., vocabulary_units: _Optional[int] = ..., attention_query_bytes: _Optional[int] = ..., attention_kv_bytes: _Optional[int] = ..., mlp_unit_bytes: _Optional[int] = ..., vocabulary_unit_bytes: _Optional[int] = ..., cache_bytes_per_token: _Optional[int] = ..., fixed_bytes: _Optional[int] = ..., context_length: _Optional[int] = ..., family: _Optional[str] = ..., parameters: _Optional[int] = ..., matrices: _Optional[str] = ..., hidden: _Optional[int] = ..., expert_layers: _Optional[_Iterable[int]] = ..., expert_count: _Optional[int] = ..., experts_per_token: _Optional[int] = ..., expert_bytes: _Optional[int] = ..., trunk_mlp_unit_bytes: _Optional[int] = ..., trunk_fixed_bytes: _Optional[int] = ..., host_fixed_bytes: _Optional[int] = ..., expert_weight_bytes: _Optional[int] = ..., chats: _Optional[bool] = ...) -> None: ...
 
 class OrchestratorMessage(_message.Message):
-    __slots__ = ("welcome", "describe", "rank", "generate", "cancel", "beat")
+    __slots__ = ("welcome", "describe", "rank", "generate", "cancel", "beat", "hold")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     DESCRIBE_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     GENERATE_FIELD_NUMBER: _ClassVar[int]
     CANCEL_FIELD_NUMBER: _ClassVar[int]
     BEAT_FIELD_NUMBER: _ClassVar[int]
+    HOLD_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     describe: Describe
     rank: RankCommand
     generate: Generate
     cancel: Cancel
     beat: Empty
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., describe: _Optional[_Union[Describe, _Mapping]] = ..., rank: _Optional[_Union[RankCommand, _Mapping]] = ..., generate: _Optional[_Union[Generate, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., beat: _Optional[_Union[Empty, _Mapping]] = ...) -> None: ...
+    hold: Hold
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., describe: _Optional[_Union[Describe, _Mapping]] = ..., rank: _Optional[_Union[RankCommand, _Mapping]] = ..., generate: _Optional[_Union[Generate, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., beat: _Optional[_Union[Empty, _Mapping]] = ..., hold: _Optional[_Union[Hold, _Mapping]] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("node_id", "heartbeat_s", "silence_s")
@@ -281,7 +283,7 @@ class Share(_message.Message):
     def __init__(self, attention_split: _Optional[int] = ..., attention: _Optional[_Union[Range, _Mapping]] = ..., mlp: _Optional[_Union[Range, _Mapping]] = ..., vocabulary: _Optional[_Union[Range, _Mapping]] = ..., quantisation: _Optional[str] = ...) -> None: ...
 
 class Assignment(_message.Message):
-    __slots__ = ("model", "fingerprint", "size", "shares", "context", "engine", "threads", "secret", "tls", "plain", "wire", "hosts", "expert_slices", "group", "engine_options", "cache_blocks", "cache_block_tokens")
+    __slots__ = ("model", "fingerprint", "size", "shares", "context", "engine", "threads", "secret", "tls", "plain", "wire", "hosts", "expert_slices", "group", "engine_options", "cache_blocks", "cache_block_tokens", "sequences")
     class EngineOptionsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -306,6 +308,7 @@ class Assignment(_message.Message):
     ENGINE_OPTIONS_FIELD_NUMBER: _ClassVar[int]
     CACHE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     CACHE_BLOCK_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     model: ModelSpec
     fingerprint: str
     size: int
@@ -323,7 +326,8 @@ class Assignment(_message.Message):
     engine_options: _containers.ScalarMap[str, str]
     cache_blocks: int
     cache_block_tokens: int
-    def __init__(self, model: _Optional[_Union[ModelSpec, _Mapping]] = ..., fingerprint: _Optional[str] = ..., size: _Optional[int] = ..., shares: _Optional[_Iterable[_Union[Share, _Mapping]]] = ..., context: _Optional[int] = ..., engine: _Optional[str] = ..., threads: _Optional[int] = ..., secret: _Optional[bytes] = ..., tls: _Optional[_Union[Credentials, _Mapping]] = ..., plain: _Optional[_Union[Empty, _Mapping]] = ..., wire: _Optional[str] = ..., hosts: _Optional[_Iterable[_Union[HostedExperts, _Mapping]]] = ..., expert_slices: _Optional[int] = ..., group: _Optional[_Union[Group, _Mapping]] = ..., engine_options: _Optional[_Mapping[str, str]] = ..., cache_blocks: _Optional[int] = ..., cache_block_tokens: _Optional[int] = ...) -> None: ...
+    sequences: int
+    def __init__(self, model: _Optional[_Union[ModelSpec, _Mapping]] = ..., fingerprint: _Optional[str] = ..., size: _Optional[int] = ..., shares: _Optional[_Iterable[_Union[Share, _Mapping]]] = ..., context: _Optional[int] = ..., engine: _Optional[str] = ..., threads: _Optional[int] = ..., secret: _Optional[bytes] = ..., tls: _Optional[_Union[Credentials, _Mapping]] = ..., plain: _Optional[_Union[Empty, _Mapping]] = ..., wire: _Optional[str] = ..., hosts: _Optional[_Iterable[_Union[HostedExperts, _Mapping]]] = ..., expert_slices: _Optional[int] = ..., group: _Optional[_Union[Group, _Mapping]] = ..., engine_options: _Optional[_Mapping[str, str]] = ..., cache_blocks: _Optional[int] = ..., cache_block_tokens: _Optional[int] = ..., sequences: _Optional[int] = ...) -> None: ...
 
 class Group(_message.Message):
     __slots__ = ("host", "member", "slices", "ranks", "secret", "tls")
@@ -631,6 +635,14 @@ class Cancel(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     def __init__(self, request_id: _Optional[str] = ...) -> None: ...
+
+class Hold(_message.Message):
+    __slots__ = ("request_id", "held")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    held: bool
+    def __init__(self, request_id: _Optional[str] = ..., held: _Optional[bool] = ...) -> None: ...
 
 class TokenLogprob(_message.Message):
     __slots__ = ("id", "logprob", "text")

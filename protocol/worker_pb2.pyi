@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class WorkerCommand(_message.Message):
-    __slots__ = ("start", "peers", "decode", "cancel", "placement", "host", "release")
+    __slots__ = ("start", "peers", "decode", "cancel", "placement", "host", "release", "hold")
     START_FIELD_NUMBER: _ClassVar[int]
     PEERS_FIELD_NUMBER: _ClassVar[int]
     DECODE_FIELD_NUMBER: _ClassVar[int]
@@ -16,6 +16,7 @@ class WorkerCommand(_message.Message):
     PLACEMENT_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     RELEASE_FIELD_NUMBER: _ClassVar[int]
+    HOLD_FIELD_NUMBER: _ClassVar[int]
     start: Start
     peers: _mesh_pb2.Peers
     decode: Decode
@@ -23,7 +24,8 @@ class WorkerCommand(_message.Message):
     placement: _mesh_pb2.Placement
     host: _mesh_pb2.HostedExperts
     release: _mesh_pb2.Release
-    def __init__(self, start: _Optional[_Union[Start, _Mapping]] = ..., peers: _Optional[_Union[_mesh_pb2.Peers, _Mapping]] = ..., decode: _Optional[_Union[Decode, _Mapping]] = ..., cancel: _Optional[str] = ..., placement: _Optional[_Union[_mesh_pb2.Placement, _Mapping]] = ..., host: _Optional[_Union[_mesh_pb2.HostedExperts, _Mapping]] = ..., release: _Optional[_Union[_mesh_pb2.Release, _Mapping]] = ...) -> None: ...
+    hold: _mesh_pb2.Hold
+    def __init__(self, start: _Optional[_Union[Start, _Mapping]] = ..., peers: _Optional[_Union[_mesh_pb2.Peers, _Mapping]] = ..., decode: _Optional[_Union[Decode, _Mapping]] = ..., cancel: _Optional[str] = ..., placement: _Optional[_Union[_mesh_pb2.Placement, _Mapping]] = ..., host: _Optional[_Union[_mesh_pb2.HostedExperts, _Mapping]] = ..., release: _Optional[_Union[_mesh_pb2.Release, _Mapping]] = ..., hold: _Optional[_Union[_mesh_pb2.Hold, _Mapping]] = ...) -> None: ...
 
 class Start(_message.Message):
     __slots__ = ("session", "epoch", "rank", "assignment")

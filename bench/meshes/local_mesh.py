@@ -20,6 +20,7 @@ from motley.orchestrator.experts.messages import to_message
 from motley.orchestrator.planning.caches import Caches
 from motley.orchestrator.planning.placement.terms import ExpertKey
 from motley.orchestrator.planning.shares import Candidate, RankPlan, plan_shares, trunk_profile
+from motley.orchestrator.session_request import SessionRequest
 from motley.plugins.engine import has_whole_caches
 from motley.protocol import mesh_pb2 as pb
 from motley.protocol import worker_pb2 as wp
@@ -181,6 +182,7 @@ class LocalMesh:
             context=spec.context,
             cache_blocks=blocks.count,
             cache_block_tokens=blocks.tokens,
+            sequences=SessionRequest.sequences,
             engine=spec.engine,
             threads=spec.threads,
             secret=secrets.token_bytes(32),

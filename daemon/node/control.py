@@ -278,6 +278,8 @@ class Control:
                 self._generate(message.generate)
             case "cancel":
                 self._cancel(message.cancel.request_id)
+            case "hold":
+                self._to_worker_of(message.hold.request_id, wp.WorkerCommand(hold=message.hold))
 
     async def _describe(self, request: pb.Describe) -> None:
         try:
@@ -453,9 +455,13 @@ class Control:
         if describing := self._describing.pop(request_id, None):
             describing.cancel()
         self._preparing.discard(request_id)
+        self._to_worker_of(request_id, wp.WorkerCommand(cancel=request_id))
+
+    def _to_worker_of(self, request_id: str, command: wp.WorkerCommand) -> None:
+        """Tell rank 0's worker something about a request, if that is being answered."""
         for rank in self._ranks.values():
             if request_id in rank.generations and rank.worker is not None:
-                rank.worker.send(wp.WorkerCommand(cancel=request_id))
+                rank.worker.send(command)
 
     def _fail(self, request_id: str, failure: pb.Failure) -> None:
         self._say(delta=pb.Delta(request_id=request_id, finish="error", failure=failure))

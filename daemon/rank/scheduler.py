@@ -32,8 +32,6 @@ from motley.transport import Communicator
 
 LOOK_S = 0.5
 """Seconds between two looks after the other ranks, while there are no requests."""
-MOST_SEQUENCES = 64
-"""Requests that are under way at a time; others wait."""
 ACTIVITY_S = 0.5
 """Seconds between two messages that tell the daemon what is under way."""
 SIGN_OF_LIFE_S = 10.0
@@ -83,6 +81,7 @@ class Scheduler:
         communicator: the way to the other ranks, the followers.
         blocks: of the caches of every rank.
         vocabulary: tokens that the model knows.
+        sequences: requests that are under way at a time, if a step may have as many tokens; others wait.
         max_rows: the most tokens that one step may have.
         halves: whether steps may be computed in micro-chunks.
         alike: prompts up to this length have the same rotary tables.
@@ -96,6 +95,7 @@ class Scheduler:
     communicator: Communicator
     blocks: CacheBlocks
     vocabulary: int
+    sequences: int
     max_rows: int
     halves: bool
     alike: int
@@ -106,6 +106,8 @@ class Scheduler:
 
     def __post_init__(self) -> None:
         self._clients: dict[Request, _Client] = {}
+        self._held: set[Request] = set()
+        """Requests whose clients are slow: they are not in the schedule for now."""
         self._arrivals = count()
         self._schedule: Schedule | None = None
         """There is one once the followers have told what they are able to do."""
@@ -121,13 +123,18 @@ class Scheduler:
             Exception: what `commands`, `tell`, `check` and `report` raise.
         """
         while True:
-            for command in commands(0.0 if self._clients else LOOK_S):
+            for command in commands(0.0 if self._busy else LOOK_S):
                 self._obey(command)
-            if self._clients:
+            if self._busy:
                 self._advance(self._made_schedule())
-                self._show_life(time.perf_counter())
             else:
                 self.check()
+            self._show_life(time.perf_counter())
+
+    @property
+    def _busy(self) -> bool:
+        """Whether there is something to compute."""
+        return len(self._clients) > len(self._held)
 
     def stop(self) -> None:
         """Tell the followers that the session is over."""
@@ -139,6 +146,8 @@ class Scheduler:
                 self._accept(command.decode)
             case "cancel":
                 self._cancel(command.cancel)
+            case "hold":
+                self._hold(command.hold)
 
     def _accept(self, decode: wp.Decode) -> None:
         try:
@@ -171,12 +180,25 @@ class Scheduler:
                 self._say(request_id, finish="cancelled")
                 return
 
+    def _hold(self, hold: pb.Hold) -> None:
+        """Compute no more of a request for now, so that others may have its blocks, or go on with it before those that
+        wait. What has been computed is found again, as far as it is still there."""
+        for request, client in self._clients.items():
+            if client.decode.request_id != hold.request_id or hold.held == (request in self._held):
+                continue
+            if hold.held:
+                self._held.add(request)
+                self._withdraw(request)
+            else:
+                self._held.remove(request)
+                self._made_schedule().waiting.appendleft(request)
+
     def _made_schedule(self) -> Schedule:
         if self._schedule is None:
             spans = min([self.executor.most_spans, *map(self._ability, range(1, self.communicator.size))])
             store = BlockStore(self.blocks.count, self.blocks.tokens)
             pace = Pace(self.max_rows, self.halves)
-            sequences = min(MOST_SEQUENCES, self.max_rows)
+            sequences = min(self.sequences, self.max_rows)
             self._schedule = Schedule(store, pace, sequences=sequences, spans=spans, rows=self.max_rows)
         return self._schedule
 
@@ -293,14 +315,21 @@ class Scheduler:
 
     def _end(self, client: _Client, broken: bool = False) -> None:
         """Let go of a request; `broken`: what was computed for it is nothing to begin another one with."""
-        slot = client.request.slot
-        self._made_schedule().remove(client.request, broken)
         del self._clients[client.request]
+        if client.request in self._held:
+            self._held.remove(client.request)
+        else:
+            self._withdraw(client.request, broken)
+        if not self._clients:
+            self.tell(activity=self._made_schedule().activity)
+
+    def _withdraw(self, request: Request, broken: bool = False) -> None:
+        """Take a request out of the schedule, and free what it holds; `broken` as in `_end`."""
+        slot = request.slot
+        self._made_schedule().remove(request, broken)
         if slot >= 0:
             self._do(Close(slot))
             self.report()
-        if not self._clients:
-            self.tell(activity=self._made_schedule().activity)
 
     def _show_life(self, now: float) -> None:
         """Tell the daemon what is under way, and the clients that have had no news for a while that theirs lives."""

@@ -100,6 +100,7 @@ class Rank:
             communicator,
             blocks=loaded.blocks,
             vocabulary=loaded.vocabulary,
+            sequences=self._assignment.sequences,
             max_rows=loaded.max_rows,
             halves=self._assignment.size > 1 and not self._assignment.model.exact,
             alike=loaded.alike,

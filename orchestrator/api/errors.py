@@ -25,6 +25,7 @@ _STATUS = {
     "no_expert_hosts": 409,
     "experts_moving": 409,
     "insufficient_memory": 422,
+    "too_many_requests": 429,
     "internal_error": 500,
     "session_not_ready": 503,
     "session_closed": 503,
@@ -45,19 +46,30 @@ class ApiError(Exception):
     Attributes:
         param: the parameter that is to blame, as a path (``messages[0].content``).
         code: stable, snake_case.
+        retry_after_s: when to try again, in whole seconds; None: nothing is said of that.
     """
 
-    def __init__(self, status: int, message: str, *, param: str | None = None, code: str | None = None) -> None:
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after_s: int | None = None,
+    ) -> None:
         super().__init__(message)
         self.status = status
         self.param = param
         self.code = code
+        self.retry_after_s = retry_after_s
 
     @classmethod
-    def from_failure(cls, failure: Failure, default: int = 500) -> ApiError:
+    def from_failure(cls, failure: Failure, default: int = 500, retry_after_s: int | None = None) -> ApiError:
         """Translate a failure; one with a code that has no status of its own gets `default`."""
         status = _STATUS.get(failure.code, default)
-        return cls(status, failure.message, param=failure.param or None, code=failure.code)
+        param = failure.param or None
+        return cls(status, failure.message, param=param, code=failure.code, retry_after_s=retry_after_s)
 
     @property
     def body(self) -> dict[str, Any]:
@@ -66,6 +78,8 @@ class ApiError(Exception):
                 kind = "authentication_error"
             case 403:
                 kind = "permission_error"
+            case 429:
+                kind = "rate_limit_error"
             case status if status < 500:
                 kind = "invalid_request_error"
             case _:
@@ -73,7 +87,9 @@ class ApiError(Exception):
         return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
 
     def response(self) -> web.Response:
-        headers = {"WWW-Authenticate": "Bearer"} if self.status == 401 else None
+        headers = {"WWW-Authenticate": "Bearer"} if self.status == 401 else {}
+        if self.retry_after_s is not None:
+            headers["Retry-After"] = str(self.retry_after_s)
         return web.json_response(self.body, status=self.status, headers=headers)
 
 

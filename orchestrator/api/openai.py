@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, Protocol
 
 from aiohttp import web
 
 from motley.orchestrator.api.body import read_json
 from motley.orchestrator.api.errors import ApiError
+from motley.orchestrator.api.events import EventStream
 from motley.orchestrator.api.openai_parameters import Parameters, chat_parameters, completion_parameters
-from motley.orchestrator.serving.errors import ServingError, unready
-from motley.orchestrator.serving.requests import Requests
+from motley.orchestrator.api.slow_clients import Patience, finish
+from motley.orchestrator.serving.errors import BusyError, ServingError, unready
+from motley.orchestrator.serving.requests import Answer, Requests
 from motley.orchestrator.session_table import SessionTable
 from motley.orchestrator.sessions import Session, State
 from motley.protocol.mesh_pb2 import Delta, LogprobRow
@@ -71,12 +74,13 @@ class OpenAiApi:
             "system_fingerprint": f"fp_{session.profile.fingerprint[:12]}",
         }
         try:
-            async with self._requests.generate(session, parameters.generate) as deltas:
+            async with self._requests.generate(session, parameters.generate) as answer:
                 if parameters.stream:
-                    return await _stream(http, parameters, form, envelope, deltas)
-                return await _whole(form, envelope, deltas)
+                    return await _stream(http, parameters, form, envelope, answer)
+                return await _whole(http, form, envelope, answer)
         except ServingError as error:
-            raise ApiError.from_failure(error.failure) from error
+            wait = error.retry_after_s if isinstance(error, BusyError) else None
+            raise ApiError.from_failure(error.failure, retry_after_s=wait) from error
 
 
 class _Form(Protocol):
@@ -173,64 +177,71 @@ class _Pace:
         return {"timings": {"ttft_ms": round(1e3 * last.prefill_s, 3), "ms_per_token": mean and round(mean, 3)}}
 
 
-async def _whole(form: _Form, envelope: dict[str, Any], deltas: AsyncIterator[Delta]) -> web.Response:
+async def _whole(http: web.Request, form: _Form, envelope: dict[str, Any], answer: Answer) -> web.StreamResponse:
     text: list[str] = []
     rows: list[LogprobRow] = []
     pace = _Pace()
-    async for delta in deltas:
+    async for delta in answer.deltas():
         pace.on_delta(delta)
         text.append(delta.text)
         rows.extend(delta.logprobs)
     choice = form.whole("".join(text), rows, delta.finish)
     body = {**envelope, "object": form.object, "choices": [choice], "usage": _usage(delta), **pace.timings(delta)}
-    return web.json_response(body)
+    response = web.json_response(body)
+    with Patience(http), suppress(ConnectionError):
+        await response.prepare(http)
+        await finish(http, response)
+    return response
 
 
 async def _stream(
-    http: web.Request,
-    parameters: Parameters,
-    form: _Form,
-    envelope: dict[str, Any],
-    deltas: AsyncIterator[Delta],
+    http: web.Request, parameters: Parameters, form: _Form, envelope: dict[str, Any], answer: Answer
 ) -> web.StreamResponse:
-    """Server-sent events. The first delta is awaited before the headers go out, so that an answer that fails at
-    once has a status of its own; one that fails later ends with an error event and without ``[DONE]``."""
-    response = web.StreamResponse(
-        headers={"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
-    )
+    """Server-sent events. The first delta is awaited before the headers go out, for as long as a stream may be silent,
+    so that an answer that fails at once has a status of its own; one that fails later ends with an error event and
+    without ``[DONE]``."""
+    with Patience(http) as patience, suppress(ConnectionError):  # a client has gone: leaving cancels the request
+        stream = EventStream(http, patience)
+        try:
+            await _write_answer(stream, parameters, form, envelope, answer)
+        except ServingError as error:
+            if not stream.begun:
+                raise
+            await stream.event(json.dumps(ApiError.from_failure(error.failure).body, ensure_ascii=False))
+        await stream.end()
+    return stream.response
 
-    async def send(event: dict[str, Any] | str) -> None:
-        data = event if isinstance(event, str) else json.dumps(event, ensure_ascii=False)
-        await response.write(f"data: {data}\n\n".encode())
+
+async def _write_answer(
+    stream: EventStream, parameters: Parameters, form: _Form, envelope: dict[str, Any], answer: Answer
+) -> None:
+    """Write an answer as it comes, up to ``[DONE]``; errors as `Answer.next` and `EventStream`."""
 
     async def chunk(choices: list[dict[str, Any]], usage: dict[str, Any] | None = None, **more: Any) -> None:
         tail = {"usage": usage} if parameters.include_usage else {}
-        await send({**envelope, "object": form.chunk_object, "choices": choices, **tail, **more})
+        event = {**envelope, "object": form.chunk_object, "choices": choices, **tail, **more}
+        await stream.event(json.dumps(event, ensure_ascii=False))
 
     pace = _Pace()
-    try:
-        try:
-            async for delta in deltas:
-                pace.on_delta(delta)
-                if not response.prepared:
-                    if delta.HasField("failure"):
-                        continue  # the iterator raises it next
-                    await response.prepare(http)
-                    if opening := form.opening():
-                        await chunk(opening)
-                if delta.text or delta.logprobs:
-                    await chunk([form.piece(delta.text, delta.logprobs, None)])
-            await chunk([form.piece("", [], delta.finish)], **pace.timings(delta))
-            if parameters.include_usage:
-                await chunk([], _usage(delta))
-            await send("[DONE]")
-        except ServingError as error:
-            if not response.prepared:
-                raise
-            await send(ApiError.from_failure(error.failure).body)
-    except ConnectionError:
-        pass  # the client has gone; leaving cancels the request
-    return response
+    opening = form.opening()
+    ended = ""
+    while not ended:
+        delta = await answer.next(stream.quiet_s)
+        if delta is None:
+            await stream.comment()
+            continue
+        pace.on_delta(delta)
+        if opening:
+            await chunk(opening)
+            opening = []
+        if delta.text or delta.logprobs:
+            await chunk([form.piece(delta.text, delta.logprobs, None)])
+        ended = delta.finish
+    assert delta is not None
+    await chunk([form.piece("", [], ended)], **pace.timings(delta))
+    if parameters.include_usage:
+        await chunk([], _usage(delta))
+    await stream.event("[DONE]")
 
 
 def _model(session: Session) -> dict[str, Any]:

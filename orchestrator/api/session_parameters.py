@@ -34,7 +34,8 @@ def session_request(body: object) -> SessionRequest:
     name = given["name"]
     if name is not None and (not name.strip() or "/" in name):
         fields.refuse("name", f"must not be blank or have a / in it, as {name!r} is; leave it out for the model's own")
-    request = SessionRequest(**{name: value for name, value in given.items() if value})
+    said = {name: value for name, value in given.items() if value or value == 0}  # 0 may be what is meant
+    request = SessionRequest(**said)
     held = {request.quantisation, *request.quantisations.values()}
     if given["block"] is not None and held <= {"fp32", "fp16"}:
         fields.refuse(

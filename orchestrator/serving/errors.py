@@ -16,6 +16,14 @@ class ServingError(Exception):
         self.failure = failure
 
 
+class BusyError(ServingError):
+    """A session has as many requests as it takes. `retry_after_s` says when to come again, in whole seconds."""
+
+    def __init__(self, message: str, retry_after_s: int) -> None:
+        super().__init__(Failure(code="too_many_requests", message=message))
+        self.retry_after_s = retry_after_s
+
+
 class DescriptionError(ServingError):
     """A node says that the model cannot be served, or not so quantised."""
 

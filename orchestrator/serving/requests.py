@@ -4,27 +4,63 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
 from motley.orchestrator.control import Control
 from motley.orchestrator.nodes import Node
-from motley.orchestrator.serving.errors import ServingError, refusal, unready
+from motley.orchestrator.serving.errors import BusyError, ServingError, refusal, unready
+from motley.orchestrator.serving.places import Places
 from motley.orchestrator.sessions import Session, State
-from motley.protocol.mesh_pb2 import Cancel, Delta, Failure, Generate, OrchestratorMessage
+from motley.protocol.mesh_pb2 import Cancel, Delta, Failure, Generate, Hold, OrchestratorMessage
+from motley.protocol.wording import counted
 
 ANSWER_S = 300.0
-"""A leader with requests says something about one of them at least this often."""
+"""A leader says of every request at least this often that it lives, also while that waits."""
+LOOK_S = 1.0
+"""How often that is looked at."""
+MOST_UNTAKEN = 1 << 16
+"""Bytes of deltas that may wait for a client to take them; with more, its request is held until there are fewer than a
+quarter of that. What is under way from the leader when it is told so comes on top, a few steps at most."""
 
 
 @dataclass
 class _Request:
-    """A request under way. Its queue is bounded by the length of the answer: at most `context` deltas."""
+    """A request under way.
+
+    Attributes:
+        heard: when the leader last said something of it, or when it began.
+        deltas: that have not been taken.
+        untaken: bytes of these.
+        held: whether the leader was told to compute no more of it for now.
+    """
 
     id: str
     session: Session
+    heard: float
     deltas: asyncio.Queue[Delta] = field(default_factory=asyncio.Queue)
+    untaken: int = 0
+    held: bool = False
+
+    def put(self, delta: Delta) -> None:
+        self.deltas.put_nowait(delta)
+        self.untaken += delta.ByteSize()
+
+    async def take(self, within_s: float) -> Delta:
+        """The next delta.
+
+        Raises:
+            TimeoutError: there is none within so many seconds.
+        """
+        if self.deltas.empty():
+            async with asyncio.timeout(within_s):
+                delta = await self.deltas.get()
+        else:
+            delta = self.deltas.get_nowait()
+        self.untaken -= delta.ByteSize()
+        return delta
 
 
 class Requests:
@@ -35,68 +71,129 @@ class Requests:
         self._clock = clock
         self._requests: dict[str, _Request] = {}
         """By id."""
-        self._heard: dict[str, float] = {}
-        """By session: when its leader last said something about a request."""
+        self._places: dict[str, Places] = {}
+        """By session."""
 
     @contextlib.asynccontextmanager
-    async def generate(self, session: Session, generate: Generate) -> AsyncIterator[AsyncIterator[Delta]]:
+    async def generate(self, session: Session, generate: Generate) -> AsyncIterator[Answer]:
         """Run a request. Leaving the context before the last delta cancels it.
 
-        Yields the deltas; the last one has ``finish`` "stop" or "length".
-
         Raises:
-            ServingError: the session is not ready. The iterator raises it where the answer breaks off.
+            BusyError: the session has as many requests as it takes; its nodes have heard nothing of this one.
+            ServingError: the session is not ready. The answer raises it where it breaks off.
         """
         if session.state is not State.READY:
             raise unready(session)
-        request = _Request(secrets.token_hex(8), session)
+        places = self._places_of(session)
+        if not places.take():
+            raise self._busy(session, places)
+        request = _Request(secrets.token_hex(8), session, heard=self._clock())
         generate.request_id, generate.session = request.id, session.id
         leader = session.leader.node_id
         self._requests[request.id] = request
         self._control.send(leader, OrchestratorMessage(generate=generate))
         try:
-            async with contextlib.aclosing(self._deltas(request)) as deltas:
-                yield deltas
+            yield Answer(request, self._clock, self._go_on)
         finally:
-            if self._requests.pop(request.id, None) is not None:
+            if self._remove(request):
                 self._control.send(leader, OrchestratorMessage(cancel=Cancel(request_id=request.id)))
 
     def on_delta(self, node: Node, delta: Delta) -> None:
-        """A node says the next part of an answer; ignored if the request was cancelled or is not of that node."""
+        """A node says the next part of an answer, or, with an empty one, that the request lives; ignored if that was
+        cancelled or is not of that node."""
         request = self._requests.get(delta.request_id)
         if request is None or request.session.leader.node_id != node.id:
             return
-        self._heard[request.session.id] = self._clock()
-        request.deltas.put_nowait(delta)
-        if delta.finish or delta.HasField("failure"):
-            del self._requests[request.id]
+        request.heard = self._clock()
+        ends = bool(delta.finish) or delta.HasField("failure")
+        if ends or delta.ids or delta.text:
+            request.put(delta)
+        if ends:
+            self._remove(request)
+        elif request.untaken > MOST_UNTAKEN and not request.held:
+            self._hold(request, True)
 
     def end(self, session: Session, failure: Failure) -> None:
         """End all requests of a session with this failure."""
         for request in [request for request in self._requests.values() if request.session is session]:
-            del self._requests[request.id]
-            request.deltas.put_nowait(Delta(request_id=request.id, finish="error", failure=failure))
+            self._remove(request)
+            request.put(Delta(request_id=request.id, finish="error", failure=failure))
 
     def forget(self, session: Session) -> None:
         """A session without requests is over."""
-        self._heard.pop(session.id, None)
+        self._places.pop(session.id, None)
 
-    async def _deltas(self, request: _Request) -> AsyncGenerator[Delta, None]:
-        started = self._clock()
+    def _places_of(self, session: Session) -> Places:
+        if session.id not in self._places:
+            self._places[session.id] = Places(session.request.sequences + session.request.queue)
+        return self._places[session.id]
+
+    def _busy(self, session: Session, places: Places) -> BusyError:
+        asked, wait = session.request, places.retry_after(self._clock())
+        limits = f"{asked.sequences} under way and {asked.queue} that wait"
+        message = f"{session.name!r} has {counted(places.taken, 'request')}, as many as its session takes ({limits})"
+        return BusyError(f"{message}; try again in {counted(wait, 'second')}", wait)
+
+    def _remove(self, request: _Request) -> bool:
+        """A request has ended, which frees its place; False: it had already."""
+        if self._requests.pop(request.id, None) is None:
+            return False
+        self._places_of(request.session).leave(self._clock())
+        return True
+
+    def _go_on(self, request: _Request) -> None:
+        """The client has taken deltas: a request that is held goes on once few are left."""
+        if request.held and request.untaken < MOST_UNTAKEN // 4 and request.id in self._requests:
+            self._hold(request, False)
+
+    def _hold(self, request: _Request, held: bool) -> None:
+        """Have the leader compute no more of an answer for now, or go on with it."""
+        request.held = held
+        message = OrchestratorMessage(hold=Hold(request_id=request.id, held=held))
+        self._control.send(request.session.leader.node_id, message)
+
+
+class Answer:
+    """What comes of a request, to be taken in order. The last delta has ``finish`` "stop" or "length"."""
+
+    def __init__(self, request: _Request, clock: Callable[[], float], taken: Callable[[_Request], None]) -> None:
+        """
+        Args:
+            taken: called when a delta has been taken.
+        """
+        self._request = request
+        self._clock = clock
+        self._taken = taken
+
+    async def deltas(self) -> AsyncIterator[Delta]:
+        """All deltas; errors as `next`."""
+        while (delta := await self.next(math.inf)) is not None:
+            yield delta
+            if delta.finish:
+                return
+
+    async def next(self, within_s: float) -> Delta | None:
+        """The next delta; None: there is none within so many seconds.
+
+        Raises:
+            ServingError: the answer breaks off.
+        """
+        request = self._request
+        until = self._clock() + within_s
         while True:
             try:
-                async with asyncio.timeout(1.0):
-                    delta = await request.deltas.get()
+                delta = await request.take(min(LOOK_S, max(0.0, until - self._clock())))
+                break
             except TimeoutError:
-                silent = self._clock() - max(started, self._heard.get(request.session.id, 0.0))
-                if silent < ANSWER_S:  # it may be busy with requests that came before
-                    continue
-                leader = request.session.leader
-                raise refusal("timed_out", f"{leader} has said nothing for {silent:.0f} s") from None
-            yield delta
-            if delta.HasField("failure"):
-                raise ServingError(delta.failure)
-            if delta.finish in ("stop", "length"):
-                return
-            if delta.finish:
-                raise refusal("cancelled", f"{request.session.leader} ended the request ({delta.finish})")
+                now = self._clock()
+            if now - request.heard >= ANSWER_S:  # else it may be busy with requests that came before
+                why = f"{request.session.leader} has said nothing of this request for {now - request.heard:.0f} s"
+                raise refusal("timed_out", why)
+            if now >= until:
+                return None
+        self._taken(request)
+        if delta.HasField("failure"):
+            raise ServingError(delta.failure)
+        if delta.finish not in ("", "stop", "length"):
+            raise refusal("cancelled", f"{request.session.leader} ended the request ({delta.finish})")
+        return delta

@@ -108,6 +108,7 @@ class ScriptedNode:
         commands: every rank command received.
         generated: every request received.
         cancelled: request ids cancelled.
+        held: the requests that are held now.
     """
 
     def __init__(self, name: str = "pc", memory: int = GB, bandwidth: float = 10e9, zone: str = "") -> None:
@@ -131,6 +132,7 @@ class ScriptedNode:
         self.commands: list[RankCommand] = []
         self.generated: list[Generate] = []
         self.cancelled: asyncio.Queue[str] = asyncio.Queue()
+        self.held: set[str] = set()
         self.node_id = ""
         self._tasks: set[asyncio.Task[None]] = set()
         self._writing = asyncio.Lock()
@@ -251,6 +253,8 @@ class ScriptedNode:
                 self._start(self._answer(message.generate))
             case "cancel":
                 self.cancelled.put_nowait(message.cancel.request_id)
+            case "hold":
+                (self.held.add if message.hold.held else self.held.discard)(message.hold.request_id)
 
     async def _answer(self, generate: Generate) -> None:
         async for delta in self.answer(generate):

@@ -33,7 +33,7 @@ def wanted(**asked: Any) -> Wanted:
 
 async def test_a_session_that_has_failed_says_why_and_how_to_go_on(mesh: Any, new_node: Any, motley: Motley) -> None:
     node = await mesh.join(new_node())
-    asked = {"quantisation": "int4", "context": 100, "cache_tokens": 200, "nodes": ["pc"], "exact": True}
+    asked = {"quantisation": "int4", "context": 100, "cache_tokens": 200, "queue": 0, "nodes": ["pc"], "exact": True}
     session = await mesh.serve(model="/models/a bard", **asked)
     failed = Failure(code="wrong_results", message="this rank computes wrongly")
     await node.event(node.commands[0], failed=failed)
@@ -43,7 +43,8 @@ async def test_a_session_that_has_failed_says_why_and_how_to_go_on(mesh: Any, ne
         assert (status, err) == (
             1,
             f"motley: session {name!r} has failed: node 'pc' (rank 0): this rank computes wrongly\nStart it again with:"
-            "  motley run '/models/a bard' PROMPT --quant int4 --context 100 --cache-tokens 200 --nodes pc --exact\n",
+            "  motley run '/models/a bard' PROMPT --quant int4 --context 100 --cache-tokens 200 --queue 0 --nodes pc"
+            " --exact\n",
         )
     status, out, err = await motley("run", "/models/a bard", "Hi")
     assert (status, out) == (0, "Hello, world\n"), err
@@ -127,18 +128,22 @@ async def test_what_is_in_planning_is_compared_once_it_is_planned(
 async def test_context_nodes_and_shares(mesh: Any, new_node: Any, motley: Motley) -> None:
     for name in ("a", "b", "c"):
         await mesh.join(new_node(name))
-    wanted = ("--context", "100", "--cache-tokens", "300", "--nodes", "b,a", "--shares", "3,1")
+    wanted = ("--context", "100", "--cache-tokens", "300", "--sequences", "3", "--queue", "0", "--nodes", "b,a")
+    wanted += ("--shares", "3,1")
     for _ in range(2):
         status, _, err = await motley("run", "bard", "Hi", *wanted)
         assert status == 0, err
     (session,) = (await mesh.call("GET", "/api/sessions"))[1]["sessions"]
     assert (session["context"], session["cache_tokens"]) == (100, 300)
+    assert (session["sequences"], session["queue"]) == (3, 0)
     assert "bard: stored (), context 100, 300 tokens in caches, ready" in (await motley("status"))[1]
     assert [(rank["node"], rank["share"]["mlp"]) for rank in session["ranks"]] == [("b", 12), ("a", 4)]
     assert (await motley("run", "bard", "Hi", "--nodes", "a,b"))[0] == 0
     for option, value, how in (
         ("--context", "200", "for 100 tokens"),
         ("--cache-tokens", "200", "with caches of 300 tokens"),
+        ("--sequences", "4", "for 3 requests at a time"),
+        ("--queue", "1", "for 0 requests that may wait"),
         ("--nodes", "a,c", "on a, b"),
         ("--shares", "1,1", "in other shares"),
     ):

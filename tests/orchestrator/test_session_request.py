@@ -21,6 +21,8 @@ UNUSUAL: dict[str, Any] = {
     "context": 100,
     "cache_tokens": 1000,
     "cache_format": "int8",
+    "sequences": 3,
+    "queue": 0,
     "engine": "warp",
     "quantisations": {"pc": "fp16"},
     "engines": {"laptop": "cuda"},

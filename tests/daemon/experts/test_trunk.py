@@ -120,6 +120,7 @@ def assignment(size: int, held: Sequence[Sequence[tuple[int, int]]]) -> pb.Assig
         context=CASE.model.context,
         cache_blocks=CASE.model.context // 32,
         cache_block_tokens=32,
+        sequences=4,
         engine="onnxruntime",
         threads=1,
         secret=bytes(32),

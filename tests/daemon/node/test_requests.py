@@ -101,6 +101,15 @@ async def test_a_request_that_is_cancelled_at_once_is_not_answered(tmp_path: Pat
     assert node.workers["s"].told == []
 
 
+async def test_the_worker_is_told_that_a_request_is_held_and_goes_on(tmp_path: Path) -> None:
+    node = Node(tmp_path, s=made_tokenizer(bytes_tokenizer(), "{{ messages[0].content }}"))
+    await node.generate("slow", "s", "a")
+    for request_id, held in (("slow", True), ("unknown", True), ("slow", False)):
+        node.control._obey(pb.OrchestratorMessage(hold=pb.Hold(request_id=request_id, held=held)))
+    _, first, second = node.workers["s"].told
+    assert (first.hold, second.hold) == (pb.Hold(request_id="slow", held=True), pb.Hold(request_id="slow"))
+
+
 @pytest.mark.parametrize("error", [ValueError("no such byte"), Panic("no such byte")])
 async def test_tokens_that_cannot_become_text_end_their_request_alone(error: BaseException, tmp_path: Path) -> None:
     node = Node(tmp_path, s=made_tokenizer(Backend(error), "{{ messages[0].content }}"))

@@ -129,6 +129,7 @@ class Session:
         blocks: of the caches.
         told_of_steps: what the scheduler hears instead of a follower's summaries.
         memory: see `Engine.memory`.
+        sequences: requests that are under way at a time.
     """
 
     def __init__(
@@ -138,6 +139,7 @@ class Session:
         broken: Broken = lambda tokens: False,
         told_of_steps: Callable[[bytes], bytes] = lambda summaries: summaries,
         memory: int = LONGEST,
+        sequences: int = 64,
     ) -> None:
         cuts = [VOCABULARY * rank // len(most) // BLOCK * BLOCK for rank in range(len(most) + 1)]
         self.engines = [
@@ -161,6 +163,7 @@ class Session:
             communicator=communicator,
             blocks=blocks,
             vocabulary=VOCABULARY,
+            sequences=sequences,
             max_rows=CHUNK,
             halves=False,
             alike=LONGEST,
@@ -174,8 +177,9 @@ class Session:
         requests: Collection[wp.Decode],
         arrivals: Mapping[str, int] | None = None,
         cancels: Collection[tuple[int, str]] = (),
+        holds: Collection[tuple[int, str, bool]] = (),
     ) -> None:
-        """Answer all requests, which arrive and are cancelled in given rounds of the scheduler."""
+        """Answer all requests, which arrive, are cancelled, held and go on in given rounds of the scheduler."""
         rounds = count()
 
         def commands(_timeout: float) -> Iterator[wp.WorkerCommand]:
@@ -186,6 +190,9 @@ class Session:
             for request in requests:
                 if now == (arrivals or {}).get(request.request_id, 0):
                     yield wp.WorkerCommand(decode=request)
+            for then, request_id, held in holds:
+                if now == then:
+                    yield wp.WorkerCommand(hold=pb.Hold(request_id=request_id, held=held))
             for then, request_id in cancels:
                 if now == then:
                     yield wp.WorkerCommand(cancel=request_id)
@@ -446,10 +453,9 @@ def test_steps_have_as_many_spans_as_the_least_able_rank_allows() -> None:
     assert sizes[3] > sizes[1] + sizes[2], "and no fewer without need"
 
 
-def test_no_more_are_active_than_there_are_slots(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scheduler, "MOST_SEQUENCES", 7)
+def test_no_more_are_active_than_the_session_has_sequences() -> None:
     requests = [request(str(i), [i], 5) for i in range(12)]
-    session = Session((128, 128))
+    session = Session((128, 128), sequences=7)
     session.run(requests)
     assert_as_alone(session, requests)
     assert {message.slot for message in session.said(Open)} == set(range(7))
@@ -476,6 +482,49 @@ def test_all_of_a_step_that_need_more_candidates_ask_in_one_round() -> None:
     assert not any(
         isinstance(message, More) for last, message in pairwise(session.followers.messages) if isinstance(last, More)
     )
+
+
+def test_a_request_is_cancelled_in_the_middle_of_its_prompt() -> None:
+    session = Session((16, 16))
+    session.run([request("gone", [index % 7 for index in range(59)], 1)], cancels=[(2, "gone")])
+    assert (session.ends, session.texts) == ({"gone": "cancelled"}, {"gone": []})
+    computed = [span.rows for step in session.said(Step) for span in step.spans]
+    assert len(computed) == 2, "a step for each round before it"
+    assert sum(computed) < 59
+
+
+def test_a_request_that_is_held_computes_nothing_and_goes_on_with_the_same_text() -> None:
+    requests = [request("slow", [1, 2, 3], 30), request("other", [4, 5, 6], 40)]
+    session = Session((16, 16))
+    again = [(5, "slow", True), (30, "other", False), (31, "unknown", True)]  # what changes nothing
+    session.run(requests, holds=[(4, "slow", True), *again, (36, "slow", False)])
+    assert_as_alone(session, requests)
+    _, _, reopened = session.said(Open)
+    assert list(reopened.tokens[:3]) == [1, 2, 3]
+    alone_since = [len(step.spans) for step in session.said(Step)]
+    assert 1 in alone_since[4:30]
+    assert session.ends == {"slow": "length", "other": "length"}
+    assert list(session.ends) == ["other", "slow"]
+
+
+def test_while_all_are_held_nothing_is_computed_but_they_show_life(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scheduler, "SIGN_OF_LIFE_S", 0.0)
+    requests = [request("first", [1, 2, 3], 8), request("second", [4, 5, 6], 8)]
+    session = Session((16, 16))
+    held = [(2, "first", True), (2, "second", True), (50, "first", False)]
+    session.run(requests, holds=held, cancels=[(60, "second")])
+    assert_as_alone(session, requests)
+    assert session.ends == {"first": "length", "second": "cancelled"}
+    assert min(session.signs_of_life.values()) > 40
+    assert len(session.said(Step)) < 12
+
+
+def test_who_was_held_goes_on_before_those_that_wait() -> None:
+    requests = [request(name, [index], 20) for index, name in enumerate(("slow", "second", "third"))]
+    session = Session((16, 16), sequences=1)
+    session.run(requests, holds=[(4, "slow", True), (6, "slow", False)])
+    assert_as_alone(session, requests)
+    assert list(session.ends) == ["second", "slow", "third"]
 
 
 def test_a_request_is_cancelled_between_steps() -> None:

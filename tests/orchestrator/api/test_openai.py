@@ -18,7 +18,7 @@ from motley.orchestrator.api import openai as api
 from motley.orchestrator.serving import requests
 from motley.protocol.mesh_pb2 import Delta, Empty, Failure, Generate, LogprobRow, RankCommand, TokenLogprob
 
-from ..conftest import DEADLINE_S
+from ..conftest import DEADLINE_S, of_kind, say
 
 CHAT = {"model": "bard", "messages": [{"role": "user", "content": "Hi"}]}
 COMPLETION = {"model": "bard", "prompt": "Hi"}
@@ -359,7 +359,7 @@ async def test_a_silent_leader_is_given_up(mesh: Any, bard: Any, monkeypatch: py
     bard.answer = stuck
     status, body = await mesh.call("POST", "/v1/completions", COMPLETION)
     assert (status, body["error"]["code"]) == (504, "timed_out")
-    assert "node 'pc' (rank 0) has said nothing" in body["error"]["message"]
+    assert "node 'pc' (rank 0) has said nothing of this request" in body["error"]["message"]
     assert await bard.cancelled.get() == bard.generated[0].request_id
 
 
@@ -406,3 +406,80 @@ async def test_unknown_routes_and_methods_have_the_same_form(mesh: Any) -> None:
     assert body["error"]["message"] == "/v1/completions takes POST, not GET"
     status, body = await mesh.call("GET", "/v1/models/owner/name")
     assert (status, body["error"]["code"]) == (404, "model_not_found")
+
+
+async def test_beyond_what_a_session_takes_requests_are_refused_until_others_end(mesh: Any, new_node: Any) -> None:
+    node = await mesh.join(new_node())
+    session = await mesh.serve(sequences=2, queue=1)
+    assert (session["sequences"], session["queue"]) == (2, 1)
+    assert of_kind(node, "assign")[0].assign.sequences == 2
+    node.answer = stuck
+    taken = [asyncio.create_task(mesh.call("POST", "/v1/completions", COMPLETION)) for _ in range(3)]
+    await node.until(lambda: len(node.generated) == 3)
+    for stream in (False, True):
+        async with mesh.http.post("/v1/chat/completions", json={**CHAT, "stream": stream}) as response:
+            assert (response.status, response.headers["Retry-After"]) == (429, "60")
+            assert (await response.json())["error"] == {
+                "message": "'bard' has 3 requests, as many as its session takes (2 under way and 1 that wait); "
+                "try again in 60 seconds",
+                "type": "rate_limit_error",
+                "param": None,
+                "code": "too_many_requests",
+            }
+    url = f"{mesh.orchestrator.http_url}/v1"
+    async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as client:
+        with pytest.raises(openai.RateLimitError):
+            await client.completions.create(**COMPLETION)
+    assert len(node.generated) == 3, "the node has heard of none that was refused"
+
+    taken[0].cancel()
+    async with asyncio.timeout(DEADLINE_S):
+        await node.cancelled.get()
+        node.answer = say
+        assert (await mesh.call("POST", "/v1/completions", COMPLETION))[0] == 200
+        assert (await mesh.call("POST", "/v1/completions", COMPLETION))[0] == 200, "a place serves again"
+        node.answer = stuck
+        again = asyncio.create_task(mesh.call("POST", "/v1/completions", COMPLETION))
+        await node.until(lambda: len(node.generated) == 6)
+        async with mesh.http.post("/v1/completions", json=COMPLETION) as response:
+            assert (response.status, response.headers["Retry-After"]) == (429, "1"), "as fast as others have ended"
+    for task in (*taken, again):
+        task.cancel()
+    await asyncio.gather(*taken, again, return_exceptions=True)
+
+
+async def test_silence_of_one_request_counts_though_others_are_answered(
+    mesh: Any, bard: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(requests, "ANSWER_S", 1.0)
+
+    async def chatty_or_mute(generate: Generate) -> AsyncIterator[Delta]:
+        while generate.prompt == "Chat":
+            yield Delta(text="a", ids=[1])
+            await asyncio.sleep(0.05)
+        await asyncio.Event().wait()
+
+    bard.answer = chatty_or_mute
+    async with mesh.http.post("/v1/completions", json={**COMPLETION, "prompt": "Chat", "stream": True}) as chatting:
+        await chatting.content.readline()
+        async with asyncio.timeout(DEADLINE_S):
+            status, body = await mesh.call("POST", "/v1/completions", COMPLETION)
+        assert (status, body["error"]["code"]) == (504, "timed_out")
+        assert await bard.cancelled.get() == bard.generated[1].request_id
+        assert await chatting.content.readline(), "the other goes on"
+
+
+async def test_a_request_of_which_there_are_signs_of_life_goes_on(
+    mesh: Any, bard: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(requests, "ANSWER_S", 1.5)
+
+    async def slow(_: Generate) -> AsyncIterator[Delta]:
+        for _ in range(6):
+            await asyncio.sleep(0.4)
+            yield Delta()
+        yield Delta(text="at last", ids=[1], finish="stop", completion_tokens=1)
+
+    bard.answer = slow
+    status, body = await mesh.call("POST", "/v1/completions", COMPLETION)
+    assert (status, body["choices"][0]["text"]) == (200, "at last")
