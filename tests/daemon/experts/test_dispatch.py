@@ -611,7 +611,7 @@ def test_a_model_with_experts_elsewhere_computes_its_golden_logits(
             alone = Sequences(build(graph, peers, EngineOptions()), graph)
             return np.concatenate(
                 [
-                    alone.step(0, embedded[chunk].copy(), chunk.start, chunk.stop - chunk.start, halved=True)
+                    alone.step(0, embedded[chunk].copy(), chunk.start, chunk.stop - chunk.start, halved=True).copy()
                     for chunk in chunks
                 ]
             )
