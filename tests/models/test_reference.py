@@ -155,7 +155,7 @@ def test_a_window_ends_exactly_where_it_should(case: Case, tmp_path: Path) -> No
         def spoil(kind: str, layer: int, position: int) -> None:
             """Have the caches hold something else of a token."""
             block, place = divmod(position, BLOCKS.tokens)
-            engine._blocks[f"{kind}_cache.{layer}"]._numbers[table[block], :, place] = 1e3
+            engine._caches[f"{kind}_cache.{layer}"]._numbers[table[block], :, place] = 1e3
 
         plain = ranks.step(case.tokens[20:21], 20)
         for layer, seen in enumerate(case.windows):
