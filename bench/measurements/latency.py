@@ -141,11 +141,11 @@ async def measure_latency(
         motley.bench.meshes.local_mesh.MeshError: a rank failed.
         motley.orchestrator.planning.shares.PlanError: the shares cannot be cut.
     """
-    rng = np.random.default_rng(0)
-    words = rng.integers(0, vocabulary, max(prompts)).tolist()
+    # No prompt begins like another: it would be found in the caches.
+    warm, *texts = np.random.default_rng(0).integers(0, vocabulary, (1 + len(prompts), max(prompts))).tolist()
     async with LocalMesh(spec, progress) as mesh:
-        await mesh.decode(words[: min(prompts)], WARM_UP)
-        return [await latency_of(mesh, words[:length], tokens) for length in prompts]
+        await mesh.decode(warm[: min(prompts)], WARM_UP)
+        return [await latency_of(mesh, text[:length], tokens) for text, length in zip(texts, prompts, strict=True)]
 
 
 async def latency_of(mesh: LocalMesh, prompt: Sequence[int], tokens: int) -> LatencyReport:
