@@ -30,6 +30,8 @@ class Proxy:
     def reset_clients(self) -> None:
         """Reset the connections towards the node; the orchestrator is told nothing."""
         for client, _ in self._writers:
+            if client.is_closing():  # it only asked for the certificate
+                continue
             client.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
             client.transport.abort()
 
