@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from motley.plugins.native import library as native
+from motley.plugins.native.library import F32
 
 LEVELS = native.supported_levels(native.library())
 
@@ -20,6 +22,20 @@ def set_level(level: str) -> None:
 def assert_same(ours: Any, theirs: Any) -> None:
     """Of two f32 arrays: every bit."""
     np.testing.assert_array_equal(ours.view(np.uint32), theirs.view(np.uint32))
+
+
+def normal(random: np.random.Generator, *shape: int) -> F32:
+    return random.standard_normal(shape).astype(np.float32)
+
+
+def at_all_levels(compute: Callable[[], F32]) -> F32:
+    """What `compute` gives, the same to the bit at every level."""
+    set_level(LEVELS[0])
+    expected = compute()
+    for level in LEVELS[1:]:
+        set_level(level)
+        assert_same(compute(), expected)
+    return expected
 
 
 def at_the_end(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

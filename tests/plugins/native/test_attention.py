@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -19,33 +19,13 @@ from hypothesis import strategies as st
 from motley.plugins.native.attention import FORMATS, I32, Cached, SpanRows, Spans, bind_attention
 from motley.plugins.native.library import F32
 from motley.plugins.native.matmul import Pool
-from tests.plugins.native.native_levels import LEVELS, assert_same, set_level
+from tests.plugins.native.native_levels import LEVELS, assert_same, at_all_levels, normal, set_level
 
 F64 = np.ndarray[Any, np.dtype[np.float64]]
 Format = type[np.float32] | type[np.float16] | type[np.int8]
 
 HALF_ULP = 2.0**-24
 POOLS = {threads: Pool(threads) for threads in (1, 2, 3)}
-
-
-@pytest.fixture(autouse=True)
-def _best_level_again() -> Iterator[None]:
-    yield
-    set_level(LEVELS[-1])
-
-
-def normal(random: np.random.Generator, *shape: int) -> F32:
-    return random.standard_normal(shape).astype(np.float32)
-
-
-def at_all_levels(compute: Callable[[], F32]) -> F32:
-    """What `compute` gives, the same to the bit at every level."""
-    set_level(LEVELS[0])
-    expected = compute()
-    for level in LEVELS[1:]:
-        set_level(level)
-        assert_same(compute(), expected)
-    return expected
 
 
 def encode(heads: F32, format: Format) -> tuple[Cached, F32]:

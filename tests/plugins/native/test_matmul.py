@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,12 +22,6 @@ from motley.plugins.native.matmul import BLOCKS, Pool, QuantisedMatrix
 from tests.plugins.native.native_levels import LEVELS, assert_same, set_level
 
 POOLS = {threads: Pool(threads) for threads in (1, 2, 3)}
-
-
-@pytest.fixture(autouse=True)
-def _best_level_again() -> Iterator[None]:
-    yield
-    set_level(LEVELS[-1])
 
 
 @dataclass(frozen=True)
