@@ -39,11 +39,21 @@ class Lowered:
 
 def lower(model: onnx.ModelProto) -> Lowered:
     """Lower the whole graph; collectives stay as they are, and so do Experts nodes around their graphs."""
-    initializers = {tensor.name: tensor for tensor in model.graph.initializer}
-    return Lowered(_Lowering(model.graph.node, initializers).run(), initializers)
+    return Lowering.lower(model)
 
 
-class _Lowering:
+class Lowering:
+    """Lowers nodes for the CPU. What it does with products, norms and gates a subclass may do otherwise."""
+
+    fuses = True
+    """Whether norms and gates become kernels of ours."""
+
+    @classmethod
+    def lower(cls, model: onnx.ModelProto) -> Lowered:
+        """See `lower`."""
+        initializers = {tensor.name: tensor for tensor in model.graph.initializer}
+        return Lowered(cls(model.graph.node, initializers).run(), initializers)
+
     def __init__(self, nodes: Iterable[NodeProto], initializers: dict[str, TensorProto]) -> None:
         self._nodes = list(nodes)
         self._initializers = initializers
@@ -56,10 +66,12 @@ class _Lowering:
         """By the result of a gate: what splits gate and up, and the activation."""
         self._absorbed: set[str] = set()
         """Values that a gate makes for itself."""
-        for node in self._nodes:
-            self._find_gate(node)
+        if self.fuses:
+            for node in self._nodes:
+                self._find_gate(node)
 
     def run(self) -> list[NodeProto]:
+        """The lowered nodes."""
         return _without_unused([new for node in self._nodes for new in self._lower(node)])
 
     def _lower(self, node: NodeProto) -> Iterator[NodeProto]:
@@ -69,6 +81,8 @@ class _Lowering:
             yield self._experts(node)
         elif node.op_type == "Gemm" and (source := self._made_by(node.input[1], "DequantizeLinear")):
             yield self._product(node, source)
+        elif not self.fuses:
+            yield node
         elif node.op_type == "RMSNormalization" and not self._made_by(node.input[0], "Reshape"):  # that is of heads
             source = self._residual_add(node)
             added = [*source.input] if source else [node.input[0], ""]
@@ -101,7 +115,7 @@ class _Lowering:
         lowered.CopyFrom(node)
         for attribute in lowered.attribute:
             for graph in attribute.graphs:
-                nodes = _Lowering(graph.node, self._initializers).run()
+                nodes = type(self)(graph.node, self._initializers).run()
                 del graph.node[:]
                 graph.node.extend(nodes)
         return lowered
@@ -162,7 +176,19 @@ class _Lowering:
         self._initializers[data] = _reinterpreted(self._initializers[data], (rows, blocks, block * bits // 8))
         bias = gemm.input[2] if len(gemm.input) > 2 else ""
         operands = [gemm.input[0], data, scale, "" if symmetric else zero_point, bias]
-        return helper.make_node(PRODUCT, operands, gemm.output, domain=DOMAIN, bits=bits, block=block)
+        return self.product(operands, gemm.output[0], bits, (blocks * block, rows), block)
+
+    def product(self, operands: list[str], y: str, bits: int, shape: tuple[int, int], block: int) -> NodeProto:
+        """A product with a quantised matrix, as a node.
+
+        Args:
+            operands: x, codes, scales, zero points and bias; the last two may be "".
+            y: the result.
+            bits: of a code.
+            shape: (K, N), of columns of x and of y.
+            block: codes that share a scale.
+        """
+        return helper.make_node(PRODUCT, operands, [y], domain=DOMAIN, bits=bits, block=block)
 
     def _attention(self, node: NodeProto) -> Iterator[NodeProto]:
         q, k, v, *others = node.input

@@ -1,0 +1,184 @@
+"""A GPU that ONNX Runtime's WebGPU provider computes on: sessions on it, and arrays in its memory.
+
+The provider is a plugin of the runtime (package ``onnxruntime-ep-webgpu``). It finds GPUs of any make by Vulkan, D3D12
+or Metal.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+import onnxruntime as ort
+from onnx import TensorProto, helper
+
+from motley.plugins.engine import EngineError, EngineMemoryError
+from motley.plugins.onnxruntime.lowering import MICROSOFT
+
+NAME = "webgpu"
+"""What the runtime calls the memory of these devices, and what our engine is called."""
+OPSET = 24
+IR_VERSION = 12
+
+Array = npt.NDArray[Any]
+Run = Callable[[], None]
+"""Submits some work that is bound; it may raise whatever the runtime raises."""
+
+_one_at_a_time = threading.Lock()
+"""The provider has one queue of commands for all sessions of a process, which two threads must not use at once."""
+
+
+@cache
+def find_devices() -> Sequence[ort.OrtEpDevice]:
+    """The GPUs that the provider could be given on this machine.
+
+    Raises:
+        EngineError: the plugin is missing or cannot be loaded.
+    """
+    try:
+        import onnxruntime_ep_webgpu as plugin
+    except ImportError as error:
+        raise EngineError(
+            f"engine {NAME!r} needs a package that is missing ({error}): pip install 'motley[webgpu]'"
+        ) from error
+    try:
+        ort.register_execution_provider_library(NAME, plugin.get_library_path())
+    except Exception as error:  # the runtime's own classes share no other base
+        raise EngineError(
+            f"engine {NAME!r}: the plugin cannot be loaded ({error}); on Linux it needs the Vulkan loader, which most"
+            " distributions call libvulkan1"
+        ) from error
+    return [each for each in ort.get_ep_devices() if each.ep_name == plugin.get_ep_name()]
+
+
+class WebGpuDevice:
+    """The GPU that this process computes on. Its methods may be called by several threads."""
+
+    def __init__(self) -> None:
+        """
+        Raises:
+            EngineError: there is no plugin, or no GPU that it can use.
+        """
+        found = find_devices()
+        if not found:
+            raise EngineError(
+                f"engine {NAME!r} finds no GPU on this machine; a driver for Vulkan, D3D12 or Metal may be missing"
+            )
+        self._device = found[0]
+
+    def session(
+        self,
+        nodes: Sequence[onnx.NodeProto],
+        inputs: Sequence[onnx.ValueInfoProto],
+        outputs: Sequence[onnx.ValueInfoProto],
+        initializers: Sequence[TensorProto] = (),
+        folder: str = "",
+    ) -> ort.InferenceSession:
+        """Make a session for a graph, which must run on the GPU as a whole.
+
+        Args:
+            initializers: may lie in a file of `folder`.
+
+        Raises:
+            EngineError: the provider lacks something that the graph has, or the driver does.
+            EngineMemoryError: the GPU's memory is too small.
+        """
+        model = helper.make_model(
+            helper.make_graph(nodes, "part", inputs, outputs, initializers),
+            opset_imports=[helper.make_opsetid("", OPSET), helper.make_opsetid(MICROSOFT, 1)],
+            ir_version=IR_VERSION,
+        )
+        options = ort.SessionOptions()
+        options.log_severity_level = 4
+        if folder:
+            options.add_session_config_entry("session.model_external_initializers_file_folder_path", folder)
+        options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
+        options.add_provider_for_devices([self._device], {})
+        with _one_at_a_time:
+            try:
+                return ort.InferenceSession(model.SerializeToString(), options)
+            except Exception as error:  # the runtime's own classes share no other base
+                kinds = ", ".join(sorted({node.op_type for node in nodes}))
+                raise _told(error, f"cannot prepare a part of the graph ({kinds})") from error
+
+    def empty(self, shape: Sequence[int], dtype: npt.DTypeLike = np.float32) -> ort.OrtValue:
+        """An array in the GPU's memory, of zeros.
+
+        Raises:
+            EngineMemoryError: there is no room for it.
+        """
+        return self.array(np.zeros(shape, dtype))
+
+    def array(self, values: Array) -> ort.OrtValue:
+        """A copy of an array in the GPU's memory.
+
+        Raises:
+            EngineMemoryError: there is no room for it.
+        """
+        with _one_at_a_time:
+            try:
+                return ort.OrtValue.ortvalue_from_numpy(values, NAME, 0)
+            except Exception as error:  # the runtime's own classes share no other base
+                raise _told(error, f"cannot place {values.nbytes} bytes") from error
+
+    def write(self, values: Array, to: ort.OrtValue) -> None:
+        """Copy an array over one of the same shape and type in the GPU's memory."""
+        with _one_at_a_time:
+            ort.copy_tensors([ort.OrtValue.ortvalue_from_numpy(values)], [to], None)
+
+    def run(self, session: ort.InferenceSession, inputs: Mapping[str, Array]) -> list[Array]:
+        """Run a session on arrays of the host; its results are there too."""
+        with _one_at_a_time:
+            results: list[Array] = session.run(None, dict(inputs))
+            return results
+
+    def bind(
+        self,
+        session: ort.InferenceSession,
+        inputs: Mapping[str, ort.OrtValue | Array],
+        outputs: Mapping[str, ort.OrtValue | Array],
+    ) -> Run:
+        """Bind a session to places of its values.
+
+        Args:
+            inputs: arrays of the host are uploaded whenever it runs.
+            outputs: arrays of the host have their values when a run returns; it does not wait for others. They may be
+                the inputs, where the operator that makes them works in place.
+        """
+        binding = session.io_binding()
+        uploads: list[tuple[str, Array]] = []
+        for name, place in inputs.items():
+            if isinstance(place, np.ndarray):
+                uploads.append((name, place))
+            else:
+                binding.bind_ortvalue_input(name, place)
+        for name, place in outputs.items():
+            if isinstance(place, np.ndarray):
+                binding.bind_output(name, "cpu", 0, place.dtype.type, place.shape, place.ctypes.data)
+            else:
+                binding.bind_ortvalue_output(name, place)
+
+        def run() -> None:
+            with _one_at_a_time:
+                for name, place in uploads:  # the runtime uploads what is bound at once
+                    binding.bind_input(name, "cpu", 0, place.dtype.type, place.shape, place.ctypes.data)
+                session.run_with_iobinding(binding)
+
+        return run
+
+
+def declared(name: str, dtype: npt.DTypeLike, shape: Sequence[int | str] | None = None) -> onnx.ValueInfoProto:
+    """The declaration of an input or output; None: of any shape."""
+    return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(np.dtype(dtype)), shape)
+
+
+def _told(error: Exception, what: str) -> EngineError:
+    """The error to raise for one of the runtime."""
+    words = str(error)
+    kind = EngineMemoryError if "memory" in words.lower() else EngineError
+    return kind(f"engine {NAME!r} {what}: {words}")

@@ -1,0 +1,35 @@
+"""Lowers a rank's graph to operators that ONNX Runtime's WebGPU provider has.
+
+===========================================  =========================================================
+in the graph                                 in the runtime
+===========================================  =========================================================
+``DequantizeLinear`` -> ``Gemm(transB=1)``   ``MatMulNBits`` of domain ``com.microsoft``
+``Split`` -> ``CachedAttention``             `motley.plugins.segments.ATTENTION` on packed QKV, see
+                                             `motley.plugins.webgpu.attention`
+===========================================  =========================================================
+
+All else stays as it is.
+"""
+
+from __future__ import annotations
+
+from onnx import NodeProto, helper
+
+from motley.plugins.onnxruntime.lowering import MICROSOFT, Lowering
+
+
+class DeviceLowering(Lowering):
+    """Lowers nodes for a GPU: the runtime has a kernel for each."""
+
+    fuses = False
+
+    def product(self, operands: list[str], y: str, bits: int, shape: tuple[int, int], block: int) -> NodeProto:
+        """A product with a quantised matrix, by the runtime's own operator; see `Lowering.product`."""
+        x, codes, scales, zeros, bias = operands
+        columns, rows = shape
+        inputs = [x, codes, scales, zeros, "", bias]
+        while not inputs[-1]:
+            inputs.pop()
+        return helper.make_node(
+            "MatMulNBits", inputs, [y], domain=MICROSOFT, K=columns, N=rows, bits=bits, block_size=block
+        )
