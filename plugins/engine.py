@@ -369,6 +369,18 @@ def on_gpu(name: str, extra: Mapping[str, str] | None = None) -> bool:
     return getattr(load_engine(name), "on_gpu", False) or (extra or {}).get("device") == "cuda"
 
 
+def measured_bandwidth(name: str) -> float:
+    """How fast an engine reads the memory of the GPU that it computes on, in bytes/s; 0: it cannot measure that.
+
+    Engines that can have a function ``measure_bandwidth`` in their class. It may raise whatever the device does.
+
+    Raises:
+        EngineError: as `load_engine`.
+    """
+    measure: Callable[[], float] | None = getattr(load_engine(name), "measure_bandwidth", None)
+    return measure() if measure is not None else 0.0
+
+
 def lacking(name: str) -> str:
     """Why an engine cannot run on this machine; empty: nothing is known to be in its way.
 

@@ -11,6 +11,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling
 
+from tests.software_gpu import show_software_gpu
+
 # Examples on a busy machine may be slow, to run and to draw; each test has its own limit.
 # CI asks whether a change broke something, so it gets the same examples each time; people get new ones.
 settings.register_profile(
@@ -29,6 +31,9 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # Tests start hundreds of processes: each would compile all of Motley again where compiled modules are not kept.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+
+# Before ONNX Runtime is imported, which looks for GPUs once. Tests that need one say why there is none.
+show_software_gpu()
 
 SHARED_MESH = "shared mesh"
 """In the ids of tests that use one mesh together, see `tests/e2e/conftest.py`."""

@@ -1,4 +1,4 @@
-"""This machine's NVIDIA GPUs: what they are, what is free on them, and who holds the rest."""
+"""This machine's GPUs: what they are, what is free on them, and who holds the rest."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 
 import psutil
 
+from motley.daemon.machine.vulkan import NVIDIA, vulkan_gpus
 from motley.protocol import mesh_pb2 as pb
 from motley.transport.cuda.driver import Place, place_of
 from motley.transport.cuda.errors import CudaError
@@ -17,6 +18,12 @@ HIDDEN = Place(1 << 16, 0)
 
 
 def gpus() -> list[pb.Gpu]:
+    """The GPUs that there are now: those of NVIDIA first, as CUDA counts them; then those that only Vulkan shows."""
+    found = _nvidia_gpus()
+    return found + [each.gpu for each in vulkan_gpus() if not found or each.vendor != NVIDIA]
+
+
+def _nvidia_gpus() -> list[pb.Gpu]:
     """NVIDIA GPUs as the driver reports them now, as CUDA counts them; none if there is no driver."""
     import pynvml
 

@@ -17,6 +17,7 @@ from motley.plugins.engine import (
     has_whole_caches,
     keeps_fp16,
     lacking,
+    measured_bandwidth,
     on_gpu,
 )
 from motley.protocol import mesh_pb2 as pb
@@ -52,7 +53,9 @@ def _ask(name: str) -> dict[str, object]:
             "cache_formats": cache_formats(name),
             "on_gpu": on_gpu(name),
         }
-        return {"name": name, "lacking": lacking(name), **kind}
+        in_the_way = lacking(name)
+        speed = {} if in_the_way else {"memory_bandwidth": measured_bandwidth(name)}
+        return {"name": name, "lacking": in_the_way, **kind, **speed}
     except EngineError as error:
         return {"name": name, "lacking": str(error)}
     except Exception as error:  # somebody else's code

@@ -33,6 +33,8 @@ class Setup:
     """It computes on the node's first GPU, in that GPU's memory."""
     has_whole_caches: bool = False
     """Its engine can only have a sequence's whole cache in one block."""
+    memory_bandwidth: float = 0.0
+    """How fast its engine has read the GPU's memory, bytes/s; 0: that was not measured."""
 
 
 def setup_of(
@@ -55,7 +57,7 @@ def setup_of(
         message = f"node {node!r} cannot run engine {engine!r}: {lacking}; it can run: {_able(capabilities)}"
         raise SetupError("unusable_engine", message)
     widened = quantisation == "fp16" and not told.keeps_fp16
-    return Setup(engine, "fp32" if widened else quantisation, on_gpu, told.has_whole_caches)
+    return Setup(engine, "fp32" if widened else quantisation, on_gpu, told.has_whole_caches, told.memory_bandwidth)
 
 
 def lacking_format(node: str, capabilities: Capabilities, engine: str, cache_format: str) -> str:

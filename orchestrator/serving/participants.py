@@ -26,8 +26,9 @@ class Participant:
     @property
     def speed(self) -> float:
         """Bytes/s that the device reads on which its rank computes; 0: not known."""
-        capabilities = self.node.capabilities
-        return self.node.gpus[0].memory_bandwidth if self.setup.on_gpu else capabilities.memory_bandwidth
+        if not self.setup.on_gpu:
+            return self.node.capabilities.memory_bandwidth
+        return self.setup.memory_bandwidth or self.node.gpus[0].memory_bandwidth
 
     @property
     def may_be_trunk(self) -> bool:

@@ -1,106 +1,24 @@
-"""Attention of a step's rows to keys and values in blocks, by operators that any GPU has.
+"""The sessions that compute attention to keys and values in blocks, by operators that any GPU has.
 
-A layer's keys are one array f32[P + 1, kv_heads * d] in the GPU's memory, its values another: a *slot* for each
-position of each block, and one more that stays zero. A step writes its rows' keys and values to their slots. Then its
-spans attend in *groups* of S pieces of R rows each, for which one call gathers the slots of all C positions that they
-see. Pieces with fewer rows repeat their last one, and those that see less see the zero slot.
+First a step writes its rows' keys and values to their slots, then its groups attend (`motley.plugins.webgpu.groups`):
+one call gathers the slots of all positions that a group sees.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
-from onnx import NodeProto, TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 
-from motley.plugins.engine import F32, Span
-from motley.plugins.webgpu.device import Run, WebGpuDevice, declared
+from motley.plugins.webgpu.device import WebGpuDevice, declared
 
-I64 = npt.NDArray[np.int64]
-
-MOST_ROWS = 64
-"""Rows of a span that attend together."""
-MOST_SCORES = 1 << 24
-"""Scores of all heads that a call may compute, unless a single piece has more."""
-SEEN_TILE = 32
-"""The number of positions that a group sees is a multiple of this one, so that the same calls serve for a while."""
 NEVER = np.float32(-3e38)
 """What is added to the score of a position that is not seen."""
-
-
-class Group(NamedTuple):
-    """Pieces of spans that attend in one call.
-
-    Attributes:
-        rows: i64[S, R], which rows of the step they are.
-        slots: i64[S, C], where the keys and values are that each piece sees.
-        positions: f32[S, R], where the rows stand.
-    """
-
-    rows: I64
-    slots: I64
-    positions: F32
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """(S, R, C)."""
-        return (*self.rows.shape, self.slots.shape[1])
-
-
-def slots_of(span: Span, begin: int, end: int, tokens: int) -> I64:
-    """Where the positions from `begin` to `end` of a span's sequence are, with blocks of so many tokens."""
-    positions = np.arange(begin, end)
-    slots: I64 = span.blocks[positions // tokens].astype(np.int64) * tokens + positions % tokens
-    return slots
-
-
-def grouped(spans: Sequence[tuple[int, Span]], tokens: int, heads: int, nothing: int) -> list[Group]:
-    """Cut spans in pieces that attend together.
-
-    Args:
-        spans: each with its first row in the step.
-        tokens: positions in a block.
-        heads: how many scores a row has at a position.
-        nothing: the slot that stays zero.
-    """
-    kinds: dict[int, list[tuple[int, Span]]] = {}
-    for row, span in spans:
-        for begin in range(0, span.rows, MOST_ROWS):
-            count = min(MOST_ROWS, span.rows - begin)
-            piece = span._replace(position=span.position + begin, rows=count)
-            kinds.setdefault((count - 1).bit_length(), []).append((row + begin, piece))
-    groups = []
-    for pieces in kinds.values():
-        rows = max(piece.rows for _, piece in pieces)
-        pieces.sort(key=lambda each: each[1].position)
-        while pieces:
-            together: list[tuple[int, Span]] = []
-            while pieces:
-                _, piece = pieces[-1]
-                end = max(each.position + each.rows for _, each in (*together, pieces[-1]))
-                if together and (len(together) + 1) * rows * end * heads > MOST_SCORES:
-                    break
-                together.append(pieces.pop())
-            groups.append(_group(together, rows, tokens, nothing))
-    return groups
-
-
-def _group(pieces: Sequence[tuple[int, Span]], rows: int, tokens: int, nothing: int) -> Group:
-    seen = max(piece.position + piece.rows for _, piece in pieces)
-    slots = np.full((len(pieces), -(-seen // SEEN_TILE) * SEEN_TILE), nothing, np.int64)
-    numbers = np.empty((len(pieces), rows), np.int64)
-    positions = np.empty((len(pieces), rows), np.float32)
-    for number, (first, piece) in enumerate(pieces):
-        end = piece.position + piece.rows
-        slots[number, :end] = slots_of(piece, 0, end, tokens)
-        within = np.minimum(np.arange(rows), piece.rows - 1)
-        numbers[number] = first + within
-        positions[number] = piece.position + within
-    return Group(numbers, slots, positions)
 
 
 @dataclass(frozen=True)
@@ -130,12 +48,12 @@ class AttentionSessions:
     """The sessions for attentions of some `Heads`.
 
     Attributes:
-        write: (qkv f32[T, E], cos and sin f32[T, r/2], order i64[1, T], slots i64[T, 1], keys, values) -> turned queries
-            f32[T, heads * d], keys, values; the last two in place.
-        attend: (queries, rows, slots, mask f32[S, 1, 1, R, C], keys, values) -> y f32[S * R, heads * d], if the group is
-            the whole step and its rows are in their order.
-        attend_some: the same with y f32[T, heads * d] and places i64[S, R, 1], which are `rows`, as more operands: those
-            of its rows are written in place.
+        write: (qkv f32[T, E], cos and sin f32[T, r/2], order i64[1, T], slots i64[T, 1], keys, values) -> queries,
+            turned, f32[T, heads * d], keys, values; the last two in place.
+        attend: (queries, rows, slots, mask f32[S, 1, 1, R, C], keys, values) -> y f32[S * R, heads * d], if the group
+            is the whole step and its rows are in their order.
+        attend_some: the same with y f32[T, heads * d] and places i64[S, R, 1], which are `rows`, as more operands:
+            those of its rows are written in place.
     """
 
     def __init__(self, device: WebGpuDevice, heads: Heads) -> None:
@@ -178,8 +96,12 @@ class AttentionSessions:
         pools = [declared(name, np.float32, ["P", widths[1]]) for name in ("keys", "values")]
         return device.session(
             nodes,
-            [declared("qkv", np.float32, ["T", sum(widths)]), *(turning if h.rotary else ())]
-            + [declared("slots", np.int64, ["T", 1]), *pools],
+            [
+                declared("qkv", np.float32, ["T", sum(widths)]),
+                *(turning if h.rotary else ()),
+                declared("slots", np.int64, ["T", 1]),
+                *pools,
+            ],
             [declared(name, np.float32) for name in ("queries", "keys.out", "values.out")],
             constants.all,
         )

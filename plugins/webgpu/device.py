@@ -7,15 +7,16 @@ or Metal.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import onnx
 import onnxruntime as ort
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 from motley.plugins.engine import EngineError, EngineMemoryError
 from motley.plugins.onnxruntime.lowering import MICROSOFT
@@ -25,10 +26,14 @@ NAME = "webgpu"
 OPSET = 24
 IR_VERSION = 12
 
-Array = npt.NDArray[Any]
-Run = Callable[[], None]
-"""Submits some work that is bound; it may raise whatever the runtime raises."""
+MEASURED = 3
+"""Runs of a product by which bandwidth is measured."""
+LONG_S = 0.005
+"""A run that takes so many seconds is long enough to measure bandwidth by."""
 
+Array = npt.NDArray[Any]
+Place: TypeAlias = Any
+"""Where a value is: an array of the host, or an `ort.OrtValue` in the GPU's memory."""
 _one_at_a_time = threading.Lock()
 """The provider has one queue of commands for all sessions of a process, which two threads must not use at once."""
 
@@ -54,6 +59,38 @@ def find_devices() -> Sequence[ort.OrtEpDevice]:
             " distributions call libvulkan1"
         ) from error
     return [each for each in ort.get_ep_devices() if each.ep_name == plugin.get_ep_name()]
+
+
+class Run:
+    """A session bound to places of its values, see `WebGpuDevice.bind`. To call it is to run it."""
+
+    def __init__(
+        self, session: ort.InferenceSession, inputs: Mapping[str, Place], outputs: Mapping[str, Place]
+    ) -> None:
+        self._session = session
+        self._binding = session.io_binding()
+        self._places = [*inputs.values(), *outputs.values()]
+        """The runtime knows addresses, and keeps nothing alive."""
+        self._uploads = [(name, place) for name, place in inputs.items() if isinstance(place, np.ndarray)]
+        for name, place in inputs.items():
+            if not isinstance(place, np.ndarray):
+                self._binding.bind_ortvalue_input(name, place)
+        for name, place in outputs.items():
+            if isinstance(place, np.ndarray):
+                self._binding.bind_output(name, "cpu", 0, place.dtype.type, place.shape, place.ctypes.data)
+            else:
+                self._binding.bind_ortvalue_output(name, place)
+
+    def __call__(self) -> None:
+        """Submit the work, and wait for those of its results that go to the host.
+
+        Raises:
+            Exception: whatever the runtime raises.
+        """
+        with _one_at_a_time:
+            for name, place in self._uploads:  # the runtime copies what is bound at once
+                self._binding.bind_input(name, "cpu", 0, place.dtype.type, place.shape, place.ctypes.data)
+            self._session.run_with_iobinding(self._binding)
 
 
 class WebGpuDevice:
@@ -106,6 +143,25 @@ class WebGpuDevice:
                 kinds = ", ".join(sorted({node.op_type for node in nodes}))
                 raise _told(error, f"cannot prepare a part of the graph ({kinds})") from error
 
+    def measure_bandwidth(self) -> float:
+        """How fast products of one row read a matrix in the GPU's memory, in bytes/s. Takes part of a second."""
+        best = 0.0
+        for side in (512, 1024, 2048, 4096, 8192):
+            weights = numpy_helper.from_array(np.zeros((side, side), np.float32), "w")
+            ends = [declared(name, np.float32, [1, side]) for name in ("x", "y")]
+            session = self.session([helper.make_node("MatMul", ["x", "w"], ["y"])], ends[:1], ends[1:], [weights])
+            run = self.bind(session, {"x": self.empty((1, side))}, {"y": np.empty((1, side), np.float32)})
+            run()  # which compiles
+            times = []
+            for _ in range(MEASURED):
+                began = time.perf_counter()
+                run()
+                times.append(time.perf_counter() - began)
+            best = max(best, weights.ByteSize() / min(times))
+            if min(times) > LONG_S:  # what a call costs besides no longer matters
+                break
+        return best
+
     def empty(self, shape: Sequence[int], dtype: npt.DTypeLike = np.float32) -> ort.OrtValue:
         """An array in the GPU's memory, of zeros.
 
@@ -140,8 +196,8 @@ class WebGpuDevice:
     def bind(
         self,
         session: ort.InferenceSession,
-        inputs: Mapping[str, ort.OrtValue | Array],
-        outputs: Mapping[str, ort.OrtValue | Array],
+        inputs: Mapping[str, Place],
+        outputs: Mapping[str, Place],
     ) -> Run:
         """Bind a session to places of its values.
 
@@ -150,26 +206,7 @@ class WebGpuDevice:
             outputs: arrays of the host have their values when a run returns; it does not wait for others. They may be
                 the inputs, where the operator that makes them works in place.
         """
-        binding = session.io_binding()
-        uploads: list[tuple[str, Array]] = []
-        for name, place in inputs.items():
-            if isinstance(place, np.ndarray):
-                uploads.append((name, place))
-            else:
-                binding.bind_ortvalue_input(name, place)
-        for name, place in outputs.items():
-            if isinstance(place, np.ndarray):
-                binding.bind_output(name, "cpu", 0, place.dtype.type, place.shape, place.ctypes.data)
-            else:
-                binding.bind_ortvalue_output(name, place)
-
-        def run() -> None:
-            with _one_at_a_time:
-                for name, place in uploads:  # the runtime uploads what is bound at once
-                    binding.bind_input(name, "cpu", 0, place.dtype.type, place.shape, place.ctypes.data)
-                session.run_with_iobinding(binding)
-
-        return run
+        return Run(session, inputs, outputs)
 
 
 def declared(name: str, dtype: npt.DTypeLike, shape: Sequence[int | str] | None = None) -> onnx.ValueInfoProto:

@@ -4,22 +4,23 @@ Weights, KV caches and the values that cross a segment stay in the GPU's memory.
 what experts are computed from, comes back to the host and goes up again; to read it is the one thing that waits for
 the GPU. A step's rotary tables and the places of its rows go up once, for all layers.
 
-Rows of several sequences are one step, as on the CPU; how they attend is told by `motley.plugins.webgpu.attention`.
+Rows of several sequences are one step, as on the CPU; how they attend is told by `motley.plugins.webgpu.groups`. Two
+micro-chunks of a step take turns: one computes a segment while the sum of the other is under way.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
-from functools import cached_property, partial
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
 from typing import Any, ClassVar
 
 import numpy as np
 import onnxruntime as ort
-from onnx import NodeProto, TensorProto, ValueInfoProto, helper
+from onnx import GraphProto, NodeProto, ValueInfoProto, helper
 
 from motley.plugins.engine import (
     CACHE_FORMATS,
@@ -27,34 +28,33 @@ from motley.plugins.engine import (
     Collectives,
     EngineError,
     EngineOptions,
+    Pending,
     RankGraph,
     Span,
     micro_chunks,
 )
-from motley.plugins.mixture import Sent, Terms, add_mixture, as_terms, deal
-from motley.plugins.nodes import attributes_of, reads
+from motley.plugins.mapped_share import Array, MappedShare
+from motley.plugins.mixture import Sent, add_mixture, as_terms, deal
+from motley.plugins.nodes import reads
 from motley.plugins.onnxruntime.sessions import Crossing
 from motley.plugins.segments import (
-    ATTENTION,
     ROWS,
-    Gathering,
     Kernel,
     Mixture,
     Reduction,
     Segment,
+    Then,
     buffer_numbers,
     cut_into_segments,
 )
 from motley.plugins.spans import check_step, spans_of, wanted_rows
-from motley.plugins.webgpu.attention import AttentionSessions, Group, Heads, grouped, mask_session, slots_of
-from motley.plugins.webgpu.device import NAME, Array, Run, WebGpuDevice, find_devices
+from motley.plugins.webgpu.attending import Attending, Attention, StepRows
+from motley.plugins.webgpu.device import NAME, Place, Run, WebGpuDevice
 from motley.plugins.webgpu.lowering import DeviceLowering
 
-Place = Array | ort.OrtValue
-"""Where a value is: in the host's memory or in the GPU's."""
-
 BOUND_KEPT = 6
-"""Numbers of rows whose steps stay bound, each with its own places; the one that was not used for longest goes first."""
+"""Stretches of rows that stay bound, each with places of its own; the one not used for longest goes first."""
+
 
 @dataclass(frozen=True)
 class _Part:
@@ -69,75 +69,26 @@ class _Part:
     """
 
     segment: Segment
-    session: ort.InferenceSession | None
-    inputs: Sequence[str]
-    outputs: Sequence[str]
-    zeros: Sequence[str]
-    attention: _Attention | None = None
+    session: ort.InferenceSession | None = None
+    inputs: Sequence[str] = ()
+    outputs: Sequence[str] = ()
+    zeros: Sequence[str] = ()
+    attention: Attention | None = None
 
 
-@dataclass(frozen=True)
-class _Attention:
-    """A layer's attention: its sessions and the names of what it reads and makes.
-
-    Attributes:
-        cos: the names of the tables that it turns by are `cos` and `sin`.
-        window: positions that a row sees; 0: all.
-        sinks: in the GPU's memory; None: there are none.
-    """
-
-    sessions: AttentionSessions
-    qkv: str
-    y: str
-    keys: str
-    values: str
-    cos: str
-    sin: str
-    window: int
-    sinks: ort.OrtValue | None
-
-
-@dataclass(frozen=True)
-class _GroupPlaces:
-    """Where a group of a step's spans is in the GPU's memory, and its mask for each window that layers have."""
-
-    rows: ort.OrtValue
-    places: ort.OrtValue
-    slots: ort.OrtValue
-    positions: ort.OrtValue
-    masks: Mapping[int, ort.OrtValue]
-    make_masks: Sequence[Run]
-
-
-class _Rows:
-    """The places of a step of T rows, and what is bound to them.
+@dataclass
+class _Chunk:
+    """Rows of a step that go through the graph together.
 
     Attributes:
-        places: of the values that cross segments, by name.
-        parts: for each gathering, f32[count, T, D] of each rank.
-        order: i64[1, T], the numbers of the rows.
-        slots: i64[T, 1], where their keys and values go.
-        tables: of each table that rows turn by, f32[T, r/2].
-        runs: what is bound to these, by what it is.
+        places: where the values are that cross segments, by name.
+        rows: what attention needs of them.
+        runs: the sessions of the layers bound to these places, by the numbers of their parts.
     """
 
-    def __init__(
-        self,
-        device: WebGpuDevice,
-        rows: int,
-        places: Mapping[str, Place],
-        parts: Mapping[tuple[str, ...], list[F32]],
-        tables: Mapping[str, int],
-    ) -> None:
-        """`tables`: the widths of those that rows turn by, by name."""
-        self.count = rows
-        self.places = places
-        self.parts = parts
-        self.order = device.array(np.arange(rows)[None])
-        self.slots = device.array(np.zeros((rows, 1), np.int64))
-        self.tables = {name: device.empty((rows, width)) for name, width in tables.items()}
-        self.queries: dict[int, ort.OrtValue] = {}
-        self.runs: dict[Any, Run] = {}
+    places: Mapping[str, Place]
+    rows: StepRows
+    runs: dict[int, Run] = field(default_factory=dict)
 
 
 class WebGpuEngine:
@@ -149,6 +100,11 @@ class WebGpuEngine:
     def check_machine(cls) -> None:
         """See `motley.plugins.engine.lacking`."""
         WebGpuDevice()
+
+    @classmethod
+    def measure_bandwidth(cls) -> float:
+        """See `motley.plugins.engine.measured_bandwidth`."""
+        return WebGpuDevice().measure_bandwidth()
 
     def __init__(self, graph: RankGraph, collectives: Collectives, options: EngineOptions) -> None:
         """
@@ -164,22 +120,15 @@ class WebGpuEngine:
         self._collectives = collectives
         self._max_rows = options.max_rows
         self._device = WebGpuDevice()
-        self._rows: OrderedDict[int, _Rows] = OrderedDict()
+        self._chunks: OrderedDict[tuple[int, int], _Chunk] = OrderedDict()
+        """By the first of their rows and the one after the last."""
         lowered = DeviceLowering.lower(graph.proto)
         self._initializers = lowered.initializers
         outputs = [output.name for output in graph.proto.graph.output]
         segments = cut_into_segments(lowered.nodes, lowered.initializers, outputs)
         self._crossing = {value.name: Crossing.declared(value) for value in graph.proto.graph.value_info}
         self._on_host = _names_on_host(segments)
-        self._attentions: dict[Heads, AttentionSessions] = {}
-        positions = graph.blocks.count * graph.blocks.tokens
-        self._nothing = positions
-        """The slot that stays zero."""
-        self._caches = {
-            f"{kind}_cache.{spec.layer}": self._device.empty((positions + 1, spec.heads * spec.head_dim))
-            for spec in graph.caches
-            for kind in ("key", "value")
-        }
+        self._attending = Attending(self._device, graph)
         parts = [self._part(segment) for segment in segments if segment.outputs or segment.then]
         self._layers = [part for part in parts if not part.segment.head]
         self._head = [part for part in parts if part.segment.head]
@@ -190,27 +139,11 @@ class WebGpuEngine:
             for name, number in self._numbers.items()
             if name in self._on_host
         }
-        attends = [part.attention for part in parts if part.attention]
-        self._heads_of_row = max((each.sessions.heads.heads for each in attends), default=1)
-        tables = graph.constants(0)
-        self._tables = {
-            name: tables[name].shape[1]
-            for each in attends
-            if each.sessions.heads.rotary
-            for name in (each.cos, each.sin)
-        }
-        self._masks = {window: mask_session(self._device, window) for window in {each.window for each in attends}}
-        self._groups: OrderedDict[tuple[int, int, int, int], _GroupPlaces] = OrderedDict()
-        """By number in the step and shape."""
         self._experts = {
-            segment.then.totals: _LocalExperts(self._device, segment.then, self._initializers, self._folder)
+            segment.then.totals: _LocalExperts(self._device, [self._session_of(each) for each in segment.then.experts])
             for segment in segments
             if isinstance(segment.then, Mixture) and segment.then.experts
         }
-        gatherings = (each.then for each in segments if isinstance(each.then, Gathering))
-        most = max((len(each.gathered) * self._kind(each.gathered[0])[0].width for each in gatherings), default=0)
-        # What one segment gathers is read by the next, while that makes its own.
-        self._gathers = [np.zeros(most * options.max_rows, np.float32) for _ in range(2)]
 
     @property
     def most_spans(self) -> int:
@@ -218,302 +151,190 @@ class WebGpuEngine:
 
     def step(self, hidden: F32, spans: Sequence[Span], halved: bool = False) -> F32:
         check_step(self._graph, hidden, spans, self._max_rows, self.most_spans)
-        rows = len(hidden)
-        with _told_of():
-            bound = self._bound(rows)
-            place = bound.places["hidden"]
-            assert isinstance(place, np.ndarray)
-            np.copyto(place, hidden)
-            groups = self._place_spans(bound, spans_of(spans, slice(0, rows)), rows)
-            chunks = micro_chunks(rows, halved)
+        with _told():
+            chunks = []
+            for rows in micro_chunks(len(hidden), halved):
+                chunks.append(self._chunk(rows))
+                np.copyto(chunks[-1].places["hidden"], hidden[rows])
+                self._attending.begin(chunks[-1].rows, spans_of(spans, rows))
+            sums: dict[int, Pending] = {}
+            """Under way, by the number of their chunk: one at a time."""
             for number, part in enumerate(self._layers):
-                self._run(bound, number, part)
-                self._then(bound, part, groups, chunks)
-            wanted = wanted_rows(spans)
-            if not wanted:
-                return np.empty((0, self._graph.vocabulary), np.float32)
-            return self._logits(bound, wanted)
+                for turn, chunk in enumerate(chunks):
+                    if turn in sums:
+                        sums.pop(turn).finish()
+                    self._compute(number, part, chunk)
+                    if part.attention is not None or part.segment.then is None:
+                        continue
+                    for other in list(sums):
+                        sums.pop(other).finish()
+                    pending = self._exchange(part.segment.then, chunk, len(chunks) > 1)
+                    if pending is not None:
+                        sums[turn] = pending
+            for pending in sums.values():
+                pending.finish()
+            return self._logits(chunks, wanted_rows(spans))
 
     def close(self) -> None:
-        self._rows.clear()
-        self._groups.clear()
-        self._layers.clear()
-        self._head.clear()
-        self._caches.clear()
-        self._attentions.clear()
-        self._experts.clear()
+        for kept in (self._chunks, self._layers, self._head, self._experts):
+            kept.clear()
+        self._attending.close()
 
     # -- what is made once -------------------------------------------------------------------------------------------
 
-    @cached_property
-    def _folder(self) -> str:
-        return str(self._graph.share_file.parent)
-
     def _part(self, segment: Segment) -> _Part:
-        attention = None
-        if isinstance(segment.then, Kernel):
-            assert segment.then.node.op_type == ATTENTION, segment.then.node.op_type
-            attention = self._attention(segment.then)
-        zeros = [node.output[0] for node in segment.nodes if node.op_type == "ConstantOfShape"]
-        zeros = [name for name in zeros if name in segment.outputs]
-        outputs = [name for name in segment.outputs if name not in zeros]
+        attention = self._attention(segment.then) if isinstance(segment.then, Kernel) else None
+        made_zero = {node.output[0] for node in segment.nodes if node.op_type == "ConstantOfShape"}
+        zeros = [name for name in segment.outputs if name in made_zero]
+        outputs = [name for name in segment.outputs if name not in made_zero]
         nodes = _needed(segment.nodes, outputs)
         if not nodes:
-            return _Part(segment, None, (), (), zeros, attention)
-        read = dict.fromkeys(chain.from_iterable(map(reads, nodes)))
+            return _Part(segment, zeros=zeros, attention=attention)
+        read = {name for node in nodes for name in reads(node)}
         inputs = [name for name in segment.inputs if name in read]
-        session = self._device.session(
-            nodes,
-            [self._declared(name) for name in inputs],
-            [self._declared(name) for name in outputs],
-            [self._initializers[name] for name in read if name in self._initializers],
-            self._folder,
-        )
+        session = self._session(nodes, list(map(self._declared, inputs)), list(map(self._declared, outputs)))
         return _Part(segment, session, inputs, outputs, zeros, attention)
 
-    def _attention(self, then: Kernel) -> _Attention:
-        attributes = attributes_of(then.node)
-        qkv, keys, values, _, cos, sin, *sinks = then.node.input
-        heads = Heads(
-            heads=attributes["q_heads"],
-            kv_heads=attributes["kv_heads"],
-            width=attributes["head_dim"],
-            rotary=attributes["rotary_dim"],
-            scale=attributes["scale"],
-            soft_cap=attributes["soft_cap"],
-            sinks=bool(sinks),
-        )
-        if heads not in self._attentions:
-            self._attentions[heads] = AttentionSessions(self._device, heads)
-        width = heads.width * (heads.heads + 2 * heads.kv_heads)
-        self._crossing |= {qkv: Crossing(width), then.results[0]: Crossing(heads.width * heads.heads)}
-        placed = None
-        if sinks:
-            from motley.plugins.mapped_share import MappedShare
+    def _session_of(self, graph: GraphProto) -> ort.InferenceSession:
+        """The session of one expert."""
+        return self._session(graph.node, graph.input, graph.output)
 
-            share = MappedShare(self._graph.share_file)
-            placed = self._device.array(np.array(share.view(self._initializers[sinks[0]])))
+    def _session(
+        self, nodes: Sequence[NodeProto], inputs: Sequence[ValueInfoProto], outputs: Sequence[ValueInfoProto]
+    ) -> ort.InferenceSession:
+        """A session with the weights that its nodes read."""
+        read = dict.fromkeys(chain.from_iterable(map(reads, nodes)))
+        weights = [self._initializers[name] for name in read if name in self._initializers]
+        return self._device.session(nodes, inputs, outputs, weights, str(self._graph.share_file.parent))
+
+    def _attention(self, then: Kernel) -> Attention:
+        sinks = self._weight(then.node.input[6]) if len(then.node.input) > 6 else None
+        attention = self._attending.add(then, sinks)
+        heads = attention.sessions.heads
+        self._crossing[attention.qkv] = Crossing(heads.width * (heads.heads + 2 * heads.kv_heads))
+        self._crossing[attention.y] = Crossing(heads.width * heads.heads)
+        return attention
+
+    def _weight(self, name: str) -> Array:
+        """A copy of a weight."""
+        share = MappedShare(self._graph.share_file)
+        try:
+            return np.array(share.view(self._initializers[name]))
+        finally:
             share.close()
-        window = attributes["window"]
-        return _Attention(self._attentions[heads], qkv, then.results[0], keys, values, cos, sin, window, placed)
 
     def _kind(self, name: str) -> tuple[Crossing, bool]:
         """What values must have in common to share a buffer: how wide they are, and whether the host has them."""
         return self._crossing.get(name, Crossing(self._graph.hidden)), name in self._on_host
 
     def _dtype(self, name: str) -> np.dtype[Any]:
-        if name == ROWS:
-            return np.dtype(np.int64)
-        return np.dtype(helper.tensor_dtype_to_np_dtype(self._kind(name)[0].kind))
+        return np.dtype(np.int64 if name == ROWS else helper.tensor_dtype_to_np_dtype(self._kind(name)[0].kind))
 
     def _declared(self, name: str) -> ValueInfoProto:
         return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(self._dtype(name)), None)
 
-    # -- what is made for a number of rows ---------------------------------------------------------------------------
+    # -- a step --------------------------------------------------------------------------------------------------------
 
-    def _bound(self, rows: int) -> _Rows:
-        if rows in self._rows:
-            self._rows.move_to_end(rows)
-            return self._rows[rows]
-        made: dict[tuple[tuple[Crossing, bool], int], Place] = {}
-        places: dict[str, Place] = {}
-        for name, number in self._numbers.items():
-            kind = self._kind(name)
-            if (kind, number) not in made:
-                shape = (rows, kind[0].width)
-                on_host = self._host.get((kind, number))
-                made[kind, number] = self._device.empty(shape) if on_host is None else on_host[:rows]
-            places[name] = made[kind, number]
-        parts = {}
-        for turn, part in enumerate(each for each in self._layers if isinstance(each.segment.then, Gathering)):
-            gathering = part.segment.then
-            assert isinstance(gathering, Gathering)
-            shape = (len(gathering.gathered), rows, self._kind(gathering.gathered[0])[0].width)
-            terms = self._gathers[turn % 2][: int(np.prod(shape))].reshape(shape)
-            by_rank = np.split(terms, np.cumsum(gathering.counts)[:-1])
-            places |= dict(zip(gathering.gathered, terms, strict=True))
-            places |= dict(zip(gathering.own, by_rank[self._collectives.rank], strict=True))
-            parts[gathering.gathered] = by_rank
-        bound = self._rows[rows] = _Rows(self._device, rows, places, parts, self._tables)
-        while len(self._rows) > BOUND_KEPT:
-            self._rows.popitem(last=False)
-        return bound
+    def _chunk(self, rows: slice) -> _Chunk:
+        """Places for some rows of a step."""
+        key = rows.start, rows.stop
+        if key not in self._chunks:
+            made: dict[tuple[tuple[Crossing, bool], int], Place] = {}
+            places: dict[str, Place] = {}
+            for name, number in self._numbers.items():
+                kind = self._kind(name)
+                if (kind, number) not in made:
+                    host = self._host.get((kind, number))
+                    count = rows.stop - rows.start
+                    made[kind, number] = self._device.empty((count, kind[0].width)) if host is None else host[rows]
+                places[name] = made[kind, number]
+            self._chunks[key] = _Chunk(places, self._attending.rows(rows.stop - rows.start))
+            while len(self._chunks) > BOUND_KEPT:
+                self._chunks.popitem(last=False)
+        self._chunks.move_to_end(key)
+        return self._chunks[key]
 
-    def _run(self, bound: _Rows, number: int, part: _Part) -> None:
-        """Run the session of a part of the layers."""
+    def _bind(self, part: _Part, session: ort.InferenceSession, places: Mapping[str, Place]) -> Run:
+        inputs, outputs = ({name: places[name] for name in names} for names in (part.inputs, part.outputs))
+        return self._device.bind(session, inputs, outputs)
+
+    def _compute(self, number: int, part: _Part, chunk: _Chunk) -> None:
+        """Compute a part for a chunk, with the attention that follows it."""
         for name in part.zeros:
-            place = bound.places[name]
-            assert isinstance(place, np.ndarray)
-            place.fill(0)
-        if part.session is None:
-            return
-        key = ("part", number)
-        if key not in bound.runs:
-            inputs = {name: bound.places[name] for name in part.inputs}
-            outputs = {name: bound.places[name] for name in part.outputs}
-            bound.runs[key] = self._device.bind(part.session, inputs, outputs)
-        bound.runs[key]()
+            chunk.places[name].fill(0)
+        if part.session is not None:
+            if number not in chunk.runs:
+                chunk.runs[number] = self._bind(part, part.session, chunk.places)
+            chunk.runs[number]()
+        if part.attention is not None:
+            self._attending.attend(chunk.rows, part.attention, chunk.places)
 
-    def _logits(self, bound: _Rows, wanted: Sequence[int]) -> F32:
-        logits = np.empty((len(wanted), self._graph.vocabulary), np.float32)
-        places = {**bound.places, ROWS: np.array(wanted, np.int64), "logits": logits}
-        for part in self._head:
-            if part.session is not None:
-                inputs = {name: places[name] for name in part.inputs}
-                self._device.bind(part.session, inputs, {name: places[name] for name in part.outputs})()
-        return logits
+    def _exchange(self, then: Then, chunk: _Chunk, by_turns: bool) -> Pending | None:
+        """Do what follows a part for a chunk; no sum may be under way, as experts may be asked for elsewhere.
 
-    # -- what follows a segment --------------------------------------------------------------------------------------
+        Args:
+            by_turns: whether another chunk is computed next, so that a sum need only be begun.
 
-    def _then(
-        self, bound: _Rows, part: _Part, groups: Sequence[_GroupPlaces], chunks: Sequence[slice]
-    ) -> None:
-        match part.segment.then:
+        Returns:
+            That sum.
+        """
+        match then:
+            case Reduction(summed) if by_turns:
+                return self._collectives.all_reduce_start(chunk.places[summed])
             case Reduction(summed):
-                place = bound.places[summed]
-                assert isinstance(place, np.ndarray)
-                for chunk in chunks:
-                    self._collectives.all_reduce(place[chunk])
-            case Gathering(gathered=gathered):
-                parts = bound.parts[gathered]
-                self._collectives.all_gather(parts[self._collectives.rank], parts)
-            case Mixture() as mixture:
-                self._mix(bound, mixture, chunks)
-            case Kernel():
-                assert part.attention is not None
-                self._attend(bound, part.attention, groups)
+                self._collectives.all_reduce(chunk.places[summed])
+            case Mixture():
+                self._mix(chunk, then)
+            case _:
+                raise AssertionError("gatherings are of exact mode, which this engine refuses")
+        return None
 
-    def _mix(self, bound: _Rows, mixture: Mixture, chunks: Sequence[slice]) -> None:
-        """Add the weighted results of a layer's experts."""
-        x, weights, chosen = (bound.places[name] for name in (mixture.x, mixture.weights, mixture.chosen))
-        assert isinstance(x, np.ndarray)
-        assert isinstance(weights, np.ndarray)
-        assert isinstance(chosen, np.ndarray)
-        totals = []
-        for number, name in enumerate(mixture.totals):
-            total = bound.places[name]
-            assert isinstance(total, np.ndarray)
-            base = bound.places[mixture.bases[number]] if mixture.bases else None
-            if not isinstance(base, np.ndarray):
+    def _mix(self, chunk: _Chunk, mixture: Mixture) -> None:
+        """Add the weighted results of a layer's experts to their bases."""
+        totals = [chunk.places[name] for name in mixture.totals]
+        for total, base in zip(totals, mixture.bases or [""] * len(totals), strict=True):
+            if not base:
                 total.fill(0)
-            elif base is not total:
-                np.copyto(total, base)
-            totals.append(total)
+            elif chunk.places[base] is not total:
+                np.copyto(total, chunk.places[base])
         compute = self._experts.get(mixture.totals) or as_terms(partial(self._elsewhere, mixture.layer))
-        for chunk in chunks:
-            add_mixture([total[chunk] for total in totals], x[chunk], weights[chunk], deal(chosen[chunk]), compute)
+        x, weights, chosen = (chunk.places[name] for name in (mixture.x, mixture.weights, mixture.chosen))
+        add_mixture(totals, x, weights, deal(chosen), compute)
 
     def _elsewhere(self, layer: int, x: F32, sent: Sequence[Sent]) -> Iterable[F32]:
         results: Iterable[F32] = self._collectives.experts(layer)(x, sent)
         return results
 
-    # -- attention ---------------------------------------------------------------------------------------------------
-
-    def _place_spans(self, bound: _Rows, spans: Sequence[tuple[int, Span]], rows: int) -> list[_GroupPlaces]:
-        """Upload what a step's attentions read: rotary tables, slots, and the groups of its spans."""
-        if not self._masks:
-            return []
-        device, tokens = self._device, self._graph.blocks.tokens
-        own = [slots_of(span, span.position, span.position + span.rows, tokens) for _, span in spans]
-        device.write(np.concatenate(own)[:, None], bound.slots)
-        for name, place in bound.tables.items():
-            turning = [
-                self._graph.constants(span.prompt)[name][span.position : span.position + span.rows]
-                for _, span in spans
-            ]
-            device.write(np.concatenate(turning), place)
-        placed = []
-        for number, group in enumerate(grouped(spans, tokens, self._heads_of_row, self._nothing)):
-            places = self._group_places(number, group)
-            device.write(group.rows, places.rows)
-            device.write(group.rows[:, :, None], places.places)
-            device.write(group.slots, places.slots)
-            device.write(group.positions, places.positions)
-            for make in places.make_masks:
-                make()
-            placed.append(places)
-        self._in_order = len(placed) == 1 and group.rows.size == rows and np.array_equal(
-            group.rows.ravel(), np.arange(rows)
-        )
-        return placed
-
-    def _group_places(self, number: int, group: Group) -> _GroupPlaces:
-        key = number, *group.shape
-        if key in self._groups:
-            self._groups.move_to_end(key)
-            return self._groups[key]
-        device, (pieces, rows, seen) = self._device, group.shape
-        positions = device.array(group.positions)
-        known = device.array(np.arange(seen, dtype=np.float32))
-        masks = {window: device.empty((pieces, 1, 1, rows, seen)) for window in self._masks}
-        make = [
-            device.bind(session, {"positions": positions, "seen": known}, {"mask": masks[window]})
-            for window, session in self._masks.items()
-        ]
-        places = _GroupPlaces(
-            rows=device.array(group.rows),
-            places=device.array(group.rows[:, :, None]),
-            slots=device.array(group.slots),
-            positions=positions,
-            masks=masks,
-            make_masks=make,
-        )
-        self._groups[key] = places
-        while len(self._groups) > BOUND_KEPT:
-            self._groups.popitem(last=False)
-        return places
-
-    def _attend(self, bound: _Rows, attention: _Attention, groups: Sequence[_GroupPlaces]) -> None:
-        device, sessions = self._device, attention.sessions
-        heads = sessions.heads
-        width = heads.heads * heads.width
-        qkv, y = bound.places[attention.qkv], bound.places[attention.y]
-        keys, values = self._caches[attention.keys], self._caches[attention.values]
-        if width not in bound.queries:
-            bound.queries[width] = device.empty((bound.count, width))
-        queries = bound.queries[width]
-        key = ("write", attention.y)
-        if key not in bound.runs:
-            turning = {"cos": bound.tables[attention.cos], "sin": bound.tables[attention.sin], "order": bound.order}
-            inputs = {"qkv": qkv, "slots": bound.slots, "keys": keys, "values": values}
-            bound.runs[key] = device.bind(
-                sessions.write,
-                inputs | (turning if heads.rotary else {}),
-                {"queries": queries, "keys.out": keys, "values.out": values},
-            )
-        bound.runs[key]()
-        for group in groups:
-            inputs = {"queries": queries, "rows": group.rows, "slots": group.slots, "keys": keys, "values": values}
-            inputs["mask"] = group.masks[attention.window]
-            if attention.sinks is not None:
-                inputs["sinks"] = attention.sinks
-            if self._in_order:
-                device.bind(sessions.attend, inputs, {"y": y})()
-            else:
-                device.bind(sessions.attend_some, inputs | {"y.before": y, "places": group.places}, {"y": y})()
+    def _logits(self, chunks: Iterable[_Chunk], wanted: Sequence[int]) -> F32:
+        """f32[R, V]{tp} of those rows of a step, which these chunks have computed."""
+        logits = np.empty((len(wanted), self._graph.vocabulary), np.float32)
+        begin = done = 0
+        for chunk in chunks:
+            own = [row - begin for row in wanted if begin <= row < begin + chunk.rows.count]
+            if own:
+                places = {**chunk.places, ROWS: np.array(own), "logits": logits[done : done + len(own)]}
+                for part in self._head:
+                    if part.session is not None:
+                        self._bind(part, part.session, places)()
+            begin += chunk.rows.count
+            done += len(own)
+        return logits
 
 
 class _LocalExperts:
     """All experts of a layer, on this GPU: `motley.plugins.mixture.Terms`."""
 
-    def __init__(
-        self, device: WebGpuDevice, mixture: Mixture, initializers: Mapping[str, TensorProto], folder: str
-    ) -> None:
+    def __init__(self, device: WebGpuDevice, sessions: Sequence[ort.InferenceSession]) -> None:
         self._device = device
-        self._experts: list[tuple[str, ort.InferenceSession]] = []
-        for graph in mixture.experts:
-            read = dict.fromkeys(chain.from_iterable(map(reads, graph.node)))
-            constants = [initializers[name] for name in read if name in initializers]
-            session = device.session(graph.node, graph.input, graph.output, constants, folder)
-            self._experts.append((graph.input[0].name, session))
+        self._experts = [(session.get_inputs()[0].name, session) for session in sessions]
 
-    def __call__(self, x: Any, sent: Sequence[Sent]) -> Iterable[Sequence[Any]]:
+    def __call__(self, x: F32, sent: Sequence[Sent]) -> Iterator[Sequence[F32]]:
         for own in sent:
             name, session = self._experts[own.expert]
             yield self._device.run(session, {name: x[own.rows]})
 
 
-def _needed(nodes: Sequence[NodeProto], outputs: Sequence[str]) -> list[NodeProto]:
+def _needed(nodes: Sequence[NodeProto], outputs: Iterable[str]) -> list[NodeProto]:
     """Those nodes that some values depend on."""
     needed, wanted = [], set(outputs)
     for node in reversed(nodes):
@@ -530,19 +351,17 @@ def _names_on_host(segments: Sequence[Segment]) -> set[str]:
         match segment.then:
             case Reduction(summed, total):
                 names |= {summed, total}
-            case Gathering(own, gathered):
-                names |= {*own, *gathered}
             case Mixture() as mixture:
                 names |= {*mixture.operands, *mixture.totals}
     return names
 
 
 @contextmanager
-def _told_of() -> Any:
-    """Raise the errors of the runtime as those of this engine."""
+def _told() -> Iterator[None]:
+    """Raise errors of the runtime as this engine's."""
     try:
         yield
     except Exception as error:  # the runtime's own classes share no other base
-        if type(error).__module__.startswith("onnxruntime"):
+        if type(error).__module__.startswith("onnxruntime") or type(error) is RuntimeError:
             raise EngineError(f"engine {NAME!r} failed in a step: {error}") from error
         raise

@@ -1,0 +1,97 @@
+"""GPUs of any make that Vulkan shows: what they are, and what is free on them."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from motley.daemon.machine.memory import available_memory
+from motley.protocol import mesh_pb2 as pb
+
+SOFTWARE = "MOTLEY_SOFTWARE_GPU"
+"""With this environment variable set to 1, drivers that compute on the processor are taken for GPUs: for tests."""
+BUDGET = "VK_EXT_memory_budget"
+DISCRETE, INTEGRATED, VIRTUAL, PROCESSOR = 2, 1, 3, 4
+"""Vulkan's kinds of devices."""
+NVIDIA = 0x10DE
+"""The vendor's number on the PCI bus."""
+
+
+@dataclass(frozen=True)
+class VulkanGpu:
+    """A GPU as Vulkan shows it, `vendor` by its number on the PCI bus."""
+
+    vendor: int
+    kind: int
+    gpu: pb.Gpu
+
+
+def vulkan_gpus() -> list[VulkanGpu]:
+    """The GPUs that Vulkan shows now, those with memory of their own first; none if there is no driver, or the package
+    ``vulkan`` (``pip install 'motley[webgpu]'``) is missing."""
+    try:
+        import vulkan
+    except (ImportError, OSError):  # the package, or the loader that it opens
+        return []
+    try:
+        found = [_gpu(vulkan, device) for device in vulkan.vkEnumeratePhysicalDevices(_instance())]
+    except (vulkan.VkError, vulkan.VkException):
+        return []
+    kinds = [DISCRETE, INTEGRATED, VIRTUAL]
+    if os.environ.get(SOFTWARE) == "1":
+        kinds.append(PROCESSOR)
+    return sorted((each for each in found if each.kind in kinds), key=lambda each: kinds.index(each.kind))
+
+
+@cache
+def _instance() -> Any:
+    """This process's connection to the drivers."""
+    import vulkan
+
+    version = vulkan.VK_MAKE_VERSION(1, 1, 0)  # where memory can be asked for with extensions
+    about = vulkan.VkApplicationInfo(pApplicationName="motley", apiVersion=version)
+    return vulkan.vkCreateInstance(vulkan.VkInstanceCreateInfo(pApplicationInfo=about), None)
+
+
+def _gpu(vulkan: Any, device: Any) -> VulkanGpu:
+    about = vulkan.vkGetPhysicalDeviceProperties(device)
+    extensions = {each.extensionName for each in vulkan.vkEnumerateDeviceExtensionProperties(device, None)}
+    memory, free = _memory(vulkan, device, BUDGET in extensions)
+    if about.deviceType != DISCRETE:  # it is the machine's own
+        free = min(free, available_memory())
+    return VulkanGpu(
+        vendor=about.vendorID,
+        kind=about.deviceType,
+        gpu=pb.Gpu(
+            name=about.deviceName,
+            memory_bytes=memory,
+            free_bytes=free,
+            driver=f"Vulkan {_version(about.apiVersion)}, driver {about.driverVersion:#x}",
+        ),
+    )
+
+
+def _memory(vulkan: Any, device: Any, budget: bool) -> tuple[int, int]:
+    """Bytes of a GPU's own memory, all and free; where it has several kinds, of the largest.
+
+    Args:
+        budget: whether the driver tells what is free; else all is taken for free.
+    """
+    found = vulkan.vkGetPhysicalDeviceMemoryProperties(device)
+    heaps = [found.memoryHeaps[number] for number in range(found.memoryHeapCount)]
+    own = [number for number, heap in enumerate(heaps) if heap.flags & vulkan.VK_MEMORY_HEAP_DEVICE_LOCAL_BIT]
+    largest = max(own or range(len(heaps)), key=lambda number: heaps[number].size)
+    size = int(heaps[largest].size)
+    if not budget:
+        return size, size
+    told = vulkan.VkPhysicalDeviceMemoryBudgetPropertiesEXT()
+    asked = vulkan.VkPhysicalDeviceMemoryProperties2(pNext=told)
+    vulkan.vkGetPhysicalDeviceMemoryProperties2(device, asked)
+    bound = int(told.heapBudget[largest]) or size
+    return size, max(0, bound - int(told.heapUsage[largest]))
+
+
+def _version(number: int) -> str:
+    return f"{number >> 22 & 0x7F}.{number >> 12 & 0x3FF}.{number & 0xFFF}"

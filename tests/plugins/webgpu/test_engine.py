@@ -1,0 +1,171 @@
+"""The engine for any GPU computes what the reference does, alone and beside other engines, whatever shares a step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise, product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from motley.daemon.models.cutting.units import units
+from motley.daemon.models.keys import ConfigError
+from motley.plugins.engine import F32, CacheBlocks, EngineError, EngineFactory, EngineOptions
+from motley.plugins.onnxruntime.engine import OnnxRuntimeEngine
+from motley.plugins.reference.engine import ReferenceEngine
+from motley.plugins.webgpu.engine import WebGpuEngine
+from tests.models.cases import TELLING, Case, LocalSession, golden_case, golden_cases, uneven_shares
+
+CLOSE = 1e-4
+"""Between logits of this engine and of the reference, with the same weights in FP32: at most so much."""
+AS_CLOSE = 1e-5
+"""The same in parts of the largest logit, where these are large."""
+
+
+def logits_of(
+    case: Case, engines: EngineFactory | Sequence[EngineFactory], ranks: int, quantisation: str, folder: Path
+) -> F32:
+    """Of every token of a case but the last: a prompt in two pieces, then a token alone, then many."""
+    shares = uneven_shares(units(case.model, quantisation, 32), ranks)
+    with LocalSession(case.folder, engines, shares, folder, quantisation) as session:
+        tokens = case.tokens[:-1]
+        cuts = [0, 7, 8, len(tokens)]
+        pieces = [tokens[begin:end] for begin, end in pairwise(cuts)]
+        return np.concatenate(
+            [session.step(piece, at, wanted=len(piece)) for piece, at in zip(pieces, cuts, strict=False)]
+        )
+
+
+def assert_close(got: F32, expected: F32) -> None:
+    assert np.abs(got - expected).max() < max(CLOSE, AS_CLOSE * np.abs(expected).max())
+
+
+def ways() -> list[Any]:
+    """Every golden case at 1, 2 and 3 uneven shares, each with weights of another kind. At every commit each case in
+    `TELLING` has one of these ways."""
+    parameters = []
+    for number, (case, ranks) in enumerate(product(golden_cases(), (1, 2, 3))):
+        waits = str(case) not in TELLING or (number // 3 + ranks) % 3
+        parameters.append(pytest.param(case, ranks, marks=pytest.mark.soak if waits else (), id=f"{case}-{ranks}"))
+    return parameters
+
+
+@pytest.mark.parametrize(("case", "ranks"), ways())
+def test_golden_models(case: Case, ranks: int, tmp_path: Path) -> None:
+    """What transformers computes; where weights are quantised, what the reference computes with the same ones."""
+    quantisation = ["fp32", "int8", "int4"][ranks - 1]
+    try:
+        units(case.model, quantisation, 32)
+    except ConfigError:
+        quantisation = "fp32"
+    got = logits_of(case, WebGpuEngine, ranks, quantisation, tmp_path / "gpu")
+    exact = quantisation == "fp32"
+    expected = case.logits if exact else logits_of(case, ReferenceEngine, 1, quantisation, tmp_path / "reference")
+    assert_close(got, expected)
+
+
+@pytest.mark.parametrize("name", ["qwen2-some-windows", "gpt-oss", "gemma3"])
+def test_beside_other_engines(name: str, tmp_path: Path) -> None:
+    """A GPU, a processor and the reference share a model."""
+    case = golden_case(name)
+    got = logits_of(case, [OnnxRuntimeEngine, WebGpuEngine, ReferenceEngine], 3, "fp32", tmp_path)
+    assert_close(got, case.logits)
+
+
+SEQUENCES, LONGEST, MOST_ROWS = 4, 90, 80
+Parts = list[tuple[int, int, int]]
+"""Of a step: sequences, how many of their next rows it has, and how many logits of these are wanted."""
+
+
+class Ranks:
+    """Two ranks on a GPU, and what the reference computes of some texts: f32[SEQUENCES][LONGEST, V]."""
+
+    def __init__(self, folder: Path) -> None:
+        case = golden_case("qwen2-some-windows")
+        random = np.random.default_rng(0)
+        self.texts = random.integers(0, case.model.vocabulary, (SEQUENCES, LONGEST)).tolist()
+        shares = uneven_shares(units(case.model, "int4", 32), 2)
+        options = EngineOptions(max_rows=MOST_ROWS)
+        self.expected = []
+        there = folder / "reference"
+        with LocalSession(case.folder, ReferenceEngine, shares, there, "int4", options=options) as session:
+            for number, text in enumerate(self.texts):
+                first = session.step(text[:40], 0, wanted=40, sequence=number)
+                rest = session.step(text[40:], 40, wanted=LONGEST - 40, sequence=number)
+                self.expected.append(np.concatenate([first, rest]))
+        self.session = LocalSession(case.folder, WebGpuEngine, shares, folder / "gpu", "int4", options=options)
+
+    def check(self, parts: Parts, at: list[int], halved: bool) -> None:
+        """Run a step, and see that its logits are the expected ones; `at` says where each sequence is."""
+        span = self.session.sequences.span
+        spans = [span(number, at[number], rows, wanted) for number, rows, wanted in parts]
+        tokens = [token for number, rows, _ in parts for token in self.texts[number][at[number] : at[number] + rows]]
+        got = self.session.run(spans, tokens, halved)
+        for number, rows, _ in parts:
+            at[number] += rows
+        right = [self.expected[number][at[number] - wanted : at[number]] for number, _, wanted in parts]
+        assert_close(got, np.concatenate(right))
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
+    made = Ranks(tmp_path_factory.mktemp("ranks"))
+    yield made
+    made.session.close()
+
+
+@settings(max_examples=5, phases=[Phase.explicit, Phase.reuse, Phase.generate])  # a step in software takes long
+@given(data=st.data())
+def test_any_steps_of_any_sequences(ranks: Ranks, data: st.DataObject) -> None:
+    """Tokens alone, guesses and pieces of prompts, of sequences in scattered blocks, whole or in halves."""
+    for number in range(SEQUENCES):
+        ranks.session.sequences.close(number)
+    at = [0] * SEQUENCES
+    for _ in range(4):
+        left = [number for number in range(SEQUENCES) if at[number] < LONGEST]
+        chosen = data.draw(st.lists(st.sampled_from(left), min_size=1, unique=True)) if left else []
+        parts = []
+        room = MOST_ROWS
+        for number in chosen:
+            rows = data.draw(st.integers(1, min(LONGEST - at[number], room, data.draw(st.sampled_from([1, 3, 70])))))
+            parts.append((number, rows, data.draw(st.integers(0, rows))))
+            room -= rows
+            if not room:
+                break
+        if parts and any(wanted for _, _, wanted in parts):
+            ranks.check(parts, at, data.draw(st.booleans()))
+
+
+def test_what_blocks_held_before_is_not_seen(tmp_path: Path) -> None:
+    """Even if it is not a number."""
+    case = golden_case("mistral-window")
+    shares = uneven_shares(units(case.model, "fp32", 32), 1)
+    with LocalSession(case.folder, WebGpuEngine, shares, tmp_path) as session:
+        engine = session.engines[0]
+        assert isinstance(engine, WebGpuEngine)
+        for cache in engine._attending.caches.values():
+            values = np.full(cache.shape(), np.nan, np.float32)
+            values[-1] = 0  # no block's
+            engine._device.write(values, cache)
+        tokens = case.tokens[:-1]
+        got = [session.step(tokens[:5], 0, wanted=5), session.step(tokens[5:], 5, wanted=len(tokens) - 5)]
+    assert_close(np.concatenate(got), case.logits)
+
+
+def test_what_it_cannot_do_is_refused(tmp_path: Path) -> None:
+    case = golden_case("llama-mqa")
+    shares = uneven_shares(units(case.model, "fp32", 32), 1)
+
+    def refusal(folder: str, options: EngineOptions, blocks: CacheBlocks) -> str:
+        with pytest.raises(EngineError) as refused:
+            LocalSession(case.folder, WebGpuEngine, shares, tmp_path / folder, options=options, blocks=blocks)
+        return str(refused.value)
+
+    blocks = CacheBlocks(8, 8)
+    assert "exact" in refusal("exact", EngineOptions(exact=True), blocks)
+    assert "fp16" in refusal("format", EngineOptions(), CacheBlocks(8, 8, "fp16"))
+    assert "no option speed" in refusal("option", EngineOptions(extra={"speed": "high"}), blocks)
