@@ -2,7 +2,9 @@
 
 Nothing that would change the answer is ignored: a parameter is obeyed, or refused by name. Where OpenAI leaves room:
 
-- ``max_tokens`` defaults to 16 for completions, and to the rest of the context for chats, as at OpenAI.
+- ``max_tokens`` that the context has no room for are refused, by the leader, who knows how long the prompt is. Where
+  none are asked for, an answer ends with the context at the latest, and a completion after 16 tokens, as at OpenAI. A
+  completion whose ``max_tokens`` is null goes on until the context is full, as at vLLM.
 - The parts of a content given in parts are joined as they are, with nothing between them: OpenAI does not say, but the
   chat templates that take parts (of the models in `transformers`) write one after another, and whoever wants a line to
   end can say so in a part.
@@ -21,6 +23,8 @@ from motley.orchestrator.api.body import Fields, is_integer, is_number, is_text
 from motley.protocol.mesh_pb2 import Generate, Sampling, TokenIds
 
 MAX_STOPS = 4
+USUAL_TOKENS = 16
+"""Of a completion that does not say ``max_tokens``."""
 _UINT32 = 2**32 - 1
 _HARMLESS = frozenset(
     {
@@ -117,7 +121,8 @@ def completion_parameters(body: object) -> Parameters:
     top_logprobs = fields.integer("logprobs", 0, 5)
     if top_logprobs is not None and generate.echo:
         fields.refuse("logprobs", "of a prompt (with echo) are not supported", "unsupported_parameter")
-    generate.max_tokens = fields.integer("max_tokens", 1, _UINT32) or 16
+    generate.max_tokens = fields.integer("max_tokens", 1, _UINT32) or 0
+    generate.usual_tokens = 0 if fields.is_null("max_tokens") else USUAL_TOKENS
     return _finish(fields, generate, _COMPLETION_NEUTRAL, top_logprobs is not None, top_logprobs or 0)
 
 

@@ -35,7 +35,9 @@ def test_defaults_are_openais() -> None:
     assert not sampling.logprobs
     assert (parameters.generate.max_tokens, list(parameters.generate.stop)) == (0, [])
     assert not parameters.stream
-    assert completion().generate.max_tokens == 16
+    assert (completion().generate.max_tokens, completion().generate.usual_tokens) == (0, 16)
+    until_the_context_is_full = completion(max_tokens=None).generate
+    assert (until_the_context_is_full.max_tokens, until_the_context_is_full.usual_tokens) == (0, 0)
     assert chat().generate.sampling.seed != chat().generate.sampling.seed
 
 
