@@ -11,6 +11,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -122,7 +123,7 @@ def _gaps_ms(times: Sequence[Sequence[float]], came: float, ended: float) -> tup
     within: list[float] = []
     without: list[float] = []
     for own in times:
-        for before, after in zip(own, own[1:], strict=False):
+        for before, after in pairwise(own):
             if begin <= before and after <= end:
                 (within if before < ended and after > came else without).append(1e3 * (after - before))
     return within, without
