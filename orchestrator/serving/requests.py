@@ -13,6 +13,7 @@ from motley.orchestrator.control import Control
 from motley.orchestrator.nodes import Node
 from motley.orchestrator.serving.errors import BusyError, ServingError, refusal, unready
 from motley.orchestrator.serving.places import Places
+from motley.orchestrator.serving.tally import Outcome, Tally, outcome_of
 from motley.orchestrator.sessions import Session, State
 from motley.protocol.mesh_pb2 import Cancel, Delta, Failure, Generate, Hold, OrchestratorMessage
 from motley.protocol.wording import counted
@@ -31,7 +32,10 @@ class _Request:
     """A request under way.
 
     Attributes:
+        tally: of its session.
         heard: when the leader last said something of it, or when it began.
+        token_at: when it last said tokens of it, or when it began.
+        answered: whether there have been tokens.
         deltas: that have not been taken.
         untaken: bytes of these.
         held: whether the leader was told to compute no more of it for now.
@@ -39,7 +43,10 @@ class _Request:
 
     id: str
     session: Session
+    tally: Tally
     heard: float
+    token_at: float
+    answered: bool = False
     deltas: asyncio.Queue[Delta] = field(default_factory=asyncio.Queue)
     untaken: int = 0
     held: bool = False
@@ -47,6 +54,11 @@ class _Request:
     def put(self, delta: Delta) -> None:
         self.deltas.put_nowait(delta)
         self.untaken += delta.ByteSize()
+
+    def count(self, now: float) -> None:
+        """Tokens of it have come at `now` seconds."""
+        (self.tally.gap_s if self.answered else self.tally.first_s).add(now - self.token_at)
+        self.answered, self.token_at = True, now
 
     async def take(self, within_s: float) -> Delta:
         """The next delta.
@@ -73,6 +85,8 @@ class Requests:
         """By id."""
         self._places: dict[str, Places] = {}
         """By session."""
+        self._tallies: dict[str, Tally] = {}
+        """By session."""
 
     @contextlib.asynccontextmanager
     async def generate(self, session: Session, generate: Generate) -> AsyncIterator[Answer]:
@@ -84,10 +98,12 @@ class Requests:
         """
         if session.state is not State.READY:
             raise unready(session)
-        places = self._places_of(session)
+        places, tally = self.places(session), self.tally(session)
         if not places.take():
+            tally.ended[Outcome.TOO_MANY] += 1
             raise self._busy(session, places)
-        request = _Request(secrets.token_hex(8), session, heard=self._clock())
+        now = self._clock()
+        request = _Request(secrets.token_hex(8), session, tally, heard=now, token_at=now)
         generate.request_id, generate.session = request.id, session.id
         leader = session.leader.node_id
         self._requests[request.id] = request
@@ -95,7 +111,7 @@ class Requests:
         try:
             yield Answer(request, self._clock, self._go_on)
         finally:
-            if self._remove(request):
+            if self._remove(request, Outcome.CANCELLED):
                 self._control.send(leader, OrchestratorMessage(cancel=Cancel(request_id=request.id)))
 
     def on_delta(self, node: Node, delta: Delta) -> None:
@@ -105,25 +121,33 @@ class Requests:
         if request is None or request.session.leader.node_id != node.id:
             return
         request.heard = self._clock()
+        if delta.ids:
+            request.count(request.heard)
         ends = bool(delta.finish) or delta.HasField("failure")
         if ends or delta.ids or delta.text:
             request.put(delta)
         if ends:
-            self._remove(request)
+            self._remove(request, outcome_of(delta.failure.code))
         elif request.untaken > MOST_UNTAKEN and not request.held:
             self._hold(request, True)
 
     def end(self, session: Session, failure: Failure) -> None:
         """End all requests of a session with this failure."""
         for request in [request for request in self._requests.values() if request.session is session]:
-            self._remove(request)
+            self._remove(request, Outcome.FAILED)
             request.put(Delta(request_id=request.id, finish="error", failure=failure))
 
     def forget(self, session: Session) -> None:
         """A session without requests is over."""
         self._places.pop(session.id, None)
+        self._tallies.pop(session.id, None)
 
-    def _places_of(self, session: Session) -> Places:
+    def tally(self, session: Session) -> Tally:
+        """How the requests of a session have gone; it goes on counting."""
+        return self._tallies.setdefault(session.id, Tally())
+
+    def places(self, session: Session) -> Places:
+        """How many requests a session takes, and has."""
         if session.id not in self._places:
             self._places[session.id] = Places(session.request.sequences + session.request.queue)
         return self._places[session.id]
@@ -134,11 +158,12 @@ class Requests:
         message = f"{session.name!r} has {counted(places.taken, 'request')}, as many as its session takes ({limits})"
         return BusyError(f"{message}; try again in {counted(wait, 'second')}", wait)
 
-    def _remove(self, request: _Request) -> bool:
+    def _remove(self, request: _Request, outcome: Outcome) -> bool:
         """A request has ended, which frees its place; False: it had already."""
         if self._requests.pop(request.id, None) is None:
             return False
-        self._places_of(request.session).leave(self._clock())
+        request.tally.ended[outcome] += 1
+        self.places(request.session).leave(self._clock())
         return True
 
     def _go_on(self, request: _Request) -> None:
