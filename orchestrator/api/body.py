@@ -89,10 +89,10 @@ class Fields:
     def refuse(self, name: str, why: str, code: str = "invalid_value") -> NoReturn:
         raise FieldError(f"{self._path}{name}", why, code)
 
-    def finish(self, ignored: Collection[str] = ()) -> None:
-        """Refuse the fields that nobody took, except `ignored` ones."""
+    def finish(self) -> None:
+        """Refuse the fields that nobody took."""
         for name in self._values:
-            if name not in self._known and name not in ignored:
+            if name not in self._known:
                 known = ", ".join(sorted(self._known))
                 self.refuse(name, f"is not a known parameter; known: {known}", code="unknown_parameter")
 

@@ -32,20 +32,6 @@ MAX_ANSWERS = 128
 MAX_BYTES = 8 * 1024 * 1024
 """Of prompts, each counted for every answer to it, as the leader is sent it as often."""
 _UINT32 = 2**32 - 1
-_HARMLESS = frozenset(
-    {
-        "metadata",
-        "parallel_tool_calls",
-        "prediction",
-        "prompt_cache_key",
-        "prompt_cache_retention",
-        "safety_identifier",
-        "service_tier",
-        "store",
-        "user",
-    }
-)
-"""OpenAI's parameters that cannot change the answer of this server."""
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 
 _CHAT_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
@@ -178,9 +164,11 @@ def _finish(
             fields.refuse("stream_options", "needs stream to be true")
         options = Fields(stream_options, "stream_options")
         include_usage = options.boolean("include_usage")
-        options.finish(ignored={"include_obfuscation"})
+        options.boolean("include_obfuscation")  # there is none
+        options.finish()
     _refuse_unsupported(fields, neutral)
-    fields.finish(ignored=_HARMLESS)
+    _accept_harmless(fields)
+    fields.finish()
     return Parameters(
         model, [_seeded(generate, k) for generate in generates for k in range(n)], n, stream, include_usage
     )
@@ -279,6 +267,25 @@ def _text_part(part: object, path: str) -> str:
         fields.refuse("text", "is missing", "missing_parameter")
     fields.finish()
     return text
+
+
+def _accept_harmless(fields: Fields) -> None:
+    """Take OpenAI's parameters that cannot change the answer of this server. What OpenAI would refuse is refused."""
+    for name in ("user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "service_tier"):
+        fields.string(name)
+    for name in ("store", "parallel_tool_calls"):
+        fields.boolean(name)
+    metadata = fields.take("metadata")
+    if metadata is not None and not (
+        isinstance(metadata, dict)
+        and len(metadata) <= 16
+        and all(is_text(key) and len(key) <= 64 for key in metadata)
+        and all(is_text(value) and len(value) <= 512 for value in metadata.values())
+    ):
+        fields.refuse("metadata", "must be an object of at most 16 strings, of 512 characters, by names of 64")
+    prediction = fields.take("prediction")
+    if prediction is not None and not isinstance(prediction, dict):
+        fields.refuse("prediction", "must be an object")
 
 
 def _refuse_unsupported(fields: Fields, neutral: Mapping[str, tuple[Any, ...]]) -> None:

@@ -124,7 +124,7 @@ def test_more_answers_than_are_given(fields: dict[str, Any], param: str) -> None
 @pytest.mark.parametrize(
     "harmless",
     [
-        {"user": "ann"},
+        {"user": "ann", "prediction": {"type": "content", "content": "text"}},
         {"store": True, "metadata": {"a": "b"}},
         {"service_tier": "auto", "safety_identifier": "x", "prompt_cache_key": "y"},
         {"n": 1, "tools": [], "tool_choice": "none", "parallel_tool_calls": False},
@@ -179,6 +179,15 @@ COMMON = [
     ("model", 7),
     ("model", "\ud800"),
     ("temprature", 1),
+    ("user", 5),
+    ("service_tier", ["auto"]),
+    ("store", "yes"),
+    ("parallel_tool_calls", 0),
+    ("metadata", "a"),
+    ("metadata", {"a": 1}),
+    ("metadata", {"a" * 65: "b"}),
+    ("metadata", dict.fromkeys(map(str, range(17)), "")),
+    ("prediction", "text"),
 ]
 
 
