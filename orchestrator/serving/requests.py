@@ -127,7 +127,7 @@ class Requests:
         if ends or delta.ids or delta.text:
             request.put(delta)
         if ends:
-            self._remove(request, outcome_of(delta.failure.code))
+            self._remove(request, outcome_of(delta.finish, delta.failure.code))
         elif request.untaken > MOST_UNTAKEN and not request.held:
             self._hold(request, True)
 

@@ -29,9 +29,10 @@ class Outcome(StrEnum):
     FAILED = "failed"
 
 
-def outcome_of(failure_code: str) -> Outcome:
-    """How a request ended that has failed with this `motley.protocol.mesh_pb2.Failure.code`; empty: it has not."""
-    if not failure_code:
+def outcome_of(finish: str, failure_code: str) -> Outcome:
+    """How a request ended, by its last `motley.protocol.mesh_pb2.Delta`: what it says and the code of its failure, ""
+    if it has none."""
+    if finish in ("stop", "length") and not failure_code:
         return Outcome.ANSWERED
     return Outcome.REFUSED if failure_code in _UNSERVABLE else Outcome.FAILED
 

@@ -16,14 +16,16 @@ def test_times_are_counted_between_bounds_that_belong_to_what_is_below() -> None
 
 
 @pytest.mark.parametrize(
-    ("code", "outcome"),
+    ("finish", "code", "outcome"),
     [
-        ("", Outcome.ANSWERED),
-        ("context_length_exceeded", Outcome.REFUSED),
-        ("no_chat_template", Outcome.REFUSED),
-        ("peer_lost", Outcome.FAILED),
-        ("anything", Outcome.FAILED),
+        ("stop", "", Outcome.ANSWERED),
+        ("length", "", Outcome.ANSWERED),
+        ("cancelled", "", Outcome.FAILED),  # by the node: no client that has gone is told
+        ("error", "context_length_exceeded", Outcome.REFUSED),
+        ("", "no_chat_template", Outcome.REFUSED),
+        ("error", "peer_lost", Outcome.FAILED),
+        ("error", "anything", Outcome.FAILED),
     ],
 )
-def test_who_is_to_blame_for_an_end(code: str, outcome: Outcome) -> None:
-    assert outcome_of(code) is outcome
+def test_who_is_to_blame_for_an_end(finish: str, code: str, outcome: Outcome) -> None:
+    assert outcome_of(finish, code) is outcome
