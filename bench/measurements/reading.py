@@ -94,10 +94,13 @@ async def _read_meanwhile(
         await mesh.decode(long, 1)
         return came, time.perf_counter()
 
-    async with asyncio.TaskGroup() as group:
-        for prompt, own in zip(prompts, times, strict=True):
-            group.create_task(answer(prompt, own))
-        reading = group.create_task(read())
+    try:
+        async with asyncio.TaskGroup() as group:
+            for prompt, own in zip(prompts, times, strict=True):
+                group.create_task(answer(prompt, own))
+            reading = group.create_task(read())
+    except* MeshError as errors:
+        raise MeshError(str(errors.exceptions[0])) from errors
     came, ended = reading.result()
     if ended >= min(own[-1] for own in times):
         raise MeshError(f"answers of {tokens} tokens end before {len(long)} tokens are read; ask for longer answers")

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 import motley.cli
 from motley.bench.measurements.reading import _gaps_ms
+from motley.bench.meshes.local_mesh import LocalMesh, MeshError
 from motley.cli.app import app
 
 BUNDLED = Path(motley.cli.__path__[0]) / "models" / "shakespeare-2.6m"
@@ -39,6 +42,21 @@ def test_what_cannot_be_measured_is_said(options: list[str], why: str) -> None:
     result = CliRunner().invoke(app, ["bench", "reading", "--model", str(BUNDLED), "--requests", "1", *options])
     assert result.exit_code == 1
     assert why in str(result.exception)
+
+
+def test_a_rank_that_fails_meanwhile_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    decode = LocalMesh.decode
+
+    async def fail(self: LocalMesh, prompt: Sequence[int], max_tokens: int, **how: Any) -> Any:
+        if max_tokens == 1:
+            raise MeshError("rank 0: its process ended")
+        return await decode(self, prompt, max_tokens, **how)
+
+    monkeypatch.setattr(LocalMesh, "decode", fail)
+    options = ["--model", str(BUNDLED), "--requests", "2", "--read", "9", "--tokens", "300"]
+    result = CliRunner().invoke(app, ["bench", "reading", *options])
+    assert isinstance(result.exception, MeshError)
+    assert str(result.exception) == "rank 0: its process ended"
 
 
 def test_gaps_are_told_apart_by_what_was_read_in_them() -> None:
