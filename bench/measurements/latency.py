@@ -26,6 +26,7 @@ from motley.bench.measurements.percentiles import percentiles
 from motley.bench.meshes.local_mesh import LocalMesh, MeshSpec, Progress
 from motley.daemon.machine.memory import memory_bandwidth
 from motley.daemon.machine.processor import usable_cores
+from motley.orchestrator.session_request import SessionRequest
 from motley.protocol import mesh_pb2 as pb
 from motley.protocol.wording import counted
 
@@ -65,6 +66,7 @@ class LatencyReport:
     model: str
     engine: str
     quant: str
+    cache_format: str
     exact: bool
     ranks: int
     prompt_tokens: int
@@ -95,9 +97,9 @@ class LatencyReport:
     @property
     def setting(self) -> str:
         """What tells this report from the others of a sweep, in words."""
-        return ", ".join(
-            filter(None, [self.quant, counted(self.ranks, "rank"), f"prompt {self.prompt_tokens}", self.link])
-        )
+        caches = f"{self.cache_format} caches" if self.cache_format != SessionRequest.cache_format else ""
+        ranks, prompt = counted(self.ranks, "rank"), f"prompt {self.prompt_tokens}"
+        return ", ".join(filter(None, [self.quant, caches, ranks, prompt, self.link]))
 
     def mean_parts(self, rank: int | None = None) -> dict[str, float]:
         """What the mean token is made of, ms, on one rank or over all of them.
@@ -173,6 +175,7 @@ async def latency_of(mesh: LocalMesh, prompt: Sequence[int], tokens: int) -> Lat
         model=spec.model.name,
         engine=spec.engine,
         quant=spec.quantisation,
+        cache_format=spec.cache_format,
         exact=spec.exact,
         ranks=ranks,
         prompt_tokens=len(prompt),

@@ -35,7 +35,8 @@ class Load:
 
     Attributes:
         model: as the server calls it.
-        prompts: of the requests; they are asked in turn.
+        prompts: of the requests; they are asked in turn, one before the clock starts, and go on from rate to rate. One
+            that comes again is found in the server's caches.
         requests: how many there are for each rate.
         tokens: of each answer.
         seed: of the arrivals and of what is sampled.
@@ -113,10 +114,16 @@ async def measure_load(
     timeout = aiohttp.ClientTimeout(total=None, sock_read=SILENCE_S)
     async with aiohttp.ClientSession(url, headers=headers, connector=connector, timeout=timeout) as http:
         await _ask(http, _body(load, 0), _Answer(0.0), time.perf_counter())  # whatever is slow the first time
-        return [_summary(load, rate, await _at_rate(http, load, rate, end)) for rate in rates]
+        return [
+            _summary(load, rate, await _at_rate(http, load, rate, 1 + load.requests * earlier, end))
+            for earlier, rate in enumerate(rates)
+        ]
 
 
-async def _at_rate(http: aiohttp.ClientSession, load: Load, rate: float, end: Callable[[], None]) -> list[_Answer]:
+async def _at_rate(
+    http: aiohttp.ClientSession, load: Load, rate: float, first: int, end: Callable[[], None]
+) -> list[_Answer]:
+    """Have all requests of a rate answered; the prompts from number `first` on are theirs."""
     gaps = np.random.default_rng(load.seed).exponential(1 / rate, load.requests)
     answers = [_Answer(float(due)) for due in np.cumsum(gaps) - gaps[0]]
     began = time.perf_counter()
@@ -128,7 +135,7 @@ async def _at_rate(http: aiohttp.ClientSession, load: Load, rate: float, end: Ca
 
     try:
         async with asyncio.TaskGroup() as clients:
-            for number, answer in enumerate(answers):
+            for number, answer in enumerate(answers, first):
                 clients.create_task(one(number, answer))
     except* LoadError as errors:
         raise LoadError(str(errors.exceptions[0])) from errors

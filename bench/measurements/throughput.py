@@ -23,14 +23,15 @@ class Throughput:
 
     Attributes:
         tokens_per_s: of all requests together, while all are being answered.
-        gain: that over what one request gets.
+        x_one: that over what one request gets.
         ms_per_token: how long each waits for its next one.
     """
 
     requests: int
     tokens_per_s: float
-    gain: float
+    x_one: float
     ms_per_token: float
+    cache_format: str
 
 
 async def measure_throughput(
@@ -59,8 +60,9 @@ async def throughput_of(
     rows: list[Throughput] = []
     for count in requests:
         rate = await _answer(mesh, rng.integers(0, vocabulary, (count, prompt)).tolist(), tokens)
-        alone = rows[0].tokens_per_s / rows[0].gain if rows else rate
-        rows.append(Throughput(count, round(rate, 2), round(rate / alone, 2), round(1e3 * count / rate, 2)))
+        alone = rows[0].tokens_per_s / rows[0].x_one if rows else rate
+        each_ms = round(1e3 * count / rate, 2)
+        rows.append(Throughput(count, round(rate, 2), round(rate / alone, 2), each_ms, mesh.spec.cache_format))
     return rows
 
 

@@ -21,7 +21,7 @@ from motley.orchestrator.planning.caches import Caches
 from motley.orchestrator.planning.placement.terms import ExpertKey
 from motley.orchestrator.planning.shares import Candidate, RankPlan, plan_shares, trunk_profile
 from motley.orchestrator.session_request import SessionRequest
-from motley.plugins.engine import has_whole_caches
+from motley.plugins.engine import cache_formats, has_whole_caches
 from motley.protocol import mesh_pb2 as pb
 from motley.protocol import worker_pb2 as wp
 
@@ -44,6 +44,7 @@ class MeshSpec:
     Attributes:
         weights: relative speed of each rank; their number is the number of ranks.
         cache_tokens: what all sequences together may have in the caches; at least the context, which it is if less.
+        cache_format: what keys and values are kept as: "fp32", "fp16" or "int8".
         pin: one core per rank, in order, where there are enough.
         link: the network to emulate between the ranks, as `motley.bench.meshes.emulator.LinkSpec.parse` reads it; "":
             none.
@@ -58,6 +59,7 @@ class MeshSpec:
     block: int = 128
     context: int = 1024
     cache_tokens: int = 0
+    cache_format: str = SessionRequest.cache_format
     engine: str = "onnxruntime"
     threads: int = 1
     wire: str = "fp32"
@@ -166,7 +168,15 @@ class LocalMesh:
     async def _start(self) -> None:
         spec = self.spec
         size = len(spec.weights)
-        model = pb.ModelSpec(source=str(spec.model), quantisation=spec.quantisation, block=spec.block, exact=spec.exact)
+        if spec.cache_format not in (known := cache_formats(spec.engine)):
+            raise MeshError(f"engine {spec.engine} keeps caches in {' or '.join(known)}, not in {spec.cache_format}")
+        model = pb.ModelSpec(
+            source=str(spec.model),
+            quantisation=spec.quantisation,
+            block=spec.block,
+            exact=spec.exact,
+            cache_format=spec.cache_format,
+        )
         profile = (await asyncio.to_thread(describe, model, None)).profile
         if spec.hosts:
             profile = trunk_profile(profile)

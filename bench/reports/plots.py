@@ -86,6 +86,8 @@ def plot_served(rows: Sequence[Served], path: Path) -> None:
     Raises:
         PlotError: matplotlib is missing, or the file cannot be written.
     """
+    from matplotlib.ticker import LogLocator
+
     figure = _figure(10, 4.2)
     throughput, waits = figure.subplots(1, 2)
     rates = [row.rate for row in rows]
@@ -98,8 +100,9 @@ def plot_served(rows: Sequence[Served], path: Path) -> None:
             waits.plot(rates, heights, color=colour, linestyle=style, marker="o", label=f"{name}, {quantile}")
     waits.set_ylabel("ms")
     waits.set_yscale("log")
-    for axis in (waits.yaxis.set_major_formatter, waits.yaxis.set_minor_formatter):
-        axis("{x:g}")
+    waits.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    waits.yaxis.set_major_formatter("{x:g}")
+    waits.yaxis.set_minor_formatter("")
     for axes in (throughput, waits):
         axes.set_xticks(rates)
         axes.set_xlabel("requests per second")

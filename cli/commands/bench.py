@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from motley.cli.commands.bench_drafts import DRAFTS_EXAMPLE, drafts
+from motley.cli.commands.bench_reading import READING_EXAMPLE, reading
 from motley.cli.commands.bench_serve import SERVE_EXAMPLE, serve
 from motley.cli.commands.bench_tables import (
     show_cache_formats,
@@ -23,7 +24,7 @@ from motley.cli.commands.bench_tables import (
 )
 from motley.cli.errors import CliError
 from motley.cli.interrupt import run
-from motley.cli.options import Choice, Exact, Quant, Quantisation, parse_link, parse_shares
+from motley.cli.options import CacheFormats, Choice, Exact, Quant, Quantisation, parse_link, parse_shares
 from motley.cli.show import console, loading_bars, table
 from motley.protocol import CACHE_BLOCK
 
@@ -45,6 +46,7 @@ def register(app: typer.Typer) -> None:
 
 bench.command(epilog=SERVE_EXAMPLE)(serve)
 bench.command(epilog=DRAFTS_EXAMPLE)(drafts)
+bench.command(epilog=READING_EXAMPLE)(reading)
 
 
 @bench.command(
@@ -70,6 +72,7 @@ def latency(
     ] = None,
     threads: Annotated[int, typer.Option(min=1, help="Compute threads per rank.")] = 1,
     engine: Annotated[str, typer.Option(help="Engine by name.")] = "onnxruntime",
+    cache_format: CacheFormats = None,
     exact: Exact = False,
     csv: Annotated[Path | None, typer.Option(help="Write every token of every rank to this CSV file.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw where the time went to this PNG file.")] = None,
@@ -107,6 +110,7 @@ def latency(
             quantisation=quantisation,
             block=block,
             context=max(prompts) + tokens + 8,
+            cache_format=cache_format or MeshSpec.cache_format,
             engine=engine,
             threads=threads,
             pin=True,
@@ -142,6 +146,7 @@ def throughput(
     link: Annotated[str, typer.Option(help="Emulate a network, as `motley bench latency` does.")] = "none",
     threads: Annotated[int, typer.Option(min=1, help="Compute threads per rank.")] = 1,
     engine: Annotated[str, typer.Option(help="Engine by name.")] = "onnxruntime",
+    cache_format: CacheFormats = None,
     exact: Exact = False,
     as_json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
 ) -> None:
@@ -161,6 +166,7 @@ def throughput(
         quantisation=quant,
         context=prompt_tokens + tokens,
         cache_tokens=max(counts) * (prompt_tokens + tokens + CACHE_BLOCK),
+        cache_format=cache_format or MeshSpec.cache_format,
         engine=engine,
         threads=threads,
         pin=True,

@@ -37,7 +37,7 @@ def serve(
     prompt_tokens: Annotated[int, typer.Option(min=1, help="Random tokens in each prompt.")] = 64,
     shared_prefix: Annotated[int, typer.Option(min=0, help="Of these, so many are the same in all prompts.")] = 0,
     vocabulary: Annotated[int, typer.Option(min=1, help="With --url: random tokens are below this.")] = 256,
-    tokens: Annotated[int, typer.Option(min=1, max=4000, help="Tokens of each answer.")] = 64,
+    tokens: Annotated[int, typer.Option(min=2, max=4000, help="Tokens of each answer.")] = 64,
     quant: Quant = Quantisation.INT4,
     context: Annotated[
         int | None, typer.Option(min=1, help="Tokens of a prompt and its answer.", show_default="the model's")
@@ -69,7 +69,7 @@ def serve(
         with open_model(folder) as opened:
             vocabulary = opened.model.vocabulary
         model = str(folder)
-    asked = given or random_prompts(vocabulary, requests, prompt_tokens, shared_prefix)
+    asked = given or random_prompts(vocabulary, 1 + requests * len(rates), prompt_tokens, shared_prefix)
     load = Load(model, asked, requests, tokens)
     if url:
         measured = run(_measure_served(url, api_key, load, rates))

@@ -61,7 +61,7 @@ def show_latency(report: LatencyReport) -> None:
 def show_throughput(rows: Sequence[Throughput]) -> None:
     """A row for each number of requests that were answered at once."""
     cells = [
-        [str(row.requests), f"{row.tokens_per_s:.1f}", f"{row.gain:.2f}", f"{row.ms_per_token:.1f}"] for row in rows
+        [str(row.requests), f"{row.tokens_per_s:.1f}", f"{row.x_one:.2f}", f"{row.ms_per_token:.1f}"] for row in rows
     ]
     console.print(table(["requests", "tokens/s", "x one", "ms per token of each"], cells))
 
@@ -95,7 +95,7 @@ def show_moe(report: MoeReport) -> None:
                     *(f"{layout.ms_per_token[q]:.1f}" for q in ("p50", "p99")),
                     " ".join(f"{100 * idle:.0f}" for idle in layout.idle) + " %",
                     *(f"{row.tokens_per_s:.1f}" for row in layout.throughput),
-                    f"{layout.throughput[-1].gain:.2f}",
+                    f"{layout.throughput[-1].x_one:.2f}",
                 ]
                 for layout in report.layouts
             ],

@@ -85,7 +85,9 @@ def run(
     ] = Experts.AUTO,
     replicas: Annotated[int, typer.Option(min=1, help="Nodes that have each expert, where they are parallel.")] = 1,
     trunk: Annotated[int, typer.Option(min=1, help="Ranks of the rest of the model, where experts are parallel.")] = 1,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer.")] = 256,
+    max_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Longest answer.", show_default="what the context has room for")
+    ] = None,
     temperature: Annotated[float, typer.Option(min=0.0, max=2.0, help="0: always the likeliest token.")] = 0.7,
     top_k: Annotated[int, typer.Option(help="Only the k likeliest tokens. 0: off.")] = 0,
     top_p: Annotated[float, typer.Option(help="Only the likeliest tokens that make up this mass. 1: off.")] = 1.0,
@@ -298,8 +300,6 @@ async def _answer(client: Client, wanted: Wanted, body: dict[str, Any], as_json:
     with loading_bars() as bars:
         session = await load(client, wanted, bars.advance_to, lasting=lasting)
     context, most = session["context"], body["max_tokens"]
-    if most > context:
-        console.print(f"[yellow]--max-tokens {most}[/] is cut: prompt and answer have {context} tokens (the context)")
     path = "/v1/completions" if "prompt" in body else "/v1/chat/completions"
     began = time.perf_counter()
     first: float | None = None
@@ -322,9 +322,10 @@ async def _answer(client: Client, wanted: Wanted, body: dict[str, Any], as_json:
     except Refused as refusal:
         match refusal.code:
             case "context_length_exceeded":
+                too_long = f"the prompt{f' and --max-tokens {most} together are' if most else ' is'} too long"
                 raise CliError(
-                    f"the prompt is too long for the context of {context} tokens: shorten it, or close the session with"
-                    f" `{stop_command(session)}` and load the model with a larger --context"
+                    f"{too_long} for the context of {context} tokens: shorten it{', ask for fewer' if most else ''}, or"
+                    f" close the session with `{stop_command(session)}` and load the model with a larger --context"
                 ) from refusal
             case "no_chat_template":
                 raise CliError(
@@ -343,7 +344,7 @@ async def _answer(client: Client, wanted: Wanted, body: dict[str, Any], as_json:
         print(json.dumps({**answer, "ttft_ms": ttft_ms, "ms_per_token": ms}))
     else:
         elsewhere = sum(len(nodes_of(host)) for host in session["hosts"])
-        by = "the context, which is full" if finish == "length" and tokens < most else finish
+        by = "the context, which is full" if finish == "length" and most is None else finish
         hosts = f", experts on {counted(elsewhere, 'node')}" if elsewhere else ""
         then = "" if ms is None else f", then {ms:.1f} ms each"
         console.print(

@@ -15,6 +15,7 @@ from motley.daemon.text.streaming import IncrementalDecoder
 from motley.daemon.text.tokenizer import Tokenizer
 from motley.protocol import mesh_pb2 as pb
 from motley.protocol import worker_pb2 as wp
+from motley.protocol.wording import counted
 
 
 class RequestError(Exception):
@@ -160,16 +161,23 @@ def _input(request: pb.Generate) -> str:
 
 def _max_tokens(request: pb.Generate, prompt: int, context: int) -> int:
     """How long the answer may become behind so many tokens of prompt; errors as `Generation`."""
-    rest = context - prompt
+    rest, what, asked = context - prompt, _input(request), request.max_tokens
+    longest = f"This model's maximum context length is {context} tokens. However, "
     if rest < 1:
-        what = _input(request)
         raise RequestError(
             "context_length_exceeded",
-            f"This model's maximum context length is {context} tokens. However, your {what} resulted in {prompt} "
-            f"tokens, and the answer needs at least 1. Please reduce the length of the {what}.",
+            f"{longest}your {what} resulted in {prompt} tokens, and the answer needs at least 1. Please reduce the "
+            f"length of the {what}.",
             what,
         )
-    return min(request.max_tokens or rest, rest)
+    if asked > rest:
+        raise RequestError(
+            "context_length_exceeded",
+            f"{longest}you requested {prompt + asked} tokens ({prompt} in the {what}, {asked} in the completion). "
+            f"Please reduce the length of the {what} or of the completion: it may have {counted(rest, 'token')}.",
+            what,
+        )
+    return asked or min(request.usual_tokens or rest, rest)
 
 
 def _check(request: pb.Generate, tokenizer: Tokenizer) -> None:

@@ -31,13 +31,14 @@ class FieldError(ApiError):
 class Fields:
     """The fields of a JSON object, taken one by one; `finish` refuses those nobody took.
 
-    A field that is null counts as absent. All methods raise FieldError.
+    A field that is null counts as absent, but for `is_null`. All methods raise FieldError.
     """
 
     def __init__(self, value: object, path: str = "") -> None:
         if not isinstance(value, dict):
             raise ApiError(400, f"{path or 'the request body'} must be a JSON object", param=path or None)
         self._values: dict[str, Any] = {key: value for key, value in value.items() if value is not None}
+        self._nulls = value.keys() - self._values
         self._path = f"{path}." if path else ""
         self._known = set[str]()
 
@@ -45,6 +46,10 @@ class Fields:
         """The raw value; None if absent."""
         self._known.add(name)
         return self._values.get(name)
+
+    def is_null(self, name: str) -> bool:
+        """Whether a field is there, and null."""
+        return name in self._nulls
 
     def string(self, name: str, *, choices: Collection[str] = ()) -> str | None:
         value = self.take(name)
@@ -84,10 +89,10 @@ class Fields:
     def refuse(self, name: str, why: str, code: str = "invalid_value") -> NoReturn:
         raise FieldError(f"{self._path}{name}", why, code)
 
-    def finish(self, ignored: Collection[str] = ()) -> None:
-        """Refuse the fields that nobody took, except `ignored` ones."""
+    def finish(self) -> None:
+        """Refuse the fields that nobody took."""
         for name in self._values:
-            if name not in self._known and name not in ignored:
+            if name not in self._known:
                 known = ", ".join(sorted(self._known))
                 self.refuse(name, f"is not a known parameter; known: {known}", code="unknown_parameter")
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 import secrets
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any
 
 from aiohttp import web
 
@@ -17,7 +19,7 @@ from motley.orchestrator.api.events import EventStream
 from motley.orchestrator.api.openai_parameters import Parameters, chat_parameters, completion_parameters
 from motley.orchestrator.api.slow_clients import Patience, finish
 from motley.orchestrator.serving.errors import BusyError, ServingError, unready
-from motley.orchestrator.serving.requests import Answer, Requests
+from motley.orchestrator.serving.requests import Answers, Requests
 from motley.orchestrator.session_table import SessionTable
 from motley.orchestrator.sessions import Session, State
 from motley.protocol.mesh_pb2 import Delta, LogprobRow
@@ -52,10 +54,10 @@ class OpenAiApi:
         return web.json_response(_model(session))
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
-        return await self._answer(request, chat_parameters(await read_json(request)), _Chat())
+        return await self._answer(request, chat_parameters(await read_json(request)), _Chat)
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
-        return await self._answer(request, completion_parameters(await read_json(request)), _Completion())
+        return await self._answer(request, completion_parameters(await read_json(request)), _Completion)
 
     def _session(self, model: str) -> Session:
         session = self._sessions.named(model)
@@ -65,7 +67,7 @@ class OpenAiApi:
             raise ApiError(404, message, param="model", code="model_not_found")
         return session
 
-    async def _answer(self, http: web.Request, parameters: Parameters, form: _Form) -> web.StreamResponse:
+    async def _answer(self, http: web.Request, parameters: Parameters, form: type[_Form]) -> web.StreamResponse:
         session = self._session(parameters.model)
         envelope = {
             "id": form.prefix + secrets.token_hex(12),
@@ -74,62 +76,68 @@ class OpenAiApi:
             "system_fingerprint": f"fp_{session.profile.fingerprint[:12]}",
         }
         try:
-            async with self._requests.generate(session, parameters.generate) as answer:
+            async with self._requests.generate(session, parameters.generates) as answers:
+                choices = [_Choice(form(index)) for index in range(len(parameters.generates))]
                 if parameters.stream:
-                    return await _stream(http, parameters, form, envelope, answer)
-                return await _whole(http, form, envelope, answer)
+                    return await _stream(http, parameters, choices, envelope, answers)
+                return await _whole(http, parameters, choices, envelope, answers)
         except ServingError as error:
             wait = error.retry_after_s if isinstance(error, BusyError) else None
             raise ApiError.from_failure(error.failure, retry_after_s=wait) from error
 
 
-class _Form(Protocol):
-    """How one of the two kinds of answer is written."""
+class _Form(ABC):
+    """How an answer of one of the two kinds is written: the choices in which it is told. `index` is its number among
+    the answers to one request, from 0 on."""
 
     prefix: str
     object: str
     chunk_object: str
 
+    def __init__(self, index: int) -> None:
+        self._index = index
+
     def opening(self) -> list[dict[str, Any]]:
         """The choices of the chunk before any text; empty if there is no such chunk."""
+        return []
 
+    @abstractmethod
     def piece(self, text: str, rows: Sequence[LogprobRow], finish: str | None) -> dict[str, Any]:
         """The choice of a chunk."""
 
+    @abstractmethod
     def whole(self, text: str, rows: Sequence[LogprobRow], finish: str) -> dict[str, Any]:
         """The choice of an answer that is not streamed."""
 
 
-class _Chat:
+class _Chat(_Form):
     prefix = "chatcmpl-"
     object = "chat.completion"
     chunk_object = "chat.completion.chunk"
 
     def opening(self) -> list[dict[str, Any]]:
         delta = {"role": "assistant", "content": ""}
-        return [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": None}]
+        return [{"index": self._index, "delta": delta, "logprobs": None, "finish_reason": None}]
 
     def piece(self, text: str, rows: Sequence[LogprobRow], finish: str | None) -> dict[str, Any]:
         delta = {"content": text} if text or rows else {}
-        return {"index": 0, "delta": delta, "logprobs": _chat_logprobs(rows), "finish_reason": finish}
+        return {"index": self._index, "delta": delta, "logprobs": _chat_logprobs(rows), "finish_reason": finish}
 
     def whole(self, text: str, rows: Sequence[LogprobRow], finish: str) -> dict[str, Any]:
         message = {"role": "assistant", "content": text, "refusal": None}
-        return {"index": 0, "message": message, "logprobs": _chat_logprobs(rows), "finish_reason": finish}
+        return {"index": self._index, "message": message, "logprobs": _chat_logprobs(rows), "finish_reason": finish}
 
 
-class _Completion:
+class _Completion(_Form):
     prefix = "cmpl-"
     object = chunk_object = "text_completion"
 
-    def __init__(self) -> None:
+    def __init__(self, index: int) -> None:
+        super().__init__(index)
         self._offset = 0
 
-    def opening(self) -> list[dict[str, Any]]:
-        return []
-
     def piece(self, text: str, rows: Sequence[LogprobRow], finish: str | None) -> dict[str, Any]:
-        return {"index": 0, "text": text, "logprobs": self._logprobs(rows), "finish_reason": finish}
+        return {"index": self._index, "text": text, "logprobs": self._logprobs(rows), "finish_reason": finish}
 
     whole = piece
 
@@ -167,26 +175,70 @@ class _Pace:
         else:
             self._first_at = self._last_at
 
-    def timings(self, last: Delta) -> dict[str, Any]:
-        """What the last part of an answer tells of its times. Not part of OpenAI's API.
-
-        ``ttft_ms`` is the time to the first token, without the way there and back; ``ms_per_token`` that from each
-        token to the next, in the mean, or null where all came at once.
-        """
-        mean = 1e3 * (self._last_at - self._first_at) / self._later if self._later else None
-        return {"timings": {"ttft_ms": round(1e3 * last.prefill_s, 3), "ms_per_token": mean and round(mean, 3)}}
+    @property
+    def ms_per_token(self) -> float | None:
+        """From each token to the next, in the mean; None: all came at once."""
+        return 1e3 * (self._last_at - self._first_at) / self._later if self._later else None
 
 
-async def _whole(http: web.Request, form: _Form, envelope: dict[str, Any], answer: Answer) -> web.StreamResponse:
-    text: list[str] = []
-    rows: list[LogprobRow] = []
-    pace = _Pace()
-    async for delta in answer.deltas():
-        pace.on_delta(delta)
-        text.append(delta.text)
-        rows.extend(delta.logprobs)
-    choice = form.whole("".join(text), rows, delta.finish)
-    body = {**envelope, "object": form.object, "choices": [choice], "usage": _usage(delta), **pace.timings(delta)}
+class _Choice:
+    """An answer as it comes.
+
+    Attributes:
+        opened: whether anything of it has been told in a stream.
+        text, rows: of it so far, where it is not streamed.
+        last: its last delta.
+    """
+
+    def __init__(self, form: _Form) -> None:
+        self.form = form
+        self.pace = _Pace()
+        self.opened = False
+        self.text: list[str] = []
+        self.rows: list[LogprobRow] = []
+        self.last = Delta()
+
+    def on_delta(self, delta: Delta) -> None:
+        """A delta has come just now."""
+        self.pace.on_delta(delta)
+        if delta.finish:
+            self.last = delta
+
+
+def _timings(choices: Sequence[_Choice]) -> dict[str, Any]:
+    """What is told of the times of answers that have ended. Not part of OpenAI's API.
+
+    ``ttft_ms`` is the time to the first token, without the way there and back; ``ms_per_token`` that from each token of
+    an answer to the next, in the mean, or null where all came at once.
+    """
+    means = [choice.pace.ms_per_token for choice in choices]
+    known = [mean for mean in means if mean is not None]
+    ttft_ms = 1e3 * min(choice.last.prefill_s for choice in choices)
+    return {
+        "timings": {
+            "ttft_ms": round(ttft_ms, 3),
+            "ms_per_token": round(sum(known) / len(known), 3) if known else None,
+        }
+    }
+
+
+async def _whole(
+    http: web.Request, parameters: Parameters, choices: Sequence[_Choice], envelope: dict[str, Any], answers: Answers
+) -> web.StreamResponse:
+    while not answers.ended:
+        came = await answers.next(math.inf)
+        assert came is not None, "it waits for as long as it takes"
+        choice, delta = choices[came[0]], came[1]
+        choice.on_delta(delta)
+        choice.text.append(delta.text)
+        choice.rows.extend(delta.logprobs)
+    body = {
+        **envelope,
+        "object": choices[0].form.object,
+        "choices": [choice.form.whole("".join(choice.text), choice.rows, choice.last.finish) for choice in choices],
+        "usage": _usage(choices, parameters.n),
+        **_timings(choices),
+    }
     response = web.json_response(body)
     with Patience(http), suppress(ConnectionError):
         await response.prepare(http)
@@ -195,7 +247,7 @@ async def _whole(http: web.Request, form: _Form, envelope: dict[str, Any], answe
 
 
 async def _stream(
-    http: web.Request, parameters: Parameters, form: _Form, envelope: dict[str, Any], answer: Answer
+    http: web.Request, parameters: Parameters, choices: Sequence[_Choice], envelope: dict[str, Any], answers: Answers
 ) -> web.StreamResponse:
     """Server-sent events. The first delta is awaited before the headers go out, for as long as a stream may be silent,
     so that an answer that fails at once has a status of its own; one that fails later ends with an error event and
@@ -203,7 +255,7 @@ async def _stream(
     with Patience(http) as patience, suppress(ConnectionError):  # a client has gone: leaving cancels the request
         stream = EventStream(http, patience)
         try:
-            await _write_answer(stream, parameters, form, envelope, answer)
+            await _write_answers(stream, parameters, choices, envelope, answers)
         except ServingError as error:
             if not stream.begun:
                 raise
@@ -212,35 +264,37 @@ async def _stream(
     return stream.response
 
 
-async def _write_answer(
-    stream: EventStream, parameters: Parameters, form: _Form, envelope: dict[str, Any], answer: Answer
+async def _write_answers(
+    stream: EventStream,
+    parameters: Parameters,
+    choices: Sequence[_Choice],
+    envelope: dict[str, Any],
+    answers: Answers,
 ) -> None:
-    """Write an answer as it comes, up to ``[DONE]``; errors as `Answer.next` and `EventStream`."""
+    """Write answers as they come, up to ``[DONE]``; errors as `Answers.next` and `EventStream`."""
 
-    async def chunk(choices: list[dict[str, Any]], usage: dict[str, Any] | None = None, **more: Any) -> None:
+    async def chunk(told: list[dict[str, Any]], usage: dict[str, Any] | None = None, **more: Any) -> None:
         tail = {"usage": usage} if parameters.include_usage else {}
-        event = {**envelope, "object": form.chunk_object, "choices": choices, **tail, **more}
+        event = {**envelope, "object": choices[0].form.chunk_object, "choices": told, **tail, **more}
         await stream.event(json.dumps(event, ensure_ascii=False))
 
-    pace = _Pace()
-    opening = form.opening()
-    ended = ""
-    while not ended:
-        delta = await answer.next(stream.quiet_s)
-        if delta is None:
+    while not answers.ended:
+        came = await answers.next(stream.quiet_s)
+        if came is None:
             await stream.comment()
             continue
-        pace.on_delta(delta)
-        if opening:
-            await chunk(opening)
-            opening = []
+        choice, delta = choices[came[0]], came[1]
+        choice.on_delta(delta)
+        if not choice.opened:
+            choice.opened = True
+            if opening := choice.form.opening():
+                await chunk(opening)
         if delta.text or delta.logprobs:
-            await chunk([form.piece(delta.text, delta.logprobs, None)])
-        ended = delta.finish
-    assert delta is not None
-    await chunk([form.piece("", [], ended)], **pace.timings(delta))
+            await chunk([choice.form.piece(delta.text, delta.logprobs, None)])
+        if delta.finish:
+            await chunk([choice.form.piece("", [], delta.finish)], **_timings([choice]))
     if parameters.include_usage:
-        await chunk([], _usage(delta))
+        await chunk([], _usage(choices, parameters.n))
     await stream.event("[DONE]")
 
 
@@ -248,13 +302,19 @@ def _model(session: Session) -> dict[str, Any]:
     return {"id": session.name, "object": "model", "created": int(session.created), "owned_by": "motley"}
 
 
-def _usage(last: Delta) -> dict[str, Any]:
+def _usage(choices: Sequence[_Choice], n: int) -> dict[str, Any]:
+    """What answers have cost that have ended, `n` to each prompt. A prompt counts once; of it, what was found in the
+    caches for the answer for which least was: the others find what that has computed."""
+    lasts = [choice.last for choice in choices]
+    prompt = sum(last.prompt_tokens for last in lasts[::n])
+    completion = sum(last.completion_tokens for last in lasts)
+    cached = sum(min(last.cached_tokens for last in lasts[at : at + n]) for at in range(0, len(lasts), n))
     return {
-        "prompt_tokens": last.prompt_tokens,
-        "completion_tokens": last.completion_tokens,
-        "total_tokens": last.prompt_tokens + last.completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": last.cached_tokens},
-        "completion_tokens_details": {"accepted_prediction_tokens": last.accepted_drafts},
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": cached},
+        "completion_tokens_details": {"accepted_prediction_tokens": sum(last.accepted_drafts for last in lasts)},
     }
 
 

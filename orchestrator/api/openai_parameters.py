@@ -2,7 +2,11 @@
 
 Nothing that would change the answer is ignored: a parameter is obeyed, or refused by name. Where OpenAI leaves room:
 
-- ``max_tokens`` defaults to 16 for completions, and to the rest of the context for chats, as at OpenAI.
+- ``max_tokens`` that the context has no room for are refused, by the leader, who knows how long the prompt is. Where
+  none are asked for, an answer ends with the context at the latest, and a completion after 16 tokens, as at OpenAI. A
+  completion whose ``max_tokens`` is null goes on until the context is full, as at vLLM.
+- With ``n`` answers to a prompt, the k-th (from 0 on) is the one that a request for one answer gets with ``seed`` + k.
+- ``best_of`` may be ``n``: the best of ``n`` answers are all of them. A choice among more is refused.
 - The parts of a content given in parts are joined as they are, with nothing between them: OpenAI does not say, but the
   chat templates that take parts (of the models in `transformers`) write one after another, and whoever wants a line to
   end can say so in a part.
@@ -13,7 +17,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,21 +25,13 @@ from motley.orchestrator.api.body import Fields, is_integer, is_number, is_text
 from motley.protocol.mesh_pb2 import Generate, Sampling, TokenIds
 
 MAX_STOPS = 4
+USUAL_TOKENS = 16
+"""Of a completion that does not say ``max_tokens``."""
+MAX_ANSWERS = 128
+"""To all prompts of a request together."""
+MAX_BYTES = 8 * 1024 * 1024
+"""Of prompts, each counted for every answer to it, as the leader is sent it as often."""
 _UINT32 = 2**32 - 1
-_HARMLESS = frozenset(
-    {
-        "metadata",
-        "parallel_tool_calls",
-        "prediction",
-        "prompt_cache_key",
-        "prompt_cache_retention",
-        "safety_identifier",
-        "service_tier",
-        "store",
-        "user",
-    }
-)
-"""OpenAI's parameters that cannot change the answer of this server."""
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 
 _CHAT_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
@@ -43,7 +39,6 @@ _CHAT_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "function_call": ("none", "auto"),
     "functions": ([],),
     "modalities": (["text"],),
-    "n": (1,),
     "reasoning_effort": (),
     "response_format": ({"type": "text"},),
     "tool_choice": ("none", "auto"),
@@ -52,7 +47,7 @@ _CHAT_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "web_search_options": (),
 }
 """OpenAI's parameters that are not supported, with the values that ask for nothing."""
-_COMPLETION_NEUTRAL: Mapping[str, tuple[Any, ...]] = {"best_of": (1,), "n": (1,), "suffix": ("",)}
+_COMPLETION_NEUTRAL: Mapping[str, tuple[Any, ...]] = {"suffix": ("",)}
 _MESSAGE_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "annotations": ([],),
     "audio": (),
@@ -68,8 +63,10 @@ class Parameters:
     """A checked request."""
 
     model: str
-    generate: Generate
-    """Without ids and session."""
+    generates: Sequence[Generate]
+    """For each answer, without ids and session: `n` of each prompt follow each other."""
+    n: int
+    """Answers to each prompt."""
     stream: bool
     include_usage: bool
     """Tell the usage as the last chunk of a stream."""
@@ -92,7 +89,7 @@ def chat_parameters(body: object) -> Parameters:
     if newer is not None and older is not None and newer != older:
         fields.refuse("max_tokens", "contradicts max_completion_tokens; give one of them")
     generate.max_tokens = newer or older or 0
-    return _finish(fields, generate, _CHAT_NEUTRAL, logprobs, top_logprobs or 0)
+    return _finish(fields, [generate], _CHAT_NEUTRAL, logprobs, top_logprobs or 0)
 
 
 def completion_parameters(body: object) -> Parameters:
@@ -102,41 +99,63 @@ def completion_parameters(body: object) -> Parameters:
         ApiError: 400, naming the parameter.
     """
     fields = Fields(body)
-    generate = Generate(echo=fields.boolean("echo"))
-    prompt = fields.take("prompt")
-    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
-        (prompt,) = prompt  # many clients send every prompt as a list of one
-    if is_text(prompt):
-        generate.prompt = prompt
-    elif isinstance(prompt, list) and prompt and all(is_integer(i) and 0 <= i <= _UINT32 for i in prompt):
-        generate.prompt_tokens.CopyFrom(TokenIds(ids=prompt))
-    elif isinstance(prompt, list) and prompt and all(isinstance(item, str | list) for item in prompt):
-        fields.refuse("prompt", "must be one prompt; several in one request are not supported", "unsupported_value")
-    else:
-        fields.refuse("prompt", "must be a string, or a list of token ids that is not empty")
+    generates = _prompts(fields)
+    echo = fields.boolean("echo")
     top_logprobs = fields.integer("logprobs", 0, 5)
-    if top_logprobs is not None and generate.echo:
+    if top_logprobs is not None and echo:
         fields.refuse("logprobs", "of a prompt (with echo) are not supported", "unsupported_parameter")
-    generate.max_tokens = fields.integer("max_tokens", 1, _UINT32) or 16
-    return _finish(fields, generate, _COMPLETION_NEUTRAL, top_logprobs is not None, top_logprobs or 0)
+    asked = fields.integer("max_tokens", 1, _UINT32)
+    for generate in generates:
+        generate.echo = echo
+        generate.max_tokens = asked or 0
+        generate.usual_tokens = 0 if fields.is_null("max_tokens") else USUAL_TOKENS
+    best_of, n = fields.integer("best_of", 1, MAX_ANSWERS), fields.integer("n", 1, MAX_ANSWERS) or 1
+    if best_of not in (None, n):
+        fields.refuse("best_of", f"must be as n, which is {n}, or left out", "unsupported_value")
+    return _finish(fields, generates, _COMPLETION_NEUTRAL, top_logprobs is not None, top_logprobs or 0)
+
+
+def _prompts(fields: Fields) -> list[Generate]:
+    """For each prompt of a completion, what is asked of the leader so far."""
+    prompt = fields.take("prompt")
+    several = isinstance(prompt, list) and prompt and all(isinstance(each, str | list) for each in prompt)
+    prompts = prompt if several else [prompt]
+    if len(prompts) > MAX_ANSWERS:
+        fields.refuse("prompt", f"must not be more than {MAX_ANSWERS} prompts")
+    return [_prompt(fields, each) for each in prompts]
+
+
+def _prompt(fields: Fields, prompt: object) -> Generate:
+    if is_text(prompt):
+        return Generate(prompt=prompt)
+    if isinstance(prompt, list) and prompt and all(is_integer(i) and 0 <= i <= _UINT32 for i in prompt):
+        return Generate(prompt_tokens=TokenIds(ids=prompt))
+    return fields.refuse("prompt", "must be a string, a list of token ids that is not empty, or a list of such prompts")
 
 
 def _finish(
     fields: Fields,
-    generate: Generate,
+    generates: Sequence[Generate],
     neutral: Mapping[str, tuple[Any, ...]],
     logprobs: bool,
     top_logprobs: int,
 ) -> Parameters:
-    """What both kinds of request have in common."""
+    """What both kinds of request have in common. `generates` has one for each prompt."""
     model = fields.string("model")
     if not model:
         fields.refuse("model", "is missing; GET /v1/models lists what is served", "missing_parameter")
-    generate.sampling.CopyFrom(_sampling(fields))
-    generate.sampling.logprobs, generate.sampling.top_logprobs = logprobs, top_logprobs
-    generate.stop.extend(_stop(fields))
-    generate.ignore_eos = fields.boolean("ignore_eos")
-    generate.without_drafts = not fields.boolean("drafts", default=True)
+    n = fields.integer("n", 1, MAX_ANSWERS) or 1
+    if len(generates) * n > MAX_ANSWERS:
+        fields.refuse("n", f"of {len(generates)} prompts makes more than {MAX_ANSWERS} answers")
+    if n > 1 and sum(generate.ByteSize() for generate in generates) * n > MAX_BYTES:
+        fields.refuse("n", f"is too large for prompts that are so long: together they may have {MAX_BYTES} bytes")
+    sampling, stop = _sampling(fields), _stop(fields)
+    sampling.logprobs, sampling.top_logprobs = logprobs, top_logprobs
+    ignore_eos, drafts = fields.boolean("ignore_eos"), fields.boolean("drafts", default=True)
+    for generate in generates:
+        generate.sampling.CopyFrom(sampling)
+        generate.stop.extend(stop)
+        generate.ignore_eos, generate.without_drafts = ignore_eos, not drafts
     stream = fields.boolean("stream")
     stream_options = fields.take("stream_options")
     include_usage = False
@@ -145,10 +164,22 @@ def _finish(
             fields.refuse("stream_options", "needs stream to be true")
         options = Fields(stream_options, "stream_options")
         include_usage = options.boolean("include_usage")
-        options.finish(ignored={"include_obfuscation"})
+        options.boolean("include_obfuscation")  # there is none
+        options.finish()
     _refuse_unsupported(fields, neutral)
-    fields.finish(ignored=_HARMLESS)
-    return Parameters(model, generate, stream, include_usage)
+    _accept_harmless(fields)
+    fields.finish()
+    return Parameters(
+        model, [_seeded(generate, k) for generate in generates for k in range(n)], n, stream, include_usage
+    )
+
+
+def _seeded(generate: Generate, k: int) -> Generate:
+    """For the k-th answer to a prompt, what is asked of the leader for the first."""
+    seeded = Generate()
+    seeded.CopyFrom(generate)
+    seeded.sampling.seed = (seeded.sampling.seed + k) % 2**64
+    return seeded
 
 
 def _sampling(fields: Fields) -> Sampling:
@@ -236,6 +267,25 @@ def _text_part(part: object, path: str) -> str:
         fields.refuse("text", "is missing", "missing_parameter")
     fields.finish()
     return text
+
+
+def _accept_harmless(fields: Fields) -> None:
+    """Take OpenAI's parameters that cannot change the answer of this server. What OpenAI would refuse is refused."""
+    for name in ("user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "service_tier"):
+        fields.string(name)
+    for name in ("store", "parallel_tool_calls"):
+        fields.boolean(name)
+    metadata = fields.take("metadata")
+    if metadata is not None and not (
+        isinstance(metadata, dict)
+        and len(metadata) <= 16
+        and all(is_text(key) and len(key) <= 64 for key in metadata)
+        and all(is_text(value) and len(value) <= 512 for value in metadata.values())
+    ):
+        fields.refuse("metadata", "must be an object of at most 16 strings, of 512 characters, by names of 64")
+    prediction = fields.take("prediction")
+    if prediction is not None and not isinstance(prediction, dict):
+        fields.refuse("prediction", "must be an object")
 
 
 def _refuse_unsupported(fields: Fields, neutral: Mapping[str, tuple[Any, ...]]) -> None:

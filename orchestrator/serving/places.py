@@ -25,11 +25,11 @@ class Places:
         self._ends: deque[float] = deque(maxlen=ENDS)
         """When the latest requests ended."""
 
-    def take(self) -> bool:
-        """Give a request a place; False: there is none."""
-        if self.taken >= self.number:
+    def take(self, count: int = 1) -> bool:
+        """Give each of some requests a place; False: there are not so many, and none has got one."""
+        if self.taken + count > self.number:
             return False
-        self.taken += 1
+        self.taken += count
         return True
 
     def leave(self, now: float) -> None:

@@ -1,18 +1,22 @@
-"""A request's life: it goes to the leader of its session, deltas come back, an error or a last delta ends it."""
+"""A request's life: it goes to the leader of its session, deltas come back, an error or a last delta ends it.
+
+A client may make several requests at once, for as many answers. They get places together or not at all, and what comes
+of them is one series of deltas.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 import secrets
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 
 from motley.orchestrator.control import Control
 from motley.orchestrator.nodes import Node
 from motley.orchestrator.serving.errors import BusyError, ServingError, refusal, unready
 from motley.orchestrator.serving.places import Places
+from motley.orchestrator.serving.tally import Outcome, Tally, outcome_of
 from motley.orchestrator.sessions import Session, State
 from motley.protocol.mesh_pb2 import Cancel, Delta, Failure, Generate, Hold, OrchestratorMessage
 from motley.protocol.wording import counted
@@ -26,41 +30,40 @@ MOST_UNTAKEN = 1 << 16
 quarter of that. What is under way from the leader when it is told so comes on top, a few steps at most."""
 
 
-@dataclass
+@dataclass(eq=False)
 class _Request:
     """A request under way.
 
     Attributes:
+        tally: of its session.
         heard: when the leader last said something of it, or when it began.
-        deltas: that have not been taken.
-        untaken: bytes of these.
+        token_at: when it last said tokens of it, or when it began.
+        number: among those that were made together, from 0 on.
+        deltas: of all that were made together, that have not been taken.
+        answered: whether there have been tokens.
+        untaken: bytes of its deltas that have not been taken.
         held: whether the leader was told to compute no more of it for now.
     """
 
     id: str
     session: Session
+    tally: Tally
     heard: float
-    deltas: asyncio.Queue[Delta] = field(default_factory=asyncio.Queue)
+    token_at: float
+    number: int
+    deltas: asyncio.Queue[tuple[_Request, Delta]] = field(repr=False)
+    answered: bool = False
     untaken: int = 0
     held: bool = False
 
     def put(self, delta: Delta) -> None:
-        self.deltas.put_nowait(delta)
+        self.deltas.put_nowait((self, delta))
         self.untaken += delta.ByteSize()
 
-    async def take(self, within_s: float) -> Delta:
-        """The next delta.
-
-        Raises:
-            TimeoutError: there is none within so many seconds.
-        """
-        if self.deltas.empty():
-            async with asyncio.timeout(within_s):
-                delta = await self.deltas.get()
-        else:
-            delta = self.deltas.get_nowait()
-        self.untaken -= delta.ByteSize()
-        return delta
+    def count(self, now: float) -> None:
+        """Tokens of it have come at `now` seconds."""
+        (self.tally.gap_s if self.answered else self.tally.first_s).add(now - self.token_at)
+        self.answered, self.token_at = True, now
 
 
 class Requests:
@@ -73,30 +76,43 @@ class Requests:
         """By id."""
         self._places: dict[str, Places] = {}
         """By session."""
+        self._tallies: dict[str, Tally] = {}
+        """By session."""
 
     @contextlib.asynccontextmanager
-    async def generate(self, session: Session, generate: Generate) -> AsyncIterator[Answer]:
-        """Run a request. Leaving the context before the last delta cancels it.
+    async def generate(self, session: Session, generates: Sequence[Generate]) -> AsyncIterator[Answers]:
+        """Run requests, each for one answer. Leaving the context cancels those whose last delta has not come.
 
         Raises:
-            BusyError: the session has as many requests as it takes; its nodes have heard nothing of this one.
-            ServingError: the session is not ready. The answer raises it where it breaks off.
+            BusyError: the session has no places for so many more; its nodes have heard nothing of these.
+            ServingError: the session is not ready, or never has so many places. The answers raise it where one breaks
+                off.
         """
         if session.state is not State.READY:
             raise unready(session)
-        places = self._places_of(session)
-        if not places.take():
+        places, tally, count = self.places(session), self.tally(session), len(generates)
+        if count > places.number:
+            limit = f"{session.name!r} takes {counted(places.number, 'request')} at a time"
+            raise refusal("invalid_request", f"{count} answers are asked for, each of which is a request; {limit}")
+        if not places.take(count):
+            tally.ended[Outcome.TOO_MANY] += count
             raise self._busy(session, places)
-        request = _Request(secrets.token_hex(8), session, heard=self._clock())
-        generate.request_id, generate.session = request.id, session.id
+        now = self._clock()
         leader = session.leader.node_id
-        self._requests[request.id] = request
-        self._control.send(leader, OrchestratorMessage(generate=generate))
+        deltas: asyncio.Queue[tuple[_Request, Delta]] = asyncio.Queue()
+        requests: list[_Request] = []
+        for number, generate in enumerate(generates):
+            request = _Request(secrets.token_hex(8), session, tally, now, now, number, deltas)
+            generate.request_id, generate.session = request.id, session.id
+            self._requests[request.id] = request
+            requests.append(request)
+            self._control.send(leader, OrchestratorMessage(generate=generate))
         try:
-            yield Answer(request, self._clock, self._go_on)
+            yield Answers(requests, deltas, self._clock, self._go_on)
         finally:
-            if self._remove(request):
-                self._control.send(leader, OrchestratorMessage(cancel=Cancel(request_id=request.id)))
+            for request in requests:
+                if self._remove(request, Outcome.CANCELLED):
+                    self._control.send(leader, OrchestratorMessage(cancel=Cancel(request_id=request.id)))
 
     def on_delta(self, node: Node, delta: Delta) -> None:
         """A node says the next part of an answer, or, with an empty one, that the request lives; ignored if that was
@@ -105,25 +121,33 @@ class Requests:
         if request is None or request.session.leader.node_id != node.id:
             return
         request.heard = self._clock()
+        if delta.ids:
+            request.count(request.heard)
         ends = bool(delta.finish) or delta.HasField("failure")
         if ends or delta.ids or delta.text:
             request.put(delta)
         if ends:
-            self._remove(request)
+            self._remove(request, outcome_of(delta.finish, delta.failure.code))
         elif request.untaken > MOST_UNTAKEN and not request.held:
             self._hold(request, True)
 
     def end(self, session: Session, failure: Failure) -> None:
         """End all requests of a session with this failure."""
         for request in [request for request in self._requests.values() if request.session is session]:
-            self._remove(request)
+            self._remove(request, Outcome.FAILED)
             request.put(Delta(request_id=request.id, finish="error", failure=failure))
 
     def forget(self, session: Session) -> None:
         """A session without requests is over."""
         self._places.pop(session.id, None)
+        self._tallies.pop(session.id, None)
 
-    def _places_of(self, session: Session) -> Places:
+    def tally(self, session: Session) -> Tally:
+        """How the requests of a session have gone; it goes on counting."""
+        return self._tallies.setdefault(session.id, Tally())
+
+    def places(self, session: Session) -> Places:
+        """How many requests a session takes, and has."""
         if session.id not in self._places:
             self._places[session.id] = Places(session.request.sequences + session.request.queue)
         return self._places[session.id]
@@ -131,14 +155,16 @@ class Requests:
     def _busy(self, session: Session, places: Places) -> BusyError:
         asked, wait = session.request, places.retry_after(self._clock())
         limits = f"{asked.sequences} under way and {asked.queue} that wait"
-        message = f"{session.name!r} has {counted(places.taken, 'request')}, as many as its session takes ({limits})"
+        full = ", as many as" if places.taken == places.number else f" of the {places.number} that"
+        message = f"{session.name!r} has {counted(places.taken, 'request')}{full} its session takes ({limits})"
         return BusyError(f"{message}; try again in {counted(wait, 'second')}", wait)
 
-    def _remove(self, request: _Request) -> bool:
+    def _remove(self, request: _Request, outcome: Outcome) -> bool:
         """A request has ended, which frees its place; False: it had already."""
         if self._requests.pop(request.id, None) is None:
             return False
-        self._places_of(request.session).leave(self._clock())
+        request.tally.ended[outcome] += 1
+        self.places(request.session).leave(self._clock())
         return True
 
     def _go_on(self, request: _Request) -> None:
@@ -153,42 +179,50 @@ class Requests:
         self._control.send(request.session.leader.node_id, message)
 
 
-class Answer:
-    """What comes of a request, to be taken in order. The last delta has ``finish`` "stop" or "length"."""
+class Answers:
+    """What comes of requests that were made together, to be taken in the order in which it comes: deltas, each with the
+    number of the request that it is of. The last delta of each has ``finish`` "stop" or "length"."""
 
-    def __init__(self, request: _Request, clock: Callable[[], float], taken: Callable[[_Request], None]) -> None:
+    def __init__(
+        self,
+        requests: Sequence[_Request],
+        deltas: asyncio.Queue[tuple[_Request, Delta]],
+        clock: Callable[[], float],
+        taken: Callable[[_Request], None],
+    ) -> None:
         """
         Args:
-            taken: called when a delta has been taken.
+            deltas: of all of them.
+            taken: called when a delta of a request has been taken.
         """
-        self._request = request
+        self._waited_for = list(requests)
+        """Those whose last delta has not been taken."""
+        self._deltas = deltas
         self._clock = clock
         self._taken = taken
 
-    async def deltas(self) -> AsyncIterator[Delta]:
-        """All deltas; errors as `next`."""
-        while (delta := await self.next(math.inf)) is not None:
-            yield delta
-            if delta.finish:
-                return
+    @property
+    def ended(self) -> bool:
+        """Whether the last delta of each has been taken."""
+        return not self._waited_for
 
-    async def next(self, within_s: float) -> Delta | None:
-        """The next delta; None: there is none within so many seconds.
+    async def next(self, within_s: float) -> tuple[int, Delta] | None:
+        """The next delta, and which request it is of; None: there is none within so many seconds.
 
         Raises:
-            ServingError: the answer breaks off.
+            ServingError: an answer breaks off.
         """
-        request = self._request
         until = self._clock() + within_s
         while True:
             try:
-                delta = await request.take(min(LOOK_S, max(0.0, until - self._clock())))
+                request, delta = await self._take(min(LOOK_S, max(0.0, until - self._clock())))
                 break
             except TimeoutError:
                 now = self._clock()
-            if now - request.heard >= ANSWER_S:  # else it may be busy with requests that came before
-                why = f"{request.session.leader} has said nothing of this request for {now - request.heard:.0f} s"
-                raise refusal("timed_out", why)
+            for request in self._waited_for:
+                if now - request.heard >= ANSWER_S:  # else it may be busy with requests that came before
+                    why = f"{request.session.leader} has said nothing of this request for {now - request.heard:.0f} s"
+                    raise refusal("timed_out", why)
             if now >= until:
                 return None
         self._taken(request)
@@ -196,4 +230,20 @@ class Answer:
             raise ServingError(delta.failure)
         if delta.finish not in ("", "stop", "length"):
             raise refusal("cancelled", f"{request.session.leader} ended the request ({delta.finish})")
-        return delta
+        if delta.finish:
+            self._waited_for.remove(request)
+        return request.number, delta
+
+    async def _take(self, within_s: float) -> tuple[_Request, Delta]:
+        """The next delta.
+
+        Raises:
+            TimeoutError: there is none within so many seconds.
+        """
+        if self._deltas.empty():
+            async with asyncio.timeout(within_s):
+                request, delta = await self._deltas.get()
+        else:
+            request, delta = self._deltas.get_nowait()
+        request.untaken -= delta.ByteSize()
+        return request, delta

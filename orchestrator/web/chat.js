@@ -46,13 +46,13 @@ async function* events(response) {
 
 /** How fast an answer comes. At its end the orchestrator tells its tokens and the mean of `each`, in ms; until then
  * its pieces stand in for them. */
-function pace({ began, first, last, pieces, tokens, each, finish }) {
+function pace({ most, began, first, last, pieces, tokens, each, finish }) {
   if (!first && tokens === undefined) return "…";
   const counted = tokens !== undefined;
   const mean = counted ? each : last - first >= RATE_MS && (last - first) / (pieces - 1);
   const rate = mean && `${(1000 / mean).toFixed(mean > 100 ? 1 : 0)} tokens/s`;
   const after = first && `first after ${ms(first - began)} ms`;
-  const cut = finish === "length" && "cut at max tokens";
+  const cut = finish === "length" && (most ? "cut at max tokens" : "the context is full");
   return joined(`${counted ? "" : "about "}${plural(counted ? tokens : pieces, "token")}`, rate, after, cut);
 }
 
@@ -71,7 +71,7 @@ function entry(who, name, text) {
 
 /** Stream an answer into an entry of the log. */
 async function stream(path, body, { said, note }) {
-  const progress = { began: performance.now(), pieces: 0 };
+  const progress = { most: body.max_tokens, began: performance.now(), pieces: 0 };
   try {
     const response = await call(path, { method: "POST", body, signal: answering.signal });
     for await (const { choices: [choice], usage, timings } of events(response)) {
@@ -109,7 +109,7 @@ $("ask").addEventListener("submit", async (event) => {
     model,
     ...input,
     temperature: temperature.valueAsNumber,
-    max_tokens: maxTokens.valueAsNumber,
+    max_tokens: maxTokens.value ? maxTokens.valueAsNumber : null, // null: until the context is full
     stream: true,
     stream_options: { include_usage: true },
   };

@@ -73,6 +73,13 @@ async def official_client(url: str) -> None:
         assert "".join(pieces) == whole.choices[0].text
         assert (usage.prompt_tokens, usage.completion_tokens) == (whole.usage.prompt_tokens, 12)
         assert usage.prompt_tokens_details.cached_tokens == usage.prompt_tokens - 1, "its last token was computed"
+        several = await client.completions.create(**{**asked, "prompt": ["JULIET:", "ROMEO:"]}, n=2)
+        for index, prompt, seed in ((0, "JULIET:", 3), (1, "JULIET:", 4), (2, "ROMEO:", 3), (3, "ROMEO:", 4)):
+            alone = await client.completions.create(**{**asked, "prompt": prompt, "seed": seed})
+            assert several.choices[index].text == alone.choices[0].text
+        with pytest.raises(openai.BadRequestError, match=r"you requested 10\d\d tokens") as refusal:
+            await client.completions.create(model=BUNDLED.name, prompt="JULIET:", max_tokens=1024)
+        assert refusal.value.code == "context_length_exceeded"
         with pytest.raises(openai.BadRequestError, match="maximum context length is 1024") as refusal:
             await client.completions.create(model=BUNDLED.name, prompt="word " * 3000)
         assert refusal.value.code == "context_length_exceeded"

@@ -159,6 +159,11 @@ async def test_a_chat_is_streamed_stopped_and_cleared(browser: Browser, there: M
         await until(page, "() => document.querySelector('#log').innerText.includes('4 tokens')")
         assert await said.count() == 1
 
+        await page.get_by_label("Max tokens").fill("")  # as it is at first: as many as the context has room for
+        await prompt.fill("QUEEN:")
+        await page.get_by_role("button", name="Send").click()
+        await until(page, "() => document.querySelector('#log').innerText.includes('the context is full')")
+
 
 async def test_a_model_with_a_template_is_talked_to_and_a_base_model_continues(
     browser: Browser, there: Mesh, tmp_path: Path

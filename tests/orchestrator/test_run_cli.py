@@ -189,15 +189,20 @@ async def test_another_model_of_the_same_name_does_not_answer(mesh: Any, new_nod
 
 
 async def test_an_answer_that_the_context_cuts_short(mesh: Any, bard: Any, motley: Motley) -> None:
-    async def long(_: Generate) -> AsyncIterator[Delta]:
+    asked: list[Generate] = []
+
+    async def long(generate: Generate) -> AsyncIterator[Delta]:
+        asked.append(generate)
         yield Delta(text="Hello", ids=[1])
         yield Delta(finish="length", prompt_tokens=2047, completion_tokens=1)
 
     bard.answer = long
-    status, _, err = await motley("run", "bard", "Hi", "--max-tokens", "100000")
-    assert status == 0
-    assert "--max-tokens 100000 is cut: prompt and answer have 2048 tokens (the context)\n" in err
-    assert "ended by the context, which is full" in err
+    for raw in ([], ["--raw"]):
+        status, _, err = await motley("run", "bard", "Hi", *raw)
+        assert status == 0
+        assert "ended by the context, which is full" in err
+    assert [(each.max_tokens, each.usual_tokens) for each in asked] == [(0, 0), (0, 0)]
+    assert "ended by length" in (await motley("run", "bard", "Hi", "--max-tokens", "1"))[2]
 
     async def refuse(_: Generate) -> AsyncIterator[Delta]:
         yield Delta(failure=Failure(code="context_length_exceeded", message="This model's", param="messages"))
@@ -206,6 +211,11 @@ async def test_an_answer_that_the_context_cuts_short(mesh: Any, bard: Any, motle
     status, _, err = await motley("run", "bard", "Hi")
     assert status == 1
     assert "the prompt is too long for the context of 2048 tokens: shorten it, or close the session with `motley" in err
+    status, _, err = await motley("run", "bard", "Hi", "--max-tokens", "2048")
+    assert status == 1
+    assert (
+        "the prompt and --max-tokens 2048 together are too long for the context of 2048 tokens: shorten it, ask" in err
+    )
 
 
 async def test_a_base_model_wants_raw(mesh: Any, bard: Any, motley: Motley) -> None:

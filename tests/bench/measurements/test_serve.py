@@ -29,6 +29,9 @@ WHOLE = [
         },
     },
 ]
+KEYS = {
+    *("rate", "requests", "output_tokens_per_s", "ttft_ms", "gap_ms", "cached_tokens", "accepted_drafts", "refused")
+}
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -72,9 +75,12 @@ def test_a_mesh_that_is_started_here(rate: str, tmp_path: Path) -> None:
     rows = told["rows"] if "," in rate else [told]
     assert [row["rate"] for row in rows] == [float(one) for one in rate.split(",")]
     for row in rows:
+        assert row.keys() == KEYS
         assert (row["requests"], row["refused"]) == (6, 0)
+        assert row["cached_tokens"] <= 6 * 4  # no prompt comes twice
         assert row["output_tokens_per_s"] > 0
         for waited in (row["ttft_ms"], row["gap_ms"]):
+            assert waited.keys() == {"p50", "p95", "p99"}
             assert 0 < waited["p50"] <= waited["p95"] <= waited["p99"]
     assert plot.read_bytes().startswith(b"\x89PNG")
 

@@ -71,10 +71,23 @@ def test_a_chat_with_a_base_model_is_refused() -> None:
     assert (refusal.value.code, refusal.value.param) == ("no_chat_template", "messages")
 
 
-@pytest.mark.parametrize(("asked", "resolved"), [(0, 96), (1, 1), (96, 96), (97, 96), (4_000_000_000, 96)])
-def test_max_tokens_fit_the_context(asked: int, resolved: int) -> None:
+@pytest.mark.parametrize(
+    ("asked", "usual", "resolved"), [(0, 0, 96), (0, 16, 16), (0, 97, 96), (1, 16, 1), (96, 16, 96)]
+)
+def test_an_answer_fits_the_context(asked: int, usual: int, resolved: int) -> None:
+    fields = {"prompt_tokens": pb.TokenIds(ids=[5, 6, 7, 8]), "max_tokens": asked, "usual_tokens": usual}
+    assert Generation(request(**fields), TOKENIZER, 100).start().max_tokens == resolved
+
+
+@pytest.mark.parametrize("asked", [97, 4_000_000_000])
+def test_more_tokens_asked_for_than_the_context_has_room_for(asked: int) -> None:
     prompt = pb.TokenIds(ids=[5, 6, 7, 8])
-    assert Generation(request(prompt_tokens=prompt, max_tokens=asked), TOKENIZER, 100).start().max_tokens == resolved
+    with pytest.raises(
+        RequestError, match=rf"you requested {asked + 4} tokens \(4 in the prompt, {asked} in"
+    ) as caught:
+        Generation(request(prompt_tokens=prompt, max_tokens=asked), TOKENIZER, 100)
+    assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "prompt")
+    assert "it may have 96 tokens" in str(caught.value)
 
 
 def test_a_prompt_must_leave_room_for_a_token() -> None:

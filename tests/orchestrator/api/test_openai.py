@@ -378,6 +378,83 @@ async def test_requests_run_side_by_side(mesh: Any, bard: Any) -> None:
     assert [body["choices"][0]["text"] for _, body in answers] == prompts
 
 
+async def told(generate: Generate) -> AsyncIterator[Delta]:
+    """The prompt and the seed, a letter at a time."""
+    for letter in f"{generate.prompt}{generate.sampling.seed}":
+        await asyncio.sleep(0)
+        yield Delta(text=letter, ids=[1])
+    cached = max(0, 5 - generate.sampling.seed)  # the second answer finds less
+    yield Delta(finish="stop", prompt_tokens=10, completion_tokens=2, cached_tokens=cached, accepted_drafts=1)
+
+
+async def test_several_answers_to_several_prompts(mesh: Any, bard: Any) -> None:
+    """Whole, streamed, and as the official client reads them: in the order of the prompts, each prompt counted once."""
+    bard.answer = told
+    asked = {**COMPLETION, "prompt": ["a", "b"], "n": 2, "seed": 3}
+    texts = ["a3", "a4", "b3", "b4"]
+    usage = {"prompt_tokens": 20, "completion_tokens": 8, "total_tokens": 28}
+    _, body = await mesh.call("POST", "/v1/completions", asked)
+    assert [(choice["index"], choice["text"]) for choice in body["choices"]] == list(enumerate(texts))
+    assert body["usage"].items() >= usage.items()
+    assert body["usage"]["prompt_tokens_details"] == {"cached_tokens": 2}
+    assert body["usage"]["completion_tokens_details"] == {"accepted_prediction_tokens": 4}
+
+    *chunks, last, done = await events(mesh, "/v1/completions", {**asked, "stream_options": {"include_usage": True}})
+    assert (done, last["usage"]) == ("[DONE]", body["usage"])
+    streamed = [""] * 4
+    ends = []
+    for chunk in chunks:
+        (choice,) = chunk["choices"]
+        streamed[choice["index"]] += choice["text"]
+        if choice["finish_reason"]:
+            ends.append(choice["index"])
+            assert "timings" in chunk
+    assert streamed == texts
+    assert sorted(ends) == [0, 1, 2, 3]
+
+    async with openai.AsyncOpenAI(base_url=f"{mesh.orchestrator.http_url}/v1", api_key="none") as client:
+        chat = await client.chat.completions.create(**CHAT, n=2, seed=8)
+        assert [(choice.index, choice.message.content) for choice in chat.choices] == [(0, "8"), (1, "9")]
+        roles = [
+            choice.index
+            async for chunk in await client.chat.completions.create(**CHAT, n=2, seed=8, stream=True)
+            for choice in chunk.choices
+            if choice.delta.role
+        ]
+        assert sorted(roles) == [0, 1]
+
+
+async def test_answers_that_were_asked_for_together_end_together(mesh: Any, new_node: Any) -> None:
+    """One that fails fails all, and one place too few is no place for any."""
+    node = await mesh.join(new_node())
+    await mesh.serve(sequences=3, queue=0)
+
+    async def second_fails(generate: Generate) -> AsyncIterator[Delta]:
+        if generate.sampling.seed == 1:
+            yield Delta(finish="error", failure=Failure(code="peer_lost", message="rank 2 is gone"))
+        else:
+            yield Delta(text="Once")
+            await asyncio.Event().wait()
+
+    node.answer = second_fails
+    status, body = await mesh.call("POST", "/v1/completions", {**COMPLETION, "n": 3, "seed": 0})
+    assert (status, body["error"]["code"]) == (503, "peer_lost")
+    first, _, third = (generate.request_id for generate in node.generated)
+    assert {await node.cancelled.get(), await node.cancelled.get()} == {first, third}
+
+    node.answer = stuck
+    async with mesh.http.post("/v1/completions", json={**COMPLETION, "n": 2, "stream": True}) as response:
+        await response.content.readline()
+        status, body = await mesh.call("POST", "/v1/completions", {**COMPLETION, "n": 2})
+        assert (status, len(node.generated)) == (429, 5)
+        assert "'bard' has 2 requests of the 3 that its session takes" in body["error"]["message"]
+    gone = {await node.cancelled.get(), await node.cancelled.get()}
+    assert gone == {generate.request_id for generate in node.generated[3:]}, "their client has gone"
+    status, body = await mesh.call("POST", "/v1/completions", {**COMPLETION, "n": 4})
+    assert (status, body["error"]["code"]) == (400, "invalid_request")
+    assert "'bard' takes 3 requests at a time" in body["error"]["message"]
+
+
 @pytest.mark.parametrize(
     ("data", "status", "code"),
     [

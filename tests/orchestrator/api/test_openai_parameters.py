@@ -24,19 +24,21 @@ def completion(**fields: Any) -> Parameters:
 
 
 def messages(**fields: Any) -> Any:
-    return json.loads(chat(**fields).generate.messages_json)
+    return json.loads(chat(**fields).generates[0].messages_json)
 
 
 def test_defaults_are_openais() -> None:
     parameters = chat()
-    sampling = parameters.generate.sampling
+    sampling = parameters.generates[0].sampling
     assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (1, 1, 0, 0)
     assert (sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty) == (1, 0, 0)
     assert not sampling.logprobs
-    assert (parameters.generate.max_tokens, list(parameters.generate.stop)) == (0, [])
+    assert (parameters.generates[0].max_tokens, list(parameters.generates[0].stop)) == (0, [])
     assert not parameters.stream
-    assert completion().generate.max_tokens == 16
-    assert chat().generate.sampling.seed != chat().generate.sampling.seed
+    assert (completion().generates[0].max_tokens, completion().generates[0].usual_tokens) == (0, 16)
+    until_the_context_is_full = completion(max_tokens=None).generates[0]
+    assert (until_the_context_is_full.max_tokens, until_the_context_is_full.usual_tokens) == (0, 0)
+    assert chat().generates[0].sampling.seed != chat().generates[0].sampling.seed
 
 
 def test_everything_asked_for_arrives() -> None:
@@ -58,20 +60,20 @@ def test_everything_asked_for_arrives() -> None:
         stream=True,
         stream_options={"include_usage": True},
     )
-    sampling = parameters.generate.sampling
+    sampling = parameters.generates[0].sampling
     assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (0, 0.5, 7, 0.1)
     assert (sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty) == (1.5, -2, 2)
     assert (sampling.seed, dict(sampling.logit_bias)) == (2**64 - 1, {50256: -100, 7: 2.5})
     assert (sampling.logprobs, sampling.top_logprobs) == (True, 3)
-    assert (parameters.generate.max_tokens, list(parameters.generate.stop)) == (9, ["a", "b"])
-    assert parameters.generate.ignore_eos
+    assert (parameters.generates[0].max_tokens, list(parameters.generates[0].stop)) == (9, ["a", "b"])
+    assert parameters.generates[0].ignore_eos
     assert parameters.stream
     assert parameters.include_usage
 
 
 def test_null_is_the_same_as_absent() -> None:
     names = ("temperature", "top_p", "max_tokens", "stop", "logit_bias", "n", "tools", "stream_options", "seed")
-    assert chat(**dict.fromkeys(names)).generate.max_tokens == 0
+    assert chat(**dict.fromkeys(names)).generates[0].max_tokens == 0
 
 
 def test_messages_are_normalised() -> None:
@@ -89,16 +91,40 @@ def test_messages_are_normalised() -> None:
 
 
 def test_prompts_come_as_text_or_token_ids() -> None:
-    assert completion(prompt="").generate.WhichOneof("input") == "prompt"
-    assert list(completion(prompt=[1, 0, 70000]).generate.prompt_tokens.ids) == [1, 0, 70000]
-    assert completion(echo=True).generate.echo
-    assert completion(logprobs=0).generate.sampling.logprobs
+    assert completion(prompt="").generates[0].WhichOneof("input") == "prompt"
+    assert list(completion(prompt=[1, 0, 70000]).generates[0].prompt_tokens.ids) == [1, 0, 70000]
+    assert completion(echo=True).generates[0].echo
+    assert completion(logprobs=0).generates[0].sampling.logprobs
+
+
+def test_several_answers_to_several_prompts_differ_in_their_seeds() -> None:
+    parameters = completion(prompt=["one", [1, 2]], n=2, seed=2**64 - 1, max_tokens=3, stop="x", best_of=2)
+    assert parameters.n == 2
+    assert [each.prompt or list(each.prompt_tokens.ids) for each in parameters.generates] == ["one"] * 2 + [[1, 2]] * 2
+    assert [each.sampling.seed for each in parameters.generates] == [2**64 - 1, 0] * 2
+    assert all((each.max_tokens, list(each.stop)) == (3, ["x"]) for each in parameters.generates)
+    assert len(chat(n=3).generates) == 3
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"prompt": ["a"] * 65, "n": 2}, "n"),
+        ({"prompt": "a" * 100_000, "n": 100}, "n"),
+        ({"n": 2, "best_of": 1}, "best_of"),
+        ({"n": 2, "best_of": 3}, "best_of"),
+    ],
+)
+def test_more_answers_than_are_given(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        completion(**fields)
+    assert caught.value.param == param
 
 
 @pytest.mark.parametrize(
     "harmless",
     [
-        {"user": "ann"},
+        {"user": "ann", "prediction": {"type": "content", "content": "text"}},
         {"store": True, "metadata": {"a": "b"}},
         {"service_tier": "auto", "safety_identifier": "x", "prompt_cache_key": "y"},
         {"n": 1, "tools": [], "tool_choice": "none", "parallel_tool_calls": False},
@@ -145,13 +171,23 @@ COMMON = [
     ("stream", "yes"),
     ("stream_options", {"include_usage": True}),
     ("ignore_eos", 1),
-    ("n", 2),
+    ("n", 0),
+    ("n", 129),
     ("n", True),
     ("model", ""),
     ("model", None),
     ("model", 7),
     ("model", "\ud800"),
     ("temprature", 1),
+    ("user", 5),
+    ("service_tier", ["auto"]),
+    ("store", "yes"),
+    ("parallel_tool_calls", 0),
+    ("metadata", "a"),
+    ("metadata", {"a": 1}),
+    ("metadata", {"a" * 65: "b"}),
+    ("metadata", dict.fromkeys(map(str, range(17)), "")),
+    ("prediction", "text"),
 ]
 
 
@@ -188,8 +224,9 @@ def test_a_chat_is_refused_by_parameter(name: str, value: Any) -> None:
         *COMMON,
         ("prompt", None),
         ("prompt", []),
-        ("prompt", ["one", "two"]),
-        ("prompt", [[1], [2]]),
+        ("prompt", ["one"] * 129),
+        ("prompt", ["one", []]),
+        ("prompt", [[1], [-2]]),
         ("prompt", [1, -1]),
         ("prompt", [1, "a"]),
         ("prompt", [True]),
@@ -237,7 +274,7 @@ def test_a_message_is_refused_by_its_place(message: Any, param: str) -> None:
 def test_contradictions_are_refused() -> None:
     with pytest.raises(ApiError, match="contradicts"):
         chat(max_tokens=3, max_completion_tokens=4)
-    assert chat(max_tokens=3, max_completion_tokens=3).generate.max_tokens == 3
+    assert chat(max_tokens=3, max_completion_tokens=3).generates[0].max_tokens == 3
     with pytest.raises(ApiError, match="logprobs of a prompt"):
         completion(echo=True, logprobs=1)
     with pytest.raises(ApiError) as caught:
@@ -271,7 +308,7 @@ def test_no_json_makes_it_stumble(body: Any) -> None:
     """Whatever comes in, it is read or refused with a reason."""
     for parse in (chat_parameters, completion_parameters):
         try:
-            parse(body).generate.SerializeToString()
+            parse(body).generates[0].SerializeToString()
         except ApiError as error:
             json.dumps(error.body)
             event(f"refused with {error.status}")

@@ -25,6 +25,13 @@ def test_there_are_so_many_places_and_each_serves_again() -> None:
     assert [places.take() for _ in range(2)] == [True, False]
 
 
+def test_requests_that_come_together_have_places_together_or_not_at_all() -> None:
+    places = Places(3)
+    places.take()
+    assert [places.take(count) for count in (3, 2, 1)] == [False, True, False]
+    assert places.taken == 3
+
+
 @pytest.mark.parametrize(
     ("ends", "wait"),
     [
