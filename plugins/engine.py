@@ -110,7 +110,8 @@ class Collectives(Protocol):
     def all_reduce_start(self, buffer: npt.NDArray[Any]) -> Pending:
         """Begin an `all_reduce`, so that something else can be computed meanwhile.
 
-        Until it is finished, `buffer` must not be touched and no other collective may be started.
+        Until it is finished, `buffer` must not be touched. One more may be started meanwhile, and is finished after it;
+        no other collective may be called.
         """
 
     def all_gather(self, local: npt.NDArray[Any], out: Sequence[npt.NDArray[Any]]) -> None:

@@ -33,24 +33,50 @@ Array = npt.NDArray[Any]
 _BARRIER = np.empty(0, np.float32)
 
 
+MOST_STARTED = 2
+"""Collectives that may be under way at a time: one of each half of a step."""
+
+
 class Pending:
-    """A collective that has been started: what could leave has left, what comes is awaited."""
+    """A collective that has been started: what could leave has left, what comes is awaited.
 
-    __slots__ = ("_communicator", "_plan", "_receives")
+    Attributes:
+        plan: None for a rank that is alone.
+        plans: the set that this is of.
+        receives: the frames that are awaited next.
+        after: the one that was started after it.
+        marks: how many bytes each link has to send until all of this one have left; None: no others are behind them.
+    """
 
-    def __init__(self, communicator: Communicator, plan: Plan | None, receives: list[Incoming]) -> None:
-        """`plan`: None for a rank that is alone; `receives`: the frames that are awaited first."""
+    __slots__ = ("_communicator", "after", "marks", "plan", "plans", "receives")
+
+    def __init__(self, communicator: Communicator, plan: Plan | None, plans: Plans, receives: list[Incoming]) -> None:
         self._communicator = communicator
-        self._plan = plan
-        self._receives = receives
+        self.plan = plan
+        self.plans = plans
+        self.receives = receives
+        self.after: Pending | None = None
+        self.marks: dict[Link, int] | None = None
 
     def finish(self) -> None:
         """Wait until the result is there and everything is sent; the time since the start counts as computing.
 
         Raises:
+            UsageError: one that was started before is not finished, or this one is already.
             TransportError: as the collective itself.
         """
-        self._communicator._finish(self, self._plan, self._receives)
+        self._communicator._finish(self)
+
+    def follow(self, incoming: Incoming) -> Incoming | None:
+        """Go on after a frame has come, see `Plan.follow`. The link then brings what `after` awaits, if it brings
+        nothing more for this one."""
+        assert self.plan is not None
+        following = self.plan.follow(incoming)
+        if self.after is not None and self.after.plan is not None:
+            self.after.plan.push_held()
+            if following is None and (first := self.after.plan.expect_first(incoming.link)) is not None:
+                self.after.receives.append(first)
+        return following
 
 
 class Communicator(Endpoint):
@@ -83,7 +109,9 @@ class Communicator(Endpoint):
         super().__init__(rank, links, pulse, spin_s)
         self.wire_format = wire_format
         self._sequence = 0
-        self._plans = Plans(rank, self._links, wire_format)
+        # Two collectives under way must not share frames and scratch: the second one has plans of its own.
+        self._sets = [Plans(rank, self._links, wire_format) for _ in range(MOST_STARTED)]
+        self._plans = self._sets[0]
 
     @property
     def network(self) -> Network:
@@ -92,7 +120,8 @@ class Communicator(Endpoint):
 
     @network.setter
     def network(self, network: Network) -> None:
-        self._plans.network = network
+        for plans in self._sets:
+            plans.network = network
 
     # -- collectives ------------------------------------------------------------------------------------------------
 
@@ -105,15 +134,44 @@ class Communicator(Endpoint):
     def all_reduce_start(self, buffer: Array, algorithm: Algorithm | None = None) -> Pending:
         """Begin to sum `buffer` over all ranks, to compute something else before ``.finish()``.
 
-        Until then `buffer` must be left alone, and no other call is possible. What the system takes of the own terms
-        leaves now, what the peers send arrives meanwhile.
+        Until then `buffer` must be left alone. One more sum may be started meanwhile (`MOST_STARTED`), to be finished
+        after this one; no other call is possible. What the system takes of the own terms leaves now, what the peers
+        send arrives meanwhile. What several hops need goes on in each of these calls.
         """
         entered = self.stats.enter()
-        plan, arrays = self._plan_all_reduce(buffer, algorithm)
-        receives = [] if plan is None else self._begin(plan, arrays, arrays)
-        self._started = Pending(self, plan, receives)
+        before: Pending | None = self._started[-1] if self._started else None
+        if before is None:
+            plan, arrays = self._plan_all_reduce(buffer, algorithm)
+            receives = [] if plan is None else self._begin(plan, arrays, arrays)
+            started = Pending(self, plan, self._plans, receives)
+        else:
+            started = self._start_beside(before, buffer, algorithm)
+        self._started.append(started)
         self.stats.pause(entered)
-        return self._started
+        return started
+
+    def _start_beside(self, before: Pending, buffer: Array, algorithm: Algorithm | None) -> Pending:
+        """Start a sum while another is under way."""
+        if self._broken is not None:
+            raise self._broken
+        if len(self._started) >= MOST_STARTED:
+            raise UsageError(
+                f"{MOST_STARTED} collectives are under way; one must be finished before the next is started"
+            )
+        other = next(plans for plans in self._sets if plans is not before.plans)
+        plan, arrays = self._plan_all_reduce(buffer, algorithm, other)
+        if plan is None:
+            return Pending(self, None, other, [])
+        assert before.plan is not None
+        try:
+            self._exchange.advance(before.receives, before.follow)
+        except BaseException as error:
+            self._give_up(error)
+        if not before.plan.hops:
+            before.marks = {link: link.to_send for link in before.plan.senders}
+        started = Pending(self, plan, other, self._begin(plan, arrays, arrays, before.plan))
+        before.after = started
+        return started
 
     def reduce_scatter(self, data: Array, out: Array, lengths: Sequence[int] | None = None) -> None:
         """Sum `data` over all ranks, in rank order, and give each rank one part of the sum.
@@ -304,12 +362,14 @@ class Communicator(Endpoint):
         """Run a plan; None is the plan of a rank that is alone."""
         self._complete(entered, plan, [] if plan is None else self._begin(plan, given, taken))
 
-    def _begin(self, plan: Plan, given: Sequence[Array], taken: Sequence[Array]) -> list[Incoming]:
+    def _begin(
+        self, plan: Plan, given: Sequence[Array], taken: Sequence[Array], before: Plan | None = None
+    ) -> list[Incoming]:
         self._sequence = sequence = self._sequence + 1
         if self._pulse is not None:
             self._pulse.sequence = sequence
         try:
-            return plan.begin(sequence, given, taken)
+            return plan.begin(sequence, given, taken, before)
         except BaseException as error:
             self._give_up(error)
 
@@ -324,28 +384,64 @@ class Communicator(Endpoint):
             self._give_up(self._hindmost(error))
         except BaseException as error:
             self._give_up(error)
+        self._end(entered, plan)
+
+    def _end(self, entered: int, plan: Plan) -> None:
+        """A collective is over."""
         plan.end()
+        exchange = self._exchange
         self.stats.leave(entered, exchange.heard_ns, prompt=exchange.prompt, op=plan.op, sequence=plan.sequence)
 
-    def _finish(self, pending: Pending, plan: Plan | None, receives: list[Incoming]) -> None:
+    def _finish(self, pending: Pending) -> None:
         entered = self.stats.enter()
         if self._broken is not None:
             raise self._broken
-        if self._started is not pending:
+        if pending not in self._started:
             raise UsageError("this collective is finished already")
-        self._started = None
-        self._complete(entered, plan, receives)
+        if self._started[0] is not pending:
+            raise UsageError("a collective that was started before this one must be finished first")
+        self._started.popleft()
+        plan, after = pending.plan, pending.after
+        if plan is None or after is None or after.plan is None:
+            self._complete(entered, plan, pending.receives)
+            return
+        try:
+            self._exchange.run(
+                pending.receives,
+                pending.follow,
+                plan.senders,
+                self.deadline_s,
+                plan.what,
+                after.receives,
+                after.follow,
+                pending.marks,
+            )
+            after.plan.push_held(alone=True)
+        except PeerTimeout as error:
+            self._give_up(self._hindmost(error))
+        except BaseException as error:
+            self._give_up(error)
+        self._end(entered, plan)
 
-    def _plan_all_reduce(self, buffer: Array, algorithm: Algorithm | None) -> tuple[Plan | None, tuple[Array]]:
-        self._check_open()
+    def _plan_all_reduce(
+        self, buffer: Array, algorithm: Algorithm | None, plans: Plans | None = None
+    ) -> tuple[Plan | None, tuple[Array]]:
+        """The plan for a sum, and the buffer as it takes it.
+
+        Args:
+            plans: the second set, for a sum that is started beside another one; None: nothing may be under way.
+        """
+        if plans is None:
+            self._check_open()
+            plans = self._plans
         flat, element = self._flat(buffer, writable=True)
         if self._size == 1:
-            self._plans.check_summable(element, "all_reduce")
+            plans.check_summable(element, "all_reduce")
             return None, (flat,)
         key = (Op.ALL_REDUCE, flat.size, element.name, algorithm)
-        plan = self._plans.kept.get(key)
+        plan = plans.kept.get(key)
         if plan is None:
-            plan = self._plans.make(key, Op.ALL_REDUCE, element, schedule.all_reduce(flat.size, self._size), algorithm)
+            plan = plans.make(key, Op.ALL_REDUCE, element, schedule.all_reduce(flat.size, self._size), algorithm)
         return plan, (flat,)
 
     def _flat(self, array: Array, *, writable: bool = False) -> tuple[Array, Element]:

@@ -5,9 +5,10 @@ The collectives are built on it (`motley.transport.collectives`).
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from types import TracebackType
-from typing import NoReturn, Self
+from typing import Any, NoReturn, Self
 
 from .errors import PeerLost, PeerTimeout, TransportError, UsageError
 from .exchange import Exchange
@@ -49,7 +50,8 @@ class Endpoint:
         self._links = dict(sorted(links.items()))
         self._pulse = pulse
         self._exchange = Exchange(list(self._links.values()), pulse, spin_s, outnumbered=True)
-        self._started: object | None = None  # a collective that must be finished before the next call
+        self._started: deque[Any] = deque()
+        """Collectives that must be finished before any call but that which starts another one, the first one first."""
         self._broken: TransportError | None = None
 
     def __repr__(self) -> str:
@@ -203,7 +205,7 @@ class Endpoint:
         """Refuse a call on a mesh that is closed or busy with a collective."""
         if self._broken is not None:
             raise self._broken
-        if self._started is not None:
+        if self._started:
             raise UsageError("a collective that was started must be finished before the next call")
 
     # -- how it ends ------------------------------------------------------------------------------------------------

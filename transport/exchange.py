@@ -7,13 +7,20 @@ rank.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter_ns
 
 from .errors import PeerTimeout
 from .links.link import Incoming, Link, Waitable, wait_ready
 from .links.liveness import Pulse
 from .links.waiting import PARK_S, Spin
+
+
+def _have_to_send(senders: Sequence[Link], marks: Mapping[Link, int] | None) -> bool:
+    """Whether links have to send more, see `Exchange.run`."""
+    if marks is None:
+        return any(link.unsent for link in senders)
+    return any(link.sent < mark for link, mark in marks.items())
 
 
 class Exchange:
@@ -57,6 +64,9 @@ class Exchange:
         senders: Sequence[Link],
         deadline_s: float | None,
         what: str,
+        beside: list[Incoming] | None = None,
+        follow_beside: Callable[[Incoming], Incoming | None] | None = None,
+        marks: Mapping[Link, int] | None = None,
     ) -> None:
         """Receive these frames and what follows them, and send what the links have, interleaved so that no size can
         deadlock.
@@ -67,6 +77,10 @@ class Exchange:
             senders: the links that must have sent all when this ends.
             deadline_s: longest time without a byte from or to any link, in seconds; None waits forever.
             what: the doing, for error messages.
+            beside: frames of other links that are received too, as they come, but not waited for; `follow` may add to
+                them.
+            follow_beside: `follow` for these.
+            marks: in place of `senders`: how many bytes links must have sent, ever, when this ends.
 
         Raises:
             PeerTimeout, PeerLost, ProtocolError
@@ -95,6 +109,8 @@ class Exchange:
                     waiting.remove(incoming)
                     if follow is not None and (following := follow(incoming)) is not None:
                         waiting.append(following)
+            if beside and self._pull(beside, follow_beside):
+                moved = True
             if first:
                 self.prompt = not unheard
                 first = False
@@ -105,7 +121,7 @@ class Exchange:
                 now = perf_counter_ns()
                 if idle_since:
                     longest = max(longest, now - idle_since)
-                if not waiting and not (unsent and any(link.unsent for link in senders)):
+                if not waiting and not (unsent and _have_to_send(senders, marks)):
                     break
                 idle_since = 0 if moved else now
                 continue
@@ -123,10 +139,40 @@ class Exchange:
                     raise PeerTimeout(late.rank, deadline_s, f"{what} ({late.address})")
             if pulse is not None:
                 pulse.awaited = lambda: [link for link in links if link not in quiet]
-            self._park([incoming.link for incoming in waiting], unsent, quiet, remaining)
+            self._park([incoming.link for incoming in (*waiting, *(beside or ()))], unsent, quiet, remaining)
         if pulse is not None:
             pulse.awaited = tuple
         spin.end(now, longest)
+
+    def advance(self, coming: list[Incoming], follow: Callable[[Incoming], Incoming | None]) -> None:
+        """Receive what is there of these frames and of those that follow them, and send what can leave; never waits.
+
+        Args:
+            coming, follow: as `waiting` and `follow` of `run`.
+
+        Raises:
+            PeerLost, ProtocolError
+        """
+        while self._pull(coming, follow):
+            pass
+        for link in self._links:
+            if link.unsent:
+                link.flush()
+
+    def _pull(self, coming: list[Incoming], follow: Callable[[Incoming], Incoming | None] | None) -> bool:
+        """Read once of each frame, and go on to those that follow; returns whether any byte came."""
+        moved = False
+        for incoming in tuple(coming):
+            try:
+                complete = incoming.pull()
+            except BlockingIOError:
+                continue
+            moved = True
+            if complete:
+                coming.remove(incoming)
+                if follow is not None and (following := follow(incoming)) is not None:
+                    coming.append(following)
+        return moved
 
     def wait(self, link: Link, seconds: float) -> bool:
         """Wait up to `seconds` until `link` has something to receive; returns whether it has.

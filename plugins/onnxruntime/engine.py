@@ -162,25 +162,27 @@ class OnnxRuntimeEngine:
         """Run a segment of each half in turn; while one computes, the sum of the other is under way.
 
         Experts of this rank are computed meanwhile, too. To ask others for some is one more thing that all ranks do
-        together, and waits for the sum.
+        together, and waits for the sums.
         """
-        pending: Pending | None = None
+        sums: list[tuple[int, Pending]] = []
+        """Under way, each with its half; the first one first."""
         for turn in zip(*(half.steps for half in halves), strict=True):
-            for bound in turn:
+            for half, bound in enumerate(turn):
+                while any(own == half for own, _ in sums):
+                    sums.pop(0)[1].finish()
                 compute(bound.actions)
                 mixture = bound.mixture
-                if mixture is not None and not mixture.asks:
-                    mixture.add()
-                if pending is not None:
-                    pending.finish()
-                    pending = None
-                if mixture is not None and mixture.asks:
+                if mixture is not None:
+                    while mixture.asks and sums:
+                        sums.pop(0)[1].finish()
                     mixture.add()
                 if bound.partial is not None:
-                    pending = self._collectives.all_reduce_start(bound.partial)
-                else:
+                    sums.append((half, self._collectives.all_reduce_start(bound.partial)))
+                elif bound.parts:
+                    while sums:
+                        sums.pop(0)[1].finish()
                     exchange(bound)
-        if pending is not None:
+        for _, pending in sums:
             pending.finish()
 
     def _rows_of(self, span: Span, row: int) -> SpanRows:

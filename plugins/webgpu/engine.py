@@ -43,7 +43,6 @@ from motley.plugins.segments import (
     Mixture,
     Reduction,
     Segment,
-    Then,
     buffer_numbers,
     cut_into_segments,
 )
@@ -158,7 +157,7 @@ class WebGpuEngine:
                 np.copyto(chunks[-1].places["hidden"], hidden[rows])
                 self._attending.begin(chunks[-1].rows, spans_of(spans, rows))
             sums: dict[int, Pending] = {}
-            """Under way, by the number of their chunk: one at a time."""
+            """Under way, by the number of their chunk, in the order in which they were begun."""
             for number, part in enumerate(self._layers):
                 for turn, chunk in enumerate(chunks):
                     if turn in sums:
@@ -166,11 +165,17 @@ class WebGpuEngine:
                     self._compute(number, part, chunk)
                     if part.attention is not None or part.segment.then is None:
                         continue
-                    for other in list(sums):
-                        sums.pop(other).finish()
-                    pending = self._exchange(part.segment.then, chunk, len(chunks) > 1)
-                    if pending is not None:
-                        sums[turn] = pending
+                    match part.segment.then:
+                        case Reduction(summed) if len(chunks) > 1:
+                            sums[turn] = self._collectives.all_reduce_start(chunk.places[summed])
+                        case Reduction(summed):
+                            self._collectives.all_reduce(chunk.places[summed])
+                        case Mixture() as mixture:
+                            while sums:  # others may be asked for experts, and nothing else goes on meanwhile
+                                sums.pop(next(iter(sums))).finish()
+                            self._mix(chunk, mixture)
+                        case _:
+                            raise AssertionError("gatherings are of exact mode, which this engine refuses")
             for pending in sums.values():
                 pending.finish()
             return self._logits(chunks, wanted_rows(spans))
@@ -268,26 +273,6 @@ class WebGpuEngine:
             chunk.runs[number]()
         if part.attention is not None:
             self._attending.attend(chunk.rows, part.attention, chunk.places)
-
-    def _exchange(self, then: Then, chunk: _Chunk, by_turns: bool) -> Pending | None:
-        """Do what follows a part for a chunk; no sum may be under way, as experts may be asked for elsewhere.
-
-        Args:
-            by_turns: whether another chunk is computed next, so that a sum need only be begun.
-
-        Returns:
-            That sum.
-        """
-        match then:
-            case Reduction(summed) if by_turns:
-                return self._collectives.all_reduce_start(chunk.places[summed])
-            case Reduction(summed):
-                self._collectives.all_reduce(chunk.places[summed])
-            case Mixture():
-                self._mix(chunk, then)
-            case _:
-                raise AssertionError("gatherings are of exact mode, which this engine refuses")
-        return None
 
     def _mix(self, chunk: _Chunk, mixture: Mixture) -> None:
         """Add the weighted results of a layer's experts to their bases."""

@@ -48,22 +48,23 @@ class LocalMember:
         self._group = group
         self.rank = rank
         self.size = group.size
-        self._pending: LocalPending | None = None
+        self._pending: list[LocalPending] = []
 
     def all_reduce(self, buffer: npt.NDArray[Any]) -> None:
         self.all_reduce_start(buffer).finish()
 
     def all_gather(self, local: npt.NDArray[Any], out: Sequence[npt.NDArray[Any]]) -> None:
+        assert not self._pending, "a gathering beside a sum"
         self._group.all_gather(self.rank, local, out)
 
     def all_reduce_start(self, buffer: npt.NDArray[Any]) -> LocalPending:
-        assert self._pending is None, "one collective at a time"
-        self._pending = LocalPending(self, buffer)
-        return self._pending
+        assert len(self._pending) < 2, "two sums at a time"
+        self._pending.append(LocalPending(self, buffer))
+        return self._pending[-1]
 
     def finish(self, pending: LocalPending) -> None:
-        assert self._pending is pending, "finished twice"
-        self._pending = None
+        assert self._pending[0] is pending, "finished twice, or before one that was started earlier"
+        self._pending.pop(0)
         self._group.all_reduce(self.rank, pending.buffer)
 
 

@@ -176,6 +176,11 @@ class Link:
         progress: int = getattr(self.socket, "progress", self.received)
         return progress
 
+    @property
+    def to_send(self) -> int:
+        """What `sent` will be when all that was pushed has left."""
+        return self.sent + sum(map(len, self.unsent))
+
     def push(self, view: memoryview) -> None:
         """Send `view` after what is still unsent, as far as the system takes it; the rest refers to its memory.
 

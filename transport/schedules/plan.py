@@ -7,6 +7,7 @@ behind their header, so that one system call sends both; so is what might be ove
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -285,6 +286,7 @@ class Plan:
         op: the collective...
         what: ...and its name.
         sequence: the number of the collective that it ran, or runs, last.
+        hops: whether some of its frames leave only when others have come.
         nbytes: memory of its own: frames to send. Scratch for what comes is shared by all plans.
     """
 
@@ -297,10 +299,12 @@ class Plan:
         sends: Sequence[tuple[Link, _Outgoing]],
         arrivals: Mapping[Link, Sequence[_Arrival]],
         actions: Sequence[_Action | None],
+        send_gates: Sequence[int],
     ) -> None:
         """
         Args:
             sends: in the order of the rank's `Duty`.
+            send_gates: of these, see there.
             arrivals: in the order in which they come.
             actions: what to do when a gate opens.
         """
@@ -317,22 +321,56 @@ class Plan:
         self._given: Arrays = ()
         self._taken: Arrays = ()
         self.sequence = 0
+        self.hops = any(gate != NOW for gate in send_gates)
+        self._counts = Counter(link.rank for link, _ in sends)
+        self._unsent = self._counts.copy()
+        """By rank, how many frames are to be pushed yet, if it has hops."""
+        self._before: Plan | None = None
+        """The plan of the collective that was started before this one and is under way; its frames go first."""
+        self._held: list[int] = []
+        """Sends that wait for frames of that one."""
         self.nbytes = sum({id(outgoing): outgoing.frame_bytes for _, outgoing in sends}.values())
 
-    def begin(self, sequence: int, given: Arrays, taken: Arrays) -> list[Incoming]:
+    def begin(self, sequence: int, given: Arrays, taken: Arrays, before: Plan | None = None) -> list[Incoming]:
         """Push what can leave at once, and return what is to be received first.
+
+        On each link the frames of the collective that was started before come first, on both ends: so what comes next
+        is always known.
 
         Args:
             sequence: the number of this collective in the session.
             given: the arrays that this rank gives from; they stay as they are until all is sent.
             taken: the arrays that it takes into; may be the same.
+            before: the plan of a collective that is still under way; this is another one. None: there is none.
         """
         self.sequence, self._given, self._taken = sequence, given, taken
+        self._before = before
+        if self.hops:
+            self._unsent = self._counts.copy()
         for send in self._progress.start():
             self._push(send)
         for lane in self._lanes:
             lane.position = 0
-        return [self._expect(lane) for lane in self._lanes]
+        return [self._expect(lane) for lane in self._lanes if before is None or not before.awaits(lane.link)]
+
+    def awaits(self, link: Link) -> bool:
+        """Whether a link has to bring more for this collective."""
+        lane = self._lane_of.get(link.rank)
+        return lane is not None and lane.position < len(lane.queue)
+
+    def expect_first(self, link: Link) -> Incoming | None:
+        """What a link brings first for this collective, now that it has brought all for the one before."""
+        lane = self._lane_of.get(link.rank)
+        return None if lane is None else self._expect(lane)
+
+    def push_held(self, *, alone: bool = False) -> None:
+        """Push what may leave now of what was held back for the collective before; `alone`: that one is over."""
+        if alone:
+            self._before = None
+        if self._held:
+            held, self._held = self._held, []
+            for send in held:
+                self._push(send)
 
     def follow(self, incoming: Incoming) -> Incoming | None:
         """Go on after a frame has come; returns what the same link brings next."""
@@ -353,8 +391,17 @@ class Plan:
         for _, outgoing in self._sends:
             outgoing.unload()
 
+    def has_to_send(self, link: Link) -> bool:
+        """Whether frames on a link have not been pushed yet."""
+        return self.hops and self._unsent[link.rank] > 0
+
     def _push(self, send: int) -> None:
         link, outgoing = self._sends[send]
+        if self._before is not None and self._before.has_to_send(link):
+            self._held.append(send)
+            return
+        if self.hops:
+            self._unsent[link.rank] -= 1
         if outgoing.made_for != self.sequence:
             outgoing.made_for = self.sequence
             outgoing.header[:] = pack_header(self.op, self._code, outgoing.step, self.sequence, outgoing.nbytes)
@@ -475,7 +522,7 @@ class Compiler:
                 scratch = wide[0][:size], wide[1][:size]
                 untravelled = given if travels is None else None
                 actions.append(_CodedSum(coded, own, untravelled, native, taken, passes, scratch))
-        return Plan(op, element, choice, Progress(duty), sends, arrivals, actions)
+        return Plan(op, element, choice, Progress(duty), sends, arrivals, actions, duty.send_gates)
 
     def _frames(self, lengths: Sequence[int]) -> list[Bytes]:
         """Scratch for frames with payloads of these lengths, each payload aligned to a cache line."""
