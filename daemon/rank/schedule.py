@@ -44,6 +44,8 @@ class Request:
         stepped: the number of the last step that it was in.
         cached: tokens of its prompt that were found when it was first admitted; None: it has not been.
         whole: blocks that others may find already, or that the tree had already.
+        follows: an active request that computes what this one, which waits, begins with; None: it waits for none.
+        followed: tokens that both have in common, in whole blocks.
         lookup: guesses how its text goes on; None: nothing is guessed.
         luck: how often that was right.
     """
@@ -61,6 +63,8 @@ class Request:
     stepped: int = -1
     cached: int | None = None
     whole: int = 0
+    follows: Request | None = None
+    followed: int = 0
     lookup: Lookup | None = None
     luck: Luck = field(default_factory=Luck)
 
@@ -252,18 +256,18 @@ class Schedule:
 
     def _admit(self, plan: Plan) -> None:
         """Admit those that wait, in their order, while there are slots, and blocks for each to go on for a while."""
-        while self.waiting and not self._full and len(self.active) < self._sequences:
-            request = self.waiting[0]
-            blocks, found = self._store.find(request.tokens, request.root)
-            lacking = self._needed(len(request.tokens)) - len(blocks)
-            headroom = sum(map(self._grows, (*self.active, request))) if self.active else 0
-            taken = self._store.take(lacking) if lacking + headroom <= self._store.available else None
-            if taken is None:
-                self._store.give_back(request.tokens[:found], blocks, request.root)
+        for request in list(self.waiting):
+            if self._full or len(self.active) == self._sequences:
+                return
+            if self._is_computed_for_another(request):
+                continue
+            spare = sum(map(self._grows, (*self.active, request))) if self.active else 0
+            begun = self._store.begin(request.tokens, request.root, spare)
+            if begun is None:
                 self._full = True
                 return
-            self.waiting.popleft()
-            request.blocks = blocks + taken
+            self.waiting.remove(request)
+            request.blocks, found = begun
             request.position, request.given = found, 0
             if request.cached is None:
                 request.cached = found
@@ -273,6 +277,27 @@ class Schedule:
             request.slot = next(slot for slot in range(self._sequences) if slot not in busy)
             insort(self.active, request, key=lambda each: each.arrived)
             plan.opened.append(request)
+
+    def _is_computed_for_another(self, request: Request) -> bool:
+        """Whether an active request computes a block now that a waiting one will find when that is done.
+
+        It is only waited for as long as it is active, and then it is in one of the next steps.
+        """
+        followed = request.follows
+        if followed is None or followed.slot < 0 or followed.position >= request.followed:
+            request.follows = None
+            for other in self.active:
+                if other.left > 1 and (shared := self._shared(request, other)) > other.position:
+                    request.follows, request.followed = other, shared
+        return request.follows is not None
+
+    def _shared(self, request: Request, other: Request) -> int:
+        """How many tokens two requests have in common, in whole blocks that the first one would find."""
+        size, end = self._store.tokens, 0
+        last = min(len(request.tokens) - 1, len(other.tokens)) - size if request.root == other.root else -1
+        while end <= last and request.tokens[end : end + size] == other.tokens[end : end + size]:
+            end += size
+        return end
 
     def _choose(self, plan: Plan) -> None:
         """Choose the parts of a step."""
