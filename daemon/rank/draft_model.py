@@ -182,21 +182,21 @@ class DraftModel:
         """Whether a text can have `new` tokens that the draft model knows, and blocks for so many; it gets these."""
         text.hopeless = text.hopeless or max(new) >= self.vocabulary
         lacking = -(-(len(text.written) + tokens) // self.blocks.tokens) - len(text.blocks)
-        if text.hopeless or (lacking > 0 and (taken := self._store.take(lacking)) is None):
-            return False
-        if lacking > 0:
-            text.blocks += taken
-        return True
+        taken = None if text.hopeless else self._store.take(max(0, lacking))
+        text.blocks += taken or []
+        return taken is not None
 
     def _compute(self, rows: Sequence[_Row]) -> list[int | None]:
-        """Compute tokens of some texts, in as few steps as that can be; the next token of each, None where none is wanted
-        or can be chosen."""
+        """Compute tokens of some texts, in as few steps as that can be.
+
+        Returns:
+            The next token of each; None where none is wanted or can be chosen.
+        """
         chosen: list[int | None] = []
         part: list[_Row] = []
         for row in rows:
             if part and (
-                len(part) == self.executor.most_spans
-                or sum(len(each.tokens) for each in (*part, row)) > self.max_rows
+                len(part) == self.executor.most_spans or sum(len(each.tokens) for each in (*part, row)) > self.max_rows
             ):
                 chosen += self._step(part)
                 part = []

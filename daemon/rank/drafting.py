@@ -1,7 +1,7 @@
 """Decides when a draft model is asked how texts go on, how far, and what that may cost. Pure: no I/O, no clock.
 
-A draft model is a small model on rank 0 (`motley.daemon.rank.draft_model`). While it computes, all ranks wait for it. So
-it is asked where that is expected to make tokens come faster, by the measured chances of its guesses, the measured
+A draft model is a small model on rank 0 (`motley.daemon.rank.draft_model`). While it computes, all ranks wait for it.
+So it is asked where that is expected to make tokens come faster, by the measured chances of its guesses, the measured
 times of its tokens and those of the session's steps. Expectations may be wrong: therefore accounts are kept of the time
 that it takes and of the time that it saves, and what it may take in advance is little.
 """
@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Generic, Protocol, TypeVar
 
-from motley.daemon.rank.drafts import AT_FIRST, F64, MOST, Luck, how_many
+import numpy as np
 
-DEPTHS = (1, 2, 3, 4, 6, 8, 11, MOST)
-"""How many tokens ahead a draft model may be asked for."""
+from motley.daemon.rank.drafts import AT_FIRST, F64, HOPELESS, MOST, PROBE, Luck, how_many
+
 CHUNK = 64
 """Tokens of a text that a draft model reads at most beside a step of the session."""
 SHARE = 0.02
@@ -27,28 +27,38 @@ CHEAP = 0.2
 """What part of a step's time a token of the draft model is thought to take before one was measured."""
 NEWEST = 0.2
 """What the latest measurement weighs in an average."""
-FADING = 0.98
-"""How much of the time that its tokens took is believed after a step in which it was not asked: machines get idle."""
+FADING = 0.9
+"""How much of the time that its tokens took is believed after it was found too long: machines get idle."""
+REST = 4
+"""Whether to ask it is considered again so many steps after the answer was no."""
+PROBES = 3
+"""So often in a row it is asked, at first and after every `PROBE` times that it was not, as if it were surely right:
+otherwise neither its times nor those of steps with so many rows would be known."""
+PROBED = 2
+"""Tokens that it is then asked for at most."""
+REMEASURED = 50
+"""In one of so many steps it is not asked, so that it is known how long such steps take."""
 
 R = TypeVar("R")
+Asked = TypeVar("Asked", contravariant=True)
 
 
-class Drafter(Protocol[R]):
+class Drafter(Protocol[Asked]):
     """A model that guesses how the texts of requests go on. A text only gets longer between two calls."""
 
-    def unread(self, request: R) -> int | None:
+    def unread(self, request: Asked) -> int | None:
         """How many tokens of a text it has not read; None: it cannot guess how that goes on, now or ever."""
         ...
 
-    def read(self, request: R, tokens: int) -> float:
+    def read(self, request: Asked, tokens: int) -> float:
         """Read the next ones, so many at most; the seconds that it took."""
         ...
 
-    def guess(self, wanted: Sequence[tuple[R, int]]) -> tuple[list[list[int]], float]:
+    def guess(self, wanted: Sequence[tuple[Asked, int]]) -> tuple[list[list[int]], float]:
         """Guess the next tokens of some texts, of each as many as wanted, or fewer; and the seconds that it took."""
         ...
 
-    def forget(self, request: R) -> None:
+    def forget(self, request: Asked) -> None:
         """Let go of what is kept of a text; it may come again."""
         ...
 
@@ -58,6 +68,10 @@ class Drafting(Generic[R]):
 
     def __init__(self, drafter: Drafter[R]) -> None:
         self.drafter = drafter
+        self._steps = self._due = 0
+        """Steps in which it might have been asked, and the next of them in which it may be."""
+        self._probes, self._declined = PROBES, 0
+        """How often it is to be asked next whatever is expected of it, and how often it was not as little was."""
         self._balance = ADVANCE_S
         """Seconds that the draft model may take."""
         self._usual = AT_FIRST
@@ -91,39 +105,32 @@ class Drafting(Generic[R]):
             By request its guesses, and the chances that the first one, the first two, ... are right. Nobody who is not
             there has better ones than those that cost nothing.
         """
-        if self._balance <= 0:
+        self._steps += 1
+        if self._balance <= 0 or self._steps < self._due or not self._steps % REMEASURED:
             return {}
         unread = [self.drafter.unread(one) if own else None for one, own in zip(answered, may, strict=True)]
-        hopes = [
-            self.luck(one).worth() if left is not None else [] for one, left in zip(answered, unread, strict=True)
-        ]
-        if not any(hopes):
-            return {}
-        _, without = how_many(looked_up, seconds)
-        token_s = self._seconds_of(sum(map(bool, hopes)), float(seconds(len(answered), len(answered))[0]))
-        best, wanted = without, [0] * len(answered)
-        for depth in DEPTHS:
-            hoped = [own[:depth] for own in hopes]
-            drafted = [sum(own) > sum(found) for own, found in zip(hoped, looked_up, strict=True)]
-            chances = [
-                own if draft else found for own, found, draft in zip(hoped, looked_up, drafted, strict=True)
-            ]
-            numbers, rate = how_many(chances, seconds, depth * token_s)
-            if rate > best:
-                best = rate
-                wanted = [number if draft else 0 for number, draft in zip(numbers, drafted, strict=True)]
+        hopes = [self.luck(one).worth() if left is not None else [] for one, left in zip(answered, unread, strict=True)]
+        if self._probes:
+            hopes = [[1.0] * min(PROBED, len(own)) for own in hopes]
+        wanted, without = self._worth(hopes, looked_up, seconds)
         asked = [(one, number, left or 0) for one, number, left in zip(answered, wanted, unread, strict=True) if number]
+        if not asked:
+            self._due = self._steps + REST
+            self._declined += 1
+            self._probes = 0 if self._declined % PROBE else PROBES
+            self._token_s = {number: FADING * took for number, took in self._token_s.items()}
+            return {}
         self._read([(one, left) for one, _, left in asked if left > CHUNK])
         ready = [(one, number) for one, number, left in asked if left <= CHUNK]
         if not ready:
-            self._token_s = {known: FADING * took for known, took in self._token_s.items()}
             return {}
+        self._probes = max(0, self._probes - 1)
         guessed, took = self.drafter.guess(ready)
         self._rate = without
         self._balance -= took
         self._learn(len(ready), took / max(1, *(number for _, number in ready)))
-        chances = dict(zip(answered, hopes, strict=True))
-        return {one: (own, chances[one][: len(own)]) for (one, _), own in zip(ready, guessed, strict=True) if own}
+        hoped_of = dict(zip(answered, hopes, strict=True))
+        return {one: (own, hoped_of[one][: len(own)]) for (one, _), own in zip(ready, guessed, strict=True) if own}
 
     def next_step(self) -> None:
         """The next step is being decided."""
@@ -154,6 +161,41 @@ class Drafting(Generic[R]):
         """A request goes out of the steps, for now or for ever."""
         self.drafter.forget(request)
         self._lucks.pop(request, None)
+
+    def _worth(
+        self,
+        hopes: Sequence[Sequence[float]],
+        looked_up: Sequence[Sequence[float]],
+        seconds: Callable[[int, int], F64],
+    ) -> tuple[list[int], float]:
+        """How many guesses of each request the draft model is worth being asked for, and how many tokens per second are
+        expected without it.
+
+        It is asked for all of them together, so for as many of each, but for those of which fewer have any chance.
+
+        Args:
+            hopes: of each request, the chances of its guesses; none: it is not to be asked.
+            looked_up, seconds: see `guesses`.
+        """
+        requests = len(hopes)
+        found, without = how_many(looked_up, seconds)
+        chances = np.array([[*own, *[0.0] * (MOST - len(own))] for own in hopes])
+        chances[chances < HOPELESS] = 0.0
+        most = np.count_nonzero(chances, axis=1)
+        best = [sum(own[:number]) for own, number in zip(looked_up, found, strict=True)]
+        drafted = chances.sum(axis=1) > [sum(own) for own in looked_up]
+        if not drafted.any():
+            return [0] * requests, without
+        depths = np.arange(1, MOST + 1)
+        numbers = np.where(drafted[:, None], np.minimum(depths, most[:, None]), np.array(found)[:, None])
+        right = np.where(drafted[:, None], np.cumsum(chances, axis=1), np.array(best)[:, None])
+        rows = numbers.sum(axis=0)
+        asking = depths * self._seconds_of(int(drafted.sum()), float(seconds(requests, requests)[0]))
+        rates = (requests + right.sum(axis=0)) / (asking + seconds(requests, requests + int(rows.max()))[rows])
+        depth = int(np.argmax(rates))
+        if rates[depth] <= without:
+            return [0] * requests, without
+        return np.where(drafted, numbers[:, depth], 0).tolist(), without
 
     def _read(self, waiting: Sequence[tuple[R, int]]) -> None:
         """Have it read a chunk of the first text of which the rest is expected to take no more time than it may."""

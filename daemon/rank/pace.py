@@ -6,7 +6,7 @@ predicted. No text depends on it.
 
 from __future__ import annotations
 
-from bisect import insort
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Sequence
 from typing import NamedTuple, TypeVar
 
@@ -128,18 +128,22 @@ class Pace:
 
         In arbitrary units, if there was none yet.
         """
-        rows = np.arange(least, most + 1)
+        rows: F64 = np.arange(least, most + 1, dtype=np.float64)
         known = self._known
         if not known:
             return 1.0 + SLOPE * rows
+        known = known[max(0, bisect_left(known, least) - 1) : bisect_right(known, most) + 1]
         times = [self._alone[Size(each)] for each in known]
-        whole = np.interp(rows, known, times)
-        for outside, end in ((rows < known[0], 0), (rows > known[-1], -1)):
+        whole: F64 = np.interp(rows, known, times).astype(np.float64)
+        for outside, end in ((slice(0, max(0, known[0] - least)), 0), (slice(max(0, known[-1] + 1 - least), None), -1)):
             whole[outside] = times[end] * (1.0 + SLOPE * rows[outside]) / (1.0 + SLOPE * known[end])
-        for size, seconds in self._alone.items():
-            if size.halved:
-                like = (2 * rows > size.rows) & (rows <= size.rows)
-                whole[like] = np.minimum(whole[like], seconds)
+        if self._halves:
+            like = _power_of_two(least)
+            while like < 2 * most:
+                if (seconds := self._alone.get(Size(like, True))) is not None:
+                    own = slice(max(0, like // 2 + 1 - least), like + 1 - least)
+                    whole[own] = np.minimum(whole[own], seconds)
+                like *= 2
         return whole
 
     def _halve(self, answers: int) -> bool:

@@ -49,7 +49,8 @@ class Done(Exception):
 
 @lru_cache(50_000)
 def logits_after(*tokens: int) -> F32:
-    """Of the whole vocabulary, and a few more that a draft model may know; several ranks, and a request alone, ask for the same."""
+    """Of the whole vocabulary, and a few more that a draft model may know. Several ranks, and a request alone, ask for
+    the same."""
     return np.random.default_rng(tokens).normal(size=VOCABULARY + 10).astype(np.float32)
 
 
@@ -443,7 +444,8 @@ def test_guesses_that_need_more_candidates_ask_for_their_own_row(monkeypatch: py
 
 
 @pytest.mark.parametrize(
-    "how", [{}, {"temperature": 0.9, "top_p": 0.9, "seed": 4}, {"temperature": 1.0, "frequency_penalty": 0.7, "seed": 1}]
+    "how",
+    [{}, {"temperature": 0.9, "top_p": 0.9, "seed": 4}, {"temperature": 1.0, "frequency_penalty": 0.7, "seed": 1}],
 )
 def test_a_draft_model_that_is_like_the_model_guesses_all_tokens(
     how: dict[str, Any], monkeypatch: pytest.MonkeyPatch
