@@ -121,7 +121,7 @@ class Blocks(RuleBasedStateMachine):
     @rule(tokens=TOKENS, root=st.integers(0, 1), more=st.integers(1, 9))
     def begin_without_room(self, tokens: list[int], root: int, more: int) -> None:
         """What there is no room for changes nothing, as the invariants and all that is found later tell."""
-        assert self.store.begin(tokens, root, self.store.available - len(tokens) // self.size + more) is None
+        assert self.store.begin(tokens, root, self.store.available + more) is None
 
     @rule(sequence=running, tokens=TOKENS)
     def go_on(self, sequence: Running, tokens: list[int]) -> None:
