@@ -83,7 +83,11 @@ class Wanted:
             ("--context", planned and request.context not in (0, length), f"for {length} tokens"),
             ("--cache-tokens", planned and request.cache_tokens not in (0, held), f"with caches of {held} tokens"),
             ("--cache-format", unlike_all("cache_format", self.any_cache_format), f"with caches in {kept}"),
-            ("--draft-model", other_draft("draft_model"), f"with {drafts or 'no draft model'}"),
+            (
+                "--draft-model",
+                other_draft("draft_model"),
+                f"with {f'draft model {drafts}' if drafts else 'no draft model'}",
+            ),
             (
                 "--draft-engine",
                 other_draft("draft_engine"),

@@ -77,7 +77,8 @@ class Rank:
                     progress=self._progress,
                 )
             )
-            draft_model = self._load_draft_model(stack, loaded) if assignment.HasField("draft") else None
+            guesses = number == 0 and assignment.HasField("draft")
+            draft_model = self._load_draft_model(stack, loaded) if guesses else None
             if number != 0:
                 communicator.send(Able(loaded.executor.most_spans).encode(), 0)
             ready = pb.Ready(
