@@ -126,6 +126,18 @@ CacheFormats = Annotated[
         metavar="|".join(CacheFormat),
     ),
 ]
+DraftModel = Annotated[
+    str | None,
+    typer.Option(
+        metavar="MODEL",
+        help="A small model with the same tokenizer (folder, .gguf file or hub id) that guesses tokens on the first"
+        " node. No text changes. Default: none, or as it is loaded.",
+    ),
+]
+DraftEngine = Annotated[
+    str | None,
+    typer.Option(metavar="ENGINE", help="What computes the draft model. Default: what computes the model there."),
+]
 Sequences = Annotated[
     int, typer.Option(min=1, max=MAX_SEQUENCES, help="Requests that are under way at a time; others wait.")
 ]

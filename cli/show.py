@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TextIO
 
 from rich.console import Console, Group, RenderableType
@@ -166,7 +167,8 @@ def session_table(session: dict[str, Any]) -> RenderableType:
     more = session["cache_tokens"] > session["context"]
     caches = f", {session['cache_tokens']} tokens in caches" if more else ""
     kept = f", caches in {session['cache_format']}" if session["cache_format"] != "fp32" else ""
-    context = f"context {session['context']}{caches}{kept}"
+    guessing = f", {Path(session['draft_model']).name} guesses tokens" if session["draft_model"] else ""
+    context = f"context {session['context']}{caches}{kept}{guessing}"
     title = f"{session['name']}: {_held(session)}{exact}, {context}, {session['state']}"
     return table(columns, rows, title=title)
 

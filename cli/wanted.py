@@ -65,9 +65,13 @@ class Wanted:
         def unlike_limit(field: str) -> bool:
             return getattr(request, field) not in (LIMITS[field], session[field])
 
+        def other_draft(field: str) -> bool:
+            return getattr(request, field) not in ("", session[field])
+
         used = {name for worker in session["ranks"] + session["hosts"] for name in nodes_of(worker)}
         elsewhere = planned and list(request.nodes) not in ([], session["nodes"]) and set(request.nodes) != used
         length, held, kept = session["context"], session["cache_tokens"], session["cache_format"]
+        drafts = session["draft_model"]
         device = session["engine_options"].get("device", Device.CPU)
         quants, engines = unlike_on(request.quantisations, "quantisation"), unlike_on(request.engines, "engine")
         for named, unlike, how in (
@@ -79,6 +83,16 @@ class Wanted:
             ("--context", planned and request.context not in (0, length), f"for {length} tokens"),
             ("--cache-tokens", planned and request.cache_tokens not in (0, held), f"with caches of {held} tokens"),
             ("--cache-format", unlike_all("cache_format", self.any_cache_format), f"with caches in {kept}"),
+            (
+                "--draft-model",
+                other_draft("draft_model"),
+                f"with {f'draft model {drafts}' if drafts else 'no draft model'}",
+            ),
+            (
+                "--draft-engine",
+                other_draft("draft_engine"),
+                f"with a draft model by {session['draft_engine'] or 'its own'}",
+            ),
             ("--sequences", unlike_limit("sequences"), f"for {counted(session['sequences'], 'request')} at a time"),
             ("--queue", unlike_limit("queue"), f"for {counted(session['queue'], 'request')} that may wait"),
             ("--nodes", elsewhere, f"on {', '.join(sorted(used))}"),
@@ -117,6 +131,8 @@ def start_command(session: dict[str, Any]) -> str:
         ("--context", session["context"]),
         ("--cache-tokens", session["cache_tokens"] if session["cache_tokens"] > session["context"] else 0),
         ("--cache-format", session["cache_format"] if session["cache_format"] != SessionRequest.cache_format else ""),
+        ("--draft-model", session["draft_model"]),
+        ("--draft-engine", session["draft_engine"]),
         *((option_of(limit), str(session[limit])) for limit, usual in LIMITS.items() if session[limit] != usual),
         ("--nodes", ",".join(session["nodes"])),
         ("--shares", ",".join(f"{share:g}" for share in session["shares"])),

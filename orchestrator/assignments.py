@@ -33,6 +33,13 @@ def model_spec(request: SessionRequest, quantisation: str, beside: Sequence[str]
     )
 
 
+def draft_spec(request: SessionRequest, quantisation: str) -> ModelSpec:
+    """The draft model that a client asks for, as its engine holds it."""
+    return ModelSpec(
+        source=request.draft_model, quantisation=quantisation, block=request.block, cache_format=request.cache_format
+    )
+
+
 class Assignments:
     """The assignments of one session's workers, whenever these start."""
 
@@ -102,6 +109,10 @@ class Assignments:
         assignment.engine = worker.setup.engine if isinstance(worker, Rank) else self._request.engine
         if isinstance(worker, Rank):
             assignment.engine_options.update(self._request.options_on(worker.node_name))
+            if worker.draft:
+                assignment.draft.CopyFrom(worker.draft.assignment())
+                if worker.draft.setup.engine == self._request.engine:
+                    assignment.draft.engine_options.update(self._request.engine_options)
         if isinstance(worker, Member):
             assignment.ClearField("secret")
         else:

@@ -113,6 +113,10 @@ class SessionRequest:
     """By node: what computes ranks there, instead of `engine`."""
     engine_options: Mapping[str, str] = field(default_factory=dict, metadata=_kind(Settings()))
     """Settings of `engine` by name, for ranks that have it; an engine refuses those that it does not know."""
+    draft_model: str = field(default="", metadata=_kind(Text()))
+    """A small model with the same tokenizer, found as `model` is, that guesses tokens on rank 0; empty: none."""
+    draft_engine: str = field(default="", metadata=_kind(Text()))
+    """What computes the draft model; empty: what computes rank 0."""
     wire: str = field(default="fp32", metadata=_kind(Text(WIRES)))
     """How sums, and rows for experts, travel between ranks."""
     threads: int = field(default=0, metadata=_kind(Integer(1, 1024)))
@@ -159,6 +163,12 @@ class SessionRequest:
         if self.shares and self.wants_parallel:
             raise ContradictionError(
                 "shares", "are of sliced experts; where experts are on nodes of their own, leave them out"
+            )
+        if self.draft_engine and not self.draft_model:
+            raise ContradictionError("draft_engine", "is for a draft model: say which, or leave it out")
+        if self.draft_model and self.wants_parallel:
+            raise ContradictionError(
+                "draft_model", "is for sessions whose experts are in the ranks' shares: leave it out"
             )
         if not self.exact:
             return

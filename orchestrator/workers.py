@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from motley.orchestrator.planning.draft import Draft
 from motley.orchestrator.planning.setup import Setup
 from motley.orchestrator.planning.shares import RankPlan
 from motley.protocol.mesh_pb2 import Gpu, Loading, Ready, Timing
@@ -68,6 +69,8 @@ class Rank(Worker):
     plan: RankPlan
     setup: Setup
     timing: Timing | None = None
+    draft: Draft | None = None
+    """A model that guesses tokens beside it."""
 
     @property
     def memory_bytes(self) -> int:
@@ -79,7 +82,14 @@ class Rank(Worker):
 
     @property
     def host_bytes(self) -> int:
-        return self.plan.fixed_bytes if self.setup.on_gpu else self.plan.memory_bytes
+        own = self.plan.fixed_bytes if self.setup.on_gpu else self.plan.memory_bytes
+        return own + (self.draft.host_bytes if self.draft else 0)
+
+    @property
+    def gpu_bytes(self) -> int:
+        """Bytes that the plan gives to it of its node's GPU."""
+        own = self.plan.memory_bytes if self.setup.on_gpu else 0
+        return own + (self.draft.gpu_bytes if self.draft else 0)
 
     @property
     def host_bytes_taken(self) -> int:
@@ -91,9 +101,9 @@ class Rank(Worker):
         Where the driver does not tell (on Windows, and in containers, where processes have other numbers), that is its
         weights and its caches, once it is ready.
         """
-        if not self.setup.on_gpu or self.gone:
+        if self.gone:
             return 0
-        if self.ready is None:
-            return self.plan.memory_bytes
+        if self.ready is None or not self.gpu_bytes:
+            return self.gpu_bytes
         told = next((user.bytes for user in gpu.users if user.pid == self.ready.pid), 0)
-        return max(0, self.plan.memory_bytes - told) if told else self.plan.fixed_bytes
+        return max(0, self.gpu_bytes - told) if told else self.plan.fixed_bytes

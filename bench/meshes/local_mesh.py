@@ -18,7 +18,9 @@ from motley.daemon.node.worker import RankWorker
 from motley.daemon.weights.cache import ShareCache
 from motley.orchestrator.experts.messages import to_message
 from motley.orchestrator.planning.caches import Caches
+from motley.orchestrator.planning.draft import plan_draft
 from motley.orchestrator.planning.placement.terms import ExpertKey
+from motley.orchestrator.planning.setup import Setup
 from motley.orchestrator.planning.shares import Candidate, RankPlan, plan_shares, trunk_profile
 from motley.orchestrator.session_request import SessionRequest
 from motley.plugins.engine import cache_formats, has_whole_caches
@@ -51,6 +53,7 @@ class MeshSpec:
         hosts: what each expert host holds; the ranks are the trunk then. Empty: experts are in the ranks' shares. The
             n-th host and rank n are on one machine: no network is emulated between them.
         cache: where shares are kept; None: in the usual place.
+        draft_model: a model folder: it guesses tokens on rank 0, by the same engine; None: there is none.
     """
 
     model: Path
@@ -68,6 +71,7 @@ class MeshSpec:
     link: str = ""
     hosts: Sequence[Collection[ExpertKey]] = ()
     cache: Path | None = None
+    draft_model: Path | None = None
 
 
 class LocalMesh:
@@ -200,6 +204,8 @@ class LocalMesh:
             wire=spec.wire,
             hosts=map(to_message, spec.hosts),
         )
+        if spec.draft_model:
+            assignment.draft.CopyFrom(await self._draft(spec.draft_model))
         workers = size + len(spec.hosts)
         pin = spec.pin and spec.threads == 1 and workers <= usable_cores()
         cache = ShareCache(spec.cache)
@@ -227,6 +233,15 @@ class LocalMesh:
             if not all_loaded.done() and not self._progressed:
                 raise MeshError(f"no rank gave a sign of life in loading for {STALL_S:.0f} s")
         await all_loaded
+
+    async def _draft(self, draft: Path) -> pb.Assignment:
+        """What rank 0 is told of a model that guesses tokens there."""
+        spec = self.spec
+        model = pb.ModelSpec(source=str(draft), quantisation=spec.quantisation, block=spec.block)
+        profile = (await asyncio.to_thread(describe, model, None, str(spec.model))).profile
+        setup = Setup(spec.engine, spec.quantisation, on_gpu=False, has_whole_caches=has_whole_caches(spec.engine))
+        caches = Caches(spec.context, max(spec.context, spec.cache_tokens))
+        return plan_draft(model, profile, setup, caches).assignment()
 
     def _entry(self, rank: int) -> Sequence[str]:
         """The module that a worker runs, and its arguments: the network, and who is on the same machine."""

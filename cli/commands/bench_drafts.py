@@ -20,6 +20,9 @@ DRAFTS_EXAMPLE = "Example: motley bench drafts --model ./tinyllama --prompt note
 def drafts(
     model: Annotated[Path, typer.Option(help="Model folder (see `motley bench synth`).")],
     prompt: Annotated[Path, typer.Option(help="A text file to be continued, such as code, or a text with quotes.")],
+    draft_model: Annotated[
+        Path | None, typer.Option(help="Folder of a small model with the same tokenizer that guesses tokens too.")
+    ] = None,
     ranks: Annotated[int, typer.Option(min=1, max=16, help="Rank processes to start here.")] = 2,
     tokens: Annotated[int, typer.Option(min=8, max=4000, help="Tokens of each answer.")] = 128,
     quant: Quant = Quantisation.INT4,
@@ -56,6 +59,7 @@ def drafts(
         threads=threads,
         pin=True,
         link=parse_link(link),
+        draft_model=resolve(str(draft_model), None) if draft_model else None,
     )
     with loading_bars() as progress:
         measured = run(measure_drafts(spec, ids, tokens, progress.advance_to))

@@ -23,6 +23,8 @@ from motley.cli.options import (
     CacheTokens,
     Context,
     DeviceOption,
+    DraftEngine,
+    DraftModel,
     Engines,
     Exact,
     Experts,
@@ -70,6 +72,8 @@ def run(
     context: Context = None,
     cache_tokens: CacheTokens = None,
     cache_format: CacheFormats = None,
+    draft_model: DraftModel = None,
+    draft_engine: DraftEngine = None,
     sequences: Sequences = SessionRequest.sequences,
     queue: Queue = SessionRequest.queue,
     nodes: Nodes = "",
@@ -103,9 +107,7 @@ def run(
     if not (text if raw else text.strip()):
         what = "standard input" if prompt == "-" else "the prompt"
         raise CliError(f"{what} is empty; say what the model shall {'continue' if raw else 'answer'}")
-    path = Path(model)
-    if path.is_dir() or (path.suffix == ".gguf" and path.is_file()):
-        model = str(path.resolve())  # for a daemon with another working directory
+    model = for_daemons(model)
     body: dict[str, Any] = {
         "max_tokens": max_tokens,
         "temperature": temperature,
@@ -132,6 +134,8 @@ def run(
         context=context or 0,
         cache_tokens=cache_tokens or 0,
         cache_format=cache_format or SessionRequest.cache_format,
+        draft_model=for_daemons(draft_model) if draft_model else "",
+        draft_engine=draft_engine or "",
         sequences=sequences,
         queue=queue,
         nodes=tuple(parse_nodes(nodes)) if nodes else (),
@@ -152,6 +156,12 @@ def run(
         any_cache_format=cache_format is None,
     )
     run_interruptibly(_run(wanted, body, url, api_key, may_be_alone, as_json))
+
+
+def for_daemons(model: str) -> str:
+    """A model as a daemon with another working directory finds it: a path in full."""
+    path = Path(model)
+    return str(path.resolve()) if path.is_dir() or (path.suffix == ".gguf" and path.is_file()) else model
 
 
 def _check(body: dict[str, Any]) -> None:

@@ -286,7 +286,7 @@ class Control:
             if request.only_here:
                 described = await asyncio.to_thread(look, request.model, self._settings.models)
             else:
-                described = await describe_apart(request.model, self._settings.models)
+                described = await describe_apart(request.model, self._settings.models, request.tokens_of)
         except DescribeError as error:
             described = pb.Described(failure=pb.Failure(code=error.code, message=str(error)))
         except Exception as error:

@@ -15,6 +15,7 @@ from motley.daemon.models.cutting.profile import profile
 from motley.daemon.models.files import load_tokenizer, open_model, open_weights
 from motley.daemon.models.keys import ConfigError
 from motley.daemon.node.child import end_with_owner, kill_child, start_child
+from motley.daemon.text.alike import UnlikeTokenizersError, check_alike
 from motley.daemon.text.tokenizer import TokenizerError
 from motley.daemon.weights.checkpoints.checkpoint import CheckpointError
 from motley.daemon.weights.hub import ModelNotFound, find_here
@@ -29,11 +30,12 @@ class DescribeError(Exception):
         self.code = code
 
 
-def describe(model: pb.ModelSpec, models: Path | None) -> pb.Described:
+def describe(model: pb.ModelSpec, models: Path | None, tokens_of: str = "") -> pb.Described:
     """Download a model if need be and read its config, its tokenizer and the headers of its weights.
 
     Args:
         models: the folder in which model names are looked up, if there is one.
+        tokens_of: another model, whose tokenizer it must have; empty: none.
 
     Returns:
         What it costs in each quantisation that the session may hold it in.
@@ -41,6 +43,7 @@ def describe(model: pb.ModelSpec, models: Path | None) -> pb.Described:
     Raises:
         LoadError: a download of it brings nothing any more.
         ModelNotFound, ConfigError, CheckpointError, TokenizerError: the model cannot be served.
+        UnlikeTokenizersError: its tokenizer is not that of the other model.
     """
     folder = fetch(model.source, models, lambda done, total: None)
     every = (model.quantisation, *model.beside)
@@ -50,7 +53,11 @@ def describe(model: pb.ModelSpec, models: Path | None) -> pb.Described:
             for each in every
         ]
         fingerprint = opened.source.fingerprint()
-    chats = load_tokenizer(folder).template is not None
+    tokenizer = load_tokenizer(folder)
+    if tokens_of:
+        whole = fetch(tokens_of, models, lambda done, total: None)
+        check_alike(tokenizer, folder.name, load_tokenizer(whole), whole.name)
+    chats = tokenizer.template is not None
     for profiled in profiles:
         profiled.name, profiled.fingerprint, profiled.chats = folder.name, fingerprint, chats
     return pb.Described(profile=profiles[0], beside=profiles[1:])
@@ -74,11 +81,11 @@ def look(model: pb.ModelSpec, models: Path | None) -> pb.Described:
 
 
 def _failure(error: Exception) -> pb.Failure:
-    code = "model_missing" if isinstance(error, ModelNotFound) else "invalid_model"
-    return pb.Failure(code=code, message=str(error))
+    codes = {ModelNotFound: "model_missing", UnlikeTokenizersError: "unlike_tokenizers"}
+    return pb.Failure(code=codes.get(type(error), "invalid_model"), message=str(error))
 
 
-async def describe_apart(model: pb.ModelSpec, models: Path | None) -> pb.Described:
+async def describe_apart(model: pb.ModelSpec, models: Path | None, tokens_of: str = "") -> pb.Described:
     """`describe` in a process of its own, killed if this is cancelled.
 
     Raises:
@@ -88,6 +95,7 @@ async def describe_apart(model: pb.ModelSpec, models: Path | None) -> pb.Describ
     order = {
         "model": model.SerializeToString().hex(),
         "models": str(models) if models else None,
+        "tokens_of": tokens_of,
     }
     assert process.stdin is not None
     assert process.stdout is not None
@@ -117,9 +125,9 @@ def main() -> None:
     said: dict[str, str]
     try:
         model = pb.ModelSpec.FromString(bytes.fromhex(order["model"]))
-        told = describe(model, Path(order["models"]) if order["models"] else None)
+        told = describe(model, Path(order["models"]) if order["models"] else None, order["tokens_of"])
         said = {"described": told.SerializeToString().hex()}
-    except (LoadError, ModelNotFound, ConfigError, CheckpointError, TokenizerError) as error:
+    except (LoadError, ModelNotFound, ConfigError, CheckpointError, TokenizerError, UnlikeTokenizersError) as error:
         failure = _failure(error)
         said = {"code": failure.code, "message": failure.message}
     json.dump(said, sys.stdout)

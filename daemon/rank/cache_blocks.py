@@ -74,8 +74,6 @@ class BlockStore:
 
     Attributes:
         tokens: positions in each block.
-        hits: how often `find` has found anything.
-        tokens_found: how many tokens it has found, all together.
     """
 
     def __init__(self, count: int, tokens: int) -> None:
@@ -90,8 +88,6 @@ class BlockStore:
         if count < 1 or tokens < 1:
             raise ValueError(f"there cannot be {count} blocks of {tokens} tokens; at least one of one token is needed")
         self.tokens = tokens
-        self.hits = 0
-        self.tokens_found = 0
         self._count = count
         self._free = [*range(count)][::-1]
         self._alone: set[int] = set()
@@ -132,27 +128,33 @@ class BlockStore:
         Returns:
             The blocks, and how many tokens they hold of the sequence, counted from its first.
         """
-        blocks: list[int] = []
-        found = 0
-        node = self._roots.get(root)
-        while node is not None:
-            wanted = tuple(sequence_tokens[found : min(found + self.tokens, len(sequence_tokens) - 1)])
-            whole = node.child(wanted) if len(wanted) == self.tokens else None
-            if whole is None:
-                if begun := node.begun_by(wanted):
-                    last, common = begun
-                    self._remove(last.block)
-                    self._alone.add(last.block)
-                    blocks.append(last.block)
-                    found += common
-                break
-            self._use(whole)
-            blocks.append(whole.block)
-            found += self.tokens
-            node = whole
-        self.hits += found > 0
-        self.tokens_found += found
-        return blocks, found
+        path, leaf, found = self._path(sequence_tokens, root)
+        for node in path:
+            self._use(node)
+        if leaf is not None:
+            self._remove(leaf.block)
+            self._alone.add(leaf.block)
+        return [node.block for node in (*path, *([leaf] if leaf else []))], found
+
+    def begin(self, sequence_tokens: Sequence[int], root: int, spare: int) -> tuple[list[int], int] | None:
+        """Give a new sequence all blocks that its tokens need: those that `find` finds, and others of `take`.
+
+        Args:
+            sequence_tokens, root: as for `find`.
+            spare: so many blocks must still be available afterwards.
+
+        Returns:
+            The blocks, and how many tokens they hold of the sequence already. None, and nothing has changed: fewer are
+            available.
+        """
+        path, leaf, _ = self._path(sequence_tokens, root)
+        lacking = self._needed(sequence_tokens) - len(path) - (leaf is not None)
+        if lacking + spare > self.available - sum(not node.users for node in path) - (leaf is not None):
+            return None
+        blocks, found = self.find(sequence_tokens, root)
+        taken = self.take(lacking)
+        assert taken is not None, "they were counted"
+        return blocks + taken, found
 
     def take(self, count: int) -> list[int] | None:
         """Take blocks for one running sequence alone.
@@ -266,6 +268,23 @@ class BlockStore:
                 return
             self._remove(block)
             self._free.append(block)
+
+    def _path(self, sequence_tokens: Sequence[int], root: int) -> tuple[list[_Node], _Node | None, int]:
+        """Look up what `find` finds: whole blocks, perhaps one to go on in after its first tokens, and how many tokens
+        all of these have in common with the sequence."""
+        path: list[_Node] = []
+        found = 0
+        node = self._roots.get(root)
+        while node is not None:
+            wanted = tuple(sequence_tokens[found : min(found + self.tokens, len(sequence_tokens) - 1)])
+            whole = node.child(wanted) if len(wanted) == self.tokens else None
+            if whole is None:
+                leaf, common = node.begun_by(wanted) or (None, 0)
+                return path, leaf, found + common
+            path.append(whole)
+            found += self.tokens
+            node = whole
+        return path, None, found
 
     def _needed(self, sequence_tokens: Sequence[int]) -> int:
         """How many blocks hold so many tokens."""

@@ -7,6 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
+import numpy.typing as npt
+
+F64 = npt.NDArray[np.float64]
+
 GRAM = 3
 """Tokens that must have been seen in a row before, for their continuation to be a guess."""
 MOST = 15
@@ -56,18 +61,16 @@ class Luck:
 
     Attributes:
         chance: that the next guess is.
-        accepted: how many have been.
     """
 
-    def __init__(self) -> None:
-        self.chance = AT_FIRST
-        self.accepted = 0
+    def __init__(self, chance: float = AT_FIRST) -> None:
+        """`chance`: as it is thought to be before any guess was tried."""
+        self.chance = chance
         self._without = 0
 
     def tried(self, right: int, wrong: bool) -> None:
         """Learn that the first `right` guesses of a step were right, and whether the one after them was wrong."""
         self._without = 0
-        self.accepted += right
         for outcome in [1.0] * right + [0.0] * wrong:
             self.chance += NEWEST * (outcome - self.chance)
 
@@ -78,24 +81,25 @@ class Luck:
         return chances if self._without % PROBE else [max(AT_FIRST, chances[0]), *chances[1:]]
 
 
-def how_many(chances: Sequence[Sequence[float]], seconds: Callable[[int], float]) -> list[int]:
+def how_many(
+    chances: Sequence[Sequence[float]], seconds: Callable[[int, int], F64], before: float = 0.0
+) -> tuple[list[int], float]:
     """How many guesses of each request make tokens come fastest.
 
     Args:
         chances: of each request that is being answered, that the first guess, the first two, ... are right; falling.
-        seconds: estimates how long a step of so many rows takes.
+        seconds: estimates how long steps take, by `motley.daemon.rank.pace.Pace.seconds_up_to`.
+        before: seconds that it takes to make the guesses.
+
+    Returns:
+        A number for each request, and how many tokens per second are then expected.
     """
     requests = len(chances)
-    ordered = sorted(
-        ((chance, number) for number, own in enumerate(chances) for chance in own if chance >= HOPELESS),
-        key=lambda each: -each[0],
-    )
-    best, best_rate = 0, requests / seconds(requests)
-    expected = float(requests)
-    for count, (chance, _) in enumerate(ordered, start=1):
-        expected += chance
-        rate = expected / seconds(requests + count)
-        if rate > best_rate:
-            best, best_rate = count, rate
-    numbers = [number for _, number in ordered[:best]]
-    return [numbers.count(number) for number in range(requests)]
+    flat = np.array([chance for own in chances for chance in own])
+    whose = np.repeat(np.arange(requests), [len(own) for own in chances])
+    hopeful = np.flatnonzero(flat >= HOPELESS)
+    order = hopeful[np.argsort(-flat[hopeful], kind="stable")]
+    expected = requests + np.concatenate(([0.0], np.cumsum(flat[order])))
+    rates = expected / (before + seconds(requests, requests + len(order)))
+    best = int(np.argmax(rates))
+    return np.bincount(whose[order[:best]], minlength=requests).tolist(), float(rates[best])

@@ -41,6 +41,7 @@ class LoadedRank:
     """A rank that can execute steps.
 
     Attributes:
+        context: the longest sequence, in tokens.
         blocks: of its caches.
         alike: prompts up to this length have the same rotary tables.
         share_bytes: of its weights, as they are stored.
@@ -51,6 +52,7 @@ class LoadedRank:
 
     executor: Executor
     blocks: CacheBlocks
+    context: int
     alike: int
     share_bytes: int
     max_rows: int
@@ -131,6 +133,7 @@ def load_rank(
             yield LoadedRank(
                 executor=executor,
                 blocks=graph.blocks,
+                context=graph.context,
                 alike=graph.alike,
                 share_bytes=share_bytes,
                 max_rows=options.max_rows,

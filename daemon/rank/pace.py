@@ -6,9 +6,14 @@ predicted. No text depends on it.
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Sequence
 from typing import NamedTuple, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+F64 = npt.NDArray[np.float64]
 
 SIZES = (64, 128, 256)
 """The sizes of steps that are tried while there are prompts only, in rows."""
@@ -108,23 +113,38 @@ class Pace:
                 _average(self._mixed, size.rows, seconds)
             self._tried.add(size.rows)
 
+    @property
+    def measured(self) -> bool:
+        """Whether it is known how long any step of answers took."""
+        return bool(self._known)
+
     def seconds(self, rows: int) -> float:
-        """Estimate how long a step of answers only takes that has so many rows, from those that there were.
+        """Estimate how long a step of answers only takes that has so many rows; see `seconds_up_to`."""
+        return float(self.seconds_up_to(rows, rows)[0])
+
+    def seconds_up_to(self, least: int, most: int) -> F64:
+        """Estimate how long steps of answers only take that have from `least` to `most` rows, f64[most - least + 1],
+        from those that there were.
 
         In arbitrary units, if there was none yet.
         """
+        rows: F64 = np.arange(least, most + 1, dtype=np.float64)
         known = self._known
         if not known:
             return 1.0 + SLOPE * rows
-        at = bisect_left(known, rows)
-        above = known[min(at, len(known) - 1)]
-        below = above if above == rows else known[max(0, at - 1)]
-        whole = self._alone[Size(below)]
-        if below < above:
-            whole += (rows - below) / (above - below) * (self._alone[Size(above)] - whole)
-        else:
-            whole *= (1.0 + SLOPE * rows) / (1.0 + SLOPE * below)
-        return min(whole, self._alone.get(_like(Size(rows, True)), whole))
+        known = known[max(0, bisect_left(known, least) - 1) : bisect_right(known, most) + 1]
+        times = [self._alone[Size(each)] for each in known]
+        whole: F64 = np.interp(rows, known, times).astype(np.float64)
+        for outside, end in ((slice(0, max(0, known[0] - least)), 0), (slice(max(0, known[-1] + 1 - least), None), -1)):
+            whole[outside] = times[end] * (1.0 + SLOPE * rows[outside]) / (1.0 + SLOPE * known[end])
+        if self._halves:
+            like = _power_of_two(least)
+            while like < 2 * most:
+                if (seconds := self._alone.get(Size(like, True))) is not None:
+                    own = slice(max(0, like // 2 + 1 - least), like + 1 - least)
+                    whole[own] = np.minimum(whole[own], seconds)
+                like *= 2
+        return whole
 
     def _halve(self, answers: int) -> bool:
         """Whether to compute so many answers in halves. That reads the weights twice; it pays where sums take long.

@@ -14,13 +14,15 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from motley.daemon.rank.cache_blocks import BlockStore
+from motley.daemon.rank.drafting import Drafting
 from motley.daemon.rank.drafts import MOST, Lookup, Luck, how_many
 from motley.daemon.rank.pace import Pace, Size
-from motley.protocol.mesh_pb2 import Activity
+from motley.protocol.mesh_pb2 import Activity, Sampling
 
 OLDEST_FIRST = 4
 """In one of so many steps the oldest prompt comes first: shorter ones that keep coming would hold it up for ever."""
@@ -44,8 +46,12 @@ class Request:
         stepped: the number of the last step that it was in.
         cached: tokens of its prompt that were found when it was first admitted; None: it has not been.
         whole: blocks that others may find already, or that the tree had already.
+        follows: an active request that computes what this one, which waits, begins with; None: it waits for none.
+        followed: tokens that both have in common, in whole blocks.
         lookup: guesses how its text goes on; None: nothing is guessed.
         luck: how often that was right.
+        accepted: how many of its tokens were guessed, by whomever.
+        sampling: how its tokens are chosen.
     """
 
     arrived: int
@@ -61,8 +67,12 @@ class Request:
     stepped: int = -1
     cached: int | None = None
     whole: int = 0
+    follows: Request | None = None
+    followed: int = 0
     lookup: Lookup | None = None
     luck: Luck = field(default_factory=Luck)
+    accepted: int = 0
+    sampling: Sampling = field(default_factory=Sampling)
 
     @property
     def left(self) -> int:
@@ -85,6 +95,7 @@ class Part:
         wanted: after how many of them, the last ones, the next token is to be chosen.
         guesses: how many are guesses.
         blocks: those that it has got since the last step that it was in.
+        drafted: whether the guesses are a draft model's.
     """
 
     request: Request
@@ -93,6 +104,7 @@ class Part:
     wanted: int
     guesses: int
     blocks: Sequence[int]
+    drafted: bool
 
 
 @dataclass
@@ -121,6 +133,17 @@ class Plan:
         return sum(len(part.tokens) for part in self.parts)
 
 
+class _Guesses(NamedTuple):
+    """How a text may go on."""
+
+    tokens: Sequence[int]
+    drafted: bool
+    """By a draft model; else they were looked up."""
+
+
+_NOTHING = _Guesses((), False)
+
+
 class Schedule:
     """The requests of a session, and what they hold.
 
@@ -129,13 +152,23 @@ class Schedule:
         active: those that have, in the order of their arrival.
     """
 
-    def __init__(self, store: BlockStore, pace: Pace, *, sequences: int, spans: int, rows: int) -> None:
+    def __init__(
+        self,
+        store: BlockStore,
+        pace: Pace,
+        *,
+        sequences: int,
+        spans: int,
+        rows: int,
+        drafting: Drafting[Request] | None = None,
+    ) -> None:
         """
         Args:
             store: of all cache blocks; those of a single request of any length are enough for it.
             sequences: requests that may be active at a time.
             spans: requests that may share a step.
             rows: that a step may have, at least as many as there may be requests in it.
+            drafting: when to ask a draft model; None: there is none.
         """
         self.waiting: deque[Request] = deque()
         self.active: list[Request] = []
@@ -144,6 +177,7 @@ class Schedule:
         self._sequences = sequences
         self._spans = spans
         self._rows = rows
+        self._drafting = drafting
         self._steps = 0
         self._full = False
         """Whether there was no room for the request that waits first, and none has become free since."""
@@ -192,6 +226,8 @@ class Schedule:
     def next(self) -> Plan:
         """Decide the next step; it has no parts if there is nothing to do."""
         plan = Plan()
+        if self._drafting:
+            self._drafting.next_step()
         self._grow(plan)
         self._admit(plan)
         self._choose(plan)
@@ -200,6 +236,8 @@ class Schedule:
     def computed(self, plan: Plan, seconds: float) -> None:
         """A step has been computed, in so many seconds."""
         self._pace.took(Size(plan.rows, plan.halved), plan.answers, plan.fresh, seconds)
+        if self._drafting:
+            self._drafting.computed(seconds, sum(part.wanted > 0 for part in plan.parts))
         for part in plan.parts:
             request = part.request
             request.position = part.position + len(part.tokens) - part.guesses
@@ -212,9 +250,15 @@ class Schedule:
         """Of the guesses of a part, the first `right` ones were what was chosen; they are among the tokens now."""
         self._tried += part.guesses
         self._accepted += right
-        if part.guesses:
-            part.request.luck.tried(right, wrong=right < part.guesses)
+        part.request.accepted += right
         part.request.position += right
+        if not part.guesses:
+            return
+        wrong = right < part.guesses
+        if not part.drafted:
+            part.request.luck.tried(right, wrong)
+        if self._drafting:
+            self._drafting.told(part.request, part.drafted, right, wrong)
 
     def _needed(self, tokens: int) -> int:
         """Blocks for so many tokens."""
@@ -244,6 +288,8 @@ class Schedule:
     def _release(self, request: Request, broken: bool = False) -> None:
         """Take an active request's slot and blocks back."""
         self.active.remove(request)
+        if self._drafting:
+            self._drafting.forget(request)
         if broken:
             self._store.give_back_broken(request.blocks, request.root)
         else:
@@ -252,18 +298,18 @@ class Schedule:
 
     def _admit(self, plan: Plan) -> None:
         """Admit those that wait, in their order, while there are slots, and blocks for each to go on for a while."""
-        while self.waiting and not self._full and len(self.active) < self._sequences:
-            request = self.waiting[0]
-            blocks, found = self._store.find(request.tokens, request.root)
-            lacking = self._needed(len(request.tokens)) - len(blocks)
-            headroom = sum(map(self._grows, (*self.active, request))) if self.active else 0
-            taken = self._store.take(lacking) if lacking + headroom <= self._store.available else None
-            if taken is None:
-                self._store.give_back(request.tokens[:found], blocks, request.root)
+        for request in list(self.waiting):
+            if self._full or len(self.active) == self._sequences:
+                return
+            if self._is_computed_for_another(request):
+                continue
+            spare = sum(map(self._grows, (*self.active, request))) if self.active else 0
+            begun = self._store.begin(request.tokens, request.root, spare)
+            if begun is None:
                 self._full = True
                 return
-            self.waiting.popleft()
-            request.blocks = blocks + taken
+            self.waiting.remove(request)
+            request.blocks, found = begun
             request.position, request.given = found, 0
             if request.cached is None:
                 request.cached = found
@@ -273,6 +319,27 @@ class Schedule:
             request.slot = next(slot for slot in range(self._sequences) if slot not in busy)
             insort(self.active, request, key=lambda each: each.arrived)
             plan.opened.append(request)
+
+    def _is_computed_for_another(self, request: Request) -> bool:
+        """Whether an active request computes a block now that a waiting one will find when that is done.
+
+        It is only waited for as long as it is active, and then it is in one of the next steps.
+        """
+        followed = request.follows
+        if followed is None or followed.slot < 0 or followed.position >= request.followed:
+            request.follows = None
+            for other in self.active:
+                if other.left > 1 and (shared := self._shared(request, other)) > other.position:
+                    request.follows, request.followed = other, shared
+        return request.follows is not None
+
+    def _shared(self, request: Request, other: Request) -> int:
+        """How many tokens two requests have in common, in whole blocks that the first one would find."""
+        size, end = self._store.tokens, 0
+        last = min(len(request.tokens) - 1, len(other.tokens)) - size if request.root == other.root else -1
+        while end <= last and request.tokens[end : end + size] == other.tokens[end : end + size]:
+            end += size
+        return end
 
     def _choose(self, plan: Plan) -> None:
         """Choose the parts of a step."""
@@ -284,8 +351,8 @@ class Schedule:
             chosen = sorted(self.active, key=lambda each: each.stepped)[: self._spans]
             answered, prompts = ([each for each in group if each in chosen] for group in (answered, prompts))
         prompted = sum(request.left for request in prompts)
-        guesses = self._guesses(answered) if not prompts else [[] for _ in answered]
-        plan.answers = len(answered) + sum(map(len, guesses))
+        guesses = self._guesses(answered) if not prompts else [_NOTHING for _ in answered]
+        plan.answers = len(answered) + sum(len(each.tokens) for each in guesses)
         plan.fresh = bool(prompts) and prompts[0].position == 0
         size = self._pace.choose(plan.answers, prompted, plan.fresh)
         plan.halved = size.halved
@@ -295,34 +362,43 @@ class Schedule:
         for request in prompts:
             if room > 0:
                 rows = min(room, request.left)
-                self._put(plan, request, rows, [])
+                self._put(plan, request, rows, _NOTHING)
                 room -= rows
         self._steps += 1
 
-    def _guesses(self, answered: Sequence[Request]) -> list[list[int]]:
+    def _guesses(self, answered: Sequence[Request]) -> list[_Guesses]:
         """How the texts of these requests may go on: as many tokens of each as are worth their time."""
         found = [request.lookup.guess(request.tokens, MOST) if request.lookup else [] for request in answered]
-        if not any(found):
-            return found
         chances = [
             request.luck.worth()[: len(own)] if own else [] for request, own in zip(answered, found, strict=True)
         ]
+        drafted: Mapping[Request, tuple[list[int], list[float]]] = {}
+        if self._drafting and self._pace.measured:
+            may = [request.lookup is not None for request in answered]
+            drafted = self._drafting.guesses(answered, may, chances, self._pace.seconds_up_to)
+        for index, request in enumerate(answered):
+            if request in drafted:
+                found[index], chances[index] = drafted[request]
+        if not any(found):
+            return [_NOTHING for _ in answered]
+        numbers, _ = how_many(chances, self._pace.seconds_up_to)
         guesses = []
         spare = self._rows - len(answered)
-        for request, own, number in zip(answered, found, how_many(chances, self._pace.seconds), strict=True):
+        for request, own, number in zip(answered, found, numbers, strict=True):
             number = min(number, spare, request.longest - len(request.tokens) - 1)
             lacking = self._needed(len(request.tokens) + number) - len(request.blocks)
             if lacking > 0 and (taken := self._store.take(lacking)) is not None:
                 request.blocks += taken
-            guesses.append(own[: min(number, len(request.blocks) * self._store.tokens - len(request.tokens))])
-            spare -= len(guesses[-1])
+            own = own[: min(number, len(request.blocks) * self._store.tokens - len(request.tokens))]
+            guesses.append(_Guesses(own, request in drafted))
+            spare -= len(own)
         return guesses
 
-    def _put(self, plan: Plan, request: Request, rows: int, guesses: Sequence[int]) -> None:
+    def _put(self, plan: Plan, request: Request, rows: int, guesses: _Guesses) -> None:
         """Give a request some rows of a step, and as many more as there are guesses."""
-        tokens = [*request.tokens[request.position : request.position + rows], *guesses]
-        wanted = 1 + len(guesses) if rows == request.left else 0
+        tokens = [*request.tokens[request.position : request.position + rows], *guesses.tokens]
+        wanted = 1 + len(guesses.tokens) if rows == request.left else 0
         blocks = request.blocks[request.told :]
-        plan.parts.append(Part(request, request.position, tokens, wanted, len(guesses), blocks))
+        plan.parts.append(Part(request, request.position, tokens, wanted, len(guesses.tokens), blocks, guesses.drafted))
         request.told, request.stepped = len(request.blocks), self._steps
         request.given += len(tokens)

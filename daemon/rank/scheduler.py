@@ -18,6 +18,8 @@ import numpy as np
 
 from motley.daemon.pipe.daemon import Commands, Tell
 from motley.daemon.rank.cache_blocks import BlockStore
+from motley.daemon.rank.draft_model import DraftModel
+from motley.daemon.rank.drafting import Drafting
 from motley.daemon.rank.drafts import Lookup
 from motley.daemon.rank.executor import STEP_HISTORY, Executor
 from motley.daemon.rank.pace import Pace
@@ -88,6 +90,7 @@ class Scheduler:
         tell: tells the daemon `tokens` and `activity`.
         check: called now and then while there is nothing to do, to see whether everyone is still there.
         report: called after each request, to tell where this rank's time went.
+        draft_model: guesses tokens; None: there is none.
         step_ms: what the latest decode steps have taken, in milliseconds.
     """
 
@@ -102,6 +105,7 @@ class Scheduler:
     tell: Tell
     check: Callable[[], None]
     report: Callable[[], None]
+    draft_model: DraftModel | None = None
     step_ms: deque[float] = field(default_factory=lambda: deque(maxlen=STEP_HISTORY))
 
     def __post_init__(self) -> None:
@@ -168,6 +172,7 @@ class Scheduler:
             longest=prompt + decode.max_tokens,
             root=root,
             lookup=None if decode.without_drafts else Lookup(),
+            sampling=decode.sampling,
         )
         now = time.perf_counter()
         self._clients[request] = _Client(decode, params, request, arrived=now, spoken=now)
@@ -199,7 +204,10 @@ class Scheduler:
             store = BlockStore(self.blocks.count, self.blocks.tokens)
             pace = Pace(self.max_rows, self.halves)
             sequences = min(self.sequences, self.max_rows)
-            self._schedule = Schedule(store, pace, sequences=sequences, spans=spans, rows=self.max_rows)
+            drafting = Drafting(self.draft_model) if self.draft_model else None
+            self._schedule = Schedule(
+                store, pace, sequences=sequences, spans=spans, rows=self.max_rows, drafting=drafting
+            )
         return self._schedule
 
     def _ability(self, rank: int) -> int:
@@ -214,10 +222,11 @@ class Scheduler:
         """Have every rank execute the next step, and settle on the tokens that it decides."""
         began = time.perf_counter()
         plan = schedule.next()
+        planned = time.perf_counter()  # a draft model may have taken its time
         for slot in plan.closed:
             self._do(Close(slot))
         for request in plan.opened:
-            sampling = self._clients[request].decode.sampling.SerializeToString()
+            sampling = request.sampling.SerializeToString()
             self._do(Open(request.slot, request.prompt, sampling, np.array(request.tokens, np.int32)))
         step, wanted = self._step(plan), sum(part.wanted for part in plan.parts)
         told: Sequence[bytes] = []
@@ -225,10 +234,10 @@ class Scheduler:
             told = self._told(step)
         else:
             self._do(step)
-        seconds = time.perf_counter() - began
-        schedule.computed(plan, seconds)
+        ended = time.perf_counter()
+        schedule.computed(plan, ended - planned)
         if plan.rows == plan.answers:
-            self.step_ms.append(1e3 * seconds)  # first: a request that ends has it reported
+            self.step_ms.append(1e3 * (ended - began))  # first: a request that ends has it reported
         if wanted:
             rows = _by_row(told, wanted)
             deciding = [part for part in plan.parts if part.wanted]
@@ -309,7 +318,7 @@ class Scheduler:
             said["prefill_s"] = client.spoken - client.arrived
             said["cached_tokens"] = client.request.cached
         if finish:
-            said["accepted_drafts"] = client.request.luck.accepted
+            said["accepted_drafts"] = client.request.accepted
             self._end(client)
         self._say(decode.request_id, **said)
 

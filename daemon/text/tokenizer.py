@@ -116,6 +116,11 @@ class Tokenizer:
             template=_load_template(folder, settings),
         )
 
+    @property
+    def tokens(self) -> dict[int, str]:
+        """All tokens as the tokenizer's files write them, by id."""
+        return {token: text for text, token in self._backend.get_vocab().items()}
+
     def encode(self, text: str) -> list[int]:
         """Token ids of raw text, begun as the model expects (``add_bos_token``, or its post-processor)."""
         return [*self._prefix, *self._encode(text, self._post_process)]

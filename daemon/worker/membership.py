@@ -67,7 +67,7 @@ def _agreement(assignment: pb.Assignment, group: pb.Group | None = None) -> byte
     agreed = pb.Assignment()
     agreed.CopyFrom(assignment)
     # These may differ from rank to rank.
-    for own in ("secret", "tls", "plain", "engine", "engine_options", "threads", "hosts", "group"):
+    for own in ("secret", "tls", "plain", "engine", "engine_options", "threads", "hosts", "group", "draft"):
         agreed.ClearField(own)
     if assignment.hosts:  # others may have joined: that there are some is agreed on
         agreed.hosts.add()

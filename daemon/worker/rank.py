@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from motley.daemon.experts.dispatch import Dispatcher
 from motley.daemon.machine.memory import resident_bytes
 from motley.daemon.pipe.daemon import Released
+from motley.daemon.rank.draft_model import DraftModel
 from motley.daemon.rank.executor import Executor
 from motley.daemon.rank.loading import LoadedRank, load_rank
 from motley.daemon.rank.peers import Peers
@@ -76,6 +77,8 @@ class Rank:
                     progress=self._progress,
                 )
             )
+            guesses = number == 0 and assignment.HasField("draft")
+            draft_model = self._load_draft_model(stack, loaded) if guesses else None
             if number != 0:
                 communicator.send(Able(loaded.executor.most_spans).encode(), 0)
             ready = pb.Ready(
@@ -89,11 +92,37 @@ class Rank:
                 stack.callback(peers.dispatcher.close)
             self._daemon.tell(ready=ready)
             if number == 0:
-                self._lead(loaded, communicator)
+                self._lead(loaded, communicator, draft_model)
             else:
                 self._follow(loaded.executor, communicator)
 
-    def _lead(self, loaded: LoadedRank, communicator: Communicator) -> None:
+    def _load_draft_model(self, stack: contextlib.ExitStack, main: LoadedRank) -> DraftModel:
+        """Load the model that guesses tokens for `main`, as the only rank of a session of its own; errors as
+        `load_rank`."""
+        worker, draft = self._worker, self._assignment.draft
+        alone = stack.enter_context(Communicator(0, {}))
+        loaded = stack.enter_context(
+            load_rank(
+                draft,
+                0,
+                Peers(alone),
+                models=worker.models,
+                cache=worker.cache,
+                threads=worker.threads,
+                progress=self._progress,
+            )
+        )
+        return DraftModel(
+            loaded.executor,
+            blocks=loaded.blocks,
+            context=loaded.context,
+            alike=loaded.alike,
+            max_rows=loaded.max_rows,
+            vocabulary=loaded.vocabulary,
+            known=main.vocabulary,
+        )
+
+    def _lead(self, loaded: LoadedRank, communicator: Communicator, draft_model: DraftModel | None) -> None:
         """Be rank 0: schedule the steps of all ranks."""
         scheduler = Scheduler(
             loaded.executor,
@@ -107,6 +136,7 @@ class Rank:
             tell=self._daemon.tell,
             check=lambda: self._check(communicator),
             report=lambda: self._report(loaded.executor, list(scheduler.step_ms)),
+            draft_model=draft_model,
         )
         try:
             scheduler.run(self._daemon.commands)

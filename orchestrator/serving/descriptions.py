@@ -87,13 +87,27 @@ class Descriptions:
             check_copies(session.request.model, copies, [node.name for node in (first, *others)])
         return self._profiles(session, spec, first, described), copies
 
-    async def _described(self, session: Session, spec: ModelSpec, node: Node) -> Described:
-        """A node's description of a model; errors as `describe`."""
+    async def describe_draft(self, session: Session, spec: ModelSpec, node: Node) -> ModelProfile:
+        """What a draft model of a session costs.
+
+        Raises:
+            DescriptionError: it cannot be served, or its tokenizer is not that of the session's model.
+            ServingError: as `describe`.
+        """
+        described = await self._described(session, spec, node, tokens_of=session.request.model)
+        try:
+            return self._profiles(session, spec, node, described)[spec.quantisation]
+        except ServingError as error:
+            error.failure.param = "draft_model"
+            raise
+
+    async def _described(self, session: Session, spec: ModelSpec, node: Node, tokens_of: str = "") -> Described:
+        """A node's description of a model, which may have to have the tokenizer of another; errors as `describe`."""
         try:
             async with asyncio.timeout(DESCRIBE_S):
-                return await self._ask(session, node, Describe(model=spec))
+                return await self._ask(session, node, Describe(model=spec, tokens_of=tokens_of))
         except TimeoutError as error:
-            message = f"node {node.name!r} did not describe {session.request.model!r} within {DESCRIBE_S:.0f} s"
+            message = f"node {node.name!r} did not describe {spec.source!r} within {DESCRIBE_S:.0f} s"
             raise refusal("timed_out", message) from error
 
     def _profiles(self, session: Session, spec: ModelSpec, node: Node, described: Described) -> Profiles:
@@ -108,7 +122,7 @@ class Descriptions:
             needed += ["hidden", "expert_count", "experts_per_token", "expert_bytes"]
         complete = all(getattr(profile, field) for profile in profiles for field in needed)
         if not complete or len(profiles) != 1 + len(spec.beside) or len(set(map(_units, profiles))) > 1:
-            raise refusal("invalid_profile", f"node {node.name!r} described {session.request.model!r} incompletely")
+            raise refusal("invalid_profile", f"node {node.name!r} described {spec.source!r} incompletely")
         profiles[0].matrices = "; on other ranks ".join(profile.matrices for profile in profiles)
         return dict(zip((spec.quantisation, *spec.beside), profiles, strict=True))
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from motley.orchestrator.nodes import NodeTable
 from motley.orchestrator.planning.caches import Caches
+from motley.orchestrator.planning.draft import Draft, plan_draft
 from motley.orchestrator.planning.layout import LayoutError
 from motley.orchestrator.planning.placement.terms import PlacementError
 from motley.orchestrator.planning.setup import SetupError
@@ -46,6 +47,7 @@ class Fitting:
         spec: ModelSpec,
         profiles: Profiles,
         caches: Caches,
+        draft: Draft | None,
     ) -> str:
         """What would fit of a session that does not, for people. Empty where it is nodes that are missing, and where
         nobody found out: within `HINT_S`, and with the nodes that were asked for.
@@ -57,7 +59,7 @@ class Fitting:
             return ""
         try:
             async with asyncio.timeout(HINT_S):
-                hint = await self._look(session, participants, spec, profiles, caches)
+                hint = await self._look(session, participants, spec, profiles, caches, draft)
         except (TimeoutError, ServingError):
             hint = ""
         self._carrier.check_planning(session)
@@ -70,6 +72,7 @@ class Fitting:
         spec: ModelSpec,
         profiles: Profiles,
         caches: Caches,
+        draft: Draft | None,
     ) -> str:
         request = session.request
         everywhere = " on every node" if request.quantisations else ""
@@ -83,7 +86,7 @@ class Fitting:
                     own = [participant(trial, one.node) for one in participants]
                     spec = wanted_model(trial, own)
                     profiles = await self._descriptions.describe(session, spec, own[0].node)
-                fits = await self._most_tokens(session, trial, spec, profiles, caches)
+                fits = await self._most_tokens(session, trial, spec, profiles, caches, draft)
                 if fits > most:
                     most = fits
                     smaller = _smaller(caches, fits)
@@ -92,17 +95,23 @@ class Fitting:
         return f"It fits {', or '.join(ways)}." if ways else "It does not fit in a shorter context or narrower weights."
 
     async def _most_tokens(
-        self, session: Session, request: SessionRequest, spec: ModelSpec, profiles: Profiles, caches: Caches
+        self,
+        session: Session,
+        request: SessionRequest,
+        spec: ModelSpec,
+        profiles: Profiles,
+        caches: Caches,
+        draft: Draft | None,
     ) -> int:
         """How many tokens the caches could hold, of a context that is shortened only where they hold less: all of
         `caches` or a multiple of `TOKENS_STEP`; 0: none fit."""
 
         async def fits(tokens: int) -> bool:
             await asyncio.sleep(0)  # between two layouts it is everybody's turn
+            fewer = Caches(min(tokens, caches.context), tokens)
+            beside = plan_draft(draft.spec, draft.profile, draft.setup, fewer) if draft else None
             try:
-                await self._layouts.lay_out(
-                    session, request, spec, profiles, Caches(min(tokens, caches.context), tokens)
-                )
+                await self._layouts.lay_out(session, request, spec, profiles, fewer, beside)
             except (PlanError, PlacementError):
                 return False
             return True

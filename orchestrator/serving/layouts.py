@@ -10,6 +10,7 @@ from motley.orchestrator.experts.questions import Answer
 from motley.orchestrator.experts.registry import ExpertMap
 from motley.orchestrator.nodes import NodeTable
 from motley.orchestrator.planning.caches import Caches
+from motley.orchestrator.planning.draft import Draft
 from motley.orchestrator.planning.layout import is_parallel
 from motley.orchestrator.planning.placement.terms import PlacementError
 from motley.orchestrator.planning.shares import PlanError
@@ -39,7 +40,13 @@ class Layouts:
         self._one_at_a_time = asyncio.Lock()
 
     async def lay_out(
-        self, session: Session, request: SessionRequest, spec: ModelSpec, profiles: Profiles, caches: Caches
+        self,
+        session: Session,
+        request: SessionRequest,
+        spec: ModelSpec,
+        profiles: Profiles,
+        caches: Caches,
+        draft: Draft | None = None,
     ) -> tuple[list[Rank], ExpertMap | None]:
         """The ranks of a session and, in parallel, what its experts are on: groups of nodes where there is no room for
         whole experts. In ``auto`` it is sliced where the trunk or whole experts do not fit in parallel. The caller must
@@ -47,6 +54,7 @@ class Layouts:
 
         Args:
             request: the session's own, or another that is tried for it.
+            draft: a model that guesses tokens beside rank 0; experts are sliced then.
 
         Raises:
             PlanError, PlacementError: the model does not fit.
@@ -60,7 +68,7 @@ class Layouts:
                 session.planned = self._clock()
                 participants = self._participants(request, profiles)
                 engines = {one.node.name: one.node.capabilities.expert_engines for one in participants}
-                if not is_parallel(request, profile, engines):
+                if draft or not is_parallel(request, profile, engines):
                     break
                 able = [one for one in participants if one.may_be_trunk or one.node.name in request.named]
                 nodes = [one.node for one in participants if request.engine in engines[one.node.name]]
@@ -91,7 +99,7 @@ class Layouts:
                     return ranks, experts
             while True:
                 participants = self._participants(request, profiles)
-                ranks = await plan_ranks(request, profiles, caches, participants, self._memory, self._planner)
+                ranks = await plan_ranks(request, profiles, caches, participants, self._memory, self._planner, draft)
                 self._carrier.check_planning(session)
                 check_alive(participants, ranks)
                 if self._memory.has((rank.node_id, rank.host_bytes) for rank in ranks):

@@ -109,6 +109,23 @@ def participant(request: SessionRequest, node: Node) -> Participant:
     return Participant(node, setup)
 
 
+def draft_setup(request: SessionRequest, first: Participant) -> Setup:
+    """How the draft model of a request is computed on the node of rank 0.
+
+    Raises:
+        ServingError: the node has no such engine, it cannot run there, or it cannot keep caches as the request wants.
+    """
+    node, engine = first.node, request.draft_engine or first.setup.engine
+    options = request.engine_options if engine == request.engine else {}
+    try:
+        setup = setup_of(node.name, node.capabilities, engine, request.quantisation, options)
+    except SetupError as error:
+        raise refusal(error.code, str(error), "draft_engine") from error
+    if lacking := lacking_format(node.name, node.capabilities, engine, request.cache_format):
+        raise refusal("unusable_engine", lacking, "draft_engine")
+    return setup
+
+
 def able_hosts(request: SessionRequest, nodes: Iterable[Node]) -> list[Node]:
     """The nodes that may be expert hosts of a session: alive, able to, and named by the request if it names any."""
     return [

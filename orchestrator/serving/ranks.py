@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from motley.orchestrator.experts.hosting import Hosting
 from motley.orchestrator.planning.caches import Caches
+from motley.orchestrator.planning.draft import Draft
 from motley.orchestrator.planning.layout import LayoutError
 from motley.orchestrator.planning.setup import gpu_room, gpu_told
 from motley.orchestrator.planning.shares import (
@@ -35,16 +36,23 @@ async def plan_ranks(
     participants: Sequence[Participant],
     memory: Memory,
     planner: Planner,
+    draft: Draft | None = None,
 ) -> list[Rank]:
     """The ranks of a whole model, as nodes have memory before this waits. Nodes that are too small for a rank are left
     out, but for those that the request names.
 
+    Args:
+        draft: a model that guesses tokens beside rank 0, which is then the first participant's.
+
     Raises:
         PlanError: the model does not fit.
-        ServingError: nobody knows how fast a GPU is, or the orchestrator shuts down.
+        ServingError: the draft model does not fit beside any rank, nobody knows how fast a GPU is, or the orchestrator
+            shuts down.
     """
     each = [profiles[one.setup.quantisation] for one in participants]
-    candidates = _candidates(participants, each, memory, request.shares)
+    if draft is not None:
+        _check_draft(draft, participants[0], each[0], memory)
+    candidates = _candidates(participants, each, memory, request.shares, draft)
     if not request.nodes and not request.shares:
         fitting = usable(each, candidates)
         taking = [
@@ -60,7 +68,37 @@ async def plan_ranks(
         each = [each[index] for index in taking]
         candidates = [candidates[index] for index in taking]
     room = _room(caches, participants)
-    return _ranks(participants, candidates, await planner.shares(each, candidates, room))
+    ranks = _ranks(participants, candidates, await planner.shares(each, candidates, room))
+    ranks[0].draft = draft
+    return ranks
+
+
+def _check_draft(draft: Draft, first: Participant, profile: ModelProfile, memory: Memory) -> None:
+    """Make sure that a draft model fits beside a rank of the model.
+
+    Args:
+        first: the node of rank 0.
+        profile: what the model costs there.
+
+    Raises:
+        ServingError: it does not.
+    """
+    node = first.node
+    name, needed, there = node.name, draft.host_bytes, memory.free(node)
+    least = profile.fixed_bytes
+    if needed + least <= there and draft.gpu_bytes:
+        promised = memory.promised_gpu(node, node.gpus[0])
+        name, needed, there = gpu_told(name, node.gpus[0], promised), draft.gpu_bytes, gpu_room(node.gpus[0], promised)
+        least = profile.fixed_bytes if first.setup.on_gpu else 0
+    if needed + least <= there:
+        return
+    rank = f", and a rank of {profile.name} at least {human_bytes(least)}" if least else ""
+    raise refusal(
+        "insufficient_memory",
+        f"{name}: the draft model {draft.profile.name} needs {human_bytes(needed)} with its caches{rank};"
+        f" {human_bytes(there)} are available. Take a smaller one, another first node or smaller caches, or do without",
+        "draft_model",
+    )
 
 
 async def plan_trunks(
@@ -126,8 +164,12 @@ def _candidates(
     profiles: Sequence[ModelProfile],
     memory: Memory,
     shares: Sequence[float] = (),
+    draft: Draft | None = None,
 ) -> list[Candidate]:
     """What each node offers for a rank: speed and memory are divided among its ranks, shares are for each.
+
+    Args:
+        draft: what the first node has beside its ranks.
 
     Raises:
         PlanError: beside a GPU there is no room for what a rank on it needs of its node.
@@ -138,7 +180,9 @@ def _candidates(
     candidates = []
     for one, profile, share in zip(participants, profiles, by_hand, strict=True):
         node, ranks = one.node, ranks_on[one.node.id]
-        name, free = node.name, memory.free(node) // ranks
+        beside = draft if draft and node is participants[0].node else None
+        own = memory.free(node) - (beside.host_bytes if beside else 0)
+        name, free = node.name, max(0, own) // ranks
         if one.setup.on_gpu:
             if free < profile.fixed_bytes:
                 needed, left = human_bytes(profile.fixed_bytes), human_bytes(free)
@@ -149,6 +193,8 @@ def _candidates(
                 message = f"the driver of node {name!r} does not tell how fast the memory of its GPU is: give shares"
                 raise refusal("invalid_request", message)
             promised = memory.promised_gpu(node, node.gpus[0])
+            if beside:
+                promised += beside.gpu_bytes
             name, free = gpu_told(name, node.gpus[0], promised), gpu_room(node.gpus[0], promised) // ranks
         speed = one.speed / ranks or 1.0
         candidates.append(Candidate(name=name, speed=speed, memory=free, share=share))

@@ -224,6 +224,7 @@ function sessionCard(session) {
       session.context > 0 && `context ${session.context} tokens`,
       session.cache_tokens > session.context && `${session.cache_tokens} tokens in caches`,
       session.cache_format !== "fp32" && `caches in ${session.cache_format}`,
+      session.draft_model && `${session.draft_model.split(/[\\/]/).pop()} guesses tokens`,
       session.weight_bytes > 0 && `${scaled(session.weight_bytes, "B")} of weights`,
       session.experts && `experts ${session.experts}`,
       !mixed && session.engine)),

@@ -23,6 +23,7 @@ UNUSUAL: dict[str, Any] = {
     "cache_format": "int8",
     "sequences": 3,
     "queue": 0,
+    "draft_model": "small",
     "engine": "warp",
     "quantisations": {"pc": "fp16"},
     "engines": {"laptop": "cuda"},
@@ -43,6 +44,7 @@ def test_every_field_says_what_it_may_be() -> None:
         UNUSUAL,
         {"exact": True},
         {"experts": "parallel", "replicas": 2, "trunk": 3},
+        {"draft_model": "small", "draft_engine": "cuda"},
         *({f: UNUSUAL[f]} for f in UNUSUAL),
     ],
 )

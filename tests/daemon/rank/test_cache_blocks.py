@@ -58,7 +58,7 @@ class Blocks(RuleBasedStateMachine):
         self.stamps: dict[Prefix, tuple[int, int]] = {}
         """When each was last given back, and how far from its end."""
         self.written: dict[int, Written] = {}
-        self.clock = self.hits = self.tokens_found = 0
+        self.clock = 0
 
     def prefix(self, sequence: Running, index: int) -> Prefix:
         """What a sequence has computed up to the end of its block `index`."""
@@ -106,8 +106,6 @@ class Blocks(RuleBasedStateMachine):
             leaf, common = leaves[blocks[-1]]
             assert common == most
             del self.kept[leaf]
-        self.hits += found > 0
-        self.tokens_found += found
         self.sequences.append(sequence := Running(tokens, root, blocks, found, whole // self.size))
         return sequence
 
@@ -119,6 +117,11 @@ class Blocks(RuleBasedStateMachine):
     def begin_alike(self, other: Running, tokens: list[int]) -> Running:
         """A sequence that has its beginning in common with one that is running."""
         return self.find([*other.tokens, *tokens], other.root)
+
+    @rule(tokens=TOKENS, root=st.integers(0, 1), more=st.integers(1, 9))
+    def begin_without_room(self, tokens: list[int], root: int, more: int) -> None:
+        """What there is no room for changes nothing, as the invariants and all that is found later tell."""
+        assert self.store.begin(tokens, root, self.store.available + more) is None
 
     @rule(sequence=running, tokens=TOKENS)
     def go_on(self, sequence: Running, tokens: list[int]) -> None:
@@ -203,7 +206,6 @@ class Blocks(RuleBasedStateMachine):
         assert self.store.cached == len(self.kept.keys() - self.in_use())
         assert self.store.available == self.count - len(used)
         assert len(self.free()) == self.store.available - self.store.cached
-        assert (self.store.hits, self.store.tokens_found) == (self.hits, self.tokens_found)
 
     @invariant()
     def everyone_has_their_own(self) -> None:
@@ -243,8 +245,6 @@ def test_a_conversation_goes_on_where_it_ended() -> None:
     blocks, found = store.find([*range(12)])
     assert (len(blocks), found) == (3, 10)
     assert store.find([*range(12)])[1] == 8  # the last block is that of the one before
-    assert store.hits == 2
-    assert store.tokens_found == 18
 
 
 def test_a_prompt_that_is_known_entirely_has_its_last_token_computed() -> None:
@@ -321,6 +321,21 @@ def test_of_twins_that_end_only_one_is_kept() -> None:
     assert (store.used, store.cached) == (0, 3)
     assert store.find([1, 1, 2, 2, 3, 3]) == (first, 5)
     assert store.take(3) is not None
+
+
+def test_a_sequence_that_there_is_no_room_for_costs_no_other_its_end() -> None:
+    store = BlockStore(3, 4)
+    run(store, range(10))
+    assert store.begin([*range(9), 99, 98, 97], 0, spare=1) is None
+    assert store.find([*range(10), 10])[1] == 10
+
+
+def test_a_sequence_begins_with_what_is_found_and_has_room_for_the_rest() -> None:
+    store = BlockStore(4, 4)
+    run(store, range(10))
+    begun = store.begin([*range(14)], 0, spare=0)
+    assert begun is not None
+    assert (len(begun[0]), begun[1], store.used) == (4, 10, 4)
 
 
 def test_a_root_without_prefixes_takes_no_memory() -> None:

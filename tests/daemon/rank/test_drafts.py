@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from motley.daemon.rank.drafts import GRAM, HOPELESS, MOST, PROBE, Lookup, Luck, how_many
+from motley.daemon.rank.drafts import F64, GRAM, HOPELESS, MOST, PROBE, Lookup, Luck, how_many
+
+
+def numbers(chances: Sequence[Sequence[float]], steps_of: Callable[[F64], F64], before: float = 0.0) -> list[int]:
+    return how_many(chances, lambda least, most: steps_of(np.arange(float(least), most + 1)), before)[0]
 
 
 @given(st.lists(st.integers(0, 3), max_size=40), st.integers(0, 9))
@@ -30,29 +37,33 @@ def test_guesses_of_a_repetition_repeat_it() -> None:
 
 
 def test_right_guesses_make_more_of_them_and_wrong_ones_fewer() -> None:
-    def steps_of(rows: int) -> float:
+    def steps_of(rows: F64) -> F64:
         return 10.0 + rows
 
     lucky, unlucky = Luck(), Luck()
     for _ in range(30):
         lucky.tried(right=5, wrong=False)
         unlucky.tried(right=0, wrong=True)
-    assert how_many([lucky.worth()], steps_of)[0] > 8
-    assert how_many([unlucky.worth()], steps_of)[0] == 0
-    assert how_many([lucky.worth(), unlucky.worth()], steps_of)[0] > 5
-    assert lucky.accepted == 150
+    assert numbers([lucky.worth()], steps_of)[0] > 8
+    assert numbers([unlucky.worth()], steps_of)[0] == 0
+    assert numbers([lucky.worth(), unlucky.worth()], steps_of)[0] > 5
 
 
 def test_where_rows_are_dear_nothing_is_guessed() -> None:
-    assert how_many([[0.9] * MOST], lambda rows: float(rows)) == [0]
-    assert how_many([[0.9] * MOST], lambda rows: 1.0) == [MOST]
+    assert numbers([[0.9] * MOST], lambda rows: rows) == [0]
+    assert numbers([[0.9] * MOST], np.ones_like) == [MOST]
+
+
+def test_the_rate_counts_the_time_that_guesses_take_to_make() -> None:
+    """What is better without them is for the caller to see, who knows what else may be done in that time."""
+    assert how_many([[1.0] * 3], lambda least, most: np.ones(most - least + 1), 3.1) == ([3], pytest.approx(4 / 4.1))
 
 
 def test_an_unlucky_request_gets_a_guess_now_and_then() -> None:
     luck = Luck()
     for _ in range(50):
         luck.tried(right=0, wrong=True)
-    tried = [how_many([luck.worth()], lambda rows: 10.0 + rows)[0] for _ in range(3 * PROBE)]
+    tried = [numbers([luck.worth()], lambda rows: 10.0 + rows)[0] for _ in range(3 * PROBE)]
     assert sum(tried) == 3
 
 
@@ -64,5 +75,5 @@ def test_the_number_of_guesses_is_the_best_one_for_one_request(chances: list[flo
         return (1 + sum(hopeful[:count])) / (10 + slope * (1 + count))
 
     hopeful = [chance for chance in falling if chance >= HOPELESS]
-    (count,) = how_many([falling], lambda rows: 10 + slope * rows)
+    (count,) = numbers([falling], lambda rows: 10 + slope * rows)
     assert rate(count) == pytest.approx(max(map(rate, range(len(hopeful) + 1))))

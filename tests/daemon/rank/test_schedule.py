@@ -66,3 +66,42 @@ def test_who_needs_no_more_blocks_keeps_nobody_out() -> None:
         schedule.add(a_request([1] * 50, 50))
     schedule.next()
     assert (len(schedule.active), len(schedule.waiting)) == (4, 1)
+
+
+def test_equal_prompts_that_arrive_together_are_computed_once() -> None:
+    schedule = a_schedule()
+    alike = [a_request([*range(500), 1000 + number], 3) for number in range(5)]
+    for request in alike:
+        schedule.add(request)
+    rows = sum(sum(len(part.tokens) for part in plan.parts) for plan, _ in zip(run(schedule), range(40), strict=False))
+    assert [request.cached for request in alike] == [0, *[496] * 4]
+    assert rows == 501 + 4 * 5 + 5 * 2
+    assert (schedule.activity.prompt_tokens, schedule.activity.cached_tokens) == (5 * 501, 4 * 496)
+
+
+def test_who_waits_for_another_to_compute_the_same_keeps_nobody_else_waiting() -> None:
+    schedule = a_schedule()
+    first, second, unlike = (a_request(prompt, 3) for prompt in ([*range(500)], [*range(500)], [*range(9, 60)]))
+    for request in (first, second, unlike):
+        schedule.add(request)
+    schedule.next()
+    assert schedule.active == [first, unlike]
+
+
+def test_when_the_one_that_computes_the_same_goes_the_next_one_does_it() -> None:
+    """It goes on where that one was."""
+    schedule = a_schedule()
+    first, second, third = (a_request([*range(500)], 3) for _ in range(3))
+    for request in (first, second, third):
+        schedule.add(request)
+    steps = run(schedule)
+    next(steps)
+    done = first.position
+    assert 0 < done < 500
+    schedule.remove(first)
+    next(steps)
+    assert schedule.active == [second]
+    assert second.cached == done // 16 * 16
+    for _ in zip(steps, range(30), strict=False):
+        pass
+    assert third.cached == 496

@@ -20,7 +20,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from motley.daemon.rank import drafts, scheduler
+from motley.daemon.rank.draft_model import DraftModel
+from motley.daemon.rank.drafting import Drafting
 from motley.daemon.rank.executor import Executor
+from motley.daemon.rank.schedule import Request
 from motley.daemon.rank.scheduler import Scheduler
 from motley.daemon.rank.steps import Able, Close, Message, More, Open, Step, StepError, decode, join
 from motley.plugins.engine import F32, CacheBlocks, Span
@@ -46,8 +49,9 @@ class Done(Exception):
 
 @lru_cache(50_000)
 def logits_after(*tokens: int) -> F32:
-    """Of the whole vocabulary; several ranks, and a request alone, ask for the same."""
-    return np.random.default_rng(tokens).normal(size=VOCABULARY).astype(np.float32)
+    """Of the whole vocabulary, and a few more that a draft model may know. Several ranks, and a request alone, ask for
+    the same."""
+    return np.random.default_rng(tokens).normal(size=VOCABULARY + 10).astype(np.float32)
 
 
 @dataclass
@@ -121,6 +125,42 @@ class Followers:
         return not any(self._told)
 
 
+class Draft:
+    """A draft model with an engine of its own.
+
+    Args:
+        memory: see `Engine.memory`; that of the session's model makes all guesses right.
+        vocabulary: tokens that it knows.
+        context: tokens of the longest text that it can go on with.
+    """
+
+    def __init__(
+        self,
+        most_spans: int = 16,
+        blocks: CacheBlocks = BLOCKS,
+        memory: int = LONGEST,
+        vocabulary: int = VOCABULARY,
+        context: int = LONGEST,
+    ) -> None:
+        self.engine = Engine(most_spans, blocks, range(vocabulary), lambda tokens: len(tokens) == 13, memory)
+        executor = Executor(cast(Any, self.engine), blocks, context, _embed, range(vocabulary), BLOCK, Stats())
+        self.model = DraftModel(executor, blocks, context, LONGEST, CHUNK, vocabulary, VOCABULARY)
+
+
+class Eager(Drafting[Request]):
+    """Asks a draft model all it can, whatever that costs."""
+
+    def guesses(self, answered: Sequence[Request], may: Sequence[bool], *_: object) -> Any:
+        left = {one: self.drafter.unread(one) for one, own in zip(answered, may, strict=True) if own}
+        for one, unread in left.items():
+            if unread and len(one.tokens) % 3:
+                self.drafter.read(one, unread // 2)
+        wanted = [(one, 1 + len(one.tokens) * 7 % 5) for one, unread in left.items() if unread is not None]
+        guessed, _ = self.drafter.guess(wanted)
+        assert all(len(own) <= number for own, (_, number) in zip(guessed, wanted, strict=True))
+        return {one: (own, [1.0] * len(own)) for (one, _), own in zip(wanted, guessed, strict=True) if own}
+
+
 class Session:
     """A scheduler and what its clients have heard.
 
@@ -130,6 +170,7 @@ class Session:
         told_of_steps: what the scheduler hears instead of a follower's summaries.
         memory: see `Engine.memory`.
         sequences: requests that are under way at a time.
+        draft: a draft model, if there is one.
     """
 
     def __init__(
@@ -140,6 +181,7 @@ class Session:
         told_of_steps: Callable[[bytes], bytes] = lambda summaries: summaries,
         memory: int = LONGEST,
         sequences: int = 64,
+        draft: Draft | None = None,
     ) -> None:
         cuts = [VOCABULARY * rank // len(most) // BLOCK * BLOCK for rank in range(len(most) + 1)]
         self.engines = [
@@ -170,7 +212,9 @@ class Session:
             tell=self._tell,
             check=lambda: None,
             report=lambda: None,
+            draft_model=draft.model if draft else None,
         )
+        self._draft = draft
 
     def run(
         self,
@@ -206,6 +250,9 @@ class Session:
         opened, closed = (Counter(message.slot for message in self.said(kind)) for kind in (Open, Close))
         assert opened == closed, "sequences are left open"
         assert self.followers.none_waits()
+        if self._draft:
+            assert not self._draft.model._texts
+            assert self._draft.model._store.used == 0
 
     def said(self, kind: type[Any]) -> list[Any]:
         """The messages of one kind that followers, if there are any, have had."""
@@ -306,8 +353,23 @@ def test_a_request_is_answered_as_if_it_were_alone(
         return len(tokens) == bad_length and tokens[-1] % 4 == 0
 
     memory = data.draw(st.sampled_from((1, 2, LONGEST)))
-    session = Session(most, blocks, broken, memory=memory)
-    session.run(requests, arrivals, cancels)
+    draft = data.draw(
+        st.none()
+        | st.builds(
+            Draft,
+            most_spans=st.sampled_from((1, 5, 16)),
+            blocks=st.sampled_from((CacheBlocks(60, 1), CacheBlocks(16, 4), CacheBlocks(1, 60))),
+            memory=st.sampled_from((memory, memory, 1)),
+            vocabulary=st.sampled_from((VOCABULARY, VOCABULARY - 10, VOCABULARY + 10)),
+            context=st.sampled_from((LONGEST, 30)),
+        )
+    )
+    holds = data.draw(st.lists(st.tuples(rounds, names), max_size=3))
+    session = Session(most, blocks, broken, memory=memory, draft=draft)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scheduler, "Drafting", Eager)
+        on_and_off = [each for at, name in holds for each in ((at, name, True), (at + 20, name, False))]
+        session.run(requests, arrivals, cancels, sorted(on_and_off))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(drafts.Lookup, "guess", lambda self, tokens, most: [])
         assert_as_alone(session, requests, most=most, blocks=blocks, broken=broken, memory=memory)
@@ -379,6 +441,34 @@ def test_guesses_that_need_more_candidates_ask_for_their_own_row(monkeypatch: py
     assert session.texts == {"flat": texts[7], "sharp": texts[8]}
     assert len(session.engines[0].steps) < 35
     assert {int(row) for message in session.said(More) for row in message.rows} > {0, 1}
+
+
+@pytest.mark.parametrize(
+    "how",
+    [{}, {"temperature": 0.9, "top_p": 0.9, "seed": 4}, {"temperature": 1.0, "frequency_penalty": 0.7, "seed": 1}],
+)
+def test_a_draft_model_that_is_like_the_model_guesses_all_tokens(
+    how: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the same noise and after the same penalties, so sampled ones too."""
+    monkeypatch.setattr(scheduler, "Drafting", Eager)
+    monkeypatch.setattr(drafts.Lookup, "guess", lambda self, tokens, most: [])
+    requests = [request(str(i), [i + 20] * 14, 40, logit_bias={3: 2.0}, **how) for i in range(3)]
+    session = Session((16, 16), draft=Draft(vocabulary=VOCABULARY + 10))
+    session.run(requests)
+    activity = session.activities[-1]
+    assert activity.tried_drafts == activity.accepted_drafts > 10
+    monkeypatch.undo()
+    assert_as_alone(session, requests)
+
+
+def test_texts_that_begin_alike_are_read_once_by_the_draft_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scheduler, "Drafting", Eager)
+    draft = Draft()
+    session = Session((16,), draft=draft)
+    session.run([request(str(i), [*range(30, 60), i], 5) for i in range(4)], {str(i): 12 * i for i in range(4)})
+    rows = sum(span.rows for step in draft.engine.steps for span in step)
+    assert rows < 30 + 4 * 25
 
 
 def test_a_short_prompt_does_not_wait_for_a_long_one() -> None:

@@ -1,0 +1,115 @@
+"""A session's draft model: from the request or the command line to rank 0, and what it takes of that rank's node."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from motley.protocol.mesh_pb2 import Describe, Described, Engine, Failure, Gpu
+from tests.orchestrator.conftest import small_profile
+
+Motley = Callable[..., Awaitable[tuple[int, str, str]]]
+CACHES = 100 * 4 * 64
+"""Bytes of the caches of either model, at least, where one has 100 tokens."""
+
+
+class Describing:
+    """Answers what models cost, and remembers what it was asked."""
+
+    def __init__(self, draft_context: int = 2048) -> None:
+        self.asked: list[Describe] = []
+        self._draft_context = draft_context
+
+    def __call__(self, order: Describe) -> Described:
+        self.asked.append(order)
+        profile = small_profile(order.model.source)
+        if order.tokens_of:
+            profile.context_length = self._draft_context
+        return Described(profile=profile)
+
+
+async def test_only_rank_0_is_told_of_it_and_its_tokenizer_is_compared(mesh: Any, new_node: Any) -> None:
+    first, second = await mesh.join(new_node("pc")), await mesh.join(new_node("laptop"))
+    first.on_describe = describe = Describing(draft_context=60)
+    session = await mesh.serve(draft_model="small", nodes=["pc", "laptop"], context=100, cache_tokens=200)
+    assert (session["draft_model"], session["draft_engine"]) == ("small", "")
+    assert [(order.model.source, order.tokens_of) for order in describe.asked if not order.only_here] == [
+        ("bard", ""),
+        ("small", "bard"),
+    ]
+    orders = [node.commands[0].assign for node in (first, second)]
+    assert [order.HasField("draft") for order in orders] == [True, False]
+    draft = orders[0].draft
+    assert (draft.model.source, draft.size, len(draft.shares), draft.engine) == ("small", 1, 1, "onnxruntime")
+    assert draft.context == 60, "its own, which is shorter"
+    assert draft.cache_blocks * draft.cache_block_tokens >= 200
+    (share,) = draft.shares
+    assert (share.attention.stop, share.mlp.stop, share.vocabulary.stop) == (4, 16, 8), "all of it"
+
+
+async def test_it_takes_memory_of_the_node_of_rank_0(mesh: Any, new_node: Any) -> None:
+    """Each of both models needs 10 kB for itself, 60 kB for its weights, and caches."""
+    enough = 2 * (70_000 + CACHES + 32 * 4 * 64)
+    node = await mesh.join(new_node("pc", memory=enough))
+    node.on_describe = Describing()
+    await mesh.serve(name="with", draft_model="small", context=100)
+    status, body = await mesh.call("POST", "/api/sessions", {"model": "bard", "name": "more", "context": 100})
+    assert (status, body["error"]["code"]) == (422, "insufficient_memory"), "nothing is left for another session"
+
+
+async def test_one_that_leaves_no_room_for_a_rank_is_refused_by_name(mesh: Any, new_node: Any) -> None:
+    node = await mesh.join(new_node("pc", memory=90_000))
+    node.on_describe = Describing()
+    status, body = await mesh.call("POST", "/api/sessions", {"model": "bard", "draft_model": "small", "context": 100})
+    assert (status, body["error"]["code"], body["error"]["param"]) == (422, "insufficient_memory", "draft_model")
+    assert "pc: the draft model small needs" in body["error"]["message"]
+    assert not node.commands
+
+
+async def test_on_a_gpu_it_takes_the_memory_of_that(mesh: Any, new_node: Any) -> None:
+    made = new_node("pc")
+    made.capabilities.engines.append(Engine(name="cuda", on_gpu=True))
+    made.capabilities.gpus.append(Gpu(name="a GPU", memory_bytes=10**9, free_bytes=1000))
+    node = await mesh.join(made)
+    node.on_describe = Describing()
+    asked = {"model": "bard", "draft_model": "small", "draft_engine": "cuda", "context": 100}
+    status, body = await mesh.call("POST", "/api/sessions", asked)
+    assert (status, body["error"]["param"]) == (422, "draft_model")
+    assert "a GPU (1.00 kB of 1.00 GB free" in body["error"]["message"]
+
+
+async def test_a_refusal_of_the_node_names_the_field(mesh: Any, new_node: Any) -> None:
+    node = await mesh.join(new_node("pc"))
+
+    def describe(order: Describe) -> Described:
+        if order.tokens_of:
+            return Described(failure=Failure(code="unlike_tokenizers", message="token 5 is another"))
+        return Described(profile=small_profile())
+
+    node.on_describe = describe
+    status, body = await mesh.call("POST", "/api/sessions", {"model": "bard", "draft_model": "small"})
+    assert (status, body["error"]["code"], body["error"]["param"]) == (422, "unlike_tokenizers", "draft_model")
+    for fields, param in (
+        ({"draft_engine": "cuda"}, "draft_engine"),
+        ({"draft_model": "small", "experts": "parallel"}, "draft_model"),
+        ({"draft_model": "small", "draft_engine": "abacus"}, "draft_engine"),
+    ):
+        status, body = await mesh.call("POST", "/api/sessions", {"model": "bard", **fields})
+        assert (status, body["error"]["param"]) == (400, param)
+    assert not node.commands
+
+
+async def test_the_command_line_asks_for_it_and_minds_another(mesh: Any, new_node: Any, motley: Motley) -> None:
+    node = await mesh.join(new_node("pc"))
+    node.on_describe = Describing()
+    status, _, said = await motley("run", "bard", "Hello", "--draft-model", "small")
+    assert status == 0, said
+    (session,) = (await mesh.call("GET", "/api/sessions"))[1]["sessions"]
+    assert session["draft_model"] == "small"
+    assert "context 2048, small guesses tokens, ready" in (await motley("status"))[1]
+    assert (await motley("run", "bard", "Hello"))[0] == 0
+    status, _, said = await motley("run", "bard", "Hello", "--draft-model", "another")
+    assert (status, "loaded with draft model small: leave out --draft-model, or" in said) == (1, True), said
+    await node.event(node.commands[0], failed=Failure(code="wrong_results", message="this rank computes wrongly"))
+    await mesh.session(session["id"], "failed")
+    assert "PROMPT --context 2048 --draft-model small" in (await motley("run", session["id"], "Hello"))[2]
