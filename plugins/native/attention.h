@@ -24,6 +24,9 @@ struct span {
     int64_t position;      /* of the first of them */
     const int32_t *blocks; /* position p is in blocks[p / tokens], at place p % tokens */
     int64_t count;         /* of blocks */
+    const int32_t *away;   /* stretches, ascending, whose blocks are not read: their summaries are told */
+    int64_t away_count;
+    const float *told; /* [away_count, rows, heads, size + 2], as a question has its summaries */
 };
 
 /* SHARED with library.py. */
@@ -49,12 +52,24 @@ struct attention {
     int64_t context; /* no position is as large */
     int32_t format;  /* an enum format */
     float scale;
-    float soft_cap; /* scores are cap * tanh(score / cap); 0: they are not */
+    float soft_cap;      /* scores are cap * tanh(score / cap); 0: they are not */
+    void (*await_told)(void); /* called once what is here is attended to, before what is told is read; or NULL */
+};
+
+/* SHARED with library.py. Which summaries of stretches of one sequence are wanted, for rows that come after them. */
+struct question {
+    const struct attention *a; /* of which spans, qkv, sinks and y are not read */
+    const float *queries;      /* [rows, heads, size], turned and scaled */
+    const int32_t *blocks;     /* as a span's; those of the stretches are read */
+    const int32_t *stretches;  /* [count], ascending */
+    float *summaries; /* [count, rows, heads, size + 2]: sums of weighed values, largest score, sum of exponentials */
+    int64_t position; /* of the first of the rows */
+    int64_t rows, block_count, count;
 };
 
 /* The attention of at most ABREAST rows of one span, under way. A *query* is a row's head: query
  * (k * rows + r) * group + h is head k * group + h of row r. Stretch s is of the positions from (first + s) * SIGHT on,
- * of which a query may see some, all or none. */
+ * of which a query may see some, all or none; but where stretches are chosen, these have those numbers. */
 struct piece {
     const struct attention *a;
     const struct table *table; /* or NULL: nothing turns */
@@ -65,6 +80,9 @@ struct piece {
     int64_t group;     /* heads that share keys and values */
     int64_t wide;      /* a head's size, filled up to whole sixteens */
     int64_t first, stretches;
+    const int32_t *chosen;    /* [stretches], or NULL */
+    const struct span *span;  /* whose summaries of some stretches are told, or NULL */
+    int64_t done;             /* rows of the span before those of this piece */
     float *q;          /* [queries, wide] */
     float *sinks;      /* [queries] */
     float *largest;    /* score: [stretches, queries]; then what a stretch's sums are weighed with */

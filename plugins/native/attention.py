@@ -10,19 +10,21 @@ row's depend neither on which other rows are computed with it, nor on how its se
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from .library import F32, Attention, Span, SpanList, Table, address, library, place
+from .library import AWAIT, F32, Attention, Span, SpanList, Table, address, library, place
 from .matmul import Pool
-from .rows import Action
 
 I32 = npt.NDArray[np.int32]
 Cached = npt.NDArray[np.float32] | npt.NDArray[np.float16] | npt.NDArray[np.int8]
+
+SIGHT = 128
+"""Positions in a stretch, which are attended to at a time; stated in attention.h."""
 
 FORMATS = (np.float32, np.float16, np.int8)
 """What keys and values may be cached as; the numbers that attention.h calls them by are their places."""
@@ -42,6 +44,7 @@ class SpanRows(NamedTuple):
             ``p % tokens``. Numbers may be changed in place; only those are read whose positions are seen.
         tables: of each rotary embedding, the cosines and sines f32[P, r/2] of its angles by position, where r is how
             many dimensions of a head turn (i turns with i + r/2). The sequence itself must not be changed afterwards.
+        away: those stretches of the sequence before its rows whose blocks are not here; None: all are.
     """
 
     row: int
@@ -49,6 +52,20 @@ class SpanRows(NamedTuple):
     position: int
     blocks: I32
     tables: Sequence[tuple[F32, F32]]
+    away: Away | None = None
+
+
+class Away(NamedTuple):
+    """Stretches of a sequence, of `SIGHT` positions each, that are attended to elsewhere.
+
+    Attributes:
+        stretches: i32[F], their numbers, ascending; stretch s is of the positions from ``s * SIGHT`` on.
+        told: f32[at least F * rows * heads * (d + 2)], where their summaries are by the time that a call has awaited
+            them; see `bind_attention` and `motley.plugins.native.summaries`.
+    """
+
+    stretches: I32
+    told: F32
 
 
 class Spans:
@@ -63,7 +80,7 @@ class Spans:
         self._ropes = ropes
         spans, tables = (Span * most)(), (Table * (most * ropes))()
         self._spans, self._tables = list(spans), list(tables)
-        self._kept: list[tuple[I32, Sequence[tuple[F32, F32]]] | None] = [None] * most
+        self._kept: list[tuple[I32, Sequence[tuple[F32, F32]], Away | None] | None] = [None] * most
         self.struct = SpanList(all=spans, tables=tables, count=0, ropes=ropes)
 
     def set(self, spans: Sequence[SpanRows]) -> None:
@@ -79,7 +96,7 @@ class Spans:
         if len(spans) > len(self._kept):
             raise ValueError(f"a step has at most {len(self._kept)} spans, not {len(spans)}")
         for n, span in enumerate(spans):
-            (blocks, tables), of = self._kept[n] or (None, None), self._spans[n]
+            (blocks, tables, away), of = self._kept[n] or (None, None, None), self._spans[n]
             if span.rows < 1:
                 raise ValueError(f"a span must have a row; number {n} has {span.rows}")
             self._kept[n] = None
@@ -88,9 +105,22 @@ class Spans:
                 of.count = span.blocks.size
             if tables is not span.tables:
                 self._set_tables(n, span.tables)
+            if away is not span.away:
+                self._set_away(of, span.away)
             of.row, of.rows, of.position = span.row, span.rows, span.position
-            self._kept[n] = span.blocks, span.tables
+            self._kept[n] = span.blocks, span.tables, span.away
         self.struct.count = len(spans)
+
+    def _set_away(self, span: Span, away: Away | None) -> None:
+        """
+        Raises:
+            ValueError: it does not fit.
+        """
+        span.away_count = 0
+        if away is not None:
+            span.away = address("stretches", away.stretches, np.int32, away.stretches.size)
+            span.told = address("told", away.told, np.float32, away.told.size)
+            span.away_count = away.stretches.size
 
     def _set_tables(self, n: int, tables: Sequence[tuple[F32, F32]]) -> None:
         """Of span n.
@@ -106,6 +136,22 @@ class Spans:
             table.places, table.turned = cos.shape
             table.cos = address("cos", cos, np.float32, *cos.shape)
             table.sin = address("sin", sin, np.float32, *cos.shape)
+
+
+class Attending(partial[None]):
+    """An attention that is bound; a call computes it, see `bind_attention`."""
+
+    def queries(self, span: int, out: F32) -> None:
+        """The queries of a span, turned and scaled, as a question about it has them.
+
+        Args:
+            span: which of those that are set.
+            out: f32[rows, heads, d], C-contiguous, overwritten.
+
+        Raises:
+            IndexError: as a call.
+        """
+        library().motley_queries(self.args[0], span, out.ctypes.data)
 
 
 def bind_attention(
@@ -127,7 +173,8 @@ def bind_attention(
     sinks: F32 | None = None,
     key_scales: F32 | None = None,
     value_scales: F32 | None = None,
-) -> Action:
+    await_told: Callable[[], None] | None = None,
+) -> Attending:
     """The attention of all spans of a step, in one layer: each row sees its sequence's positions up to its own.
 
     A call first writes keys, turned, and values of all rows to their blocks. Rows of M that no span has are left alone
@@ -156,6 +203,8 @@ def bind_attention(
         key_scales: f32[N, kv_heads, tokens] of int8, else None: by what the numbers of each token's head of keys are
             multiplied; written to.
         value_scales: the same of values.
+        await_told: returns when the summaries of the stretches that are `Away` are there; called once by a call with
+            any, after it has attended to what is here. It must not raise, nor use the pool.
 
     Raises:
         ValueError: an operand has another shape or type, is not contiguous or aligned, or is to be written but
@@ -206,9 +255,10 @@ def bind_attention(
         scale=scale,
         soft_cap=soft_cap,
         format=FORMATS.index(keys.dtype.type),
+        await_told=AWAIT(await_told) if await_told else AWAIT(),
         **scales,
     )
     if not library().motley_prepare_attention(attention):
         raise MemoryError(f"no memory to attend to {context} positions with {heads} heads of {size}")
     attention.kept = (qkv, keys, values, y, spans, sinks, key_scales, value_scales, pool)
-    return partial(library().motley_attention, ctypes.byref(attention))
+    return Attending(library().motley_attention, ctypes.byref(attention))

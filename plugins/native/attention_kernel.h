@@ -240,7 +240,8 @@ ALWAYS void weigh(const struct piece *now, const float *weights, const struct ru
 ALWAYS void attend_queries(const struct piece *now, int64_t stretch, int64_t kv_head, int64_t query, int64_t count,
                            const int format) {
     const struct attention *a = now->a;
-    const int64_t size = a->size, group = now->group, begin = (now->first + stretch) * SIGHT;
+    const int64_t size = a->size, group = now->group;
+    const int64_t begin = (now->chosen ? now->chosen[stretch] : now->first + stretch) * SIGHT;
     int64_t seen[HEADS_AT_ONCE][2], from = SIGHT, to = 0; /* positions of the stretch, by query, and by any of them */
     for (int64_t h = 0; h < count; h++) {
         const int64_t position = now->position + (query + h) / group % now->rows;

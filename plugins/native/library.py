@@ -21,6 +21,10 @@ LEVELS = ("portable", "avx2", "avx_vnni", "avx512_vnni")
 PATH = Path(__file__).with_name("_kernels.dll" if sys.platform == "win32" else "_kernels.so")
 
 
+AWAIT = ctypes.CFUNCTYPE(None)
+"""What an attention calls before it reads what it is told, see attention.h. It must not raise."""
+
+
 class Matmul(ctypes.Structure):
     """``struct matmul`` of matmul.h."""
 
@@ -82,6 +86,9 @@ class Span(ctypes.Structure):
         ("position", c_int64),
         ("blocks", c_void_p),
         ("count", c_int64),
+        ("away", c_void_p),
+        ("away_count", c_int64),
+        ("told", c_void_p),
     )
 
 
@@ -117,10 +124,27 @@ class Attention(ctypes.Structure):
         ("format", c_int32),
         ("scale", c_float),
         ("soft_cap", c_float),
+        ("await_told", AWAIT),
     )
 
 
-INTERFACE = (6, *map(ctypes.sizeof, (Matmul, Norm, Gated, Table, Span, SpanList, Attention)))
+class Question(ctypes.Structure):
+    """``struct question`` of attention.h."""
+
+    _fields_ = (
+        ("attention", POINTER(Attention)),
+        ("queries", c_void_p),
+        ("blocks", c_void_p),
+        ("stretches", c_void_p),
+        ("summaries", c_void_p),
+        ("position", c_int64),
+        ("rows", c_int64),
+        ("block_count", c_int64),
+        ("count", c_int64),
+    )
+
+
+INTERFACE = (7, *map(ctypes.sizeof, (Matmul, Norm, Gated, Table, Span, SpanList, Attention, Question)))
 """What ``motley_interface`` of library.c must be: a number that is raised in both files whenever they no longer
 understand each other, and the size of each struct. It shows that a library was built before an update."""
 
@@ -137,6 +161,8 @@ FUNCTIONS = (
     ("gated", [POINTER(Gated)], None),
     ("prepare_attention", [POINTER(Attention)], c_int32),
     ("attention", [POINTER(Attention)], c_int32),
+    ("queries", [POINTER(Attention), c_int64, c_void_p], c_int32),
+    ("answer", [POINTER(Question)], c_int32),
 )
 
 
@@ -174,7 +200,7 @@ def _declare(lib: ctypes.CDLL) -> None:
         function = lib[f"motley_{name}"]
         function.argtypes, function.restype = arguments, result
         setattr(lib, f"motley_{name}", function)
-    lib.motley_attention.errcheck = _check_spans
+    lib.motley_attention.errcheck = lib.motley_queries.errcheck = _check_spans
 
 
 def supported_levels(lib: ctypes.CDLL) -> list[str]:

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from motley.plugins.native.attention import FORMATS, I32, Cached, SpanRows, Spans, bind_attention
+from motley.plugins.native.attention import FORMATS, I32, Attending, Cached, SpanRows, Spans, bind_attention
 from motley.plugins.native.library import F32
 from motley.plugins.native.matmul import Pool
 from tests.plugins.native.native_levels import LEVELS, assert_same, at_all_levels, normal, set_level
@@ -211,7 +211,9 @@ class Blocks:
             for case, end, numbers in zip(self.cases, ends, self.numbers, strict=True)
         ]
 
-    def bind(self, qkv: F32, y: F32, spans: Spans, threads: int = 1) -> Callable[[], None]:
+    def bind(
+        self, qkv: F32, y: F32, spans: Spans, threads: int = 1, await_told: Callable[[], None] | None = None
+    ) -> Attending:
         case = self.cases[0]
         return bind_attention(
             qkv,
@@ -231,6 +233,7 @@ class Blocks:
             sinks=case.sinks,
             key_scales=self.key_scales if case.format is np.int8 else None,
             value_scales=self.value_scales if case.format is np.int8 else None,
+            await_told=await_told,
         )
 
 
