@@ -11,7 +11,7 @@ from motley.orchestrator.experts.messages import to_message
 from motley.orchestrator.experts.registry import ExpertMap
 from motley.orchestrator.planning.caches import Caches
 from motley.orchestrator.session_request import SessionRequest
-from motley.orchestrator.workers import Rank, Worker
+from motley.orchestrator.workers import CacheHolder, Rank, Worker
 from motley.protocol import MAX_RANKS
 from motley.protocol.mesh_pb2 import Assignment, Group, ModelProfile, ModelSpec
 
@@ -45,6 +45,7 @@ class Assignments:
         ranks: Sequence[Rank],
         caches: Caches,
         experts: ExpertMap | None,
+        holders: Sequence[CacheHolder],
     ) -> None:
         """
         Args:
@@ -52,6 +53,7 @@ class Assignments:
             profile: what the model costs in the first of these.
             caches: what those of every rank hold.
             experts: None where they are not on hosts.
+            holders: of far cache blocks; there are either none, or one for each rank.
         """
         self._session_id = session_id
         self._request = request
@@ -69,10 +71,11 @@ class Assignments:
             threads=request.threads,
             secret=secrets.token_bytes(32),
             expert_slices=experts.slices if experts else 0,
+            cache_holders=len(holders),
         )
         """What the assignments of all workers have in common."""
-        self._credentials = issue_credentials(session_id, MAX_RANKS if experts else len(ranks))
-        """By index of the worker: of all ranks and hosts, and of as many hosts as may still join."""
+        self._credentials = issue_credentials(session_id, MAX_RANKS if experts else len(ranks) + len(holders))
+        """By index of the worker: of all ranks, cache holders and hosts, and of as many hosts as may still join."""
         self._groups: dict[int, Group] = {}
         """By the index of a worker of a group: its place there."""
         self._experts = experts
@@ -102,6 +105,8 @@ class Assignments:
         assignment.engine = worker.setup.engine if isinstance(worker, Rank) else self._request.engine
         if isinstance(worker, Rank):
             assignment.engine_options.update(self._request.options_on(worker.node_name))
+        if isinstance(worker, CacheHolder):
+            assignment.holder_bytes = worker.blocks_bytes
         if isinstance(worker, Member):
             assignment.ClearField("secret")
         else:

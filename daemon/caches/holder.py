@@ -132,5 +132,3 @@ class CacheHolder:
     def _send(self, head: Head, *parts: Buffer) -> None:
         if self._rank in self._messenger.connected:
             self._messenger.send(self._rank, [head.pack(), *parts])
-
-
