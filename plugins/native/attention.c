@@ -19,6 +19,7 @@
  *   (floats.h), 0 where a position is not seen; lane i of 16 sums those of positions i, i + 16, ..., and the tree sums
  *   the lanes; a dimension is the sum of e * v by fma, position by position, where of INT8 e is first multiplied by the
  *   value's scale.
+ *   Where a block lies, near or far, changes nothing.
  * - Stretch by stretch, both sums are weighed with exp(the stretch's largest score - the largest of all) and summed by
  *   fma; a result is its dimension's sum * (1 / the sum of exponentials).
  */
@@ -74,7 +75,7 @@ static const struct table *table_of(const struct attention *a, int64_t n) {
     return a->turned ? a->spans->tables + n * a->spans->ropes + a->rope : NULL;
 }
 
-/* Whether there are the rows, the blocks and the angles of span n. */
+/* Whether there are the rows, the blocks and the angles of span n; blocks that its rows go to are near. */
 static int fits(const struct attention *a, int64_t n) {
     const struct span *span = a->spans->all + n;
     const struct table *table = table_of(a, n);
@@ -83,8 +84,10 @@ static int fits(const struct attention *a, int64_t n) {
     const int64_t end = span->position + span->rows;
     if (divide_up(end, a->tokens) > span->count) return 0;
     if (table && (table->turned != a->turned || end > table->places)) return 0;
-    for (int64_t b = first_seen(a, span->position) / a->tokens; b * a->tokens < end; b++)
-        if (span->blocks[b] < 0 || span->blocks[b] >= a->blocks) return 0;
+    for (int64_t b = first_seen(a, span->position) / a->tokens; b * a->tokens < end; b++) {
+        const int is_read_only = (b + 1) * a->tokens <= span->position;
+        if (span->blocks[b] < 0 || span->blocks[b] >= a->near.count + (is_read_only ? a->far.count : 0)) return 0;
+    }
     return 1;
 }
 
