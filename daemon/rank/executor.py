@@ -12,7 +12,22 @@ from typing import Protocol
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from motley.daemon.rank.steps import Able, Close, Message, More, Numbers, Open, SpanPlan, Step, StepError, Stop, join
+from motley.daemon.rank.steps import (
+    Able,
+    Close,
+    Message,
+    More,
+    Move,
+    Moved,
+    Numbers,
+    Open,
+    Renumber,
+    SpanPlan,
+    Step,
+    StepError,
+    Stop,
+    join,
+)
 from motley.daemon.sampling.parameters import SamplingParams
 from motley.daemon.sampling.shard import ShardSampler
 from motley.plugins.engine import F32, CacheBlocks, Engine, Span
@@ -82,6 +97,11 @@ class _Sequence:
         self._table[len(self.blocks) : end] = blocks
         self.blocks = self._table[:end]
 
+    def renumber(self, pairs: Numbers) -> None:
+        """Have the blocks that some of its own were copied to: i32[N, 2], the old and the new number of each."""
+        for old, new in pairs:
+            self.blocks[self.blocks == old] = new
+
     def go_on(self, plan: SpanPlan, tokens: Sequence[int]) -> Span:
         """Take the tokens of its next step, which may be guesses; those of the answer go to the sampler.
 
@@ -138,7 +158,8 @@ class Executor:
 
         Returns:
             What rank 0 is to be told; None: nothing. If the message asks for candidates, summaries of this rank's
-            logits for all wanted rows in order, as `motley.daemon.rank.steps.join` puts them together.
+            logits for all wanted rows in order, as `motley.daemon.rank.steps.join` puts them together. If it is a
+            `Move`, the encoded `Moved`.
 
         Raises:
             StepError: the message does not fit the state of this rank.
@@ -162,10 +183,15 @@ class Executor:
             case Close(slot):
                 self._sequence(slot)
                 del self._sequences[slot]
+            case Move(pairs):
+                return self._move(pairs).encode()
+            case Renumber(pairs):
+                for sequence in self._sequences.values():
+                    sequence.renumber(pairs)
             case Stop():
                 pass
-            case Able():
-                raise StepError("a follower is told how many spans it can take")
+            case Able() | Moved():
+                raise StepError(f"a rank is told what only rank 0 is to hear: {message}")
         return None
 
     @property
@@ -190,6 +216,17 @@ class Executor:
             raise StepError(f"slot {slot} has no logits of wanted row {row} to say more about")
         return sequence.sampler.summarise(sequence.logits[row], sequence.first + row, want)
 
+    def _move(self, pairs: Numbers) -> Moved:
+        """Copy blocks to far ones."""
+        near, every = self._blocks.count, self._blocks.count + self._blocks.far
+        if pairs[:, 0].max() >= near or pairs[:, 1].min() < near or pairs[:, 1].max() >= every:
+            raise StepError(f"blocks are to be moved from and to {pairs.tolist()}; far ones are {near} to {every - 1}")
+        try:
+            self._engine.move([(block, far) for block, far in pairs.tolist()])
+        except OSError as error:
+            return Moved(f"cache blocks cannot be written to the disk: {error}")
+        return Moved()
+
     def _step(self, step: Step) -> bytes | None:
         """Some tokens of some sequences; the summaries of the wanted rows in order, None if there are none."""
         began, before = time.perf_counter(), self._stats.snapshot()
@@ -199,7 +236,7 @@ class Executor:
         for plan in step.spans:
             sequence = self._sequence(plan.slot)
             if len(plan.blocks):
-                sequence.add(plan.blocks, self._blocks.count)
+                sequence.add(plan.blocks, self._blocks.count + self._blocks.far)
             spans.append(sequence.go_on(plan, tokens[at : at + plan.rows]))
             at += plan.rows
         try:

@@ -17,12 +17,27 @@ from typing import Any
 import numpy as np
 
 from motley.daemon.pipe.daemon import Commands, Tell
-from motley.daemon.rank.cache_blocks import BlockStore
+from motley.daemon.rank.cache_blocks import BlockStore, Pairs
 from motley.daemon.rank.drafts import Lookup
 from motley.daemon.rank.executor import STEP_HISTORY, Executor
 from motley.daemon.rank.pace import Pace
 from motley.daemon.rank.schedule import Part, Plan, Request, Schedule
-from motley.daemon.rank.steps import Able, Close, Message, More, Open, SpanPlan, Step, StepError, Stop, decode, split
+from motley.daemon.rank.steps import (
+    Able,
+    Close,
+    Message,
+    More,
+    Move,
+    Moved,
+    Open,
+    Renumber,
+    SpanPlan,
+    Step,
+    StepError,
+    Stop,
+    decode,
+    split,
+)
 from motley.daemon.sampling.choice import Choice, LogitsError, NeedMore, choose, initial_want
 from motley.daemon.sampling.parameters import SamplingError, SamplingParams
 from motley.plugins.engine import CacheBlocks
@@ -34,6 +49,8 @@ LOOK_S = 0.5
 """Seconds between two looks after the other ranks, while there are no requests."""
 ACTIVITY_S = 0.5
 """Seconds between two messages that tell the daemon what is under way."""
+RETRY_S = 5.0
+"""Seconds without moving blocks after they could not be."""
 SIGN_OF_LIFE_S = 10.0
 """Seconds without news after which a client hears that its request lives."""
 
@@ -113,6 +130,12 @@ class Scheduler:
         """There is one once the followers have told what they are able to do."""
         self._activity_due = 0.0
         """From when on the daemon is to be told what is under way."""
+        self._trouble = ""
+        """Why blocks could not be moved the last time; empty: they could."""
+        self._move_due = 0.0
+        """From when on blocks may be moved again."""
+        self._stuck = False
+        """Whether nothing could be computed in the last step."""
 
     def run(self, commands: Commands) -> None:
         """Answer requests until `commands` raises.
@@ -123,7 +146,7 @@ class Scheduler:
             Exception: what `commands`, `tell`, `check` and `report` raise.
         """
         while True:
-            for command in commands(0.0 if self._busy else LOOK_S):
+            for command in commands(0.0 if self._busy and not self._stuck else LOOK_S):
                 self._obey(command)
             if self._busy:
                 self._advance(self._made_schedule())
@@ -196,7 +219,7 @@ class Scheduler:
     def _made_schedule(self) -> Schedule:
         if self._schedule is None:
             spans = min([self.executor.most_spans, *map(self._ability, range(1, self.communicator.size))])
-            store = BlockStore(self.blocks.count, self.blocks.tokens)
+            store = BlockStore(self.blocks.count, self.blocks.tokens, self.blocks.far, self._copy)
             pace = Pace(self.max_rows, self.halves)
             sequences = min(self.sequences, self.max_rows)
             self._schedule = Schedule(store, pace, sequences=sequences, spans=spans, rows=self.max_rows)
@@ -214,11 +237,16 @@ class Scheduler:
         """Have every rank execute the next step, and settle on the tokens that it decides."""
         began = time.perf_counter()
         plan = schedule.next()
+        if plan.moved:
+            self._do(Renumber(np.array(plan.moved, np.int32)))
         for slot in plan.closed:
             self._do(Close(slot))
         for request in plan.opened:
             sampling = self._clients[request].decode.sampling.SerializeToString()
             self._do(Open(request.slot, request.prompt, sampling, np.array(request.tokens, np.int32)))
+        self._stuck = not plan.parts
+        if self._stuck:
+            return
         step, wanted = self._step(plan), sum(part.wanted for part in plan.parts)
         told: Sequence[bytes] = []
         if wanted:
@@ -233,6 +261,18 @@ class Scheduler:
             rows = _by_row(told, wanted)
             deciding = [part for part in plan.parts if part.wanted]
             self._settle(schedule, [_Decision(part, [*islice(rows, part.wanted)]) for part in deciding])
+
+    def _copy(self, pairs: Pairs) -> bool:
+        """Have every rank copy blocks to far ones; whether all could."""
+        now = time.perf_counter()
+        if now < self._move_due:
+            return False
+        told = self._told(Move(np.array(pairs, np.int32)))
+        trouble = [f"rank {rank}: {each}" for rank, data in enumerate(told) if (each := _trouble(rank, data))]
+        self._trouble = "; ".join(trouble)
+        if trouble:
+            self._move_due = now + RETRY_S
+        return not trouble
 
     def _step(self, plan: Plan) -> Step:
         """The message for a plan's step."""
@@ -321,7 +361,12 @@ class Scheduler:
         else:
             self._withdraw(client.request, broken)
         if not self._clients:
-            self.tell(activity=self._made_schedule().activity)
+            self.tell(activity=self._activity())
+
+    def _activity(self) -> pb.Activity:
+        activity = self._made_schedule().activity
+        activity.trouble = self._trouble
+        return activity
 
     def _withdraw(self, request: Request, broken: bool = False) -> None:
         """Take a request out of the schedule, and free what it holds; `broken` as in `_end`."""
@@ -335,7 +380,7 @@ class Scheduler:
         """Tell the daemon what is under way, and the clients that have had no news for a while that theirs lives."""
         if self._clients and now >= self._activity_due:
             self._activity_due = now + ACTIVITY_S
-            self.tell(activity=self._made_schedule().activity)
+            self.tell(activity=self._activity())
         for client in self._clients.values():
             if now - client.spoken > SIGN_OF_LIFE_S:
                 client.spoken = now
@@ -375,6 +420,19 @@ def _from_rank(rank: int) -> Iterator[None]:
         yield
     except StepError as error:
         raise StepError(f"rank {rank}: {error}") from error
+
+
+def _trouble(rank: int, data: bytes) -> str:
+    """Why a rank could not move blocks; empty: it could.
+
+    Raises:
+        StepError: it tells something else.
+    """
+    with _from_rank(rank):
+        message = decode(data)
+    if not isinstance(message, Moved):
+        raise StepError(f"rank {rank} has not said whether it moved blocks, but {message}")
+    return message.trouble
 
 
 def _by_row(told: Sequence[bytes], count: int) -> Iterator[Sequence[bytes]]:

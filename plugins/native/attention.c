@@ -19,6 +19,7 @@
  *   (floats.h), 0 where a position is not seen; lane i of 16 sums those of positions i, i + 16, ..., and the tree sums
  *   the lanes; a dimension is the sum of e * v by fma, position by position, where of INT8 e is first multiplied by the
  *   value's scale.
+ *   Where a block lies, near or far, changes nothing.
  * - These three are the stretch's summary. It may be computed elsewhere, for rows that come after the stretch, from what
  *   is cached there; it is asked for with the queries, and told. Where it was computed does not change a bit.
  * - Stretch by stretch, both sums are weighed with exp(the stretch's largest score - the largest of all) and summed by
@@ -92,7 +93,8 @@ static int64_t place_away(const struct span *span, int64_t stretch) {
     return -1;
 }
 
-/* Whether there are the rows, the blocks and the angles of span n, and what is told of it can be. */
+/* Whether there are the rows, the blocks and the angles of span n, and what is told of it can be;
+ * blocks that its rows go to are near. */
 static int fits(const struct attention *a, int64_t n) {
     const struct span *span = a->spans->all + n;
     const struct table *table = table_of(a, n);
@@ -108,7 +110,9 @@ static int fits(const struct attention *a, int64_t n) {
         const int64_t from = b * a->tokens > first ? b * a->tokens : first, to = least(end, (b + 1) * a->tokens);
         int here = 0;
         for (int64_t s = from / SIGHT; s * SIGHT < to; s++) here |= place_away(span, s) < 0;
-        if (here && (span->blocks[b] < 0 || span->blocks[b] >= a->blocks)) return 0;
+        const int is_read_only = (b + 1) * a->tokens <= span->position;
+        const int64_t count = a->near.count + (is_read_only ? a->far.count : 0);
+        if (here && (span->blocks[b] < 0 || span->blocks[b] >= count)) return 0;
     }
     return 1;
 }
@@ -304,7 +308,7 @@ static int can_answer(const struct question *asked) {
         if (stretch < (i ? asked->stretches[i - 1] + 1 : 0) || end > asked->position) return 0;
         if (divide_up(end, a->tokens) > asked->block_count) return 0;
         for (int64_t b = begin / a->tokens; b * a->tokens < end; b++)
-            if (asked->blocks[b] < 0 || asked->blocks[b] >= a->blocks) return 0;
+            if (asked->blocks[b] < 0 || asked->blocks[b] >= a->near.count) return 0;
     }
     return 1;
 }

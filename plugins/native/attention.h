@@ -36,18 +36,25 @@ struct spans {
     int64_t count, ropes;
 };
 
+/* SHARED with library.py. Consecutive numbers of blocks, and what is cached in these. */
+struct tier {
+    uint8_t *keys;       /* [count, kv_heads, tokens, size] of the format */
+    uint8_t *values;     /* the same */
+    float *key_scales;   /* of INT8: [count, kv_heads, tokens] */
+    float *value_scales; /* the same */
+    int64_t first, count;
+};
+
 /* SHARED with library.py. `size` is that of a head; `turned` the number of angles, half of its dimensions that turn. */
 struct attention {
     struct pool *pool;
     const struct spans *spans; /* every call reads them again */
     const float *qkv;          /* [rows, (heads + 2 * kv_heads) * size] */
-    uint8_t *keys;             /* [blocks, kv_heads, tokens, size] of the format */
-    uint8_t *values;           /* the same */
-    float *key_scales;         /* of INT8: [blocks, kv_heads, tokens] */
-    float *value_scales;       /* the same */
+    struct tier near;          /* blocks that are written to, from number 0 on */
+    struct tier far;           /* those after them, which are only read; perhaps none */
     const float *sinks;        /* [heads], a logit each that is no position's; or NULL */
     float *y;                  /* [rows, heads * size] */
-    int64_t rows, heads, kv_heads, size, blocks, tokens, turned, window;
+    int64_t rows, heads, kv_heads, size, tokens, turned, window;
     int64_t rope;    /* which of a span's tables */
     int64_t context; /* no position is as large */
     int32_t format;  /* an enum format */

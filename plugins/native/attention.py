@@ -12,12 +12,12 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from .library import AWAIT, F32, Attention, Span, SpanList, Table, address, library, place
+from .library import AWAIT, F32, Attention, Span, SpanList, Table, Tier, address, library, place
 from .matmul import Pool
 
 I32 = npt.NDArray[np.int32]
@@ -66,6 +66,22 @@ class Away(NamedTuple):
 
     stretches: I32
     told: F32
+
+
+class LayerBlocks(NamedTuple):
+    """What is cached of one layer in F blocks.
+
+    Attributes:
+        keys: [F, kv_heads, tokens, d] of one of `FORMATS`.
+        values: the same.
+        key_scales: f32[F, kv_heads, tokens] of int8, else None.
+        value_scales: the same.
+    """
+
+    keys: Cached
+    values: Cached
+    key_scales: F32 | None = None
+    value_scales: F32 | None = None
 
 
 class Spans:
@@ -173,6 +189,7 @@ def bind_attention(
     sinks: F32 | None = None,
     key_scales: F32 | None = None,
     value_scales: F32 | None = None,
+    far: LayerBlocks | None = None,
     await_told: Callable[[], None] | None = None,
 ) -> Attending:
     """The attention of all spans of a step, in one layer: each row sees its sequence's positions up to its own.
@@ -181,7 +198,7 @@ def bind_attention(
     in `y`.
 
     A call raises `IndexError`, and writes nothing, if the rows of a span are not among the M, or if one of their
-    positions is not below `context` or has no block or no angles.
+    positions is not below `context` or has no block or no angles, or only a far block where it is to be written.
 
     Args:
         qkv: f32[M, (heads + 2 * kv_heads) * d], queries first, values last.
@@ -203,6 +220,8 @@ def bind_attention(
         key_scales: f32[N, kv_heads, tokens] of int8, else None: by what the numbers of each token's head of keys are
             multiplied; written to.
         value_scales: the same of values.
+        far: more blocks, from number N on, which are only read; None: there are none. Where a block lies changes no
+            bit.
         await_told: returns when the summaries of the stretches that are `Away` are there; called once by a call with
             any, after it has attended to what is here. It must not raise, nor use the pool.
 
@@ -229,24 +248,21 @@ def bind_attention(
     if qkv.ndim != 2 or not len(qkv):
         raise ValueError(f"qkv must be float32[M, {(heads + 2 * kv_heads) * size}], not of shape {qkv.shape}")
     rows = len(qkv)
-    scales = {}
-    for name, array in (("key_scales", key_scales), ("value_scales", value_scales)):
-        if (array is None) == (keys.dtype == np.int8):
-            raise ValueError(f"{name} must be given if keys are int8, and only then")
-        scales[name] = None if array is None else place(name, array, np.float32, blocks, kv_heads, tokens)
+    numbers = keys.dtype, kv_heads, tokens, size
+    near = tier(LayerBlocks(keys, values, key_scales, value_scales), "", place, 0, blocks, *numbers)
+    beyond = Tier() if far is None else tier(far, "far ", address, blocks, len(far.keys), *numbers)
     attention = Attention(
         pool=pool.handle,
         spans=ctypes.pointer(spans.struct),
         qkv=address("qkv", qkv, np.float32, rows, (heads + 2 * kv_heads) * size),
-        keys=place("keys", keys, keys.dtype, blocks, kv_heads, tokens, size),
-        values=place("values", values, keys.dtype, blocks, kv_heads, tokens, size),
+        near=near,
+        far=beyond,
         sinks=None if sinks is None else address("sinks", sinks, np.float32, heads),
         y=place("y", y, np.float32, rows, heads * size),
         rows=rows,
         heads=heads,
         kv_heads=kv_heads,
         size=size,
-        blocks=blocks,
         tokens=tokens,
         turned=turned,
         window=window,
@@ -256,9 +272,46 @@ def bind_attention(
         soft_cap=soft_cap,
         format=FORMATS.index(keys.dtype.type),
         await_told=AWAIT(await_told) if await_told else AWAIT(),
-        **scales,
     )
     if not library().motley_prepare_attention(attention):
         raise MemoryError(f"no memory to attend to {context} positions with {heads} heads of {size}")
-    attention.kept = (qkv, keys, values, y, spans, sinks, key_scales, value_scales, pool)
+    attention.kept = (qkv, keys, values, y, spans, sinks, key_scales, value_scales, far, pool)
     return Attending(library().motley_attention, ctypes.byref(attention))
+
+
+def tier(
+    of: LayerBlocks,
+    whose: str,
+    found: Callable[..., int],
+    first: int,
+    count: int,
+    dtype: np.dtype[Any],
+    kv_heads: int,
+    tokens: int,
+    size: int,
+) -> Tier:
+    """What is cached in `count` blocks from number `first` on, for the kernel.
+
+    Args:
+        whose: begins the names of these arrays in messages.
+        found: `address`, or `place` where they are written to.
+
+    Raises:
+        ValueError: an array has another shape or type, or cannot be used as it lies.
+    """
+    if (of.key_scales is None) == (dtype == np.int8):
+        raise ValueError(f"{whose}key_scales must be given if keys are int8, and only then")
+    if (of.value_scales is None) == (dtype == np.int8):
+        raise ValueError(f"{whose}value_scales must be given if keys are int8, and only then")
+
+    def scales(name: str, array: F32 | None) -> int | None:
+        return None if array is None else found(whose + name, array, np.float32, count, kv_heads, tokens)
+
+    return Tier(
+        keys=found(f"{whose}keys", of.keys, dtype, count, kv_heads, tokens, size),
+        values=found(f"{whose}values", of.values, dtype, count, kv_heads, tokens, size),
+        key_scales=scales("key_scales", of.key_scales),
+        value_scales=scales("value_scales", of.value_scales),
+        first=first,
+        count=count,
+    )

@@ -19,6 +19,7 @@ EXPORT const int32_t motley_interface[] = {
     sizeof(struct table),
     sizeof(struct span),
     sizeof(struct spans),
+    sizeof(struct tier),
     sizeof(struct attention),
     sizeof(struct question),
 };

@@ -98,6 +98,19 @@ class SpanList(ctypes.Structure):
     _fields_ = (("all", POINTER(Span)), ("tables", POINTER(Table)), ("count", c_int64), ("ropes", c_int64))
 
 
+class Tier(ctypes.Structure):
+    """``struct tier`` of attention.h."""
+
+    _fields_ = (
+        ("keys", c_void_p),
+        ("values", c_void_p),
+        ("key_scales", c_void_p),
+        ("value_scales", c_void_p),
+        ("first", c_int64),
+        ("count", c_int64),
+    )
+
+
 class Attention(ctypes.Structure):
     """``struct attention`` of attention.h."""
 
@@ -105,17 +118,14 @@ class Attention(ctypes.Structure):
         ("pool", c_void_p),
         ("spans", POINTER(SpanList)),
         ("qkv", c_void_p),
-        ("keys", c_void_p),
-        ("values", c_void_p),
-        ("key_scales", c_void_p),
-        ("value_scales", c_void_p),
+        ("near", Tier),
+        ("far", Tier),
         ("sinks", c_void_p),
         ("y", c_void_p),
         ("rows", c_int64),
         ("heads", c_int64),
         ("kv_heads", c_int64),
         ("size", c_int64),
-        ("blocks", c_int64),
         ("tokens", c_int64),
         ("turned", c_int64),
         ("window", c_int64),
@@ -144,7 +154,7 @@ class Question(ctypes.Structure):
     )
 
 
-INTERFACE = (7, *map(ctypes.sizeof, (Matmul, Norm, Gated, Table, Span, SpanList, Attention, Question)))
+INTERFACE = (7, *map(ctypes.sizeof, (Matmul, Norm, Gated, Table, Span, SpanList, Tier, Attention, Question)))
 """What ``motley_interface`` of library.c must be: a number that is raised in both files whenever they no longer
 understand each other, and the size of each struct. It shows that a library was built before an update."""
 
@@ -246,9 +256,10 @@ def _check_spans(misfit: Any, _function: Any, arguments: tuple[Any, ...]) -> Any
         if a.turned:
             table = spans.tables[misfit * spans.ropes + a.rope]
             angles = f", and tables f32[{table.places}, {table.turned}] of {a.turned} angles each"
+        far = f", those of its rows below {a.near.count}" if a.far.count else ""
         raise IndexError(
             f"span {misfit} is of rows {span.row} to {span.row + span.rows} of {a.rows}, at positions "
             f"{span.position} to {span.position + span.rows} of at most {a.context}; it has {span.count} blocks of "
-            f"{a.tokens} positions, whose numbers must be below {a.blocks}{angles}"
+            f"{a.tokens} positions, whose numbers must be below {a.near.count + a.far.count}{far}{angles}"
         )
     return misfit

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 from typing import NamedTuple
 
-from .attention import FORMATS, I32, LONGEST, Cached
+from .attention import FORMATS, I32, LONGEST, Cached, LayerBlocks, tier
 from .library import F32, Attention, Question, address, library, place
 from .matmul import Pool
 
@@ -49,27 +49,20 @@ class Summaries:
         self, layer: Layer, keys: Cached, values: Cached, key_scales: F32 | None, value_scales: F32 | None, pool: Pool
     ) -> None:
         blocks, _, tokens, _ = keys.shape
-        shape = blocks, layer.kv_heads, tokens
-        scales = {
-            name: None if array is None else place(name, array, "float32", *shape)
-            for name, array in (("key_scales", key_scales), ("value_scales", value_scales))
-        }
+        own = LayerBlocks(keys, values, key_scales, value_scales)
         self._layer = layer
-        self._kept = keys, values, key_scales, value_scales, pool
+        self._kept = own, pool
         self._attention = Attention(
             pool=pool.handle,
-            keys=place("keys", keys, keys.dtype, *shape, layer.size),
-            values=place("values", values, keys.dtype, *shape, layer.size),
+            near=tier(own, "", place, 0, blocks, keys.dtype, layer.kv_heads, tokens, layer.size),
             heads=layer.heads,
             kv_heads=layer.kv_heads,
             size=layer.size,
-            blocks=blocks,
             tokens=tokens,
             window=layer.window,
             context=LONGEST,
             soft_cap=layer.soft_cap,
             format=FORMATS.index(keys.dtype.type),
-            **scales,
         )
         self._question = Question(attention=ctypes.pointer(self._attention))
 
@@ -98,7 +91,7 @@ class Summaries:
             case 1:
                 raise IndexError(
                     f"stretches {stretches.tolist()} of {blocks.size} blocks, whose numbers must be below"
-                    f" {self._attention.blocks}, cannot be told to rows at position {position}"
+                    f" {self._attention.near.count}, cannot be told to rows at position {position}"
                 )
             case 2:
                 raise MemoryError(f"no memory for the summaries of {stretches.size} stretches for {rows} rows")

@@ -37,11 +37,11 @@ from motley.plugins.engine import (
 )
 from motley.plugins.mapped_share import Array
 from motley.plugins.mixture import Sent, as_terms
-from motley.plugins.native.attention import FORMATS, SpanRows, Spans
+from motley.plugins.native.attention import SpanRows, Spans
 from motley.plugins.native.rows import Action
 from motley.plugins.onnxruntime.bound import Bound, BoundHead, BoundRows
 from motley.plugins.onnxruntime.experts import BoundMixture, LocalExperts
-from motley.plugins.onnxruntime.kernels import SCALES
+from motley.plugins.onnxruntime.kernels import FAR
 from motley.plugins.onnxruntime.lowering import lower
 from motley.plugins.onnxruntime.sessions import EXACT_PROBE, ROWS_DIFFER, Store, Threads, Workshop, compute
 from motley.plugins.segments import ROWS, Gathering, Kernel, Mixture, Reduction, cut_into_segments
@@ -62,10 +62,11 @@ class OnnxRuntimeEngine:
     """See `motley.plugins.engine.Engine`."""
 
     cache_formats = CACHE_FORMATS
+    reads_far_blocks = True
 
     def __init__(self, graph: RankGraph, collectives: Collectives, options: EngineOptions) -> None:
         options.check_extra("onnxruntime")
-        graph.blocks.check_format("onnxruntime", self.cache_formats)
+        graph.blocks.check_able("onnxruntime", self.cache_formats, self.reads_far_blocks)
         self._graph = graph
         self._collectives = collectives
         self._max_rows = options.max_rows
@@ -80,6 +81,7 @@ class OnnxRuntimeEngine:
         segments = cut_into_segments(lowered.nodes, lowered.initializers, outputs)
         most_rows = options.max_rows + options.max_rows % 2
         self._blocks = _allocated_blocks(graph)
+        self._far_blocks = {f"{FAR}{name}": graph.far.read(name) for name in self._blocks} if graph.far else {}
         self._threads = Threads(options.threads)
         self._workshop = Workshop(graph, lowered.initializers, self._threads)
         parts = self._workshop.make(segments)
@@ -114,6 +116,12 @@ class OnnxRuntimeEngine:
     def step(self, hidden: F32, spans: Sequence[Span], halved: bool = False) -> F32:
         return self._step(hidden, spans, halved, self._exchange)
 
+    def move(self, pairs: Sequence[tuple[int, int]]) -> None:
+        assert self._graph.far is not None
+        for name, blocks in self._blocks.items():
+            for block, far in pairs:
+                self._graph.far.write(name, far - self._graph.blocks.count, blocks[block])
+
     def close(self) -> None:
         self._bound.clear()
         self._heads.clear()
@@ -125,6 +133,7 @@ class OnnxRuntimeEngine:
         self._buffers.clear()
         self._gathers.clear()
         self._blocks.clear()
+        self._far_blocks.clear()
 
     def _step(self, hidden: F32, spans: Sequence[Span], halved: bool, exchange: Exchange) -> F32:
         """As `step`; `exchange` is called after each segment, where `step` calls the transport."""
@@ -253,7 +262,7 @@ class OnnxRuntimeEngine:
             for part in self._layers
             if isinstance(part.segment.then, Gathering)
         }
-        places |= self._blocks
+        places |= self._blocks | self._far_blocks
         steps: list[Bound] = []
         actions: list[Action] = []
         for part in self._layers:
@@ -333,17 +342,9 @@ class OnnxRuntimeEngine:
 
 
 def _allocated_blocks(graph: RankGraph) -> dict[str, Array]:
-    """[count, H, tokens, d] in the format for keys and for values of each layer, by graph input; of int8 also
-    f32[count, H, tokens], by that name and `SCALES`. All pages are there."""
-    blocks: dict[str, Array] = {}
-    dtype = dict(zip(CACHE_FORMATS, FORMATS, strict=True))[graph.blocks.format]
-    for spec in graph.caches:
-        shape = (graph.blocks.count, spec.heads, graph.blocks.tokens)
-        for kind in ("key", "value"):
-            name = f"{kind}_cache.{spec.layer}"
-            blocks[name] = np.empty((*shape, spec.head_dim), dtype)
-            if dtype is np.int8:
-                blocks[f"{name}{SCALES}"] = np.empty(shape, np.float32)
+    """[count, *shape] of each of `CacheBlocks.arrays`, by its name. All pages are there."""
+    arrays = graph.blocks.arrays(graph.caches)
+    blocks = {name: np.empty((graph.blocks.count, *shape), dtype) for name, (shape, dtype) in arrays.items()}
     for own in blocks.values():
         own.fill(0)
     return blocks

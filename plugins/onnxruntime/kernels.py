@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from motley.plugins.engine import SCALES
 from motley.plugins.mapped_share import Array
-from motley.plugins.native.attention import Spans, bind_attention
+from motley.plugins.native.attention import LayerBlocks, Spans, bind_attention
 from motley.plugins.native.matmul import Pool, QuantisedMatrix
 from motley.plugins.native.rows import Action, bind_gated, bind_norm
 from motley.plugins.nodes import attributes_of
@@ -19,8 +20,8 @@ from motley.plugins.segments import GATED, NORM, PRODUCT, Kernel
 
 Bind = Callable[[Mapping[str, Array]], Action]
 """Binds something to compute to the places of its values, by name. The places must outlive the result."""
-SCALES = ".scales"
-"""What the place of a cache's scales is called after the cache, where it is int8."""
+FAR = "far."
+"""What the place of an array of far blocks is called before the array's name."""
 Weight = Callable[[str], Array | None]
 """Gives the value of an initializer by its name; None: there is none of that name."""
 
@@ -85,9 +86,19 @@ def attention(then: Kernel, weight: Weight, pool: Pool, context: int) -> tuple[A
             sinks=sinks,
             key_scales=places.get(f"{keys}{SCALES}"),
             value_scales=places.get(f"{values}{SCALES}"),
+            far=_far(places, keys, values),
         )
 
     return Attend(bind, (cosines, sines)), {qkv: (heads + 2 * kv_heads) * width, y: heads * width}
+
+
+def _far(places: Mapping[str, Array], keys: str, values: str) -> LayerBlocks | None:
+    """The far blocks of a layer, by the names of its keys and values; None: there are none."""
+    if f"{FAR}{keys}" not in places:
+        return None
+    names = keys, values, f"{keys}{SCALES}", f"{values}{SCALES}"
+    arrays = (places.get(f"{FAR}{name}") for name in names)
+    return LayerBlocks(*arrays)
 
 
 def _norm(then: Kernel, weight: Weight, pool: Pool) -> tuple[Bind, dict[str, int]]:

@@ -60,12 +60,24 @@ class Engine:
     broken: Broken
     memory: int
     """How many of the last tokens of a sequence the logits depend on: few, and greedy texts repeat themselves."""
+    unwritable: Collection[int]
+    """Which of the moves, by number, find a disk that cannot be written to."""
     held: NDArray[np.int64] = field(init=False)
-    """i64[count, tokens]: the token of each place of each block."""
+    """i64[count + far, tokens]: the token of each place of each block."""
+    moves: int = 0
     steps: list[list[Span]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.held = np.full((self.blocks.count, self.blocks.tokens), -1)
+        self.held = np.full((self.blocks.count + self.blocks.far, self.blocks.tokens), -1)
+
+    def move(self, pairs: Sequence[tuple[int, int]]) -> None:
+        self.moves += 1
+        for block, far in pairs:
+            assert block < self.blocks.count <= far
+            self.held[far] = self.held[block]
+            if self.moves in self.unwritable:
+                self.held[far] = -2
+                raise OSError("no disk")
 
     def step(self, hidden: F32, spans: Sequence[Span], _halved: bool) -> F32:
         assert 1 <= len(spans) <= self.most_spans
@@ -78,12 +90,13 @@ class Engine:
             for position in range(span.position, span.position + span.rows):
                 block, place = divmod(position, self.blocks.tokens)
                 written.append((int(span.blocks[block]), place))
+                assert written[-1][0] < self.blocks.count, "a far block is written to"
                 self.held[written[-1]] = next(rows)
         assert len(set(written)) == len(written), "two spans write to the same place"
         for span in spans:
             end = span.position + span.rows
             tokens = self.held[span.blocks].reshape(-1)[:end].tolist()
-            assert -1 not in tokens
+            assert not {-1, -2} & {*tokens}
             logits += [self._logits(tokens[: end - unseen]) for unseen in reversed(range(span.wanted))]
         return np.stack(logits) if logits else np.empty((0, len(self.vocabulary)), np.float32)
 
@@ -130,6 +143,7 @@ class Session:
         told_of_steps: what the scheduler hears instead of a follower's summaries.
         memory: see `Engine.memory`.
         sequences: requests that are under way at a time.
+        unwritable: see `Engine.unwritable`, of the last rank.
     """
 
     def __init__(
@@ -140,10 +154,19 @@ class Session:
         told_of_steps: Callable[[bytes], bytes] = lambda summaries: summaries,
         memory: int = LONGEST,
         sequences: int = 64,
+        unwritable: Collection[int] = (),
     ) -> None:
         cuts = [VOCABULARY * rank // len(most) // BLOCK * BLOCK for rank in range(len(most) + 1)]
         self.engines = [
-            Engine(spans, blocks, range(cuts[rank], cuts[rank + 1]), broken, memory) for rank, spans in enumerate(most)
+            Engine(
+                spans,
+                blocks,
+                range(cuts[rank], cuts[rank + 1]),
+                broken,
+                memory,
+                unwritable if rank == len(most) - 1 else (),
+            )
+            for rank, spans in enumerate(most)
         ]
         executors = [
             Executor(cast(Any, engine), blocks, LONGEST, _embed, engine.vocabulary, BLOCK, Stats())
@@ -278,16 +301,26 @@ sampling = st.fixed_dictionaries(
 )
 
 
+FAR = (
+    CacheBlocks(1, 4, far=14),
+    CacheBlocks(3, 7, far=6),
+    CacheBlocks(8, 4, far=8),
+    CacheBlocks(5, 5, far=40),
+    CacheBlocks(30, 1, far=30),
+)
+
+
 @given(
     st.data(),
     st.sampled_from(((1,), (3,), (16,), (128,), (16, 3), (2, 128, 16))),
-    st.sampled_from((CacheBlocks(60, 1), CacheBlocks(16, 4), CacheBlocks(9, 7), CacheBlocks(2, 60))),
+    st.sampled_from((CacheBlocks(60, 1), CacheBlocks(16, 4), CacheBlocks(9, 7), CacheBlocks(2, 60), *FAR)),
     st.integers(1, 24),
 )
 def test_a_request_is_answered_as_if_it_were_alone(
     data: st.DataObject, most: tuple[int, ...], blocks: CacheBlocks, number: int
 ) -> None:
-    """Whoever else is, steps back, or has left the beginning of its text in the caches; and whatever was guessed."""
+    """Whoever else is, steps back, or has left the beginning of its text in the caches; whatever was guessed, and
+    wherever blocks have moved."""
     requests = []
     openings = data.draw(st.lists(st.lists(st.integers(0, VOCABULARY - 1), max_size=12), min_size=1, max_size=3))
     for name in map(str, range(number)):
@@ -306,9 +339,11 @@ def test_a_request_is_answered_as_if_it_were_alone(
         return len(tokens) == bad_length and tokens[-1] % 4 == 0
 
     memory = data.draw(st.sampled_from((1, 2, LONGEST)))
-    session = Session(most, blocks, broken, memory=memory)
-    session.run(requests, arrivals, cancels)
+    unwritable = data.draw(st.sets(st.integers(1, 30), max_size=10)) if blocks.far else ()
+    session = Session(most, blocks, broken, memory=memory, unwritable=unwritable)
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scheduler, "RETRY_S", 0.0)
+        session.run(requests, arrivals, cancels)
         patch.setattr(drafts.Lookup, "guess", lambda self, tokens, most: [])
         assert_as_alone(session, requests, most=most, blocks=blocks, broken=broken, memory=memory)
 
@@ -324,6 +359,53 @@ def test_who_came_last_steps_back_when_there_are_no_blocks() -> None:
     assert [first.slot, last.slot, again.slot] == [0, 1, 0], "the last begins twice"
     assert len(again.tokens) > 40, "with what it has generated"
     assert again.prompt == 3
+
+
+@pytest.mark.parametrize("most", [(16,), (16, 16)])
+def test_a_text_is_four_times_as_long_as_the_near_blocks(most: tuple[int, ...]) -> None:
+    blocks = CacheBlocks(3, 5, far=9)
+    asked = request("long", range(40), 20)
+    session = Session(most, blocks)
+    session.run([asked])
+    assert (session.texts["long"], session.ends["long"]) == alone(asked)
+    assert [len(span.blocks) for (span,) in session.engines[0].steps][-1] == 12
+    assert session.activities[-1].far_blocks_used == 9
+    assert len(session.said(Open)) == len(most) - 1, "it has never stepped back"
+
+
+def test_a_prefix_is_found_far_and_used_there() -> None:
+    """Another text has had all near blocks since."""
+    first, other, again = (
+        request("first", range(20), 3),
+        request("other", range(100, 140), 3),
+        request("again", [*range(20), 1], 3),
+    )
+    session = Session((16, 16), CacheBlocks(9, 5, far=9))
+    session.run([first, other, again], arrivals={"other": 10, "again": 30})
+    assert_as_alone(session, [first, other, again])
+    (span,) = session.engines[0].steps[-3]
+    assert (span.position, span.rows) == (20, 1), "only its last token was computed"
+    assert (span.blocks[:4] >= 9).all()
+
+
+def test_a_prefix_that_fills_all_near_blocks_can_be_gone_on_with() -> None:
+    requests = [request("first", range(15), 1), request("again", range(18), 3)]
+    session = Session((16, 16), CacheBlocks(3, 5, far=9))
+    session.run(requests, arrivals={"again": 10})
+    assert_as_alone(session, requests)
+    assert session.activities[-1].cached_tokens == 15
+
+
+def test_a_request_waits_while_the_disk_cannot_be_written_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scheduler, "RETRY_S", 0.0)
+    monkeypatch.setattr(scheduler, "ACTIVITY_S", 0.0)
+    asked = request("long", range(40), 20)
+    session = Session((16, 16), CacheBlocks(3, 5, far=9), unwritable=range(2, 9))
+    session.run([asked])
+    assert_as_alone(session, [asked])
+    told = [activity.trouble for activity in session.activities]
+    assert told.count("rank 1: cache blocks cannot be written to the disk: no disk") == 7
+    assert told[0] == told[-1] == ""
 
 
 def test_what_was_computed_is_found_again() -> None:
