@@ -79,7 +79,8 @@ class BlockHolder(Protocol):
 
         Args:
             block: its number there.
-            parts: for each layer, in order, keys, values [kv_heads, tokens, d] and, of int8, their scales.
+            parts: as `motley.plugins.engine.CacheBlocks.arrays` has them: for each layer, in order, keys
+                [kv_heads, tokens, d], of int8 their scales, and the same of values.
         """
 
     def ask(self, layer: int, asked: Sequence[Asked]) -> None:

@@ -54,6 +54,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 
+from motley.plugins.block_holder import BlockHolder
 from motley.plugins.mixture import Compute
 
 F32 = npt.NDArray[np.float32]
@@ -276,7 +277,9 @@ class RankGraph:
     context: int
     """The longest sequence that there will ever be, in tokens."""
     far: FarBlocks | None = None
-    """Where the far ones of `blocks` are; None: there are none."""
+    """Where the far ones of `blocks` are; None: there are none, or a `holder` has them."""
+    holder: BlockHolder | None = None
+    """Another machine that keeps the far ones of `blocks`; None: there is none."""
 
 
 @dataclass(frozen=True)
@@ -346,7 +349,7 @@ class Engine(Protocol):
                 that.
 
         Raises:
-            OSError: a far one cannot be written. Those that were to be moved are unharmed.
+            OSError: a far one cannot be written, or its holder is lost. Those that were to be moved are unharmed.
             EngineError: computing failed.
         """
 
@@ -417,6 +420,16 @@ def reads_far_blocks(name: str) -> bool:
         EngineError: as `load_engine`.
     """
     return getattr(load_engine(name), "reads_far_blocks", False)
+
+
+def asks_block_holders(name: str) -> bool:
+    """Whether an engine can have cache blocks on another machine (`motley.plugins.block_holder`): then its class has
+    ``asks_block_holders = True``.
+
+    Raises:
+        EngineError: as `load_engine`.
+    """
+    return getattr(load_engine(name), "asks_block_holders", False)
 
 
 def cache_formats(name: str) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from motley.plugins.native.summaries import Layer, Summaries
 
 
 class HeldBlocks:
-    """Blocks that are kept for a rank, each of one stretch of `SIGHT` positions. All memory is there from the beginning."""
+    """Blocks that are kept for a rank, each of one stretch of `SIGHT` positions. All memory is taken at once."""
 
     def __init__(self, layers: Sequence[HeldLayer], count: int, cache_format: str, pool: Pool) -> None:
         """
@@ -27,18 +27,18 @@ class HeldBlocks:
         """
         self._count = count
         self._layers = layers
-        self._parts: list[list[Array]] = []
+        self._parts: list[Array] = []
         self._summaries: list[Summaries] = []
         dtype = FORMATS[CACHE_FORMATS.index(cache_format)]
         for layer in layers:
             shape = count, layer.kv_heads, SIGHT
-            own: list[Array] = [np.empty((*shape, layer.size), dtype) for _ in range(2)]
-            own += [np.empty(shape, np.float32) for _ in range(2)] if dtype is np.int8 else []
+            keys, values = (np.empty((*shape, layer.size), dtype) for _ in range(2))
+            key_scales = np.empty(shape, np.float32) if dtype is np.int8 else None
+            value_scales = np.empty(shape, np.float32) if dtype is np.int8 else None
+            own = [part for part in (keys, key_scales, values, value_scales) if part is not None]
             for part in own:
                 part.fill(0)
-            keys, values, *scales = own
-            key_scales, value_scales = scales or (None, None)
-            self._parts.append(own)
+            self._parts += own
             self._summaries.append(Summaries(Layer(*layer), keys, values, key_scales, value_scales, pool))
 
     def keep(self, block: int, body: memoryview) -> None:
@@ -47,7 +47,9 @@ class HeldBlocks:
         Raises:
             CacheWireError: there is no such block, or it has another size.
         """
-        parts = [part[block].data.cast("B") for part in self._of(block)]
+        if block >= self._count:
+            raise CacheWireError(f"block {block} of {self._count}")
+        parts = [part[block].data.cast("B") for part in self._parts]
         if sum(map(len, parts)) != len(body):
             raise CacheWireError(f"a block of {len(body)} bytes, where one has {sum(map(len, parts))}")
         at = 0
@@ -83,8 +85,3 @@ class HeldBlocks:
             except (IndexError, ValueError) as error:
                 raise CacheWireError(str(error)) from error
             yield first, out
-
-    def _of(self, block: int) -> Iterator[Array]:
-        if block >= self._count:
-            raise CacheWireError(f"block {block} of {self._count}")
-        return (part for parts in self._parts for part in parts)

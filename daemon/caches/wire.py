@@ -5,11 +5,11 @@ Little-endian. A message begins with its kind and three numbers; numbers that it
     message   from     numbers                   what follows
     BEGIN     rank     blocks, -, format         a record per layer
     BEGUN     holder   -                         -
-    KEEP      rank     block                     keys, values and scales of all layers, as they lie in memory
+    KEEP      rank     block                     of each layer keys, their scales, values, theirs
     KEPT      holder   block                     -
     ASK       rank     call, layer, questions    for each question a record; then, for each, its stretches i32[F], their
                                                  blocks i32[F] and the queries f32[rows, heads, d]
-    TELL      holder   call, question, first     summaries f32[n, rows, heads, d + 2] from that stretch of the question on
+    TELL      holder   call, question, first     summaries f32[n, rows, heads, d + 2] from that of its stretches on
     REFUSE    holder   -                         why, in UTF-8: it ends the link
 """
 

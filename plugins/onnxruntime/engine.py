@@ -24,6 +24,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from motley.plugins.block_holder import HeldLayer
 from motley.plugins.engine import (
     CACHE_FORMATS,
     F32,
@@ -41,7 +42,8 @@ from motley.plugins.native.attention import SpanRows, Spans
 from motley.plugins.native.rows import Action
 from motley.plugins.onnxruntime.bound import Bound, BoundHead, BoundRows
 from motley.plugins.onnxruntime.experts import BoundMixture, LocalExperts
-from motley.plugins.onnxruntime.kernels import FAR
+from motley.plugins.onnxruntime.held import HeldAttention
+from motley.plugins.onnxruntime.kernels import FAR, Attend
 from motley.plugins.onnxruntime.lowering import lower
 from motley.plugins.onnxruntime.sessions import EXACT_PROBE, ROWS_DIFFER, Store, Threads, Workshop, compute
 from motley.plugins.segments import ROWS, Gathering, Kernel, Mixture, Reduction, cut_into_segments
@@ -63,6 +65,7 @@ class OnnxRuntimeEngine:
 
     cache_formats = CACHE_FORMATS
     reads_far_blocks = True
+    asks_block_holders = True
 
     def __init__(self, graph: RankGraph, collectives: Collectives, options: EngineOptions) -> None:
         options.check_extra("onnxruntime")
@@ -91,6 +94,9 @@ class OnnxRuntimeEngine:
         self._turning = lru_cache(TABLES_KEPT)(self._tables)
         # Rows go through the graph all together, or in two halves.
         self._spans = [Spans(most_rows, len(self._ropes)) for _ in range(2)]
+        self._caches = [f"key_cache.{spec.layer}" for spec in graph.caches]
+        layers = {part.attend.keys: part.attend.layer for part in parts if part.attend}
+        self._held = self._begin_holder([layers[name] for name in self._caches], most_rows) if graph.holder else None
         self._buffers = self._workshop.buffers(segments, Store(most_rows))
         self._logits = np.empty((most_rows, graph.vocabulary), np.float32)
         rows, between = np.zeros((most_rows, graph.hidden), np.float32), Store(most_rows)
@@ -117,10 +123,17 @@ class OnnxRuntimeEngine:
         return self._step(hidden, spans, halved, self._exchange)
 
     def move(self, pairs: Sequence[tuple[int, int]]) -> None:
+        holder, near = self._graph.holder, self._graph.blocks.count
+        if holder is not None:
+            for block, far in pairs:
+                holder.keep(far - near, [blocks[block] for blocks in self._blocks.values()])
+                if holder.lost:
+                    raise OSError(f"the node that keeps blocks is lost: {holder.lost}")
+            return
         assert self._graph.far is not None
         for name, blocks in self._blocks.items():
             for block, far in pairs:
-                self._graph.far.write(name, far - self._graph.blocks.count, blocks[block])
+                self._graph.far.write(name, far - near, blocks[block])
 
     def close(self) -> None:
         self._bound.clear()
@@ -150,7 +163,11 @@ class OnnxRuntimeEngine:
             spans = [*spans, last._replace(position=last.position + last.rows - 1, rows=1, wanted=0)]
         chunks = micro_chunks(count, halved)
         for chunk, those in zip(chunks, self._spans, strict=False):
-            those.set([self._rows_of(span, row) for row, span in spans_of(spans, chunk)])
+            rows_of = [self._rows_of(span, row) for row, span in spans_of(spans, chunk)]
+            if self._held is None:
+                those.set(rows_of)
+            else:
+                self._held.set(those, rows_of)
         bound = [self._bind_rows(chunk, number) for number, chunk in enumerate(chunks)]
         if len(bound) == 1:
             for each in bound[0].steps:
@@ -269,7 +286,7 @@ class OnnxRuntimeEngine:
             if part.run:
                 actions.append(part.run(places))
             if part.attend:
-                actions.append(part.attend.bind(places, self._spans[number], self._ropes.index(part.attend.rope)))
+                actions.append(self._attention(part.attend, places, self._spans[number]))
             if part.then:
                 actions.append(part.then(places))
             match part.segment.then:
@@ -285,6 +302,24 @@ class OnnxRuntimeEngine:
             actions = []
         steps.append(Bound(actions))
         return _kept(self._bound, key, BoundRows(steps, places))
+
+    def _attention(self, attend: Attend, places: Mapping[str, Array], spans: Spans) -> Action:
+        rope = self._ropes.index(attend.rope)
+        if self._held is None:
+            return attend.bind(places, spans, rope, None)
+        bound = attend.bind(places, spans, rope, self._held.await_told)
+        return self._held.bind(bound, spans, self._caches.index(attend.keys))
+
+    def _begin_holder(self, layers: Sequence[HeldLayer], rows: int) -> HeldAttention:
+        """Have another machine make room for the far blocks.
+
+        Raises:
+            motley.transport.TransportError: it cannot be reached, or has no room.
+        """
+        holder, blocks = self._graph.holder, self._graph.blocks
+        assert holder is not None
+        holder.begin(layers, blocks.format)
+        return HeldAttention(holder, blocks.count, layers, rows, self._graph.context)
 
     def _mixture(self, mixture: Mixture, places: Mapping[str, Array]) -> BoundMixture:
         totals = [places[name] for name in mixture.totals]

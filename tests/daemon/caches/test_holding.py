@@ -94,9 +94,10 @@ def random_block(random: np.random.Generator, format: Any) -> list[Any]:
     parts: list[Any] = []
     for layer in LAYERS:
         shape = layer.kv_heads, SIGHT, layer.size
-        numbers = [random.normal(size=shape) for _ in range(2)]
-        parts += [(50 * each).astype(np.int8) if format is np.int8 else each.astype(format) for each in numbers]
-        parts += [random.uniform(0.01, 0.1, shape[:2]).astype(np.float32) for _ in range(2 * (format is np.int8))]
+        for _ in range(2):
+            numbers = random.normal(size=shape)
+            parts.append((50 * numbers).astype(np.int8) if format is np.int8 else numbers.astype(format))
+            parts += [random.uniform(0.01, 0.1, shape[:2]).astype(np.float32)] * (format is np.int8)
     return parts
 
 
@@ -113,8 +114,9 @@ def test_what_is_told_is_what_is_computed_here(format: Any) -> None:
         per_layer = len(blocks[0]) // len(LAYERS)
         for place, layer in enumerate(LAYERS):
             own = slice(place * per_layer, (place + 1) * per_layer)
-            keys, values, *scales = (np.stack(parts) for parts in zip(*(block[own] for block in blocks), strict=True))
-            here = Summaries(Layer(*layer), keys, values, *(scales or (None, None)), pool)
+            arrays = [np.stack(parts) for parts in zip(*(block[own] for block in blocks), strict=True)]
+            keys, key_scales, values, value_scales = arrays if format is np.int8 else (arrays[0], None, arrays[1], None)
+            here = Summaries(Layer(*layer), keys, values, key_scales, value_scales, pool)
             asked = []
             for rows, stretches, numbers in ((1, [0], [3]), (700, [1, 2, 4], [0, 4, 1])):
                 asked.append(
