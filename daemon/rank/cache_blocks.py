@@ -231,6 +231,14 @@ class BlockStore:
             self._free.append(block)
         return dict(pairs)
 
+    def lose_far(self) -> None:
+        """Go on without far blocks. What they hold is lost, and what hangs on it; no running sequence may have one."""
+        while self._unused_far:
+            self._drop_leaf(next(iter(self._unused_far)))
+        assert len(self._free_far) == self.far, "a running sequence has far blocks"
+        self._free_far.clear()
+        self.far = 0
+
     def publish(self, sequence_tokens: Sequence[int], blocks: Sequence[int], root: int = 0) -> None:
         """Let other sequences find the whole blocks of a running one. To be called when some have become whole.
 

@@ -27,9 +27,11 @@ from motley.daemon.rank.steps import (
     StepError,
     Stop,
     join,
+    tell_loss,
 )
 from motley.daemon.sampling.parameters import SamplingParams
 from motley.daemon.sampling.shard import ShardSampler
+from motley.plugins.block_holder import BlockHolder
 from motley.plugins.engine import F32, CacheBlocks, Engine, Span
 from motley.protocol import mesh_pb2 as pb
 from motley.transport import StatsSnapshot
@@ -133,6 +135,7 @@ class Executor:
         vocabulary: range,
         words_per_unit: int,
         stats: Clocks,
+        holder: BlockHolder | None = None,
     ) -> None:
         """
         Args:
@@ -142,6 +145,7 @@ class Executor:
             vocabulary: token ids whose logits this rank computes.
             words_per_unit: tokens in a unit of the vocabulary; masses are summed by these first.
             stats: of the collectives that the engine uses.
+            holder: keeps the far ones of the blocks for the engine; None: there is none.
         """
         self._engine = engine
         self._blocks = blocks
@@ -150,6 +154,7 @@ class Executor:
         self._vocabulary = vocabulary
         self._words_per_unit = words_per_unit
         self._stats = stats
+        self._holder = holder
         self._sequences: dict[int, _Sequence] = {}
         self.times = DecodeTimes()
 
@@ -224,11 +229,13 @@ class Executor:
         try:
             self._engine.move([(block, far) for block, far in pairs.tolist()])
         except OSError as error:
-            return Moved(f"cache blocks cannot be written to the disk: {error}")
+            where = "written to the disk" if self._holder is None else "moved to another machine"
+            return Moved(f"cache blocks cannot be {where}: {error}")
         return Moved()
 
     def _step(self, step: Step) -> bytes | None:
-        """Some tokens of some sequences; the summaries of the wanted rows in order, None if there are none."""
+        """Some tokens of some sequences; the summaries of the wanted rows in order, None if there are none. If there is
+        a holder of blocks, whether it is lost comes first, see `tell_loss`."""
         began, before = time.perf_counter(), self._stats.snapshot()
         tokens = step.tokens.tolist()
         spans = []
@@ -247,6 +254,8 @@ class Executor:
         summaries = self._summarise(step.spans, logits)
         if all(plan.rows == plan.wanted == 1 for plan in step.spans):
             self._count(len(step.spans), time.perf_counter() - began, before)
+        if self._holder is not None:
+            return tell_loss(self._holder.lost, join(summaries))
         return join(summaries) if summaries else None
 
     def _summarise(self, plans: Sequence[SpanPlan], logits: F32) -> list[bytes]:

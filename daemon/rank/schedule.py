@@ -206,6 +206,23 @@ class Schedule:
         self._choose(plan)
         return plan
 
+    def lose_far(self) -> list[int]:
+        """Go on without far blocks, whose contents are lost: requests that have any step back. A step that was to be
+        computed then has not been.
+
+        Returns:
+            The slots of these requests, to be closed.
+        """
+        near = self._store.near
+        lost = [request for request in self.active if any(block >= near for block in request.blocks)]
+        slots = [request.slot for request in lost]
+        for request in reversed(lost):
+            self._release(request, broken=True)
+            self.waiting.appendleft(request)
+        self._store.lose_far()
+        self._full = False
+        return slots
+
     def computed(self, plan: Plan, seconds: float) -> None:
         """A step has been computed, in so many seconds."""
         self._pace.took(Size(plan.rows, plan.halved), plan.answers, plan.fresh, seconds)

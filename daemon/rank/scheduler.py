@@ -37,6 +37,7 @@ from motley.daemon.rank.steps import (
     Stop,
     decode,
     split,
+    split_loss,
 )
 from motley.daemon.sampling.choice import Choice, LogitsError, NeedMore, choose, initial_want
 from motley.daemon.sampling.parameters import SamplingError, SamplingParams
@@ -104,6 +105,7 @@ class Scheduler:
         alike: prompts up to this length have the same rotary tables.
         tell: tells the daemon `tokens` and `activity`.
         check: called now and then while there is nothing to do, to see whether everyone is still there.
+        held: whether other machines keep the far ones of the blocks; when one is lost, it goes on without them all.
         report: called after each request, to tell where this rank's time went.
         step_ms: what the latest decode steps have taken, in milliseconds.
     """
@@ -119,6 +121,7 @@ class Scheduler:
     tell: Tell
     check: Callable[[], None]
     report: Callable[[], None]
+    held: bool = False
     step_ms: deque[float] = field(default_factory=lambda: deque(maxlen=STEP_HISTORY))
 
     def __post_init__(self) -> None:
@@ -134,6 +137,10 @@ class Scheduler:
         """Why blocks could not be moved the last time; empty: they could."""
         self._move_due = 0.0
         """From when on blocks may be moved again."""
+        self._losing = ""
+        """Why far blocks are lost, between the moment when that is known and that when the schedule goes on without."""
+        self._lost = ""
+        """Why there are no far blocks any more; empty: there are, or never were."""
         self._stuck = False
         """Whether nothing could be computed in the last step."""
 
@@ -193,8 +200,9 @@ class Scheduler:
             lookup=None if decode.without_drafts else Lookup(),
         )
         now = time.perf_counter()
-        self._clients[request] = _Client(decode, params, request, arrived=now, spoken=now)
+        client = self._clients[request] = _Client(decode, params, request, arrived=now, spoken=now)
         self._made_schedule().add(request)
+        self._shorten(client)
 
     def _cancel(self, request_id: str) -> None:
         for client in self._clients.values():
@@ -244,15 +252,14 @@ class Scheduler:
         for request in plan.opened:
             sampling = self._clients[request].decode.sampling.SerializeToString()
             self._do(Open(request.slot, request.prompt, sampling, np.array(request.tokens, np.int32)))
-        self._stuck = not plan.parts
+        self._stuck = not plan.parts and not self._losing
         if self._stuck:
             return
-        step, wanted = self._step(plan), sum(part.wanted for part in plan.parts)
-        told: Sequence[bytes] = []
-        if wanted:
-            told = self._told(step)
-        else:
-            self._do(step)
+        wanted = sum(part.wanted for part in plan.parts)
+        told = self._told_of(plan, wanted > 0) if plan.parts else []
+        if self._losing:
+            self._go_on_near(schedule)
+            return
         seconds = time.perf_counter() - began
         schedule.computed(plan, seconds)
         if plan.rows == plan.answers:
@@ -261,6 +268,49 @@ class Scheduler:
             rows = _by_row(told, wanted)
             deciding = [part for part in plan.parts if part.wanted]
             self._settle(schedule, [_Decision(part, [*islice(rows, part.wanted)]) for part in deciding])
+
+    def _told_of(self, plan: Plan, wanted: bool) -> Sequence[bytes]:
+        """Have every rank compute a step, and hear what each of them tells, by rank: nothing if no row is wanted."""
+        step = self._step(plan)
+        if not wanted and not self.held:
+            self._do(step)
+            return []
+        told: Sequence[bytes] = self._told(step)
+        if self.held:
+            losses = []
+            for rank, data in enumerate(told):
+                with _from_rank(rank):
+                    losses.append(split_loss(data))
+            told = [summaries for _, summaries in losses]
+            if not self._lost:
+                self._losing = "; ".join(f"rank {rank}: {lost}" for rank, (lost, _) in enumerate(losses) if lost)
+        return told
+
+    def _go_on_near(self, schedule: Schedule) -> None:
+        """Go on without far blocks, which are lost: what was computed with them is computed again."""
+        self._lost, self._losing = self._losing, ""
+        self._trouble = f"far cache blocks are lost ({self._lost}); their tokens are computed again"
+        for slot in schedule.lose_far():
+            self._do(Close(slot))
+        for client in list(self._clients.values()):
+            self._shorten(client)
+
+    def _shorten(self, client: _Client) -> None:
+        """Once far blocks are lost, let a request have no more tokens than near ones hold: it ends with the last of
+        these, or now, if it has as many."""
+        request, room = client.request, self.blocks.count * self.blocks.tokens
+        if not self._lost or request.longest <= room:
+            return
+        if len(request.tokens) < room:
+            request.longest, client.decode.max_tokens = room, room - request.prompt
+            return
+        message = (
+            f"{len(request.tokens)} tokens were in caches of which a part is lost ({self._lost}); {room} can be kept"
+            " without it. Start the session anew"
+        )
+        self._end(client)
+        failure = pb.Failure(code="caches_lost", message=message)
+        self._say(client.decode.request_id, finish="error", failure=failure)
 
     def _copy(self, pairs: Pairs) -> bool:
         """Have every rank copy blocks to far ones; whether all could."""
@@ -272,6 +322,8 @@ class Scheduler:
         self._trouble = "; ".join(trouble)
         if trouble:
             self._move_due = now + RETRY_S
+        if trouble and self.held:
+            self._losing = self._trouble
         return not trouble
 
     def _step(self, plan: Plan) -> Step:

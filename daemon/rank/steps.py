@@ -265,6 +265,31 @@ def _step(data: bytes) -> Step:
     return Step(spans, numbers[at:], bool(halved))
 
 
+def tell_loss(lost: str, summaries: bytes) -> bytes:
+    """What a rank tells of a step if a machine keeps blocks for it.
+
+    Args:
+        lost: why that machine is gone, so that what was computed may be wrong; empty: it is there.
+        summaries: as `join` puts them together.
+    """
+    return _LENGTH.pack(len(lost.encode())) + lost.encode() + summaries
+
+
+def split_loss(data: bytes) -> tuple[str, bytes]:
+    """The inverse of `tell_loss`.
+
+    Raises:
+        StepError: it is shorter than it says, or its words are no text.
+    """
+    try:
+        end = _LENGTH.size + _LENGTH.unpack_from(data)[0]
+        if end > len(data):
+            raise StepError(f"what is told of a step ends in the middle, after {len(data)} bytes")
+        return data[_LENGTH.size : end].decode(), data[end:]
+    except (struct.error, UnicodeDecodeError) as error:
+        raise StepError(f"what is told of a step, {len(data)} bytes, is malformed: {error}") from error
+
+
 def join(summaries: Sequence[bytes]) -> bytes:
     """The summaries of a step's wanted rows as one message."""
     return b"".join(part for summary in summaries for part in (_LENGTH.pack(len(summary)), summary))

@@ -62,6 +62,8 @@ class Engine:
     """How many of the last tokens of a sequence the logits depend on: few, and greedy texts repeat themselves."""
     unwritable: Collection[int]
     """Which of the moves, by number, find a disk that cannot be written to."""
+    holder: Holder | None = None
+    """Has the far blocks."""
     held: NDArray[np.int64] = field(init=False)
     """i64[count + far, tokens]: the token of each place of each block."""
     moves: int = 0
@@ -72,6 +74,8 @@ class Engine:
 
     def move(self, pairs: Sequence[tuple[int, int]]) -> None:
         self.moves += 1
+        if self.holder is not None and self.holder.lost:
+            raise OSError(self.holder.lost)
         for block, far in pairs:
             assert block < self.blocks.count <= far
             self.held[far] = self.held[block]
@@ -83,6 +87,9 @@ class Engine:
         assert 1 <= len(spans) <= self.most_spans
         assert 1 <= len(hidden) == sum(span.rows for span in spans) <= CHUNK
         self.steps.append(list(spans))
+        if self.holder is not None and len(self.steps) > self.holder.steps:
+            self.holder.lost = "a power cut"
+            self.held[self.blocks.count :] = 7
         written: list[tuple[int, int]] = []
         logits: list[F32] = []
         rows = iter(hidden[:, 0].astype(int).tolist())
@@ -104,6 +111,14 @@ class Engine:
         if self.broken(tokens):
             return np.full(len(self.vocabulary), np.nan, np.float32)
         return logits_after(*tokens[-self.memory :])[self.vocabulary.start : self.vocabulary.stop]
+
+
+@dataclass
+class Holder:
+    """Another machine that keeps far blocks, until so many steps have been computed."""
+
+    steps: int
+    lost: str = ""
 
 
 class Followers:
@@ -144,6 +159,8 @@ class Session:
         memory: see `Engine.memory`.
         sequences: requests that are under way at a time.
         unwritable: see `Engine.unwritable`, of the last rank.
+        lost_after: steps after which another machine that keeps the far blocks of the last rank is lost; None: each
+            rank has them on its disk.
     """
 
     def __init__(
@@ -155,7 +172,12 @@ class Session:
         memory: int = LONGEST,
         sequences: int = 64,
         unwritable: Collection[int] = (),
+        lost_after: int | None = None,
     ) -> None:
+        last = len(most) - 1
+        holders = [
+            None if lost_after is None else Holder(lost_after if rank == last else 1 << 30) for rank in range(len(most))
+        ]
         cuts = [VOCABULARY * rank // len(most) // BLOCK * BLOCK for rank in range(len(most) + 1)]
         self.engines = [
             Engine(
@@ -164,12 +186,22 @@ class Session:
                 range(cuts[rank], cuts[rank + 1]),
                 broken,
                 memory,
-                unwritable if rank == len(most) - 1 else (),
+                unwritable if rank == last else (),
+                holders[rank],
             )
             for rank, spans in enumerate(most)
         ]
         executors = [
-            Executor(cast(Any, engine), blocks, LONGEST, _embed, engine.vocabulary, BLOCK, Stats())
+            Executor(
+                cast(Any, engine),
+                blocks,
+                LONGEST,
+                _embed,
+                engine.vocabulary,
+                BLOCK,
+                Stats(),
+                cast(Any, engine.holder),
+            )
             for engine in self.engines
         ]
         self.followers = Followers(executors[1:], told_of_steps)
@@ -193,6 +225,7 @@ class Session:
             tell=self._tell,
             check=lambda: None,
             report=lambda: None,
+            held=lost_after is not None,
         )
 
     def run(
@@ -308,6 +341,70 @@ FAR = (
     CacheBlocks(5, 5, far=40),
     CacheBlocks(30, 1, far=30),
 )
+
+
+def drawn_requests(data: st.DataObject, number: int) -> list[wp.Decode]:
+    """Requests that share openings, of any length."""
+    openings = data.draw(st.lists(st.lists(st.integers(0, VOCABULARY - 1), max_size=12), min_size=1, max_size=3))
+    requests = []
+    for name in map(str, range(number)):
+        prompt = data.draw(st.sampled_from(openings))
+        prompt = prompt + data.draw(st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=20))
+        requests.append(request(name, prompt, data.draw(st.integers(1, LONGEST - len(prompt))), **data.draw(sampling)))
+    return requests
+
+
+@given(
+    st.data(),
+    st.sampled_from(((16,), (16, 3), (2, 128, 16))),
+    st.sampled_from((CacheBlocks(16, 4, far=16), CacheBlocks(9, 7, far=20), CacheBlocks(60, 1, far=60))),
+    st.integers(1, 12),
+    st.integers(0, 60),
+)
+def test_a_machine_that_keeps_blocks_and_is_lost_shows_in_no_text(
+    data: st.DataObject, most: tuple[int, ...], blocks: CacheBlocks, number: int, lost_after: int
+) -> None:
+    """Whatever was computed with what it had is computed again."""
+    requests = drawn_requests(data, number)
+    session = Session(most, blocks, lost_after=lost_after, memory=data.draw(st.sampled_from((2, LONGEST))))
+    arrivals = {each.request_id: data.draw(st.integers(0, 40)) for each in requests}
+    session.run(requests, arrivals)
+    assert_as_alone(session, requests, most=most, blocks=blocks, memory=session.engines[0].memory)
+    assert not session.failures
+
+
+@given(st.data(), st.sampled_from(((16,), (2, 128, 16))), st.integers(1, 6), st.integers(0, 60))
+def test_without_the_machine_that_kept_blocks_texts_are_as_long_as_the_others_hold(
+    data: st.DataObject, most: tuple[int, ...], number: int, lost_after: int
+) -> None:
+    """They are the beginning of what they would have been; who has more already is told why it ends."""
+    requests, blocks = drawn_requests(data, number), CacheBlocks(4, 5, far=20)
+    session = Session(most, blocks, lost_after=lost_after)
+    session.run(requests)
+    for each in requests:
+        text, end = alone(each, most=most, blocks=blocks)
+        name, heard = each.request_id, session.texts.get(each.request_id, [])
+        assert heard == text[: len(heard)]
+        if name in session.failures:
+            assert session.failures[name].code == "caches_lost"
+            assert "Start the session anew" in session.failures[name].message
+            assert len(each.prompt) + len(heard) >= 20
+        elif (heard, session.ends[name]) != (text, end):
+            assert session.ends[name] == "length"
+            assert len(each.prompt) + len(heard) == 20
+
+
+def test_a_machine_that_is_lost_while_blocks_move_is_done_without() -> None:
+    """When nothing can be computed without moving them."""
+    session = Session((16, 16), CacheBlocks(16, 4, far=16), lost_after=4)
+    requests = [request(str(number), [number] * 20, 30) for number in range(8)]
+    session.run(requests)
+    assert_as_alone(session, requests, most=(16, 16))
+    told = session.activities[-1]
+    assert (told.far_blocks, told.trouble) == (
+        0,
+        "far cache blocks are lost (rank 1: a power cut); their tokens are computed again",
+    )
 
 
 @given(
