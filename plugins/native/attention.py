@@ -173,7 +173,8 @@ def bind_attention(
         key_scales: f32[N, kv_heads, tokens] of int8, else None: by what the numbers of each token's head of keys are
             multiplied; written to.
         value_scales: the same of values.
-        far: more blocks, from number N on, which are only read; None: there are none. Where a block lies does not change a bit.
+        far: more blocks, from number N on, which are only read; None: there are none. Where a block lies does not
+            change a bit.
 
     Raises:
         ValueError: an operand has another shape or type, is not contiguous or aligned, or is to be written but
