@@ -163,8 +163,9 @@ def session_table(session: dict[str, Any]) -> RenderableType:
         rows.append([worker_name(host), host["state"], *held, "", ""])
     columns = ["node", "state", "share", "weights", "compute", "wire", "wait ms"]
     exact = ", exact" if session["exact"] else ""
-    more = session["cache_tokens"] > session["context"]
+    more = session["cache_tokens"] != session["context"]
     caches = f", {session['cache_tokens']} tokens in caches" if more else ""
+    caches += f", {session['cache_disk_tokens']} on disk" if session["cache_disk_tokens"] else ""
     kept = f", caches in {session['cache_format']}" if session["cache_format"] != "fp32" else ""
     context = f"context {session['context']}{caches}{kept}"
     title = f"{session['name']}: {_held(session)}{exact}, {context}, {session['state']}"
@@ -184,11 +185,13 @@ def activity(session: dict[str, Any]) -> str:
     told = session["activity"]
     if told is None:
         return ""
+    disk = f"; {told['far_blocks_used']} of {told['far_blocks']} blocks on disk in use" if told["far_blocks"] else ""
+    disk += f" ({told['trouble']})" if told["trouble"] else ""
     guesses = f"; {told['accepted_drafts']} of {told['tried_drafts']} guesses accepted" if told["tried_drafts"] else ""
     return (
         f"{counted(told['active'], 'request')} under way, {told['waiting']} waiting;"
         f" {told['blocks_used']} of {told['blocks']} blocks in use, {told['blocks_kept']} kept;"
-        f" {told['cached_tokens']} of {told['prompt_tokens']} prompt tokens found in caches{guesses}"
+        f" {told['cached_tokens']} of {told['prompt_tokens']} prompt tokens found in caches{guesses}{disk}"
     )
 
 

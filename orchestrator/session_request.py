@@ -100,6 +100,8 @@ class SessionRequest:
     """Tokens that prompt and answer have together; 0: a default, or what the model allows if that is less."""
     cache_tokens: int = field(default=0, metadata=_kind(Integer(1, 2**31)))
     """Tokens that all requests together may have in the KV caches, at least one context; 0: just one."""
+    cache_disk_tokens: int = field(default=0, metadata=_kind(Integer(0, 2**31)))
+    """Tokens that they may have besides on every rank's disk; a context may be as long as both together."""
     cache_format: str = field(default=CACHE_FORMATS[0], metadata=_kind(Text(CACHE_FORMATS)))
     """What keys and values are kept as in the KV caches of every rank."""
     sequences: int = field(default=64, metadata=_kind(Integer(1, MAX_SEQUENCES)))

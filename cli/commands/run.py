@@ -19,6 +19,7 @@ from motley.cli.errors import CliError
 from motley.cli.interrupt import run as run_interruptibly
 from motley.cli.mesh_of_one import mesh_of_one
 from motley.cli.options import (
+    CacheDiskTokens,
     CacheFormats,
     CacheTokens,
     Context,
@@ -69,6 +70,7 @@ def run(
     device: DeviceOption = None,
     context: Context = None,
     cache_tokens: CacheTokens = None,
+    cache_disk_tokens: CacheDiskTokens = None,
     cache_format: CacheFormats = None,
     sequences: Sequences = SessionRequest.sequences,
     queue: Queue = SessionRequest.queue,
@@ -129,6 +131,7 @@ def run(
         engine_options={"device": str(device)} if device else {},
         context=context or 0,
         cache_tokens=cache_tokens or 0,
+        cache_disk_tokens=cache_disk_tokens or 0,
         cache_format=cache_format or SessionRequest.cache_format,
         sequences=sequences,
         queue=queue,

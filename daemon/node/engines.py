@@ -18,6 +18,7 @@ from motley.plugins.engine import (
     keeps_fp16,
     lacking,
     on_gpu,
+    reads_far_blocks,
 )
 from motley.protocol import mesh_pb2 as pb
 
@@ -50,6 +51,7 @@ def _ask(name: str) -> dict[str, object]:
             "keeps_fp16": keeps_fp16(name),
             "has_whole_caches": has_whole_caches(name),
             "cache_formats": cache_formats(name),
+            "reads_far_blocks": reads_far_blocks(name),
             "on_gpu": on_gpu(name),
         }
         return {"name": name, "lacking": lacking(name), **kind}

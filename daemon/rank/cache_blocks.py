@@ -87,7 +87,9 @@ class BlockStore:
         tokens_found: how many tokens it has found, all together.
     """
 
-    def __init__(self, near: int, tokens: int, far: int = 0, copy: Callable[[Pairs], bool] = lambda pairs: True) -> None:
+    def __init__(
+        self, near: int, tokens: int, far: int = 0, copy: Callable[[Pairs], bool] = lambda pairs: True
+    ) -> None:
         """
         Args:
             near: how many near blocks there are.

@@ -5,10 +5,10 @@ as many as there is time for if there is more. Whoever is being answered comes f
 for prompts, and of these for the one that has been given least so far, or now and then for the oldest. If there are
 none, those who are being answered get guesses of their next tokens to verify, as many as are worth it.
 
-A request is admitted when there are blocks for all its tokens, and gets them as they are needed: near ones, for rows are
-written to these alone. When they are used up, those of the first positions move far. If there is no room there either,
-the request that came last steps back: it waits until there is, and computes again what nobody has kept for it. The
-oldest always goes on, unless blocks cannot be moved for now: then it waits, too.
+A request is admitted when there are blocks for all its tokens, and gets them as they are needed: near ones, for rows
+are written to these alone. When they are used up, those of the first positions move far. If there is no room there
+either, the request that came last steps back: it waits until there is, and computes again what nobody has kept for it.
+The oldest always goes on, unless blocks cannot be moved for now: then it waits, too.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from bisect import insort
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import chain, islice
+from itertools import islice
 
 from motley.daemon.rank.cache_blocks import BlockStore
 from motley.daemon.rank.drafts import MOST, Lookup, Luck, how_many

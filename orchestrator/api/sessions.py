@@ -107,6 +107,7 @@ def session_json(session: Session, steps: bool = False) -> dict[str, Any]:
         "matrices": profile.matrices,
         "context": session.caches.context,
         "cache_tokens": session.caches.tokens,
+        "cache_disk_tokens": session.caches.disk_tokens,
         "experts": _layout(session),
         "weight_bytes": weights,
         "ranks": [_rank_json(rank, weights) for rank in session.ranks],
@@ -127,7 +128,7 @@ def _layout(session: Session) -> str | None:
     return "parallel" if session.experts else "sliced"
 
 
-def _activity_json(session: Session) -> dict[str, int] | None:
+def _activity_json(session: Session) -> dict[str, Any] | None:
     """The fields of `Activity`, those that are 0 too; None: it answers nobody, or nobody has asked it yet."""
     activity = session.activity
     if activity is None or session.state is not State.READY:

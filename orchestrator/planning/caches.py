@@ -12,16 +12,18 @@ class Blocks:
     """The blocks in which each rank keeps keys and values, of all its layers and KV heads alike.
 
     Attributes:
-        count: how many there are.
+        count: how many there are in memory.
         tokens: positions in each.
+        on_disk: how many more each rank has on its disk.
     """
 
     count: int
     tokens: int
+    on_disk: int = 0
 
     @property
     def room(self) -> int:
-        """Tokens that all blocks together have room for."""
+        """Tokens that all blocks in memory together have room for."""
         return self.count * self.tokens
 
 
@@ -31,17 +33,19 @@ class Caches:
 
     Attributes:
         context: the longest sequence, in tokens.
-        tokens: what all sequences together may have there; at least `context`.
+        tokens: what all sequences together may have there, in memory.
+        disk_tokens: what they may have besides on disks; with `tokens` at least `context`.
     """
 
     context: int
     tokens: int
+    disk_tokens: int = 0
 
     def blocks(self, whole: bool) -> Blocks:
         """The blocks that hold as much, the same on every rank.
 
         Args:
-            whole: some rank's engine can only have a sequence's whole cache in one block.
+            whole: some rank's engine can only have a sequence's whole cache in one block; then there are none on disks.
         """
         each = self.context if whole else CACHE_BLOCK
-        return Blocks(-(-self.tokens // each), each)
+        return Blocks(-(-self.tokens // each), each, -(-self.disk_tokens // each))

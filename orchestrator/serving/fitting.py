@@ -99,9 +99,10 @@ class Fitting:
 
         async def fits(tokens: int) -> bool:
             await asyncio.sleep(0)  # between two layouts it is everybody's turn
+            context = min(tokens + caches.disk_tokens, caches.context)
             try:
                 await self._layouts.lay_out(
-                    session, request, spec, profiles, Caches(min(tokens, caches.context), tokens)
+                    session, request, spec, profiles, replace(caches, context=context, tokens=tokens)
                 )
             except (PlanError, PlacementError):
                 return False
@@ -118,7 +119,9 @@ class Fitting:
 
 def _smaller(caches: Caches, tokens: int) -> str:
     """What to ask for in place of `caches`, where no more than so many tokens fit."""
-    if caches.tokens == caches.context:
+    longest = tokens + caches.disk_tokens
+    if caches.context == caches.tokens and not caches.disk_tokens:
         return f"with a context of {tokens}"
-    as_many = f"with a context of {tokens} and as many cache tokens"
-    return as_many if tokens < caches.context else f"with {tokens} cache tokens"
+    if longest >= caches.context:
+        return f"with {tokens} cache tokens"
+    return f"with a context of {longest} and {tokens if caches.disk_tokens else 'as many'} cache tokens"

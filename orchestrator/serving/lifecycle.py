@@ -139,11 +139,13 @@ def _caches(request: SessionRequest, profile: ModelProfile) -> Caches:
         )
     context = request.context or min(DEFAULT_CONTEXT, profile.context_length)
     tokens = request.cache_tokens or context
-    if tokens < context:
+    on_disk = request.cache_disk_tokens
+    if tokens + on_disk < context:
+        besides = f" and {on_disk} on disk" if on_disk else ""
         raise refusal(
             "invalid_request",
-            f"caches of {tokens} tokens were asked for; one sequence may have {context} (the context): ask for as many"
-            " or more, or for a shorter context",
+            f"caches of {tokens} tokens{besides} were asked for; one sequence may have {context} (the context): ask for"
+            " as many or more, for more on disk, or for a shorter context",
             "cache_tokens",
         )
-    return Caches(context, tokens)
+    return Caches(context, tokens, on_disk)

@@ -220,8 +220,8 @@ def bind_attention(
         key_scales: f32[N, kv_heads, tokens] of int8, else None: by what the numbers of each token's head of keys are
             multiplied; written to.
         value_scales: the same of values.
-        far: more blocks, from number N on, which are only read; None: there are none. Where a block lies changes no
-            bit.
+        far: more blocks, from number N on, which are only read; None: there are none. Where a block lies does not
+            change a bit.
         await_told: returns when the summaries of the stretches that are `Away` are there; called once by a call with
             any, after it has attended to what is here. It must not raise, nor use the pool.
 
