@@ -68,7 +68,7 @@ class Wanted:
         used = {name for worker in session["ranks"] + session["hosts"] for name in nodes_of(worker)}
         elsewhere = planned and list(request.nodes) not in ([], session["nodes"]) and set(request.nodes) != used
         length, held, kept = session["context"], session["cache_tokens"], session["cache_format"]
-        on_disk = session["cache_disk_tokens"]
+        on_disk, on_nodes = session["cache_disk_tokens"], session["cache_node_tokens"]
         device = session["engine_options"].get("device", Device.CPU)
         quants, engines = unlike_on(request.quantisations, "quantisation"), unlike_on(request.engines, "engine")
         for named, unlike, how in (
@@ -83,6 +83,11 @@ class Wanted:
                 "--cache-disk-tokens",
                 planned and bool(request.cache_disk_tokens) and request.cache_disk_tokens != on_disk,
                 f"with {on_disk} tokens on disk",
+            ),
+            (
+                "--cache-node-tokens",
+                planned and bool(request.cache_node_tokens) and request.cache_node_tokens != on_nodes,
+                f"with {on_nodes} tokens on other nodes",
             ),
             ("--cache-format", unlike_all("cache_format", self.any_cache_format), f"with caches in {kept}"),
             ("--sequences", unlike_limit("sequences"), f"for {counted(session['sequences'], 'request')} at a time"),
@@ -123,6 +128,7 @@ def start_command(session: dict[str, Any]) -> str:
         ("--context", session["context"]),
         ("--cache-tokens", session["cache_tokens"] if session["cache_tokens"] != session["context"] else 0),
         ("--cache-disk-tokens", session["cache_disk_tokens"]),
+        ("--cache-node-tokens", session["cache_node_tokens"]),
         ("--cache-format", session["cache_format"] if session["cache_format"] != SessionRequest.cache_format else ""),
         *((option_of(limit), str(session[limit])) for limit, usual in LIMITS.items() if session[limit] != usual),
         ("--nodes", ",".join(session["nodes"])),

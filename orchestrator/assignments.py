@@ -66,7 +66,7 @@ class Assignments:
             context=caches.context,
             cache_blocks=blocks.count,
             cache_block_tokens=blocks.tokens,
-            far_blocks=blocks.on_disk,
+            far_blocks=blocks.on_disk + blocks.on_nodes,
             sequences=request.sequences,
             wire=request.wire,
             threads=request.threads,

@@ -59,7 +59,7 @@ class Capabilities(_message.Message):
     def __init__(self, platform: _Optional[str] = ..., cpu: _Optional[str] = ..., cores: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., memory_bandwidth: _Optional[float] = ..., gpus: _Optional[_Iterable[_Union[Gpu, _Mapping]]] = ..., zone: _Optional[str] = ..., engines: _Optional[_Iterable[_Union[Engine, _Mapping]]] = ..., expert_engines: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Engine(_message.Message):
-    __slots__ = ("name", "keeps_fp16", "on_gpu", "lacking", "has_whole_caches", "cache_formats", "reads_far_blocks")
+    __slots__ = ("name", "keeps_fp16", "on_gpu", "lacking", "has_whole_caches", "cache_formats", "reads_far_blocks", "asks_block_holders")
     NAME_FIELD_NUMBER: _ClassVar[int]
     KEEPS_FP16_FIELD_NUMBER: _ClassVar[int]
     ON_GPU_FIELD_NUMBER: _ClassVar[int]
@@ -67,6 +67,7 @@ class Engine(_message.Message):
     HAS_WHOLE_CACHES_FIELD_NUMBER: _ClassVar[int]
     CACHE_FORMATS_FIELD_NUMBER: _ClassVar[int]
     READS_FAR_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    ASKS_BLOCK_HOLDERS_FIELD_NUMBER: _ClassVar[int]
     name: str
     keeps_fp16: bool
     on_gpu: bool
@@ -74,7 +75,8 @@ class Engine(_message.Message):
     has_whole_caches: bool
     cache_formats: _containers.RepeatedScalarFieldContainer[str]
     reads_far_blocks: bool
-    def __init__(self, name: _Optional[str] = ..., keeps_fp16: _Optional[bool] = ..., on_gpu: _Optional[bool] = ..., lacking: _Optional[str] = ..., has_whole_caches: _Optional[bool] = ..., cache_formats: _Optional[_Iterable[str]] = ..., reads_far_blocks: _Optional[bool] = ...) -> None: ...
+    asks_block_holders: bool
+    def __init__(self, name: _Optional[str] = ..., keeps_fp16: _Optional[bool] = ..., on_gpu: _Optional[bool] = ..., lacking: _Optional[str] = ..., has_whole_caches: _Optional[bool] = ..., cache_formats: _Optional[_Iterable[str]] = ..., reads_far_blocks: _Optional[bool] = ..., asks_block_holders: _Optional[bool] = ...) -> None: ...
 
 class Gpu(_message.Message):
     __slots__ = ("name", "memory_bytes", "free_bytes", "driver", "compute_capability", "multiprocessors", "memory_bandwidth", "users")

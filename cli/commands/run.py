@@ -21,6 +21,7 @@ from motley.cli.mesh_of_one import mesh_of_one
 from motley.cli.options import (
     CacheDiskTokens,
     CacheFormats,
+    CacheNodeTokens,
     CacheTokens,
     Context,
     DeviceOption,
@@ -71,6 +72,7 @@ def run(
     context: Context = None,
     cache_tokens: CacheTokens = None,
     cache_disk_tokens: CacheDiskTokens = None,
+    cache_node_tokens: CacheNodeTokens = None,
     cache_format: CacheFormats = None,
     sequences: Sequences = SessionRequest.sequences,
     queue: Queue = SessionRequest.queue,
@@ -132,6 +134,7 @@ def run(
         context=context or 0,
         cache_tokens=cache_tokens or 0,
         cache_disk_tokens=cache_disk_tokens or 0,
+        cache_node_tokens=cache_node_tokens or 0,
         cache_format=cache_format or SessionRequest.cache_format,
         sequences=sequences,
         queue=queue,

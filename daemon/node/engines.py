@@ -12,6 +12,7 @@ import os
 from motley.daemon.node.child import end_with_owner, kill_child, start_child
 from motley.plugins.engine import (
     EngineError,
+    asks_block_holders,
     cache_formats,
     engine_names,
     has_whole_caches,
@@ -52,6 +53,7 @@ def _ask(name: str) -> dict[str, object]:
             "has_whole_caches": has_whole_caches(name),
             "cache_formats": cache_formats(name),
             "reads_far_blocks": reads_far_blocks(name),
+            "asks_block_holders": asks_block_holders(name),
             "on_gpu": on_gpu(name),
         }
         return {"name": name, "lacking": lacking(name), **kind}

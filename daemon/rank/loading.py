@@ -22,6 +22,7 @@ from motley.daemon.rank.far_file import FarFile
 from motley.daemon.rank.gate import Gate, reference_answers
 from motley.daemon.rank.peers import Peers
 from motley.daemon.weights.cache import ShareCache
+from motley.plugins.block_holder import BlockHolder
 from motley.plugins.engine import CACHE_FORMATS, CacheBlocks, EngineOptions, load_engine, on_gpu
 from motley.protocol import GPU_RESERVE
 from motley.protocol import mesh_pb2 as pb
@@ -69,6 +70,7 @@ def load_rank(
     cache: ShareCache,
     threads: int,
     progress: Progress,
+    holder: BlockHolder | None = None,
 ) -> Iterator[LoadedRank]:
     """Load a rank's share, from the cache if it is there, and examine its engine; everything is freed when the context
     ends.
@@ -80,6 +82,7 @@ def load_rank(
         cache: where shares are kept.
         threads: that the engine computes with.
         progress: told how far the loading is; what it raises ends the loading.
+        holder: has the far blocks of its caches; None: they are on this machine's disk, if there are any.
 
     Raises:
         LoadError: the model's files differ from those that were planned for, or do not come.
@@ -117,7 +120,7 @@ def load_rank(
             share_file = stack.enter_context(planned.share(cache, declared.weights, declared.share_bytes, progress))
             graph = declared.bind(share_file)  # what is examined has near blocks alone
             far = None
-            if blocks.far:
+            if blocks.far and holder is None:
                 far = FarFile(cache.folder, blocks, graph.caches)
                 stack.callback(far.close)
             with signs_of_life(loaded, ENGINE_S):
@@ -126,12 +129,16 @@ def load_rank(
                 )
                 expected = ask_reference()  # before the engine takes its memory
                 gate = Gate(graph, peers)
-                engine = load_engine(assignment.engine)(replace(graph, blocks=blocks, far=far), gate, options)
+                engine = load_engine(assignment.engine)(
+                    replace(graph, blocks=blocks, far=far, holder=holder), gate, options
+                )
                 stack.callback(engine.close)
                 gate.open(engine, expected, partial(ask_reference, anew=True))
             share_bytes = sum(place.weight.all_bytes for place in declared.weights)
             embed = partial(opened.source.rows, EMBEDDING)
-            executor = Executor(engine, blocks, graph.context, embed, declared.words, declared.words_per_unit, peers)
+            executor = Executor(
+                engine, blocks, graph.context, embed, declared.words, declared.words_per_unit, peers, holder
+            )
             yield LoadedRank(
                 executor=executor,
                 blocks=blocks,
@@ -176,9 +183,9 @@ def cache_blocks(assignment: pb.Assignment) -> CacheBlocks:
     count, tokens, context = assignment.cache_blocks, assignment.cache_block_tokens, assignment.context
     far = assignment.far_blocks
     if not count or (count + far) * tokens < max(1, context) or count + far > MOST_BLOCKS:
-        on_disk = f" and {far} on disk" if far else ""
+        more = f" and {far} elsewhere" if far else ""
         raise ConfigError(
-            f"KV caches of {count} blocks of {tokens} tokens{on_disk} were planned for a context of {context}: they must"
+            f"KV caches of {count} blocks of {tokens} tokens{more} were planned for a context of {context}: they must"
             f" have room for it, in {MOST_BLOCKS} blocks at most. Plan the session anew"
         )
     cache_format = assignment.model.cache_format or CACHE_FORMATS[0]

@@ -99,7 +99,7 @@ class Fitting:
 
         async def fits(tokens: int) -> bool:
             await asyncio.sleep(0)  # between two layouts it is everybody's turn
-            context = min(tokens + caches.disk_tokens, caches.context)
+            context = min(tokens + caches.far_tokens, caches.context)
             try:
                 await self._layouts.lay_out(
                     session, request, spec, profiles, replace(caches, context=context, tokens=tokens)
@@ -119,9 +119,9 @@ class Fitting:
 
 def _smaller(caches: Caches, tokens: int) -> str:
     """What to ask for in place of `caches`, where no more than so many tokens fit."""
-    longest = tokens + caches.disk_tokens
-    if caches.context == caches.tokens and not caches.disk_tokens:
+    longest = tokens + caches.far_tokens
+    if caches.context == caches.tokens and not caches.far_tokens:
         return f"with a context of {tokens}"
     if longest >= caches.context:
         return f"with {tokens} cache tokens"
-    return f"with a context of {longest} and {tokens if caches.disk_tokens else 'as many'} cache tokens"
+    return f"with a context of {longest} and {tokens if caches.far_tokens else 'as many'} cache tokens"

@@ -7,7 +7,14 @@ from dataclasses import dataclass
 
 from motley.orchestrator.assignments import model_spec
 from motley.orchestrator.nodes import Node, what_became
-from motley.orchestrator.planning.setup import Setup, SetupError, lacking_disk, lacking_format, setup_of
+from motley.orchestrator.planning.setup import (
+    Setup,
+    SetupError,
+    lacking_disk,
+    lacking_format,
+    lacking_holders,
+    setup_of,
+)
 from motley.orchestrator.serving.errors import refusal
 from motley.orchestrator.session_request import SessionRequest
 from motley.orchestrator.workers import Worker
@@ -107,6 +114,8 @@ def participant(request: SessionRequest, node: Node) -> Participant:
         raise refusal("unusable_engine", lacking, "cache_format")
     if request.cache_disk_tokens and (lacking := lacking_disk(node.name, node.capabilities, engine)):
         raise refusal("unusable_engine", lacking, "cache_disk_tokens")
+    if request.cache_node_tokens and (lacking := lacking_holders(node.name, node.capabilities, engine)):
+        raise refusal("unusable_engine", lacking, "cache_node_tokens")
     return Participant(node, setup)
 
 
