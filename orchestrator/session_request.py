@@ -172,7 +172,7 @@ class SessionRequest:
         if self.cache_node_tokens and self.wants_parallel:
             raise ContradictionError(
                 "cache_node_tokens",
-                "is not for experts on nodes of their own: leave it out, or ask for experts 'sliced'",
+                "is not for experts on nodes of their own: leave it out, or ask for sliced ones",
             )
         if not self.exact:
             return

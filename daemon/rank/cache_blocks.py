@@ -58,8 +58,9 @@ class _Node:
     def begun_by(self, tokens: tuple[int, ...], near: int) -> tuple[_Node, int] | None:
         """Choose a block below for a sequence with these tokens to write on, after those that both have in common.
 
-        Its number must be below `near`, nobody may use it, and nothing may hang on it. What else it holds is lost, and may be a conversation that
-        goes on one day; so at least half of what it holds, or of `tokens`, has to be common. None: there is no such.
+        Its number must be below `near`, nobody may use it, and nothing may hang on it. What else it holds is lost, and
+        may be a conversation that goes on one day; so at least half of what it holds, or of `tokens`, has to be common.
+        None: there is no such.
 
         Returns:
             The block that has most in common, and how many tokens that are.
@@ -75,9 +76,9 @@ class _Node:
 class BlockStore:
     """The blocks of a session's KV caches: each is free, used by running sequences, or keeps a prefix that nobody uses.
 
-    Pure: does no I/O, but for what `copy` does, and touches no clock. A call costs as much as the blocks that it is about; `publish` as much as
-    those that are new. Whoever calls keeps the list of blocks of each running sequence: those that `find` gave, then
-    those of `take`, in the order of their positions.
+    Pure: does no I/O, but for what `copy` does, and touches no clock. A call costs as much as the blocks that it is
+    about; `publish` as much as those that are new. Whoever calls keeps the list of blocks of each running sequence:
+    those that `find` gave, then those of `take`, in the order of their positions, some renumbered by `move`.
 
     Attributes:
         near: how many near blocks there are.
@@ -102,8 +103,9 @@ class BlockStore:
             ValueError: one of them is not positive.
         """
         if near < 1 or tokens < 1 or far < 0:
+            besides = f" and {far} far ones" if far else ""
             raise ValueError(
-                f"there cannot be {near} blocks of {tokens} tokens and {far} far ones; at least one of one token is needed"
+                f"there cannot be {near} blocks of {tokens} tokens{besides}; at least one of one token is needed"
             )
         self.near = near
         self.far = far

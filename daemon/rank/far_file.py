@@ -7,10 +7,9 @@ import os
 import tempfile
 from collections.abc import Iterable
 from contextlib import ExitStack
-from io import FileIO
 from math import prod
 from pathlib import Path
-from typing import Any, cast
+from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -58,7 +57,7 @@ class FarFile:
             try:
                 folder.mkdir(parents=True, exist_ok=True)
                 file = stack.enter_context(tempfile.TemporaryFile(dir=folder, buffering=0))
-                _allocate(cast(FileIO, file), max(1, size))
+                _allocate(file, max(1, size))
                 mapped = mmap.mmap(file.fileno(), max(1, size), access=mmap.ACCESS_READ)
             except OSError as error:
                 raise DiskFull(
@@ -66,7 +65,7 @@ class FarFile:
                     f" {folder}: {error}. Make room there, or ask for fewer tokens on disk"
                 ) from error
             stack.pop_all()
-        self._file = cast(FileIO, file)
+        self._file = file
         self._bytes = np.frombuffer(mapped, np.uint8)
 
     def read(self, name: str) -> npt.NDArray[Any]:
@@ -76,7 +75,7 @@ class FarFile:
     def write(self, name: str, number: int, values: npt.NDArray[Any]) -> None:
         start, _, _ = self._places[name]
         self._file.seek(start + number * values.nbytes)
-        _write(self._file, memoryview(values).cast("B"))
+        _write(self._file, values.data.cast("B"))
 
     def close(self) -> None:
         """Give up the file. What was read of it stays valid while it is held."""
@@ -84,7 +83,7 @@ class FarFile:
         self._file.close()
 
 
-def _allocate(file: FileIO, size: int) -> None:
+def _allocate(file: IO[bytes], size: int) -> None:
     """Take so many bytes on the disk for a file, all zero.
 
     Raises:
@@ -98,7 +97,7 @@ def _allocate(file: FileIO, size: int) -> None:
         _write(file, zeros[: size - start])
 
 
-def _write(file: FileIO, data: memoryview) -> None:
+def _write(file: IO[bytes], data: memoryview) -> None:
     """Write all of some bytes.
 
     Raises:

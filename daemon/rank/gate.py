@@ -39,8 +39,8 @@ from motley.plugins.mixture import Compute, Sent
 from motley.plugins.nodes import is_collective
 
 FAR = 4000
-"""The position of the far tokens in their sequence; or the end of the context, or of what all blocks hold, if that comes
-before."""
+"""The position of the far tokens in their sequence; or the end of the context, or of what all blocks hold, if that
+comes before."""
 LONG = 48
 """Tokens of the longer prompt."""
 _LAYER = re.compile(r"layers\.(\d+)\.")

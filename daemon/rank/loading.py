@@ -185,8 +185,8 @@ def cache_blocks(assignment: pb.Assignment) -> CacheBlocks:
     if not count or (count + far) * tokens < max(1, context) or count + far > MOST_BLOCKS:
         more = f" and {far} elsewhere" if far else ""
         raise ConfigError(
-            f"KV caches of {count} blocks of {tokens} tokens{more} were planned for a context of {context}: they must"
-            f" have room for it, in {MOST_BLOCKS} blocks at most. Plan the session anew"
+            f"KV caches of {count} blocks of {tokens} tokens{more} were planned for a context of {context}: they"
+            f" must have room for it, in {MOST_BLOCKS} blocks at most. Plan the session anew"
         )
     cache_format = assignment.model.cache_format or CACHE_FORMATS[0]
     if cache_format not in CACHE_FORMATS:

@@ -102,8 +102,8 @@ class Layouts:
                     return ranks, None
 
     def place_holders(self, ranks: Sequence[Rank], caches: Caches, profile: ModelProfile) -> list[CacheHolder]:
-        """A cache holder for every rank, if caches are to be on other nodes: on those with most room beside the ranks. The
-        caller must reserve the memory for them, and for the ranks, before it awaits anything.
+        """A cache holder for every rank, if caches are to be on other nodes: on those with most room beside the ranks.
+        The caller must reserve the memory for them, and for the ranks, before it awaits anything.
 
         Raises:
             PlanError: no node has room for one.

@@ -237,8 +237,9 @@ class OnnxRuntimeEngine:
     def _test_rows(self) -> None:
         """Refuse kernels that give a row other bits when it is computed beside others; no peer is asked."""
         rank = self._collectives.rank
-        count = min(EXACT_PROBE, self._max_rows, self._graph.context)
-        table = np.arange(ceil(count / self._graph.blocks.tokens), dtype=np.int32)
+        blocks = self._graph.blocks
+        count = min(EXACT_PROBE, self._max_rows, self._graph.context, blocks.count * blocks.tokens)
+        table = np.arange(ceil(count / blocks.tokens), dtype=np.int32)
         hidden = np.random.default_rng(0).normal(size=(count, self._graph.hidden)).astype(np.float32)
 
         def outcome(chunk: int) -> list[F32]:
@@ -257,8 +258,8 @@ class OnnxRuntimeEngine:
                 steps.append([])
                 span = Span(table, start, len(rows), wanted=len(rows))
                 steps[-1].append(self._step(rows, [span], False, keep)[None].copy())
-            for blocks in self._blocks.values():
-                blocks[table] = 0
+            for own in self._blocks.values():
+                own[table] = 0
             return [np.concatenate(pieces, axis=1) for pieces in zip(*steps, strict=True)]
 
         together = outcome(count)

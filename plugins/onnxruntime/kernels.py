@@ -7,8 +7,9 @@ in one or two; and quantised weights are read at the speed of the memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from motley.plugins.block_holder import HeldLayer
 from motley.plugins.engine import SCALES
@@ -105,7 +106,7 @@ def _far(places: Mapping[str, Array], keys: str, values: str) -> LayerBlocks | N
     if f"{FAR}{keys}" not in places:
         return None
     names = keys, values, f"{keys}{SCALES}", f"{values}{SCALES}"
-    arrays = (places.get(f"{FAR}{name}") for name in names)
+    arrays: Iterator[Any] = (places.get(f"{FAR}{name}") for name in names)
     return LayerBlocks(*arrays)
 
 
