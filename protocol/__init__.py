@@ -19,8 +19,8 @@ BLOCKS = (16, 32, 64, 128, 256)
 CACHE_BLOCK = 32
 """Positions in a block of KV caches, unless an engine of the session can only have whole caches."""
 CACHE_STRETCH = 128
-"""Positions in a block, where a session has some on nodes that are none of its ranks: attention is computed to so many at
-a time, here or there."""
+"""Positions in a block of a session that has some on nodes which are none of its ranks: attention is computed to as
+many at a time, here or there."""
 GPU_RESERVE = 512 << 20
 """Bytes of a GPU's free memory that no rank is planned into: CUDA's own, and what a desktop may want to draw."""
 
