@@ -158,7 +158,7 @@ INTERFACE = (7, *map(ctypes.sizeof, (Matmul, Norm, Gated, Table, Span, SpanList,
 """What ``motley_interface`` of library.c must be: a number that is raised in both files whenever they no longer
 understand each other, and the size of each struct. It shows that a library was built before an update."""
 
-FUNCTIONS = (
+FUNCTIONS: tuple[tuple[str, list[Any], Any], ...] = (
     ("supports", [c_int32], c_int32),
     ("set_level", [c_int32], None),
     ("set_reach", [c_int32, c_int32, c_int32], None),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 
 from motley.cli.client import Client
 from motley.cli.errors import CliError
-from tests.e2e.processes import BUNDLED, START_S, Mesh, command, mesh
+from tests.e2e.processes import BUNDLED, START_S, Mesh, in_thread, mesh
 
 PROMPT = "ROMEO:\nBut soft, what light through yonder window breaks?\n" * 16
 LONG = {"model": BUNDLED.name, "prompt": PROMPT, "temperature": 0, "ignore_eos": True, "logprobs": 2}
@@ -23,6 +24,16 @@ async def answer_of(client: Client, **changes: object) -> dict[str, Any]:
     """The answer with the log-probabilities of all its tokens, and what it has cost."""
     answer: dict[str, Any] = await client.call("POST", "/v1/completions", {**LONG, **changes})
     return answer
+
+
+async def until(client: Client, path: str, wanted: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    """Ask again and again until what is told is wanted."""
+    async with asyncio.timeout(START_S):
+        while True:
+            told: dict[str, Any] = await client.call("GET", path)
+            if wanted(told):
+                return told
+            await asyncio.sleep(0.02)
 
 
 @pytest.mark.parametrize(("exact", "cache_format"), [(False, "fp32"), (False, "int8"), (True, "fp32")])
@@ -53,7 +64,7 @@ async def test_a_context_four_times_what_ranks_have_room_for_is_answered_to_the_
                 assert sum(own["bytes"] for own in holders) >= 3 * NEAR * 4 * 64
                 told = (await client.call("GET", f"/api/sessions/{session['id']}"))["activity"]
                 assert told["far_blocks_used"] >= 3
-                _, out, _ = await asyncio.to_thread(command, "status", "--orchestrator", there.url)
+                _, out, _ = await in_thread("status", "--url", there.url)
                 assert "c (caches of rank 1)" in out
             await client.call("DELETE", f"/api/sessions/{session['id']}")
     assert found[0] == found[1]
@@ -82,19 +93,13 @@ async def test_the_node_that_keeps_caches_is_killed_and_no_text_changes(tmp_path
         session = await there.session(**near, cache_node_tokens=6 * NEAR)
         where = f"/api/sessions/{session['id']}"
         answers = [asyncio.create_task(answer_of(client, **each)) for each in asked]
-        async with asyncio.timeout(START_S):
-            while not ((await client.call("GET", where))["activity"] or {}).get("far_blocks_used"):
-                await asyncio.sleep(0.02)
+        await until(client, where, lambda told: bool((told["activity"] or {}).get("far_blocks_used")))
         assert not all(answer.done() for answer in answers)
         for process in there.nodes["far"].family():
             process.send_signal(signal.SIGKILL)
         assert [(await answer)["choices"] for answer in answers] == alone
         assert (await answer_of(client, **asked[0]))["choices"] == alone[0]
-        async with asyncio.timeout(START_S):
-            told = await client.call("GET", where)
-            while not all(own["lost"] for own in told["cache_holders"]):
-                await asyncio.sleep(0.1)
-                told = await client.call("GET", where)
+        told = await until(client, where, lambda told: all(own["lost"] for own in told["cache_holders"]))
         assert told["state"] == "ready"
         assert told["activity"]["far_blocks"] == 0
         assert "far cache blocks are lost" in told["activity"]["trouble"]
