@@ -232,7 +232,7 @@ class Blocks(RuleBasedStateMachine):
 class FarBlocks(Blocks):
     """The same with far blocks. What is dropped is not foretold, but that it was right to drop it."""
 
-    @initialize(near=st.integers(1, 8), size=st.integers(1, 4), far=st.integers(1, 10))
+    @initialize(near=st.integers(1, 4), size=st.integers(1, 2), far=st.integers(1, 6))
     def open(self, near: int, size: int, far: int) -> None:  # type: ignore[override]
         self.begin_anew(BlockStore(near, size, far, self.copy))
         self.fails = False
@@ -526,3 +526,25 @@ def test_work_grows_with_the_blocks_of_a_call_and_not_with_what_is_kept() -> Non
 
     assert long_one(2000) == pytest.approx(long_one(100), rel=0.25)
     assert many(2000) == pytest.approx(many(100), rel=0.25)
+
+
+def test_a_far_block_is_shared_but_not_written_on() -> None:
+    """The last block of a conversation that has gone far is computed again, since it would be gone on with."""
+    store = BlockStore(2, 4, far=2)
+    run(store, range(6))
+    run(store, range(100, 108))
+    blocks, found = store.find([*range(6), 50])
+    assert (len(blocks), blocks[0] >= 2, found) == (1, True, 4)
+
+
+def test_the_end_of_a_text_is_dropped_before_its_beginning_that_is_far() -> None:
+    store = BlockStore(4, 2, far=1)
+    blocks = store.take(4)
+    assert blocks is not None
+    store.publish(range(8), blocks)
+    moved = store.move(blocks)
+    assert [*moved] == blocks[:1], "there is room for one"
+    store.give_back(range(8), [moved[blocks[0]], *blocks[1:]])
+    assert store.take(2) is not None, "one was free"
+    found, tokens = store.find([*range(8), 9])
+    assert (found, tokens) == ([4, *blocks[1:3]], 6)
