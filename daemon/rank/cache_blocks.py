@@ -370,14 +370,10 @@ class BlockStore:
         """Have so many near blocks free, of which enough are `takeable`."""
         pairs = []
         while len(self._free) < count:
-            far = self._far_place()
-            if len(self._free) >= count:  # near ones have been dropped to find that
-                self._free_far += [] if far is None else [far]
-                break
-            oldest = next(iter(self._unused))
-            if far is None:
-                self._drop_leaf(oldest)
+            if not self._free_far:  # whether it is a near one or a far one that becomes free, that helps
+                self._drop_leaf(next(iter(self._unused_far or self._unused)))
                 continue
+            oldest, far = next(iter(self._unused)), self._free_far.pop()
             del self._unused[oldest]
             self._renumber(oldest, far)
             self._unused_far[far] = None

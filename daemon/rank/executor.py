@@ -191,6 +191,7 @@ class Executor:
             case Move(pairs):
                 return self._move(pairs).encode()
             case Renumber(pairs):
+                self._check_pairs(pairs)
                 for sequence in self._sequences.values():
                     sequence.renumber(pairs)
             case Stop():
@@ -221,11 +222,19 @@ class Executor:
             raise StepError(f"slot {slot} has no logits of wanted row {row} to say more about")
         return sequence.sampler.summarise(sequence.logits[row], sequence.first + row, want)
 
-    def _move(self, pairs: Numbers) -> Moved:
-        """Copy blocks to far ones."""
+    def _check_pairs(self, pairs: Numbers) -> None:
+        """Make sure that there are the blocks that are to be moved, and the far ones that they go to.
+
+        Raises:
+            StepError: there are not.
+        """
         near, every = self._blocks.count, self._blocks.count + self._blocks.far
         if pairs[:, 0].max() >= near or pairs[:, 1].min() < near or pairs[:, 1].max() >= every:
             raise StepError(f"blocks are to be moved from and to {pairs.tolist()}; far ones are {near} to {every - 1}")
+
+    def _move(self, pairs: Numbers) -> Moved:
+        """Copy blocks to far ones."""
+        self._check_pairs(pairs)
         try:
             self._engine.move([(block, far) for block, far in pairs.tolist()])
         except OSError as error:
