@@ -280,7 +280,9 @@ async def test_shares_that_do_not_fit_are_refused_and_not_changed(mesh: Any, new
 
 
 async def test_what_would_fit_is_told(mesh: Any, new_node: Any, profile: ModelProfile) -> None:
-    node = await mesh.join(new_node("pc", memory=400_000))
+    node = new_node("pc", memory=400_000)
+    node.capabilities.engines[0].reads_far_blocks = True
+    await mesh.join(node)
     narrow = ModelProfile()
     narrow.CopyFrom(profile)
     narrow.mlp_unit_bytes //= 2
@@ -295,6 +297,10 @@ async def test_what_would_fit_is_told(mesh: Any, new_node: Any, profile: ModelPr
     assert await told() == "It fits with a context of 1280."
     assert await told(context=1000, cache_tokens=2000) == "It fits with 1280 cache tokens."
     assert await told(context=2000, cache_tokens=3000) == "It fits with a context of 1280 and as many cache tokens."
+    on_disk = {"cache_tokens": 2000, "cache_disk_tokens": 2000}
+    assert await told(context=2000, **on_disk) == "It fits with 1280 cache tokens."
+    on_disk = {"cache_tokens": 2000, "cache_disk_tokens": 100}
+    assert await told(context=2000, **on_disk) == "It fits with a context of 1380 and 1280 cache tokens."
     assert (await mesh.serve(context=1280))["context"] == 1280
     assert await told(name="second", context=10) == "It does not fit in a shorter context or narrower weights."
     box = await mesh.join(new_node("box", memory=120_000))
