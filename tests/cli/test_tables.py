@@ -86,7 +86,10 @@ def test_what_a_session_does_is_a_line() -> None:
     guessed = told | {"tried_drafts": 5, "accepted_drafts": 3}
     assert activity({"activity": guessed, "cache_node_tokens": 0}) == f"{line}; 3 of 5 guesses accepted"
     on_disk = told | {"far_blocks": 30, "far_blocks_used": 7, "trouble": "rank 1: no disk"}
-    assert activity({"activity": on_disk, "cache_node_tokens": 0}) == f"{line}; 7 of 30 blocks on disk in use (rank 1: no disk)"
+    assert (
+        activity({"activity": on_disk, "cache_node_tokens": 0})
+        == f"{line}; 7 of 30 blocks on disk in use (rank 1: no disk)"
+    )
     on_nodes = told | {"far_blocks": 30, "far_blocks_used": 7}
     assert activity({"activity": on_nodes, "cache_node_tokens": 9}) == f"{line}; 7 of 30 blocks on other nodes in use"
     assert activity({"activity": None}) == "", "nobody has asked it anything"
