@@ -116,6 +116,24 @@ CacheTokens = Annotated[
         min=1, max=2**31, help="Tokens that all requests together may have in the caches. Default: one context."
     ),
 ]
+CacheNodeTokens = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        max=2**31,
+        help="Tokens more that may be kept in the memory of nodes with room to spare; --context may be as long as"
+        " --cache-tokens and these together. Default: none.",
+    ),
+]
+CacheDiskTokens = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        max=2**31,
+        help="Tokens more that may be kept on every rank's disk; --context may be as long as --cache-tokens and these"
+        " together. Default: none.",
+    ),
+]
 CacheFormats = Annotated[
     CacheFormat | None,
     typer.Option(

@@ -146,7 +146,11 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]], title: str = ""
 
 def worker_name(worker: dict[str, Any]) -> str:
     """``pc (rank 0)``, or ``pc (experts)`` for its host of a session's experts: a rank or host as the API tells it."""
-    role = "experts" if "host" in worker else f"rank {worker['rank']}"
+    role = f"rank {worker['rank']}"
+    if "host" in worker:
+        role = "experts"
+    elif "of_rank" in worker:
+        role = f"caches of rank {worker['of_rank']}"
     return f"{worker['node']} ({role})"
 
 
@@ -162,10 +166,14 @@ def session_table(session: dict[str, Any]) -> RenderableType:
     for host, share in zip(hosts, shares[len(ranks) :], strict=True):
         held = [share, short_bytes(host["weight_bytes"]), counted(host["experts"], "expert")]
         rows.append([worker_name(host), host["state"], *held, "", ""])
+    for holder in session["cache_holders"]:
+        rows.append([worker_name(holder), holder["state"], "", short_bytes(holder["bytes"]), "", "", ""])
     columns = ["node", "state", "share", "weights", "compute", "wire", "wait ms"]
     exact = ", exact" if session["exact"] else ""
-    more = session["cache_tokens"] > session["context"]
+    more = session["cache_tokens"] != session["context"]
     caches = f", {session['cache_tokens']} tokens in caches" if more else ""
+    caches += f", {session['cache_disk_tokens']} on disk" if session["cache_disk_tokens"] else ""
+    caches += f", {session['cache_node_tokens']} on other nodes" if session["cache_node_tokens"] else ""
     kept = f", caches in {session['cache_format']}" if session["cache_format"] != "fp32" else ""
     guessing = f", {Path(session['draft_model']).name} guesses tokens" if session["draft_model"] else ""
     context = f"context {session['context']}{caches}{kept}{guessing}"
@@ -186,11 +194,14 @@ def activity(session: dict[str, Any]) -> str:
     told = session["activity"]
     if told is None:
         return ""
+    where = "on other nodes" if session["cache_node_tokens"] else "on disk"
+    disk = f"; {told['far_blocks_used']} of {told['far_blocks']} blocks {where} in use" if told["far_blocks"] else ""
+    disk += f" ({told['trouble']})" if told["trouble"] else ""
     guesses = f"; {told['accepted_drafts']} of {told['tried_drafts']} guesses accepted" if told["tried_drafts"] else ""
     return (
         f"{counted(told['active'], 'request')} under way, {told['waiting']} waiting;"
         f" {told['blocks_used']} of {told['blocks']} blocks in use, {told['blocks_kept']} kept;"
-        f" {told['cached_tokens']} of {told['prompt_tokens']} prompt tokens found in caches{guesses}"
+        f" {told['cached_tokens']} of {told['prompt_tokens']} prompt tokens found in caches{guesses}{disk}"
     )
 
 

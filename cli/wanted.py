@@ -72,6 +72,7 @@ class Wanted:
         elsewhere = planned and list(request.nodes) not in ([], session["nodes"]) and set(request.nodes) != used
         length, held, kept = session["context"], session["cache_tokens"], session["cache_format"]
         drafts = session["draft_model"]
+        on_disk, on_nodes = session["cache_disk_tokens"], session["cache_node_tokens"]
         device = session["engine_options"].get("device", Device.CPU)
         quants, engines = unlike_on(request.quantisations, "quantisation"), unlike_on(request.engines, "engine")
         for named, unlike, how in (
@@ -82,6 +83,16 @@ class Wanted:
             ("--device", request.engine_options.get("device", device) != device, f"on device {device}"),
             ("--context", planned and request.context not in (0, length), f"for {length} tokens"),
             ("--cache-tokens", planned and request.cache_tokens not in (0, held), f"with caches of {held} tokens"),
+            (
+                "--cache-disk-tokens",
+                planned and bool(request.cache_disk_tokens) and request.cache_disk_tokens != on_disk,
+                f"with {on_disk} tokens on disk",
+            ),
+            (
+                "--cache-node-tokens",
+                planned and bool(request.cache_node_tokens) and request.cache_node_tokens != on_nodes,
+                f"with {on_nodes} tokens on other nodes",
+            ),
             ("--cache-format", unlike_all("cache_format", self.any_cache_format), f"with caches in {kept}"),
             (
                 "--draft-model",
@@ -129,7 +140,9 @@ def start_command(session: dict[str, Any]) -> str:
     for option, value in (
         ("--device", session["engine_options"].get("device", "")),
         ("--context", session["context"]),
-        ("--cache-tokens", session["cache_tokens"] if session["cache_tokens"] > session["context"] else 0),
+        ("--cache-tokens", session["cache_tokens"] if session["cache_tokens"] != session["context"] else 0),
+        ("--cache-disk-tokens", session["cache_disk_tokens"]),
+        ("--cache-node-tokens", session["cache_node_tokens"]),
         ("--cache-format", session["cache_format"] if session["cache_format"] != SessionRequest.cache_format else ""),
         ("--draft-model", session["draft_model"]),
         ("--draft-engine", session["draft_engine"]),

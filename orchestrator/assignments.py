@@ -11,7 +11,7 @@ from motley.orchestrator.experts.messages import to_message
 from motley.orchestrator.experts.registry import ExpertMap
 from motley.orchestrator.planning.caches import Caches
 from motley.orchestrator.session_request import SessionRequest
-from motley.orchestrator.workers import Rank, Worker
+from motley.orchestrator.workers import CacheHolder, Rank, Worker
 from motley.protocol import MAX_RANKS
 from motley.protocol.mesh_pb2 import Assignment, Group, ModelProfile, ModelSpec
 
@@ -52,6 +52,7 @@ class Assignments:
         ranks: Sequence[Rank],
         caches: Caches,
         experts: ExpertMap | None,
+        holders: Sequence[CacheHolder],
     ) -> None:
         """
         Args:
@@ -59,6 +60,7 @@ class Assignments:
             profile: what the model costs in the first of these.
             caches: what those of every rank hold.
             experts: None where they are not on hosts.
+            holders: of far cache blocks; there are either none, or one for each rank.
         """
         self._session_id = session_id
         self._request = request
@@ -71,15 +73,17 @@ class Assignments:
             context=caches.context,
             cache_blocks=blocks.count,
             cache_block_tokens=blocks.tokens,
+            far_blocks=blocks.on_disk + blocks.on_nodes,
             sequences=request.sequences,
             wire=request.wire,
             threads=request.threads,
             secret=secrets.token_bytes(32),
             expert_slices=experts.slices if experts else 0,
+            cache_holders=len(holders),
         )
         """What the assignments of all workers have in common."""
-        self._credentials = issue_credentials(session_id, MAX_RANKS if experts else len(ranks))
-        """By index of the worker: of all ranks and hosts, and of as many hosts as may still join."""
+        self._credentials = issue_credentials(session_id, MAX_RANKS if experts else len(ranks) + len(holders))
+        """By index of the worker: of all ranks, cache holders and hosts, and of as many hosts as may still join."""
         self._groups: dict[int, Group] = {}
         """By the index of a worker of a group: its place there."""
         self._experts = experts
@@ -113,6 +117,8 @@ class Assignments:
                 assignment.draft.CopyFrom(worker.draft.assignment())
                 if worker.draft.setup.engine == self._request.engine:
                     assignment.draft.engine_options.update(self._request.engine_options)
+        if isinstance(worker, CacheHolder):
+            assignment.holder_bytes = worker.blocks_bytes
         if isinstance(worker, Member):
             assignment.ClearField("secret")
         else:

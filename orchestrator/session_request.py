@@ -100,6 +100,11 @@ class SessionRequest:
     """Tokens that prompt and answer have together; 0: a default, or what the model allows if that is less."""
     cache_tokens: int = field(default=0, metadata=_kind(Integer(1, 2**31)))
     """Tokens that all requests together may have in the KV caches, at least one context; 0: just one."""
+    cache_disk_tokens: int = field(default=0, metadata=_kind(Integer(0, 2**31)))
+    """Tokens that they may have besides on every rank's disk; a context may be as long as both together."""
+    cache_node_tokens: int = field(default=0, metadata=_kind(Integer(0, 2**31)))
+    """Tokens that they may have besides in the memory of nodes with room to spare, which attend to these for the ranks;
+    a context may be as long as both together."""
     cache_format: str = field(default=CACHE_FORMATS[0], metadata=_kind(Text(CACHE_FORMATS)))
     """What keys and values are kept as in the KV caches of every rank."""
     sequences: int = field(default=64, metadata=_kind(Integer(1, MAX_SEQUENCES)))
@@ -169,6 +174,15 @@ class SessionRequest:
         if self.draft_model and self.wants_parallel:
             raise ContradictionError(
                 "draft_model", "is for sessions whose experts are in the ranks' shares: leave it out"
+            )
+        if self.cache_node_tokens and self.cache_disk_tokens:
+            raise ContradictionError(
+                "cache_node_tokens", "and cache_disk_tokens exclude each other: leave one of them out"
+            )
+        if self.cache_node_tokens and self.wants_parallel:
+            raise ContradictionError(
+                "cache_node_tokens",
+                "is not for experts on nodes of their own: leave it out, or ask for sliced ones",
             )
         if not self.exact:
             return

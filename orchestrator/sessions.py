@@ -21,6 +21,9 @@ A session may have *expert hosts* besides the ranks of its trunk (`motley.orches
 ranks do, but once it is ready the loss of one does not end it: the trunk is told, and what the host held is placed
 elsewhere. A node that registers later may become a host as well. Only when an expert has found no place for long does
 the session fail. A host may be a group of workers on several nodes, which come up, and are lost, together.
+
+A session may have *cache holders*, one for each rank. They come up as ranks do, too. When one is lost once the session
+is ready, its rank sees that for itself, and the leader does without all of them: the others are released.
 """
 
 from __future__ import annotations
@@ -40,7 +43,7 @@ from motley.orchestrator.nodes import what_became
 from motley.orchestrator.planning.caches import Caches
 from motley.orchestrator.planning.placement.terms import PlacementError, expert_name
 from motley.orchestrator.session_request import SessionRequest
-from motley.orchestrator.workers import Rank, Worker
+from motley.orchestrator.workers import CacheHolder, Rank, Worker
 from motley.protocol import MAX_RANKS
 from motley.protocol.mesh_pb2 import (
     Activity,
@@ -100,6 +103,8 @@ class Session:
     epoch: int = 1
     """The number of the plan that its workers follow. What a worker of another plan says is ignored."""
     ranks: list[Rank] = field(default_factory=list)
+    holders: list[CacheHolder] = field(default_factory=list)
+    """Where its ranks have far cache blocks, one for each rank; none: they have them themselves, or have none."""
     experts: ExpertMap | None = None
     """Where its experts are; None: in the ranks' shares, or there are none."""
     activity: Activity | None = None
@@ -114,8 +119,9 @@ class Session:
 
     @property
     def workers(self) -> Sequence[Worker]:
-        """All its workers: the ranks and the expert hosts by index, then the workers of groups that do not lead one."""
-        return [*self.ranks, *(self.experts.hosts + self.experts.members if self.experts else ())]
+        """All its workers: the ranks, cache holders and expert hosts by index, then the workers of groups that do not
+        lead one."""
+        return [*self.ranks, *self.holders, *(self.experts.hosts + self.experts.members if self.experts else ())]
 
     def worker(self, index: int) -> Worker | None:
         """The worker with this index, if there is one."""
@@ -163,6 +169,7 @@ class Session:
         caches: Caches,
         now: float,
         experts: ExpertMap | None = None,
+        holders: Sequence[CacheHolder] = (),
     ) -> list[Command]:
         """The shares, and the experts' first hosts, are decided: start the workers.
 
@@ -172,8 +179,9 @@ class Session:
         """
         assert self.state is State.PLANNING
         self.profile, self.ranks, self.caches, self.experts = profile, list(ranks), caches, experts
+        self.holders = list(holders)
         self.state, self.deadline_from = State.STARTING, now
-        self._assignments = Assignments(self.id, self.request, spec, profile, ranks, caches, experts)
+        self._assignments = Assignments(self.id, self.request, spec, profile, ranks, caches, experts, holders)
         return [self._assign(worker) for worker in self.workers]
 
     def on_event(self, node_id: str, event: RankEvent, now: float) -> list[Command]:
@@ -229,6 +237,8 @@ class Session:
         if self.experts:
             self.experts.on_node_lost(node_id)
         lost = [worker for worker in self.workers if worker.node_id == node_id and not worker.gone]
+        if self.state is State.READY and lost and all(isinstance(worker, CacheHolder) for worker in lost):
+            return self._lose_caches(lost, f"node {lost[0].node_name!r} {what_became(reason)}")
         if self.state is State.READY and lost and not any(isinstance(worker, Rank) for worker in lost):
             return self._lose(
                 lost, f"node {lost[0].node_name!r} {what_became(reason)}", now, ended=True, node_lost=True
@@ -366,6 +376,19 @@ class Session:
     def _tell_trunk(self, placement: Placement) -> list[Command]:
         return [self._command(rank, placement=placement) for rank in self.ranks]
 
+    # ------------------------------------------------------------ cache holders
+
+    def _lose_caches(self, lost: Sequence[Worker], why: str) -> list[Command]:
+        """Go on without cache holders, of which some are gone: all that the others keep is of no use any more."""
+        first = not any(holder.lost for holder in self.holders)
+        for holder in self.holders:
+            if holder in lost:
+                holder.gone, holder.lost = True, why
+        others = [holder for holder in self.holders if not holder.gone]
+        for holder in others:
+            holder.lost = holder.lost or f"{lost[0]} is lost"
+        return [self._command(holder, release=Release()) for holder in others if first]
+
     # ------------------------------------------------------------ up and down
 
     def _on_progress(self, worker: Worker, now: float) -> list[Command]:
@@ -401,6 +424,8 @@ class Session:
         """A worker's process is over, asked or unasked."""
         if self.state is State.READY and isinstance(worker, Holder):
             return self._lose([worker], failure.message, now, ended=True)
+        if self.state is State.READY and isinstance(worker, CacheHolder):
+            return self._lose_caches([worker], worker.lost or failure.message)
         worker.gone = True
         return self.fail(failure, now) if self.alive else []
 

@@ -63,6 +63,32 @@ class Worker:
 
 
 @dataclass
+class CacheHolder(Worker):
+    """A worker that keeps cache blocks for a rank that is on another node, or on the same."""
+
+    rank: int
+    """Whose blocks they are."""
+    blocks_bytes: int
+    """Bytes of all of them."""
+    fixed_bytes: int
+    """What it takes on its node beside them."""
+    lost: str = ""
+    """Why it is gone, if the session goes on without it."""
+
+    @property
+    def memory_bytes(self) -> int:
+        return self.fixed_bytes + self.blocks_bytes
+
+    @property
+    def role(self) -> str:
+        return f"caches of rank {self.rank}"
+
+    @property
+    def host_bytes_taken(self) -> int:
+        return self.memory_bytes if self.ready else 0  # it has written to all of its pages by then
+
+
+@dataclass
 class Rank(Worker):
     """A worker that computes in step with the other ranks, on its share of the model."""
 

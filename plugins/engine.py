@@ -54,12 +54,15 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 
+from motley.plugins.block_holder import BlockHolder
 from motley.plugins.mixture import Compute
 
 F32 = npt.NDArray[np.float32]
 T = TypeVar("T")
 
 DOMAIN = "motley"
+SCALES = ".scales"
+"""What the array of a cache's scales is called after the cache, where it is int8."""
 CACHE_FORMATS = ("fp32", "fp16", "int8")
 """What keys and values can be kept as; every engine knows the first."""
 
@@ -152,33 +155,81 @@ class CacheBlocks:
     """The blocks in which an engine keeps keys and values, of each layer and KV head alike.
 
     Attributes:
-        count: how many there are, for all sequences together. At first they are zero.
+        count: how many there are in the memory that the engine computes in, for all sequences together. At first they
+            are zero.
         tokens: positions in each.
         format: one of `CACHE_FORMATS`. Keys and values are rounded when they are written, also for the rows of the step
             that writes them: ``fp16`` to nearest, half to even; ``int8`` to a scale for each token and head and codes,
             as attention.c states it.
+        far: how many blocks there are besides, elsewhere (`FarBlocks`). Their numbers follow. They are only read.
     """
 
     count: int
     tokens: int
     format: str = "fp32"
+    far: int = 0
+
+    def arrays(self, caches: Iterable[CacheSpec]) -> dict[str, tuple[tuple[int, ...], npt.DTypeLike]]:
+        """What a block holds of some layers, as arrays: the shape and the type of each, by name.
+
+        Keys and values are [H, tokens, d], by the names that the graph has for them; scales of int8 are
+        f32[H, tokens], by that name and `SCALES`.
+        """
+        kept = {"fp32": np.float32, "fp16": np.float16, "int8": np.int8}[self.format]
+        arrays: dict[str, tuple[tuple[int, ...], npt.DTypeLike]] = {}
+        for spec in caches:
+            for name in (f"key_cache.{spec.layer}", f"value_cache.{spec.layer}"):
+                arrays[name] = (spec.heads, self.tokens, spec.head_dim), kept
+                if self.format == "int8":
+                    arrays[f"{name}{SCALES}"] = (spec.heads, self.tokens), np.float32
+        return arrays
 
     def bytes_of(self, caches: Iterable[CacheSpec]) -> int:
-        """Bytes of all blocks of some layers."""
+        """Bytes of all blocks of some layers, without far ones."""
         a_token = sum(2 * spec.heads * cached_bytes(self.format, spec.head_dim) for spec in caches)
         return self.count * self.tokens * a_token
 
-    def check_format(self, engine: str, formats: Sequence[str]) -> None:
-        """Make sure that the format is one of those that an engine can keep keys and values in.
+    def check_able(self, engine: str, formats: Sequence[str], reads_far_blocks: bool = False) -> None:
+        """Make sure that an engine can keep keys and values like that.
+
+        Args:
+            formats: that it can keep them in.
+            reads_far_blocks: whether it can have far ones.
 
         Raises:
-            EngineError: it is not.
+            EngineError: it cannot.
         """
+        if self.far and not reads_far_blocks:
+            raise EngineError(
+                f"engine {engine!r} cannot keep KV caches on a disk; ask for none there, or for another engine"
+            )
         if self.format not in formats:
             raise EngineError(
                 f"engine {engine!r} cannot keep KV caches as {self.format!r}; it can as: {', '.join(formats)}. Ask for"
                 " another cache format, or for another engine"
             )
+
+
+class FarBlocks(Protocol):
+    """A rank's cache blocks that are not in the memory which its engine computes in, but on a disk, say.
+
+    They have the arrays of `CacheBlocks.arrays`. An engine writes a whole block here when it is told to move it, and
+    reads it where it is.
+    """
+
+    def read(self, name: str) -> npt.NDArray[Any]:
+        """Give one array of all far blocks, C-contiguous: [far, *shape]. What is written shows in it."""
+
+    def write(self, name: str, number: int, values: npt.NDArray[Any]) -> None:
+        """Keep one array of a far block.
+
+        Args:
+            number: of the block, the first far one being 0.
+            values: C-contiguous, of the array's shape and type.
+
+        Raises:
+            OSError: it cannot be written.
+        """
 
 
 def cached_bytes(cache_format: str, head_dim: int) -> int:
@@ -192,7 +243,7 @@ class Span(NamedTuple):
     Attributes:
         blocks: i32[N], C-contiguous; the keys and values of position p are in block ``blocks[p // tokens]`` of
             `CacheBlocks`, in its place ``p % tokens``. It has as many as the span's last position needs, or more; block
-            numbers are valid, the caller has seen to that.
+            numbers are valid, and none is far that the span's rows go to: the caller has seen to that.
         position: where the first of the rows stands. All positions before it are in the blocks.
         rows: how many they are. Their keys and values go to the blocks.
         wanted: of how many of them the logits are wanted: of the last ones.
@@ -226,6 +277,10 @@ class RankGraph:
     """V, the rows of this rank's slice of the head; may be 0."""
     context: int
     """The longest sequence that there will ever be, in tokens."""
+    far: FarBlocks | None = None
+    """Where the far ones of `blocks` are; None: there are none, or a `holder` has them."""
+    holder: BlockHolder | None = None
+    """Another machine that keeps the far ones of `blocks`; None: there is none."""
 
 
 @dataclass(frozen=True)
@@ -287,6 +342,18 @@ class Engine(Protocol):
             motley.transport.TransportError: a collective failed.
         """
 
+    def move(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy blocks to far ones, one after another, so that others can be kept in their place.
+
+        Args:
+            pairs: the numbers of a block and of the far one that is overwritten; both are valid, the caller has seen to
+                that.
+
+        Raises:
+            OSError: a far one cannot be written, or its holder is lost. Those that were to be moved are unharmed.
+            EngineError: computing failed.
+        """
+
     def close(self) -> None:
         """Free everything; the engine cannot be used again."""
 
@@ -345,6 +412,25 @@ def has_whole_caches(name: str) -> bool:
         EngineError: as `load_engine`.
     """
     return getattr(load_engine(name), "has_whole_caches", False)
+
+
+def reads_far_blocks(name: str) -> bool:
+    """Whether an engine can have far cache blocks (`FarBlocks`): then its class has ``reads_far_blocks = True``.
+
+    Raises:
+        EngineError: as `load_engine`.
+    """
+    return getattr(load_engine(name), "reads_far_blocks", False)
+
+
+def asks_block_holders(name: str) -> bool:
+    """Whether an engine can have cache blocks on another machine (`motley.plugins.block_holder`): then its class has
+    ``asks_block_holders = True``.
+
+    Raises:
+        EngineError: as `load_engine`.
+    """
+    return getattr(load_engine(name), "asks_block_holders", False)
 
 
 def cache_formats(name: str) -> tuple[str, ...]:

@@ -18,6 +18,9 @@ BLOCKS = (16, 32, 64, 128, 256)
 """How many weights along K may share a scale, where they are quantised while loading."""
 CACHE_BLOCK = 32
 """Positions in a block of KV caches, unless an engine of the session can only have whole caches."""
+CACHE_STRETCH = 128
+"""Positions in a block of a session that has some on nodes which are none of its ranks: attention is computed to as
+many at a time, here or there."""
 GPU_RESERVE = 512 << 20
 """Bytes of a GPU's free memory that no rank is planned into: CUDA's own, and what a desktop may want to draw."""
 

@@ -59,7 +59,7 @@ class Capabilities(_message.Message):
     def __init__(self, platform: _Optional[str] = ..., cpu: _Optional[str] = ..., cores: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., memory_bandwidth: _Optional[float] = ..., gpus: _Optional[_Iterable[_Union[Gpu, _Mapping]]] = ..., zone: _Optional[str] = ..., engines: _Optional[_Iterable[_Union[Engine, _Mapping]]] = ..., expert_engines: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Engine(_message.Message):
-    __slots__ = ("name", "keeps_fp16", "on_gpu", "lacking", "has_whole_caches", "memory_bandwidth", "cache_formats")
+    __slots__ = ("name", "keeps_fp16", "on_gpu", "lacking", "has_whole_caches", "memory_bandwidth", "cache_formats", "reads_far_blocks", "asks_block_holders")
     NAME_FIELD_NUMBER: _ClassVar[int]
     KEEPS_FP16_FIELD_NUMBER: _ClassVar[int]
     ON_GPU_FIELD_NUMBER: _ClassVar[int]
@@ -67,6 +67,8 @@ class Engine(_message.Message):
     HAS_WHOLE_CACHES_FIELD_NUMBER: _ClassVar[int]
     MEMORY_BANDWIDTH_FIELD_NUMBER: _ClassVar[int]
     CACHE_FORMATS_FIELD_NUMBER: _ClassVar[int]
+    READS_FAR_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    ASKS_BLOCK_HOLDERS_FIELD_NUMBER: _ClassVar[int]
     name: str
     keeps_fp16: bool
     on_gpu: bool
@@ -74,7 +76,9 @@ class Engine(_message.Message):
     has_whole_caches: bool
     memory_bandwidth: float
     cache_formats: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, name: _Optional[str] = ..., keeps_fp16: _Optional[bool] = ..., on_gpu: _Optional[bool] = ..., lacking: _Optional[str] = ..., has_whole_caches: _Optional[bool] = ..., memory_bandwidth: _Optional[float] = ..., cache_formats: _Optional[_Iterable[str]] = ...) -> None: ...
+    reads_far_blocks: bool
+    asks_block_holders: bool
+    def __init__(self, name: _Optional[str] = ..., keeps_fp16: _Optional[bool] = ..., on_gpu: _Optional[bool] = ..., lacking: _Optional[str] = ..., has_whole_caches: _Optional[bool] = ..., memory_bandwidth: _Optional[float] = ..., cache_formats: _Optional[_Iterable[str]] = ..., reads_far_blocks: _Optional[bool] = ..., asks_block_holders: _Optional[bool] = ...) -> None: ...
 
 class Gpu(_message.Message):
     __slots__ = ("name", "memory_bytes", "free_bytes", "driver", "compute_capability", "multiprocessors", "memory_bandwidth", "users")
@@ -287,7 +291,7 @@ class Share(_message.Message):
     def __init__(self, attention_split: _Optional[int] = ..., attention: _Optional[_Union[Range, _Mapping]] = ..., mlp: _Optional[_Union[Range, _Mapping]] = ..., vocabulary: _Optional[_Union[Range, _Mapping]] = ..., quantisation: _Optional[str] = ...) -> None: ...
 
 class Assignment(_message.Message):
-    __slots__ = ("model", "fingerprint", "size", "shares", "context", "engine", "threads", "secret", "tls", "plain", "wire", "hosts", "expert_slices", "group", "engine_options", "cache_blocks", "cache_block_tokens", "sequences", "draft")
+    __slots__ = ("model", "fingerprint", "size", "shares", "context", "engine", "threads", "secret", "tls", "plain", "wire", "hosts", "expert_slices", "group", "engine_options", "cache_blocks", "cache_block_tokens", "sequences", "draft", "far_blocks", "cache_holders", "holder_bytes")
     class EngineOptionsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -314,6 +318,9 @@ class Assignment(_message.Message):
     CACHE_BLOCK_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     DRAFT_FIELD_NUMBER: _ClassVar[int]
+    FAR_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    CACHE_HOLDERS_FIELD_NUMBER: _ClassVar[int]
+    HOLDER_BYTES_FIELD_NUMBER: _ClassVar[int]
     model: ModelSpec
     fingerprint: str
     size: int
@@ -333,7 +340,10 @@ class Assignment(_message.Message):
     cache_block_tokens: int
     sequences: int
     draft: Assignment
-    def __init__(self, model: _Optional[_Union[ModelSpec, _Mapping]] = ..., fingerprint: _Optional[str] = ..., size: _Optional[int] = ..., shares: _Optional[_Iterable[_Union[Share, _Mapping]]] = ..., context: _Optional[int] = ..., engine: _Optional[str] = ..., threads: _Optional[int] = ..., secret: _Optional[bytes] = ..., tls: _Optional[_Union[Credentials, _Mapping]] = ..., plain: _Optional[_Union[Empty, _Mapping]] = ..., wire: _Optional[str] = ..., hosts: _Optional[_Iterable[_Union[HostedExperts, _Mapping]]] = ..., expert_slices: _Optional[int] = ..., group: _Optional[_Union[Group, _Mapping]] = ..., engine_options: _Optional[_Mapping[str, str]] = ..., cache_blocks: _Optional[int] = ..., cache_block_tokens: _Optional[int] = ..., sequences: _Optional[int] = ..., draft: _Optional[_Union[Assignment, _Mapping]] = ...) -> None: ...
+    far_blocks: int
+    cache_holders: int
+    holder_bytes: int
+    def __init__(self, model: _Optional[_Union[ModelSpec, _Mapping]] = ..., fingerprint: _Optional[str] = ..., size: _Optional[int] = ..., shares: _Optional[_Iterable[_Union[Share, _Mapping]]] = ..., context: _Optional[int] = ..., engine: _Optional[str] = ..., threads: _Optional[int] = ..., secret: _Optional[bytes] = ..., tls: _Optional[_Union[Credentials, _Mapping]] = ..., plain: _Optional[_Union[Empty, _Mapping]] = ..., wire: _Optional[str] = ..., hosts: _Optional[_Iterable[_Union[HostedExperts, _Mapping]]] = ..., expert_slices: _Optional[int] = ..., group: _Optional[_Union[Group, _Mapping]] = ..., engine_options: _Optional[_Mapping[str, str]] = ..., cache_blocks: _Optional[int] = ..., cache_block_tokens: _Optional[int] = ..., sequences: _Optional[int] = ..., draft: _Optional[_Union[Assignment, _Mapping]] = ..., far_blocks: _Optional[int] = ..., cache_holders: _Optional[int] = ..., holder_bytes: _Optional[int] = ...) -> None: ...
 
 class Group(_message.Message):
     __slots__ = ("host", "member", "slices", "ranks", "secret", "tls")
@@ -476,7 +486,7 @@ class Timing(_message.Message):
     def __init__(self, tokens: _Optional[int] = ..., compute_s: _Optional[float] = ..., wire_s: _Optional[float] = ..., wait_s: _Optional[float] = ..., collectives: _Optional[int] = ..., peak_rss_bytes: _Optional[int] = ..., step_ms: _Optional[_Iterable[float]] = ..., step_compute_ms: _Optional[_Iterable[float]] = ..., step_wire_ms: _Optional[_Iterable[float]] = ..., step_wait_ms: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class Activity(_message.Message):
-    __slots__ = ("active", "waiting", "blocks", "blocks_used", "blocks_kept", "block_tokens", "prompt_tokens", "cached_tokens", "generated_tokens", "tried_drafts", "accepted_drafts")
+    __slots__ = ("active", "waiting", "blocks", "blocks_used", "blocks_kept", "block_tokens", "prompt_tokens", "cached_tokens", "generated_tokens", "tried_drafts", "accepted_drafts", "far_blocks", "far_blocks_used", "trouble")
     ACTIVE_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -488,6 +498,9 @@ class Activity(_message.Message):
     GENERATED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TRIED_DRAFTS_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_DRAFTS_FIELD_NUMBER: _ClassVar[int]
+    FAR_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    FAR_BLOCKS_USED_FIELD_NUMBER: _ClassVar[int]
+    TROUBLE_FIELD_NUMBER: _ClassVar[int]
     active: int
     waiting: int
     blocks: int
@@ -499,7 +512,10 @@ class Activity(_message.Message):
     generated_tokens: int
     tried_drafts: int
     accepted_drafts: int
-    def __init__(self, active: _Optional[int] = ..., waiting: _Optional[int] = ..., blocks: _Optional[int] = ..., blocks_used: _Optional[int] = ..., blocks_kept: _Optional[int] = ..., block_tokens: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., tried_drafts: _Optional[int] = ..., accepted_drafts: _Optional[int] = ...) -> None: ...
+    far_blocks: int
+    far_blocks_used: int
+    trouble: str
+    def __init__(self, active: _Optional[int] = ..., waiting: _Optional[int] = ..., blocks: _Optional[int] = ..., blocks_used: _Optional[int] = ..., blocks_kept: _Optional[int] = ..., block_tokens: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., tried_drafts: _Optional[int] = ..., accepted_drafts: _Optional[int] = ..., far_blocks: _Optional[int] = ..., far_blocks_used: _Optional[int] = ..., trouble: _Optional[str] = ...) -> None: ...
 
 class ExpertReport(_message.Message):
     __slots__ = ("loads", "hosts", "bytes_out", "bytes_in", "version")

@@ -30,8 +30,9 @@ DAEMON = {
     "models": {"text", "weights"},
     "loading": {"models", "weights"},
     "experts": {"loading", "machine", "models", "pipe", "weights"},
+    "caches": {"pipe"},
     "rank": {"experts", "loading", "machine", "models", "pipe", "sampling", "weights"},
-    "worker": {"experts", "loading", "machine", "models", "pipe", "rank", "sampling", "weights"},
+    "worker": {"caches", "experts", "loading", "machine", "models", "pipe", "rank", "sampling", "weights"},
     "node": {"loading", "machine", "models", "pipe", "text", "weights"},
 }
 """By room, which others it may import. The node starts worker processes by their module's name."""

@@ -19,7 +19,9 @@ from motley.cli.errors import CliError
 from motley.cli.interrupt import run as run_interruptibly
 from motley.cli.mesh_of_one import mesh_of_one
 from motley.cli.options import (
+    CacheDiskTokens,
     CacheFormats,
+    CacheNodeTokens,
     CacheTokens,
     Context,
     DeviceOption,
@@ -71,6 +73,8 @@ def run(
     device: DeviceOption = None,
     context: Context = None,
     cache_tokens: CacheTokens = None,
+    cache_disk_tokens: CacheDiskTokens = None,
+    cache_node_tokens: CacheNodeTokens = None,
     cache_format: CacheFormats = None,
     draft_model: DraftModel = None,
     draft_engine: DraftEngine = None,
@@ -133,6 +137,8 @@ def run(
         engine_options={"device": str(device)} if device else {},
         context=context or 0,
         cache_tokens=cache_tokens or 0,
+        cache_disk_tokens=cache_disk_tokens or 0,
+        cache_node_tokens=cache_node_tokens or 0,
         cache_format=cache_format or SessionRequest.cache_format,
         draft_model=for_daemons(draft_model) if draft_model else "",
         draft_engine=draft_engine or "",

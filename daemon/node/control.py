@@ -89,7 +89,7 @@ class NodeSettings:
 
 @dataclass
 class _Rank:
-    """A rank, or an expert host, that this node holds, from its assignment to the end of its worker.
+    """A rank, an expert host or a cache holder, that this node holds, from its assignment to the end of its worker.
 
     Attributes:
         command: the assignment.
@@ -111,7 +111,10 @@ class _Rank:
     @property
     def role(self) -> str:
         """What it is on this node, for people."""
-        return f"rank {self.command.rank}" if self.command.rank < self.command.assign.size else "experts"
+        rank, assigned = self.command.rank, self.command.assign
+        if rank < assigned.size:
+            return f"rank {rank}"
+        return f"caches of rank {rank - assigned.size}" if assigned.cache_holders else "experts"
 
     def event(self, **body: Any) -> pb.RankEvent:
         """What the orchestrator is told of it: a field of `RankEvent`, by name."""

@@ -12,6 +12,7 @@ import os
 from motley.daemon.node.child import end_with_owner, kill_child, start_child
 from motley.plugins.engine import (
     EngineError,
+    asks_block_holders,
     cache_formats,
     engine_names,
     has_whole_caches,
@@ -19,6 +20,7 @@ from motley.plugins.engine import (
     lacking,
     measured_bandwidth,
     on_gpu,
+    reads_far_blocks,
 )
 from motley.protocol import mesh_pb2 as pb
 
@@ -51,6 +53,8 @@ def _ask(name: str) -> dict[str, object]:
             "keeps_fp16": keeps_fp16(name),
             "has_whole_caches": has_whole_caches(name),
             "cache_formats": cache_formats(name),
+            "reads_far_blocks": reads_far_blocks(name),
+            "asks_block_holders": asks_block_holders(name),
             "on_gpu": on_gpu(name),
         }
         in_the_way = lacking(name)

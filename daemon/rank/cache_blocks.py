@@ -6,16 +6,22 @@ Rank 0 has the one `BlockStore` and tells every rank which blocks a sequence has
 Blocks that can be found form trees: each hangs on the block with the tokens before its own. So the blocks of a prefix
 are a path down from a root. All are whole, except that a leaf may have fewer tokens, where a sequence ended in it. A
 sequence that uses a block uses all blocks above it too. So if nobody uses a block, nobody uses those below it either.
+
+Blocks are *near*, in the memory that engines compute in, or *far*: only read. When near ones are used up, what has been
+written is copied to far ones; it stays there until it is dropped.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from weakref import WeakValueDictionary
+
+Pairs = Sequence[tuple[int, int]]
+"""Numbers of blocks: of one, and of the far one that it is copied to."""
 
 LOOKS = 16
 """How many blocks that hang on the same one are looked at, before and after the place of the wanted tokens in their
@@ -49,17 +55,19 @@ class _Node:
         near = self.below[(place := self.place(tokens)) : place + 1]
         return near[0] if near and near[0].tokens == tokens else None
 
-    def begun_by(self, tokens: tuple[int, ...]) -> tuple[_Node, int] | None:
+    def begun_by(self, tokens: tuple[int, ...], near: int) -> tuple[_Node, int] | None:
         """Choose a block below for a sequence with these tokens to write on, after those that both have in common.
 
-        Nobody may use the block, and nothing may hang on it. What else it holds is lost, and may be a conversation that
-        goes on one day; so at least half of what it holds, or of `tokens`, has to be common. None: there is no such.
+        Its number must be below `near`, nobody may use it, and nothing may hang on it. What else it holds is lost, and
+        may be a conversation that goes on one day; so at least half of what it holds, or of `tokens`, has to be common.
+        None: there is no such.
 
         Returns:
             The block that has most in common, and how many tokens that are.
         """
         place = self.place(tokens)
-        free = [node for node in self.below[max(0, place - LOOKS) : place + LOOKS] if not (node.users or node.below)]
+        looked_at = self.below[max(0, place - LOOKS) : place + LOOKS]
+        free = [node for node in looked_at if node.block < near and not (node.users or node.below)]
         begun = [(node, _common(node.tokens, tokens)) for node in free]
         worth = [(node, common) for node, common in begun if 2 * common >= max(1, min(len(node.tokens), len(tokens)))]
         return max(worth, key=lambda found: (found[1], -len(found[0].tokens)), default=None)
@@ -68,58 +76,83 @@ class _Node:
 class BlockStore:
     """The blocks of a session's KV caches: each is free, used by running sequences, or keeps a prefix that nobody uses.
 
-    Pure: does no I/O and touches no clock. A call costs as much as the blocks that it is about; `publish` as much as
-    those that are new. Whoever calls keeps the list of blocks of each running sequence: those that `find` gave, then
-    those of `take`, in the order of their positions.
+    Pure: does no I/O, but for what `copy` does, and touches no clock. A call costs as much as the blocks that it is
+    about; `publish` as much as those that are new. Whoever calls keeps the list of blocks of each running sequence:
+    those that `find` gave, then those of `take`, in the order of their positions, some renumbered by `move`.
 
     Attributes:
+        near: how many near blocks there are.
+        far: how many far ones there are, whose numbers follow.
         tokens: positions in each block.
     """
 
-    def __init__(self, count: int, tokens: int) -> None:
+    def __init__(
+        self, near: int, tokens: int, far: int = 0, copy: Callable[[Pairs], bool] = lambda pairs: True
+    ) -> None:
         """
         Args:
-            count: how many blocks there are.
+            near: how many near blocks there are.
             tokens: positions in each.
+            far: how many far ones there are.
+            copy: has every rank copy near blocks to far ones, one after another. False: that cannot be done now, and
+                near ones are unharmed.
 
         Raises:
             ValueError: one of them is not positive.
         """
-        if count < 1 or tokens < 1:
-            raise ValueError(f"there cannot be {count} blocks of {tokens} tokens; at least one of one token is needed")
+        if near < 1 or tokens < 1 or far < 0:
+            besides = f" and {far} far ones" if far else ""
+            raise ValueError(
+                f"there cannot be {near} blocks of {tokens} tokens{besides}; at least one of one token is needed"
+            )
+        self.near = near
+        self.far = far
         self.tokens = tokens
-        self._count = count
-        self._free = [*range(count)][::-1]
+        self._copy = copy
+        self._free = [*range(near)][::-1]
+        self._free_far = [*range(near, near + far)][::-1]
         self._alone: set[int] = set()
         """Blocks that one running sequence has and the trees have not."""
         self._nodes: dict[int, _Node] = {}
         """Those in the trees, by block."""
         self._unused: OrderedDict[int, None] = OrderedDict()
-        """Those of them that no sequence has, least recently used first, and each before what it hangs on."""
+        """Near ones of them that no sequence has, least recently used first, and each before what it hangs on."""
+        self._unused_far: OrderedDict[int, None] = OrderedDict()
+        """Far ones of them that no sequence has, those that have been unused for longest, or moved, first."""
         self._roots: WeakValueDictionary[int, _Node] = WeakValueDictionary()
         """By number; a root on which nothing hangs is gone."""
 
     @property
     def available(self) -> int:
-        """How many blocks `take` could give now: free ones and those that keep prefixes nobody uses."""
+        """How many blocks running sequences do not have: free ones and those that keep prefixes nobody uses."""
+        return self.takeable + len(self._free_far) + len(self._unused_far)
+
+    @property
+    def takeable(self) -> int:
+        """How many of those are near: as many `take` could give now."""
         return len(self._free) + len(self._unused)
 
     @property
     def used(self) -> int:
         """How many blocks running sequences have."""
-        return self._count - self.available
+        return self.near + self.far - self.available
+
+    @property
+    def far_used(self) -> int:
+        """How many far blocks hold something."""
+        return self.far - len(self._free_far)
 
     @property
     def cached(self) -> int:
         """How many blocks keep prefixes that nobody uses."""
-        return len(self._unused)
+        return len(self._unused) + len(self._unused_far)
 
     def find(self, sequence_tokens: Sequence[int], root: int = 0) -> tuple[list[int], int]:
         """Find the blocks that already hold a prefix of a new sequence. It uses them from now on, until `give_back`.
 
         The last of its tokens is never among those found, since its logits have to be computed. Whole blocks are shared
         by any number of sequences. Of the last block found, only the first tokens may be those of the sequence: that
-        one is then the sequence's alone and no longer to be found, so it can be written on after them.
+        one is then near, the sequence's alone and no longer to be found, so it can be written on after them.
 
         Args:
             sequence_tokens: all tokens of the sequence.
@@ -136,48 +169,72 @@ class BlockStore:
             self._alone.add(leaf.block)
         return [node.block for node in (*path, *([leaf] if leaf else []))], found
 
-    def begin(self, sequence_tokens: Sequence[int], root: int, spare: int) -> tuple[list[int], int] | None:
-        """Give a new sequence all blocks that its tokens need: those that `find` finds, and others of `take`.
+    def fits(self, sequence_tokens: Sequence[int], root: int, spare: int) -> bool:
+        """Whether there are blocks for all tokens of a new sequence, and so many to spare. Nothing changes.
 
         Args:
             sequence_tokens, root: as for `find`.
             spare: so many blocks must still be available afterwards.
-
-        Returns:
-            The blocks, and how many tokens they hold of the sequence already. None, and nothing has changed: fewer are
-            available.
         """
         path, leaf, _ = self._path(sequence_tokens, root)
         lacking = self._needed(sequence_tokens) - len(path) - (leaf is not None)
-        if lacking + spare > self.available - sum(not node.users for node in path) - (leaf is not None):
-            return None
-        blocks, found = self.find(sequence_tokens, root)
-        taken = self.take(lacking)
-        assert taken is not None, "they were counted"
-        return blocks + taken, found
+        return lacking + spare <= self.available - sum(not node.users for node in path) - (leaf is not None)
 
     def take(self, count: int) -> list[int] | None:
-        """Take blocks for one running sequence alone.
+        """Take near blocks for one running sequence alone.
 
-        Prefixes that nobody uses make room, the least recently used one first, its end before its beginning.
+        Prefixes that nobody uses make room, the least recently used one first, its end before its beginning. They move
+        far; if there is no room, the least recently used far ones are dropped, or they are, where there is none.
 
         Returns:
-            As many blocks as asked for, whatever they held; None, and nothing has changed: fewer are available.
+            As many blocks as asked for, whatever they held; None, and nothing has changed: fewer are `takeable`.
 
         Raises:
             ValueError: `count` is negative.
         """
         if count < 0:
             raise ValueError(f"{count} blocks cannot be taken")
-        if count > self.available:
+        if count > self.takeable:
             return None
-        while len(self._free) < count:
-            oldest = next(iter(self._unused))
-            self._remove(oldest)
-            self._free.append(oldest)
+        if len(self._free) < count:
+            self._move_unused(count)
         taken = [self._free.pop() for _ in range(count)]
         self._alone.update(taken)
         return taken
+
+    def move(self, blocks: Iterable[int]) -> dict[int, int]:
+        """Move near blocks of running sequences far, as far as there is room: their near ones are free.
+
+        Args:
+            blocks: all their places have been written, those that are to go first in front.
+
+        Returns:
+            The new numbers by the old ones; none if there is no room, or they cannot be copied now.
+        """
+        pairs = []
+        for block in blocks:
+            if (far := self._far_place()) is None:
+                break
+            pairs.append((block, far))
+        if not pairs or not self._copy(pairs):
+            self._free_far += (far for _, far in pairs)
+            return {}
+        for block, far in pairs:
+            if block in self._alone:
+                self._alone.remove(block)
+                self._alone.add(far)
+            else:
+                self._renumber(block, far)
+            self._free.append(block)
+        return dict(pairs)
+
+    def lose_far(self) -> None:
+        """Go on without far blocks. What they hold is lost, and what hangs on it; no running sequence may have one."""
+        while self._unused_far:
+            self._drop_leaf(next(iter(self._unused_far)))
+        assert len(self._free_far) == self.far, "a running sequence has far blocks"
+        self._free_far.clear()
+        self.far = 0
 
     def publish(self, sequence_tokens: Sequence[int], blocks: Sequence[int], root: int = 0) -> None:
         """Let other sequences find the whole blocks of a running one. To be called when some have become whole.
@@ -242,11 +299,12 @@ class BlockStore:
                 self._use(same)
                 node = same
         self._alone.difference_update(own)
-        self._free.extend(own)
+        for block in own:
+            self._put_back(block)
         while node.above is not None:
             node.users -= 1
             if not node.users:
-                self._unused[node.block] = None
+                self._unused_of(node.block)[node.block] = None
             node = node.above
 
     def give_back_broken(self, blocks: Sequence[int], root: int = 0) -> None:
@@ -267,7 +325,7 @@ class BlockStore:
             if self._nodes[block].users or self._nodes[block].below:
                 return
             self._remove(block)
-            self._free.append(block)
+            self._put_back(block)
 
     def _path(self, sequence_tokens: Sequence[int], root: int) -> tuple[list[_Node], _Node | None, int]:
         """Look up what `find` finds: whole blocks, perhaps one to go on in after its first tokens, and how many tokens
@@ -279,7 +337,7 @@ class BlockStore:
             wanted = tuple(sequence_tokens[found : min(found + self.tokens, len(sequence_tokens) - 1)])
             whole = node.child(wanted) if len(wanted) == self.tokens else None
             if whole is None:
-                leaf, common = node.begun_by(wanted) or (None, 0)
+                leaf, common = node.begun_by(wanted, self.near) or (None, 0)
                 return path, leaf, found + common
             path.append(whole)
             found += self.tokens
@@ -307,8 +365,53 @@ class BlockStore:
 
     def _use(self, node: _Node) -> None:
         if not node.users:
-            del self._unused[node.block]
+            del self._unused_of(node.block)[node.block]
         node.users += 1
+
+    def _unused_of(self, block: int) -> OrderedDict[int, None]:
+        """The unused blocks among which this one belongs."""
+        return self._unused if block < self.near else self._unused_far
+
+    def _put_back(self, block: int) -> None:
+        """A block holds nothing any more."""
+        (self._free if block < self.near else self._free_far).append(block)
+
+    def _move_unused(self, count: int) -> None:
+        """Have so many near blocks free, of which enough are `takeable`."""
+        pairs = []
+        while len(self._free) < count:
+            if not self._free_far:  # whether it is a near one or a far one that becomes free, that helps
+                self._drop_leaf(next(iter(self._unused_far or self._unused)))
+                continue
+            oldest, far = next(iter(self._unused)), self._free_far.pop()
+            del self._unused[oldest]
+            self._renumber(oldest, far)
+            self._unused_far[far] = None
+            self._free.append(oldest)
+            pairs.append((oldest, far))
+        if pairs and not self._copy(pairs):
+            for _, far in pairs:
+                while far in self._nodes:
+                    self._drop_leaf(far)
+
+    def _far_place(self) -> int | None:
+        """A far block that holds nothing, for which unused ones are dropped if need be; None: all are used."""
+        while not self._free_far and self._unused_far:
+            self._drop_leaf(next(iter(self._unused_far)))
+        return self._free_far.pop() if self._free_far else None
+
+    def _drop_leaf(self, block: int) -> None:
+        """Drop an unused block, or if anything hangs on it, one of the last blocks of that."""
+        node = self._nodes[block]
+        while node.below:
+            node = node.below[0]
+        self._remove(node.block)
+        self._put_back(node.block)
+
+    def _renumber(self, block: int, far: int) -> None:
+        """A block of a tree has been copied."""
+        node = self._nodes[far] = self._nodes.pop(block)
+        node.block = far
 
     def _insert(self, above: _Node, tokens: tuple[int, ...], block: int) -> _Node:
         """Put a block that a sequence has for itself into a tree; the sequence goes on to use it."""
@@ -320,7 +423,7 @@ class BlockStore:
 
     def _remove(self, block: int) -> None:
         """Take a leaf that nobody uses out of its tree."""
-        del self._unused[block]
+        del self._unused_of(block)[block]
         node = self._nodes.pop(block)
         assert node.above is not None
         assert not node.users

@@ -12,9 +12,26 @@ from typing import Protocol
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from motley.daemon.rank.steps import Able, Close, Message, More, Numbers, Open, SpanPlan, Step, StepError, Stop, join
+from motley.daemon.rank.steps import (
+    Able,
+    Close,
+    Message,
+    More,
+    Move,
+    Moved,
+    Numbers,
+    Open,
+    Renumber,
+    SpanPlan,
+    Step,
+    StepError,
+    Stop,
+    join,
+    tell_loss,
+)
 from motley.daemon.sampling.parameters import SamplingParams
 from motley.daemon.sampling.shard import ShardSampler
+from motley.plugins.block_holder import BlockHolder
 from motley.plugins.engine import F32, CacheBlocks, Engine, Span
 from motley.protocol import mesh_pb2 as pb
 from motley.transport import StatsSnapshot
@@ -82,6 +99,11 @@ class _Sequence:
         self._table[len(self.blocks) : end] = blocks
         self.blocks = self._table[:end]
 
+    def renumber(self, pairs: Numbers) -> None:
+        """Have the blocks that some of its own were copied to: i32[N, 2], the old and the new number of each."""
+        for old, new in pairs:
+            self.blocks[self.blocks == old] = new
+
     def go_on(self, plan: SpanPlan, tokens: Sequence[int]) -> Span:
         """Take the tokens of its next step, which may be guesses; those of the answer go to the sampler.
 
@@ -113,6 +135,7 @@ class Executor:
         vocabulary: range,
         words_per_unit: int,
         stats: Clocks,
+        holder: BlockHolder | None = None,
     ) -> None:
         """
         Args:
@@ -122,6 +145,7 @@ class Executor:
             vocabulary: token ids whose logits this rank computes.
             words_per_unit: tokens in a unit of the vocabulary; masses are summed by these first.
             stats: of the collectives that the engine uses.
+            holder: keeps the far ones of the blocks for the engine; None: there is none.
         """
         self._engine = engine
         self._blocks = blocks
@@ -130,6 +154,7 @@ class Executor:
         self._vocabulary = vocabulary
         self._words_per_unit = words_per_unit
         self._stats = stats
+        self._holder = holder
         self._sequences: dict[int, _Sequence] = {}
         self.times = DecodeTimes()
 
@@ -138,7 +163,8 @@ class Executor:
 
         Returns:
             What rank 0 is to be told; None: nothing. If the message asks for candidates, summaries of this rank's
-            logits for all wanted rows in order, as `motley.daemon.rank.steps.join` puts them together.
+            logits for all wanted rows in order, as `motley.daemon.rank.steps.join` puts them together. If it is a
+            `Move`, the encoded `Moved`.
 
         Raises:
             StepError: the message does not fit the state of this rank.
@@ -162,10 +188,16 @@ class Executor:
             case Close(slot):
                 self._sequence(slot)
                 del self._sequences[slot]
+            case Move(pairs):
+                return self._move(pairs).encode()
+            case Renumber(pairs):
+                self._check_pairs(pairs)
+                for sequence in self._sequences.values():
+                    sequence.renumber(pairs)
             case Stop():
                 pass
-            case Able():
-                raise StepError("a follower is told how many spans it can take")
+            case Able() | Moved():
+                raise StepError(f"a rank is told what only rank 0 is to hear: {message}")
         return None
 
     @property
@@ -190,8 +222,29 @@ class Executor:
             raise StepError(f"slot {slot} has no logits of wanted row {row} to say more about")
         return sequence.sampler.summarise(sequence.logits[row], sequence.first + row, want)
 
+    def _check_pairs(self, pairs: Numbers) -> None:
+        """Make sure that there are the blocks that are to be moved, and the far ones that they go to.
+
+        Raises:
+            StepError: there are not.
+        """
+        near, every = self._blocks.count, self._blocks.count + self._blocks.far
+        if pairs[:, 0].max() >= near or pairs[:, 1].min() < near or pairs[:, 1].max() >= every:
+            raise StepError(f"blocks are to be moved from and to {pairs.tolist()}; far ones are {near} to {every - 1}")
+
+    def _move(self, pairs: Numbers) -> Moved:
+        """Copy blocks to far ones."""
+        self._check_pairs(pairs)
+        try:
+            self._engine.move([(block, far) for block, far in pairs.tolist()])
+        except OSError as error:
+            where = "written to the disk" if self._holder is None else "moved to another machine"
+            return Moved(f"cache blocks cannot be {where}: {error}")
+        return Moved()
+
     def _step(self, step: Step) -> bytes | None:
-        """Some tokens of some sequences; the summaries of the wanted rows in order, None if there are none."""
+        """Some tokens of some sequences; the summaries of the wanted rows in order, None if there are none. If there is
+        a holder of blocks, whether it is lost comes first, see `tell_loss`."""
         began, before = time.perf_counter(), self._stats.snapshot()
         tokens = step.tokens.tolist()
         spans = []
@@ -199,7 +252,7 @@ class Executor:
         for plan in step.spans:
             sequence = self._sequence(plan.slot)
             if len(plan.blocks):
-                sequence.add(plan.blocks, self._blocks.count)
+                sequence.add(plan.blocks, self._blocks.count + self._blocks.far)
             spans.append(sequence.go_on(plan, tokens[at : at + plan.rows]))
             at += plan.rows
         try:
@@ -210,6 +263,8 @@ class Executor:
         summaries = self._summarise(step.spans, logits)
         if all(plan.rows == plan.wanted == 1 for plan in step.spans):
             self._count(len(step.spans), time.perf_counter() - began, before)
+        if self._holder is not None:
+            return tell_loss(self._holder.lost, join(summaries))
         return join(summaries) if summaries else None
 
     def _summarise(self, plans: Sequence[SpanPlan], logits: F32) -> list[bytes]:

@@ -39,7 +39,8 @@ from motley.plugins.mixture import Compute, Sent
 from motley.plugins.nodes import is_collective
 
 FAR = 4000
-"""The position of the far tokens in their sequence, or the end of the context if that comes before."""
+"""The position of the far tokens in their sequence; or the end of the context, or of what all blocks hold, if that
+comes before."""
 LONG = 48
 """Tokens of the longer prompt."""
 _LAYER = re.compile(r"layers\.(\d+)\.")
@@ -74,7 +75,8 @@ class _Question:
 
 def _questions(graph: RankGraph, spans: int) -> list[_Question]:
     """The steps of the exam of a rank whose engine takes so many spans."""
-    context, blocks = graph.context, graph.blocks
+    blocks = graph.blocks
+    context = min(graph.context, blocks.count * blocks.tokens)
     far = min(FAR, context - 4)
     asked = [[(0, 5)], [(5, 1)], [(0, 2)], [(0, LONG)]]
     if far >= 2:

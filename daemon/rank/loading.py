@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -18,9 +18,11 @@ from motley.daemon.models.description.model import EMBEDDING
 from motley.daemon.models.graph.rank_graph import build_rank_graph
 from motley.daemon.models.keys import ConfigError
 from motley.daemon.rank.executor import Executor
+from motley.daemon.rank.far_file import FarFile
 from motley.daemon.rank.gate import Gate, reference_answers
 from motley.daemon.rank.peers import Peers
 from motley.daemon.weights.cache import ShareCache
+from motley.plugins.block_holder import BlockHolder
 from motley.plugins.engine import CACHE_FORMATS, CacheBlocks, EngineOptions, load_engine, on_gpu
 from motley.protocol import GPU_RESERVE
 from motley.protocol import mesh_pb2 as pb
@@ -70,6 +72,7 @@ def load_rank(
     cache: ShareCache,
     threads: int,
     progress: Progress,
+    holder: BlockHolder | None = None,
 ) -> Iterator[LoadedRank]:
     """Load a rank's share, from the cache if it is there, and examine its engine; everything is freed when the context
     ends.
@@ -81,11 +84,13 @@ def load_rank(
         cache: where shares are kept.
         threads: that the engine computes with.
         progress: told how far the loading is; what it raises ends the loading.
+        holder: has the far blocks of its caches; None: they are on this machine's disk, if there are any.
 
     Raises:
         LoadError: the model's files differ from those that were planned for, or do not come.
         CheckpointError: they changed while they were read.
         ConfigError: the caches have no room for a sequence, or the model cannot be had like that.
+        DiskFull: there is no room on the disk for the cache blocks that are to be there.
         GpuFull: its engine computes on a GPU that is too small or too busy.
         GateError: the engine computes wrongly.
         Exception: what `open_planned`, `build_rank_graph`, `PlannedModel.share` and the engine raise.
@@ -105,7 +110,7 @@ def load_rank(
             model.exact,
             experts_elsewhere=len(assignment.hosts) > 0,
             beside=planned.beside,
-            blocks=blocks,
+            blocks=replace(blocks, far=0),
         )
         if on_gpu(assignment.engine, assignment.engine_options):
             check_gpu_room(declared.share_bytes + declared.cache_bytes + 4 * activations(opened.model), gpus())
@@ -115,24 +120,30 @@ def load_rank(
         loaded = partial(progress, declared.share_bytes, declared.share_bytes)
         with contextlib.ExitStack() as stack:
             share_file = stack.enter_context(planned.share(cache, declared.weights, declared.share_bytes, progress))
-            graph = declared.bind(share_file)
+            graph = declared.bind(share_file)  # what is examined has near blocks alone
+            far = None
+            if blocks.far and holder is None:
+                far = FarFile(cache.folder, blocks, graph.caches)
+                stack.callback(far.close)
             with signs_of_life(loaded, ENGINE_S):
                 ask_reference = partial(
                     reference_answers, graph, rank, assignment.size, load_engine("reference"), share_file.parent
                 )
                 expected = ask_reference()  # before the engine takes its memory
                 gate = Gate(graph, peers)
-                engine = load_engine(assignment.engine)(graph, gate, options)
+                engine = load_engine(assignment.engine)(
+                    replace(graph, blocks=blocks, far=far, holder=holder), gate, options
+                )
                 stack.callback(engine.close)
                 gate.open(engine, expected, partial(ask_reference, anew=True))
             share_bytes = sum(place.weight.all_bytes for place in declared.weights)
             embed = partial(opened.source.rows, EMBEDDING)
             executor = Executor(
-                engine, graph.blocks, graph.context, embed, declared.words, declared.words_per_unit, peers
+                engine, blocks, graph.context, embed, declared.words, declared.words_per_unit, peers, holder
             )
             yield LoadedRank(
                 executor=executor,
-                blocks=graph.blocks,
+                blocks=blocks,
                 context=graph.context,
                 alike=graph.alike,
                 share_bytes=share_bytes,
@@ -173,16 +184,18 @@ def cache_blocks(assignment: pb.Assignment) -> CacheBlocks:
             knows their format.
     """
     count, tokens, context = assignment.cache_blocks, assignment.cache_block_tokens, assignment.context
-    if count * tokens < max(1, context) or count > MOST_BLOCKS:
+    far = assignment.far_blocks
+    if not count or (count + far) * tokens < max(1, context) or count + far > MOST_BLOCKS:
+        more = f" and {far} elsewhere" if far else ""
         raise ConfigError(
-            f"KV caches of {count} blocks of {tokens} tokens were planned for a context of {context}: they must have"
-            f" room for it, in {MOST_BLOCKS} blocks at most. Plan the session anew"
+            f"KV caches of {count} blocks of {tokens} tokens{more} were planned for a context of {context}: they"
+            f" must have room for it, in {MOST_BLOCKS} blocks at most. Plan the session anew"
         )
     cache_format = assignment.model.cache_format or CACHE_FORMATS[0]
     if cache_format not in CACHE_FORMATS:
         known = ", ".join(CACHE_FORMATS)
         raise ConfigError(f"KV caches were planned as {cache_format!r}; this node knows {known}. Update its Motley")
-    return CacheBlocks(count, tokens, cache_format)
+    return CacheBlocks(count, tokens, cache_format, far)
 
 
 def share_from_proto(share: pb.Share) -> Share:

@@ -5,9 +5,10 @@ as many as there is time for if there is more. Whoever is being answered comes f
 for prompts, and of these for the one that has been given least so far, or now and then for the oldest. If there are
 none, those who are being answered get guesses of their next tokens to verify, as many as are worth it.
 
-A request gets blocks for all its tokens when it is admitted, and one more whenever these are full. If there is none,
-the request that came last steps back: it waits until there are, and computes again what nobody has kept for it. The
-oldest always goes on.
+A request is admitted when there are blocks for all its tokens, and gets them as they are needed: near ones, for rows
+are written to these alone. When they are used up, those of the first positions move far. If there is no room there
+either, the request that came last steps back: it waits until there is, and computes again what nobody has kept for it.
+The oldest always goes on, unless blocks cannot be moved for now: then it waits, too.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from bisect import insort
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import NamedTuple
 
 from motley.daemon.rank.cache_blocks import BlockStore
@@ -24,6 +26,8 @@ from motley.daemon.rank.drafts import MOST, Lookup, Luck, how_many
 from motley.daemon.rank.pace import Pace, Size
 from motley.protocol.mesh_pb2 import Activity, Sampling
 
+MOVED_AT_ONCE = 16
+"""Blocks of running requests that move far together, if there are so many: the ranks have to agree each time."""
 OLDEST_FIRST = 4
 """In one of so many steps the oldest prompt comes first: shorter ones that keep coming would hold it up for ever."""
 
@@ -112,14 +116,17 @@ class Plan:
     """What every rank is to do next.
 
     Attributes:
-        closed: slots of requests that have stepped back, to be closed first.
-        opened: requests that have been admitted, to be opened then.
+        moved: blocks of running requests that have been copied, and the far ones that these have instead from now on;
+            to be told first.
+        closed: slots of requests that have stepped back, to be closed then.
+        opened: requests that have been admitted, to be opened after that.
         parts: the step.
         halved: whether it is to be computed in two micro-chunks.
         answers: how many of its rows are of requests that are being answered.
         fresh: whether it begins a prompt.
     """
 
+    moved: list[tuple[int, int]] = field(default_factory=list)
     closed: list[int] = field(default_factory=list)
     opened: list[Request] = field(default_factory=list)
     parts: list[Part] = field(default_factory=list)
@@ -202,6 +209,8 @@ class Schedule:
             blocks=self._store.used + self._store.available,
             blocks_used=self._store.used,
             blocks_kept=self._store.cached,
+            far_blocks=self._store.far,
+            far_blocks_used=self._store.far_used,
             block_tokens=self._store.tokens,
             prompt_tokens=self._prompted,
             cached_tokens=self._cached,
@@ -224,7 +233,7 @@ class Schedule:
         self._ended += request.generated
 
     def next(self) -> Plan:
-        """Decide the next step; it has no parts if there is nothing to do."""
+        """Decide the next step; it has no parts if there is nothing to do, or nothing can be done for now."""
         plan = Plan()
         if self._drafting:
             self._drafting.next_step()
@@ -232,6 +241,23 @@ class Schedule:
         self._admit(plan)
         self._choose(plan)
         return plan
+
+    def lose_far(self) -> list[int]:
+        """Go on without far blocks, whose contents are lost: requests that have any step back. A step that was to be
+        computed then has not been.
+
+        Returns:
+            The slots of these requests, to be closed.
+        """
+        near = self._store.near
+        lost = [request for request in self.active if any(block >= near for block in request.blocks)]
+        slots = [request.slot for request in lost]
+        for request in reversed(lost):
+            self._release(request, broken=True)
+            self.waiting.appendleft(request)
+        self._store.lose_far()
+        self._full = False
+        return slots
 
     def computed(self, plan: Plan, seconds: float) -> None:
         """A step has been computed, in so many seconds."""
@@ -268,18 +294,65 @@ class Schedule:
         """Whether a request may come to need more blocks than for its tokens so far."""
         return self._needed(request.longest) > self._needed(len(request.tokens))
 
+    def _promised(self, request: Request) -> int:
+        """Blocks that a request is to get for its tokens so far."""
+        return max(0, self._needed(len(request.tokens)) - len(request.blocks))
+
+    def _lacking(self, request: Request) -> tuple[int, int]:
+        """How many blocks a request should get now, for the rows that it may have in a step, and how many it must get
+        to have any."""
+        whole = request.position // self._store.tokens
+        rows = min(len(request.tokens), request.position + self._rows)
+        most = min(self._needed(rows), whole + self._store.near)
+        return max(0, most - len(request.blocks)), max(0, whole + 1 - len(request.blocks))
+
+    def _take(self, wanted: int, least: int, plan: Plan, admitted: Request | None = None) -> list[int] | None:
+        """Take near blocks, as many as are wanted or can be had; None: they are fewer than `least`.
+
+        Args:
+            admitted: a request that has blocks and is not active yet.
+        """
+        if (short := wanted - self._store.takeable) > 0:
+            self._move_oldest(short, plan, [*self.active, *([admitted] if admitted else [])])
+        count = min(wanted, self._store.takeable)
+        return self._store.take(count) if count >= least else None
+
+    def _move_oldest(self, count: int, plan: Plan, holding: Sequence[Request]) -> None:
+        """Move blocks of requests far, those of the first positions first, to have so many more near ones.
+
+        Args:
+            holding: all requests that have blocks.
+        """
+        if not self._store.far:
+            return
+        written = (
+            (place, block)
+            for request in holding
+            for place, block in enumerate(request.blocks[: request.position // self._store.tokens])
+            if block < self._store.near
+        )
+        oldest = dict.fromkeys(block for _, block in sorted(written))
+        moved = self._store.move(islice(oldest, max(count, MOVED_AT_ONCE)))
+        if moved:
+            for request in holding:
+                request.blocks = [moved.get(block, block) for block in request.blocks]
+            plan.moved += moved.items()
+
     def _grow(self, plan: Plan) -> None:
         """Give every active request the blocks that it needs next; who came last steps back if there are none."""
         for request in list(self.active):
-            while request.slot >= 0 and (lacking := self._needed(len(request.tokens)) - len(request.blocks)) > 0:
-                taken = self._store.take(lacking)
+            while request.slot >= 0:
+                wanted, least = self._lacking(request)
+                taken = self._take(wanted, least, plan) if wanted else []
                 if taken is not None:
                     request.blocks += taken
-                else:
-                    self._step_back(self.active[-1], plan)
+                    break
+                if len(self.active) == 1:
+                    assert self._store.far, "there are blocks for a request alone"
+                    break
+                self._step_back(self.active[-1], plan)
 
     def _step_back(self, request: Request, plan: Plan) -> None:
-        assert len(self.active) > 1, "there are blocks for a request alone"
         plan.closed.append(request.slot)
         self._release(request)
         self.waiting.appendleft(request)
@@ -303,18 +376,24 @@ class Schedule:
                 return
             if self._is_computed_for_another(request):
                 continue
-            spare = sum(map(self._grows, (*self.active, request))) if self.active else 0
-            begun = self._store.begin(request.tokens, request.root, spare)
-            if begun is None:
-                self._full = True
+            headroom = sum(map(self._grows, (*self.active, request))) if self.active else 0
+            taken = None
+            if self._store.fits(request.tokens, request.root, sum(map(self._promised, self.active)) + headroom):
+                request.blocks, request.position = self._store.find(request.tokens, request.root)
+                taken = self._take(*self._lacking(request), plan, request)
+                if taken is None:
+                    self._store.give_back(request.tokens[: request.position], request.blocks, request.root)
+                    request.blocks, request.position = [], 0
+            if taken is None:
+                self._full = bool(self.active)
                 return
             self.waiting.remove(request)
-            request.blocks, found = begun
-            request.position, request.given = found, 0
+            request.blocks += taken
+            request.given = 0
             if request.cached is None:
-                request.cached = found
+                request.cached = request.position
                 self._prompted += request.prompt
-                self._cached += found
+                self._cached += request.position
             busy = {other.slot for other in self.active}
             request.slot = next(slot for slot in range(self._sequences) if slot not in busy)
             insort(self.active, request, key=lambda each: each.arrived)
@@ -343,14 +422,15 @@ class Schedule:
 
     def _choose(self, plan: Plan) -> None:
         """Choose the parts of a step."""
-        answered = [request for request in self.active if request.left == 1]
-        prompts = [request for request in self.active if request.left > 1]
+        able = [request for request in self.active if self._room(request)]
+        answered = [request for request in able if request.left == 1]
+        prompts = [request for request in able if request.left > 1]
         if self._steps % OLDEST_FIRST:
             prompts.sort(key=lambda each: each.given)
-        if len(self.active) > self._spans:  # by turns
-            chosen = sorted(self.active, key=lambda each: each.stepped)[: self._spans]
+        if len(able) > self._spans:  # by turns
+            chosen = sorted(able, key=lambda each: each.stepped)[: self._spans]
             answered, prompts = ([each for each in group if each in chosen] for group in (answered, prompts))
-        prompted = sum(request.left for request in prompts)
+        prompted = sum(map(self._room, prompts))
         guesses = self._guesses(answered) if not prompts else [_NOTHING for _ in answered]
         plan.answers = len(answered) + sum(len(each.tokens) for each in guesses)
         plan.fresh = bool(prompts) and prompts[0].position == 0
@@ -361,10 +441,14 @@ class Schedule:
             self._put(plan, request, 1, guessed)
         for request in prompts:
             if room > 0:
-                rows = min(room, request.left)
+                rows = min(room, self._room(request))
                 self._put(plan, request, rows, _NOTHING)
                 room -= rows
         self._steps += 1
+
+    def _room(self, request: Request) -> int:
+        """How many of a request's tokens can be computed in the blocks that it has."""
+        return min(request.left, len(request.blocks) * self._store.tokens - request.position)
 
     def _guesses(self, answered: Sequence[Request]) -> list[_Guesses]:
         """How the texts of these requests may go on: as many tokens of each as are worth their time."""

@@ -17,14 +17,30 @@ from typing import Any
 import numpy as np
 
 from motley.daemon.pipe.daemon import Commands, Tell
-from motley.daemon.rank.cache_blocks import BlockStore
+from motley.daemon.rank.cache_blocks import BlockStore, Pairs
 from motley.daemon.rank.draft_model import DraftModel
 from motley.daemon.rank.drafting import Drafting
 from motley.daemon.rank.drafts import Lookup
 from motley.daemon.rank.executor import STEP_HISTORY, Executor
 from motley.daemon.rank.pace import Pace
 from motley.daemon.rank.schedule import Part, Plan, Request, Schedule
-from motley.daemon.rank.steps import Able, Close, Message, More, Open, SpanPlan, Step, StepError, Stop, decode, split
+from motley.daemon.rank.steps import (
+    Able,
+    Close,
+    Message,
+    More,
+    Move,
+    Moved,
+    Open,
+    Renumber,
+    SpanPlan,
+    Step,
+    StepError,
+    Stop,
+    decode,
+    split,
+    split_loss,
+)
 from motley.daemon.sampling.choice import Choice, LogitsError, NeedMore, choose, initial_want
 from motley.daemon.sampling.parameters import SamplingError, SamplingParams
 from motley.plugins.engine import CacheBlocks
@@ -36,6 +52,8 @@ LOOK_S = 0.5
 """Seconds between two looks after the other ranks, while there are no requests."""
 ACTIVITY_S = 0.5
 """Seconds between two messages that tell the daemon what is under way."""
+RETRY_S = 5.0
+"""Seconds without moving blocks after they could not be."""
 SIGN_OF_LIFE_S = 10.0
 """Seconds without news after which a client hears that its request lives."""
 
@@ -89,6 +107,7 @@ class Scheduler:
         alike: prompts up to this length have the same rotary tables.
         tell: tells the daemon `tokens` and `activity`.
         check: called now and then while there is nothing to do, to see whether everyone is still there.
+        held: whether other machines keep the far ones of the blocks; when one is lost, it goes on without them all.
         report: called after each request, to tell where this rank's time went.
         draft_model: guesses tokens; None: there is none.
         step_ms: what the latest decode steps have taken, in milliseconds.
@@ -106,6 +125,7 @@ class Scheduler:
     check: Callable[[], None]
     report: Callable[[], None]
     draft_model: DraftModel | None = None
+    held: bool = False
     step_ms: deque[float] = field(default_factory=lambda: deque(maxlen=STEP_HISTORY))
 
     def __post_init__(self) -> None:
@@ -117,6 +137,16 @@ class Scheduler:
         """There is one once the followers have told what they are able to do."""
         self._activity_due = 0.0
         """From when on the daemon is to be told what is under way."""
+        self._trouble = ""
+        """Why blocks could not be moved the last time; empty: they could."""
+        self._move_due = 0.0
+        """From when on blocks may be moved again."""
+        self._losing = ""
+        """Why far blocks are lost, between the moment when that is known and that when the schedule goes on without."""
+        self._lost = ""
+        """Why there are no far blocks any more; empty: there are, or never were."""
+        self._stuck = False
+        """Whether nothing could be computed in the last step."""
 
     def run(self, commands: Commands) -> None:
         """Answer requests until `commands` raises.
@@ -127,7 +157,7 @@ class Scheduler:
             Exception: what `commands`, `tell`, `check` and `report` raise.
         """
         while True:
-            for command in commands(0.0 if self._busy else LOOK_S):
+            for command in commands(0.0 if self._busy and not self._stuck else LOOK_S):
                 self._obey(command)
             if self._busy:
                 self._advance(self._made_schedule())
@@ -175,8 +205,9 @@ class Scheduler:
             sampling=decode.sampling,
         )
         now = time.perf_counter()
-        self._clients[request] = _Client(decode, params, request, arrived=now, spoken=now)
+        client = self._clients[request] = _Client(decode, params, request, arrived=now, spoken=now)
         self._made_schedule().add(request)
+        self._shorten(client)
 
     def _cancel(self, request_id: str) -> None:
         for client in self._clients.values():
@@ -201,7 +232,7 @@ class Scheduler:
     def _made_schedule(self) -> Schedule:
         if self._schedule is None:
             spans = min([self.executor.most_spans, *map(self._ability, range(1, self.communicator.size))])
-            store = BlockStore(self.blocks.count, self.blocks.tokens)
+            store = BlockStore(self.blocks.count, self.blocks.tokens, self.blocks.far, self._copy)
             pace = Pace(self.max_rows, self.halves)
             sequences = min(self.sequences, self.max_rows)
             drafting = Drafting(self.draft_model) if self.draft_model else None
@@ -223,17 +254,21 @@ class Scheduler:
         began = time.perf_counter()
         plan = schedule.next()
         planned = time.perf_counter()  # a draft model may have taken its time
+        if plan.moved:
+            self._do(Renumber(np.array(plan.moved, np.int32)))
         for slot in plan.closed:
             self._do(Close(slot))
         for request in plan.opened:
             sampling = request.sampling.SerializeToString()
             self._do(Open(request.slot, request.prompt, sampling, np.array(request.tokens, np.int32)))
-        step, wanted = self._step(plan), sum(part.wanted for part in plan.parts)
-        told: Sequence[bytes] = []
-        if wanted:
-            told = self._told(step)
-        else:
-            self._do(step)
+        self._stuck = not plan.parts and not self._losing
+        if self._stuck:
+            return
+        wanted = sum(part.wanted for part in plan.parts)
+        told = self._told_of(plan, wanted > 0) if plan.parts else []
+        if self._losing:
+            self._go_on_near(schedule)
+            return
         ended = time.perf_counter()
         schedule.computed(plan, ended - planned)
         if plan.rows == plan.answers:
@@ -242,6 +277,63 @@ class Scheduler:
             rows = _by_row(told, wanted)
             deciding = [part for part in plan.parts if part.wanted]
             self._settle(schedule, [_Decision(part, [*islice(rows, part.wanted)]) for part in deciding])
+
+    def _told_of(self, plan: Plan, wanted: bool) -> Sequence[bytes]:
+        """Have every rank compute a step, and hear what each of them tells, by rank: nothing if no row is wanted."""
+        step = self._step(plan)
+        if not wanted and not self.held:
+            self._do(step)
+            return []
+        told: Sequence[bytes] = self._told(step)
+        if self.held:
+            losses = []
+            for rank, data in enumerate(told):
+                with _from_rank(rank):
+                    losses.append(split_loss(data))
+            told = [summaries for _, summaries in losses]
+            if not self._lost:
+                self._losing = "; ".join(f"rank {rank}: {lost}" for rank, (lost, _) in enumerate(losses) if lost)
+        return told
+
+    def _go_on_near(self, schedule: Schedule) -> None:
+        """Go on without far blocks, which are lost: what was computed with them is computed again."""
+        self._lost, self._losing = self._losing, ""
+        self._trouble = f"far cache blocks are lost ({self._lost}); their tokens are computed again"
+        for slot in schedule.lose_far():
+            self._do(Close(slot))
+        for client in list(self._clients.values()):
+            self._shorten(client)
+
+    def _shorten(self, client: _Client) -> None:
+        """Once far blocks are lost, let a request have no more tokens than near ones hold: it ends with the last of
+        these, or now, if it has as many."""
+        request, room = client.request, self.blocks.count * self.blocks.tokens
+        if not self._lost or request.longest <= room:
+            return
+        if len(request.tokens) < room:
+            request.longest, client.decode.max_tokens = room, room - request.prompt
+            return
+        message = (
+            f"{len(request.tokens)} tokens were in caches of which a part is lost ({self._lost}); {room} can be kept"
+            " without it. Start the session anew"
+        )
+        self._end(client)
+        failure = pb.Failure(code="caches_lost", message=message)
+        self._say(client.decode.request_id, finish="error", failure=failure)
+
+    def _copy(self, pairs: Pairs) -> bool:
+        """Have every rank copy blocks to far ones; whether all could."""
+        now = time.perf_counter()
+        if now < self._move_due:
+            return False
+        told = self._told(Move(np.array(pairs, np.int32)))
+        trouble = [f"rank {rank}: {each}" for rank, data in enumerate(told) if (each := _trouble(rank, data))]
+        self._trouble = "; ".join(trouble)
+        if trouble:
+            self._move_due = now + RETRY_S
+        if trouble and self.held:
+            self._losing = self._trouble
+        return not trouble
 
     def _step(self, plan: Plan) -> Step:
         """The message for a plan's step."""
@@ -330,7 +422,12 @@ class Scheduler:
         else:
             self._withdraw(client.request, broken)
         if not self._clients:
-            self.tell(activity=self._made_schedule().activity)
+            self.tell(activity=self._activity())
+
+    def _activity(self) -> pb.Activity:
+        activity = self._made_schedule().activity
+        activity.trouble = self._trouble
+        return activity
 
     def _withdraw(self, request: Request, broken: bool = False) -> None:
         """Take a request out of the schedule, and free what it holds; `broken` as in `_end`."""
@@ -344,7 +441,7 @@ class Scheduler:
         """Tell the daemon what is under way, and the clients that have had no news for a while that theirs lives."""
         if self._clients and now >= self._activity_due:
             self._activity_due = now + ACTIVITY_S
-            self.tell(activity=self._made_schedule().activity)
+            self.tell(activity=self._activity())
         for client in self._clients.values():
             if now - client.spoken > SIGN_OF_LIFE_S:
                 client.spoken = now
@@ -384,6 +481,19 @@ def _from_rank(rank: int) -> Iterator[None]:
         yield
     except StepError as error:
         raise StepError(f"rank {rank}: {error}") from error
+
+
+def _trouble(rank: int, data: bytes) -> str:
+    """Why a rank could not move blocks; empty: it could.
+
+    Raises:
+        StepError: it tells something else.
+    """
+    with _from_rank(rank):
+        message = decode(data)
+    if not isinstance(message, Moved):
+        raise StepError(f"rank {rank} has not said whether it moved blocks, but {message}")
+    return message.trouble
 
 
 def _by_row(told: Sequence[bytes], count: int) -> Iterator[Sequence[bytes]]:

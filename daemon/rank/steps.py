@@ -103,6 +103,51 @@ class Able:
 
 
 @dataclass(frozen=True)
+class Move:
+    """Copy cache blocks to far ones, and say how it went; sequences go on to have the blocks that they have.
+
+    Attributes:
+        pairs: i32[N, 2]: a block, and the far one that is overwritten.
+    """
+
+    pairs: Numbers
+
+    def encode(self) -> bytes:
+        """Write the message as bytes, which `decode` reads."""
+        return b"\x08" + self.pairs.tobytes()
+
+
+@dataclass(frozen=True)
+class Moved:
+    """Said to rank 0 by every rank after a `Move`.
+
+    Attributes:
+        trouble: why blocks could not be written, which are as they were; empty: they could.
+    """
+
+    trouble: str = ""
+
+    def encode(self) -> bytes:
+        """Write the message as bytes, which `decode` reads."""
+        return b"\x09" + self.trouble.encode()
+
+
+@dataclass(frozen=True)
+class Renumber:
+    """Give every sequence that has a block of some numbers the one that this was copied to, in its place.
+
+    Attributes:
+        pairs: i32[N, 2]: the number of a block, and the new one; each pair applies to what the one before has made.
+    """
+
+    pairs: Numbers
+
+    def encode(self) -> bytes:
+        """Write the message as bytes, which `decode` reads."""
+        return b"\x0a" + self.pairs.tobytes()
+
+
+@dataclass(frozen=True)
 class More:
     """The candidates for some sequences' next tokens did not decide: send rank 0 more of them.
 
@@ -141,7 +186,7 @@ class Stop:
         return b"\x05"
 
 
-Message = Open | Step | Able | More | Close | Stop
+Message = Open | Step | Able | Move | Moved | Renumber | More | Close | Stop
 
 
 def decode(data: bytes) -> Message:
@@ -180,9 +225,23 @@ def decode(data: bytes) -> Message:
                 if not spans:
                     raise StepError("an Able of no span")
                 return Able(spans)
+            case 8:
+                return Move(_pairs(data))
+            case 9:
+                return Moved(data[1:].decode())
+            case 10:
+                return Renumber(_pairs(data))
     except (struct.error, IndexError, ValueError) as error:
         raise StepError(f"a step message of {len(data)} bytes is malformed: {error}") from error
     raise StepError(f"a step message of {len(data)} bytes has the unknown kind {data[0]}")
+
+
+def _pairs(data: bytes) -> Numbers:
+    """Read the numbers of a `Move` or a `Renumber`; errors as `decode`."""
+    pairs = np.frombuffer(data, np.int32, offset=1).reshape(-1, 2)
+    if not pairs.size or pairs.min() < 0:
+        raise StepError(f"blocks are to be moved from and to {pairs.tolist()}")
+    return pairs
 
 
 def _step(data: bytes) -> Step:
@@ -204,6 +263,31 @@ def _step(data: bytes) -> Step:
     if len({span.slot for span in spans}) < count:
         raise StepError(f"a step has several spans of one sequence: {[span.slot for span in spans]}")
     return Step(spans, numbers[at:], bool(halved))
+
+
+def tell_loss(lost: str, summaries: bytes) -> bytes:
+    """What a rank tells of a step if a machine keeps blocks for it.
+
+    Args:
+        lost: why that machine is gone, so that what was computed may be wrong; empty: it is there.
+        summaries: as `join` puts them together.
+    """
+    return _LENGTH.pack(len(lost.encode())) + lost.encode() + summaries
+
+
+def split_loss(data: bytes) -> tuple[str, bytes]:
+    """The inverse of `tell_loss`.
+
+    Raises:
+        StepError: it is shorter than it says, or its words are no text.
+    """
+    try:
+        end = _LENGTH.size + _LENGTH.unpack_from(data)[0]
+        if end > len(data):
+            raise StepError(f"what is told of a step ends in the middle, after {len(data)} bytes")
+        return data[_LENGTH.size : end].decode(), data[end:]
+    except (struct.error, UnicodeDecodeError) as error:
+        raise StepError(f"what is told of a step, {len(data)} bytes, is malformed: {error}") from error
 
 
 def join(summaries: Sequence[bytes]) -> bytes:

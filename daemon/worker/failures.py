@@ -8,6 +8,7 @@ from motley.daemon.loading.fetching import LoadError
 from motley.daemon.models.cutting.share import ShareError
 from motley.daemon.models.keys import ConfigError
 from motley.daemon.pipe.daemon import OrderError
+from motley.daemon.rank.far_file import DiskFull
 from motley.daemon.rank.loading import GpuFull
 from motley.daemon.rank.steps import StepError
 from motley.daemon.sampling.parameters import SamplingError
@@ -45,6 +46,8 @@ def failure_of(error: Exception) -> pb.Failure:
             return pb.Failure(code="load_failed", message=str(error))
         case GpuFull():
             return pb.Failure(code="insufficient_memory", message=str(error))
+        case DiskFull():
+            return pb.Failure(code="disk_full", message=str(error))
         case GateError():
             return pb.Failure(code="wrong_results", message=str(error))
         case EngineMemoryError():

@@ -25,7 +25,8 @@ def membership(start: Start) -> Membership:
 
 
 def with_hosts(trunk: Membership) -> Membership:
-    """What trunk ranks and expert hosts prove to each other: there is room for hosts that are still to join."""
+    """What ranks and those who serve them, expert hosts or cache holders, prove to each other: there is room for hosts
+    that are still to join."""
     return replace(trunk, size=MAX_RANKS)
 
 
@@ -67,7 +68,9 @@ def _agreement(assignment: pb.Assignment, group: pb.Group | None = None) -> byte
     agreed = pb.Assignment()
     agreed.CopyFrom(assignment)
     # These may differ from rank to rank.
-    for own in ("secret", "tls", "plain", "engine", "engine_options", "threads", "hosts", "group", "draft"):
+    for own in (
+        *("secret", "tls", "plain", "engine", "engine_options", "threads", "hosts", "group", "draft", "holder_bytes"),
+    ):
         agreed.ClearField(own)
     if assignment.hosts:  # others may have joined: that there are some is agreed on
         agreed.hosts.add()

@@ -18,6 +18,7 @@ from motley.daemon.machine.trouble_log import TroubleLog
 from motley.daemon.pipe.daemon import Daemon, Released
 from motley.daemon.pipe.settings import WorkerSettings
 from motley.daemon.pipe.worker_end import PipeClosed, PipeStalled, WorkerPipe
+from motley.daemon.worker.cache_holder import run_cache_holder
 from motley.daemon.worker.host import run_host
 from motley.daemon.worker.rank import Rank
 from motley.daemon.worker.worker import Network, Worker
@@ -82,6 +83,8 @@ def run(worker: Worker) -> None:
         peers = daemon.wait_for("peers", COMMAND_S).peers
         if start.rank < start.assignment.size:
             Rank(worker).run(listener, list(peers.addresses))
+        elif start.assignment.cache_holders:
+            run_cache_holder(worker, listener)
         else:
             run_host(worker, listener, list(peers.group))
 

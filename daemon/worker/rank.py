@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Sequence
 
+from motley.daemon.caches.held_elsewhere import HeldElsewhere
 from motley.daemon.experts.dispatch import Dispatcher
 from motley.daemon.machine.memory import resident_bytes
 from motley.daemon.pipe.daemon import Released
@@ -36,6 +37,7 @@ class Rank:
         self._assignment = worker.start.assignment
         self._number = worker.start.rank
         self._dispatcher: Dispatcher | None = None
+        self._holder: HeldElsewhere | None = None
         self._reported = 0.0
         self._loaded = 0
 
@@ -66,6 +68,9 @@ class Rank:
             stack.enter_context(worker.parting(communicator))
             listener.close()
             peers = Peers(communicator)
+            if assignment.cache_holders:
+                self._holder = self._way_to_holder(addresses[assignment.size + number])
+                stack.callback(self._holder.close)
             loaded = stack.enter_context(
                 load_rank(
                     assignment,
@@ -75,6 +80,7 @@ class Rank:
                     cache=worker.cache,
                     threads=worker.threads,
                     progress=self._progress,
+                    holder=self._holder,
                 )
             )
             guesses = number == 0 and assignment.HasField("draft")
@@ -137,6 +143,7 @@ class Rank:
             check=lambda: self._check(communicator),
             report=lambda: self._report(loaded.executor, list(scheduler.step_ms)),
             draft_model=draft_model,
+            held=self._holder is not None,
         )
         try:
             scheduler.run(self._daemon.commands)
@@ -167,6 +174,16 @@ class Rank:
         communicator.check()
         if self._dispatcher is not None:
             self._dispatcher.attend()
+        if self._holder is not None:
+            self._holder.attend()
+
+    def _way_to_holder(self, address: str) -> HeldElsewhere:
+        """The way to the holder of this rank's far cache blocks, which is at this address."""
+        worker, assignment = self._worker, self._assignment
+        messenger = Messenger(
+            with_hosts(membership(worker.start)), protection(assignment), listener=None, wrap=worker.wrap
+        )
+        return HeldElsewhere(messenger, assignment.size + self._number, address, assignment.far_blocks)
 
     def _reach_hosts(self, loaded: LoadedRank, communicator: Communicator, addresses: Sequence[str]) -> Dispatcher:
         """Meet all expert hosts; those that still load their experts are waited for."""

@@ -15,7 +15,7 @@ from motley.orchestrator.serving.errors import ServingError
 from motley.orchestrator.serving.lifecycle import Lifecycle
 from motley.orchestrator.session_table import SessionTable
 from motley.orchestrator.sessions import Session, State
-from motley.orchestrator.workers import Rank, Worker
+from motley.orchestrator.workers import CacheHolder, Rank, Worker
 from motley.protocol.mesh_pb2 import Timing
 
 UNSERVABLE = 422
@@ -107,10 +107,13 @@ def session_json(session: Session, steps: bool = False) -> dict[str, Any]:
         "matrices": profile.matrices,
         "context": session.caches.context,
         "cache_tokens": session.caches.tokens,
+        "cache_disk_tokens": session.caches.disk_tokens,
+        "cache_node_tokens": session.caches.node_tokens,
         "experts": _layout(session),
         "weight_bytes": weights,
         "ranks": [_rank_json(rank, weights) for rank in session.ranks],
         "hosts": [_host_json(host, weights) for host in hosts],
+        "cache_holders": [_holder_json(holder) for holder in session.holders],
         "waiting_for": session.waiting_for,
         "activity": _activity_json(session),
     }
@@ -127,7 +130,7 @@ def _layout(session: Session) -> str | None:
     return "parallel" if session.experts else "sliced"
 
 
-def _activity_json(session: Session) -> dict[str, int] | None:
+def _activity_json(session: Session) -> dict[str, Any] | None:
     """The fields of `Activity`, those that are 0 too; None: it answers nobody, or nobody has asked it yet."""
     activity = session.activity
     if activity is None or session.state is not State.READY:
@@ -189,6 +192,10 @@ def _host_json(host: ExpertHost, weights: int) -> dict[str, Any]:
         "fraction": held / weights if weights else 0.0,
         "weight_bytes": held,
     }
+
+
+def _holder_json(holder: CacheHolder) -> dict[str, Any]:
+    return {**_worker_json(holder), "of_rank": holder.rank, "bytes": holder.blocks_bytes, "lost": holder.lost or None}
 
 
 def _summed(bodies: Sequence[dict[str, int | None]]) -> dict[str, int | None]:

@@ -60,6 +60,29 @@ def setup_of(
     return Setup(engine, "fp32" if widened else quantisation, on_gpu, told.has_whole_caches, told.memory_bandwidth)
 
 
+def lacking_holders(node: str, capabilities: Capabilities, engine: str) -> str:
+    """Why a rank with this engine, which the node has, cannot keep a part of its KV caches on another node; empty: it
+    can."""
+    able = [each.name for each in capabilities.engines if each.asks_block_holders]
+    if engine in able:
+        return ""
+    return (
+        f"engine {engine!r} of node {node!r} cannot keep KV caches on another node; engines there that can:"
+        f" {', '.join(able) or 'none'}"
+    )
+
+
+def lacking_disk(node: str, capabilities: Capabilities, engine: str) -> str:
+    """Why a rank with this engine, which the node has, cannot keep a part of its KV caches on a disk; empty: it can."""
+    able = [each.name for each in capabilities.engines if each.reads_far_blocks]
+    if engine in able:
+        return ""
+    return (
+        f"engine {engine!r} of node {node!r} cannot keep KV caches on a disk; engines there that can:"
+        f" {', '.join(able) or 'none'}"
+    )
+
+
 def lacking_format(node: str, capabilities: Capabilities, engine: str, cache_format: str) -> str:
     """Why a rank with this engine, which the node has, cannot keep its KV caches in a format; empty: it can."""
     told = next(each for each in capabilities.engines if each.name == engine)

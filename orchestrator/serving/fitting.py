@@ -108,7 +108,8 @@ class Fitting:
 
         async def fits(tokens: int) -> bool:
             await asyncio.sleep(0)  # between two layouts it is everybody's turn
-            fewer = Caches(min(tokens, caches.context), tokens)
+            context = min(tokens + caches.far_tokens, caches.context)
+            fewer = replace(caches, context=context, tokens=tokens)
             beside = plan_draft(draft.spec, draft.profile, draft.setup, fewer) if draft else None
             try:
                 await self._layouts.lay_out(session, request, spec, profiles, fewer, beside)
@@ -127,7 +128,9 @@ class Fitting:
 
 def _smaller(caches: Caches, tokens: int) -> str:
     """What to ask for in place of `caches`, where no more than so many tokens fit."""
-    if caches.tokens == caches.context:
+    longest = tokens + caches.far_tokens
+    if caches.context == caches.tokens and not caches.far_tokens:
         return f"with a context of {tokens}"
-    as_many = f"with a context of {tokens} and as many cache tokens"
-    return as_many if tokens < caches.context else f"with {tokens} cache tokens"
+    if longest >= caches.context:
+        return f"with {tokens} cache tokens"
+    return f"with a context of {longest} and {tokens if caches.far_tokens else 'as many'} cache tokens"

@@ -9,6 +9,7 @@ from motley.orchestrator.experts.hosting import Hosting
 from motley.orchestrator.experts.questions import Answer
 from motley.orchestrator.experts.registry import ExpertMap
 from motley.orchestrator.nodes import NodeTable
+from motley.orchestrator.planning.cache_holders import HOLDER_BYTES, choose_nodes, far_bytes
 from motley.orchestrator.planning.caches import Caches
 from motley.orchestrator.planning.draft import Draft
 from motley.orchestrator.planning.layout import is_parallel
@@ -16,14 +17,17 @@ from motley.orchestrator.planning.placement.terms import PlacementError
 from motley.orchestrator.planning.shares import PlanError
 from motley.orchestrator.serving.carrier import Carrier
 from motley.orchestrator.serving.descriptions import Profiles
+from motley.orchestrator.serving.errors import refusal
 from motley.orchestrator.serving.memory import Memory
 from motley.orchestrator.serving.participants import Participant, check_alive, choose_participants
 from motley.orchestrator.serving.planner import Planner
 from motley.orchestrator.serving.ranks import plan_ranks, plan_trunks
 from motley.orchestrator.session_request import SessionRequest
 from motley.orchestrator.sessions import Session
-from motley.orchestrator.workers import Rank
-from motley.protocol.mesh_pb2 import ModelSpec
+from motley.orchestrator.workers import CacheHolder, Rank
+from motley.protocol import MAX_RANKS
+from motley.protocol.address import is_loopback
+from motley.protocol.mesh_pb2 import ModelProfile, ModelSpec
 
 
 class Layouts:
@@ -68,7 +72,7 @@ class Layouts:
                 session.planned = self._clock()
                 participants = self._participants(request, profiles)
                 engines = {one.node.name: one.node.capabilities.expert_engines for one in participants}
-                if draft or not is_parallel(request, profile, engines):
+                if draft or request.cache_node_tokens or not is_parallel(request, profile, engines):
                     break
                 able = [one for one in participants if one.may_be_trunk or one.node.name in request.named]
                 nodes = [one.node for one in participants if request.engine in engines[one.node.name]]
@@ -104,6 +108,40 @@ class Layouts:
                 check_alive(participants, ranks)
                 if self._memory.has((rank.node_id, rank.host_bytes) for rank in ranks):
                     return ranks, None
+
+    def place_holders(self, ranks: Sequence[Rank], caches: Caches, profile: ModelProfile) -> list[CacheHolder]:
+        """A cache holder for every rank, if caches are to be on other nodes: on those with most room beside the ranks.
+        The caller must reserve the memory for them, and for the ranks, before it awaits anything.
+
+        Raises:
+            PlanError: no node has room for one.
+            ServingError: the ranks are too many.
+        """
+        if not caches.node_tokens:
+            return []
+        if 2 * len(ranks) > MAX_RANKS:
+            message = f"{len(ranks)} ranks can have no caches on other nodes; at most {MAX_RANKS // 2} ranks can"
+            raise refusal("invalid_request", message, "cache_node_tokens")
+        blocks = caches.blocks(whole=False)
+        free = self._memory.beside(ranks)
+        homes = {rank.node_id for rank in ranks}
+        shut_in = any(is_loopback(node.address) for node in self._nodes if node.id in homes)
+        nodes = {node.id: node for node in self._nodes if node.alive and is_loopback(node.address) == shut_in}
+        rooms = {node_id: free(node_id) for node_id in nodes}
+        needed = [far_bytes(rank.plan, profile, blocks.on_nodes * blocks.tokens) for rank in ranks]
+        chosen = choose_nodes(needed, homes, rooms, {node_id: node.name for node_id, node in nodes.items()})
+        return [
+            CacheHolder(
+                index=len(ranks) + rank.index,
+                node_id=node_id,
+                node_name=nodes[node_id].name,
+                memory_limit=rooms[node_id],
+                rank=rank.index,
+                blocks_bytes=own,
+                fixed_bytes=HOLDER_BYTES,
+            )
+            for rank, node_id, own in zip(ranks, chosen, needed, strict=True)
+        ]
 
     def _participants(self, request: SessionRequest, profiles: Profiles) -> list[Participant]:
         """Who takes part now. Whoever has joined meanwhile, and would hold the model as nobody did, comes too late."""

@@ -80,11 +80,13 @@ class Lifecycle:
                 except (PlanError, PlacementError) as error:
                     hint = await self._fitting.hint(session, participants, spec, profiles, caches, draft)
                     raise type(error)(f"{error}\n{hint}" if hint else str(error)) from error
-                planned = [*ranks, *(experts.hosts + experts.members if experts else ())]
-                involved = {participants[0].node.name, *(worker.node_name for worker in planned)}
+                holders = self._layouts.place_holders(ranks, caches, profile)
+                planned = [*ranks, *holders, *(experts.hosts + experts.members if experts else ())]
+                reading = [worker for worker in planned if worker not in holders]
+                involved = {participants[0].node.name, *(worker.node_name for worker in reading)}
                 names = dict.fromkeys(one.node.name for one in participants if one.node.name in involved)
                 check_copies(request.model, copies, names)
-                commands = session.assign(spec, profile, ranks, caches, self._clock(), experts)
+                commands = session.assign(spec, profile, ranks, caches, self._clock(), experts, holders)
                 self._carrier.carry_out(session, commands)
             except BaseException:
                 self._sessions.remove(session)
@@ -154,11 +156,13 @@ def _caches(request: SessionRequest, profile: ModelProfile) -> Caches:
         )
     context = request.context or min(DEFAULT_CONTEXT, profile.context_length)
     tokens = request.cache_tokens or context
-    if tokens < context:
+    on_disk, on_nodes = request.cache_disk_tokens, request.cache_node_tokens
+    if tokens + on_disk + on_nodes < context:
+        besides = f" and {on_disk} on disk" if on_disk else f" and {on_nodes} on other nodes" if on_nodes else ""
         raise refusal(
             "invalid_request",
-            f"caches of {tokens} tokens were asked for; one sequence may have {context} (the context): ask for as many"
-            " or more, or for a shorter context",
+            f"caches of {tokens} tokens{besides} were asked for; one sequence may have {context} (the context): ask for"
+            " as many or more, for more on disk or on other nodes, or for a shorter context",
             "cache_tokens",
         )
-    return Caches(context, tokens)
+    return Caches(context, tokens, on_disk, on_nodes)

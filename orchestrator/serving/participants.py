@@ -7,7 +7,14 @@ from dataclasses import dataclass
 
 from motley.orchestrator.assignments import model_spec
 from motley.orchestrator.nodes import Node, what_became
-from motley.orchestrator.planning.setup import Setup, SetupError, lacking_format, setup_of
+from motley.orchestrator.planning.setup import (
+    Setup,
+    SetupError,
+    lacking_disk,
+    lacking_format,
+    lacking_holders,
+    setup_of,
+)
 from motley.orchestrator.serving.errors import refusal
 from motley.orchestrator.session_request import SessionRequest
 from motley.orchestrator.workers import Worker
@@ -106,6 +113,10 @@ def participant(request: SessionRequest, node: Node) -> Participant:
         raise refusal(error.code, str(error), "engines" if node.name in request.engines else "engine") from error
     if lacking := lacking_format(node.name, node.capabilities, engine, request.cache_format):
         raise refusal("unusable_engine", lacking, "cache_format")
+    if request.cache_disk_tokens and (lacking := lacking_disk(node.name, node.capabilities, engine)):
+        raise refusal("unusable_engine", lacking, "cache_disk_tokens")
+    if request.cache_node_tokens and (lacking := lacking_holders(node.name, node.capabilities, engine)):
+        raise refusal("unusable_engine", lacking, "cache_node_tokens")
     return Participant(node, setup)
 
 

@@ -199,7 +199,9 @@ function activityOf(activity) {
       fact("Waiting", waiting),
       fact("Prompt tokens found in caches", part(activity.cached_tokens, activity.prompt_tokens)),
       fact("Guesses accepted", part(activity.accepted_drafts, activity.tried_drafts)),
-      fact("Tokens generated", activity.generated_tokens)),
+      fact("Tokens generated", activity.generated_tokens),
+      activity.far_blocks > 0 && fact("Far blocks in use", part(activity.far_blocks_used, activity.far_blocks))),
+    activity.trouble && h("p", { class: "failure" }, activity.trouble),
   );
 }
 
@@ -222,7 +224,9 @@ function sessionCard(session) {
       session.family && `${session.family}, ${scaled(session.parameters, " parameters")}`,
       session.matrices ? `matrices: ${session.matrices}` : session.quantisation,
       session.context > 0 && `context ${session.context} tokens`,
-      session.cache_tokens > session.context && `${session.cache_tokens} tokens in caches`,
+      session.cache_tokens !== session.context && `${session.cache_tokens} tokens in caches`,
+      session.cache_disk_tokens > 0 && `${session.cache_disk_tokens} on disk`,
+      session.cache_node_tokens > 0 && `${session.cache_node_tokens} on ${session.cache_holders.map((holder) => holder.node).join(" and ")}`,
       session.cache_format !== "fp32" && `caches in ${session.cache_format}`,
       session.draft_model && `${session.draft_model.split(/[\\/]/).pop()} guesses tokens`,
       session.weight_bytes > 0 && `${scaled(session.weight_bytes, "B")} of weights`,

@@ -92,7 +92,7 @@ class CudaEngine:
     ) -> None:
         """`driver`: None is the first GPU's. `open_gemm`: what multiplies prompts; None: our own kernels."""
         options.check_extra("cuda", "host_step")
-        graph.blocks.check_format("cuda", CACHE_FORMATS[:1])
+        graph.blocks.check_able("cuda", CACHE_FORMATS[:1])
         if options.exact:
             raise EngineError("engine 'cuda' does not know exact=true; use engine 'onnxruntime'")
         self._graph = graph

@@ -24,6 +24,9 @@ struct span {
     int64_t position;      /* of the first of them */
     const int32_t *blocks; /* position p is in blocks[p / tokens], at place p % tokens */
     int64_t count;         /* of blocks */
+    const int32_t *away;   /* stretches, ascending, whose blocks are not read: their summaries are told */
+    int64_t away_count;
+    const float *told; /* [away_count, rows, heads, size + 2], as a question has its summaries */
 };
 
 /* SHARED with library.py. */
@@ -33,28 +36,47 @@ struct spans {
     int64_t count, ropes;
 };
 
+/* SHARED with library.py. Consecutive numbers of blocks, and what is cached in these. */
+struct tier {
+    uint8_t *keys;       /* [count, kv_heads, tokens, size] of the format */
+    uint8_t *values;     /* the same */
+    float *key_scales;   /* of INT8: [count, kv_heads, tokens] */
+    float *value_scales; /* the same */
+    int64_t first, count;
+};
+
 /* SHARED with library.py. `size` is that of a head; `turned` the number of angles, half of its dimensions that turn. */
 struct attention {
     struct pool *pool;
     const struct spans *spans; /* every call reads them again */
     const float *qkv;          /* [rows, (heads + 2 * kv_heads) * size] */
-    uint8_t *keys;             /* [blocks, kv_heads, tokens, size] of the format */
-    uint8_t *values;           /* the same */
-    float *key_scales;         /* of INT8: [blocks, kv_heads, tokens] */
-    float *value_scales;       /* the same */
+    struct tier near;          /* blocks that are written to, from number 0 on */
+    struct tier far;           /* those after them, which are only read; perhaps none */
     const float *sinks;        /* [heads], a logit each that is no position's; or NULL */
     float *y;                  /* [rows, heads * size] */
-    int64_t rows, heads, kv_heads, size, blocks, tokens, turned, window;
+    int64_t rows, heads, kv_heads, size, tokens, turned, window;
     int64_t rope;    /* which of a span's tables */
     int64_t context; /* no position is as large */
     int32_t format;  /* an enum format */
     float scale;
-    float soft_cap; /* scores are cap * tanh(score / cap); 0: they are not */
+    float soft_cap;      /* scores are cap * tanh(score / cap); 0: they are not */
+    void (*await_told)(void); /* called once what is here is attended to, before what is told is read; or NULL */
+};
+
+/* SHARED with library.py. Which summaries of stretches of one sequence are wanted, for rows that come after them. */
+struct question {
+    const struct attention *a; /* of which spans, qkv, sinks and y are not read */
+    const float *queries;      /* [rows, heads, size], turned and scaled */
+    const int32_t *blocks;     /* as a span's; those of the stretches are read */
+    const int32_t *stretches;  /* [count], ascending */
+    float *summaries; /* [count, rows, heads, size + 2]: sums of weighed values, largest score, sum of exponentials */
+    int64_t position; /* of the first of the rows */
+    int64_t rows, block_count, count;
 };
 
 /* The attention of at most ABREAST rows of one span, under way. A *query* is a row's head: query
  * (k * rows + r) * group + h is head k * group + h of row r. Stretch s is of the positions from (first + s) * SIGHT on,
- * of which a query may see some, all or none. */
+ * of which a query may see some, all or none; but where stretches are chosen, these have those numbers. */
 struct piece {
     const struct attention *a;
     const struct table *table; /* or NULL: nothing turns */
@@ -65,6 +87,9 @@ struct piece {
     int64_t group;     /* heads that share keys and values */
     int64_t wide;      /* a head's size, filled up to whole sixteens */
     int64_t first, stretches;
+    const int32_t *chosen;    /* [stretches], or NULL */
+    const struct span *span;  /* whose summaries of some stretches are told, or NULL */
+    int64_t done;             /* rows of the span before those of this piece */
     float *q;          /* [queries, wide] */
     float *sinks;      /* [queries] */
     float *largest;    /* score: [stretches, queries]; then what a stretch's sums are weighed with */

@@ -10,19 +10,21 @@ row's depend neither on which other rows are computed with it, nor on how its se
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from .library import F32, Attention, Span, SpanList, Table, address, library, place
+from .library import AWAIT, F32, Attention, Span, SpanList, Table, Tier, address, library, place
 from .matmul import Pool
-from .rows import Action
 
 I32 = npt.NDArray[np.int32]
 Cached = npt.NDArray[np.float32] | npt.NDArray[np.float16] | npt.NDArray[np.int8]
+
+SIGHT = 128
+"""Positions in a stretch, which are attended to at a time; stated in attention.h."""
 
 FORMATS = (np.float32, np.float16, np.int8)
 """What keys and values may be cached as; the numbers that attention.h calls them by are their places."""
@@ -42,6 +44,7 @@ class SpanRows(NamedTuple):
             ``p % tokens``. Numbers may be changed in place; only those are read whose positions are seen.
         tables: of each rotary embedding, the cosines and sines f32[P, r/2] of its angles by position, where r is how
             many dimensions of a head turn (i turns with i + r/2). The sequence itself must not be changed afterwards.
+        away: those stretches of the sequence before its rows whose blocks are not here; None: all are.
     """
 
     row: int
@@ -49,6 +52,36 @@ class SpanRows(NamedTuple):
     position: int
     blocks: I32
     tables: Sequence[tuple[F32, F32]]
+    away: Away | None = None
+
+
+class Away(NamedTuple):
+    """Stretches of a sequence, of `SIGHT` positions each, that are attended to elsewhere.
+
+    Attributes:
+        stretches: i32[F], their numbers, ascending; stretch s is of the positions from ``s * SIGHT`` on.
+        told: f32[at least F * rows * heads * (d + 2)], where their summaries are by the time that a call has awaited
+            them; see `bind_attention` and `motley.plugins.native.summaries`.
+    """
+
+    stretches: I32
+    told: F32
+
+
+class LayerBlocks(NamedTuple):
+    """What is cached of one layer in F blocks.
+
+    Attributes:
+        keys: [F, kv_heads, tokens, d] of one of `FORMATS`.
+        values: the same.
+        key_scales: f32[F, kv_heads, tokens] of int8, else None.
+        value_scales: the same.
+    """
+
+    keys: Cached
+    values: Cached
+    key_scales: F32 | None = None
+    value_scales: F32 | None = None
 
 
 class Spans:
@@ -63,7 +96,7 @@ class Spans:
         self._ropes = ropes
         spans, tables = (Span * most)(), (Table * (most * ropes))()
         self._spans, self._tables = list(spans), list(tables)
-        self._kept: list[tuple[I32, Sequence[tuple[F32, F32]]] | None] = [None] * most
+        self._kept: list[tuple[I32, Sequence[tuple[F32, F32]], Away | None] | None] = [None] * most
         self.struct = SpanList(all=spans, tables=tables, count=0, ropes=ropes)
 
     def set(self, spans: Sequence[SpanRows]) -> None:
@@ -79,7 +112,7 @@ class Spans:
         if len(spans) > len(self._kept):
             raise ValueError(f"a step has at most {len(self._kept)} spans, not {len(spans)}")
         for n, span in enumerate(spans):
-            (blocks, tables), of = self._kept[n] or (None, None), self._spans[n]
+            (blocks, tables, away), of = self._kept[n] or (None, None, None), self._spans[n]
             if span.rows < 1:
                 raise ValueError(f"a span must have a row; number {n} has {span.rows}")
             self._kept[n] = None
@@ -88,9 +121,22 @@ class Spans:
                 of.count = span.blocks.size
             if tables is not span.tables:
                 self._set_tables(n, span.tables)
+            if away is not span.away:
+                self._set_away(of, span.away)
             of.row, of.rows, of.position = span.row, span.rows, span.position
-            self._kept[n] = span.blocks, span.tables
+            self._kept[n] = span.blocks, span.tables, span.away
         self.struct.count = len(spans)
+
+    def _set_away(self, span: Span, away: Away | None) -> None:
+        """
+        Raises:
+            ValueError: it does not fit.
+        """
+        span.away_count = 0
+        if away is not None:
+            span.away = address("stretches", away.stretches, np.int32, away.stretches.size)
+            span.told = address("told", away.told, np.float32, away.told.size)
+            span.away_count = away.stretches.size
 
     def _set_tables(self, n: int, tables: Sequence[tuple[F32, F32]]) -> None:
         """Of span n.
@@ -106,6 +152,22 @@ class Spans:
             table.places, table.turned = cos.shape
             table.cos = address("cos", cos, np.float32, *cos.shape)
             table.sin = address("sin", sin, np.float32, *cos.shape)
+
+
+class Attending(partial[None]):
+    """An attention that is bound; a call computes it, see `bind_attention`."""
+
+    def queries(self, span: int, out: F32) -> None:
+        """The queries of a span, turned and scaled, as a question about it has them.
+
+        Args:
+            span: which of those that are set.
+            out: f32[rows, heads, d], C-contiguous, overwritten.
+
+        Raises:
+            IndexError: as a call.
+        """
+        library().motley_queries(self.args[0], span, out.ctypes.data)
 
 
 def bind_attention(
@@ -127,14 +189,16 @@ def bind_attention(
     sinks: F32 | None = None,
     key_scales: F32 | None = None,
     value_scales: F32 | None = None,
-) -> Action:
+    far: LayerBlocks | None = None,
+    await_told: Callable[[], None] | None = None,
+) -> Attending:
     """The attention of all spans of a step, in one layer: each row sees its sequence's positions up to its own.
 
     A call first writes keys, turned, and values of all rows to their blocks. Rows of M that no span has are left alone
     in `y`.
 
     A call raises `IndexError`, and writes nothing, if the rows of a span are not among the M, or if one of their
-    positions is not below `context` or has no block or no angles.
+    positions is not below `context` or has no block or no angles, or only a far block where it is to be written.
 
     Args:
         qkv: f32[M, (heads + 2 * kv_heads) * d], queries first, values last.
@@ -156,6 +220,10 @@ def bind_attention(
         key_scales: f32[N, kv_heads, tokens] of int8, else None: by what the numbers of each token's head of keys are
             multiplied; written to.
         value_scales: the same of values.
+        far: more blocks, from number N on, which are only read; None: there are none. Where a block lies does not
+            change a bit.
+        await_told: returns when the summaries of the stretches that are `Away` are there; called once by a call with
+            any, after it has attended to what is here. It must not raise, nor use the pool.
 
     Raises:
         ValueError: an operand has another shape or type, is not contiguous or aligned, or is to be written but
@@ -180,24 +248,21 @@ def bind_attention(
     if qkv.ndim != 2 or not len(qkv):
         raise ValueError(f"qkv must be float32[M, {(heads + 2 * kv_heads) * size}], not of shape {qkv.shape}")
     rows = len(qkv)
-    scales = {}
-    for name, array in (("key_scales", key_scales), ("value_scales", value_scales)):
-        if (array is None) == (keys.dtype == np.int8):
-            raise ValueError(f"{name} must be given if keys are int8, and only then")
-        scales[name] = None if array is None else place(name, array, np.float32, blocks, kv_heads, tokens)
+    numbers = keys.dtype, kv_heads, tokens, size
+    near = tier(LayerBlocks(keys, values, key_scales, value_scales), "", place, 0, blocks, *numbers)
+    beyond = Tier() if far is None else tier(far, "far ", address, blocks, len(far.keys), *numbers)
     attention = Attention(
         pool=pool.handle,
         spans=ctypes.pointer(spans.struct),
         qkv=address("qkv", qkv, np.float32, rows, (heads + 2 * kv_heads) * size),
-        keys=place("keys", keys, keys.dtype, blocks, kv_heads, tokens, size),
-        values=place("values", values, keys.dtype, blocks, kv_heads, tokens, size),
+        near=near,
+        far=beyond,
         sinks=None if sinks is None else address("sinks", sinks, np.float32, heads),
         y=place("y", y, np.float32, rows, heads * size),
         rows=rows,
         heads=heads,
         kv_heads=kv_heads,
         size=size,
-        blocks=blocks,
         tokens=tokens,
         turned=turned,
         window=window,
@@ -206,9 +271,47 @@ def bind_attention(
         scale=scale,
         soft_cap=soft_cap,
         format=FORMATS.index(keys.dtype.type),
-        **scales,
+        await_told=AWAIT(await_told) if await_told else AWAIT(),
     )
     if not library().motley_prepare_attention(attention):
         raise MemoryError(f"no memory to attend to {context} positions with {heads} heads of {size}")
-    attention.kept = (qkv, keys, values, y, spans, sinks, key_scales, value_scales, pool)
-    return partial(library().motley_attention, ctypes.byref(attention))
+    attention.kept = (qkv, keys, values, y, spans, sinks, key_scales, value_scales, far, pool)
+    return Attending(library().motley_attention, ctypes.byref(attention))
+
+
+def tier(
+    of: LayerBlocks,
+    whose: str,
+    found: Callable[..., int],
+    first: int,
+    count: int,
+    dtype: np.dtype[Any],
+    kv_heads: int,
+    tokens: int,
+    size: int,
+) -> Tier:
+    """What is cached in `count` blocks from number `first` on, for the kernel.
+
+    Args:
+        whose: begins the names of these arrays in messages.
+        found: `address`, or `place` where they are written to.
+
+    Raises:
+        ValueError: an array has another shape or type, or cannot be used as it lies.
+    """
+    if (of.key_scales is None) == (dtype == np.int8):
+        raise ValueError(f"{whose}key_scales must be given if keys are int8, and only then")
+    if (of.value_scales is None) == (dtype == np.int8):
+        raise ValueError(f"{whose}value_scales must be given if keys are int8, and only then")
+
+    def scales(name: str, array: F32 | None) -> int | None:
+        return None if array is None else found(whose + name, array, np.float32, count, kv_heads, tokens)
+
+    return Tier(
+        keys=found(f"{whose}keys", of.keys, dtype, count, kv_heads, tokens, size),
+        values=found(f"{whose}values", of.values, dtype, count, kv_heads, tokens, size),
+        key_scales=scales("key_scales", of.key_scales),
+        value_scales=scales("value_scales", of.value_scales),
+        first=first,
+        count=count,
+    )

@@ -67,8 +67,8 @@ static void cache_rows(const struct attention *a, const struct span *span, const
         const int64_t position = span->position + r, block = span->blocks[position / a->tokens];
         for (int64_t h = 0; h < a->kv_heads; h++) {
             const int64_t n = (block * a->kv_heads + h) * a->tokens + position % a->tokens;
-            keep(a, table, position, keys + h * a->size, a->keys, a->key_scales, n, scratch);
-            keep(a, NULL, position, values + h * a->size, a->values, a->value_scales, n, scratch);
+            keep(a, table, position, keys + h * a->size, a->near.keys, a->near.key_scales, n, scratch);
+            keep(a, NULL, position, values + h * a->size, a->near.values, a->near.value_scales, n, scratch);
         }
     }
 }
@@ -103,22 +103,24 @@ static struct run *cut_in_runs(const struct piece *now, int64_t begin, int64_t k
     const int64_t steps = a->tokens < SIGHT ? (AHEAD + bytes - 1) / bytes : 0;
     for (int64_t t = from; t < to; t = runs++->end) {
         const int64_t n = (begin + t) / a->tokens, place = (begin + t) % a->tokens, block = now->blocks[n];
-        const int64_t at = (block * a->kv_heads + kv_head) * a->tokens + place;
-        const int64_t next = now->blocks[n + steps < now->last ? n + steps : now->last];
+        const struct tier *tier = block < a->near.count ? &a->near : &a->far;
+        const int64_t at = ((block - tier->first) * a->kv_heads + kv_head) * a->tokens + place;
+        const int64_t wanted = now->blocks[n + steps < now->last ? n + steps : now->last];
+        const int64_t next = wanted - tier->first < tier->count && wanted >= tier->first ? wanted : block;
         *runs = (struct run){
             .begin = t,
             .end = to - t < a->tokens - place ? to : t + a->tokens - place,
-            .keys = a->keys + at * a->size * bytes_of(format),
-            .values = a->values + at * a->size * bytes_of(format),
-            .key_scales = format == INT8 ? a->key_scales + at : NULL,
-            .value_scales = format == INT8 ? a->value_scales + at : NULL,
+            .keys = tier->keys + at * a->size * bytes_of(format),
+            .values = tier->values + at * a->size * bytes_of(format),
+            .key_scales = format == INT8 ? tier->key_scales + at : NULL,
+            .value_scales = format == INT8 ? tier->value_scales + at : NULL,
             .ahead = steps ? (next - block) * a->kv_heads * bytes : AHEAD,
         };
         if (format != INT8 || !steps) continue;
         const int64_t ahead = at + (next - block) * a->kv_heads * a->tokens;
         for (int64_t i = ahead; i < ahead + runs->end - t; i += 16) { /* a line of scales at a time */
-            __builtin_prefetch(a->key_scales + i, 0, 2);
-            __builtin_prefetch(a->value_scales + i, 0, 2);
+            __builtin_prefetch(tier->key_scales + i, 0, 2);
+            __builtin_prefetch(tier->value_scales + i, 0, 2);
         }
     }
     return runs;
@@ -240,7 +242,8 @@ ALWAYS void weigh(const struct piece *now, const float *weights, const struct ru
 ALWAYS void attend_queries(const struct piece *now, int64_t stretch, int64_t kv_head, int64_t query, int64_t count,
                            const int format) {
     const struct attention *a = now->a;
-    const int64_t size = a->size, group = now->group, begin = (now->first + stretch) * SIGHT;
+    const int64_t size = a->size, group = now->group;
+    const int64_t begin = (now->chosen ? now->chosen[stretch] : now->first + stretch) * SIGHT;
     int64_t seen[HEADS_AT_ONCE][2], from = SIGHT, to = 0; /* positions of the stretch, by query, and by any of them */
     for (int64_t h = 0; h < count; h++) {
         const int64_t position = now->position + (query + h) / group % now->rows;

@@ -21,6 +21,10 @@ LEVELS = ("portable", "avx2", "avx_vnni", "avx512_vnni")
 PATH = Path(__file__).with_name("_kernels.dll" if sys.platform == "win32" else "_kernels.so")
 
 
+AWAIT = ctypes.CFUNCTYPE(None)
+"""What an attention calls before it reads what it is told, see attention.h. It must not raise."""
+
+
 class Matmul(ctypes.Structure):
     """``struct matmul`` of matmul.h."""
 
@@ -82,6 +86,9 @@ class Span(ctypes.Structure):
         ("position", c_int64),
         ("blocks", c_void_p),
         ("count", c_int64),
+        ("away", c_void_p),
+        ("away_count", c_int64),
+        ("told", c_void_p),
     )
 
 
@@ -91,6 +98,19 @@ class SpanList(ctypes.Structure):
     _fields_ = (("all", POINTER(Span)), ("tables", POINTER(Table)), ("count", c_int64), ("ropes", c_int64))
 
 
+class Tier(ctypes.Structure):
+    """``struct tier`` of attention.h."""
+
+    _fields_ = (
+        ("keys", c_void_p),
+        ("values", c_void_p),
+        ("key_scales", c_void_p),
+        ("value_scales", c_void_p),
+        ("first", c_int64),
+        ("count", c_int64),
+    )
+
+
 class Attention(ctypes.Structure):
     """``struct attention`` of attention.h."""
 
@@ -98,17 +118,14 @@ class Attention(ctypes.Structure):
         ("pool", c_void_p),
         ("spans", POINTER(SpanList)),
         ("qkv", c_void_p),
-        ("keys", c_void_p),
-        ("values", c_void_p),
-        ("key_scales", c_void_p),
-        ("value_scales", c_void_p),
+        ("near", Tier),
+        ("far", Tier),
         ("sinks", c_void_p),
         ("y", c_void_p),
         ("rows", c_int64),
         ("heads", c_int64),
         ("kv_heads", c_int64),
         ("size", c_int64),
-        ("blocks", c_int64),
         ("tokens", c_int64),
         ("turned", c_int64),
         ("window", c_int64),
@@ -117,14 +134,31 @@ class Attention(ctypes.Structure):
         ("format", c_int32),
         ("scale", c_float),
         ("soft_cap", c_float),
+        ("await_told", AWAIT),
     )
 
 
-INTERFACE = (6, *map(ctypes.sizeof, (Matmul, Norm, Gated, Table, Span, SpanList, Attention)))
+class Question(ctypes.Structure):
+    """``struct question`` of attention.h."""
+
+    _fields_ = (
+        ("attention", POINTER(Attention)),
+        ("queries", c_void_p),
+        ("blocks", c_void_p),
+        ("stretches", c_void_p),
+        ("summaries", c_void_p),
+        ("position", c_int64),
+        ("rows", c_int64),
+        ("block_count", c_int64),
+        ("count", c_int64),
+    )
+
+
+INTERFACE = (7, *map(ctypes.sizeof, (Matmul, Norm, Gated, Table, Span, SpanList, Tier, Attention, Question)))
 """What ``motley_interface`` of library.c must be: a number that is raised in both files whenever they no longer
 understand each other, and the size of each struct. It shows that a library was built before an update."""
 
-FUNCTIONS = (
+FUNCTIONS: tuple[tuple[str, list[Any], Any], ...] = (
     ("supports", [c_int32], c_int32),
     ("set_level", [c_int32], None),
     ("set_reach", [c_int32, c_int32, c_int32], None),
@@ -137,6 +171,8 @@ FUNCTIONS = (
     ("gated", [POINTER(Gated)], None),
     ("prepare_attention", [POINTER(Attention)], c_int32),
     ("attention", [POINTER(Attention)], c_int32),
+    ("queries", [POINTER(Attention), c_int64, c_void_p], c_int32),
+    ("answer", [POINTER(Question)], c_int32),
 )
 
 
@@ -174,7 +210,7 @@ def _declare(lib: ctypes.CDLL) -> None:
         function = lib[f"motley_{name}"]
         function.argtypes, function.restype = arguments, result
         setattr(lib, f"motley_{name}", function)
-    lib.motley_attention.errcheck = _check_spans
+    lib.motley_attention.errcheck = lib.motley_queries.errcheck = _check_spans
 
 
 def supported_levels(lib: ctypes.CDLL) -> list[str]:
@@ -220,9 +256,10 @@ def _check_spans(misfit: Any, _function: Any, arguments: tuple[Any, ...]) -> Any
         if a.turned:
             table = spans.tables[misfit * spans.ropes + a.rope]
             angles = f", and tables f32[{table.places}, {table.turned}] of {a.turned} angles each"
+        far = f", those of its rows below {a.near.count}" if a.far.count else ""
         raise IndexError(
             f"span {misfit} is of rows {span.row} to {span.row + span.rows} of {a.rows}, at positions "
             f"{span.position} to {span.position + span.rows} of at most {a.context}; it has {span.count} blocks of "
-            f"{a.tokens} positions, whose numbers must be below {a.blocks}{angles}"
+            f"{a.tokens} positions, whose numbers must be below {a.near.count + a.far.count}{far}{angles}"
         )
     return misfit

@@ -24,6 +24,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from motley.plugins.block_holder import HeldLayer
 from motley.plugins.engine import (
     CACHE_FORMATS,
     F32,
@@ -37,11 +38,12 @@ from motley.plugins.engine import (
 )
 from motley.plugins.mapped_share import Array
 from motley.plugins.mixture import Sent, as_terms
-from motley.plugins.native.attention import FORMATS, SpanRows, Spans
+from motley.plugins.native.attention import SpanRows, Spans
 from motley.plugins.native.rows import Action
 from motley.plugins.onnxruntime.bound import Bound, BoundHead, BoundRows
 from motley.plugins.onnxruntime.experts import BoundMixture, LocalExperts
-from motley.plugins.onnxruntime.kernels import SCALES
+from motley.plugins.onnxruntime.held import HeldAttention
+from motley.plugins.onnxruntime.kernels import FAR, Attend
 from motley.plugins.onnxruntime.lowering import lower
 from motley.plugins.onnxruntime.sessions import EXACT_PROBE, ROWS_DIFFER, Store, Threads, Workshop, compute
 from motley.plugins.segments import ROWS, Gathering, Kernel, Mixture, Reduction, cut_into_segments
@@ -62,10 +64,12 @@ class OnnxRuntimeEngine:
     """See `motley.plugins.engine.Engine`."""
 
     cache_formats = CACHE_FORMATS
+    reads_far_blocks = True
+    asks_block_holders = True
 
     def __init__(self, graph: RankGraph, collectives: Collectives, options: EngineOptions) -> None:
         options.check_extra("onnxruntime")
-        graph.blocks.check_format("onnxruntime", self.cache_formats)
+        graph.blocks.check_able("onnxruntime", self.cache_formats, self.reads_far_blocks)
         self._graph = graph
         self._collectives = collectives
         self._max_rows = options.max_rows
@@ -80,6 +84,7 @@ class OnnxRuntimeEngine:
         segments = cut_into_segments(lowered.nodes, lowered.initializers, outputs)
         most_rows = options.max_rows + options.max_rows % 2
         self._blocks = _allocated_blocks(graph)
+        self._far_blocks = {f"{FAR}{name}": graph.far.read(name) for name in self._blocks} if graph.far else {}
         self._threads = Threads(options.threads)
         self._workshop = Workshop(graph, lowered.initializers, self._threads)
         parts = self._workshop.make(segments)
@@ -89,6 +94,9 @@ class OnnxRuntimeEngine:
         self._turning = lru_cache(TABLES_KEPT)(self._tables)
         # Rows go through the graph all together, or in two halves.
         self._spans = [Spans(most_rows, len(self._ropes)) for _ in range(2)]
+        self._caches = [f"key_cache.{spec.layer}" for spec in graph.caches]
+        layers = {part.attend.keys: part.attend.layer for part in parts if part.attend}
+        self._held = self._begin_holder([layers[name] for name in self._caches], most_rows) if graph.holder else None
         self._buffers = self._workshop.buffers(segments, Store(most_rows))
         self._logits = np.empty((most_rows, graph.vocabulary), np.float32)
         rows, between = np.zeros((most_rows, graph.hidden), np.float32), Store(most_rows)
@@ -114,6 +122,19 @@ class OnnxRuntimeEngine:
     def step(self, hidden: F32, spans: Sequence[Span], halved: bool = False) -> F32:
         return self._step(hidden, spans, halved, self._exchange)
 
+    def move(self, pairs: Sequence[tuple[int, int]]) -> None:
+        holder, near = self._graph.holder, self._graph.blocks.count
+        if holder is not None:
+            for block, far in pairs:
+                holder.keep(far - near, [blocks[block] for blocks in self._blocks.values()])
+                if holder.lost:
+                    raise OSError(f"the node that keeps blocks is lost: {holder.lost}")
+            return
+        assert self._graph.far is not None
+        for name, blocks in self._blocks.items():
+            for block, far in pairs:
+                self._graph.far.write(name, far - near, blocks[block])
+
     def close(self) -> None:
         self._bound.clear()
         self._heads.clear()
@@ -125,6 +146,7 @@ class OnnxRuntimeEngine:
         self._buffers.clear()
         self._gathers.clear()
         self._blocks.clear()
+        self._far_blocks.clear()
 
     def _step(self, hidden: F32, spans: Sequence[Span], halved: bool, exchange: Exchange) -> F32:
         """As `step`; `exchange` is called after each segment, where `step` calls the transport."""
@@ -141,7 +163,11 @@ class OnnxRuntimeEngine:
             spans = [*spans, last._replace(position=last.position + last.rows - 1, rows=1, wanted=0)]
         chunks = micro_chunks(count, halved)
         for chunk, those in zip(chunks, self._spans, strict=False):
-            those.set([self._rows_of(span, row) for row, span in spans_of(spans, chunk)])
+            rows_of = [self._rows_of(span, row) for row, span in spans_of(spans, chunk)]
+            if self._held is None:
+                those.set(rows_of)
+            else:
+                self._held.set(those, rows_of)
         bound = [self._bind_rows(chunk, number) for number, chunk in enumerate(chunks)]
         if len(bound) == 1:
             for each in bound[0].steps:
@@ -213,8 +239,9 @@ class OnnxRuntimeEngine:
     def _test_rows(self) -> None:
         """Refuse kernels that give a row other bits when it is computed beside others; no peer is asked."""
         rank = self._collectives.rank
-        count = min(EXACT_PROBE, self._max_rows, self._graph.context)
-        table = np.arange(ceil(count / self._graph.blocks.tokens), dtype=np.int32)
+        blocks = self._graph.blocks
+        count = min(EXACT_PROBE, self._max_rows, self._graph.context, blocks.count * blocks.tokens)
+        table = np.arange(ceil(count / blocks.tokens), dtype=np.int32)
         hidden = np.random.default_rng(0).normal(size=(count, self._graph.hidden)).astype(np.float32)
 
         def outcome(chunk: int) -> list[F32]:
@@ -233,8 +260,8 @@ class OnnxRuntimeEngine:
                 steps.append([])
                 span = Span(table, start, len(rows), wanted=len(rows))
                 steps[-1].append(self._step(rows, [span], False, keep)[None].copy())
-            for blocks in self._blocks.values():
-                blocks[table] = 0
+            for own in self._blocks.values():
+                own[table] = 0
             return [np.concatenate(pieces, axis=1) for pieces in zip(*steps, strict=True)]
 
         together = outcome(count)
@@ -255,14 +282,14 @@ class OnnxRuntimeEngine:
             for part in self._layers
             if isinstance(part.segment.then, Gathering)
         }
-        places |= self._blocks
+        places |= self._blocks | self._far_blocks
         steps: list[Bound] = []
         actions: list[Action] = []
         for part in self._layers:
             if part.run:
                 actions.append(part.run(places))
             if part.attend:
-                actions.append(part.attend.bind(places, self._spans[number], self._ropes.index(part.attend.rope)))
+                actions.append(self._attention(part.attend, places, self._spans[number]))
             if part.then:
                 actions.append(part.then(places))
             match part.segment.then:
@@ -278,6 +305,24 @@ class OnnxRuntimeEngine:
             actions = []
         steps.append(Bound(actions))
         return _kept(self._bound, key, BoundRows(steps, places))
+
+    def _attention(self, attend: Attend, places: Mapping[str, Array], spans: Spans) -> Action:
+        rope = self._ropes.index(attend.rope)
+        if self._held is None:
+            return attend.bind(places, spans, rope, None)
+        bound = attend.bind(places, spans, rope, self._held.await_told)
+        return self._held.bind(bound, spans, self._caches.index(attend.keys))
+
+    def _begin_holder(self, layers: Sequence[HeldLayer], rows: int) -> HeldAttention:
+        """Have another machine make room for the far blocks.
+
+        Raises:
+            motley.transport.TransportError: it cannot be reached, or has no room.
+        """
+        holder, blocks = self._graph.holder, self._graph.blocks
+        assert holder is not None
+        holder.begin(layers, blocks.format)
+        return HeldAttention(holder, blocks.count, layers, rows, self._graph.context)
 
     def _mixture(self, mixture: Mixture, places: Mapping[str, Array]) -> BoundMixture:
         totals = [places[name] for name in mixture.totals]
@@ -335,17 +380,9 @@ class OnnxRuntimeEngine:
 
 
 def _allocated_blocks(graph: RankGraph) -> dict[str, Array]:
-    """[count, H, tokens, d] in the format for keys and for values of each layer, by graph input; of int8 also
-    f32[count, H, tokens], by that name and `SCALES`. All pages are there."""
-    blocks: dict[str, Array] = {}
-    dtype = dict(zip(CACHE_FORMATS, FORMATS, strict=True))[graph.blocks.format]
-    for spec in graph.caches:
-        shape = (graph.blocks.count, spec.heads, graph.blocks.tokens)
-        for kind in ("key", "value"):
-            name = f"{kind}_cache.{spec.layer}"
-            blocks[name] = np.empty((*shape, spec.head_dim), dtype)
-            if dtype is np.int8:
-                blocks[f"{name}{SCALES}"] = np.empty(shape, np.float32)
+    """[count, *shape] of each of `CacheBlocks.arrays`, by its name. All pages are there."""
+    arrays = graph.blocks.arrays(graph.caches)
+    blocks = {name: np.empty((graph.blocks.count, *shape), dtype) for name, (shape, dtype) in arrays.items()}
     for own in blocks.values():
         own.fill(0)
     return blocks

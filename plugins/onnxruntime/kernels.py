@@ -7,11 +7,14 @@ in one or two; and quantised weights are read at the speed of the memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
+from motley.plugins.block_holder import HeldLayer
+from motley.plugins.engine import SCALES
 from motley.plugins.mapped_share import Array
-from motley.plugins.native.attention import Spans, bind_attention
+from motley.plugins.native.attention import Attending, LayerBlocks, Spans, bind_attention
 from motley.plugins.native.matmul import Pool, QuantisedMatrix
 from motley.plugins.native.rows import Action, bind_gated, bind_norm
 from motley.plugins.nodes import attributes_of
@@ -19,8 +22,8 @@ from motley.plugins.segments import GATED, NORM, PRODUCT, Kernel
 
 Bind = Callable[[Mapping[str, Array]], Action]
 """Binds something to compute to the places of its values, by name. The places must outlive the result."""
-SCALES = ".scales"
-"""What the place of a cache's scales is called after the cache, where it is int8."""
+FAR = "far."
+"""What the place of an array of far blocks is called before the array's name."""
 Weight = Callable[[str], Array | None]
 """Gives the value of an initializer by its name; None: there is none of that name."""
 
@@ -31,11 +34,16 @@ class Attend:
 
     Attributes:
         bind: binds it to the places of its values, to the spans of its rows and to the number of its rotary embedding.
+            It awaits what other machines tell by calling the last argument, if there is any.
         rope: the names of that embedding's tables.
+        keys: the name of its cache of keys.
+        layer: what it is to a machine that keeps some of its blocks.
     """
 
-    bind: Callable[[Mapping[str, Array], Spans, int], Action]
+    bind: Callable[[Mapping[str, Array], Spans, int, Callable[[], None] | None], Attending]
     rope: tuple[str, str]
+    keys: str
+    layer: HeldLayer
 
 
 def kernel(then: Kernel, weight: Weight, pool: Pool) -> tuple[Bind, dict[str, int]]:
@@ -66,7 +74,7 @@ def attention(then: Kernel, weight: Weight, pool: Pool, context: int) -> tuple[A
     (y,) = then.results
     sinks = weight(others[0]) if others else None
 
-    def bind(places: Mapping[str, Array], spans: Spans, rope: int) -> Action:
+    def bind(places: Mapping[str, Array], spans: Spans, rope: int, await_told: Callable[[], None] | None) -> Attending:
         return bind_attention(
             places[qkv],
             places[keys],
@@ -85,9 +93,21 @@ def attention(then: Kernel, weight: Weight, pool: Pool, context: int) -> tuple[A
             sinks=sinks,
             key_scales=places.get(f"{keys}{SCALES}"),
             value_scales=places.get(f"{values}{SCALES}"),
+            far=_far(places, keys, values),
+            await_told=await_told,
         )
 
-    return Attend(bind, (cosines, sines)), {qkv: (heads + 2 * kv_heads) * width, y: heads * width}
+    layer = HeldLayer(heads, kv_heads, width, attributes["window"], attributes["soft_cap"])
+    return Attend(bind, (cosines, sines), keys, layer), {qkv: (heads + 2 * kv_heads) * width, y: heads * width}
+
+
+def _far(places: Mapping[str, Array], keys: str, values: str) -> LayerBlocks | None:
+    """The far blocks of a layer, by the names of its keys and values; None: there are none."""
+    if f"{FAR}{keys}" not in places:
+        return None
+    names = keys, values, f"{keys}{SCALES}", f"{values}{SCALES}"
+    arrays: Iterator[Any] = (places.get(f"{FAR}{name}") for name in names)
+    return LayerBlocks(*arrays)
 
 
 def _norm(then: Kernel, weight: Weight, pool: Pool) -> tuple[Bind, dict[str, int]]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import ceil
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from motley.plugins.engine import CacheBlocks, CacheSpec, Span
+from motley.plugins.engine import SCALES, CacheBlocks, CacheSpec, FarBlocks, Span
 from motley.plugins.reference.device import Array, ArrayModule, Device
 
 LEAST = 2.0**-100
@@ -23,8 +24,22 @@ class BlockedCache:
     Where that is fp32, numbers are kept as they are computed, be it in float64.
     """
 
-    def __init__(self, device: Device, dtype: np.dtype[Any], blocks: CacheBlocks, spec: CacheSpec) -> None:
-        """`dtype`: what floats are computed in. All memory is allocated, and written to."""
+    def __init__(
+        self,
+        device: Device,
+        dtype: np.dtype[Any],
+        blocks: CacheBlocks,
+        spec: CacheSpec,
+        name: str,
+        far: FarBlocks | None,
+    ) -> None:
+        """All memory is allocated, and written to.
+
+        Args:
+            dtype: what floats are computed in.
+            name: of the array of `CacheBlocks.arrays` that this is.
+            far: where it has more blocks; fp32 keeps them in float32 there, be they computed in float64.
+        """
         shape = (blocks.count, spec.heads, blocks.tokens, spec.head_dim)
         kept = {"fp32": dtype, "fp16": np.float16, "int8": np.int8}[blocks.format]
         self._device, self._dtype, self._tokens = device, dtype, blocks.tokens
@@ -33,14 +48,38 @@ class BlockedCache:
         """f32[count, H, tokens, 1], where the format is int8."""
         if blocks.format == "int8":
             self._scales = device.xp.full((*shape[:3], 1), 0, np.float32)
+        self._count, self._name, self._far = blocks.count, name, far
 
     def gathered(self, span: Span) -> Array:
         """What a sequence has in its blocks, with room for the span's rows: floats [1, H, C, d]."""
-        used = self._device.xp.asarray(span.blocks[: ceil((span.position + span.rows) / self._tokens)])
-        scales = None if self._scales is None else self._scales[used]
-        numbers = self._widened(self._numbers[used], scales)
+        used = span.blocks[: ceil((span.position + span.rows) / self._tokens)]
+        scales = None if self._scales is None else self._blocks(self._scales, SCALES, used)
+        numbers = self._widened(self._blocks(self._numbers, "", used), scales)
         count, heads, tokens, width = numbers.shape
         return numbers.transpose(1, 0, 2, 3).reshape(1, heads, count * tokens, width)
+
+    def _blocks(self, near: Array, suffix: str, used: npt.NDArray[np.int32]) -> Array:
+        """The blocks of these numbers, of which those that are not in `near` are far."""
+        if self._far is None:
+            return near[self._device.xp.asarray(used)]
+        there = used >= self._count
+        blocks = near[self._device.xp.asarray(np.where(there, 0, used))]
+        if there.any():
+            far = self._far.read(self._name + suffix)[used[there] - self._count]
+            blocks[self._device.xp.asarray(there)] = self._device.xp.asarray(far).reshape(-1, *blocks.shape[1:])
+        return blocks
+
+    def move(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy blocks to far ones; see `motley.plugins.engine.Engine.move`."""
+        assert self._far is not None
+        for block, far in pairs:
+            numbers = np.ascontiguousarray(self._device.to_host(self._numbers[block]))
+            if numbers.dtype == np.float64:
+                numbers = numbers.astype(np.float32)
+            self._far.write(self._name, far - self._count, numbers)
+            if self._scales is not None:
+                scales = np.ascontiguousarray(self._device.to_host(self._scales[block, ..., 0]))
+                self._far.write(self._name + SCALES, far - self._count, scales)
 
     def write(self, cache: Array, span: Span) -> None:
         """Keep the span's rows of a sequence, and round them.

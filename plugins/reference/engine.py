@@ -69,13 +69,14 @@ class ReferenceEngine(Interpreter):
 
     keeps_fp16 = True
     cache_formats = CACHE_FORMATS
+    reads_far_blocks = True
 
     def __init__(
         self, graph: RankGraph, collectives: Collectives, options: EngineOptions, device: Device | None = None
     ) -> None:
         """`device`: where to compute; None: where the options say."""
         options.check_extra("reference", "dtype", "device")
-        graph.blocks.check_format("reference", self.cache_formats)
+        graph.blocks.check_able("reference", self.cache_formats, self.reads_far_blocks)
         if options.exact:
             raise EngineError(INEXACT)
         dtype = options.extra.get("dtype", "float32")
@@ -100,9 +101,9 @@ class ReferenceEngine(Interpreter):
         super().__init__(whole, graph.share_file, np.dtype(dtype), where)
         with where.errors_told():
             self._caches = {
-                f"{kind}_cache.{spec.layer}": BlockedCache(where, np.dtype(dtype), graph.blocks, spec)
+                name: BlockedCache(where, np.dtype(dtype), graph.blocks, spec, name, graph.far)
                 for spec in graph.caches
-                for kind in ("key", "value")
+                for name in (f"key_cache.{spec.layer}", f"value_cache.{spec.layer}")
             }
         """By the name that the graph gives to what a sequence has of them."""
 
@@ -123,6 +124,11 @@ class ReferenceEngine(Interpreter):
             if self._graph.vocabulary == 0:
                 return np.zeros((len(wanted), 0), np.float32)
             return self._on_host(values["logits"])
+
+    def move(self, pairs: Sequence[tuple[int, int]]) -> None:
+        with self.device.errors_told():
+            for cache in self._caches.values():
+                cache.move(pairs)
 
     def close(self) -> None:
         self._caches.clear()

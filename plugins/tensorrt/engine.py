@@ -102,7 +102,7 @@ class TensorRTEngine:
             EngineMemoryError: the GPU has too little memory.
         """
         options.check_extra(self.name)
-        graph.blocks.check_format(self.name, CACHE_FORMATS[:1])
+        graph.blocks.check_able(self.name, CACHE_FORMATS[:1])
         if options.exact:
             raise EngineError(f"engine {self.name!r} cannot keep exact=true; use engine 'onnxruntime'")
         if graph.blocks.tokens != graph.context:

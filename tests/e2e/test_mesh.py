@@ -112,6 +112,25 @@ async def test_requests_share_a_context_that_is_too_small_for_all(there: Mesh) -
     assert together == alone
 
 
+@pytest.mark.parametrize("how", [{"quantisation": "int8"}, {"exact": True}, {"cache_format": "int8"}], ids=str)
+async def test_a_context_four_times_the_caches_in_memory_writes_the_same_text(how: dict[str, Any], there: Mesh) -> None:
+    """What does not fit lies on both nodes' disks. A prompt that begins alike finds it there."""
+    lines = "ROMEO:\nO, she doth teach the torches to burn bright!\n"
+    asked = {"prompt": lines * 6, "max_tokens": 115, "ignore_eos": True}
+    texts = []
+    for caches in ({"context": 256}, {"context": 256, "cache_tokens": 64, "cache_disk_tokens": 192}):
+        session = await there.session(nodes=["a", "b"], **how, **caches)
+        texts.append([await text_of(there.url, **asked), await text_of(there.url, **asked)])
+        async with Client(there.url) as client:
+            told = (await client.call("GET", f"/api/sessions/{session['id']}"))["activity"]
+            await client.call("DELETE", f"/api/sessions/{session['id']}")
+    assert {*texts[0]} == {*texts[1]}
+    assert len({*texts[0]}) == 1
+    assert 250 < told["prompt_tokens"] / 2 + 115 <= 256, "it fills what there is"
+    assert (told["far_blocks"], told["far_blocks_used"] > 4, told["trouble"]) == (6, True, "")
+    assert told["cached_tokens"] >= 128
+
+
 async def test_exact_answers_do_not_depend_on_the_split_or_the_company(there: Mesh) -> None:
     """To the last bit of every log-probability; in company, some step back and compute their tokens again."""
     prompts = [f"{name}:" for name in ("ROMEO", "KING", "JULIET")]

@@ -26,6 +26,7 @@ from motley.daemon.models.files import OpenModel, open_model, open_weights
 from motley.daemon.models.graph.rank_graph import Declared, build_rank_graph
 from motley.daemon.models.keys import Keys
 from motley.daemon.models.reading import describe, read_model
+from motley.daemon.rank.far_file import FarFile
 from motley.daemon.weights.share_file import write_share
 from motley.daemon.weights.spec import SHARE_FILE
 from motley.plugins.engine import F32, CacheBlocks, Engine, EngineFactory, EngineOptions, RankGraph, Span
@@ -250,7 +251,11 @@ class LocalSession:
                 share_file = folder / f"rank{rank}" / SHARE_FILE
                 share_file.parent.mkdir(parents=True)
                 write_share(self._source, declared.weights, declared.share_bytes, share_file)
-                self.graphs.append(replace(declared.bind(share_file), blocks=blocks))
+                far = None
+                if blocks.far:
+                    far = FarFile(folder, blocks, declared.caches)
+                    self._files.callback(far.close)
+                self.graphs.append(replace(declared.bind(share_file), blocks=blocks, far=far))
                 member = self._group.member(rank)
                 open_engine = factory[rank] if isinstance(factory, Sequence) else factory
                 own_options = replace(options or EngineOptions(), floats=has_floats(described, each[rank]))
@@ -283,6 +288,10 @@ class LocalSession:
         hidden = self._source.rows(EMBEDDING, tokens)
         slices = self._everywhere(lambda engine: engine.step(hidden.copy(), spans, halved).copy())
         return np.concatenate(slices, axis=1)
+
+    def move(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy blocks to far ones on every rank."""
+        self._everywhere(lambda engine: engine.move(pairs))
 
     def close(self) -> None:
         self._everywhere(lambda engine: engine.close())

@@ -20,6 +20,7 @@ UNUSUAL: dict[str, Any] = {
     "shares": (3.0, 1.0),
     "context": 100,
     "cache_tokens": 1000,
+    "cache_disk_tokens": 5000,
     "cache_format": "int8",
     "sequences": 3,
     "queue": 0,

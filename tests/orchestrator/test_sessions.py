@@ -13,7 +13,7 @@ from motley.orchestrator.planning.shares import Candidate, plan_shares
 from motley.orchestrator.session_request import SessionRequest
 from motley.orchestrator.session_table import NameInUseError, SessionTable
 from motley.orchestrator.sessions import LISTEN_S, PROGRESS_S, RELEASE_S, Command, Session, State
-from motley.orchestrator.workers import Rank
+from motley.orchestrator.workers import CacheHolder, Rank
 from motley.protocol.mesh_pb2 import Activity, Empty, Failure, Loading, ModelProfile, RankEvent, Ready, Timing
 
 NODES = ["pc", "laptop", "box"]
@@ -94,6 +94,65 @@ def test_the_way_up(session: Session) -> None:
     assert session.activity == Activity(active=2), "only the leader's counts"
     assert session.on_time(1e9) == []
     assert session.state is State.READY
+
+
+@pytest.fixture
+def held(profile: ModelProfile) -> Session:
+    """Ready: one rank on each of `NODES` but the last, on which are the holders of their caches."""
+    plans = plan_shares([profile] * 2, [Candidate(name, 1.0, 10**9) for name in NODES[:2]], 100)
+    session = Session("s", SessionRequest("bard"), "bard", created=0)
+    ranks = [Rank(i, name, name, 10**9, plan, SETUP) for i, (name, plan) in enumerate(zip(NODES, plans, strict=False))]
+    holders = [CacheHolder(2 + rank, "box", "box", 10**9, rank=rank, blocks_bytes=70, fixed_bytes=7) for rank in (0, 1)]
+    spec, caches = model_spec(session.request, "int4"), Caches(300, 130, node_tokens=300)
+    orders = [command.assign for _, command in session.assign(spec, profile, ranks, caches, 0, holders=holders)]
+    assert [(order.cache_holders, order.far_blocks, order.holder_bytes) for order in orders] == [
+        (2, 3, 0),
+        (2, 3, 0),
+        (2, 3, 70),
+        (2, 3, 70),
+    ]
+    commands: list[Command] = []
+    for worker in session.workers:
+        commands += session.on_event(worker.node_id, event(worker.index, listening=f"{worker.index}:1"), 1)
+    assert [*commands[0][1].peers.addresses] == ["0:1", "1:1", "2:1", "3:1"]
+    for worker in session.workers:
+        assert session.state is not State.READY, "the holders are waited for"
+        session.on_event(worker.node_id, event(worker.index, ready=Ready()), 2)
+    assert session.state is State.READY
+    return session
+
+
+def test_memory_of_caches_elsewhere_is_promised_until_they_are_lost(held: Session) -> None:
+    table = SessionTable()
+    table.add(held)
+    assert table.reserved("box") == 2 * 77
+    assert table.promised("box") == 0, "they have written to all of it"
+    held.on_node_lost("box", "was lost", 5)
+    assert table.reserved("box") == 0
+
+
+def test_a_lost_cache_holder_does_not_end_the_session_and_the_others_are_released(held: Session) -> None:
+    failed = Failure(code="internal_error", message="the worker has ended with status -9")
+    assert kinds(held.on_event("box", event(2, failed=failed), 5)) == [("box", 3, "release")]
+    assert (held.state, [own.lost for own in held.holders]) == (
+        State.READY,
+        [
+            "node 'box' (caches of rank 0): the worker has ended with status -9",
+            "node 'box' (caches of rank 0) is lost",
+        ],
+    )
+    assert held.on_event("box", event(3, released=Empty()), 6) == []
+    assert all(own.gone for own in held.holders)
+    assert held.state is State.READY
+    assert kinds(held.close(7)) == [("pc", 0, "release"), ("laptop", 1, "release")]
+
+
+def test_a_node_with_cache_holders_alone_does_not_end_the_session_when_it_is_lost(held: Session) -> None:
+    assert held.on_node_lost("box", "was lost", 5) == []
+    assert held.state is State.READY
+    assert all(own.gone and "node 'box'" in own.lost for own in held.holders)
+    assert held.on_node_lost("laptop", "was lost", 6) != []
+    assert held.state is State.FAILED
 
 
 def test_a_failed_rank_ends_the_session_and_releases_the_others(session: Session) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from math import log2
 from types import FrameType
@@ -50,8 +50,11 @@ class Blocks(RuleBasedStateMachine):
 
     @initialize(count=st.integers(1, 16), size=st.integers(1, 4))
     def open(self, count: int, size: int) -> None:
-        self.count, self.size = count, size
-        self.store = BlockStore(count, size)
+        self.begin_anew(BlockStore(count, size))
+
+    def begin_anew(self, store: BlockStore) -> None:
+        self.store, self.size = store, store.tokens
+        self.count = store.near + store.far
         self.sequences: list[Running] = []
         self.kept: dict[Prefix, int] = {}
         """The block in which each prefix ends that can be found."""
@@ -92,7 +95,8 @@ class Blocks(RuleBasedStateMachine):
         whole = 0
         while whole + self.size < len(tokens) and (root, tuple(tokens[: whole + self.size])) in self.kept:
             whole += self.size
-        leaves = {self.kept[leaf]: (leaf, self.common(leaf, tokens, root, whole)) for leaf in self.leaves()}
+        near = (leaf for leaf in self.leaves() if self.kept[leaf] < self.store.near)
+        leaves = {self.kept[leaf]: (leaf, self.common(leaf, tokens, root, whole)) for leaf in near}
         most = max((common for _, common in leaves.values()), default=0)
 
         blocks, found = self.store.find(tokens, root)
@@ -224,10 +228,90 @@ class Blocks(RuleBasedStateMachine):
             self.give_back(one, 0)
         if hasattr(self, "store"):
             assert self.store.available == self.count
-            assert {*(self.store.take(self.count) or [])} == {*range(self.count)}
+            assert {*(self.store.take(self.store.near) or [])} == {*range(self.store.near)}
+
+
+class FarBlocks(Blocks):
+    """The same with far blocks. What is dropped is not foretold, but that it was right to drop it."""
+
+    @initialize(near=st.integers(1, 4), size=st.integers(1, 2), far=st.integers(1, 6))
+    def open(self, near: int, size: int, far: int) -> None:  # type: ignore[override]
+        self.begin_anew(BlockStore(near, size, far, self.copy))
+        self.fails = False
+        self.copied: list[tuple[int, int]] = []
+
+    @rule(fails=st.booleans())
+    def fail(self, fails: bool) -> None:
+        self.fails = fails
+
+    def copy(self, pairs: Sequence[tuple[int, int]]) -> bool:
+        for block, far in pairs:
+            assert block < self.store.near <= far
+            held = self.written[block]
+            self.written[far] = Written(held.before, [*held.tokens])
+            if self.fails:
+                self.written[far] = Written((-1, ()))
+                return False
+        return True
+
+    def settle(self) -> set[Prefix]:
+        """Find out where what can be found is now; which prefixes have been dropped."""
+        found: dict[Prefix, int] = {}
+
+        def walk(node: Any, before: Prefix) -> None:
+            for below in node.below:
+                prefix = before[0], before[1] + below.tokens
+                found[prefix] = below.block
+                walk(below, prefix)
+
+        for root, node in self.store._roots.items():
+            walk(node, (root, ()))
+        dropped, self.kept = self.kept.keys() - found.keys(), found
+        return {*dropped}
+
+    def take(self, count: int) -> list[int] | None:
+        takeable = sum(block < self.store.near for block in self.free()) + len(
+            [prefix for prefix in self.kept.keys() - self.in_use() if self.kept[prefix] < self.store.near]
+        )
+        kept, used = dict(self.kept), self.in_use()
+        enough = count <= sum(block < self.store.near for block in self.free())
+        places = sum(block >= self.store.near for block in self.free())
+        taken = self.store.take(count)
+        assert (taken is None) == (count > takeable)
+        dropped = self.settle()
+        assert self.kept.keys() <= kept.keys()
+        assert not dropped & used
+        if taken is None or enough:
+            assert self.kept == kept
+        if taken is not None:
+            assert len({*taken}) == len(taken) == count
+            assert all(block < self.store.near for block in taken)
+            assert self.fails or not dropped or not self.store._free_far or places == 0
+        return taken
+
+    @rule(sequence=Blocks.running, count=st.integers(1, 4))
+    def move(self, sequence: Running, count: int) -> None:
+        """Blocks of a running sequence that are written in full go far."""
+        whole = [block for block in sequence.blocks[: sequence.computed // self.size] if block < self.store.near]
+        used = self.in_use()
+        free, unused = (
+            sum(block >= self.store.near for block in blocks)
+            for blocks in (self.free(), [self.kept[prefix] for prefix in self.kept.keys() - used])
+        )
+        moved = self.store.move(whole[:count])
+        assert len(moved) <= count
+        if self.fails:
+            assert not moved
+        elif whole:
+            assert min(len(whole), count, free) <= len(moved) <= min(len(whole), count, free + unused)
+        for one in self.sequences:
+            one.blocks[:] = [moved.get(block, block) for block in one.blocks]
+        assert not self.settle() & used
+        assert [*moved] == whole[: len(moved)], "the first ones first"
 
 
 test_nothing_gets_mixed_up = Blocks.TestCase
+test_nothing_gets_mixed_up_far_away = FarBlocks.TestCase
 
 
 def run(store: BlockStore, tokens: Iterable[int], root: int = 0) -> None:
@@ -457,3 +541,25 @@ def test_work_grows_with_the_blocks_of_a_call_and_not_with_what_is_kept() -> Non
 
     assert long_one(2000) == pytest.approx(long_one(100), rel=0.25)
     assert many(2000) == pytest.approx(many(100), rel=0.25)
+
+
+def test_a_far_block_is_shared_but_not_written_on() -> None:
+    """The last block of a conversation that has gone far is computed again, since it would be gone on with."""
+    store = BlockStore(2, 4, far=2)
+    run(store, range(6))
+    run(store, range(100, 108))
+    blocks, found = store.find([*range(6), 50])
+    assert (len(blocks), blocks[0] >= 2, found) == (1, True, 4)
+
+
+def test_the_end_of_a_text_is_dropped_before_its_beginning_that_is_far() -> None:
+    store = BlockStore(4, 2, far=1)
+    blocks = store.take(4)
+    assert blocks is not None
+    store.publish(range(8), blocks)
+    moved = store.move(blocks)
+    assert [*moved] == blocks[:1], "there is room for one"
+    store.give_back(range(8), [moved[blocks[0]], *blocks[1:]])
+    assert store.take(2) is not None, "one was free"
+    found, tokens = store.find([*range(8), 9])
+    assert (found, tokens) == ([4, *blocks[1:3]], 6)

@@ -12,14 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from motley.daemon.rank.executor import Executor
-from motley.daemon.rank.steps import Close, More, Open, SpanPlan, Step, StepError, decode
+from motley.daemon.rank.steps import Close, More, Move, Moved, Open, Renumber, SpanPlan, Step, StepError, decode
 from motley.daemon.sampling.parameters import SamplingError
 from motley.plugins.engine import F32, CacheBlocks, Span
 from motley.protocol import mesh_pb2 as pb
 from motley.transport.stats import Stats
 
 SAMPLING = pb.Sampling(top_p=1.0, repetition_penalty=1.0).SerializeToString()
-BLOCKS = CacheBlocks(count=10, tokens=4)
+BLOCKS = CacheBlocks(count=10, tokens=4, far=4)
 CONTEXT = 12
 
 
@@ -28,6 +28,12 @@ class Engine:
 
     def __init__(self) -> None:
         self.spans: list[Span] = []
+        self.moved: list[tuple[int, int]] = []
+
+    def move(self, pairs: Sequence[tuple[int, int]]) -> None:
+        if 13 in dict(pairs).values():
+            raise OSError("no disk")
+        self.moved += pairs
 
     def step(self, hidden: F32, spans: Sequence[Span], halved: bool) -> F32:
         assert len(hidden) == sum(span.rows for span in spans)
@@ -62,12 +68,44 @@ def test_blocks_are_added_to_those_that_a_sequence_has() -> None:
     assert engine.spans[0].blocks.tolist() == [5]
 
 
-@pytest.mark.parametrize("blocks", [ints(10), ints(-1), ints(0, 1, 2, 3)], ids=["beyond", "below", "too many"])
+@pytest.mark.parametrize("blocks", [ints(14), ints(-1), ints(0, 1, 2, 3)], ids=["beyond", "below", "too many"])
 def test_blocks_that_there_are_not_are_refused(blocks: Any) -> None:
     rank = a_rank()
     rank.execute(Open(0, 3, SAMPLING, ints(1, 2, 3)))
     with pytest.raises(StepError, match="a sequence of"):
         rank.execute(Step([SpanPlan(0, 0, 1, 0, 0, blocks)], ints(1)))
+
+
+def pairs(*numbers: tuple[int, int]) -> Any:
+    return np.array(numbers, np.int32)
+
+
+def test_blocks_are_copied_and_then_every_sequence_has_the_copies() -> None:
+    engine = Engine()
+    rank = a_rank(engine)
+    for slot, blocks in ((0, ints(7, 3)), (1, ints(7, 4))):
+        rank.execute(Open(slot, 3, SAMPLING, ints(1, 2, 3)))
+        rank.execute(Step([SpanPlan(slot, 0, 3, 0, 0, blocks)], ints(1, 2, 3)))
+    assert rank.execute(Move(pairs((7, 11), (3, 12)))) == Moved().encode()
+    assert engine.moved == [(7, 11), (3, 12)]
+    assert engine.spans[0].blocks.tolist() == [7, 4]
+    rank.execute(Renumber(pairs((7, 11), (3, 12))))
+    rank.execute(Step([SpanPlan(0, 3, 1, 0, 0, ints(5)), SpanPlan(1, 3, 1, 0, 0, ints())], ints(4, 4)))
+    assert [span.blocks.tolist() for span in engine.spans] == [[11, 12, 5], [11, 4]]
+
+
+def test_a_disk_that_cannot_be_written_to_is_told() -> None:
+    told = a_rank().execute(Move(pairs((1, 13))))
+    assert told is not None
+    assert decode(told) == Moved("cache blocks cannot be written to the disk: no disk")
+
+
+@pytest.mark.parametrize("wrong", [(10, 11), (1, 2), (1, 14)], ids=["from far", "to near", "beyond"])
+def test_moves_that_there_cannot_be_are_refused(wrong: tuple[int, int]) -> None:
+    with pytest.raises(StepError, match="far ones are 10 to 13"):
+        a_rank().execute(Move(pairs((1, 11), wrong)))
+    with pytest.raises(StepError, match="only rank 0"):
+        a_rank().execute(Moved())
 
 
 def test_sequences_and_rows_that_there_are_not_are_refused() -> None:
@@ -121,7 +159,12 @@ mores = st.lists(st.tuples(st.integers(0, 2), numbers, numbers), min_size=1, max
 )
 
 
-@given(st.lists(steps() | mores, max_size=4), st.sampled_from((SAMPLING, penalties)))
+moves = st.lists(st.tuples(numbers, numbers), min_size=1, max_size=3).flatmap(
+    lambda numbers: st.sampled_from((Move, Renumber)).map(lambda kind: kind(pairs(*numbers)))
+)
+
+
+@given(st.lists(steps() | mores | moves, max_size=4), st.sampled_from((SAMPLING, penalties)))
 def test_whatever_ranks_are_told_is_computed_or_refused(messages: list[Any], sampling: bytes) -> None:
     rank = a_rank()
     for slot in (0, 1):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import threading
@@ -18,9 +19,10 @@ from motley.daemon.models.cutting.holding import for_engine
 from motley.daemon.models.cutting.profile import profile
 from motley.daemon.models.cutting.units import units
 from motley.daemon.models.keys import ConfigError
+from motley.daemon.rank.far_file import DiskFull
 from motley.daemon.rank.loading import GpuFull, LoadedRank, cache_blocks, check_gpu_room, load_rank
 from motley.daemon.rank.peers import Peers
-from motley.daemon.rank.steps import Open, SpanPlan, Step
+from motley.daemon.rank.steps import Move, Moved, Open, SpanPlan, Step
 from motley.daemon.weights.cache import ShareCache
 from motley.daemon.weights.checkpoints.checkpoint import CheckpointError
 from motley.daemon.weights.checkpoints.safetensors_checkpoint import SafetensorsCheckpoint
@@ -212,6 +214,42 @@ def test_ranks_with_narrow_caches_load_and_compute(
     with load_rank(order, 0, alone, models=None, cache=cache, threads=1, progress=lambda done, total: None) as rank:
         assert rank.blocks.format == cache_format
         assert summary(rank)
+
+
+@pytest.mark.parametrize("engine", ["onnxruntime", "reference"])
+def test_a_rank_has_blocks_on_its_disk_and_is_examined_without_them(engine: str, alone: Peers, tmp_path: Path) -> None:
+    order = assignment(CASE, "int8")
+    order.engine, order.cache_blocks, order.far_blocks = engine, 2, CASE.model.context // 32
+    cache = ShareCache(tmp_path / "shares")
+    with load_rank(order, 0, alone, models=None, cache=cache, threads=1, progress=lambda done, total: None) as rank:
+        assert rank.blocks == CacheBlocks(2, 32, "fp32", far=CASE.model.context // 32)
+        assert summary(rank)
+        assert rank.executor.execute(Move(np.array([[0, 2]], np.int32))) == Moved().encode()
+
+
+def test_a_disk_that_is_full_is_told(alone: Peers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("motley.daemon.rank.far_file._allocate", full)
+    order = assignment(CASE, "int8")
+    order.far_blocks = 40
+    cache = ShareCache(tmp_path / "shares")
+    loading = load_rank(order, 0, alone, models=None, cache=cache, threads=1, progress=lambda done, total: None)
+    with (
+        pytest.raises(DiskFull, match=r"for 1280 tokens of KV caches cannot be taken in .*No space left") as error,
+        loading,
+    ):
+        pass
+    assert failure_of(error.value).code == "disk_full"
+
+
+@pytest.mark.parametrize(("blocks", "far"), [(0, 100), (1, CASE.model.context // 32 - 2)])
+def test_caches_without_room_for_a_context_are_refused(blocks: int, far: int) -> None:
+    order = assignment(CASE, "fp32")
+    order.cache_blocks, order.far_blocks = blocks, far
+    with pytest.raises(ConfigError, match=f"{blocks} blocks of 32 tokens and {far} on disk were planned"):
+        cache_blocks(order)
 
 
 def test_a_format_that_nobody_knows_is_refused() -> None:

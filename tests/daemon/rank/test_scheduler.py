@@ -64,17 +64,36 @@ class Engine:
     broken: Broken
     memory: int
     """How many of the last tokens of a sequence the logits depend on: few, and greedy texts repeat themselves."""
+    unwritable: Collection[int]
+    """Which of the moves, by number, find a disk that cannot be written to."""
+    holder: Holder | None = None
+    """Has the far blocks."""
     held: NDArray[np.int64] = field(init=False)
-    """i64[count, tokens]: the token of each place of each block."""
+    """i64[count + far, tokens]: the token of each place of each block."""
+    moves: int = 0
     steps: list[list[Span]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.held = np.full((self.blocks.count, self.blocks.tokens), -1)
+        self.held = np.full((self.blocks.count + self.blocks.far, self.blocks.tokens), -1)
+
+    def move(self, pairs: Sequence[tuple[int, int]]) -> None:
+        self.moves += 1
+        if self.holder is not None and self.holder.lost:
+            raise OSError(self.holder.lost)
+        for block, far in pairs:
+            assert block < self.blocks.count <= far
+            self.held[far] = self.held[block]
+            if self.moves in self.unwritable:
+                self.held[far] = -2
+                raise OSError("no disk")
 
     def step(self, hidden: F32, spans: Sequence[Span], _halved: bool) -> F32:
         assert 1 <= len(spans) <= self.most_spans
         assert 1 <= len(hidden) == sum(span.rows for span in spans) <= CHUNK
         self.steps.append(list(spans))
+        if self.holder is not None and len(self.steps) > self.holder.steps:
+            self.holder.lost = "a power cut"
+            self.held[self.blocks.count :] = 7
         written: list[tuple[int, int]] = []
         logits: list[F32] = []
         rows = iter(hidden[:, 0].astype(int).tolist())
@@ -82,12 +101,13 @@ class Engine:
             for position in range(span.position, span.position + span.rows):
                 block, place = divmod(position, self.blocks.tokens)
                 written.append((int(span.blocks[block]), place))
+                assert written[-1][0] < self.blocks.count, "a far block is written to"
                 self.held[written[-1]] = next(rows)
         assert len(set(written)) == len(written), "two spans write to the same place"
         for span in spans:
             end = span.position + span.rows
             tokens = self.held[span.blocks].reshape(-1)[:end].tolist()
-            assert -1 not in tokens
+            assert not {-1, -2} & {*tokens}
             logits += [self._logits(tokens[: end - unseen]) for unseen in reversed(range(span.wanted))]
         return np.stack(logits) if logits else np.empty((0, len(self.vocabulary)), np.float32)
 
@@ -95,6 +115,14 @@ class Engine:
         if self.broken(tokens):
             return np.full(len(self.vocabulary), np.nan, np.float32)
         return logits_after(*tokens[-self.memory :])[self.vocabulary.start : self.vocabulary.stop]
+
+
+@dataclass
+class Holder:
+    """Another machine that keeps far blocks, until so many steps have been computed."""
+
+    steps: int
+    lost: str = ""
 
 
 class Followers:
@@ -171,6 +199,9 @@ class Session:
         memory: see `Engine.memory`.
         sequences: requests that are under way at a time.
         draft: a draft model, if there is one.
+        unwritable: see `Engine.unwritable`, of the last rank.
+        lost_after: steps after which another machine that keeps the far blocks of the last rank is lost; None: each
+            rank has them on its disk.
     """
 
     def __init__(
@@ -182,13 +213,37 @@ class Session:
         memory: int = LONGEST,
         sequences: int = 64,
         draft: Draft | None = None,
+        unwritable: Collection[int] = (),
+        lost_after: int | None = None,
     ) -> None:
+        last = len(most) - 1
+        holders = [
+            None if lost_after is None else Holder(lost_after if rank == last else 1 << 30) for rank in range(len(most))
+        ]
         cuts = [VOCABULARY * rank // len(most) // BLOCK * BLOCK for rank in range(len(most) + 1)]
         self.engines = [
-            Engine(spans, blocks, range(cuts[rank], cuts[rank + 1]), broken, memory) for rank, spans in enumerate(most)
+            Engine(
+                spans,
+                blocks,
+                range(cuts[rank], cuts[rank + 1]),
+                broken,
+                memory,
+                unwritable if rank == last else (),
+                holders[rank],
+            )
+            for rank, spans in enumerate(most)
         ]
         executors = [
-            Executor(cast(Any, engine), blocks, LONGEST, _embed, engine.vocabulary, BLOCK, Stats())
+            Executor(
+                cast(Any, engine),
+                blocks,
+                LONGEST,
+                _embed,
+                engine.vocabulary,
+                BLOCK,
+                Stats(),
+                cast(Any, engine.holder),
+            )
             for engine in self.engines
         ]
         self.followers = Followers(executors[1:], told_of_steps)
@@ -213,6 +268,7 @@ class Session:
             check=lambda: None,
             report=lambda: None,
             draft_model=draft.model if draft else None,
+            held=lost_after is not None,
         )
         self._draft = draft
 
@@ -325,16 +381,90 @@ sampling = st.fixed_dictionaries(
 )
 
 
+FAR = (
+    CacheBlocks(1, 4, far=14),
+    CacheBlocks(3, 7, far=6),
+    CacheBlocks(8, 4, far=8),
+    CacheBlocks(5, 5, far=40),
+    CacheBlocks(30, 1, far=30),
+)
+
+
+def drawn_requests(data: st.DataObject, number: int) -> list[wp.Decode]:
+    """Requests that share openings, of any length."""
+    openings = data.draw(st.lists(st.lists(st.integers(0, VOCABULARY - 1), max_size=12), min_size=1, max_size=3))
+    requests = []
+    for name in map(str, range(number)):
+        prompt = data.draw(st.sampled_from(openings))
+        prompt = prompt + data.draw(st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=20))
+        requests.append(request(name, prompt, data.draw(st.integers(1, LONGEST - len(prompt))), **data.draw(sampling)))
+    return requests
+
+
+@given(
+    st.data(),
+    st.sampled_from(((16,), (16, 3), (2, 128, 16))),
+    st.sampled_from((CacheBlocks(16, 4, far=16), CacheBlocks(9, 7, far=20), CacheBlocks(60, 1, far=60))),
+    st.integers(1, 12),
+    st.integers(0, 60),
+)
+def test_a_machine_that_keeps_blocks_and_is_lost_shows_in_no_text(
+    data: st.DataObject, most: tuple[int, ...], blocks: CacheBlocks, number: int, lost_after: int
+) -> None:
+    """Whatever was computed with what it had is computed again."""
+    requests = drawn_requests(data, number)
+    session = Session(most, blocks, lost_after=lost_after, memory=data.draw(st.sampled_from((2, LONGEST))))
+    arrivals = {each.request_id: data.draw(st.integers(0, 40)) for each in requests}
+    session.run(requests, arrivals)
+    assert_as_alone(session, requests, most=most, blocks=blocks, memory=session.engines[0].memory)
+    assert not session.failures
+
+
+@given(st.data(), st.sampled_from(((16,), (2, 128, 16))), st.integers(1, 6), st.integers(0, 60))
+def test_without_the_machine_that_kept_blocks_texts_are_as_long_as_the_others_hold(
+    data: st.DataObject, most: tuple[int, ...], number: int, lost_after: int
+) -> None:
+    """They are the beginning of what they would have been; who has more already is told why it ends."""
+    requests, blocks = drawn_requests(data, number), CacheBlocks(4, 5, far=20)
+    session = Session(most, blocks, lost_after=lost_after)
+    session.run(requests)
+    for each in requests:
+        text, end = alone(each, most=most, blocks=blocks)
+        name, heard = each.request_id, session.texts.get(each.request_id, [])
+        assert heard == text[: len(heard)]
+        if name in session.failures:
+            assert session.failures[name].code == "caches_lost"
+            assert "Start the session anew" in session.failures[name].message
+            assert len(each.prompt) + len(heard) >= 20
+        elif (heard, session.ends[name]) != (text, end):
+            assert session.ends[name] == "length"
+            assert len(each.prompt) + len(heard) == 20
+
+
+def test_a_machine_that_is_lost_while_blocks_move_is_done_without() -> None:
+    """When nothing can be computed without moving them."""
+    session = Session((16, 16), CacheBlocks(16, 4, far=16), lost_after=4)
+    requests = [request(str(number), [number] * 20, 30) for number in range(8)]
+    session.run(requests)
+    assert_as_alone(session, requests, most=(16, 16))
+    told = session.activities[-1]
+    assert (told.far_blocks, told.trouble) == (
+        0,
+        "far cache blocks are lost (rank 1: a power cut); their tokens are computed again",
+    )
+
+
 @given(
     st.data(),
     st.sampled_from(((1,), (3,), (16,), (128,), (16, 3), (2, 128, 16))),
-    st.sampled_from((CacheBlocks(60, 1), CacheBlocks(16, 4), CacheBlocks(9, 7), CacheBlocks(2, 60))),
+    st.sampled_from((CacheBlocks(60, 1), CacheBlocks(16, 4), CacheBlocks(9, 7), CacheBlocks(2, 60), *FAR)),
     st.integers(1, 24),
 )
 def test_a_request_is_answered_as_if_it_were_alone(
     data: st.DataObject, most: tuple[int, ...], blocks: CacheBlocks, number: int
 ) -> None:
-    """Whoever else is, steps back, or has left the beginning of its text in the caches; and whatever was guessed."""
+    """Whoever else is, steps back, or has left the beginning of its text in the caches; whatever was guessed, and
+    wherever blocks have moved."""
     requests = []
     openings = data.draw(st.lists(st.lists(st.integers(0, VOCABULARY - 1), max_size=12), min_size=1, max_size=3))
     for name in map(str, range(number)):
@@ -365,12 +495,15 @@ def test_a_request_is_answered_as_if_it_were_alone(
         )
     )
     holds = data.draw(st.lists(st.tuples(rounds, names), max_size=3))
-    session = Session(most, blocks, broken, memory=memory, draft=draft)
+    unwritable = data.draw(st.sets(st.integers(1, 30), max_size=10)) if blocks.far else ()
+    session = Session(most, blocks, broken, memory=memory, draft=draft, unwritable=unwritable)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(scheduler, "Drafting", Eager)
         on_and_off = [each for at, name in holds for each in ((at, name, True), (at + 20, name, False))]
         session.run(requests, arrivals, cancels, sorted(on_and_off))
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scheduler, "RETRY_S", 0.0)
+        session.run(requests, arrivals, cancels)
         patch.setattr(drafts.Lookup, "guess", lambda self, tokens, most: [])
         assert_as_alone(session, requests, most=most, blocks=blocks, broken=broken, memory=memory)
 
@@ -386,6 +519,53 @@ def test_who_came_last_steps_back_when_there_are_no_blocks() -> None:
     assert [first.slot, last.slot, again.slot] == [0, 1, 0], "the last begins twice"
     assert len(again.tokens) > 40, "with what it has generated"
     assert again.prompt == 3
+
+
+@pytest.mark.parametrize("most", [(16,), (16, 16)])
+def test_a_text_is_four_times_as_long_as_the_near_blocks(most: tuple[int, ...]) -> None:
+    blocks = CacheBlocks(3, 5, far=9)
+    asked = request("long", range(40), 20)
+    session = Session(most, blocks)
+    session.run([asked])
+    assert (session.texts["long"], session.ends["long"]) == alone(asked)
+    assert [len(span.blocks) for (span,) in session.engines[0].steps][-1] == 12
+    assert session.activities[-1].far_blocks_used == 9
+    assert len(session.said(Open)) == len(most) - 1, "it has never stepped back"
+
+
+def test_a_prefix_is_found_far_and_used_there() -> None:
+    """Another text has had all near blocks since."""
+    first, other, again = (
+        request("first", range(20), 3),
+        request("other", range(100, 140), 3),
+        request("again", [*range(20), 1], 3),
+    )
+    session = Session((16, 16), CacheBlocks(9, 5, far=9))
+    session.run([first, other, again], arrivals={"other": 10, "again": 30})
+    assert_as_alone(session, [first, other, again])
+    (span,) = session.engines[0].steps[-3]
+    assert (span.position, span.rows) == (20, 1), "only its last token was computed"
+    assert (span.blocks[:4] >= 9).all()
+
+
+def test_a_prefix_that_fills_all_near_blocks_can_be_gone_on_with() -> None:
+    requests = [request("first", range(15), 1), request("again", range(18), 3)]
+    session = Session((16, 16), CacheBlocks(3, 5, far=9))
+    session.run(requests, arrivals={"again": 10})
+    assert_as_alone(session, requests)
+    assert session.activities[-1].cached_tokens == 15
+
+
+def test_a_request_waits_while_the_disk_cannot_be_written_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scheduler, "RETRY_S", 0.0)
+    monkeypatch.setattr(scheduler, "ACTIVITY_S", 0.0)
+    asked = request("long", range(40), 20)
+    session = Session((16, 16), CacheBlocks(3, 5, far=9), unwritable=range(2, 9))
+    session.run([asked])
+    assert_as_alone(session, [asked])
+    told = [activity.trouble for activity in session.activities]
+    assert told.count("rank 1: cache blocks cannot be written to the disk: no disk") == 7
+    assert told[0] == told[-1] == ""
 
 
 def test_what_was_computed_is_found_again() -> None:

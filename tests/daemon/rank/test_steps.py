@@ -12,7 +12,10 @@ from motley.daemon.rank.steps import (
     Close,
     Message,
     More,
+    Move,
+    Moved,
     Open,
+    Renumber,
     SpanPlan,
     Step,
     StepError,
@@ -54,8 +57,12 @@ def steps(draw: st.DrawFn) -> Step:
     return Step(spans, np.array(known, np.int32), draw(st.booleans()))
 
 
+pairs = columns(2).map(lambda fields: np.ascontiguousarray(np.array(fields, np.int32).T))
 messages = st.one_of(
     st.builds(Able, st.integers(1, 2**32 - 1)),
+    st.builds(Move, pairs),
+    st.builds(Moved, st.text(max_size=20)),
+    st.builds(Renumber, pairs),
     columns(3).map(lambda fields: More(*np.array(fields, np.int32))),
     opens(),
     steps(),
@@ -94,7 +101,7 @@ def test_a_message_cut_short_is_refused_or_another_message(message: Message, dat
         again = decode(short)
     except StepError:
         return
-    assert isinstance(message, Open), "only its list of tokens can be shorter"
+    assert isinstance(message, Open | Move | Moved | Renumber), "only their lists and words can be shorter"
     assert again.encode() == short
 
 

@@ -160,6 +160,7 @@ async def test_what_a_session_does_is_told_once_somebody_has_asked_it(mesh: Any,
     ready = next(command for command in node.commands if command.WhichOneof("body") == "peers")
     told = {"active": 2, "waiting": 1, "blocks": 9, "blocks_used": 5, "blocks_kept": 3, "block_tokens": 32}
     counted = {"prompt_tokens": 70, "cached_tokens": 64, "generated_tokens": 8, "tried_drafts": 4, "accepted_drafts": 0}
+    counted |= {"far_blocks": 4, "far_blocks_used": 2, "trouble": "rank 0: no disk"}
     await node.event(ready, activity=Activity(**told, **counted))
     body = await mesh.poll(f"/api/sessions/{session['id']}", lambda body: body["activity"])
     assert body["activity"] == told | counted
@@ -279,7 +280,9 @@ async def test_shares_that_do_not_fit_are_refused_and_not_changed(mesh: Any, new
 
 
 async def test_what_would_fit_is_told(mesh: Any, new_node: Any, profile: ModelProfile) -> None:
-    node = await mesh.join(new_node("pc", memory=400_000))
+    node = new_node("pc", memory=400_000)
+    node.capabilities.engines[0].reads_far_blocks = True
+    await mesh.join(node)
     narrow = ModelProfile()
     narrow.CopyFrom(profile)
     narrow.mlp_unit_bytes //= 2
@@ -294,6 +297,10 @@ async def test_what_would_fit_is_told(mesh: Any, new_node: Any, profile: ModelPr
     assert await told() == "It fits with a context of 1280."
     assert await told(context=1000, cache_tokens=2000) == "It fits with 1280 cache tokens."
     assert await told(context=2000, cache_tokens=3000) == "It fits with a context of 1280 and as many cache tokens."
+    on_disk = {"cache_tokens": 2000, "cache_disk_tokens": 2000}
+    assert await told(context=2000, **on_disk) == "It fits with 1280 cache tokens."
+    on_disk = {"cache_tokens": 2000, "cache_disk_tokens": 100}
+    assert await told(context=2000, **on_disk) == "It fits with a context of 1380 and 1280 cache tokens."
     assert (await mesh.serve(context=1280))["context"] == 1280
     assert await told(name="second", context=10) == "It does not fit in a shorter context or narrower weights."
     box = await mesh.join(new_node("box", memory=120_000))

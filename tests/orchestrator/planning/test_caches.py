@@ -15,6 +15,7 @@ from motley.orchestrator.planning.caches import Blocks, Caches
         (Caches(1, 1), False, Blocks(1, 32)),
         (Caches(4096, 4096), True, Blocks(1, 4096)),
         (Caches(1000, 2001), True, Blocks(3, 1000)),
+        (Caches(4096, 1024, 3073), False, Blocks(32, 32, 97)),
     ],
 )
 def test_blocks_hold_what_was_asked_for(caches: Caches, whole: bool, blocks: Blocks) -> None:

@@ -16,7 +16,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from motley.plugins.native.attention import FORMATS, I32, Cached, SpanRows, Spans, bind_attention
+from motley.plugins.native.attention import (
+    FORMATS,
+    I32,
+    Attending,
+    Cached,
+    LayerBlocks,
+    SpanRows,
+    Spans,
+    bind_attention,
+)
 from motley.plugins.native.library import F32
 from motley.plugins.native.matmul import Pool
 from tests.plugins.native.native_levels import LEVELS, assert_same, at_all_levels, normal, set_level
@@ -172,6 +181,8 @@ class Blocks:
     value_scales: F32
     numbers: Sequence[I32]
     """The blocks of each case."""
+    near: int = 2**31
+    """From this number on, blocks are far."""
 
     @property
     def caches(self) -> tuple[Any, ...]:
@@ -211,12 +222,27 @@ class Blocks:
             for case, end, numbers in zip(self.cases, ends, self.numbers, strict=True)
         ]
 
-    def bind(self, qkv: F32, y: F32, spans: Spans, threads: int = 1) -> Callable[[], None]:
+    def with_far(self) -> Blocks:
+        """The same of one case, where all blocks are far that its rows do not go to; they have the last numbers."""
+        read = self.numbers[0][: self.cases[0].position // self.keys.shape[2]]
+        near = np.setdiff1d(np.arange(len(self.keys)), read)
+        order = np.concatenate([near, read])
+        caches = (np.ascontiguousarray(cache[order]) for cache in self.caches)
+        return Blocks(self.cases, *caches, [np.argsort(order)[self.numbers[0]].astype(np.int32)], len(near))
+
+    def bind(
+        self, qkv: F32, y: F32, spans: Spans, threads: int = 1, await_told: Callable[[], None] | None = None
+    ) -> Attending:
         case = self.cases[0]
+        near, far = slice(self.near), slice(self.near, None)
+        arrays: list[Any] = [self.keys, self.values]
+        arrays += [self.key_scales, self.value_scales] if case.format is np.int8 else [None, None]
+        keys, values, key_scales, value_scales = (each if each is None else each[near] for each in arrays)
+        beyond = LayerBlocks(*(each if each is None else each[far] for each in arrays))
         return bind_attention(
             qkv,
-            self.keys,
-            self.values,
+            keys,
+            values,
             y,
             spans,
             0,
@@ -229,8 +255,10 @@ class Blocks:
             pool=POOLS[threads],
             soft_cap=case.soft_cap,
             sinks=case.sinks,
-            key_scales=self.key_scales if case.format is np.int8 else None,
-            value_scales=self.value_scales if case.format is np.int8 else None,
+            key_scales=key_scales,
+            value_scales=value_scales,
+            far=beyond if len(beyond.keys) else None,
+            await_told=await_told,
         )
 
 
@@ -298,9 +326,11 @@ def test_attention_with_a_soft_cap_and_sinks(case: Case, cap: float, size: float
 
 @given(case=cases(), tokens=block_sizes, order=st.integers(0, 99), level=st.sampled_from(LEVELS))
 def test_blocks_do_not_change_bits(case: Case, tokens: int, order: int, level: str) -> None:
-    """Of any size, in any order."""
+    """Of any size, in any order, near or far."""
     set_level(level)
-    assert_same(attend(Blocks.of([case], tokens, order)), case.result())
+    blocks = Blocks.of([case], tokens, order)
+    assert_same(attend(blocks.with_far()), case.result())
+    assert_same(attend(blocks), case.result())
 
 
 @given(case=cases(), tokens=block_sizes, level=st.sampled_from(LEVELS), data=st.data())
@@ -439,6 +469,21 @@ def test_spans_that_do_not_fit_write_nothing(message: str, changed: dict[str, An
     call()
     assert_same(y[:1], replace(case, qkv=case.qkv[:1]).result())
     assert (y[1:] == 7).all()
+
+
+def test_far_blocks_are_not_written_to() -> None:
+    case = Case.random(2, 4, 16, 200, 70, turned=8, rows=3)
+    blocks = Blocks.of([case], 32).with_far()
+    y, spans = np.full((3, 128), 7, np.float32), Spans(1, 1)
+    call = blocks.bind(case.qkv, y, spans)
+    (span,) = blocks.spans()
+    spans.set([span._replace(position=60)])
+    with pytest.raises(IndexError, match="whose numbers must be below 9, those of its rows below 7"):
+        call()
+    assert (y == 7).all()
+    spans.set([span])
+    call()
+    assert_same(y, case.result())
 
 
 def test_blocks_before_the_window_may_be_gone() -> None:

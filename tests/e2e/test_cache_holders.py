@@ -1,0 +1,105 @@
+"""Caches on nodes that are no ranks: a context that the ranks' memory has no room for, and the loss of such a node."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from motley.cli.client import Client
+from motley.cli.errors import CliError
+from tests.e2e.processes import BUNDLED, START_S, Mesh, in_thread, mesh
+
+PROMPT = "ROMEO:\nBut soft, what light through yonder window breaks?\n" * 16
+LONG = {"model": BUNDLED.name, "prompt": PROMPT, "temperature": 0, "ignore_eos": True, "logprobs": 2}
+NEAR = 256
+"""A quarter of the context."""
+
+
+async def answer_of(client: Client, **changes: object) -> dict[str, Any]:
+    """The answer with the log-probabilities of all its tokens, and what it has cost."""
+    answer: dict[str, Any] = await client.call("POST", "/v1/completions", {**LONG, **changes})
+    return answer
+
+
+async def until(client: Client, path: str, wanted: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    """Ask again and again until what is told is wanted."""
+    async with asyncio.timeout(START_S):
+        while True:
+            told: dict[str, Any] = await client.call("GET", path)
+            if wanted(told):
+                return told
+            await asyncio.sleep(0.02)
+
+
+@pytest.mark.parametrize(("exact", "cache_format"), [(False, "fp32"), (False, "int8"), (True, "fp32")])
+async def test_a_context_four_times_what_ranks_have_room_for_is_answered_to_the_bit(
+    exact: bool, cache_format: str, there: Mesh
+) -> None:
+    same = {
+        "nodes": ["a", "b"],
+        "quantisation": "int8",
+        "exact": exact,
+        "cache_format": cache_format,
+        "context": 4 * NEAR,
+        "shares": [3, 2],
+    }
+    found = []
+    async with Client(there.url) as client:
+        for caches in ({}, {"cache_tokens": NEAR, "cache_node_tokens": 3 * NEAR}):
+            session = await there.session(**same, **caches)
+            whole = (await answer_of(client, max_tokens=1))["usage"]["prompt_tokens"]
+            assert NEAR < whole < 3 * NEAR
+            found.append((await answer_of(client, max_tokens=4 * NEAR - whole))["choices"])
+            if caches:
+                holders = session["cache_holders"]
+                assert [(own["node"], own["of_rank"], own["state"]) for own in holders] == [
+                    ("c", 0, "ready"),
+                    ("c", 1, "ready"),
+                ]
+                assert sum(own["bytes"] for own in holders) >= 3 * NEAR * 4 * 64
+                told = (await client.call("GET", f"/api/sessions/{session['id']}"))["activity"]
+                assert told["far_blocks_used"] >= 3
+                _, out, _ = await in_thread("status", "--url", there.url)
+                assert "c (caches of rank 1)" in out
+            await client.call("DELETE", f"/api/sessions/{session['id']}")
+    assert found[0] == found[1]
+
+
+async def test_what_cannot_be_kept_elsewhere_is_refused_by_name(there: Mesh) -> None:
+    caches = {"cache_tokens": NEAR, "cache_node_tokens": 3 * NEAR, "context": 4 * NEAR}
+    for asked, why in (
+        ({"engine": "reference"}, "engine 'reference' of node 'a' cannot keep KV caches on another node.*onnxruntime"),
+        ({"cache_disk_tokens": NEAR}, "exclude each other"),
+        ({"cache_node_tokens": 2**30}, "no node has room for the far cache blocks of rank 0"),
+        ({"cache_node_tokens": 10}, "caches of 256 tokens and 10 on other nodes were asked for"),
+    ):
+        with pytest.raises(CliError, match=f"(?s){why}"):
+            await there.session(**{"nodes": ["a"], **caches, **asked})
+
+
+async def test_the_node_that_keeps_caches_is_killed_and_no_text_changes(tmp_path: Path) -> None:
+    """Those who had tokens there compute them again, as far as the others have room; the session goes on."""
+    asked = [{"prompt": f"{name}:\n{PROMPT}"[:500], "max_tokens": 100} for name in ("ROMEO", "KING", "DUKE", "NURSE")]
+    async with mesh(tmp_path, "a", "b", "far") as there, Client(there.url) as client:
+        near = {"nodes": ["a", "b"], "context": 2 * NEAR, "cache_tokens": 2 * NEAR}
+        session = await there.session(**near)
+        alone = [(await answer_of(client, **each))["choices"] for each in asked]
+        await client.call("DELETE", f"/api/sessions/{session['id']}")
+        session = await there.session(**near, cache_node_tokens=6 * NEAR)
+        where = f"/api/sessions/{session['id']}"
+        answers = [asyncio.create_task(answer_of(client, **each)) for each in asked]
+        await until(client, where, lambda told: bool((told["activity"] or {}).get("far_blocks_used")))
+        assert not all(answer.done() for answer in answers)
+        for process in there.nodes["far"].family():
+            process.send_signal(signal.SIGKILL)
+        assert [(await answer)["choices"] for answer in answers] == alone
+        assert (await answer_of(client, **asked[0]))["choices"] == alone[0]
+        told = await until(client, where, lambda told: all(own["lost"] for own in told["cache_holders"]))
+        assert told["state"] == "ready"
+        assert told["activity"]["far_blocks"] == 0
+        assert "far cache blocks are lost" in told["activity"]["trouble"]

@@ -1,0 +1,96 @@
+"""Attention of a step's spans, of which another machine keeps stretches: in as many rounds as there is room for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+import numpy as np
+import pytest
+
+from motley.plugins.block_holder import Array, Asked, HeldLayer
+from motley.plugins.native.attention import FORMATS, SIGHT, Spans
+from motley.plugins.native.library import F32
+from motley.plugins.native.matmul import Pool
+from motley.plugins.native.summaries import Layer, Summaries
+from motley.plugins.onnxruntime import held
+from motley.plugins.onnxruntime.held import HeldAttention
+from tests.plugins.native.native_levels import assert_same
+from tests.plugins.native.test_attention import Blocks, Case, Format
+
+
+@dataclass
+class Holder:
+    """Answers when it is waited for."""
+
+    summaries: Summaries
+    count: int = 9
+    lost: str = ""
+    calls: list[list[Asked]] = field(default_factory=list)
+    failing: ClassVar[BaseException | None] = None
+
+    def begin(self, layers: Sequence[HeldLayer], cache_format: str) -> None:
+        raise AssertionError("it has begun")
+
+    def keep(self, block: int, parts: Sequence[Array]) -> None:
+        raise AssertionError("nothing moves in a step")
+
+    def ask(self, layer: int, asked: Sequence[Asked]) -> None:
+        assert layer == 0
+        self.calls.append(list(asked))
+
+    def take(self) -> None:
+        if self.failing is not None:
+            raise self.failing
+        for own in self.calls[-1]:
+            table = np.full(int(own.stretches[-1]) + 1, -1, np.int32)
+            table[own.stretches] = own.blocks
+            self.summaries.answer(own.queries, own.position, table, own.stretches, own.told)
+
+
+def attend(case: Case, pool: Pool, room: int, monkeypatch: pytest.MonkeyPatch) -> tuple[F32, Holder]:
+    """The result of a case whose stretches before its rows are all with a holder, and what that was asked."""
+    monkeypatch.setattr(held, "ROOM", room)
+    blocks = Blocks.of([case], SIGHT, order=3).with_far()
+    here = [np.ascontiguousarray(cache[: blocks.near]) for cache in blocks.caches]
+    keys, key_scales, values, value_scales = (np.ascontiguousarray(cache[blocks.near :]) for cache in blocks.caches)
+    scaled = case.format is np.int8
+    layer = HeldLayer(case.heads, case.kv_heads, case.size, case.window, case.soft_cap)
+    holder = Holder(
+        Summaries(Layer(*layer), keys, values, key_scales if scaled else None, value_scales if scaled else None, pool)
+    )
+    attention = HeldAttention(holder, blocks.near, [layer], len(case.qkv), case.capacity)
+    spans = Spans(len(case.qkv), 1)
+    attention.set(spans, blocks.spans())
+    y = np.full((len(case.qkv), case.heads * case.size), np.nan, np.float32)
+    near = Blocks(blocks.cases, *here, blocks.numbers, blocks.near)
+    attention.bind(near.bind(case.qkv, y, spans, 1, attention.await_told), spans, 0)()
+    return y, holder
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("window", [0, 150, 300])
+@pytest.mark.parametrize("room", [1, 3000, 1 << 20])
+def test_a_step_is_told_a_few_rows_at_a_time(
+    room: int, window: int, format: Format, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the bit; nothing is asked of stretches that no row sees."""
+    case = Case.random(2, 3, 16, 600, 530, 8, window=window, rows=40, format=format)
+    case = replace(case, soft_cap=5.0)
+    with closing(Pool(1)) as pool:
+        y, holder = attend(case, pool, room, monkeypatch)
+    assert_same(y, case.result())
+    first = max(0, case.position - window + 1) // SIGHT if window else 0
+    assert len(holder.calls) == {1: 40, 3000: 7, 1 << 20: 1}[room]
+    assert holder.calls[0][0].stretches.tolist() == [*range(first, 4)]
+    assert sum(len(own.queries) for call in holder.calls for own in call) == 40
+
+
+def test_what_goes_wrong_while_it_waits_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the attention, though a kernel has called what waits."""
+    case = Case.random(1, 2, 8, 300, 280)
+    monkeypatch.setattr(Holder, "failing", KeyError("no daemon"))
+    with closing(Pool(1)) as pool, pytest.raises(KeyError, match="no daemon"):
+        attend(case, pool, 1, monkeypatch)

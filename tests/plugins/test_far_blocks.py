@@ -1,0 +1,123 @@
+"""Blocks that are read where they lie: far ones give the same bits as near ones, on every engine that has them."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from functools import partial
+from itertools import pairwise
+from math import ceil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from motley.daemon.models.cutting.units import units
+from motley.daemon.rank.far_file import DiskFull, FarFile
+from motley.plugins.cuda.engine import CudaEngine
+from motley.plugins.engine import (
+    CACHE_FORMATS,
+    F32,
+    CacheBlocks,
+    CacheSpec,
+    EngineError,
+    EngineFactory,
+    EngineOptions,
+    Span,
+    reads_far_blocks,
+)
+from motley.plugins.onnxruntime.engine import OnnxRuntimeEngine
+from motley.plugins.reference.engine import ReferenceEngine
+from motley.plugins.tensorrt.engine import TensorRTEngine
+from tests.models.cases import LocalSession, golden_case, uneven_shares
+from tests.plugins.reference.strict_arrays import STRICT
+
+CUTS = [0, 2, 5, 6, 7, 9, 10, 12, *range(13, 25)]
+NEAR = CacheBlocks(2, 3)
+"""A quarter of what the last of these positions needs."""
+
+
+def texts(ranks: LocalSession, blocks: CacheBlocks) -> F32:
+    """The logits of all tokens of a sequence; what no longer fits near moves, its first positions first."""
+    tokens, near = golden_case("llama-mqa").tokens, [*range(blocks.count)]
+    far = [*range(blocks.count, blocks.count + blocks.far)]
+    far = far[::2] + far[1::2]  # in any order
+    table: list[int] = []
+    logits = []
+    for start, end in pairwise(CUTS):
+        while len(table) < ceil(end / blocks.tokens):
+            if not near:
+                place = next(place for place, block in enumerate(table) if block < blocks.count)
+                assert (place + 1) * blocks.tokens <= start, "it has been written"
+                ranks.move([(table[place], far[0])])
+                near.append(table[place])
+                table[place] = far.pop(0)
+            table.append(near.pop())
+        span = Span(np.array(table, np.int32), start, end - start, wanted=end - start)
+        logits.append(ranks.run([span], tokens[start:end]))
+    return np.concatenate(logits)
+
+
+@pytest.mark.parametrize("name", ["llama-mqa", "mistral-window"])
+@pytest.mark.parametrize("cache_format", CACHE_FORMATS)
+@pytest.mark.parametrize(
+    ("factory", "quantisation", "exact"),
+    [
+        (OnnxRuntimeEngine, "int8", False),
+        (OnnxRuntimeEngine, "fp32", True),
+        (ReferenceEngine, "fp32", False),
+        (partial(ReferenceEngine, device=STRICT), "fp32", False),
+    ],
+    ids=["quantised", "exact", "reference", "reference on a device"],
+)
+def test_a_context_four_times_the_near_blocks_has_the_same_bits(
+    factory: EngineFactory, quantisation: str, exact: bool, cache_format: str, name: str, tmp_path: Path
+) -> None:
+    case, found = golden_case(name), []
+    shares = uneven_shares(units(case.model, quantisation, 32, exact=exact), 2)
+    for blocks in (CacheBlocks(8, 3, cache_format), replace(NEAR, format=cache_format, far=6)):
+        folder = tmp_path / str(blocks.far)
+        folder.mkdir()
+        options = EngineOptions(exact=exact)
+        with LocalSession(
+            case.folder, factory, shares, folder, quantisation, blocks=blocks, options=options, exact=exact
+        ) as ranks:
+            found.append(texts(ranks, blocks))
+        assert sorted(each.name for each in folder.iterdir()) == ["rank0", "rank1"], "nothing is left"
+    np.testing.assert_array_equal(found[1], found[0])
+
+
+@pytest.mark.parametrize(("name", "factory"), [("cuda", CudaEngine), ("tensorrt", TensorRTEngine)])
+def test_an_engine_that_cannot_have_far_blocks_refuses_them(name: str, factory: EngineFactory, tmp_path: Path) -> None:
+    assert (reads_far_blocks(name), reads_far_blocks("onnxruntime"), reads_far_blocks("reference")) == (
+        False,
+        True,
+        True,
+    )
+    case = golden_case("llama-mqa")
+    shares = uneven_shares(units(case.model, "fp32", 32), 1)
+    blocks = CacheBlocks(1, case.model.context, far=1)
+    with pytest.raises(EngineError, match=f"engine '{name}' cannot keep KV caches on a disk"):
+        LocalSession(case.folder, factory, shares, tmp_path, blocks=blocks)
+
+
+def test_a_disk_with_too_little_room_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    a_lot = CacheBlocks(1, 1 << 20, far=1 << 20)
+    with pytest.raises(DiskFull, match=r"for 1099511627776 tokens of KV caches cannot be taken in .*Make room there"):
+        FarFile(tmp_path, a_lot, [CacheSpec(0, 8, 128)])
+    assert not [*tmp_path.iterdir()]
+
+
+def test_the_file_is_nobody_elses_and_its_room_is_taken(tmp_path: Path) -> None:
+    blocks = CacheBlocks(2, 32, "int8", far=40)
+    file = FarFile(tmp_path / "new", blocks, [CacheSpec(3, 2, 64)])
+    status = os.fstat(file._file.fileno())
+    assert (status.st_mode & 0o777, status.st_blocks * 512 >= file.size) == (0o600, True)
+    assert file.size == 40 * 32 * 2 * 2 * (64 + 4)
+    values = np.arange(2 * 32 * 64, dtype=np.int8).reshape(2, 32, 64)
+    file.write("value_cache.3", 39, values)
+    np.testing.assert_array_equal(file.read("value_cache.3")[39], values)
+    assert not file.read("value_cache.3")[:39].any()
+    assert not file.read("key_cache.3").any()
+    file.close()
+    assert not [*(tmp_path / "new").iterdir()]
