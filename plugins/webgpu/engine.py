@@ -112,7 +112,7 @@ class WebGpuEngine:
             EngineMemoryError: the GPU has too little memory.
         """
         options.check_extra(NAME)
-        graph.blocks.check_format(NAME, CACHE_FORMATS[:1])
+        graph.blocks.check_able(NAME, CACHE_FORMATS[:1])
         if options.exact:
             raise EngineError(f"engine {NAME!r} cannot keep exact=true; use engine 'onnxruntime'")
         self._graph = graph

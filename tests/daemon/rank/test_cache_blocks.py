@@ -124,8 +124,8 @@ class Blocks(RuleBasedStateMachine):
 
     @rule(tokens=TOKENS, root=st.integers(0, 1), more=st.integers(1, 9))
     def begin_without_room(self, tokens: list[int], root: int, more: int) -> None:
-        """What there is no room for changes nothing, as the invariants and all that is found later tell."""
-        assert self.store.begin(tokens, root, self.store.available + more) is None
+        """To ask whether there is room changes nothing, as the invariants and all that is found later tell."""
+        assert not self.store.fits(tokens, root, self.store.available + more)
 
     @rule(sequence=running, tokens=TOKENS)
     def go_on(self, sequence: Running, tokens: list[int]) -> None:
@@ -410,16 +410,17 @@ def test_of_twins_that_end_only_one_is_kept() -> None:
 def test_a_sequence_that_there_is_no_room_for_costs_no_other_its_end() -> None:
     store = BlockStore(3, 4)
     run(store, range(10))
-    assert store.begin([*range(9), 99, 98, 97], 0, spare=1) is None
+    assert store.fits([*range(9), 99, 98, 97], 0, spare=0)
+    assert not store.fits([*range(9), 99, 98, 97], 0, spare=1)
     assert store.find([*range(10), 10])[1] == 10
 
 
-def test_a_sequence_begins_with_what_is_found_and_has_room_for_the_rest() -> None:
+def test_what_a_sequence_would_find_counts_as_its_own() -> None:
     store = BlockStore(4, 4)
     run(store, range(10))
-    begun = store.begin([*range(14)], 0, spare=0)
-    assert begun is not None
-    assert (len(begun[0]), begun[1], store.used) == (4, 10, 4)
+    assert store.fits([*range(14)], 0, spare=0)
+    assert not store.fits([*range(14)], 0, spare=1)
+    assert not store.fits([*range(17)], 0, spare=0)
 
 
 def test_a_root_without_prefixes_takes_no_memory() -> None:
