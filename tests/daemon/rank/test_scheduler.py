@@ -170,7 +170,7 @@ class Draft:
         vocabulary: int = VOCABULARY,
         context: int = LONGEST,
     ) -> None:
-        self.engine = Engine(most_spans, blocks, range(vocabulary), lambda tokens: len(tokens) == 13, memory)
+        self.engine = Engine(most_spans, blocks, range(vocabulary), lambda tokens: len(tokens) == 13, memory, ())
         executor = Executor(cast(Any, self.engine), blocks, context, _embed, range(vocabulary), BLOCK, Stats())
         self.model = DraftModel(executor, blocks, context, LONGEST, CHUNK, vocabulary, VOCABULARY)
 
