@@ -183,7 +183,8 @@ def cache_blocks(assignment: pb.Assignment) -> CacheBlocks:
     count, tokens, context = assignment.cache_blocks, assignment.cache_block_tokens, assignment.context
     far = assignment.far_blocks
     if not count or (count + far) * tokens < max(1, context) or count + far > MOST_BLOCKS:
-        more = f" and {far} elsewhere" if far else ""
+        where = "on another node" if assignment.cache_holders else "on disk"
+        more = f" and {far} {where}" if far else ""
         raise ConfigError(
             f"KV caches of {count} blocks of {tokens} tokens{more} were planned for a context of {context}: they"
             f" must have room for it, in {MOST_BLOCKS} blocks at most. Plan the session anew"

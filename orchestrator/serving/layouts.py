@@ -116,7 +116,7 @@ class Layouts:
             raise refusal("invalid_request", message, "cache_node_tokens")
         blocks = caches.blocks(whole=False)
         free = self._memory.beside(ranks)
-        homes = {rank.node_id for rank in ranks}
+        homes = [rank.node_id for rank in ranks]
         shut_in = any(is_loopback(node.address) for node in self._nodes if node.id in homes)
         nodes = {node.id: node for node in self._nodes if node.alive and is_loopback(node.address) == shut_in}
         rooms = {node_id: free(node_id) for node_id in nodes}
