@@ -5,8 +5,8 @@ Little-endian. A message begins with its kind and three numbers; numbers that it
     message   from     numbers                   what follows
     BEGIN     rank     blocks, -, format         a record per layer
     BEGUN     holder   -                         -
-    KEEP      rank     block, first, count       so many of its parts from that one on: they are, of each layer, the keys,
-                                                 their scales, the values, theirs
+    KEEP      rank     block, first, count       so many of its parts from that one on: of each layer the keys,
+                                                 their scales, the values and theirs
     KEPT      holder   block, first              -
     ASK       rank     call, layer, questions    for each question a record; then, for each, its stretches i32[F], their
                                                  blocks i32[F] and the queries f32[rows, heads, d]

@@ -46,8 +46,8 @@ def choose_nodes(
         if not roomy:
             rooms = "".join(f"\n  {names[node]}: {human_bytes(room)} free" for node, room in left.items())
             raise PlanError(
-                f"no other node has room for the far cache blocks of rank {rank}, which take {human_bytes(wanted)} on one."
-                f" Ask for fewer tokens there, or add a node:{rooms}"
+                f"no other node has room for the far cache blocks of rank {rank}, which take {human_bytes(wanted)} on"
+                f" one. Ask for fewer tokens there, or add a node:{rooms}"
             )
         chosen[rank] = min(roomy, key=lambda node: (node in ranks, -left[node]))
         left[chosen[rank]] -= wanted
