@@ -120,10 +120,10 @@ def load_rank(
             share_file = stack.enter_context(planned.share(cache, declared.weights, declared.share_bytes, progress))
             graph = declared.bind(share_file)  # what is examined has near blocks alone
             far = None
-            if blocks.far and holder is None:
-                far = FarFile(cache.folder, blocks, graph.caches)
-                stack.callback(far.close)
             with signs_of_life(loaded, ENGINE_S):
+                if blocks.far and holder is None:
+                    far = FarFile(cache.folder, blocks, graph.caches)
+                    stack.callback(far.close)
                 ask_reference = partial(
                     reference_answers, graph, rank, assignment.size, load_engine("reference"), share_file.parent
                 )
