@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -86,7 +87,7 @@ class HeldElsewhere:
                 end += 1
             self._kept = None
             self._send(Head(Kind.KEEP, block, first, end - first), *parts[first:end])
-            self._wait(lambda own=(block, first): self._kept == own)
+            self._wait(partial(self._has_kept, block, first))
             first = end
 
     def ask(self, layer: int, asked: Sequence[Asked]) -> None:
@@ -111,6 +112,9 @@ class HeldElsewhere:
     def close(self) -> None:
         """End the link to the holder, which ends it."""
         self._messenger.close()
+
+    def _has_kept(self, block: int, first: int) -> bool:
+        return self._kept == (block, first)
 
     def _send(self, head: Head, *parts: Array | bytes | memoryview) -> None:
         self._heard = time.monotonic()
