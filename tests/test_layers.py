@@ -31,7 +31,7 @@ DAEMON = {
     "loading": {"models", "weights"},
     "experts": {"loading", "machine", "models", "pipe", "weights"},
     "caches": {"pipe"},
-    "rank": {"experts", "loading", "machine", "models", "pipe", "sampling", "weights"},
+    "rank": {"caches", "experts", "loading", "machine", "models", "pipe", "sampling", "weights"},
     "worker": {"caches", "experts", "loading", "machine", "models", "pipe", "rank", "sampling", "weights"},
     "node": {"loading", "machine", "models", "pipe", "text", "weights"},
 }

@@ -41,17 +41,19 @@ class HeldBlocks:
             self._parts += own
             self._summaries.append(Summaries(Layer(*layer), keys, values, key_scales, value_scales, pool))
 
-    def keep(self, block: int, body: memoryview) -> None:
-        """Take a block, as a KEEP has it.
+    def keep(self, block: int, first: int, count: int, body: memoryview) -> None:
+        """Take some parts of a block, as a KEEP has them.
 
         Raises:
-            CacheWireError: there is no such block, or it has another size.
+            CacheWireError: there is no such block or part, or it has another size.
         """
-        if block >= self._count:
-            raise CacheWireError(f"block {block} of {self._count}")
-        parts = [part[block].data.cast("B") for part in self._parts]
+        if block >= self._count or first + count > len(self._parts):
+            raise CacheWireError(
+                f"{count} parts from {first} on, of {len(self._parts)}, of block {block} of {self._count}"
+            )
+        parts = [part[block].data.cast("B") for part in self._parts[first : first + count]]
         if sum(map(len, parts)) != len(body):
-            raise CacheWireError(f"a block of {len(body)} bytes, where one has {sum(map(len, parts))}")
+            raise CacheWireError(f"parts of a block in {len(body)} bytes, which have {sum(map(len, parts))}")
         at = 0
         for part in parts:
             part[:] = body[at : at + len(part)]

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 
 from motley.daemon.caches.wire import (
     HEAD,
+    KEEP_BYTES,
     CacheWireError,
     Head,
     Kind,
@@ -60,8 +62,8 @@ class HeldElsewhere:
         self._asked: Sequence[Asked] = ()
         self._told: list[int] = []
         """Of each question under way, how many of its stretches have been told."""
-        self._kept = -1
-        """The block that it has confirmed last."""
+        self._kept: tuple[int, int] | None = None
+        """The block, and the first part of it, that it has confirmed last."""
         self._begun = False
 
     # See `motley.plugins.block_holder.BlockHolder`.
@@ -77,9 +79,16 @@ class HeldElsewhere:
             raise PeerLost(self._peer, f"the node that is to keep {needed} of cache blocks: {self.lost}")
 
     def keep(self, block: int, parts: Sequence[Array]) -> None:
-        self._kept = -1
-        self._send(Head(Kind.KEEP, block), *parts)
-        self._wait(lambda: self._kept == block)
+        first = 0
+        while first < len(parts):
+            end, size = first + 1, parts[first].nbytes
+            while end < len(parts) and size + parts[end].nbytes <= KEEP_BYTES:
+                size += parts[end].nbytes
+                end += 1
+            self._kept = None
+            self._send(Head(Kind.KEEP, block, first, end - first), *parts[first:end])
+            self._wait(partial(self._has_kept, block, first))
+            first = end
 
     def ask(self, layer: int, asked: Sequence[Asked]) -> None:
         self._call = (self._call + 1) % (1 << 32)
@@ -103,6 +112,9 @@ class HeldElsewhere:
     def close(self) -> None:
         """End the link to the holder, which ends it."""
         self._messenger.close()
+
+    def _has_kept(self, block: int, first: int) -> bool:
+        return self._kept == (block, first)
 
     def _send(self, head: Head, *parts: Array | bytes | memoryview) -> None:
         self._heard = time.monotonic()
@@ -141,7 +153,7 @@ class HeldElsewhere:
             case Kind.BEGUN:
                 self._begun = True
             case Kind.KEPT:
-                self._kept = head.first
+                self._kept = head.first, head.second
             case Kind.TELL if head.first == self._call and head.second < len(self._asked):
                 self._put(self._asked[head.second].told, head.second, head.third, body)
             case Kind.REFUSE:

@@ -106,8 +106,8 @@ class CacheHolder:
         elif blocks is None:
             raise CacheWireError(f"a {head.kind.name} before a BEGIN")
         elif head.kind is Kind.KEEP:
-            blocks.keep(head.first, body)
-            self._send(Head(Kind.KEPT, head.first))
+            blocks.keep(head.first, head.second, head.third, body)
+            self._send(Head(Kind.KEPT, head.first, head.second))
         elif head.kind is Kind.ASK:
             layer = blocks.layer(head.second)
             for place, question in enumerate(read_questions(body, head.third, layer)):

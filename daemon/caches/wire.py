@@ -5,8 +5,9 @@ Little-endian. A message begins with its kind and three numbers; numbers that it
     message   from     numbers                   what follows
     BEGIN     rank     blocks, -, format         a record per layer
     BEGUN     holder   -                         -
-    KEEP      rank     block                     of each layer keys, their scales, values, theirs
-    KEPT      holder   block                     -
+    KEEP      rank     block, first, count       so many of its parts from that one on: of each layer the keys,
+                                                 their scales, the values and theirs
+    KEPT      holder   block, first              -
     ASK       rank     call, layer, questions    for each question a record; then, for each, its stretches i32[F], their
                                                  blocks i32[F] and the queries f32[rows, heads, d]
     TELL      holder   call, question, first     summaries f32[n, rows, heads, d + 2] from that of its stretches on
@@ -35,6 +36,8 @@ Buffer = bytes | memoryview | Array
 
 MOST_NUMBER = 2**31 - 1
 MOST_LAYERS = 4096
+KEEP_BYTES = 16 << 20
+"""The parts of a block travel in messages of at most this size, unless a single one is larger."""
 TELL_BYTES = 1 << 20
 """Summaries travel in messages of about this size, so that the first are on their way while others are computed."""
 

@@ -122,10 +122,10 @@ def load_rank(
             share_file = stack.enter_context(planned.share(cache, declared.weights, declared.share_bytes, progress))
             graph = declared.bind(share_file)  # what is examined has near blocks alone
             far = None
-            if blocks.far and holder is None:
-                far = FarFile(cache.folder, blocks, graph.caches)
-                stack.callback(far.close)
             with signs_of_life(loaded, ENGINE_S):
+                if blocks.far and holder is None:
+                    far = FarFile(cache.folder, blocks, graph.caches)
+                    stack.callback(far.close)
                 ask_reference = partial(
                     reference_answers, graph, rank, assignment.size, load_engine("reference"), share_file.parent
                 )
@@ -186,7 +186,8 @@ def cache_blocks(assignment: pb.Assignment) -> CacheBlocks:
     count, tokens, context = assignment.cache_blocks, assignment.cache_block_tokens, assignment.context
     far = assignment.far_blocks
     if not count or (count + far) * tokens < max(1, context) or count + far > MOST_BLOCKS:
-        more = f" and {far} elsewhere" if far else ""
+        where = "on another node" if assignment.cache_holders else "on disk"
+        more = f" and {far} {where}" if far else ""
         raise ConfigError(
             f"KV caches of {count} blocks of {tokens} tokens{more} were planned for a context of {context}: they"
             f" must have room for it, in {MOST_BLOCKS} blocks at most. Plan the session anew"

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy.typing as npt
 
+from motley.daemon.caches.held_elsewhere import HeldElsewhere
 from motley.daemon.experts.dispatch import Dispatcher
 from motley.plugins.engine import EngineError, Pending
 from motley.plugins.mixture import Compute
@@ -22,6 +23,7 @@ class Peers:
         rank, size: of this rank among the ranks.
         now: the communicator that sums go through, by the name that `motley.plugins.engine.transport` looks for.
         dispatcher: the way to expert hosts, once there is one.
+        holder: the way to the holder of this rank's far cache blocks, if there is one.
     """
 
     def __init__(self, communicator: Communicator) -> None:
@@ -29,6 +31,7 @@ class Peers:
         self.size = communicator.size
         self.now = communicator
         self.dispatcher: Dispatcher | None = None
+        self.holder: HeldElsewhere | None = None
 
     # See `motley.plugins.engine.Collectives`.
 
@@ -52,6 +55,8 @@ class Peers:
         return self.dispatcher.experts(layer)
 
     def snapshot(self) -> StatsSnapshot:
-        """Where the time of collectives has gone so far; waiting for experts counts as waiting."""
+        """Where the time of collectives has gone so far; waiting for experts, or for what a cache holder
+        tells, counts as waiting."""
         taken = self.now.stats.snapshot()
-        return taken if self.dispatcher is None else replace(taken, wait_s=taken.wait_s + self.dispatcher.waited_s)
+        waited_s = sum(own.waited_s for own in (self.dispatcher, self.holder) if own is not None)
+        return replace(taken, wait_s=taken.wait_s + waited_s) if waited_s else taken

@@ -251,9 +251,8 @@ class Scheduler:
 
     def _advance(self, schedule: Schedule) -> None:
         """Have every rank execute the next step, and settle on the tokens that it decides."""
-        began = time.perf_counter()
         plan = schedule.next()
-        planned = time.perf_counter()  # a draft model may have taken its time
+        planned = time.perf_counter()  # a draft model and moved blocks may have taken their time
         if plan.moved:
             self._do(Renumber(np.array(plan.moved, np.int32)))
         for slot in plan.closed:

@@ -69,7 +69,7 @@ class Rank:
             listener.close()
             peers = Peers(communicator)
             if assignment.cache_holders:
-                self._holder = self._way_to_holder(addresses[assignment.size + number])
+                self._holder = peers.holder = self._way_to_holder(addresses[assignment.size + number])
                 stack.callback(self._holder.close)
             loaded = stack.enter_context(
                 load_rank(

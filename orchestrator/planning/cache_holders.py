@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from motley.orchestrator.planning.shares import PlanError, RankPlan
 from motley.protocol.mesh_pb2 import ModelProfile
@@ -24,14 +24,14 @@ def far_bytes(plan: RankPlan, profile: ModelProfile, tokens: int) -> int:
 
 
 def choose_nodes(
-    needed: Sequence[int], ranks: Collection[str], free: Mapping[str, int], names: Mapping[str, str]
+    needed: Sequence[int], ranks: Sequence[str], free: Mapping[str, int], names: Mapping[str, str]
 ) -> list[str]:
-    """Choose a node for the holder of every rank: of those that have room, one without ranks first, then the one with
-    most. What takes most is placed first.
+    """Choose a node for the holder of every rank: of the others that have room, one without ranks first, then
+    the one with most. What takes most is placed first.
 
     Args:
         needed: bytes that the blocks of each rank take.
-        ranks: the ids of the nodes on which there are ranks.
+        ranks: the id of the node of each rank.
         free: by id of a node, bytes that are free there beside the ranks.
         names: of the nodes, by id.
 
@@ -42,12 +42,12 @@ def choose_nodes(
     chosen: dict[int, str] = {}
     for rank in sorted(range(len(needed)), key=lambda rank: -needed[rank]):
         wanted = needed[rank] + HOLDER_BYTES
-        roomy = [node for node, room in left.items() if room >= wanted]
+        roomy = [node for node, room in left.items() if room >= wanted and node != ranks[rank]]
         if not roomy:
             rooms = "".join(f"\n  {names[node]}: {human_bytes(room)} free" for node, room in left.items())
             raise PlanError(
-                f"no node has room for the far cache blocks of rank {rank}, which take {human_bytes(wanted)} on one."
-                f" Ask for fewer tokens there, or add a node:{rooms}"
+                f"no other node has room for the far cache blocks of rank {rank}, which take {human_bytes(wanted)} on"
+                f" one. Ask for fewer tokens there, or add a node:{rooms}"
             )
         chosen[rank] = min(roomy, key=lambda node: (node in ranks, -left[node]))
         left[chosen[rank]] -= wanted

@@ -60,6 +60,11 @@ def setup_of(
     return Setup(engine, "fp32" if widened else quantisation, on_gpu, told.has_whole_caches, told.memory_bandwidth)
 
 
+def can_hold_caches(capabilities: Capabilities) -> bool:
+    """Whether a node can keep cache blocks for ranks on others: it computes attention as engines do that ask for it."""
+    return any(each.asks_block_holders and not each.lacking for each in capabilities.engines)
+
+
 def lacking_holders(node: str, capabilities: Capabilities, engine: str) -> str:
     """Why a rank with this engine, which the node has, cannot keep a part of its KV caches on another node; empty: it
     can."""

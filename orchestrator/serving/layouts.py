@@ -14,6 +14,7 @@ from motley.orchestrator.planning.caches import Caches
 from motley.orchestrator.planning.draft import Draft
 from motley.orchestrator.planning.layout import is_parallel
 from motley.orchestrator.planning.placement.terms import PlacementError
+from motley.orchestrator.planning.setup import can_hold_caches
 from motley.orchestrator.planning.shares import PlanError
 from motley.orchestrator.serving.carrier import Carrier
 from motley.orchestrator.serving.descriptions import Profiles
@@ -124,9 +125,13 @@ class Layouts:
             raise refusal("invalid_request", message, "cache_node_tokens")
         blocks = caches.blocks(whole=False)
         free = self._memory.beside(ranks)
-        homes = {rank.node_id for rank in ranks}
+        homes = [rank.node_id for rank in ranks]
         shut_in = any(is_loopback(node.address) for node in self._nodes if node.id in homes)
-        nodes = {node.id: node for node in self._nodes if node.alive and is_loopback(node.address) == shut_in}
+        nodes = {
+            node.id: node
+            for node in self._nodes
+            if node.alive and can_hold_caches(node.capabilities) and is_loopback(node.address) == shut_in
+        }
         rooms = {node_id: free(node_id) for node_id in nodes}
         needed = [far_bytes(rank.plan, profile, blocks.on_nodes * blocks.tokens) for rank in ranks]
         chosen = choose_nodes(needed, homes, rooms, {node_id: node.name for node_id, node in nodes.items()})

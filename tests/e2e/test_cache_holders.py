@@ -75,7 +75,7 @@ async def test_what_cannot_be_kept_elsewhere_is_refused_by_name(there: Mesh) -> 
     for asked, why in (
         ({"engine": "reference"}, "engine 'reference' of node 'a' cannot keep KV caches on another node.*onnxruntime"),
         ({"cache_disk_tokens": NEAR}, "exclude each other"),
-        ({"cache_node_tokens": 2**30}, "no node has room for the far cache blocks of rank 0"),
+        ({"cache_node_tokens": 2**30}, "no other node has room for the far cache blocks of rank 0"),
         ({"cache_node_tokens": 10}, "caches of 256 tokens and 10 on other nodes were asked for"),
     ):
         with pytest.raises(CliError, match=f"(?s){why}"):

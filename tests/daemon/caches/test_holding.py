@@ -102,8 +102,10 @@ def random_block(random: np.random.Generator, format: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_what_is_told_is_what_is_computed_here(format: Any) -> None:
-    """Of blocks that were kept, of several sequences in one question, and of long ones in several messages."""
+def test_what_is_told_is_what_is_computed_here(format: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of blocks that were kept, some parts at a time, of several sequences in one question, and of long
+    ones in several messages."""
+    monkeypatch.setattr("motley.daemon.caches.held_elsewhere.KEEP_BYTES", 20_000)
     random = np.random.default_rng(0)
     blocks = [random_block(random, format) for _ in range(COUNT)]
     with session(NAMES[format]) as (elsewhere, holder), closing(Pool(1)) as pool:
@@ -191,8 +193,9 @@ def test_a_holder_takes_no_more_than_was_planned() -> None:
 @pytest.mark.parametrize(
     ("head", "body", "why"),
     [
-        (Head(Kind.KEEP, COUNT), b"", "block 5 of 5"),
-        (Head(Kind.KEEP, 0), b"abc", "a block of 3 bytes"),
+        (Head(Kind.KEEP, COUNT, 0, 1), b"", "block 5 of 5"),
+        (Head(Kind.KEEP, 0, 3, 2), b"", "2 parts from 3 on, of 4"),
+        (Head(Kind.KEEP, 0, 1, 2), b"abc", "parts of a block in 3 bytes, which have 65536"),
         (Head(Kind.ASK, 1, 2, 1), b"", "layer 2 of 2"),
         (Head(Kind.ASK, 1, 0, 0), b"", "0 questions"),
         (Head(Kind.ASK, 1, 0, 1), bytes(16), "a question of 0 rows"),
