@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import pytest
@@ -37,6 +38,17 @@ show_software_gpu()
 
 SHARED_MESH = "shared mesh"
 """In the ids of tests that use one mesh together, see `tests/e2e/conftest.py`."""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What is collected stays to the end: Python looks for no garbage in it, neither while it grows nor later."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 class Scheduling(LoadScopeScheduling):

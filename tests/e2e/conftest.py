@@ -20,7 +20,7 @@ HERE = Path(__file__).parent
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests of this folder run in one event loop."""
     for item in items:
-        if HERE in item.path.parents and pytest_asyncio.is_async_test(item):
+        if pytest_asyncio.is_async_test(item) and HERE in item.path.parents:
             item.add_marker(pytest.mark.asyncio(loop_scope="session"), append=False)
 
 

@@ -10,7 +10,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import openai
 import psutil
 import pytest
 
@@ -59,6 +58,8 @@ async def test_narrow_caches_write_the_same_at_every_split_and_from_known_prefix
 
 
 async def official_client(url: str) -> None:
+    import openai  # takes a second, of every process that collects tests
+
     async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0) as client:
         assert [model.id async for model in client.models.list()] == [BUNDLED.name]
         asked = {"model": BUNDLED.name, "prompt": "JULIET:", "max_tokens": 12, "seed": 3, "temperature": 0.8}
@@ -88,6 +89,8 @@ async def official_client(url: str) -> None:
 async def test_a_chat_template_makes_a_text_of_a_chat_and_without_one_it_is_refused(
     there: Mesh, tmp_path: Path
 ) -> None:
+    import openai
+
     chatting = chatting_model(tmp_path)
     for model in (chatting, BUNDLED):
         assert (await there.session(model=str(model), nodes=["a"]))["chats"] == (model == chatting)

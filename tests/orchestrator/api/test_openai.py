@@ -11,7 +11,6 @@ from typing import Any
 
 import aiohttp
 import grpc
-import openai
 import pytest
 
 from motley.orchestrator.api import openai as api
@@ -163,6 +162,8 @@ async def test_logprobs_in_both_forms(mesh: Any, bard: Any) -> None:
 
 
 async def test_the_official_client(mesh: Any, bard: Any) -> None:
+    import openai  # takes a second, of every process that collects tests
+
     url = f"{mesh.orchestrator.http_url}/v1"
     async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as client:
         assert [model.id async for model in client.models.list()] == ["bard"]
@@ -486,6 +487,8 @@ async def test_unknown_routes_and_methods_have_the_same_form(mesh: Any) -> None:
 
 
 async def test_beyond_what_a_session_takes_requests_are_refused_until_others_end(mesh: Any, new_node: Any) -> None:
+    import openai
+
     node = await mesh.join(new_node())
     session = await mesh.serve(sequences=2, queue=1)
     assert (session["sequences"], session["queue"]) == (2, 1)
