@@ -251,6 +251,7 @@ class Scheduler:
 
     def _advance(self, schedule: Schedule) -> None:
         """Have every rank execute the next step, and settle on the tokens that it decides."""
+        began = time.perf_counter()
         plan = schedule.next()
         planned = time.perf_counter()  # a draft model and moved blocks may have taken their time
         if plan.moved:

@@ -499,11 +499,11 @@ def test_a_request_is_answered_as_if_it_were_alone(
     session = Session(most, blocks, broken, memory=memory, draft=draft, unwritable=unwritable)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(scheduler, "Drafting", Eager)
+        patch.setattr(scheduler, "RETRY_S", 0.0)
         on_and_off = [each for at, name in holds for each in ((at, name, True), (at + 20, name, False))]
         session.run(requests, arrivals, cancels, sorted(on_and_off))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(scheduler, "RETRY_S", 0.0)
-        session.run(requests, arrivals, cancels)
         patch.setattr(drafts.Lookup, "guess", lambda self, tokens, most: [])
         assert_as_alone(session, requests, most=most, blocks=blocks, broken=broken, memory=memory)
 

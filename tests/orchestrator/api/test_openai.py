@@ -390,6 +390,8 @@ async def told(generate: Generate) -> AsyncIterator[Delta]:
 
 async def test_several_answers_to_several_prompts(mesh: Any, bard: Any) -> None:
     """Whole, streamed, and as the official client reads them: in the order of the prompts, each prompt counted once."""
+    import openai
+
     bard.answer = told
     asked = {**COMPLETION, "prompt": ["a", "b"], "n": 2, "seed": 3}
     texts = ["a3", "a4", "b3", "b4"]
