@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import chain, count, islice
 from typing import Any
@@ -17,11 +16,12 @@ from typing import Any
 import numpy as np
 
 from motley.daemon.pipe.daemon import Commands, Tell
-from motley.daemon.rank.cache_blocks import BlockStore, Pairs
+from motley.daemon.rank.cache_blocks import BlockStore
 from motley.daemon.rank.draft_model import DraftModel
 from motley.daemon.rank.drafting import Drafting
 from motley.daemon.rank.drafts import Lookup
 from motley.daemon.rank.executor import STEP_HISTORY, Executor
+from motley.daemon.rank.far_caches import FarCaches, from_rank
 from motley.daemon.rank.pace import Pace
 from motley.daemon.rank.schedule import Part, Plan, Request, Schedule
 from motley.daemon.rank.steps import (
@@ -29,8 +29,6 @@ from motley.daemon.rank.steps import (
     Close,
     Message,
     More,
-    Move,
-    Moved,
     Open,
     Renumber,
     SpanPlan,
@@ -39,7 +37,6 @@ from motley.daemon.rank.steps import (
     Stop,
     decode,
     split,
-    split_loss,
 )
 from motley.daemon.sampling.choice import Choice, LogitsError, NeedMore, choose, initial_want
 from motley.daemon.sampling.parameters import SamplingError, SamplingParams
@@ -52,8 +49,6 @@ LOOK_S = 0.5
 """Seconds between two looks after the other ranks, while there are no requests."""
 ACTIVITY_S = 0.5
 """Seconds between two messages that tell the daemon what is under way."""
-RETRY_S = 5.0
-"""Seconds without moving blocks after they could not be."""
 SIGN_OF_LIFE_S = 10.0
 """Seconds without news after which a client hears that its request lives."""
 
@@ -137,14 +132,7 @@ class Scheduler:
         """There is one once the followers have told what they are able to do."""
         self._activity_due = 0.0
         """From when on the daemon is to be told what is under way."""
-        self._trouble = ""
-        """Why blocks could not be moved the last time; empty: they could."""
-        self._move_due = 0.0
-        """From when on blocks may be moved again."""
-        self._losing = ""
-        """Why far blocks are lost, between the moment when that is known and that when the schedule goes on without."""
-        self._lost = ""
-        """Why there are no far blocks any more; empty: there are, or never were."""
+        self._far = FarCaches(self.held, self._told)
         self._stuck = False
         """Whether nothing could be computed in the last step."""
 
@@ -232,7 +220,7 @@ class Scheduler:
     def _made_schedule(self) -> Schedule:
         if self._schedule is None:
             spans = min([self.executor.most_spans, *map(self._ability, range(1, self.communicator.size))])
-            store = BlockStore(self.blocks.count, self.blocks.tokens, self.blocks.far, self._copy)
+            store = BlockStore(self.blocks.count, self.blocks.tokens, self.blocks.far, self._far.copy)
             pace = Pace(self.max_rows, self.halves)
             sequences = min(self.sequences, self.max_rows)
             drafting = Drafting(self.draft_model) if self.draft_model else None
@@ -243,7 +231,7 @@ class Scheduler:
 
     def _ability(self, rank: int) -> int:
         """How many spans a follower can take in one step, which it has said once it was loaded."""
-        with _from_rank(rank):
+        with from_rank(rank):
             message = decode(self._hear(rank))
         if not isinstance(message, Able):
             raise StepError(f"rank {rank} has not said how many spans it can take, but {message}")
@@ -261,12 +249,12 @@ class Scheduler:
         for request in plan.opened:
             sampling = request.sampling.SerializeToString()
             self._do(Open(request.slot, request.prompt, sampling, np.array(request.tokens, np.int32)))
-        self._stuck = not plan.parts and not self._losing
+        self._stuck = not plan.parts and not self._far.losing
         if self._stuck:
             return
         wanted = sum(part.wanted for part in plan.parts)
         told = self._told_of(plan, wanted > 0) if plan.parts else []
-        if self._losing:
+        if self._far.losing:
             self._go_on_near(schedule)
             return
         ended = time.perf_counter()
@@ -284,21 +272,12 @@ class Scheduler:
         if not wanted and not self.held:
             self._do(step)
             return []
-        told: Sequence[bytes] = self._told(step)
-        if self.held:
-            losses = []
-            for rank, data in enumerate(told):
-                with _from_rank(rank):
-                    losses.append(split_loss(data))
-            told = [summaries for _, summaries in losses]
-            if not self._lost:
-                self._losing = "; ".join(f"rank {rank}: {lost}" for rank, (lost, _) in enumerate(losses) if lost)
-        return told
+        told = self._told(step)
+        return self._far.summaries(told) if self.held else told
 
     def _go_on_near(self, schedule: Schedule) -> None:
         """Go on without far blocks, which are lost: what was computed with them is computed again."""
-        self._lost, self._losing = self._losing, ""
-        self._trouble = f"far cache blocks are lost ({self._lost}); their tokens are computed again"
+        self._far.lose()
         for slot in schedule.lose_far():
             self._do(Close(slot))
         for client in list(self._clients.values()):
@@ -308,32 +287,18 @@ class Scheduler:
         """Once far blocks are lost, let a request have no more tokens than near ones hold: it ends with the last of
         these, or now, if it has as many."""
         request, room = client.request, self.blocks.count * self.blocks.tokens
-        if not self._lost or request.longest <= room:
+        if not self._far.lost or request.longest <= room:
             return
         if len(request.tokens) < room:
             request.longest, client.decode.max_tokens = room, room - request.prompt
             return
         message = (
-            f"{len(request.tokens)} tokens were in caches of which a part is lost ({self._lost}); {room} can be kept"
-            " without it. Start the session anew"
+            f"{len(request.tokens)} tokens were in caches of which a part is lost ({self._far.lost}); without it {room}"
+            " can be kept. Start the session anew"
         )
         self._end(client)
         failure = pb.Failure(code="caches_lost", message=message)
         self._say(client.decode.request_id, finish="error", failure=failure)
-
-    def _copy(self, pairs: Pairs) -> bool:
-        """Have every rank copy blocks to far ones; whether all could."""
-        now = time.perf_counter()
-        if now < self._move_due:
-            return False
-        told = self._told(Move(np.array(pairs, np.int32)))
-        trouble = [f"rank {rank}: {each}" for rank, data in enumerate(told) if (each := _trouble(rank, data))]
-        self._trouble = "; ".join(trouble)
-        if trouble:
-            self._move_due = now + RETRY_S
-        if trouble and self.held:
-            self._losing = self._trouble
-        return not trouble
 
     def _step(self, plan: Plan) -> Step:
         """The message for a plan's step."""
@@ -426,7 +391,7 @@ class Scheduler:
 
     def _activity(self) -> pb.Activity:
         activity = self._made_schedule().activity
-        activity.trouble = self._trouble
+        activity.trouble = self._far.trouble
         return activity
 
     def _withdraw(self, request: Request, broken: bool = False) -> None:
@@ -474,28 +439,6 @@ class Scheduler:
         self.tell(tokens=wp.Tokens(request_id=request_id, **said))
 
 
-@contextmanager
-def _from_rank(rank: int) -> Iterator[None]:
-    """Errors name the rank that a message is from."""
-    try:
-        yield
-    except StepError as error:
-        raise StepError(f"rank {rank}: {error}") from error
-
-
-def _trouble(rank: int, data: bytes) -> str:
-    """Why a rank could not move blocks; empty: it could.
-
-    Raises:
-        StepError: it tells something else.
-    """
-    with _from_rank(rank):
-        message = decode(data)
-    if not isinstance(message, Moved):
-        raise StepError(f"rank {rank} has not said whether it moved blocks, but {message}")
-    return message.trouble
-
-
 def _by_row(told: Sequence[bytes], count: int) -> Iterator[Sequence[bytes]]:
     """Of each of so many wanted rows the summaries by rank, from what every rank tells of all of them.
 
@@ -504,7 +447,7 @@ def _by_row(told: Sequence[bytes], count: int) -> Iterator[Sequence[bytes]]:
     """
     by_rank = []
     for rank, data in enumerate(told):
-        with _from_rank(rank):
+        with from_rank(rank):
             by_rank.append(split(data, count))
     return zip(*by_rank, strict=True)
 

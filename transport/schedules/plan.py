@@ -15,16 +15,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..formats import Bytes, Codec, Codecs, Exact
+from ..formats import Bytes, Codec
 from ..links.link import Incoming, Link
 from ..links.wire import DTYPE_CODES, HEADER_SIZE, Op, pack_header
 from ..reduce import sum_encoded, sum_in_order
 from .forecast import Choice
-from .progress import NOW, Duty, Progress
-from .schedule import SUMMED, Operation, Transfer
-
-STAGED_BYTES = 64 << 10
-"""Payloads up to this size are copied behind their header: cheaper than a second system call."""
+from .progress import NOW, Progress
 
 Array = npt.NDArray[Any]
 Arrays = Sequence[Array]
@@ -55,7 +51,7 @@ class Layout:
     taken: Sequence[range]
 
 
-class _Place:
+class Place:
     """Where some elements lie: a part of one of several arrays, which differ from call to call."""
 
     __slots__ = ("_array", "_part", "_whole", "elements")
@@ -79,7 +75,7 @@ class _Place:
         return self.of(arrays).view(np.uint8)
 
 
-class _Outgoing:
+class Outgoing:
     """A frame that goes to one link or several.
 
     Attributes:
@@ -112,13 +108,13 @@ _NOTHING = np.empty(0)
 _NOTHING_BYTES = np.empty(0, np.uint8)
 
 
-class _Copied(_Outgoing):
+class Copied(Outgoing):
     """Its payload is part of an array, as it lies there."""
 
     __slots__ = ("_own", "_place", "_values")
 
     def __init__(
-        self, step: int, nbytes: int, place: _Place, storage: np.dtype[Any], *, own: bool, staged: bool
+        self, step: int, nbytes: int, place: Place, storage: np.dtype[Any], *, own: bool, staged: bool
     ) -> None:
         """`own`: it is the rank's own term; otherwise a sum that it has taken and passes on."""
         super().__init__(step, nbytes, staged=staged)
@@ -138,12 +134,12 @@ class _Copied(_Outgoing):
             self.views[1:] = [self._place.bytes_of(arrays).data]
 
 
-class _Encoded(_Outgoing):
+class Encoded(Outgoing):
     """Its payload is the rank's own term, converted."""
 
     __slots__ = ("_codec", "_native", "_place", "_wide")
 
-    def __init__(self, step: int, place: _Place, native: Codec, codec: Codec, wide: Array) -> None:
+    def __init__(self, step: int, place: Place, native: Codec, codec: Codec, wide: Array) -> None:
         """`wide`: scratch for the values in the type that sums are taken in."""
         super().__init__(step, codec.size(place.elements))
         self._place = place
@@ -156,12 +152,12 @@ class _Encoded(_Outgoing):
         self._codec.encode(self._wide, self.payload)
 
 
-class _ExactSum:
+class ExactSum:
     """What is done when a gate opens: terms that need no decoding are summed where they lie."""
 
     __slots__ = ("_given", "_own", "_passed", "_taken", "_terms")
 
-    def __init__(self, terms: list[Array], own: int, given: _Place, taken: _Place | None, passed: Array | None) -> None:
+    def __init__(self, terms: list[Array], own: int, given: Place, taken: Place | None, passed: Array | None) -> None:
         """
         Args:
             terms: in rank order; ``terms[own]`` is replaced by the rank's own, which lies at `given`.
@@ -181,7 +177,7 @@ class _ExactSum:
         self._terms[self._own] = _NOTHING
 
 
-class _CodedSum:
+class CodedSum:
     """What is done when a gate opens: terms that must be decoded, or rounded in the end, are summed."""
 
     __slots__ = ("_given", "_native", "_own", "_passed", "_passes", "_scratch", "_taken", "_terms", "_total")
@@ -190,9 +186,9 @@ class _CodedSum:
         self,
         terms: list[tuple[Codec, Bytes]],
         own: int,
-        given: _Place | None,
+        given: Place | None,
         native: Codec,
-        taken: _Place | None,
+        taken: Place | None,
         passes: tuple[Codec, Bytes] | None,
         scratch: tuple[Array, Array],
     ) -> None:
@@ -225,13 +221,13 @@ class _CodedSum:
             self._native.encode(self._total, self._taken.bytes_of(taken))
 
 
-class _Decoding:
+class Decoding:
     """What is done when a gate opens: a sum that has come encoded is decoded, and perhaps passed on as it came."""
 
     __slots__ = ("_codec", "_native", "_passed", "_payload", "_taken", "_total")
 
     def __init__(
-        self, codec: Codec, payload: Bytes, native: Codec, taken: _Place, passed: Bytes | None, total: Array
+        self, codec: Codec, payload: Bytes, native: Codec, taken: Place, passed: Bytes | None, total: Array
     ) -> None:
         self._codec = codec
         self._payload = payload
@@ -247,12 +243,12 @@ class _Decoding:
         self._native.encode(self._total, self._taken.bytes_of(taken))
 
 
-class _Arrival:
+class Arrival:
     """A frame that comes in a call, and where it goes."""
 
     __slots__ = ("incoming", "index", "nbytes", "place", "step")
 
-    def __init__(self, index: int, step: int, nbytes: int, incoming: Incoming | None, place: _Place | None) -> None:
+    def __init__(self, index: int, step: int, nbytes: int, incoming: Incoming | None, place: Place | None) -> None:
         """It arrives in scratch, by `incoming`, or in an array, at `place`."""
         self.index = index
         self.step = step
@@ -266,7 +262,7 @@ class _Lane:
 
     __slots__ = ("header", "link", "position", "queue")
 
-    def __init__(self, link: Link, queue: Sequence[_Arrival]) -> None:
+    def __init__(self, link: Link, queue: Sequence[Arrival]) -> None:
         self.link = link
         self.queue = queue
         self.position = 0
@@ -274,7 +270,7 @@ class _Lane:
         """Takes the headers of frames that arrive in an array."""
 
 
-_Action = _ExactSum | _CodedSum | _Decoding
+Action = ExactSum | CodedSum | Decoding
 
 
 class Plan:
@@ -296,9 +292,9 @@ class Plan:
         element: Element,
         choice: Choice,
         progress: Progress,
-        sends: Sequence[tuple[Link, _Outgoing]],
-        arrivals: Mapping[Link, Sequence[_Arrival]],
-        actions: Sequence[_Action | None],
+        sends: Sequence[tuple[Link, Outgoing]],
+        arrivals: Mapping[Link, Sequence[Arrival]],
+        actions: Sequence[Action | None],
         send_gates: Sequence[int],
     ) -> None:
         """
@@ -418,126 +414,3 @@ class Plan:
             incoming = Incoming(lane.link, [lane.header, target.data] if arrival.nbytes else [lane.header])
         incoming.expect(pack_header(self.op, self._code, arrival.step, self.sequence, arrival.nbytes))
         return incoming
-
-
-class Compiler:
-    """Compiles schedules for one rank. Its plans share scratch memory, so one runs at a time."""
-
-    def __init__(self, rank: int, links: Mapping[int, Link], codecs: Codecs) -> None:
-        self._rank = rank
-        self._links = links
-        self._codecs = codecs
-        self._scratch = np.empty(0, np.uint8)
-
-    def compile(self, op: Op, element: Element, choice: Choice, layout: Layout) -> Plan:
-        """The plan by which this rank does its part of a schedule."""
-        goal = choice.schedule.goal
-        duty = Duty(choice.schedule, self._rank)
-        summed = goal.operation in SUMMED
-        native, wire, partial = self._codecs.of(element.name) if summed else (Exact(element.storage),) * 3
-        decodes = wire is not native
-        """Terms and totals do not travel as they lie in the arrays."""
-        in_place = not decodes and isinstance(native, Exact)
-        """Sums need no decoding either."""
-
-        def codec(t: Transfer) -> Codec:
-            return partial if summed and 1 < len(t.terms) < goal.ranks else wire
-
-        # Memory: frames of what does not arrive in place, and room for two terms in the type that sums are taken in.
-        scratched = [decodes or duty.gates[gate].summed for gate in duty.receive_gates]
-        sizes = [
-            codec(t).size(len(t.part)) if needed else 0 for t, needed in zip(duty.receives, scratched, strict=True)
-        ]
-        longest = 0 if in_place else max((len(t.part) for t in (*duty.receives, *duty.sends)), default=0)
-        *frames, total, spare = self._frames([*sizes, *[longest * native.accumulator.itemsize] * 2])
-        wide = [frame[HEADER_SIZE:].view(native.accumulator) for frame in (total, spare)]
-
-        # What comes.
-        arrivals: dict[Link, list[_Arrival]] = {}
-        payloads: dict[Transfer, Bytes] = {}
-        for index, t in enumerate(duty.receives):
-            link, incoming, place = self._links[t.source], None, None
-            if scratched[index]:
-                incoming = Incoming(link, [frames[index].data])
-                payloads[t] = frames[index][HEADER_SIZE:]
-            else:
-                place = _Place(t.part, layout.taken)
-            nbytes = codec(t).size(len(t.part))
-            arrivals.setdefault(link, []).append(_Arrival(index, t.step, nbytes, incoming, place))
-
-        # What leaves. The same values for several ranks are one frame.
-        outgoing: dict[tuple[int, int, int, int], _Outgoing] = {}
-        left: dict[int, _Outgoing] = {}  # by gate: what an action has to leave there
-        terms: dict[tuple[int, int], _Outgoing] = {}  # by part: the rank's own term as it travels
-        sends = []
-        for t, gate in zip(duty.sends, duty.send_gates, strict=True):
-            bounds = t.part.start, t.part.stop
-            key = (t.step, gate, *bounds)
-            if key not in outgoing:
-                nbytes = codec(t).size(len(t.part))
-                if gate == NOW:
-                    place = _Place(t.part, layout.given)
-                    if decodes:
-                        frame: _Outgoing = _Encoded(t.step, place, native, wire, wide[0][: len(t.part)])
-                    else:
-                        staged = nbytes <= STAGED_BYTES or goal.operation is Operation.ALL_TO_ALL
-                        staged = staged or any(each.summed and _overlap(each.part, t.part) for each in duty.gates)
-                        frame = _Copied(t.step, nbytes, place, element.storage, own=True, staged=staged)
-                    terms[bounds] = frame
-                elif decodes or (summed and len(t.terms) < goal.ranks):
-                    frame = left[gate] = _Outgoing(t.step, nbytes)
-                else:
-                    place = _Place(t.part, layout.taken)
-                    staged = nbytes <= STAGED_BYTES
-                    frame = _Copied(t.step, nbytes, place, element.storage, own=False, staged=staged)
-                outgoing[key] = frame
-            sends.append((self._links[t.target], outgoing[key]))
-
-        # What happens in between.
-        actions: list[_Action | None] = []
-        for gate, opening in enumerate(duty.gates):
-            size, passed = len(opening.part), left.get(gate)
-            if not opening.summed:
-                (t,) = opening.arrivals
-                place = _Place(opening.part, layout.taken)
-                goes_on = None if passed is None else passed.payload
-                actions.append(
-                    _Decoding(wire, payloads[t], native, place, goes_on, wide[0][:size]) if decodes else None
-                )
-                continue
-            own = sum(t.terms.start < self._rank for t in opening.arrivals)
-            ends = sum(len(t.terms) for t in opening.arrivals) + 1 == goal.ranks
-            taken = _Place(opening.part, layout.taken) if ends else None
-            given = _Place(opening.part, layout.given)
-            if in_place:
-                vectors = [payloads[t].view(native.accumulator) for t in opening.arrivals]
-                vectors.insert(own, vectors[0])  # the place of the rank's own term
-                goes_on = None if passed is None else passed.payload.view(native.accumulator)
-                actions.append(_ExactSum(vectors, own, given, taken, goes_on))
-            else:
-                coded = [(codec(t), payloads[t]) for t in opening.arrivals]
-                travels = terms.get((opening.part.start, opening.part.stop)) if decodes else None
-                coded.insert(own, coded[0] if travels is None else (wire, travels.payload))
-                passes = None if passed is None else (wire if ends else partial, passed.payload)
-                scratch = wide[0][:size], wide[1][:size]
-                untravelled = given if travels is None else None
-                actions.append(_CodedSum(coded, own, untravelled, native, taken, passes, scratch))
-        return Plan(op, element, choice, Progress(duty), sends, arrivals, actions, duty.send_gates)
-
-    def _frames(self, lengths: Sequence[int]) -> list[Bytes]:
-        """Scratch for frames with payloads of these lengths, each payload aligned to a cache line."""
-        strides = [-(-(HEADER_SIZE + length) // 64) * 64 for length in lengths]
-        needed = sum(strides) + 64
-        if needed > len(self._scratch):
-            # Older plans keep the older scratch alive; doubling bounds what they hold together.
-            self._scratch = np.empty(max(needed, 2 * len(self._scratch)), np.uint8)
-        start = -(self._scratch.ctypes.data + HEADER_SIZE) % 64
-        frames = []
-        for length, stride in zip(lengths, strides, strict=True):
-            frames.append(self._scratch[start : start + HEADER_SIZE + length])
-            start += stride
-        return frames
-
-
-def _overlap(a: range, b: range) -> bool:
-    return a.start < b.stop and b.start < a.stop

@@ -12,8 +12,9 @@ from ..formats import Codecs, WireFormat
 from ..links.link import Link
 from ..links.wire import DTYPE_CODES, Op
 from . import schedule
+from .compiler import Compiler
 from .forecast import Choice, Network, choose
-from .plan import Compiler, Element, Layout, Plan
+from .plan import Element, Layout, Plan
 from .schedule import Algorithm, Goal, Operation
 
 MAX_PLANS = 64

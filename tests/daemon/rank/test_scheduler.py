@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from motley.daemon.rank import drafts, scheduler
+from motley.daemon.rank import drafts, far_caches, scheduler
 from motley.daemon.rank.draft_model import DraftModel
 from motley.daemon.rank.drafting import Drafting
 from motley.daemon.rank.executor import Executor
@@ -499,11 +499,11 @@ def test_a_request_is_answered_as_if_it_were_alone(
     session = Session(most, blocks, broken, memory=memory, draft=draft, unwritable=unwritable)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(scheduler, "Drafting", Eager)
-        patch.setattr(scheduler, "RETRY_S", 0.0)
+        patch.setattr(far_caches, "RETRY_S", 0.0)
         on_and_off = [each for at, name in holds for each in ((at, name, True), (at + 20, name, False))]
         session.run(requests, arrivals, cancels, sorted(on_and_off))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(scheduler, "RETRY_S", 0.0)
+        patch.setattr(far_caches, "RETRY_S", 0.0)
         patch.setattr(drafts.Lookup, "guess", lambda self, tokens, most: [])
         assert_as_alone(session, requests, most=most, blocks=blocks, broken=broken, memory=memory)
 
@@ -557,7 +557,7 @@ def test_a_prefix_that_fills_all_near_blocks_can_be_gone_on_with() -> None:
 
 
 def test_a_request_waits_while_the_disk_cannot_be_written_to(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scheduler, "RETRY_S", 0.0)
+    monkeypatch.setattr(far_caches, "RETRY_S", 0.0)
     monkeypatch.setattr(scheduler, "ACTIVITY_S", 0.0)
     asked = request("long", range(40), 20)
     session = Session((16, 16), CacheBlocks(3, 5, far=9), unwritable=range(2, 9))
