@@ -75,7 +75,9 @@ def lacking_format(node: str, capabilities: Capabilities, engine: str, cache_for
 
 def _lacking(engine: Engine, capabilities: Capabilities, on_gpu: bool) -> str:
     """Why an engine cannot run on a node; a package that it lacks is of no use where there is no GPU."""
-    return "it shows no GPU" if on_gpu and not capabilities.gpus else engine.lacking
+    if on_gpu and not capabilities.gpus:
+        return f"it shows no GPU{f' ({capabilities.no_gpu})' if capabilities.no_gpu else ''}"
+    return engine.lacking
 
 
 def _able(capabilities: Capabilities) -> str:

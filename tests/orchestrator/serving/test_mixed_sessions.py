@@ -81,8 +81,8 @@ async def test_a_gpu_in_fp16_and_a_cpu_in_int8(mesh: Any, nodes: dict[str, Any])
     _, body = await mesh.call("GET", "/api/nodes")
     assert body["nodes"][0]["memory_reserved_bytes"] == 10_000  # what a rank on the GPU needs beside it
     assert body["nodes"][0]["engines"] == [
-        {"name": "onnxruntime", "on_gpu": False, "lacking": None},
-        {"name": "cuda", "on_gpu": True, "lacking": None},
+        {"name": "onnxruntime", "on_gpu": False, "lacking": None, "memory_bandwidth": None},
+        {"name": "cuda", "on_gpu": True, "lacking": None, "memory_bandwidth": None},
     ]
 
 
