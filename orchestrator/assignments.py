@@ -101,7 +101,7 @@ class Assignments:
         assignment.MergeFrom(self._common)
         assignment.engine = worker.setup.engine if isinstance(worker, Rank) else self._request.engine
         if isinstance(worker, Rank):
-            assignment.engine_options.update(self._request.options_on(worker.node_name))
+            assignment.engine_options.update(self._request.options_of(worker.setup.engine))
         if isinstance(worker, Member):
             assignment.ClearField("secret")
         else:

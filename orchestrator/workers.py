@@ -79,7 +79,7 @@ class Rank(Worker):
 
     @property
     def host_bytes(self) -> int:
-        return self.plan.fixed_bytes if self.setup.on_gpu else self.plan.memory_bytes
+        return self.plan.memory_bytes if self.setup.on_host_memory else self.plan.fixed_bytes
 
     @property
     def host_bytes_taken(self) -> int:
