@@ -12,7 +12,7 @@ import pytest_asyncio
 
 from motley.cli.client import Client
 from motley.cli.errors import CliError
-from tests.e2e.processes import BUNDLED, Mesh, mesh
+from tests.e2e.processes import BUNDLED, Mesh, last_json, mesh
 from tests.software_gpu import ALLOWED, show_software_gpu
 
 GREEDY = {"model": BUNDLED.name, "prompt": "ROMEO:\nLook, good sir, you are", "max_tokens": 12, "temperature": 0}
@@ -80,3 +80,11 @@ async def test_without_a_driver_the_refusal_says_what_is_missing(gpu_mesh: Mesh,
     await gpu_mesh.join("bare", **{ALLOWED: "1", "VK_DRIVER_FILES": "/nonexistent", "VK_ICD_FILENAMES": "/nonexistent"})
     with pytest.raises(CliError, match=r"'bare' cannot run engine 'webgpu': it shows no GPU \(.*install the driver"):
         await gpu_mesh.session(nodes=["webgpu@bare"])
+
+
+async def test_the_demonstration_names_the_devices_that_wrote_its_text(gpu_mesh: Mesh) -> None:
+    asked = ("demo", "--ranks", "2", "--tokens", "8", "--device", "webgpu")
+    told = await last_json(*asked, **{ALLOWED: "1"})
+    assert told["identical_to_single_process"]
+    assert len(told["devices"]) == 2
+    assert told["devices"][0] != told["devices"][1]
