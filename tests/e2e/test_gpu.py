@@ -12,7 +12,7 @@ import pytest_asyncio
 
 from motley.cli.client import Client
 from motley.cli.errors import CliError
-from tests.e2e.processes import BUNDLED, Mesh, last_json, mesh
+from tests.e2e.processes import BUNDLED, Mesh, last_json, mesh, motley
 from tests.software_gpu import ALLOWED, show_software_gpu
 
 GREEDY = {"model": BUNDLED.name, "prompt": "ROMEO:\nLook, good sir, you are", "max_tokens": 12, "temperature": 0}
@@ -88,3 +88,23 @@ async def test_the_demonstration_names_the_devices_that_wrote_its_text(gpu_mesh:
     assert told["identical_to_single_process"]
     assert len(told["devices"]) == 2
     assert told["devices"][0] != told["devices"][1]
+
+
+async def test_a_device_s_report_has_what_a_reader_needs(gpu_mesh: Mesh) -> None:
+    asked = ("bench", "device", "--quant", "int4", "--tokens", "2")
+    told = await last_json(*asked, **{ALLOWED: "1"})
+    assert told["failures"] == {}
+    assert told["engine"] == "webgpu"
+    assert told["device"]["name"]
+    assert told["device"]["driver"].startswith("Vulkan")
+    assert told["device"]["memory_bandwidth"] > 0
+    assert {"motley", "onnxruntime", "python"} <= told["versions"].keys()
+    assert told["ms_per_token"].keys() == {"int4"}
+    assert 0 < told["ms_per_token"]["int4"]["p50"] <= told["ms_per_token"]["int4"]["p99"]
+
+
+async def test_a_device_that_is_not_there_is_refused_with_what_to_install() -> None:
+    status, _, err = await motley("bench", "device", VK_DRIVER_FILES="/nonexistent", VK_ICD_FILENAMES="/nonexistent")
+    assert status == 1
+    assert "--device webgpu: " in err
+    assert "install the driver" in err
