@@ -70,6 +70,19 @@ async def test_a_gpu_beside_a_cpu_says_what_a_cpu_says_and_can_be_had_again(gpu_
     assert await said(client) == expected
 
 
+async def test_experts_on_a_gpu_s_host_say_what_those_of_a_cpu_say(gpu_mesh: Mesh, client: Client) -> None:
+    experts = {"model": str(BUNDLED.with_name("shakespeare-moe-1.5m")), "experts": "parallel", "context": 64}
+    texts = []
+    for wanted in ({"nodes": ["cpu"]}, {"nodes": ["gpu"], "engine": "webgpu"}):
+        session = await gpu_mesh.session(**experts, **wanted)
+        assert [host["node"] for host in session["hosts"]] == wanted["nodes"]
+        asked = {**GREEDY, "model": session["name"], "max_tokens": 6}
+        body = await client.call("POST", "/v1/completions", asked)
+        texts.append(body["choices"][0]["text"])
+        await client.call("DELETE", f"/api/sessions/{session['id']}")
+    assert texts[0] == texts[1]
+
+
 async def test_too_little_memory_on_the_gpu_is_refused_with_numbers(gpu_mesh: Mesh, client: Client) -> None:
     small = "[0-9.]+ [GM]B of [0-9.]+ [GM]B free; .* stay free"
     with pytest.raises(CliError, match=rf"(?s)does not fit.*gpu, .*\({small}.*available.*needed"):
