@@ -50,10 +50,19 @@ class Experts(StrEnum):
 
 
 class Device(StrEnum):
-    """Where an engine computes that can compute on either: on the processor, or on an NVIDIA GPU."""
+    """What a model is computed on: the processor, an NVIDIA GPU by CUDA, or a GPU of any make by WebGPU."""
 
     CPU = "cpu"
     CUDA = "cuda"
+    WEBGPU = "webgpu"
+
+
+ENGINES_ON = {
+    Device.CPU: ("onnxruntime",),
+    Device.CUDA: ("cuda", "tensorrt", "tensorrt-whole"),
+    Device.WEBGPU: ("webgpu",),
+}
+"""The engines that compute on nothing but a device; the first is the one for whoever names the device alone."""
 
 
 Choice = TypeVar("Choice", bound=StrEnum)
@@ -99,7 +108,8 @@ DeviceOption = Annotated[
         "--device",
         parser=one_of(Device),
         metavar="|".join(Device),
-        help="Where --engine computes, if it can do either: reference can. Default: cpu, or as it is loaded.",
+        help="What computes: cpu is engine onnxruntime, cuda engine cuda, webgpu engine webgpu, a GPU of any make. With"
+        " --engine, where that computes, if it can do either: reference can. Default: cpu, or as it is loaded.",
     ),
 ]
 Context = Annotated[
@@ -161,7 +171,12 @@ Sequences = Annotated[
 ]
 Queue = Annotated[int, typer.Option(min=0, max=MAX_QUEUE, help="Requests that may wait; more are refused.")]
 Nodes = Annotated[
-    str, typer.Option(metavar="NODE,...", help="Nodes that take part, one per rank. Default: all, the fastest first.")
+    str,
+    typer.Option(
+        metavar="[ENGINE@]NODE,...",
+        help="Nodes that take part, one per rank; pc,webgpu@pc has one on pc's processor and one on its GPU. Default:"
+        " all, the fastest first.",
+    ),
 ]
 Shares = Annotated[
     str,
@@ -264,6 +279,24 @@ def by_node(option: str, typed: Sequence[str], choices: Collection[str] = ()) ->
         else:
             whole = value
     return whole, single
+
+
+def on_device(engine: str | None, device: Device | None) -> tuple[str | None, dict[str, str]]:
+    """The engine that ``--engine`` and ``--device`` mean together, None if neither says any, and its settings.
+
+    Raises:
+        CliError: the engine does not compute on the device.
+    """
+    if device is None:
+        return engine, {}
+    if engine is None:
+        return ENGINES_ON[device][0], {}
+    if engine in ENGINES_ON[device]:
+        return engine, {}
+    for other, engines in ENGINES_ON.items():
+        if engine in engines:
+            raise CliError(f"--device {device}: engine {engine!r} computes on {other}; leave out --device or --engine")
+    return engine, {"device": str(device)}
 
 
 def parse_shares(text: str, ranks: int | None = None) -> list[float]:

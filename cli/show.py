@@ -207,7 +207,8 @@ def activity(session: dict[str, Any]) -> str:
 
 def _unlike(session: dict[str, Any], rank: dict[str, Any]) -> str:
     """A rank's engine and quantisation, where those of ranks differ."""
-    return f" ({rank['engine']}, {rank['quantisation']})" if session["engines"] or session["quantisations"] else ""
+    differ = len({(one["engine"], one["quantisation"]) for one in session["ranks"]}) > 1
+    return f" ({rank['engine']}, {rank['quantisation']})" if differ else ""
 
 
 def _held(session: dict[str, Any]) -> str:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from motley.cli.errors import CliError
-from motley.cli.options import Device
-from motley.orchestrator.session_request import SessionRequest
+from motley.cli.options import ENGINES_ON, Device
+from motley.orchestrator.session_request import Place, SessionRequest
 from motley.protocol.wording import counted
 
 OPTIONS = {"quantisation": "--quant", "quantisations": "--quant", "engines": "--engine", "engine_options": "--device"}
@@ -30,6 +30,7 @@ class Wanted:
 
     Attributes:
         request: what the orchestrator is asked for.
+        device: what it should be computed on; None: that does not matter.
         any_quantisation: if the model is loaded already, its quantisation does not matter, but on nodes for which the
             request names one.
         any_engine: the same of its engine.
@@ -37,6 +38,7 @@ class Wanted:
     """
 
     request: SessionRequest
+    device: Device | None = None
     any_quantisation: bool = True
     any_engine: bool = True
     any_cache_format: bool = True
@@ -69,18 +71,21 @@ class Wanted:
             return getattr(request, field) not in ("", session[field])
 
         used = {name for worker in session["ranks"] + session["hosts"] for name in nodes_of(worker)}
-        elsewhere = planned and list(request.nodes) not in ([], session["nodes"]) and set(request.nodes) != used
+        ranks_at = {Place(rank["node"], rank["engine"]) for rank in session["ranks"]}
+        others = {place for place in request.places if place.engine} - ranks_at
+        nodes_differ = bool(others) or {place.node for place in request.places} != used
+        elsewhere = planned and list(request.nodes) not in ([], session["nodes"]) and nodes_differ
         length, held, kept = session["context"], session["cache_tokens"], session["cache_format"]
         drafts = session["draft_model"]
         on_disk, on_nodes = session["cache_disk_tokens"], session["cache_node_tokens"]
-        device = session["engine_options"].get("device", Device.CPU)
+        device = _device_of(session)
         quants, engines = unlike_on(request.quantisations, "quantisation"), unlike_on(request.engines, "engine")
         for named, unlike, how in (
             ("--quant", unlike_all("quantisation", self.any_quantisation), f"as {session['quantisation']}"),
             ("--quant", bool(quants), f"as {', '.join(quants)}"),
             ("--engine", unlike_all("engine", self.any_engine), f"by {session['engine']}"),
             ("--engine", bool(engines), f"by {', '.join(engines)}"),
-            ("--device", request.engine_options.get("device", device) != device, f"on device {device}"),
+            ("--device", self.device not in (None, device), f"on device {device}"),
             ("--context", planned and request.context not in (0, length), f"for {length} tokens"),
             ("--cache-tokens", planned and request.cache_tokens not in (0, held), f"with caches of {held} tokens"),
             (
@@ -119,6 +124,13 @@ class Wanted:
                     f"session {name!r} has {request.model!r} loaded {how}: leave out {named}, or close it first with"
                     f" `{stop_command(session)}`"
                 )
+
+
+def _device_of(session: dict[str, Any]) -> str:
+    """What a session is computed on, but for nodes that have engines of their own."""
+    usual = (device for device, engines in ENGINES_ON.items() if session["engine"] in engines)
+    told: str = session["engine_options"].get("device", next(usual, Device.CPU))
+    return told
 
 
 def stop_command(session: dict[str, Any]) -> str:

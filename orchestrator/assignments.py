@@ -112,11 +112,10 @@ class Assignments:
         assignment.MergeFrom(self._common)
         assignment.engine = worker.setup.engine if isinstance(worker, Rank) else self._request.engine
         if isinstance(worker, Rank):
-            assignment.engine_options.update(self._request.options_on(worker.node_name))
+            assignment.engine_options.update(self._request.options_of(worker.setup.engine))
             if worker.draft:
                 assignment.draft.CopyFrom(worker.draft.assignment())
-                if worker.draft.setup.engine == self._request.engine:
-                    assignment.draft.engine_options.update(self._request.engine_options)
+                assignment.draft.engine_options.update(self._request.options_of(worker.draft.setup.engine))
         if isinstance(worker, CacheHolder):
             assignment.holder_bytes = worker.blocks_bytes
         if isinstance(worker, Member):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 from motley.protocol import BLOCKS, MAX_RANKS, MAX_TRUNK
 
@@ -19,7 +19,7 @@ CACHE_FORMATS = ("fp32", "fp16", "int8")
 """What keys and values are kept as; every engine knows the first."""
 MAX_SEQUENCES = 256
 MAX_QUEUE = 4096
-INEXACT = ("cuda", "reference", "tensorrt", "tensorrt-whole")
+INEXACT = ("cuda", "reference", "tensorrt", "tensorrt-whole", "webgpu")
 """Engines that cannot keep exact=true. One of somebody else's says so itself, when its ranks start."""
 
 
@@ -54,7 +54,7 @@ class Flag:
 
 @dataclass(frozen=True)
 class NodeNames:
-    """A field that is a list of node names, one per rank."""
+    """A field that is a list of nodes, one per rank, as `place_of` reads them."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +81,20 @@ def _kind(kind: Kind) -> dict[str, Kind]:
     return {"kind": kind}
 
 
+class Place(NamedTuple):
+    """The node of a rank, and the engine that the rank has; empty: the one that the request has for the node."""
+
+    node: str
+    engine: str
+
+
+def place_of(named: str) -> Place:
+    """Read where a rank is to be: ``webgpu@pc`` is node ``pc`` with engine ``webgpu``, ``pc`` leaves the engine open.
+    No node has an ``@`` in its name."""
+    engine, at, node = named.rpartition("@")
+    return Place(node, engine) if at else Place(named, "")
+
+
 @dataclass(frozen=True)
 class SessionRequest:
     """What a client asks for with ``POST /api/sessions``. A field that it leaves out has its default."""
@@ -93,7 +107,9 @@ class SessionRequest:
     block: int = field(default=128, metadata=_kind(Integer(BLOCKS[0], BLOCKS[-1], BLOCKS)))
     """Weights that share a scale, where they are quantised while loading."""
     nodes: tuple[str, ...] = field(default=(), metadata=_kind(NodeNames()))
-    """The node of every rank, by rank; empty: all that are there, the fastest first."""
+    """The node of every rank, by rank, with an engine as `place_of` reads it if the rank has one of its own: with
+    ``pc`` and ``webgpu@pc`` a node has a rank on its processor and one on its GPU. Empty: all nodes that are there, the
+    fastest first."""
     shares: tuple[float, ...] = field(default=(), metadata=_kind(Weights()))
     """The weight of every rank's share, by rank; empty: by speed and memory."""
     context: int = field(default=0, metadata=_kind(Integer(1, 2**31)))
@@ -136,13 +152,22 @@ class SessionRequest:
     """Ranks of the rest of the model, where experts are parallel."""
 
     @property
+    def places(self) -> list[Place]:
+        """The place of every rank that `nodes` names."""
+        return list(map(place_of, self.nodes))
+
+    @property
     def named(self) -> set[str]:
         """Nodes whose ranks have an engine or a quantisation of their own."""
-        return {*self.quantisations, *self.engines}
+        return {*self.quantisations, *self.engines, *(place.node for place in self.places if place.engine)}
 
-    def options_on(self, node: str) -> Mapping[str, str]:
-        """The settings of the engine of a rank on a node: none, where it is another than `engine`."""
-        return self.engine_options if self.engines.get(node, self.engine) == self.engine else {}
+    def engine_at(self, place: Place) -> str:
+        """The engine of a rank there."""
+        return place.engine or self.engines.get(place.node, self.engine)
+
+    def options_of(self, engine: str) -> Mapping[str, str]:
+        """The settings of ranks with an engine: none, where it is another than `engine` of the request."""
+        return self.engine_options if engine == self.engine else {}
 
     @property
     def asking_for_parallel(self) -> list[str]:
@@ -184,6 +209,12 @@ class SessionRequest:
                 "cache_node_tokens",
                 "is not for experts on nodes of their own: leave it out, or ask for sliced ones",
             )
+        placed = [place for place in self.places if place.engine]
+        if placed and self.wants_parallel:
+            raise ContradictionError(
+                "nodes",
+                f"give the rank on {placed[0].node!r} an engine of its own, which is for sliced experts: use engines",
+            )
         if not self.exact:
             return
         if self.wire != "fp32":
@@ -201,6 +232,14 @@ class SessionRequest:
                     raise ContradictionError(
                         name, f"of node {node!r} is {unlike!r}, of others {whole!r}: exact=true needs the same on all"
                     )
+
+        for place in placed:
+            if place.engine != self.engine:
+                raise ContradictionError(
+                    "nodes",
+                    f"have engine {place.engine!r} on {place.node!r}, {self.engine!r} elsewhere: exact=true needs the"
+                    " same on all",
+                )
 
     def to_json(self) -> dict[str, Any]:
         """All fields, as JSON has them."""

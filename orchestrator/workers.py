@@ -108,7 +108,7 @@ class Rank(Worker):
 
     @property
     def host_bytes(self) -> int:
-        own = self.plan.fixed_bytes if self.setup.on_gpu else self.plan.memory_bytes
+        own = self.plan.memory_bytes if self.setup.on_host_memory else self.plan.fixed_bytes
         return own + (self.draft.host_bytes if self.draft else 0)
 
     @property

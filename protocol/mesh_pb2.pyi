@@ -37,7 +37,7 @@ class Hello(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., version: _Optional[str] = ..., name: _Optional[str] = ..., address: _Optional[str] = ..., capabilities: _Optional[_Union[Capabilities, _Mapping]] = ...) -> None: ...
 
 class Capabilities(_message.Message):
-    __slots__ = ("platform", "cpu", "cores", "memory_bytes", "memory_bandwidth", "gpus", "zone", "engines", "expert_engines")
+    __slots__ = ("platform", "cpu", "cores", "memory_bytes", "memory_bandwidth", "gpus", "zone", "engines", "expert_engines", "no_gpu")
     PLATFORM_FIELD_NUMBER: _ClassVar[int]
     CPU_FIELD_NUMBER: _ClassVar[int]
     CORES_FIELD_NUMBER: _ClassVar[int]
@@ -47,6 +47,7 @@ class Capabilities(_message.Message):
     ZONE_FIELD_NUMBER: _ClassVar[int]
     ENGINES_FIELD_NUMBER: _ClassVar[int]
     EXPERT_ENGINES_FIELD_NUMBER: _ClassVar[int]
+    NO_GPU_FIELD_NUMBER: _ClassVar[int]
     platform: str
     cpu: str
     cores: int
@@ -56,7 +57,8 @@ class Capabilities(_message.Message):
     zone: str
     engines: _containers.RepeatedCompositeFieldContainer[Engine]
     expert_engines: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, platform: _Optional[str] = ..., cpu: _Optional[str] = ..., cores: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., memory_bandwidth: _Optional[float] = ..., gpus: _Optional[_Iterable[_Union[Gpu, _Mapping]]] = ..., zone: _Optional[str] = ..., engines: _Optional[_Iterable[_Union[Engine, _Mapping]]] = ..., expert_engines: _Optional[_Iterable[str]] = ...) -> None: ...
+    no_gpu: str
+    def __init__(self, platform: _Optional[str] = ..., cpu: _Optional[str] = ..., cores: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., memory_bandwidth: _Optional[float] = ..., gpus: _Optional[_Iterable[_Union[Gpu, _Mapping]]] = ..., zone: _Optional[str] = ..., engines: _Optional[_Iterable[_Union[Engine, _Mapping]]] = ..., expert_engines: _Optional[_Iterable[str]] = ..., no_gpu: _Optional[str] = ...) -> None: ...
 
 class Engine(_message.Message):
     __slots__ = ("name", "keeps_fp16", "on_gpu", "lacking", "has_whole_caches", "memory_bandwidth", "cache_formats", "reads_far_blocks", "asks_block_holders")
@@ -81,7 +83,7 @@ class Engine(_message.Message):
     def __init__(self, name: _Optional[str] = ..., keeps_fp16: _Optional[bool] = ..., on_gpu: _Optional[bool] = ..., lacking: _Optional[str] = ..., has_whole_caches: _Optional[bool] = ..., memory_bandwidth: _Optional[float] = ..., cache_formats: _Optional[_Iterable[str]] = ..., reads_far_blocks: _Optional[bool] = ..., asks_block_holders: _Optional[bool] = ...) -> None: ...
 
 class Gpu(_message.Message):
-    __slots__ = ("name", "memory_bytes", "free_bytes", "driver", "compute_capability", "multiprocessors", "memory_bandwidth", "users")
+    __slots__ = ("name", "memory_bytes", "free_bytes", "driver", "compute_capability", "multiprocessors", "memory_bandwidth", "users", "kind")
     NAME_FIELD_NUMBER: _ClassVar[int]
     MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
     FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -90,6 +92,7 @@ class Gpu(_message.Message):
     MULTIPROCESSORS_FIELD_NUMBER: _ClassVar[int]
     MEMORY_BANDWIDTH_FIELD_NUMBER: _ClassVar[int]
     USERS_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
     name: str
     memory_bytes: int
     free_bytes: int
@@ -98,7 +101,8 @@ class Gpu(_message.Message):
     multiprocessors: int
     memory_bandwidth: float
     users: _containers.RepeatedCompositeFieldContainer[GpuUser]
-    def __init__(self, name: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., free_bytes: _Optional[int] = ..., driver: _Optional[str] = ..., compute_capability: _Optional[str] = ..., multiprocessors: _Optional[int] = ..., memory_bandwidth: _Optional[float] = ..., users: _Optional[_Iterable[_Union[GpuUser, _Mapping]]] = ...) -> None: ...
+    kind: str
+    def __init__(self, name: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., free_bytes: _Optional[int] = ..., driver: _Optional[str] = ..., compute_capability: _Optional[str] = ..., multiprocessors: _Optional[int] = ..., memory_bandwidth: _Optional[float] = ..., users: _Optional[_Iterable[_Union[GpuUser, _Mapping]]] = ..., kind: _Optional[str] = ...) -> None: ...
 
 class GpuUser(_message.Message):
     __slots__ = ("pid", "name", "bytes")

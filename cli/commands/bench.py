@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from motley.cli.commands.bench_device import DEVICE_EXAMPLE, device
 from motley.cli.commands.bench_drafts import DRAFTS_EXAMPLE, drafts
 from motley.cli.commands.bench_reading import READING_EXAMPLE, reading
 from motley.cli.commands.bench_serve import SERVE_EXAMPLE, serve
@@ -45,6 +46,7 @@ def register(app: typer.Typer) -> None:
 
 
 bench.command(epilog=SERVE_EXAMPLE)(serve)
+bench.command(epilog=DEVICE_EXAMPLE)(device)
 bench.command(epilog=DRAFTS_EXAMPLE)(drafts)
 bench.command(epilog=READING_EXAMPLE)(reading)
 

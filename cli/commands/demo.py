@@ -22,6 +22,7 @@ from motley.cli.commands.demo_mesh import (
 )
 from motley.cli.errors import CliError
 from motley.cli.interrupt import run
+from motley.cli.options import ENGINES_ON, Device, one_of
 from motley.cli.show import console, loading_bars, session_table
 from motley.protocol.wording import counted
 
@@ -47,43 +48,64 @@ def demo(
     prompt: Annotated[str, typer.Option(help="What the model continues.")] = "ROMEO:",
     tokens: Annotated[int, typer.Option(min=1, max=900, help="Tokens to write.")] = 120,
     seed: Annotated[int, typer.Option(help="Equal seeds write equal text.")] = 7,
+    device: Annotated[
+        Device,
+        typer.Option(
+            parser=one_of(Device),
+            metavar="|".join(Device),
+            help="What the first machine computes on; the others compute on their processors.",
+        ),
+    ] = Device.CPU,
     as_json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
 ) -> None:
     """Start an orchestrator and daemons with different memory limits, and have them write together."""
+    if moe and device != Device.CPU:
+        raise CliError(f"--device {device} is for the demonstration without --moe: leave out one of them")
     if moe:
         from motley.cli.commands.demo_moe import demo_moe
 
         report = run(demo_moe(ranks or MOE_RANKS, prompt, tokens, seed, quiet=as_json))
     else:
-        report = run(_demo(ranks or RANKS, prompt, tokens, seed, quiet=as_json))
+        report = run(_demo(ranks or RANKS, prompt, tokens, seed, device, quiet=as_json))
     if as_json:
         print(json.dumps(report))
     if not report["identical_to_single_process"]:
         raise CliError("the text differs from what one process writes: this is a bug, please report it")
 
 
-async def _demo(ranks: int, prompt: str, tokens: int, seed: int, quiet: bool) -> dict[str, Any]:
+async def _demo(ranks: int, prompt: str, tokens: int, seed: int, device: Device, quiet: bool) -> dict[str, Any]:
     from motley.bench.measurements.percentiles import percentiles
 
     async with mesh_of_processes(memory_limits(ranks)) as mesh:
         client = mesh.client
         console.print(f"[bold]{counted(ranks, 'daemon')}[/] joined; loading [bold]{MODEL.name}[/] in uneven shares")
-        wanted = {"model": str(MODEL), "quantisation": "fp32", "nodes": node_names(ranks)}
+        wanted: dict[str, Any] = {"model": str(MODEL), "quantisation": "fp32", "nodes": node_names(ranks)}
+        if device != Device.CPU:  # whose speed must not decide how much of the model it shows
+            engine, (first, *others) = ENGINES_ON[device][0], node_names(ranks)
+            wanted |= {"nodes": [f"{engine}@{first}", *others], "shares": list(range(ranks, 0, -1))}
         with loading_bars() as bars:
             session = await client.wait_ready(await client.call("POST", "/api/sessions", wanted), bars.advance_to)
         async with aclosing(written(client, completion(MODEL, prompt, tokens, seed), quiet)) as pieces:
             text = "".join([piece async for piece in pieces])
         session = await _with_timing(client, session["id"])
+        nodes = {node["name"]: node for node in (await client.call("GET", "/api/nodes"))["nodes"]}
     console.print(session_table(session))
     identical = check_text(text, await single_process(MODEL, prompt, tokens, seed))
     return {
         "ranks": ranks,
         "shares": [rank["share"] for rank in session["ranks"]],
+        "devices": [_device_name(rank, nodes[rank["node"]]) for rank in session["ranks"]],
         "tokens": tokens,
         "text": text,
         "identical_to_single_process": identical,
         "ms_per_token": percentiles(session["step_ms"] or [0.0], (50, 99)),  # the first token comes without a step
     }
+
+
+def _device_name(rank: dict[str, Any], node: dict[str, Any]) -> str:
+    """What a rank computes on."""
+    name: str = node["gpus"][0]["name"] if rank["device"] == "gpu" else node["cpu"]
+    return name
 
 
 def memory_limits(ranks: int) -> list[int]:

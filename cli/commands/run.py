@@ -37,6 +37,7 @@ from motley.cli.options import (
     Sequences,
     Shares,
     by_node,
+    on_device,
     one_of,
     parse_nodes,
     parse_shares,
@@ -128,13 +129,14 @@ def run(
     may_be_alone = given is not None and given.name == "DEFAULT"
     whole, quants = by_node("--quant", quant or (), [*Quantisation])
     everywhere, engines = by_node("--engine", engine or ())
+    computing, settings = on_device(everywhere, device)
     request = SessionRequest(
         model=model,
         quantisation=whole or SessionRequest.quantisation,
         quantisations=quants,
-        engine=everywhere or SessionRequest.engine,
+        engine=computing or SessionRequest.engine,
         engines=engines,
-        engine_options={"device": str(device)} if device else {},
+        engine_options=settings,
         context=context or 0,
         cache_tokens=cache_tokens or 0,
         cache_disk_tokens=cache_disk_tokens or 0,
@@ -157,6 +159,7 @@ def run(
         raise CliError(f"{option_of(error.field)} {error}") from error
     wanted = Wanted(
         request,
+        device=device,
         any_quantisation=whole is None,
         any_engine=everywhere is None,
         any_cache_format=cache_format is None,

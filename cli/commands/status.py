@@ -81,7 +81,8 @@ def stop(
 
 def _gpu_text(gpu: dict[str, Any]) -> str:
     name = gpu["name"].removeprefix("NVIDIA ").removeprefix("GeForce ")
-    return f"{name} ({short_bytes(gpu['free_bytes'])} of {short_bytes(gpu['memory_bytes'])} free)"
+    software = ", software" if gpu["kind"] == "software" else ""
+    return f"{name} ({short_bytes(gpu['free_bytes'])} of {short_bytes(gpu['memory_bytes'])} free{software})"
 
 
 async def _fetch(url: str, api_key: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:

@@ -6,7 +6,7 @@ import contextlib
 
 import psutil
 
-from motley.daemon.machine.vulkan import NVIDIA, vulkan_gpus
+from motley.daemon.machine.vulkan import DISCRETE, KINDS, NVIDIA, NoVulkanError, vulkan_gpus
 from motley.protocol import mesh_pb2 as pb
 from motley.transport.cuda.driver import Place, place_of
 from motley.transport.cuda.errors import CudaError
@@ -20,7 +20,18 @@ HIDDEN = Place(1 << 16, 0)
 def gpus() -> list[pb.Gpu]:
     """The GPUs that there are now: those of NVIDIA first, as CUDA counts them; then those that only Vulkan shows."""
     found = _nvidia_gpus()
-    return found + [each.gpu for each in vulkan_gpus() if not found or each.vendor != NVIDIA]
+    with contextlib.suppress(NoVulkanError):
+        found += [each.gpu for each in vulkan_gpus() if not found or each.vendor != NVIDIA]
+    return found
+
+
+def why_no_gpu() -> str:
+    """Why `gpus` finds none, and what to install; empty where it is not known."""
+    try:
+        vulkan_gpus()
+    except NoVulkanError as error:
+        return str(error)
+    return ""
 
 
 def _nvidia_gpus() -> list[pb.Gpu]:
@@ -53,6 +64,7 @@ def _gpu(handle: object, driver: str) -> tuple[int, pb.Gpu]:
         memory_bytes=int(memory.total),
         free_bytes=int(memory.free),
         driver=driver,
+        kind=KINDS[DISCRETE],
         compute_capability=f"{major}.{minor}",
         multiprocessors=place.multiprocessors,
         memory_bandwidth=_gpu_bandwidth(handle),

@@ -15,6 +15,8 @@ SOFTWARE = "MOTLEY_SOFTWARE_GPU"
 BUDGET = "VK_EXT_memory_budget"
 DISCRETE, INTEGRATED, VIRTUAL, PROCESSOR = 2, 1, 3, 4
 """Vulkan's kinds of devices."""
+KINDS = {DISCRETE: "discrete", INTEGRATED: "integrated", VIRTUAL: "virtual", PROCESSOR: "software"}
+"""Those that may be GPUs, as people call them, the best first."""
 NVIDIA = 0x10DE
 """The vendor's number on the PCI bus."""
 
@@ -28,21 +30,43 @@ class VulkanGpu:
     gpu: pb.Gpu
 
 
+class NoVulkanError(Exception):
+    """Vulkan shows no GPU here; the message says why, and what to install."""
+
+
 def vulkan_gpus() -> list[VulkanGpu]:
-    """The GPUs that Vulkan shows now, those with memory of their own first; none if there is no driver, or the package
-    ``vulkan`` (``pip install 'motley[webgpu]'``) is missing."""
+    """The GPUs that Vulkan shows now, those with memory of their own first; at least one.
+
+    Raises:
+        NoVulkanError: there is none, or the package or the driver is missing by which it would be found.
+    """
     try:
         import vulkan
-    except (ImportError, OSError):  # the package, or the loader that it opens
-        return []
+    except ImportError as error:
+        raise NoVulkanError(
+            f"for a GPU of any make, a package is missing ({error}): pip install 'motley[webgpu]'"
+        ) from error
+    except OSError as error:
+        raise NoVulkanError(
+            f"the Vulkan loader is missing ({error}): on Linux install libvulkan1 (vulkan-loader, vulkan-icd-loader);"
+            " on Windows the GPU's driver brings it"
+        ) from error
     try:
         found = [_gpu(vulkan, device) for device in vulkan.vkEnumeratePhysicalDevices(_instance())]
-    except (vulkan.VkError, vulkan.VkException):
-        return []
-    kinds = [DISCRETE, INTEGRATED, VIRTUAL]
-    if os.environ.get(SOFTWARE) == "1":
-        kinds.append(PROCESSOR)
-    return sorted((each for each in found if each.kind in kinds), key=lambda each: kinds.index(each.kind))
+    except (vulkan.VkError, vulkan.VkException) as error:
+        raise NoVulkanError(
+            f"no Vulkan driver works here ({type(error).__name__}): install the driver of the GPU; on Linux"
+            " mesa-vulkan-drivers for AMD and Intel"
+        ) from error
+    software = os.environ.get(SOFTWARE) == "1"
+    kinds = [kind for kind in KINDS if kind != PROCESSOR or software]
+    able = sorted((each for each in found if each.kind in kinds), key=lambda each: kinds.index(each.kind))
+    if not able:
+        other = ", ".join(each.gpu.name for each in found) or "nothing"
+        raise NoVulkanError(
+            f"Vulkan shows no GPU but {other}: install the driver of the GPU; {SOFTWARE}=1 takes software for one"
+        )
+    return able
 
 
 @cache
@@ -68,6 +92,7 @@ def _gpu(vulkan: Any, device: Any) -> VulkanGpu:
             name=about.deviceName,
             memory_bytes=memory,
             free_bytes=free,
+            kind=KINDS.get(about.deviceType, ""),
             driver=f"Vulkan {_version(about.apiVersion)}, driver {about.driverVersion:#x}",
         ),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from motley.daemon.machine.gpus import gpus
+from motley.daemon.machine.gpus import gpus, why_no_gpu
 from motley.daemon.machine.memory import available_memory, memory_bandwidth
 from motley.daemon.machine.processor import cpu_name, usable_cores
 from motley.plugins.expert_engine import expert_engine_names
@@ -21,6 +21,7 @@ def measure(engines: Sequence[pb.Engine], memory_limit: int | None = None, cores
         cores: cores that ranks may use here at most.
     """
     available = available_memory()
+    found = gpus()
     usable = usable_cores()
     cores = usable if cores is None else min(cores, usable)
     return pb.Capabilities(
@@ -29,7 +30,8 @@ def measure(engines: Sequence[pb.Engine], memory_limit: int | None = None, cores
         cores=cores,
         memory_bytes=available if memory_limit is None else min(memory_limit, available),
         memory_bandwidth=memory_bandwidth(cores),
-        gpus=gpus(),
+        gpus=found,
+        no_gpu="" if found else why_no_gpu(),
         engines=engines,
         expert_engines=expert_engine_names(),
     )

@@ -37,13 +37,19 @@ class NodesApi:
             "cpu": capabilities.cpu,
             "cores": capabilities.cores,
             "engines": [
-                {"name": engine.name, "on_gpu": engine.on_gpu, "lacking": engine.lacking or None}
+                {
+                    "name": engine.name,
+                    "on_gpu": engine.on_gpu,
+                    "lacking": engine.lacking or None,
+                    "memory_bandwidth": engine.memory_bandwidth or None,
+                }
                 for engine in capabilities.engines
             ],
             "expert_engines": list(capabilities.expert_engines),
             "gpus": [
                 {
                     "name": gpu.name,
+                    "kind": gpu.kind or None,
                     "memory_bytes": gpu.memory_bytes,
                     "free_bytes": gpu.free_bytes,
                     "driver": gpu.driver,
@@ -56,6 +62,7 @@ class NodesApi:
                 }
                 for gpu in node.gpus
             ],
+            "no_gpu": capabilities.no_gpu or None,
             "memory_bandwidth": capabilities.memory_bandwidth,
             "memory_bytes": capabilities.memory_bytes,
             "memory_available_bytes": node.memory_available or None,

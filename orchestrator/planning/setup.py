@@ -33,6 +33,8 @@ class Setup:
     """It computes on the node's first GPU, in that GPU's memory."""
     has_whole_caches: bool = False
     """Its engine can only have a sequence's whole cache in one block."""
+    on_host_memory: bool = True
+    """It computes in memory of the node itself: on the processor, or on a GPU that has none of its own."""
     memory_bandwidth: float = 0.0
     """How fast its engine has read the GPU's memory, bytes/s; 0: that was not measured."""
 
@@ -57,7 +59,14 @@ def setup_of(
         message = f"node {node!r} cannot run engine {engine!r}: {lacking}; it can run: {_able(capabilities)}"
         raise SetupError("unusable_engine", message)
     widened = quantisation == "fp16" and not told.keeps_fp16
-    return Setup(engine, "fp32" if widened else quantisation, on_gpu, told.has_whole_caches, told.memory_bandwidth)
+    return Setup(
+        engine=engine,
+        quantisation="fp32" if widened else quantisation,
+        on_gpu=on_gpu,
+        has_whole_caches=told.has_whole_caches,
+        on_host_memory=not on_gpu or capabilities.gpus[0].kind in ("integrated", "software"),
+        memory_bandwidth=told.memory_bandwidth,
+    )
 
 
 def can_hold_caches(capabilities: Capabilities) -> bool:
@@ -103,7 +112,9 @@ def lacking_format(node: str, capabilities: Capabilities, engine: str, cache_for
 
 def _lacking(engine: Engine, capabilities: Capabilities, on_gpu: bool) -> str:
     """Why an engine cannot run on a node; a package that it lacks is of no use where there is no GPU."""
-    return "it shows no GPU" if on_gpu and not capabilities.gpus else engine.lacking
+    if on_gpu and not capabilities.gpus:
+        return f"it shows no GPU{f' ({capabilities.no_gpu})' if capabilities.no_gpu else ''}"
+    return engine.lacking
 
 
 def _able(capabilities: Capabilities) -> str:

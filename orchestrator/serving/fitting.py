@@ -19,7 +19,7 @@ from motley.orchestrator.serving.descriptions import Descriptions, Profiles
 from motley.orchestrator.serving.errors import DescriptionError, ServingError
 from motley.orchestrator.serving.layouts import Layouts
 from motley.orchestrator.serving.participants import Participant, able_hosts, participant, wanted_model
-from motley.orchestrator.session_request import SessionRequest
+from motley.orchestrator.session_request import Place, SessionRequest
 from motley.orchestrator.sessions import Session
 from motley.protocol.mesh_pb2 import ModelSpec
 
@@ -83,7 +83,7 @@ class Fitting:
             with contextlib.suppress(DescriptionError, LayoutError, SetupError):
                 if narrower is not None:
                     trial = replace(request, quantisation=narrower, quantisations={})
-                    own = [participant(trial, one.node) for one in participants]
+                    own = [participant(trial, one.node, Place(one.node.name, one.setup.engine)) for one in participants]
                     spec = wanted_model(trial, own)
                     profiles = await self._descriptions.describe(session, spec, own[0].node)
                 fits = await self._most_tokens(session, trial, spec, profiles, caches, draft)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from motley.orchestrator.experts.hosting import Hosting
 from motley.orchestrator.experts.questions import Answer
@@ -77,20 +78,20 @@ class Layouts:
                     break
                 able = [one for one in participants if one.may_be_trunk or one.node.name in request.named]
                 nodes = [one.node for one in participants if request.engine in engines[one.node.name]]
-                hosting = Hosting(request, profile, nodes, self._memory.beside)
+                hosting = Hosting(request, profile, nodes, partial(self._memory.beside, request.engine))
                 try:
                     trunks = await plan_trunks(request, profiles, caches, able, hosting, self._memory, self._planner)
                     ranks = trunks[0]
                     check_alive(participants, ranks)
                     try:
                         experts = hosting.on_nodes(ranks)
-                        answer = await self._first_answer(experts, ranks)
+                        answer = await self._first_answer(request, experts, ranks)
                     except PlacementError as error:
                         if not request.wants_parallel:
                             raise
                         check_alive(participants, ranks)
                         ranks, experts = hosting.on_groups(trunks, error)
-                        answer = await self._first_answer(experts, ranks)
+                        answer = await self._first_answer(request, experts, ranks)
                 except (PlanError, PlacementError):
                     self._carrier.check_planning(session)
                     if request.wants_parallel:
@@ -124,7 +125,7 @@ class Layouts:
             message = f"{len(ranks)} ranks can have no caches on other nodes; at most {MAX_RANKS // 2} ranks can"
             raise refusal("invalid_request", message, "cache_node_tokens")
         blocks = caches.blocks(whole=False)
-        free = self._memory.beside(ranks)
+        free = self._memory.beside("", ranks)
         homes = [rank.node_id for rank in ranks]
         shut_in = any(is_loopback(node.address) for node in self._nodes if node.id in homes)
         nodes = {
@@ -152,6 +153,6 @@ class Layouts:
         """Who takes part now. Whoever has joined meanwhile, and would hold the model as nobody did, comes too late."""
         return [one for one in choose_participants(request, self._nodes) if one.setup.quantisation in profiles]
 
-    async def _first_answer(self, experts: ExpertMap, ranks: Sequence[Rank]) -> Answer:
-        free = self._memory.beside([*ranks, *experts.hosts, *experts.members])
+    async def _first_answer(self, request: SessionRequest, experts: ExpertMap, ranks: Sequence[Rank]) -> Answer:
+        free = self._memory.beside(request.engine, [*ranks, *experts.hosts, *experts.members])
         return await self._planner.answer(experts.first_question(free))

@@ -8,8 +8,9 @@ from collections.abc import Iterable, Sequence
 
 from motley.orchestrator.experts.registry import Free
 from motley.orchestrator.nodes import Node, NodeTable
+from motley.orchestrator.planning.setup import gpu_room
 from motley.orchestrator.session_table import SessionTable
-from motley.orchestrator.workers import Worker
+from motley.orchestrator.workers import Rank, Worker
 from motley.protocol.mesh_pb2 import Gpu
 
 JITTER_BYTES = 64 << 20
@@ -38,14 +39,32 @@ class Memory:
         """Bytes of a node's GPU that ranks were promised and have not taken yet."""
         return self._sessions.promised_gpu(node.id, gpu)
 
-    def beside(self, planned: Sequence[Worker] = ()) -> Free:
-        """Bytes free on a node, by its id, beside workers that are planned but not reserved yet: none on one that is
-        unknown, as it has joined anew, say."""
-        taken = Counter[str]()
+    def beside(self, engine: str, planned: Sequence[Worker] = ()) -> Free:
+        """Bytes free on a node, by the node's id, beside workers that are planned but not reserved yet: none on one
+        that is unknown, as it has joined anew, say.
+
+        Args:
+            engine: that is to compute experts there: where it does so on the node's GPU, there must be as many bytes on
+                that. Empty: what is planned needs the node's own memory only.
+        """
+        taken, taken_on_gpu = Counter[str](), Counter[str]()
         for worker in planned:
             taken[worker.node_id] += worker.host_bytes
+            if isinstance(worker, Rank):
+                taken_on_gpu[worker.node_id] += worker.gpu_bytes
         nodes = {node.id: node for node in self._nodes}
-        return lambda node_id: max(0, self.free(nodes[node_id]) - taken[node_id]) if node_id in nodes else 0
+
+        def free(node_id: str) -> int:
+            if node_id not in nodes:
+                return 0
+            node = nodes[node_id]
+            left = self.free(node) - taken[node_id]
+            if node.gpus and any(each.name == engine and each.on_gpu for each in node.capabilities.engines):
+                gpu = node.gpus[0]
+                left = min(left, gpu_room(gpu, self.promised_gpu(node, gpu)) - taken_on_gpu[node_id])
+            return max(0, left)
+
+        return free
 
     def has(self, claims: Iterable[tuple[str, int]]) -> bool:
         """Whether nodes still have memory that was planned with: others may have been promised it meanwhile. If they

@@ -16,7 +16,7 @@ from motley.orchestrator.planning.setup import (
     setup_of,
 )
 from motley.orchestrator.serving.errors import refusal
-from motley.orchestrator.session_request import SessionRequest
+from motley.orchestrator.session_request import Place, SessionRequest
 from motley.orchestrator.workers import Worker
 from motley.protocol.address import is_loopback
 from motley.protocol.mesh_pb2 import ModelSpec
@@ -53,11 +53,11 @@ def choose_participants(request: SessionRequest, nodes: Iterable[Node]) -> list[
     """
     alive = {node.name: node for node in nodes if node.alive}
     if request.nodes:
-        for name in request.nodes:
+        for name, _ in request.places:
             if name not in alive:
                 there = ", ".join(sorted(alive)) or "none"
                 raise refusal("unknown_node", f"no live node is named {name!r}; live nodes: {there}", "nodes")
-        chosen = [alive[name] for name in request.nodes]
+        chosen = [alive[place.node] for place in request.places]
     else:
         chosen = list(alive.values())
     if not chosen:
@@ -75,7 +75,8 @@ def choose_participants(request: SessionRequest, nodes: Iterable[Node]) -> list[
         for name in sorted(own.keys() - taking):
             message = f"{field_name} names {name!r}, which takes no part; these do: {', '.join(sorted(taking))}"
             raise refusal("invalid_request", message, field_name)
-    participants = [participant(request, node) for node in chosen]
+    places = request.places or [Place(node.name, "") for node in chosen]
+    participants = [participant(request, node, place) for node, place in zip(chosen, places, strict=True)]
     if not request.nodes and not request.shares:
         participants.sort(key=lambda each: -each.speed)
     return participants
@@ -98,19 +99,19 @@ def _check_reachable(chosen: Sequence[Node]) -> None:
         )
 
 
-def participant(request: SessionRequest, node: Node) -> Participant:
-    """A node with the engine and the quantisation that a request has for it.
+def participant(request: SessionRequest, node: Node, place: Place) -> Participant:
+    """A node with the engine and the quantisation that a request has for a rank on it.
 
     Raises:
         ServingError: the node has no such engine, it cannot run there, or it cannot keep caches as the request wants.
     """
-    engine = request.engines.get(node.name, request.engine)
+    engine = request.engine_at(place)
     quantisation = request.quantisations.get(node.name, request.quantisation)
     try:
-        options = request.options_on(node.name)
-        setup = setup_of(node.name, node.capabilities, engine, quantisation, options)
+        setup = setup_of(node.name, node.capabilities, engine, quantisation, request.options_of(engine))
     except SetupError as error:
-        raise refusal(error.code, str(error), "engines" if node.name in request.engines else "engine") from error
+        field = "nodes" if place.engine else "engines" if node.name in request.engines else "engine"
+        raise refusal(error.code, str(error), field) from error
     if lacking := lacking_format(node.name, node.capabilities, engine, request.cache_format):
         raise refusal("unusable_engine", lacking, "cache_format")
     if request.cache_disk_tokens and (lacking := lacking_disk(node.name, node.capabilities, engine)):
@@ -139,11 +140,8 @@ def draft_setup(request: SessionRequest, first: Participant) -> Setup:
 
 def able_hosts(request: SessionRequest, nodes: Iterable[Node]) -> list[Node]:
     """The nodes that may be expert hosts of a session: alive, able to, and named by the request if it names any."""
-    return [
-        node
-        for node in nodes
-        if node.alive and _can_host(request, node) and (not request.nodes or node.name in request.nodes)
-    ]
+    named = {place.node for place in request.places}
+    return [node for node in nodes if node.alive and _can_host(request, node) and (not named or node.name in named)]
 
 
 def _can_host(request: SessionRequest, node: Node) -> bool:

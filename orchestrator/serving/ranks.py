@@ -166,7 +166,8 @@ def _candidates(
     shares: Sequence[float] = (),
     draft: Draft | None = None,
 ) -> list[Candidate]:
-    """What each node offers for a rank: speed and memory are divided among its ranks, shares are for each.
+    """What each node offers for a rank: speed and memory of its processor are divided among the ranks there, those of
+    its GPU among those on it, after what these need of the node's own memory; shares are for each.
 
     Args:
         draft: what the first node has beside its ranks.
@@ -175,19 +176,25 @@ def _candidates(
         PlanError: beside a GPU there is no room for what a rank on it needs of its node.
         ServingError: nobody knows how fast a GPU is.
     """
-    ranks_on = Counter(one.node.id for one in participants)
+    ranks_on = Counter((one.node.id, one.setup.on_gpu) for one in participants)
+    in_host_memory = Counter(one.node.id for one in participants if one.setup.on_host_memory)
+    beside_gpu = Counter[str]()
+    for one, profile in zip(participants, profiles, strict=True):
+        if not one.setup.on_host_memory:
+            beside_gpu[one.node.id] += profile.fixed_bytes
     by_hand: Sequence[float | None] = shares or [None] * len(participants)
     candidates = []
-    for one, profile, share in zip(participants, profiles, by_hand, strict=True):
-        node, ranks = one.node, ranks_on[one.node.id]
+    for one, share in zip(participants, by_hand, strict=True):
+        node, ranks = one.node, ranks_on[one.node.id, one.setup.on_gpu]
         beside = draft if draft and node is participants[0].node else None
-        own = memory.free(node) - (beside.host_bytes if beside else 0)
-        name, free = node.name, max(0, own) // ranks
+        name, needed = node.name, beside_gpu[node.id]
+        host = max(0, memory.free(node) - (beside.host_bytes if beside else 0))
+        free = max(0, host - needed) // max(1, in_host_memory[node.id])
         if one.setup.on_gpu:
-            if free < profile.fixed_bytes:
-                needed, left = human_bytes(profile.fixed_bytes), human_bytes(free)
+            if host < needed:
                 raise PlanError(
-                    f"{name}: a rank on its GPU needs {needed} of the machine's own memory; {left} are free"
+                    f"{name}: a rank on its GPU needs {human_bytes(needed)} of the machine's own memory;"
+                    f" {human_bytes(host)} are free"
                 )
             if not one.speed and share is None and len(participants) > 1:
                 message = f"the driver of node {name!r} does not tell how fast the memory of its GPU is: give shares"
@@ -195,7 +202,9 @@ def _candidates(
             promised = memory.promised_gpu(node, node.gpus[0])
             if beside:
                 promised += beside.gpu_bytes
-            name, free = gpu_told(name, node.gpus[0], promised), gpu_room(node.gpus[0], promised) // ranks
+            room = gpu_room(node.gpus[0], promised) // ranks
+            name = gpu_told(name, node.gpus[0], promised)
+            free = min(free, room) if one.setup.on_host_memory else room
         speed = one.speed / ranks or 1.0
         candidates.append(Candidate(name=name, speed=speed, memory=free, share=share))
     return candidates

@@ -10,7 +10,7 @@ from motley.orchestrator.experts.hosting import expert_host, more_groups
 from motley.orchestrator.experts.hosts import ExpertHost
 from motley.orchestrator.experts.questions import Answer, Question
 from motley.orchestrator.experts.recovery import bound_nodes, gave_up, may_restart
-from motley.orchestrator.experts.registry import SKEWED, ExpertMap
+from motley.orchestrator.experts.registry import SKEWED, ExpertMap, Free
 from motley.orchestrator.nodes import NodeTable
 from motley.orchestrator.planning.placement.terms import PlacementError
 from motley.orchestrator.serving.carrier import Carrier
@@ -60,7 +60,7 @@ class Upkeep:
             message = f"experts of {session.name!r} are on the move already; try again when they have come"
             raise refusal("experts_moving", message)
         asking = self._asking[session.id] = asyncio.create_task(
-            self._ask(session, lambda: experts.rebalancing(self._memory.beside(), worth=1.0))
+            self._ask(session, lambda: experts.rebalancing(self._room(session), worth=1.0))
         )
         answer = await asking
         if isinstance(answer, PlacementError):  # a host was lost while others were planned for
@@ -78,9 +78,9 @@ class Upkeep:
             return
         self._add_groups(session, experts, now)
         if experts.stale:
-            question = self._ask(session, lambda: experts.question(self._memory.beside()))
+            question = self._ask(session, lambda: experts.question(self._room(session)))
         elif experts.skewed(now):
-            question = self._ask(session, lambda: experts.rebalancing(self._memory.beside(), SKEWED))
+            question = self._ask(session, lambda: experts.rebalancing(self._room(session), SKEWED))
         else:
             return
         self._asking[session.id] = asyncio.create_task(question)
@@ -108,10 +108,14 @@ class Upkeep:
             index = len(session.ranks) + len(experts.hosts)
             if node.joined < session.planned or node.name in bound or index == MAX_RANKS:
                 continue
-            free = self._memory.beside()
+            free = self._room(session)
             host = expert_host(session.profile, [node], [experts.slices], len(experts.hosts), index, free)
             if host.memory_limit >= host.least_bytes and not gave_up(experts.hosts, host):
                 self._grow(session, host, now)
+
+    def _room(self, session: Session) -> Free:
+        """Bytes that are free on nodes for more experts of a session."""
+        return self._memory.beside(session.request.engine)
 
     def _add_groups(self, session: Session, experts: ExpertMap, now: float) -> None:
         """Start hosts that are groups of nodes, for replicas that have found no place on the hosts that are left. The
@@ -119,7 +123,7 @@ class Upkeep:
         ending."""
         if experts.slices == 1 or experts.is_starting:
             return
-        room = self._memory.beside()
+        room = self._room(session)
         if not (missing := experts.lacking(room)):
             return
         able = able_hosts(session.request, self._nodes)

@@ -51,7 +51,8 @@ function nodeCard(node) {
   const ranks = node.ranks.map(({ rank, model }) => `rank ${rank} of ${model}`);
   const workers = [...ranks, ...node.expert_hosts.map(({ model }) => `experts of ${model}`)];
   const gpus = node.gpus.map((gpu) =>
-    joined(gpu.name, scaled(gpu.memory_bytes, "B"), gpu.multiprocessors && plural(gpu.multiprocessors, "SM")));
+    joined(gpu.name, gpu.kind, scaled(gpu.memory_bytes, "B"), gpu.multiprocessors && plural(gpu.multiprocessors, "SM")));
+  const onGpu = node.engines.filter((engine) => engine.on_gpu && !engine.lacking).map((engine) => engine.name);
   return h(
     "li",
     { class: "panel node", "data-key": node.name },
@@ -61,7 +62,7 @@ function nodeCard(node) {
     memoryBar(node),
     h("dl", {},
       fact("CPU", joined(node.cpu, plural(node.cores, "core"))),
-      fact("GPU", gpus.join("; ") || "none"),
+      fact("GPU", joined(gpus.join("; ") || "none", gpus.length && onGpu.length && `for ${onGpu.join(", ")}`)),
       fact("Bandwidth", `${scaled(node.memory_bandwidth, "B/s")} measured`),
       fact("Serves", workers.join("; ") || "nothing")),
     quiet(joined(node.zone && `zone ${node.zone}`, node.address, node.platform, `motley ${node.version}`)),

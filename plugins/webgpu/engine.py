@@ -150,7 +150,7 @@ class WebGpuEngine:
 
     def step(self, hidden: F32, spans: Sequence[Span], halved: bool = False) -> F32:
         check_step(self._graph, hidden, spans, self._max_rows, self.most_spans)
-        with _told():
+        with errors_told():
             chunks = []
             for rows in micro_chunks(len(hidden), halved):
                 chunks.append(self._chunk(rows))
@@ -342,7 +342,7 @@ def _names_on_host(segments: Sequence[Segment]) -> set[str]:
 
 
 @contextmanager
-def _told() -> Iterator[None]:
+def errors_told() -> Iterator[None]:
     """Raise errors of the runtime as this engine's."""
     try:
         yield

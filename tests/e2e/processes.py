@@ -207,11 +207,12 @@ class Mesh:
         self.cache = cache
 
     async def join(
-        self, name: str, memory: str = "2GB", cache: Path | None = None, on: Sequence[str] = ()
+        self, name: str, memory: str = "2GB", cache: Path | None = None, on: Sequence[str] = (), **environment: str
     ) -> MotleyProcess:
         arguments = ("join", self.target, "--name", name, "--memory", memory, "--threads", "1")
         where = ("--cache", str(cache or self.cache))
-        node = await MotleyProcess.start(*arguments, *where, entry="tests.e2e.node", on=on, MOTLEY_TOKEN=self.token)
+        environment["MOTLEY_TOKEN"] = self.token
+        node = await MotleyProcess.start(*arguments, *where, entry="tests.e2e.node", on=on, **environment)
         self.nodes[name] = node
         await node.line("joined as")
         return node

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from motley.cli.errors import CliError
+from motley.cli.options import Device, on_device
 from motley.orchestrator.session_request import SessionRequest
 from motley.protocol import GPU_RESERVE
 from motley.protocol.mesh_pb2 import Failure
@@ -91,3 +93,39 @@ async def test_without_a_device_none_is_asked_for(mesh: Any, nodes: dict[str, An
     status, _, err = await motley("run", "/models/a bard", "Hi", "--engine", "reference", "--nodes", "pc")
     assert status == 0, err
     assert options_of(nodes["pc"]) == {}
+
+
+@pytest.mark.parametrize(
+    ("engine", "device", "computing", "settings"),
+    [
+        (None, None, None, {}),
+        ("warp", None, "warp", {}),
+        (None, Device.CPU, "onnxruntime", {}),
+        (None, Device.CUDA, "cuda", {}),
+        (None, Device.WEBGPU, "webgpu", {}),
+        ("tensorrt", Device.CUDA, "tensorrt", {}),
+        ("reference", Device.CUDA, "reference", {"device": "cuda"}),
+    ],
+)
+def test_a_device_chooses_the_engine(
+    engine: str | None, device: Device | None, computing: str | None, settings: dict[str, str]
+) -> None:
+    assert on_device(engine, device) == (computing, settings)
+
+
+def test_an_engine_that_computes_elsewhere_is_refused() -> None:
+    with pytest.raises(CliError, match="--device webgpu: engine 'cuda' computes on cuda; leave out"):
+        on_device("cuda", Device.WEBGPU)
+
+
+async def test_the_command_line_puts_a_rank_on_each_device_of_a_node(
+    mesh: Any, nodes: dict[str, Any], motley: Motley
+) -> None:
+    status, _, err = await motley("run", "/models/bard", "Hi", "--nodes", "pc,reference@pc")
+    assert status == 0, err
+    status, _, err = await motley("run", "bard", "Hi", "--nodes", "pc,reference@pc")
+    assert status == 0, err
+    status, _, err = await motley("run", "bard", "Hi", "--nodes", "pc,cuda@pc")
+    assert (status, "loaded on pc: leave out --nodes" in err) == (1, True), err
+    (session,) = (await mesh.call("GET", "/api/sessions"))[1]["sessions"]
+    assert [rank["engine"] for rank in session["ranks"]] == ["onnxruntime", "reference"]

@@ -9,7 +9,14 @@ import pytest
 
 from motley.cli.options import CacheFormat, Experts, Quantisation
 from motley.orchestrator.api.session_parameters import session_request
-from motley.orchestrator.session_request import CACHE_FORMATS, LAYOUTS, QUANTISATIONS, SessionRequest, kinds
+from motley.orchestrator.session_request import (
+    CACHE_FORMATS,
+    LAYOUTS,
+    QUANTISATIONS,
+    ContradictionError,
+    SessionRequest,
+    kinds,
+)
 from motley.plugins import engine
 
 UNUSUAL: dict[str, Any] = {
@@ -53,6 +60,19 @@ def test_a_body_is_read_as_what_it_was_made_of(fields: dict[str, Any]) -> None:
     request = SessionRequest("bard", **fields)
     assert request.body().keys() == {"model", *fields}, "what has its default is left out"
     assert session_request(request.body()) == request
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"replicas": 2}, "on 'pc' an engine of its own, which is for sliced experts: use engines"),
+        ({"exact": True}, "have engine 'webgpu' on 'pc', 'onnxruntime' elsewhere: exact=true needs the same on all"),
+    ],
+)
+def test_an_engine_of_a_single_rank_is_not_for_all_sessions(fields: dict[str, Any], words: str) -> None:
+    with pytest.raises(ContradictionError, match=words) as refused:
+        SessionRequest("bard", nodes=("pc", "webgpu@pc"), **fields).check()
+    assert refused.value.field == "nodes"
 
 
 def test_the_command_line_has_the_same_words() -> None:

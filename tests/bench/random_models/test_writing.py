@@ -36,6 +36,7 @@ def tiny(like: str) -> dict[str, Any]:
 
 
 PARAMETERS = {  # as the models' authors count them, in millions
+    "llama-7m": 7,
     "tinyllama-1.1b": 1100,
     "llama-3.2-1b": 1236,
     "llama-3.1-8b": 8030,

@@ -28,6 +28,7 @@ async def test_the_whole_message(monkeypatch: pytest.MonkeyPatch) -> None:
         "cuda": (True, True),
         "tensorrt": (True, True),
         "tensorrt-whole": (True, True),
+        "webgpu": (True, False),
     }
     assert engines["onnxruntime"].lacking == engines["reference"].lacking == ""
     assert machine.gpus or (engines["cuda"].lacking.startswith("engine 'cuda': ") and engines["tensorrt"].lacking)

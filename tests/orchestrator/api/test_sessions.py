@@ -101,7 +101,14 @@ async def test_one_engine_with_whole_caches_decides_for_all_ranks(mesh: Any, new
 
 async def test_a_node_s_gpus_are_told(mesh: Any, new_node: Any) -> None:
     node = new_node("pc")
-    facts = {"name": "A GPU", "memory_bytes": 12, "free_bytes": 11, "driver": "580", "compute_capability": "8.6"}
+    facts = {
+        "name": "A GPU",
+        "kind": "discrete",
+        "memory_bytes": 12,
+        "free_bytes": 11,
+        "driver": "580",
+        "compute_capability": "8.6",
+    }
     user = {"pid": 7, "name": "game", "bytes": 1}
     node.capabilities.gpus.add(**facts, multiprocessors=28, memory_bandwidth=3e11, users=[GpuUser(**user)])
     node.capabilities.gpus.add(**facts)

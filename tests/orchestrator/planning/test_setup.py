@@ -21,7 +21,7 @@ PC = Capabilities(
 
 
 def test_fp16_is_kept_by_those_that_can() -> None:
-    assert setup_of("pc", PC, "cuda", "fp16") == Setup("cuda", "fp16", on_gpu=True)
+    assert setup_of("pc", PC, "cuda", "fp16") == Setup("cuda", "fp16", on_gpu=True, on_host_memory=False)
     assert setup_of("pc", PC, "onnxruntime", "fp16") == Setup("onnxruntime", "fp32", on_gpu=False)
     assert setup_of("pc", PC, "onnxruntime", "int4") == Setup("onnxruntime", "int4", on_gpu=False)
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from motley.orchestrator.nodes import Node, NodeTable
+from motley.orchestrator.planning.setup import Setup
+from motley.orchestrator.planning.shares import RankPlan
 from motley.orchestrator.serving.memory import JITTER_BYTES, Memory
 from motley.orchestrator.session_request import SessionRequest
 from motley.orchestrator.session_table import SessionTable
 from motley.orchestrator.sessions import Session
-from motley.orchestrator.workers import Worker
-from motley.protocol.mesh_pb2 import Capabilities, Hello
+from motley.orchestrator.workers import Rank, Worker
+from motley.protocol import GPU_RESERVE
+from motley.protocol.mesh_pb2 import Capabilities, Gpu, Hello
 
 GB = 10**9
 
@@ -74,3 +77,18 @@ def test_a_node_that_has_gone_has_nothing() -> None:
     mesh = Mesh()
     assert not mesh.memory.has([("gone", 1)])
     assert mesh.memory.has([("gone", 0)])
+
+
+def test_experts_of_an_engine_on_the_gpu_need_room_there_too() -> None:
+    mesh = Mesh()
+    node = mesh.node
+    node.capabilities.engines.add(name="onnxruntime")
+    node.capabilities.engines.add(name="webgpu", on_gpu=True)
+    mesh.nodes.heartbeat(node.id, 6 * GB, [Gpu(memory_bytes=4 * GB, free_bytes=3 * GB)])
+    assert mesh.memory.beside("onnxruntime")(node.id) == 6 * GB
+    assert mesh.memory.beside("webgpu")(node.id) == 3 * GB - GPU_RESERVE
+    plan = RankPlan(1, range(1), range(1), range(1), weight_bytes=GB, memory_bytes=GB, fixed_bytes=GB // 2)
+    setup = Setup("webgpu", "fp32", on_gpu=True, on_host_memory=False)
+    rank = Rank(0, node.id, "pc", 3 * GB, plan, setup)
+    assert mesh.memory.beside("webgpu", [rank])(node.id) == 2 * GB - GPU_RESERVE
+    assert mesh.memory.beside("onnxruntime", [rank])(node.id) == 6 * GB - GB // 2

@@ -10,6 +10,8 @@ from motley.protocol import GPU_RESERVE
 from motley.protocol.mesh_pb2 import Describe, Described, Engine, GpuUser, ModelProfile, RankCommand, Ready
 
 GB = 10**9
+FIXED = 10_000
+"""Bytes that every rank of the model needs, whatever its share is."""
 SIZES = {"fp32": 8, "fp16": 4, "int8": 2, "int4": 1, "stored": 2}
 """Of a weight, in half bytes."""
 
@@ -81,8 +83,8 @@ async def test_a_gpu_in_fp16_and_a_cpu_in_int8(mesh: Any, nodes: dict[str, Any])
     _, body = await mesh.call("GET", "/api/nodes")
     assert body["nodes"][0]["memory_reserved_bytes"] == 10_000  # what a rank on the GPU needs beside it
     assert body["nodes"][0]["engines"] == [
-        {"name": "onnxruntime", "on_gpu": False, "lacking": None},
-        {"name": "cuda", "on_gpu": True, "lacking": None},
+        {"name": "onnxruntime", "on_gpu": False, "lacking": None, "memory_bandwidth": None},
+        {"name": "cuda", "on_gpu": True, "lacking": None, "memory_bandwidth": None},
     ]
 
 
@@ -255,3 +257,39 @@ async def test_hosts_of_experts_hold_them_alike(mesh: Any, experts: dict[str, An
     session = await mesh.serve(quantisations={"box": "fp32"})  # auto
     assert session["experts"] == "sliced"
     assert [rank["quantisation"] for rank in session["ranks"]] == ["stored", "stored", "fp32"]
+
+
+async def test_a_node_has_a_rank_on_its_processor_and_one_on_its_gpu(mesh: Any, nodes: dict[str, Any]) -> None:
+    session = await mesh.serve(nodes=["pc", "cuda@pc"], quantisation="int8", context=10)
+    cpu, gpu = session["ranks"]
+    assert [(each["node"], each["engine"], each["device"]) for each in (cpu, gpu)] == [
+        ("pc", "onnxruntime", "cpu"),
+        ("pc", "cuda", "gpu"),
+    ]
+    assert [each.assign.engine for each in assigned(nodes["pc"])] == ["onnxruntime", "cuda"]
+    assert gpu["share"]["mlp"] / cpu["share"]["mlp"] == pytest.approx(10, rel=0.02), "each at its device's whole speed"
+    assert gpu["memory"]["limit_bytes"] == 8 * GB - GPU_RESERVE
+    assert cpu["memory"]["limit_bytes"] == GB - FIXED, "less what the rank on the GPU needs of the host"
+    (node,) = [each for each in (await mesh.call("GET", "/api/nodes"))[1]["nodes"] if each["name"] == "pc"]
+    assert node["memory_reserved_bytes"] == cpu["memory"]["planned_bytes"] + FIXED
+
+
+async def test_a_gpu_without_memory_of_its_own_takes_the_nodes(mesh: Any, nodes: dict[str, Any]) -> None:
+    nodes["pc"].capabilities.gpus[0].kind = "integrated"
+    await nodes["pc"].leave()
+    await mesh.join(nodes["pc"])
+    session = await mesh.serve(nodes=["cuda@pc", "pc"], quantisation="int8", context=10)
+    assert [each["memory"]["limit_bytes"] for each in session["ranks"]] == [GB // 2, GB // 2]
+    (node,) = [
+        each
+        for each in (await mesh.call("GET", "/api/nodes"))[1]["nodes"]
+        if (each["name"], each["state"]) == ("pc", "alive")
+    ]
+    assert node["memory_reserved_bytes"] == sum(each["memory"]["planned_bytes"] for each in session["ranks"])
+
+
+async def test_a_rank_with_an_engine_that_its_node_lacks_is_refused(mesh: Any, nodes: dict[str, Any]) -> None:
+    body = {"model": "bard", "nodes": ["pc", "cuda@laptop"]}
+    status, answer = await mesh.call("POST", "/api/sessions", body)
+    assert (status, answer["error"]["param"]) == (400, "nodes"), answer
+    assert "node 'laptop' cannot run engine 'cuda'" in answer["error"]["message"]

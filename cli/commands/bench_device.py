@@ -1,0 +1,69 @@
+"""`motley bench device`: what a device is and how fast it computes, to attach to a report."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from motley.cli.errors import CliError
+from motley.cli.interrupt import run
+from motley.cli.options import ENGINES_ON, Device, Quantisation, one_of
+from motley.cli.show import console, results, table
+from motley.protocol.wording import short_bytes
+
+DEVICE_EXAMPLE = "Example: motley bench device --device webgpu --json > report.json"
+SHAPE = "llama-7m"
+"""Small enough for a driver that computes on the processor."""
+QUANTISATIONS = Quantisation.FP32, Quantisation.INT8, Quantisation.INT4
+
+
+def device(
+    device: Annotated[
+        Device, typer.Option(parser=one_of(Device), metavar="|".join(Device), help="What is measured.")
+    ] = Device.WEBGPU,
+    like: Annotated[str, typer.Option(help="Shape of the model, see `motley bench synth`.")] = SHAPE,
+    quant: Annotated[
+        list[Quantisation] | None,
+        typer.Option(
+            parser=one_of(Quantisation),
+            metavar="|".join(Quantisation),
+            help="How weights are held; may be repeated.",
+            show_default=", ".join(QUANTISATIONS),
+        ),
+    ] = None,
+    tokens: Annotated[int, typer.Option(min=1, max=200, help="Tokens to time.")] = 32,
+    threads: Annotated[int, typer.Option(min=1, help="Compute threads.")] = 1,
+    as_json: Annotated[bool, typer.Option("--json", help="One line of JSON, to attach to a report.")] = False,
+) -> None:
+    """A device of this machine, its driver, and its time per token of a small random model."""
+    from motley.bench.measurements.device import measure_device
+    from motley.bench.random_models.shapes import SHAPES
+    from motley.bench.random_models.writing import temporary_model
+    from motley.daemon.node.capabilities import measure
+    from motley.daemon.node.devices import devices_of, lacking
+    from motley.daemon.node.engines import installed_engines
+
+    if like not in SHAPES:
+        raise CliError(f"--like: no shape is called {like!r}; there are: {', '.join(SHAPES)}")
+    engine = ENGINES_ON[device][0]
+    with console.status("asking drivers and engines, and measuring"):
+        machine = measure(run(installed_engines()))
+    found = next((each for each in devices_of(machine) if engine in each.engines), None)
+    if found is None:
+        why = machine.no_gpu or lacking(machine).get(engine) or f"engine {engine!r} is not installed"
+        raise CliError(f"--device {device}: {why}")
+    with temporary_model(SHAPES[like], like) as model, console.status(f"loading {like} on {escape(found.name)}"):
+        report = run(measure_device(found, engine, model, list(quant or QUANTISATIONS), tokens, threads))
+    if as_json:
+        print(json.dumps(asdict(report)))
+        return
+    about = f"{found.name}, {found.kind}, {short_bytes(found.memory_bytes)}, {found.driver or report.system}"
+    speed = f"{found.memory_bandwidth / 1e9:.3g} GB/s"
+    rows = [[how, f"{times['p50']:.2f}", f"{times['p99']:.2f}"] for how, times in report.ms_per_token.items()]
+    results.print(table(["weights", "ms/token p50", "p99"], rows, title=f"{about}: {speed}, {like}"))
+    for how, why in report.failures.items():
+        results.print(f"{how}: {escape(why)}", soft_wrap=True, highlight=False)

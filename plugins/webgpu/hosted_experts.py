@@ -1,0 +1,53 @@
+"""Whole experts for other machines, each a session of ONNX Runtime with its weights in the GPU's memory."""
+
+from __future__ import annotations
+
+from motley.plugins.engine import F32, EngineError, EngineMemoryError, EngineOptions
+from motley.plugins.expert_engine import ExpertGraph
+from motley.plugins.webgpu.device import NAME, WebGpuDevice
+from motley.plugins.webgpu.engine import errors_told
+from motley.plugins.webgpu.lowering import DeviceLowering
+
+
+class WebGpuExperts:
+    """See `motley.plugins.expert_engine.ExpertEngine`.
+
+    Raises:
+        EngineError: an option, as it has none; an exact mode, which it cannot keep; no plugin or GPU.
+    """
+
+    def __init__(self, options: EngineOptions) -> None:
+        options.check_extra(NAME)
+        if options.exact:
+            raise EngineError(f"engine {NAME!r} cannot keep exact=true; use engine 'onnxruntime'")
+        self._device = WebGpuDevice()
+
+    def open(self, graph: ExpertGraph) -> WebGpuExpert:
+        try:
+            return WebGpuExpert(graph, self._device)
+        except EngineMemoryError as error:
+            raise MemoryError(str(error)) from error
+
+    def close(self) -> None:
+        pass
+
+
+class WebGpuExpert:
+    """See `motley.plugins.expert_engine.Expert`."""
+
+    def __init__(self, graph: ExpertGraph, device: WebGpuDevice) -> None:
+        lowered = DeviceLowering.lower(graph.proto)
+        whole = graph.proto.graph
+        self._x = whole.input[0].name
+        self._device = device
+        self._session = device.session(
+            lowered.nodes, whole.input, whole.output, list(lowered.initializers.values()), str(graph.share_file.parent)
+        )
+
+    def __call__(self, x: F32) -> F32:
+        with errors_told():
+            (y,) = self._device.run(self._session, {self._x: x})
+        return y
+
+    def close(self) -> None:
+        del self._session
