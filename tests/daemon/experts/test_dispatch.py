@@ -637,7 +637,7 @@ class Member(LocalMember):
         compute = self._dispatcher.experts(layer)
 
         def asked(x: F32, sent: Sequence[Sent]) -> Iterable[F32]:
-            assert self._pending is None, "a sum is under way, while all ranks ask together"
+            assert not self._pending, "a sum is under way, while all ranks ask together"
             return compute(x, sent)
 
         return asked
