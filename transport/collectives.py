@@ -45,10 +45,9 @@ class Pending:
         plans: the set that this is of.
         receives: the frames that are awaited next.
         after: the one that was started after it.
-        marks: how many bytes each link has to send until all of this one have left; None: no others are behind them.
     """
 
-    __slots__ = ("_communicator", "after", "marks", "plan", "plans", "receives")
+    __slots__ = ("_communicator", "after", "plan", "plans", "receives")
 
     def __init__(self, communicator: Communicator, plan: Plan | None, plans: Plans, receives: list[Incoming]) -> None:
         self._communicator = communicator
@@ -56,7 +55,6 @@ class Pending:
         self.plans = plans
         self.receives = receives
         self.after: Pending | None = None
-        self.marks: dict[Link, int] | None = None
 
     def finish(self) -> None:
         """Wait until the result is there and everything is sent; the time since the start counts as computing.
@@ -167,8 +165,7 @@ class Communicator(Endpoint):
             self._exchange.advance(before.receives, before.follow)
         except BaseException as error:
             self._give_up(error)
-        if not before.plan.hops:
-            before.marks = {link: link.to_send for link in before.plan.senders}
+        before.plan.mark()
         started = Pending(self, plan, other, self._begin(plan, arrays, arrays, before.plan))
         before.after = started
         return started
@@ -414,7 +411,7 @@ class Communicator(Endpoint):
                 plan.what,
                 after.receives,
                 after.follow,
-                pending.marks,
+                plan.marks,
             )
             after.plan.push_held(alone=True)
         except PeerTimeout as error:

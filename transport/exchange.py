@@ -88,7 +88,7 @@ class Exchange:
         links, spin, pulse = self._links, self._spin, self._pulse
         heard = self.heard_ns
         heard[:] = self._nobody
-        unheard = len(waiting)
+        unheard = sum(not incoming.begun for incoming in waiting)
         self.prompt = False
         first = True
         idle_since = longest = 0

@@ -66,6 +66,9 @@ class Pace:
         """Average seconds of such steps."""
         self._known: list[int] = []
         """The rows of those that were not in halves, ascending."""
+        self._revisited: Size | None = None
+        """What is tried again in the step that was chosen last. The time that it takes now replaces what it took, or
+        one step that was held up would make it seem slow for thousands of steps."""
         self._settled: dict[int, int] = {}
         """How often answers were computed the quicker way since the other was tried, by the next power of two."""
         self._mixed: dict[int, float] = {}
@@ -83,6 +86,7 @@ class Pace:
             prompts: rows of prompts that have not been computed.
             fresh: whether the next of these are the first ones of a prompt.
         """
+        self._revisited = None
         if not prompts:
             return Size(answers, self._halves and answers > 1 and self._halve(answers))
         if answers:
@@ -106,7 +110,10 @@ class Pace:
             if self._met.get(key):  # the first time memory is allocated and plans are made
                 if not size.halved and size not in self._alone:
                     insort(self._known, size.rows)
-                _average(self._alone, key, seconds)
+                if key == self._revisited:
+                    self._alone[key] = seconds
+                else:
+                    _average(self._alone, key, seconds)
             self._met[key] = self._met.get(key, 0) + 1
         elif size.rows in MIXED:
             if size.rows in self._tried:
@@ -156,7 +163,10 @@ class Pace:
             if self._met.get(size, 0) <= TRIES:
                 return size.halved
         self._settled[like] = (self._settled.get(like, 0) + 1) % REVISIT
-        return (self._alone[halved] < self._alone[whole]) != (not self._settled[like])
+        quicker, slower = (halved, whole) if self._alone[halved] < self._alone[whole] else (whole, halved)
+        if not self._settled[like]:
+            self._revisited = slower
+        return (slower if self._revisited else quicker).halved
 
     def _bearable(self, answers: int) -> int:
         """Rows of a step that does not keep so many answers waiting for too long: the most that are known to be, or the

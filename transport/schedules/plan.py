@@ -283,6 +283,8 @@ class Plan:
         what: ...and its name.
         sequence: the number of the collective that it ran, or runs, last.
         hops: whether some of its frames leave only when others have come.
+        marks: by link, how many bytes it will have sent, ever, when all frames of the collective have left; known of
+            each link once these are pushed.
         nbytes: memory of its own: frames to send. Scratch for what comes is shared by all plans.
     """
 
@@ -321,6 +323,7 @@ class Plan:
         self._counts = Counter(link.rank for link, _ in sends)
         self._unsent = self._counts.copy()
         """By rank, how many frames are to be pushed yet, if it has hops."""
+        self.marks: dict[Link, int] = {}
         self._before: Plan | None = None
         """The plan of the collective that was started before this one and is under way; its frames go first."""
         self._held: list[int] = []
@@ -341,6 +344,7 @@ class Plan:
         """
         self.sequence, self._given, self._taken = sequence, given, taken
         self._before = before
+        self.marks.clear()
         if self.hops:
             self._unsent = self._counts.copy()
         for send in self._progress.start():
@@ -387,6 +391,11 @@ class Plan:
         for _, outgoing in self._sends:
             outgoing.unload()
 
+    def mark(self) -> None:
+        """Note the marks of a collective without hops, before another one pushes frames."""
+        if not self.hops:
+            self.marks.update((link, link.to_send) for link in self.senders)
+
     def has_to_send(self, link: Link) -> bool:
         """Whether frames on a link have not been pushed yet."""
         return self.hops and self._unsent[link.rank] > 0
@@ -394,6 +403,8 @@ class Plan:
     def _push(self, send: int) -> None:
         link, outgoing = self._sends[send]
         if self._before is not None and self._before.has_to_send(link):
+            # Its payload is loaded when it leaves. Until then nothing may be written over it: in no schedule that there
+            # is does a sum that this rank's own term is part of arrive before that term has left.
             self._held.append(send)
             return
         if self.hops:
@@ -404,6 +415,8 @@ class Plan:
             outgoing.load(self._given, self._taken)
         for view in outgoing.views:
             link.push(view)
+        if self.hops and not self._unsent[link.rank]:
+            self.marks[link] = link.to_send
 
     def _expect(self, lane: _Lane) -> Incoming:
         arrival = lane.queue[lane.position]

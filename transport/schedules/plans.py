@@ -20,7 +20,8 @@ from .schedule import Algorithm, Goal, Operation
 MAX_PLANS = 64
 """Calls whose plans are kept; a decoder meets one or two sizes, prefill as many as there are chunk lengths..."""
 MAX_PLAN_BYTES = 64 << 20
-"""...and the memory of their frames. Those used longest ago go first; the latest stays in any case."""
+"""...and the memory of their frames, in each of a rank's two sets. Those used longest ago go first; the latest stays in
+any case."""
 
 Key = tuple[Any, ...]
 """What tells one kind of call from another: operation, sizes, element type, and whatever else its plan depends on."""

@@ -147,3 +147,17 @@ def test_the_slower_way_is_tried_again_now_and_then() -> None:
     later = answered(pace, 8, lambda size: 0.1 if size.halved else 1.0, 20 * REVISIT)
     assert later[:100] == [Size(8)] * 100
     assert later[-100:].count(Size(8, True)) >= 99
+
+
+def test_a_step_that_was_held_up_is_forgotten_when_its_way_is_tried_again() -> None:
+    pace = Pace(256, halves=True)
+
+    def seconds(size: Size) -> float:
+        return 1.0 if size.halved else 1.3
+
+    answered(pace, 8, seconds, 50)
+    held_up = pace.choose(8, 0, False)
+    assert held_up.halved
+    pace.took(held_up, 8, False, 10 * seconds(held_up))
+    later = answered(pace, 8, seconds, 2 * REVISIT)
+    assert [size.halved for size in later[REVISIT + 2 :]].count(False) <= 1
