@@ -9,6 +9,7 @@ import asyncio
 import json
 import os
 
+from motley.daemon.machine.gpus import gpus
 from motley.daemon.node.child import end_with_owner, kill_child, start_child
 from motley.plugins.engine import (
     EngineError,
@@ -58,7 +59,8 @@ def _ask(name: str) -> dict[str, object]:
             "on_gpu": on_gpu(name),
         }
         in_the_way = lacking(name)
-        speed = {} if in_the_way else {"memory_bandwidth": measured_bandwidth(name)}
+        measures = kind["on_gpu"] and not in_the_way and gpus()  # what no node offers is not measured
+        speed = {"memory_bandwidth": measured_bandwidth(name)} if measures else {}
         return {"name": name, "lacking": in_the_way, **kind, **speed}
     except EngineError as error:
         return {"name": name, "lacking": str(error)}
