@@ -98,19 +98,6 @@ def _qwen3_moe(**values: Any) -> dict[str, Any]:
 
 
 SHAPES: dict[str, dict[str, Any]] = {
-    "llama-7m": _llama(
-        hidden_size=512,
-        intermediate_size=1408,
-        num_hidden_layers=2,
-        num_attention_heads=8,
-        num_key_value_heads=4,
-        vocab_size=1024,
-        max_position_embeddings=2048,
-        rope_theta=10000.0,
-        rope_scaling=None,
-        bos_token_id=1,
-        eos_token_id=2,
-    ),
     "tinyllama-1.1b": _llama(
         hidden_size=2048,
         intermediate_size=5632,
@@ -215,6 +202,19 @@ SHAPES: dict[str, dict[str, Any]] = {
         num_hidden_layers=12,
         num_attention_heads=16,
         max_window_layers=12,
+    ),
+    "llama-7m": _llama(
+        hidden_size=512,
+        intermediate_size=1408,
+        num_hidden_layers=2,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        vocab_size=1024,
+        max_position_embeddings=2048,
+        rope_theta=10000.0,
+        rope_scaling=None,
+        bos_token_id=1,
+        eos_token_id=2,
     ),
 }
 """``config.json`` of well-known models, as published; their dtype is added when weights are written."""

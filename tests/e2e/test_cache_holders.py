@@ -36,7 +36,14 @@ async def until(client: Client, path: str, wanted: Callable[[dict[str, Any]], bo
             await asyncio.sleep(0.02)
 
 
-@pytest.mark.parametrize(("exact", "cache_format"), [(False, "fp32"), (False, "int8"), (True, "fp32")])
+@pytest.mark.parametrize(
+    ("exact", "cache_format"),
+    [
+        (False, "int8"),
+        pytest.param(False, "fp32", marks=pytest.mark.soak),
+        pytest.param(True, "fp32", marks=pytest.mark.soak),
+    ],
+)
 async def test_a_context_four_times_what_ranks_have_room_for_is_answered_to_the_bit(
     exact: bool, cache_format: str, there: Mesh
 ) -> None:

@@ -292,6 +292,7 @@ def test_a_rank_that_looks_for_messages_misses_those_that_do_not_come(
     assert first.rank == 1
 
 
+@pytest.mark.soak  # takes a minute
 def test_a_survivor_that_computed_names_the_rank_that_was_lost_and_not_the_one_that_gave_up(
     run_ranks: Callable[..., list[Any]],
 ) -> None:
