@@ -15,7 +15,7 @@ from safetensors.numpy import save_file
 from motley.daemon.models.cutting.units import units
 from motley.daemon.models.description.model import expected_shapes
 from motley.daemon.models.reading import read_model
-from motley.plugins.engine import EngineOptions
+from motley.plugins.engine import CacheBlocks, EngineOptions
 from motley.plugins.mapped_share import HUGE_PAGE, MappedShare
 from motley.plugins.onnxruntime.engine import OnnxRuntimeEngine
 from tests.models.cases import LocalSession, whole_share
@@ -170,11 +170,14 @@ def test_an_engine_holds_its_weights_once(quantisation: str, tmp_path: Path) -> 
     del weights
     share = whole_share(units(config, quantisation, 32))
     few = EngineOptions(max_rows=8)  # buffers of many rows would count or not, by what memory they get
-    with LocalSession(tmp_path, OnnxRuntimeEngine, [share], tmp_path / "first", quantisation, options=few) as first:
+    blocks = CacheBlocks(2, 8)  # those of a usual session would be half of the smallest share
+    with LocalSession(
+        tmp_path, OnnxRuntimeEngine, [share], tmp_path / "first", quantisation, options=few, blocks=blocks
+    ) as first:
         first.step([1, 2, 3], 0)
         before = anonymous()
         with LocalSession(
-            tmp_path, OnnxRuntimeEngine, [share], tmp_path / "second", quantisation, options=few
+            tmp_path, OnnxRuntimeEngine, [share], tmp_path / "second", quantisation, options=few, blocks=blocks
         ) as second:
             second.step([1, 2, 3], 0)
             second.step([4], 3)
