@@ -14,6 +14,7 @@ from typing import Generic, Protocol, TypeVar
 import numpy as np
 
 from motley.daemon.rank.drafts import AT_FIRST, F64, HOPELESS, MOST, PROBE, Luck, how_many
+from motley.daemon.rank.pace import power_of_two
 
 CHUNK = 64
 """Tokens of a text that a draft model reads at most beside a step of the session."""
@@ -211,11 +212,11 @@ class Drafting(Generic[R]):
         """How long a token each for so many requests is thought to take, where a step takes so long."""
         if not self._token_s:
             return CHEAP * step
-        key = 1 << (requests - 1).bit_length()
+        key = power_of_two(requests)
         return self._token_s[min(self._token_s, key=lambda known: abs(known - key))]
 
     def _learn(self, requests: int, seconds: float) -> None:
-        key = 1 << (requests - 1).bit_length()
+        key = power_of_two(requests)
         known = self._token_s.get(key)
         if known is not None:
             self._token_s[key] = known + NEWEST * (seconds - known)

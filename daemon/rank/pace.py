@@ -145,7 +145,7 @@ class Pace:
         for outside, end in ((slice(0, max(0, known[0] - least)), 0), (slice(max(0, known[-1] + 1 - least), None), -1)):
             whole[outside] = times[end] * (1.0 + SLOPE * rows[outside]) / (1.0 + SLOPE * known[end])
         if self._halves:
-            like = _power_of_two(least)
+            like = power_of_two(least)
             while like < 2 * most:
                 if (seconds := self._alone.get(Size(like, True))) is not None:
                     own = slice(max(0, like // 2 + 1 - least), like + 1 - least)
@@ -158,7 +158,7 @@ class Pace:
 
         Both ways are tried at first, then the quicker one is kept, and the other tried again now and then.
         """
-        whole, halved, like = Size(answers), _like(Size(answers, True)), _power_of_two(answers)
+        whole, halved, like = Size(answers), _like(Size(answers, True)), power_of_two(answers)
         for size in (whole, halved):
             if self._met.get(size, 0) <= TRIES:
                 return size.halved
@@ -192,14 +192,14 @@ def _average(averages: dict[K, float], key: K, value: float) -> None:
     averages[key] = averages[key] + NEWEST * (value - averages[key]) if key in averages else value
 
 
-def _power_of_two(count: int) -> int:
+def power_of_two(count: int) -> int:
     """The next one that is not smaller."""
     return 1 << (count - 1).bit_length()
 
 
 def _like(size: Size) -> Size:
     """What stands for a size of answers: all sizes in halves between two powers of two count as one."""
-    return Size(_power_of_two(size.rows), True) if size.halved else size
+    return Size(power_of_two(size.rows), True) if size.halved else size
 
 
 def _smallest_of_the_fastest(sizes: Sequence[Size], rates: dict[Size, list[float]]) -> Size:
