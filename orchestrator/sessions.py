@@ -10,12 +10,18 @@ carries them. The life of a session:
     starting       the assignments are sent                                 every rank listens: peers
     connecting     every rank knows its peers                               a rank reports progress in loading
     loading        weights are being read                                   every rank is ready
-    ready          it can answer                                            -
+    ready          it can answer                                            a rank is lost: recovering
+    recovering     a rank is lost, after it was ready once                  there is a new plan: starting again
     failed         a rank failed, its node is lost or a deadline passed     the session is closed
     closing        a client deletes it                                      every rank is gone: it is forgotten
     =============  =======================================================  ====================================
 
 From every state a failure leads to *failed* and a deletion to *closing*; both release all ranks that are not gone.
+
+Once a session has been ready, it outlives its ranks. When one is lost, whatever has become of it, the others are
+released, and when they are gone the session gets a new plan, of nodes that are left, and with it a new *epoch*
+(`motley.orchestrator.serving.recovery`). Its requests go on from the tokens that they have. It fails when no plan fits,
+or when ranks are lost again and again.
 
 A session may have *expert hosts* besides the ranks of its trunk (`motley.orchestrator.experts`). They come up as
 ranks do, but once it is ready the loss of one does not end it: the trunk is told, and what the host held is placed
@@ -28,8 +34,8 @@ is ready, its rank sees that for itself, and the leader does without all of them
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from motley.orchestrator.assignments import Assignments
@@ -48,6 +54,7 @@ from motley.protocol import MAX_RANKS
 from motley.protocol.mesh_pb2 import (
     Activity,
     Assignment,
+    Described,
     Failure,
     HostedExperts,
     ModelProfile,
@@ -67,6 +74,12 @@ EXPLAIN_S = 2.0
 """Whoever is to blame for the end of a session has so long to say why, while its clients wait."""
 RELEASE_S = 10.0
 """A rank that was told to stop, and does not say that it has, is taken for gone after this."""
+CLEAR_S = 1.0
+"""When a rank is lost, the others have so long to end before there is a new plan; where one takes longer, its memory is
+not free, so the plan does without its node if it can."""
+LOSSES = 5
+"""When ranks were lost so often within `LOSSES_S`, another loss ends the session."""
+LOSSES_S = 60.0
 
 Command = tuple[str, RankCommand]
 """The id of a node, and what to tell one of the workers there."""
@@ -80,8 +93,41 @@ class State(StrEnum):
     CONNECTING = "connecting"
     LOADING = "loading"
     READY = "ready"
+    RECOVERING = "recovering"
     FAILED = "failed"
     CLOSING = "closing"
+
+
+@dataclass(frozen=True)
+class ModelKnown:
+    """What was found out of a session's model when it was first planned.
+
+    Attributes:
+        spec: the model with every quantisation that units must suit.
+        profiles: what it costs, by quantisation.
+        copies: by the name of a node that was asked, what it has of the model.
+    """
+
+    spec: ModelSpec
+    profiles: Mapping[str, ModelProfile]
+    copies: Mapping[str, Described]
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A rank of a session was lost, and the session goes on.
+
+    Attributes:
+        at: when.
+        why: and what was lost.
+        node: the name of the node where that was; empty: nobody knows.
+        epoch: in which that was.
+    """
+
+    at: float
+    why: Failure
+    node: str
+    epoch: int
 
 
 @dataclass
@@ -102,6 +148,12 @@ class Session:
     """How many tokens prompt and answer have together, and how many all requests have in the caches; 0: not planned."""
     epoch: int = 1
     """The number of the plan that its workers follow. What a worker of another plan says is ignored."""
+    known: ModelKnown | None = field(default=None, repr=False)
+    """What was found out of its model, for further plans; None: not all of that yet."""
+    serves: bool = False
+    """It has been ready, so it takes requests, which wait while it recovers."""
+    losses: list[Loss] = field(default_factory=list)
+    """Of ranks, after each of which it has got, or is to get, a new plan."""
     ranks: list[Rank] = field(default_factory=list)
     holders: list[CacheHolder] = field(default_factory=list)
     """Where its ranks have far cache blocks, one for each rank; none: they have them themselves, or have none."""
@@ -144,6 +196,37 @@ class Session:
         return self.state not in (State.FAILED, State.CLOSING)
 
     @property
+    def takes_requests(self) -> bool:
+        """It is ready, or recovers: then requests wait."""
+        return self.serves and self.alive
+
+    @property
+    def unplanned(self) -> bool:
+        """It waits for a plan: its first, or another after a loss."""
+        return self.state in (State.PLANNING, State.RECOVERING)
+
+    def cleared(self, now: float) -> bool:
+        """It recovers, and none of its old workers has to be waited for any more."""
+        waited = now - self.deadline_from
+        return self.state is State.RECOVERING and (waited > CLEAR_S or all(worker.gone for worker in self.workers))
+
+    @property
+    def suspects(self) -> set[str]:
+        """While it recovers: ids of nodes that the new plan should do without, as what was lost was lost there, but
+        for a process that died for the first time in a while."""
+        loss = self.losses[-1]
+        blamed = self.worker(loss.why.lost_rank - 1)
+        if blamed is None:
+            return set()
+        again = any(each.node == loss.node and loss.at - each.at < LOSSES_S for each in self.losses[:-1])
+        return {blamed.node_id} if again or not blamed.died else set()
+
+    @property
+    def unreleased(self) -> set[str]:
+        """While it recovers: ids of nodes where a worker of the plan before has not ended yet."""
+        return {worker.node_id for worker in self.workers if not worker.gone}
+
+    @property
     def over(self) -> bool:
         """It has ended, and no worker is left of it."""
         return not self.alive and all(worker.gone for worker in self.workers)
@@ -171,13 +254,16 @@ class Session:
         experts: ExpertMap | None = None,
         holders: Sequence[CacheHolder] = (),
     ) -> list[Command]:
-        """The shares, and the experts' first hosts, are decided: start the workers.
+        """The shares, and the experts' first hosts, are decided: start the workers, after a loss of the next epoch.
 
         Args:
             spec: the model with every quantisation that units must suit.
             profile: what the model costs in the first of these.
         """
-        assert self.state is State.PLANNING
+        assert self.unplanned
+        if self.state is State.RECOVERING:
+            self.epoch += 1
+            self.activity = None
         self.profile, self.ranks, self.caches, self.experts = profile, list(ranks), caches, experts
         self.holders = list(holders)
         self.state, self.deadline_from = State.STARTING, now
@@ -190,6 +276,8 @@ class Session:
         if event.epoch != self.epoch or worker is None or worker.node_id != node_id:
             return []
         body = event.WhichOneof("body")
+        if body == "failed" and event.failed.code == "worker_died":
+            worker.died = True
         if worker.gone:
             if isinstance(worker, Holder) and body in ("released", "failed"):
                 worker.ended = True
@@ -200,6 +288,8 @@ class Session:
                 return self._on_end(worker, failure, now)
             case "failed":
                 failure = self._blame(worker, event.failed)
+                if self.state is State.RECOVERING and failure.lost_rank == self.losses[-1].why.lost_rank:
+                    self.losses[-1] = replace(self.losses[-1], why=failure)
                 if self.failure and failure.lost_rank == self.failure.lost_rank == worker.index + 1:
                     self.failure = failure  # others have missed it before it could say why itself
                 return self._on_end(worker, failure, now)
@@ -252,7 +342,7 @@ class Session:
             f"node {lost[0].node_name!r} ({roles}) {what_became(reason)}. Start its daemon again, or start a session"
             " without it"
         )
-        return self.fail(Failure(code="node_lost", message=message, lost_rank=lost[0].index + 1), now)
+        return self._lose_rank(Failure(code="node_lost", message=message, lost_rank=lost[0].index + 1), now)
 
     def on_time(self, now: float) -> list[Command]:
         """Let deadlines pass."""
@@ -277,6 +367,22 @@ class Session:
                 return self._give_up(self.experts, now)
             return self._go_on(now)
         return []
+
+    def _lose_rank(self, failure: Failure, now: float) -> list[Command]:
+        """It cannot serve as it is planned: stop its workers, to plan anew once they are gone, or for good."""
+        if self.state is State.RECOVERING:
+            return []
+        lately = [loss for loss in self.losses if now - loss.at < LOSSES_S]
+        if not self.serves:
+            return self.fail(failure, now)
+        if len(lately) >= LOSSES:
+            counted = f"{len(lately) + 1} times within {LOSSES_S:.0f} s"
+            failure.message = f"ranks were lost {counted}, the last time: {failure.message}"
+            return self.fail(failure, now)
+        blamed = self.worker(failure.lost_rank - 1)
+        self.losses.append(Loss(now, failure, blamed.node_name if blamed else "", self.epoch))
+        self.state = State.RECOVERING
+        return self._release(now)
 
     def fail(self, failure: Failure, now: float) -> list[Command]:
         """It cannot serve any more: stop its workers."""
@@ -409,7 +515,7 @@ class Session:
                 return []
             return [self._command(each, peers=self._peers(each)) for each in host.group]
         if all(worker.ready is not None for worker in self.workers):
-            self.state = State.READY
+            self.state, self.serves = State.READY, True
             return self._go_on(now)
         return []
 
@@ -427,13 +533,13 @@ class Session:
         if self.state is State.READY and isinstance(worker, CacheHolder):
             return self._lose_caches([worker], worker.lost or failure.message)
         worker.gone = True
-        return self.fail(failure, now) if self.alive else []
+        return self._lose_rank(failure, now) if self.alive else []
 
     def _stuck(self, workers: list[Worker], what: str, waited: float, now: float) -> list[Command]:
         names = ", ".join(map(str, workers))
         message = f"{names} {what} for {waited:.0f} s; look at the log of the daemon there"
         failure = Failure(code="timed_out", message=message, lost_rank=workers[0].index + 1)
-        return self.fail(failure, now)
+        return self._lose_rank(failure, now)
 
     def _blame(self, worker: Worker, failure: Failure) -> Failure:
         """The failure that a worker reported, with the names of its node and of the one to blame."""

@@ -26,6 +26,8 @@ class Worker:
     ready: Ready | None = field(default=None, kw_only=True)
     gone: bool = field(default=False, kw_only=True)
     """Its process has ended, its node is lost, or it was given up."""
+    died: bool = field(default=False, kw_only=True)
+    """Its process has ended by itself: it was killed, or it crashed."""
 
     @property
     def memory_bytes(self) -> int:

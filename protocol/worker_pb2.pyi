@@ -40,20 +40,22 @@ class Start(_message.Message):
     def __init__(self, session: _Optional[str] = ..., epoch: _Optional[int] = ..., rank: _Optional[int] = ..., assignment: _Optional[_Union[_mesh_pb2.Assignment, _Mapping]] = ...) -> None: ...
 
 class Decode(_message.Message):
-    __slots__ = ("request_id", "prompt", "sampling", "max_tokens", "stop_tokens", "without_drafts")
+    __slots__ = ("request_id", "prompt", "sampling", "max_tokens", "stop_tokens", "without_drafts", "written")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
     STOP_TOKENS_FIELD_NUMBER: _ClassVar[int]
     WITHOUT_DRAFTS_FIELD_NUMBER: _ClassVar[int]
+    WRITTEN_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     prompt: _containers.RepeatedScalarFieldContainer[int]
     sampling: _mesh_pb2.Sampling
     max_tokens: int
     stop_tokens: _containers.RepeatedScalarFieldContainer[int]
     without_drafts: bool
-    def __init__(self, request_id: _Optional[str] = ..., prompt: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_mesh_pb2.Sampling, _Mapping]] = ..., max_tokens: _Optional[int] = ..., stop_tokens: _Optional[_Iterable[int]] = ..., without_drafts: _Optional[bool] = ...) -> None: ...
+    written: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, request_id: _Optional[str] = ..., prompt: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_mesh_pb2.Sampling, _Mapping]] = ..., max_tokens: _Optional[int] = ..., stop_tokens: _Optional[_Iterable[int]] = ..., without_drafts: _Optional[bool] = ..., written: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class WorkerEvent(_message.Message):
     __slots__ = ("listening", "loading", "ready", "failed", "timing", "tokens", "released", "hosted", "experts", "starved", "activity")

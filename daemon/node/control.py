@@ -231,8 +231,7 @@ class Control:
         due = loop.time()
         while True:
             if loop.time() >= due:
-                beat = pb.Heartbeat(memory_available_bytes=available_memory(), gpus=self._gpus)
-                message = pb.NodeMessage(heartbeat=beat)
+                message = pb.NodeMessage(heartbeat=self._heartbeat())
                 due = loop.time() + heartbeat_s
             else:
                 try:
@@ -241,6 +240,9 @@ class Control:
                 except TimeoutError:
                     continue
             await call.write(message)
+
+    def _heartbeat(self) -> pb.Heartbeat:
+        return pb.Heartbeat(memory_available_bytes=available_memory(), gpus=self._gpus)
 
     async def _watch_outbox(self) -> None:
         """
@@ -313,7 +315,7 @@ class Control:
         elif body == "assign":
             self._ranks[key] = _Rank(command)
             self._spawn(self._hold(key, self._ranks[key]))
-        elif (rank := self._ranks.get(key)) is None:
+        elif (rank := self._ranks.get(key)) is None or rank.command.epoch != command.epoch:
             if body == "release":
                 gone = pb.RankEvent(session=key[0], epoch=command.epoch, rank=key[1], released=pb.Empty())
                 self._say(rank=gone)
@@ -340,6 +342,7 @@ class Control:
                 await rank.worker.stop()
             if self._ranks.get(key) is rank:
                 del self._ranks[key]
+        self._say(heartbeat=self._heartbeat())  # what is planned next counts on the memory that is free now
         if failure is None or asked:
             self._rank_event(rank, rank.event(released=pb.Empty()))
         else:

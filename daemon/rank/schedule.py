@@ -391,9 +391,9 @@ class Schedule:
             request.blocks += taken
             request.given = 0
             if request.cached is None:
-                request.cached = request.position
+                request.cached = min(request.position, request.prompt)
                 self._prompted += request.prompt
-                self._cached += request.position
+                self._cached += request.cached
             busy = {other.slot for other in self.active}
             request.slot = next(slot for slot in range(self._sequences) if slot not in busy)
             insort(self.active, request, key=lambda each: each.arrived)

@@ -185,7 +185,7 @@ class Scheduler:
         root = prompt if prompt > self.alike else 0
         request = Request(
             arrived=next(self._arrivals),
-            tokens=list(decode.prompt),
+            tokens=[*decode.prompt, *decode.written],
             prompt=prompt,
             longest=prompt + decode.max_tokens,
             root=root,
@@ -371,7 +371,7 @@ class Scheduler:
         if client.params.logprobs:
             said["logprobs"] = [_logprob_row(choice)]
         client.spoken = time.perf_counter()
-        if client.generated == 1:
+        if client.generated == len(decode.written) + 1:
             said["prefill_s"] = client.spoken - client.arrived
             said["cached_tokens"] = client.request.cached
         if finish:

@@ -7,6 +7,7 @@ texts of log-probabilities are made here.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 
 from motley.daemon.sampling.parameters import SamplingError, SamplingParams
 from motley.daemon.text.messages import ChatError
@@ -55,9 +56,10 @@ class Generation:
         _check(request, tokenizer)
         self._decoder = IncrementalDecoder(tokenizer, self._prompt)
         self._stops = StopChecker(request.stop)
-        self._before = tokenizer.decode(self._prompt) if request.echo else ""
+        self._before = tokenizer.decode(self._prompt) if request.echo and not request.written else ""
         """Text that goes out ahead of the answer."""
-        self._generated = 0
+        self._generated = len(request.written)
+        self._replay(request.written)
         self._prefill_s = 0.0
         self._cached = 0
         self.finished = False
@@ -72,7 +74,14 @@ class Generation:
             max_tokens=self._max_tokens,
             stop_tokens=sorted(self._stop_tokens),
             without_drafts=self._request.without_drafts,
+            written=self._request.written,
         )
+
+    def _replay(self, written: Sequence[int]) -> None:
+        """Come to where the text was after these tokens, all of which the client has been told of."""
+        for token in written:
+            if token not in self._stop_tokens:
+                self._stops.push(self._decoder.push(token))
 
     def on_tokens(self, tokens: wp.Tokens) -> pb.Delta | None:
         """Make of new tokens what the orchestrator is told; None once finished.

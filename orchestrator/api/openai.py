@@ -21,7 +21,7 @@ from motley.orchestrator.api.slow_clients import Patience, finish
 from motley.orchestrator.serving.errors import BusyError, ServingError, unready
 from motley.orchestrator.serving.requests import Answers, Requests
 from motley.orchestrator.session_table import SessionTable
-from motley.orchestrator.sessions import Session, State
+from motley.orchestrator.sessions import Session
 from motley.protocol.mesh_pb2 import Delta, LogprobRow
 
 _now = time.perf_counter
@@ -43,13 +43,13 @@ class OpenAiApi:
         ]
 
     async def models(self, _: web.Request) -> web.Response:
-        served = [_model(session) for session in self._sessions if session.state is State.READY]
+        served = [_model(session) for session in self._sessions if session.takes_requests]
         return web.json_response({"object": "list", "data": served})
 
     async def model(self, request: web.Request) -> web.Response:
         """A model that is ready; one that is not is refused as a request to it would be."""
         session = self._session(request.match_info["model"])
-        if session.state is not State.READY:
+        if not session.takes_requests:
             raise ApiError.from_failure(unready(session).failure)
         return web.json_response(_model(session))
 
@@ -62,7 +62,7 @@ class OpenAiApi:
     def _session(self, model: str) -> Session:
         session = self._sessions.named(model)
         if session is None:
-            served = ", ".join(s.name for s in self._sessions if s.state is State.READY) or "none"
+            served = ", ".join(s.name for s in self._sessions if s.takes_requests) or "none"
             message = f"no model named {model!r} is served; served: {served}"
             raise ApiError(404, message, param="model", code="model_not_found")
         return session

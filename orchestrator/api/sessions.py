@@ -14,7 +14,7 @@ from motley.orchestrator.experts.hosts import ExpertHost
 from motley.orchestrator.serving.errors import ServingError
 from motley.orchestrator.serving.lifecycle import Lifecycle
 from motley.orchestrator.session_table import SessionTable
-from motley.orchestrator.sessions import Session, State
+from motley.orchestrator.sessions import Loss, Session, State
 from motley.orchestrator.workers import CacheHolder, Rank, Worker
 from motley.protocol.mesh_pb2 import Timing
 
@@ -99,6 +99,8 @@ def session_json(session: Session, steps: bool = False) -> dict[str, Any]:
             "rank": failure.lost_rank - 1 if failure.lost_rank else None,
         },
         "explained": session.explained,
+        "epoch": session.epoch,
+        "losses": [_loss_json(loss) for loss in session.losses],
         "created": int(session.created),
         "family": profile.family,
         "parameters": profile.parameters,
@@ -121,6 +123,11 @@ def session_json(session: Session, steps: bool = False) -> dict[str, Any]:
         timing = session.ranks[0].timing if session.ranks else None
         body["step_ms"] = list(timing.step_ms) if timing else []
     return body
+
+
+def _loss_json(loss: Loss) -> dict[str, Any]:
+    """A rank that was lost, after which the session got another plan, or is to get one."""
+    return {"epoch": loss.epoch, "node": loss.node or None, "code": loss.why.code, "message": loss.why.message}
 
 
 def _layout(session: Session) -> str | None:

@@ -25,11 +25,16 @@ class Carrier:
         """The orchestrator shuts down, which is why sessions are closed."""
 
     def carry_out(self, session: Session, commands: Iterable[Command]) -> None:
-        """Send what a session decided, end its requests if it has ended, and forget it once it is over."""
+        """Send what a session decided, end its requests if it has ended, have them wait while it recovers and go on
+        when it has, and forget it once it is over."""
         for node_id, command in commands:
             self._control.send(node_id, OrchestratorMessage(rank=command))
         if session.explained or session.state is State.CLOSING:  # soon: whoever is to blame is released
             self._requests.end(session, session.failure or self.closed(session).failure)
+        elif session.state is State.RECOVERING:
+            self._requests.suspend(session)
+        elif session.state is State.READY:
+            self._requests.resume(session)
         if session.state is State.CLOSING and session.over:
             self._sessions.remove(session)
             self._requests.forget(session)
@@ -59,7 +64,7 @@ class Carrier:
         Raises:
             ServingError: it was closed meanwhile.
         """
-        if session.state is not State.PLANNING:
+        if not session.unplanned:
             raise self.closed(session)
 
     def closed(self, session: Session) -> ServingError:

@@ -70,12 +70,7 @@ class Descriptions:
         """
         first, *others = {node.id: node for node in nodes}.values()
         copies: dict[str, Described] = {}
-
-        async def look(node: Node) -> None:
-            with contextlib.suppress(ServingError):  # it is lost, or the session was closed
-                copies[node.name] = await self._ask(session, node, Describe(model=spec, only_here=True))
-
-        looks = [asyncio.create_task(look(node)) for node in others]
+        looks = [asyncio.create_task(self._look(session, spec, node, copies)) for node in others]
         try:
             described = copies[first.name] = await self._described(session, spec, first)
             if looks and described.failure.code in ("", MISSING):
@@ -86,6 +81,23 @@ class Descriptions:
         if described.failure.code == MISSING:
             check_copies(session.request.model, copies, [node.name for node in (first, *others)])
         return self._profiles(session, spec, first, described), copies
+
+    async def look(self, session: Session, spec: ModelSpec, nodes: Sequence[Node], within_s: float) -> Copies:
+        """What nodes have of a session's model, as far as they say so in time."""
+        copies: dict[str, Described] = {}
+        looks = [asyncio.create_task(self._look(session, spec, node, copies)) for node in nodes]
+        try:
+            if looks:
+                await asyncio.wait(looks, timeout=within_s)
+        finally:
+            for task in looks:
+                task.cancel()
+        return copies
+
+    async def _look(self, session: Session, spec: ModelSpec, node: Node, copies: dict[str, Described]) -> None:
+        """Note what a node has of a model, unless it is lost, or the session was closed."""
+        with contextlib.suppress(ServingError):
+            copies[node.name] = await self._ask(session, node, Describe(model=spec, only_here=True))
 
     async def describe_draft(self, session: Session, spec: ModelSpec, node: Node) -> ModelProfile:
         """What a draft model of a session costs.

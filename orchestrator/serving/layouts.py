@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from functools import partial
 
 from motley.orchestrator.experts.hosting import Hosting
@@ -53,6 +53,7 @@ class Layouts:
         profiles: Profiles,
         caches: Caches,
         draft: Draft | None = None,
+        avoid: Container[str] = (),
     ) -> tuple[list[Rank], ExpertMap | None]:
         """The ranks of a session and, in parallel, what its experts are on: groups of nodes where there is no room for
         whole experts. In ``auto`` it is sliced where the trunk or whole experts do not fit in parallel. The caller must
@@ -61,6 +62,7 @@ class Layouts:
         Args:
             request: the session's own, or another that is tried for it.
             draft: a model that guesses tokens beside rank 0; experts are sliced then.
+            avoid: ids of nodes that are to take no part.
 
         Raises:
             PlanError, PlacementError: the model does not fit.
@@ -72,7 +74,7 @@ class Layouts:
             profile = profiles[spec.quantisation]
             while True:
                 session.planned = self._clock()
-                participants = self._participants(request, profiles)
+                participants = self._participants(request, profiles, avoid)
                 engines = {one.node.name: one.node.capabilities.expert_engines for one in participants}
                 if draft or request.cache_node_tokens or not is_parallel(request, profile, engines):
                     break
@@ -104,7 +106,7 @@ class Layouts:
                 if self._memory.has((worker.node_id, worker.host_bytes) for worker in planned):
                     return ranks, experts
             while True:
-                participants = self._participants(request, profiles)
+                participants = self._participants(request, profiles, avoid)
                 ranks = await plan_ranks(request, profiles, caches, participants, self._memory, self._planner, draft)
                 self._carrier.check_planning(session)
                 check_alive(participants, ranks)
@@ -149,9 +151,10 @@ class Layouts:
             for rank, node_id, own in zip(ranks, chosen, needed, strict=True)
         ]
 
-    def _participants(self, request: SessionRequest, profiles: Profiles) -> list[Participant]:
+    def _participants(self, request: SessionRequest, profiles: Profiles, avoid: Container[str]) -> list[Participant]:
         """Who takes part now. Whoever has joined meanwhile, and would hold the model as nobody did, comes too late."""
-        return [one for one in choose_participants(request, self._nodes) if one.setup.quantisation in profiles]
+        nodes = [node for node in self._nodes if node.id not in avoid]
+        return [one for one in choose_participants(request, nodes) if one.setup.quantisation in profiles]
 
     async def _first_answer(self, request: SessionRequest, experts: ExpertMap, ranks: Sequence[Rank]) -> Answer:
         free = self._memory.beside(request.engine, [*ranks, *experts.hosts, *experts.members])

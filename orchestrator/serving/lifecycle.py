@@ -7,10 +7,8 @@ import contextlib
 import time
 from collections.abc import Callable
 
-from motley.orchestrator.assignments import draft_spec
 from motley.orchestrator.nodes import NodeTable
 from motley.orchestrator.planning.caches import Caches
-from motley.orchestrator.planning.draft import Draft, plan_draft
 from motley.orchestrator.planning.layout import LayoutError
 from motley.orchestrator.planning.placement.terms import PlacementError
 from motley.orchestrator.planning.setup import SetupError
@@ -18,13 +16,14 @@ from motley.orchestrator.planning.shares import PlanError
 from motley.orchestrator.serving.carrier import Carrier
 from motley.orchestrator.serving.copies import check_copies
 from motley.orchestrator.serving.descriptions import Descriptions
+from motley.orchestrator.serving.drafts import describe_draft
 from motley.orchestrator.serving.errors import ServingError, refusal
 from motley.orchestrator.serving.fitting import Fitting
 from motley.orchestrator.serving.layouts import Layouts
-from motley.orchestrator.serving.participants import Participant, choose_participants, draft_setup, wanted_model
+from motley.orchestrator.serving.participants import choose_participants, wanted_model
 from motley.orchestrator.session_request import SessionRequest
 from motley.orchestrator.session_table import NameInUseError, SessionTable
-from motley.orchestrator.sessions import Session, State
+from motley.orchestrator.sessions import ModelKnown, Session, State
 from motley.protocol.mesh_pb2 import ModelProfile
 
 READY_S = 3600.0
@@ -73,19 +72,22 @@ class Lifecycle:
                 profile = profiles[spec.quantisation]
                 self._carrier.check_planning(session)
                 caches = _caches(request, profile)
-                draft = await self._draft(session, participants[0], caches) if request.draft_model else None
+                draft = None
+                if request.draft_model:
+                    draft = await describe_draft(self._descriptions, session, participants[0], caches)
+                    self._carrier.check_planning(session)
                 self._sessions.rename(session, request.name or profile.name)
                 try:
                     ranks, experts = await self._layouts.lay_out(session, request, spec, profiles, caches, draft)
                 except (PlanError, PlacementError) as error:
                     hint = await self._fitting.hint(session, participants, spec, profiles, caches, draft)
                     raise type(error)(f"{error}\n{hint}" if hint else str(error)) from error
-                holders = self._layouts.place_holders(ranks, caches, profile)
-                planned = [*ranks, *holders, *(experts.hosts + experts.members if experts else ())]
-                reading = [worker for worker in planned if worker not in holders]
+                reading = [*ranks, *(experts.hosts + experts.members if experts else ())]
                 involved = {participants[0].node.name, *(worker.node_name for worker in reading)}
                 names = dict.fromkeys(one.node.name for one in participants if one.node.name in involved)
                 check_copies(request.model, copies, names)
+                session.known = ModelKnown(spec, profiles, copies)
+                holders = self._layouts.place_holders(ranks, caches, profile)
                 commands = session.assign(spec, profile, ranks, caches, self._clock(), experts, holders)
                 self._carrier.carry_out(session, commands)
             except BaseException:
@@ -100,18 +102,6 @@ class Lifecycle:
         except (PlanError, PlacementError) as error:
             raise refusal("insufficient_memory", str(error)) from error
         return session
-
-    async def _draft(self, session: Session, first: Participant, caches: Caches) -> Draft:
-        """The model that is to guess tokens beside the rank of the first participant, which is rank 0.
-
-        Raises:
-            ServingError: the node has no such model or engine, or the model's tokenizer is not that of the session's.
-        """
-        setup = draft_setup(session.request, first)
-        spec = draft_spec(session.request, setup.quantisation)
-        profile = await self._descriptions.describe_draft(session, spec, first.node)
-        self._carrier.check_planning(session)
-        return plan_draft(spec, profile, setup, caches)
 
     async def wait_ready(self, session: Session) -> None:
         """Wait until a session is ready.

@@ -1,5 +1,8 @@
 """A request's life: it goes to the leader of its session, deltas come back, an error or a last delta ends it.
 
+When the session loses ranks and recovers, a request goes to the new leader, with the tokens that have come of it: what
+comes then goes on from these, so the client sees no more of it than that it takes a while.
+
 A client may make several requests at once, for as many answers. They get places together or not at all, and what comes
 of them is one series of deltas.
 """
@@ -25,6 +28,8 @@ ANSWER_S = 300.0
 """A leader says of every request at least this often that it lives, also while that waits."""
 LOOK_S = 1.0
 """How often that is looked at."""
+FRUITLESS = 3
+"""A request ends when a rank was lost so often in a row before there was another token of it."""
 MOST_UNTAKEN = 1 << 16
 """Bytes of deltas that may wait for a client to take them; with more, its request is held until there are fewer than a
 quarter of that. What is under way from the leader when it is told so comes on top, a few steps at most."""
@@ -35,6 +40,7 @@ class _Request:
     """A request under way.
 
     Attributes:
+        generate: what the leader is asked for; ``request_id`` is another in each epoch of the session.
         tally: of its session.
         heard: when the leader last said something of it, or when it began.
         token_at: when it last said tokens of it, or when it began.
@@ -43,9 +49,11 @@ class _Request:
         answered: whether there have been tokens.
         untaken: bytes of its deltas that have not been taken.
         held: whether the leader was told to compute no more of it for now.
+        asked: whether there is a leader that was asked; else it waits for one.
+        fruitless: how often it was asked in vain since the last token.
     """
 
-    id: str
+    generate: Generate
     session: Session
     tally: Tally
     heard: float
@@ -55,6 +63,12 @@ class _Request:
     answered: bool = False
     untaken: int = 0
     held: bool = False
+    asked: bool = False
+    fruitless: int = 0
+
+    @property
+    def id(self) -> str:
+        return self.generate.request_id
 
     def put(self, delta: Delta) -> None:
         self.deltas.put_nowait((self, delta))
@@ -85,10 +99,10 @@ class Requests:
 
         Raises:
             BusyError: the session has no places for so many more; its nodes have heard nothing of these.
-            ServingError: the session is not ready, or never has so many places. The answers raise it where one breaks
-                off.
+            ServingError: the session has not been ready, or has ended, or never has so many places. The answers raise
+                it where one breaks off.
         """
-        if session.state is not State.READY:
+        if not session.takes_requests:
             raise unready(session)
         places, tally, count = self.places(session), self.tally(session), len(generates)
         if count > places.number:
@@ -98,21 +112,20 @@ class Requests:
             tally.ended[Outcome.TOO_MANY] += count
             raise self._busy(session, places)
         now = self._clock()
-        leader = session.leader.node_id
         deltas: asyncio.Queue[tuple[_Request, Delta]] = asyncio.Queue()
         requests: list[_Request] = []
         for number, generate in enumerate(generates):
-            request = _Request(secrets.token_hex(8), session, tally, now, now, number, deltas)
-            generate.request_id, generate.session = request.id, session.id
-            self._requests[request.id] = request
+            generate.request_id, generate.session = secrets.token_hex(8), session.id
+            request = self._requests[generate.request_id] = _Request(generate, session, tally, now, now, number, deltas)
             requests.append(request)
-            self._control.send(leader, OrchestratorMessage(generate=generate))
+        self.resume(session)
         try:
             yield Answers(requests, deltas, self._clock, self._go_on)
         finally:
             for request in requests:
-                if self._remove(request, Outcome.CANCELLED):
-                    self._control.send(leader, OrchestratorMessage(cancel=Cancel(request_id=request.id)))
+                if self._remove(request, Outcome.CANCELLED) and request.asked:
+                    cancel = OrchestratorMessage(cancel=Cancel(request_id=request.id))
+                    self._control.send(session.leader.node_id, cancel)
 
     def on_delta(self, node: Node, delta: Delta) -> None:
         """A node says the next part of an answer, or, with an empty one, that the request lives; ignored if that was
@@ -122,6 +135,8 @@ class Requests:
             return
         request.heard = self._clock()
         if delta.ids:
+            request.generate.written.extend(delta.ids)
+            request.fruitless = 0
             request.count(request.heard)
         ends = bool(delta.finish) or delta.HasField("failure")
         if ends or delta.ids or delta.text:
@@ -133,9 +148,37 @@ class Requests:
 
     def end(self, session: Session, failure: Failure) -> None:
         """End all requests of a session with this failure."""
-        for request in [request for request in self._requests.values() if request.session is session]:
-            self._remove(request, Outcome.FAILED)
-            request.put(Delta(request_id=request.id, finish="error", failure=failure))
+        for request in self._of(session):
+            self._break_off(request, failure)
+
+    def suspend(self, session: Session) -> None:
+        """The leader of a session is no more: what it still says of the requests that it was asked is ignored. Those
+        that have been asked in vain too often end, as they may be what ranks are lost by."""
+        for request in [each for each in self._of(session) if each.asked]:
+            del self._requests[request.id]
+            request.generate.request_id = secrets.token_hex(8)
+            self._requests[request.id] = request
+            request.asked = request.held = False
+            request.fruitless += 1
+            if request.fruitless >= FRUITLESS:
+                why = session.losses[-1].why
+                message = f"{FRUITLESS} times in a row a rank was lost before there was a token: {why.message}"
+                self._break_off(request, Failure(code=why.code, message=message, lost_rank=why.lost_rank))
+
+    def resume(self, session: Session) -> None:
+        """Ask the leader of a session, if that is ready, for what the requests still lack that wait for one."""
+        if session.state is not State.READY:
+            return
+        for request in [each for each in self._of(session) if not each.asked]:
+            request.asked, request.heard = True, self._clock()
+            self._control.send(session.leader.node_id, OrchestratorMessage(generate=request.generate))
+
+    def _of(self, session: Session) -> list[_Request]:
+        return [request for request in self._requests.values() if request.session is session]
+
+    def _break_off(self, request: _Request, failure: Failure) -> None:
+        self._remove(request, Outcome.FAILED)
+        request.put(Delta(request_id=request.id, finish="error", failure=failure))
 
     def forget(self, session: Session) -> None:
         """A session without requests is over."""
@@ -175,6 +218,8 @@ class Requests:
     def _hold(self, request: _Request, held: bool) -> None:
         """Have the leader compute no more of an answer for now, or go on with it."""
         request.held = held
+        if not request.asked:
+            return
         message = OrchestratorMessage(hold=Hold(request_id=request.id, held=held))
         self._control.send(request.session.leader.node_id, message)
 
@@ -220,7 +265,7 @@ class Answers:
             except TimeoutError:
                 now = self._clock()
             for request in self._waited_for:
-                if now - request.heard >= ANSWER_S:  # else it may be busy with requests that came before
+                if request.asked and now - request.heard >= ANSWER_S:  # else requests that came before may keep it busy
                     why = f"{request.session.leader} has said nothing of this request for {now - request.heard:.0f} s"
                     raise refusal("timed_out", why)
             if now >= until:

@@ -15,6 +15,7 @@ from motley.orchestrator.serving.layouts import Layouts
 from motley.orchestrator.serving.lifecycle import Lifecycle
 from motley.orchestrator.serving.memory import Memory
 from motley.orchestrator.serving.planner import Planner
+from motley.orchestrator.serving.recovery import Recovery
 from motley.orchestrator.serving.requests import Requests
 from motley.orchestrator.serving.upkeep import Upkeep
 from motley.orchestrator.session_table import SessionTable
@@ -44,6 +45,7 @@ class Serving:
         fitting = Fitting(nodes, self._descriptions, layouts, self._carrier)
         self.lifecycle = Lifecycle(nodes, self.sessions, self._descriptions, layouts, fitting, self._carrier, clock)
         self.upkeep = Upkeep(nodes, memory, self._planner, self._carrier, clock)
+        self._recovery = Recovery(nodes, self._descriptions, layouts, self._carrier, clock)
 
     def on_message(self, node: Node, message: NodeMessage) -> None:
         match message.WhichOneof("body"):
@@ -90,6 +92,7 @@ class Serving:
         try:
             self._carrier.carry_out(session, step(session))
             self.upkeep.look_after(session)
+            self._recovery.look_after(session)
         except Exception as error:
             _log.exception("session %s (%s)", session.id, session.name)
             if not session.alive:
@@ -103,4 +106,5 @@ class Serving:
         """Close every session, for the orchestrator stops."""
         await self.lifecycle.close_all()
         await self.upkeep.finish()
+        await self._recovery.finish()
         self._planner.stop()

@@ -1,0 +1,185 @@
+"""Sessions that have lost a rank get a new plan, of nodes that are left: whoever was there before, else anybody.
+
+A machine that is lost for a moment may be all that a plan lacks, so it is tried for a while before a session fails.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Container, Iterator
+from dataclasses import replace
+
+from motley.orchestrator.nodes import Node, NodeTable
+from motley.orchestrator.planning.draft import Draft
+from motley.orchestrator.planning.layout import LayoutError
+from motley.orchestrator.planning.placement.terms import PlacementError
+from motley.orchestrator.planning.setup import SetupError
+from motley.orchestrator.planning.shares import PlanError
+from motley.orchestrator.serving.carrier import Carrier
+from motley.orchestrator.serving.descriptions import Descriptions
+from motley.orchestrator.serving.drafts import describe_draft
+from motley.orchestrator.serving.errors import ServingError
+from motley.orchestrator.serving.layouts import Layouts
+from motley.orchestrator.serving.participants import choose_participants
+from motley.orchestrator.session_request import SessionRequest
+from motley.orchestrator.sessions import ModelKnown, Session, State
+from motley.protocol.mesh_pb2 import Failure
+
+PATIENCE_S = 20.0
+"""So long after a loss, plans are tried that do not fit: a machine that was lost for a moment is back by then."""
+AGAIN_S = 0.5
+"""How often they are."""
+LOOK_S = 3.0
+"""A node that has joined since the first plan takes part if it says so soon that it has the model."""
+
+_log = logging.getLogger(__name__)
+
+_Refusal = (ServingError, PlanError, PlacementError, LayoutError, SetupError)
+"""Why there may be no plan."""
+
+
+class Recovery:
+    """Plans sessions anew, one attempt per session at a time."""
+
+    def __init__(
+        self,
+        nodes: NodeTable,
+        descriptions: Descriptions,
+        layouts: Layouts,
+        carrier: Carrier,
+        clock: Callable[[], float],
+    ) -> None:
+        self._nodes = nodes
+        self._descriptions = descriptions
+        self._layouts = layouts
+        self._carrier = carrier
+        self._clock = clock
+        self._planning: dict[str, asyncio.Task[None]] = {}
+        """By session."""
+
+    def look_after(self, session: Session) -> None:
+        """Begin to plan a session anew, if it has lost a rank and the others are gone."""
+        if session.id not in self._planning and session.cleared(self._clock()):
+            task = self._planning[session.id] = asyncio.create_task(self._recover(session))
+            task.add_done_callback(lambda _: self._planning.pop(session.id))
+
+    async def finish(self) -> None:
+        """Wait until no session is planned any more; those that are must have been closed."""
+        await asyncio.gather(*self._planning.values())
+
+    async def _recover(self, session: Session) -> None:
+        """Start a session by a new plan, or have it fail."""
+        loss = session.losses[-1]
+        _log.warning("session %s (%s) has lost a rank: %s", session.id, session.name, loss.why.message)
+        try:
+            while (why := await self._try(session)) is not None:
+                if self._clock() - loss.at > PATIENCE_S:
+                    code, told = (
+                        loss.why.code,
+                        f"{loss.why.message}. It cannot go on with the nodes that are left: {why}",
+                    )
+                    failure = Failure(code=code, message=told, lost_rank=loss.why.lost_rank)
+                    self._carrier.carry_out(session, session.fail(failure, self._clock()))
+                    return
+                await asyncio.sleep(AGAIN_S)
+        except Exception as error:
+            _log.exception("planning session %s (%s) anew", session.id, session.name)
+            message = f"a fault of the orchestrator ({type(error).__name__}: {error}); its log has more"
+            failure = Failure(code="internal_error", message=message)
+            self._carrier.carry_out(session, session.fail(failure, self._clock()))
+
+    async def _try(self, session: Session) -> str | None:
+        """Start a session by the best plan that is possible now; what is wrong with the last one, if none is."""
+        assert session.known is not None, "it has been planned before"
+        lacking = await self._lacking(session, session.known)
+        blocked = lacking | session.unreleased
+        why = ""
+        for request, avoid in _requests(session.request, list(self._nodes), blocked, session.suspects - blocked):
+            if session.state is not State.RECOVERING:
+                return None
+            try:
+                await self._start(session, session.known, request, avoid)
+            except _Refusal as error:
+                why = str(error)
+            else:
+                return None
+        return why if session.state is State.RECOVERING else None
+
+    async def _lacking(self, session: Session, known: ModelKnown) -> set[str]:
+        """Ids of the nodes that are known not to have the files of a session's model, or do not say."""
+        alive = [node for node in self._nodes if node.alive]
+        new = [node for node in alive if node.name not in known.copies]
+        copies = {**known.copies, **await self._descriptions.look(session, known.spec, new, LOOK_S)}
+        fingerprint = session.profile.fingerprint
+
+        def has(node: Node) -> bool:
+            own = copies.get(node.name)
+            return own is not None and not own.HasField("failure") and own.profile.fingerprint in ("", fingerprint)
+
+        return {node.id for node in alive if not has(node)}
+
+    async def _start(self, session: Session, known: ModelKnown, request: SessionRequest, avoid: Container[str]) -> None:
+        """Plan a session as another request would have it, and start its workers.
+
+        Raises:
+            one of `_Refusal`: that is not possible.
+        """
+        caches = session.caches
+        draft = await self._draft(session, request, avoid)
+        ranks, experts = await self._layouts.lay_out(session, request, known.spec, known.profiles, caches, draft, avoid)
+        holders = self._layouts.place_holders(ranks, caches, session.profile)
+        commands = session.assign(known.spec, session.profile, ranks, caches, self._clock(), experts, holders)
+        self._carrier.carry_out(session, commands)
+
+    async def _draft(self, session: Session, request: SessionRequest, avoid: Container[str]) -> Draft | None:
+        """The draft model beside the new rank 0; None: there was none, or that node cannot have it, which changes no
+        text."""
+        if not request.draft_model:
+            return None
+        first = choose_participants(request, [node for node in self._nodes if node.id not in avoid])[0]
+        try:
+            return await describe_draft(self._descriptions, session, first, session.caches)
+        except ServingError as error:
+            _log.warning("session %s (%s) goes on without its draft model: %s", session.id, session.name, error)
+            return None
+
+
+def _requests(
+    request: SessionRequest, nodes: list[Node], blocked: Container[str], suspects: Container[str]
+) -> Iterator[tuple[SessionRequest, set[str]]]:
+    """What to try, the best first: requests, each with ids of nodes that are to take no part. First without those that
+    are suspected, and with no nodes but those that the request names, if it names any.
+
+    Args:
+        blocked: ids of nodes that cannot take part.
+    """
+    for allowed in ((), suspects):
+        avoid = {node.id for node in nodes if node.id in blocked or (not allowed and node.id in suspects)}
+        there = {node.name for node in nodes if node.alive and node.id not in avoid}
+        if there & {place.node for place in request.places}:
+            yield _among(request, there), avoid
+        yield _anywhere(request, there), avoid
+        if not suspects:
+            return
+
+
+def _among(request: SessionRequest, there: Container[str]) -> SessionRequest:
+    """A request for those nodes of its own that are there, with the weights that it has for them."""
+    kept = [place.node in there for place in request.places]
+    own = _of_nodes(request, there)
+    nodes = tuple(name for name, keep in zip(request.nodes, kept, strict=True) if keep)
+    shares = tuple(share for share, keep in zip(request.shares, kept, strict=False) if keep)
+    return replace(own, nodes=nodes, shares=shares)
+
+
+def _anywhere(request: SessionRequest, there: Container[str]) -> SessionRequest:
+    """A request for any nodes, in any shares, with as few replicas and ranks of a trunk as can be."""
+    return replace(_of_nodes(request, there), nodes=(), shares=(), replicas=1, trunk=1)
+
+
+def _of_nodes(request: SessionRequest, there: Container[str]) -> SessionRequest:
+    """A request without what it has for nodes that are not there."""
+    engines = {name: engine for name, engine in request.engines.items() if name in there}
+    quantisations = {name: own for name, own in request.quantisations.items() if name in there}
+    return replace(request, engines=engines, quantisations=quantisations)

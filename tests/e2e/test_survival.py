@@ -1,0 +1,77 @@
+"""Answers outlive machines: whichever dies in the middle of one, its text is that of an undisturbed run."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from motley.cli.client import Client
+from tests.e2e.processes import MotleyProcess, mesh
+
+HOW = {"model": "shakespeare-2.6m", "prompt": "ROMEO:", "max_tokens": 400, "ignore_eos": True}
+GREEDY = {**HOW, "temperature": 0}
+SAMPLED = {**HOW, "temperature": 0.9, "top_p": 0.95, "seed": 7, "presence_penalty": 0.4, "logprobs": 1}
+
+
+async def undisturbed(url: str, body: dict[str, Any]) -> str:
+    async with Client(url) as client:
+        text: str = (await client.call("POST", "/v1/completions", body))["choices"][0]["text"]
+        return text
+
+
+async def streamed(url: str, body: dict[str, Any], at: int, do: Callable[[], None]) -> tuple[str, int]:
+    """The text of an answer, and how many tokens it has by the log-probabilities; something is done after some of it
+    has come."""
+    pieces: list[str] = []
+    tokens = 0
+    async with Client(url) as client:
+        async for event in client.stream("/v1/completions", body):
+            for choice in event["choices"]:
+                pieces.append(choice["text"])
+                tokens += len((choice.get("logprobs") or {}).get("tokens", ()))
+            if len(pieces) == at:
+                do()
+    return "".join(pieces), tokens
+
+
+def worker_of(node: MotleyProcess) -> psutil.Process:
+    """The process of the only rank of a node."""
+    (worker,) = [each for each in node.family() if "motley.daemon.worker.process" in each.cmdline()]
+    return worker
+
+
+async def test_an_answer_goes_on_whoever_dies(tmp_path: Path) -> None:
+    """A rank's process, rank 0's, a whole machine, a machine with rank 0, one after the other."""
+    async with mesh(tmp_path, "a", "b", "c", "d") as there:
+        session = await there.session(nodes=["a", "b", "c"], exact=True)
+        texts = {name: await undisturbed(there.url, body) for name, body in (("g", GREEDY), ("s", SAMPLED))}
+
+        def die(name: str, whole: bool) -> Callable[[], None]:
+            def do() -> None:
+                node = there.nodes[name]
+                for process in node.family() if whole else [worker_of(node)]:
+                    process.kill()
+
+            return do
+
+        for name, whole in (("b", False), ("a", False), ("c", True), ("a", True)):
+            (greedy, _), (sampled, told) = await asyncio.gather(
+                streamed(there.url, GREEDY, 20, die(name, whole)), streamed(there.url, SAMPLED, 1000, lambda: None)
+            )
+            assert greedy == texts["g"]
+            assert sampled == texts["s"]
+            assert told == SAMPLED["max_tokens"]
+            if whole:
+                del there.nodes[name]
+        async with Client(there.url) as client:
+            state = await client.call("GET", f"/api/sessions/{session['id']}")
+        assert state["state"] == "ready"
+        assert state["epoch"] == 5
+        assert [loss["node"] for loss in state["losses"]] == ["b", "a", "c", "a"]
+        assert {rank["node"] for rank in state["ranks"]} == {"b"}
