@@ -186,6 +186,10 @@ Shares = Annotated[
     ),
 ]
 Exact = Annotated[bool, typer.Option("--exact", help="The same bits on any number of ranks, beside any other request.")]
+Recover = Annotated[
+    bool,
+    typer.Option("--recover/--no-recover", help="When a machine is lost, go on with those that are left, or end."),
+]
 Name = Annotated[str | None, typer.Option(help="This node's name in the mesh. Default: the host's name.")]
 Memory = Annotated[str, typer.Option(help="Memory that ranks may use here, such as 6GB. Default: what is available.")]
 Zone = Annotated[

@@ -114,6 +114,7 @@ class Wanted:
             ("--nodes", elsewhere, f"on {', '.join(sorted(used))}"),
             ("--shares", list(request.shares) not in ([], session["shares"]), "in other shares"),
             ("--exact", request.exact and not session["exact"], "without exact sums"),
+            ("--no-recover", not request.recover and session["recover"], "so that it goes on when a machine is lost"),
             ("--experts", planned and not placed, f"with experts {layout}"),
             ("--replicas", request.replicas > replicas, f"with {counted(replicas, 'replica')} of every expert"),
             ("--trunk", request.trunk not in (1, ranks), f"on {counted(ranks, 'rank')}"),
@@ -166,7 +167,9 @@ def start_command(session: dict[str, Any]) -> str:
         ("--trunk", len(session["ranks"]) if session["hosts"] and len(session["ranks"]) > 1 else 0),
     ):
         words += [option, str(value)] if value else []
-    return shlex.join(words + (["--exact"] if session["exact"] else []))
+    words += ["--exact"] if session["exact"] else []
+    words += [] if session["recover"] else ["--no-recover"]
+    return shlex.join(words)
 
 
 def nodes_of(worker: dict[str, Any]) -> list[str]:

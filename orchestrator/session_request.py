@@ -51,6 +51,8 @@ class Integer:
 class Flag:
     """A field that is true or false."""
 
+    default: bool = False
+
 
 @dataclass(frozen=True)
 class NodeNames:
@@ -144,6 +146,8 @@ class SessionRequest:
     """Compute threads of every rank; 0: its daemon decides."""
     exact: bool = field(default=False, metadata=_kind(Flag()))
     """The answers have the same bits for every split and batch."""
+    recover: bool = field(default=True, metadata=_kind(Flag(True)))
+    """When a rank is lost, go on with the nodes that are left, whichever the request names; else the session ends."""
     experts: str = field(default="auto", metadata=_kind(Text(LAYOUTS)))
     """How experts are laid out; see `motley.orchestrator.planning.layout`."""
     replicas: int = field(default=1, metadata=_kind(Integer(1, MAX_RANKS)))

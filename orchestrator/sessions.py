@@ -373,7 +373,7 @@ class Session:
         if self.state is State.RECOVERING:
             return []
         lately = [loss for loss in self.losses if now - loss.at < LOSSES_S]
-        if not self.serves:
+        if not self.serves or not self.request.recover:
             return self.fail(failure, now)
         if len(lately) >= LOSSES:
             counted = f"{len(lately) + 1} times within {LOSSES_S:.0f} s"

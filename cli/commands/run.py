@@ -34,6 +34,7 @@ from motley.cli.options import (
     Quantisation,
     Quants,
     Queue,
+    Recover,
     Sequences,
     Shares,
     by_node,
@@ -84,6 +85,7 @@ def run(
     nodes: Nodes = "",
     shares: Shares = "",
     exact: Exact = False,
+    recover: Recover = True,
     experts: Annotated[
         Experts,
         typer.Option(
@@ -149,6 +151,7 @@ def run(
         nodes=tuple(parse_nodes(nodes)) if nodes else (),
         shares=tuple(parse_shares(shares)) if shares else (),
         exact=exact,
+        recover=recover,
         experts=str(experts),
         replicas=replicas,
         trunk=trunk,

@@ -59,8 +59,8 @@ def _read(fields: Fields, name: str, kind: Kind) -> Any:
             if value is not None and choices and value not in choices:
                 fields.refuse(name, f"must be one of {', '.join(map(str, choices))}, not {value}")
             return value
-        case Flag():
-            return fields.boolean(name)
+        case Flag(default):
+            return fields.boolean(name, default)
         case NodeNames():
             names = fields.take(name)
             if names is not None and not (_is_list(names) and all(is_text(node) for node in names)):

@@ -229,7 +229,7 @@ async def test_a_killed_daemon_ends_its_request_and_its_worker_and_the_others_se
     async with mesh(tmp_path, "a", "b", "c") as there:
         for victim, alone in (("b", False), ("c", True)):
             nodes = [name for name in "abc" if name in there.nodes]
-            session = await there.session(nodes=nodes)
+            session = await there.session(nodes=nodes, recover=False)
             killed = there.nodes.pop(victim)
             daemon, *workers = killed.family()
             assert workers
@@ -256,7 +256,7 @@ async def test_whoever_is_ended_politely_in_an_answer_is_no_crash(tmp_path: Path
             ("b", r"^node 'b' \(rank 1\) has left: its daemon was ended there"),
             ("", "^the orchestrator is shutting down$"),
         ):
-            session = await there.session(nodes=["a", "b"] if who else ["a"])
+            session = await there.session(nodes=["a", "b"] if who else ["a"], recover=False)
             ended = there.nodes[who] if who else there.orchestrator
             async with Client(there.url) as client:
                 answer = client.stream("/v1/completions", {**GREEDY, "max_tokens": 1000, "ignore_eos": True})

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import psutil
-import pytest
 
 from motley.cli.client import Client
 from tests.e2e.processes import MotleyProcess, mesh

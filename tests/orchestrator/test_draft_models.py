@@ -102,7 +102,7 @@ async def test_a_refusal_of_the_node_names_the_field(mesh: Any, new_node: Any) -
 async def test_the_command_line_asks_for_it_and_minds_another(mesh: Any, new_node: Any, motley: Motley) -> None:
     node = await mesh.join(new_node("pc"))
     node.on_describe = Describing()
-    status, _, said = await motley("run", "bard", "Hello", "--draft-model", "small")
+    status, _, said = await motley("run", "bard", "Hello", "--draft-model", "small", "--no-recover")
     assert status == 0, said
     (session,) = (await mesh.call("GET", "/api/sessions"))[1]["sessions"]
     assert session["draft_model"] == "small"
@@ -112,4 +112,4 @@ async def test_the_command_line_asks_for_it_and_minds_another(mesh: Any, new_nod
     assert (status, "loaded with draft model small: leave out --draft-model, or" in said) == (1, True), said
     await node.event(node.commands[0], failed=Failure(code="wrong_results", message="this rank computes wrongly"))
     await mesh.session(session["id"], "failed")
-    assert "PROMPT --context 2048 --draft-model small" in (await motley("run", session["id"], "Hello"))[2]
+    assert "PROMPT --context 2048 --draft-model small --no-recover" in (await motley("run", session["id"], "Hello"))[2]

@@ -72,7 +72,7 @@ async def test_what_cannot_be_is_refused(
 async def test_the_command_line_gives_a_device_and_says_it_again(
     mesh: Any, nodes: dict[str, Any], motley: Motley
 ) -> None:
-    wanted = ["--engine", "reference", "--device", "cuda", "--nodes", "pc"]
+    wanted = ["--engine", "reference", "--device", "cuda", "--nodes", "pc", "--no-recover"]
     status, _, err = await motley("run", "/models/a bard", "Hi", *wanted)
     assert status == 0, err
     assert options_of(nodes["pc"]) == {"device": "cuda"}

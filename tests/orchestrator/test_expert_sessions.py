@@ -70,7 +70,7 @@ def session(moe: ModelProfile) -> Session:
     ]
     experts = ExpertMap(moe, hosts, 1, "fp32")
     experts.begin(experts.first_question(lambda _: 32_000).answer().placement)
-    session = Session("s", SessionRequest("mix", experts="parallel"), "mix", created=0)
+    session = Session("s", SessionRequest("mix", experts="parallel", recover=False), "mix", created=0)
     ranks = [Rank(0, TRUNK, TRUNK, 10**9, plans[0], SETUP)]
     commands = session.assign(model_spec(session.request, "stored"), moe, ranks, Caches(100, 100), 0, experts)
     assert kinds(commands) == [(name, index, "assign") for index, name in enumerate(WORKERS)]

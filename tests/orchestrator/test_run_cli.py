@@ -34,6 +34,7 @@ def wanted(**asked: Any) -> Wanted:
 async def test_a_session_that_has_failed_says_why_and_how_to_go_on(mesh: Any, new_node: Any, motley: Motley) -> None:
     node = await mesh.join(new_node())
     asked = {"quantisation": "int4", "context": 100, "cache_tokens": 200, "queue": 0, "nodes": ["pc"], "exact": True}
+    asked["recover"] = False
     session = await mesh.serve(model="/models/a bard", **asked)
     failed = Failure(code="wrong_results", message="this rank computes wrongly")
     await node.event(node.commands[0], failed=failed)
@@ -44,7 +45,7 @@ async def test_a_session_that_has_failed_says_why_and_how_to_go_on(mesh: Any, ne
             1,
             f"motley: session {name!r} has failed: node 'pc' (rank 0): this rank computes wrongly\nStart it again with:"
             "  motley run '/models/a bard' PROMPT --quant int4 --context 100 --cache-tokens 200 --queue 0 --nodes pc"
-            " --exact\n",
+            " --exact --no-recover\n",
         )
     status, out, err = await motley("run", "/models/a bard", "Hi")
     assert (status, out) == (0, "Hello, world\n"), err
@@ -76,7 +77,7 @@ async def test_what_others_saw_of_it_is_not_the_reason(mesh: Any, new_node: Any,
 
 async def test_the_last_word_of_a_session_that_is_closed_meanwhile(mesh: Any, new_node: Any) -> None:
     first, second = [await mesh.join(new_node(name)) for name in ("a", "b")]
-    session = await mesh.serve(nodes=["a", "b"])
+    session = await mesh.serve(nodes=["a", "b"], recover=False)
 
     async def wait(_: RankCommand) -> None:
         pass

@@ -32,7 +32,7 @@ def kinds(commands: list[Command]) -> list[tuple[str, int, str | None]]:
 def session(profile: ModelProfile) -> Session:
     """In state starting, since time 0: rank r is on node `NODES[r]`, whose id is its name."""
     plans = plan_shares([profile] * 3, [Candidate(name, 1.0, 10**9) for name in NODES], 100)
-    session = Session("s", SessionRequest("bard"), "bard", created=0)
+    session = Session("s", SessionRequest("bard", recover=False), "bard", created=0)
     ranks = [Rank(i, name, name, 10**9, plan, SETUP) for i, (name, plan) in enumerate(zip(NODES, plans, strict=True))]
     commands = session.assign(model_spec(session.request, "int4"), profile, ranks, Caches(100, 130), now=0)
     assert kinds(commands) == [(name, rank, "assign") for rank, name in enumerate(NODES)]
@@ -100,7 +100,7 @@ def test_the_way_up(session: Session) -> None:
 def held(profile: ModelProfile) -> Session:
     """Ready: one rank on each of `NODES` but the last, on which are the holders of their caches."""
     plans = plan_shares([profile] * 2, [Candidate(name, 1.0, 10**9) for name in NODES[:2]], 100)
-    session = Session("s", SessionRequest("bard"), "bard", created=0)
+    session = Session("s", SessionRequest("bard", recover=False), "bard", created=0)
     ranks = [Rank(i, name, name, 10**9, plan, SETUP) for i, (name, plan) in enumerate(zip(NODES, plans, strict=False))]
     holders = [CacheHolder(2 + rank, "box", "box", 10**9, rank=rank, blocks_bytes=70, fixed_bytes=7) for rank in (0, 1)]
     spec, caches = model_spec(session.request, "int4"), Caches(300, 130, node_tokens=300)

@@ -206,3 +206,36 @@ def test_deltas_add_up_to_the_answer(text: str, cuts: list[int], stop: bool) -> 
     shown = "".join(delta.text for delta in deltas if delta)
     assert shown == (text.split("e")[0] if stop else text)
     assert [delta.finish for delta in deltas if delta][-1] == "stop"
+
+
+@given(cut=st.integers(0, 40), stop=st.sampled_from(["", "lord", "\n\n", "e th"]), echo=st.booleans())
+def test_a_text_goes_on_elsewhere_from_the_tokens_that_were_told(cut: int, stop: str, echo: bool) -> None:
+    """Whatever a stop string or a letter of several tokens has held back."""
+    ids = TOKENIZER.encode("What says my lord? \N{SNOWMAN} the\n\nKING: the end of the world, my lord, is near.")
+    asked = request(max_tokens=60, stop=[stop] if stop else [], echo=echo)
+
+    def told(generation: Generation, tail: list[int]) -> tuple[str, list[int], str]:
+        text, seen, finish = "", [], ""
+        for index, token in enumerate(tail):
+            last = {"finish": "length"} if index == len(tail) - 1 else {}
+            if (delta := generation.on_tokens(tokens(ids=[token], **last))) is not None:
+                text, finish = text + delta.text, delta.finish or finish
+                seen += delta.ids
+        return text, seen, finish
+
+    whole = told(Generation(asked, TOKENIZER, CONTEXT), ids)
+    first = Generation(asked, TOKENIZER, CONTEXT)
+    before, seen = "", []
+    for token in ids[:cut]:
+        delta = first.on_tokens(tokens(ids=[token]))
+        if first.finished:
+            return  # it needs nobody to go on
+        assert delta is not None
+        before, seen = before + delta.text, [*seen, *delta.ids]
+    if len(seen) == len(ids):
+        return
+    asked.written.extend(seen)
+    again = Generation(asked, TOKENIZER, CONTEXT)
+    assert list(again.start().written) == seen
+    text, rest, finish = told(again, ids[len(seen) :])
+    assert (before + text, seen + rest, finish) == whole

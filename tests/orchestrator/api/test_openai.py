@@ -14,7 +14,7 @@ import grpc
 import pytest
 
 from motley.orchestrator.api import openai as api
-from motley.orchestrator.serving import requests
+from motley.orchestrator.serving import recovery, requests
 from motley.protocol.mesh_pb2 import Delta, Empty, Failure, Generate, LogprobRow, RankCommand, TokenLogprob
 
 from ..conftest import DEADLINE_S, of_kind, say
@@ -302,7 +302,7 @@ async def test_a_model_that_is_still_loading_is_not_there_yet(mesh: Any, new_nod
 
 async def test_a_request_ends_with_the_word_of_the_rank_to_blame(mesh: Any, new_node: Any) -> None:
     first, second = [await mesh.join(new_node(name)) for name in ("pc", "box")]
-    await mesh.serve(nodes=["pc", "box"])
+    await mesh.serve(nodes=["pc", "box"], recover=False)
     first.answer = stuck
 
     async def explain(command: RankCommand) -> None:
@@ -322,7 +322,10 @@ async def test_a_request_ends_with_the_word_of_the_rank_to_blame(mesh: Any, new_
     )
 
 
-async def test_a_node_that_leaves_ends_its_requests_and_is_said_to_have_left(mesh: Any, bard: Any) -> None:
+async def test_a_node_that_leaves_ends_its_requests_and_is_said_to_have_left(
+    mesh: Any, bard: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recovery, "PATIENCE_S", 0.0)
     bard.answer = stuck
     whole = asyncio.create_task(mesh.call("POST", "/v1/completions", COMPLETION))
     await bard.until(lambda: bard.generated)

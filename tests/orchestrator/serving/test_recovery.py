@@ -1,0 +1,235 @@
+"""Sessions that lose ranks, over real sockets: new plans, and requests that go on from the tokens that they have."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from motley.orchestrator.serving import recovery
+from motley.orchestrator.serving.requests import FRUITLESS
+from motley.orchestrator.sessions import LOSSES
+from motley.protocol.mesh_pb2 import Delta, Described, Failure, Generate, RankCommand
+
+from ..conftest import DEADLINE_S, of_kind
+
+WORDS = ["Once", " upon", " a", " time"]
+STREAM = {"model": "bard", "prompt": "Tell:", "stream": True}
+
+
+async def two_words_at_a_time(generate: Generate) -> AsyncIterator[Delta]:
+    """Goes on from what was written; after two words a node never says more, unless these are the last."""
+    done = len(generate.written)
+    for number, word in enumerate(WORDS[done : done + 2], start=done):
+        last = number == len(WORDS) - 1
+        yield Delta(
+            text=word, ids=[number], finish="stop" if last else "", prompt_tokens=2, completion_tokens=number + 1
+        )
+    if done + 2 < len(WORDS):
+        await asyncio.Event().wait()
+
+
+@pytest.fixture
+async def trio(mesh: Any, new_node: Any) -> list[Any]:
+    joined = []
+    for number, name in enumerate(["pc", "laptop", "box"]):
+        node = new_node(name, bandwidth=(10 - number) * 1e9)
+        node.answer = two_words_at_a_time
+        joined.append(await mesh.join(node))
+    return joined
+
+
+async def text_of(mesh: Any) -> asyncio.Task[str]:
+    """The text of a streamed answer, once two words of it have come."""
+    two = asyncio.Event()
+
+    async def read() -> str:
+        words = []
+        async with mesh.http.post("/v1/completions", json=STREAM) as response:
+            async for line in response.content:
+                text = line.decode()
+                for word in (word for word in WORDS if f'"{word}"' in text):
+                    words.append(word)
+                    if len(words) == 2:
+                        two.set()
+                if '"error"' in text:
+                    words.append(text)
+        return "".join(words)
+
+    task = asyncio.create_task(read())
+    async with asyncio.timeout(DEADLINE_S):
+        await two.wait()
+    return task
+
+
+async def planned_anew(mesh: Any, session: dict[str, Any], epoch: int) -> dict[str, Any]:
+    """The session once it is ready by its plan of that epoch."""
+
+    def is_ready(body: dict[str, Any]) -> bool:
+        return (body["epoch"], body["state"]) == (epoch, "ready")
+
+    return dict(await mesh.poll(f"/api/sessions/{session['id']}", is_ready))
+
+
+async def test_a_stream_goes_on_when_the_node_of_rank_0_is_lost(mesh: Any, trio: list[Any]) -> None:
+    session = await mesh.serve()
+    task = await text_of(mesh)
+    await trio[0].leave()
+    assert await task == "Once upon a time"
+    (again,) = trio[1].generated
+    assert list(again.written) == [0, 1]
+    assert again.request_id != trio[0].generated[0].request_id
+    body = await mesh.session(session["id"], "ready")
+    assert (body["epoch"], [rank["node"] for rank in body["ranks"]]) == (2, ["laptop", "box"])
+    (loss,) = body["losses"]
+    assert (loss["epoch"], loss["node"], loss["code"]) == (1, "pc", "node_lost")
+    assert not any(command.epoch == 1 for command in of_kind(trio[1], "assign")[1:])
+
+
+async def test_named_nodes_that_are_left_come_first_and_others_after_them(mesh: Any, trio: list[Any]) -> None:
+    session = await mesh.serve(nodes=["laptop", "pc"], shares=[3, 1])
+    await trio[0].leave()
+    body = await planned_anew(mesh, session, 2)
+    assert [rank["node"] for rank in body["ranks"]] == ["laptop"]
+    await trio[1].leave()
+    body = await planned_anew(mesh, session, 3)
+    assert [rank["node"] for rank in body["ranks"]] == ["box"]
+    assert body["nodes"] == ["laptop", "pc"], "as it was asked for"
+
+
+async def test_a_process_that_dies_is_started_again_where_it_was_but_not_twice(mesh: Any, trio: list[Any]) -> None:
+    session = await mesh.serve()
+    for epoch, left in ((2, ["pc", "laptop", "box"]), (3, ["pc", "box"])):
+        died = Failure(code="worker_died", message="its worker process was killed by signal 9")
+        await trio[1].event(of_kind(trio[1], "assign")[-1], failed=died)
+        body = await planned_anew(mesh, session, epoch)
+        assert [rank["node"] for rank in body["ranks"]] == left
+
+
+async def test_a_node_that_others_cannot_reach_is_left_out(mesh: Any, trio: list[Any]) -> None:
+    session = await mesh.serve()
+    lost = Failure(code="peer_lost", message="rank 2 is lost", lost_rank=3)
+    await trio[0].event(of_kind(trio[0], "assign")[-1], failed=lost)
+    body = await planned_anew(mesh, session, 2)
+    assert [rank["node"] for rank in body["ranks"]] == ["pc", "laptop"]
+
+
+async def test_a_node_that_does_not_end_its_worker_is_left_out(mesh: Any, trio: list[Any]) -> None:
+    """As it still has the memory, and may hang."""
+    session = await mesh.serve()
+
+    async def hang(command: RankCommand) -> None:
+        if command.WhichOneof("body") != "release":
+            await trio[2].obey(command)
+
+    trio[2].on_rank = hang
+    died = Failure(code="worker_died", message="its worker process was killed by signal 9")
+    await trio[0].event(of_kind(trio[0], "assign")[-1], failed=died)
+    body = await planned_anew(mesh, session, 2)
+    assert [rank["node"] for rank in body["ranks"]] == ["pc", "laptop"]
+
+
+async def test_a_node_without_the_model_is_no_spare(
+    mesh: Any, trio: list[Any], new_node: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recovery, "PATIENCE_S", 0.0)
+    session = await mesh.serve(nodes=["pc"])
+    for other in trio[1:]:
+        await other.leave()
+    spare = new_node("spare")
+    failure = Failure(code="model_missing", message="no folder 'bard'")
+    spare.on_describe = lambda _: Described(failure=failure)
+    await mesh.join(spare)
+    task = await text_of(mesh)
+    await trio[0].leave()
+    words = await task
+    assert "node 'pc' (rank 0) is lost" in words
+    assert "It cannot go on with the nodes that are left: no node is in the mesh" in words
+    body = await mesh.session(session["id"], "failed")
+    assert body["failure"]["code"] == "node_lost"
+
+
+async def test_a_machine_that_is_lost_for_a_moment_takes_its_session_up_again(
+    mesh: Any, new_node: Any, bard: Any
+) -> None:
+    bard.answer = two_words_at_a_time
+    task = await text_of(mesh)
+    await bard.leave()
+    again = new_node("pc")
+    again.answer = two_words_at_a_time
+    await mesh.poll("/api/nodes", lambda body: body["nodes"][0]["state"] == "lost")
+    await mesh.join(again)
+    assert await task == "Once upon a time"
+
+
+async def test_a_new_request_waits_while_a_session_recovers(mesh: Any, new_node: Any, bard: Any) -> None:
+    (session,) = (await mesh.call("GET", "/api/sessions"))[1]["sessions"]
+    await bard.leave()
+    await mesh.session(session["id"], "recovering")
+    asking = asyncio.create_task(mesh.call("POST", "/v1/completions", {**STREAM, "stream": False}))
+    models = (await mesh.call("GET", "/v1/models"))[1]["data"]
+    assert [model["id"] for model in models] == ["bard"]
+    await mesh.join(new_node("pc"))
+    status, body = await asking
+    assert (status, body["choices"][0]["text"]) == (200, "Hello, world")
+
+
+async def test_who_hangs_up_meanwhile_is_not_asked_for_again(mesh: Any, new_node: Any, bard: Any) -> None:
+    bard.answer = two_words_at_a_time
+    (session,) = (await mesh.call("GET", "/api/sessions"))[1]["sessions"]
+    task = await text_of(mesh)
+    await bard.leave()
+    await mesh.session(session["id"], "recovering")
+    task.cancel()
+    again = await mesh.join(new_node("pc"))
+    await mesh.session(session["id"], "ready")
+    assert (await mesh.call("POST", "/v1/completions", {**STREAM, "stream": False}))[0] == 200
+    assert len(again.generated) == 1
+
+
+async def test_a_session_that_recovers_can_be_closed(mesh: Any, bard: Any) -> None:
+    bard.answer = two_words_at_a_time
+    (session,) = (await mesh.call("GET", "/api/sessions"))[1]["sessions"]
+    task = await text_of(mesh)
+    await bard.leave()
+    await mesh.session(session["id"], "recovering")
+    assert (await mesh.call("DELETE", f"/api/sessions/{session['id']}"))[0] == 200
+    assert "was closed" in await task
+    assert (await mesh.call("GET", "/api/sessions"))[1]["sessions"] == []
+
+
+async def test_ranks_that_are_lost_again_and_again_end_the_session(mesh: Any, bard: Any) -> None:
+    (session,) = (await mesh.call("GET", "/api/sessions"))[1]["sessions"]
+
+    async def fail(command: RankCommand) -> None:
+        if command.WhichOneof("body") == "assign":
+            await bard.event(command, failed=Failure(code="out_of_memory", message="it has no memory"))
+        else:
+            await bard.obey(command)
+
+    bard.on_rank = fail
+    await bard.event(bard.commands[0], failed=Failure(code="engine_error", message="it broke"))
+    body = await mesh.session(session["id"], "failed")
+    assert body["failure"]["message"] == (
+        f"ranks were lost {LOSSES + 1} times within 60 s, the last time: node 'pc' (rank 0): it has no memory"
+    )
+
+
+async def test_a_request_by_which_ranks_are_lost_ends_and_the_session_goes_on(mesh: Any, bard: Any) -> None:
+    async def poisoned(generate: Generate) -> AsyncIterator[Delta]:
+        if generate.prompt == "poison":
+            broken = Failure(code="engine_error", message="it broke")
+            await bard.event(of_kind(bard, "assign")[-1], failed=broken)
+            return
+        yield Delta(text="fine", ids=[1], finish="stop", prompt_tokens=1, completion_tokens=1)
+
+    bard.answer = poisoned
+    status, body = await mesh.call("POST", "/v1/completions", {"model": "bard", "prompt": "poison"})
+    assert status >= 500
+    assert body["error"]["message"] == (
+        f"{FRUITLESS} times in a row a rank was lost before there was a token: node 'pc' (rank 0): it broke"
+    )
+    status, body = await mesh.call("POST", "/v1/completions", {"model": "bard", "prompt": "x"})
+    assert (status, body["choices"][0]["text"]) == (200, "fine")
