@@ -181,6 +181,16 @@ def session_table(session: dict[str, Any]) -> RenderableType:
     return table(columns, rows, title=title)
 
 
+def losses(session: dict[str, Any]) -> str:
+    """What machines a session has lost and goes on without, or is about to; empty if there are none."""
+    if not session["losses"] or session["failure"]:
+        return ""
+    times, last = counted(len(session["losses"]), "time"), session["losses"][-1]["message"]
+    if session["state"] == "ready":
+        return f"it has lost a machine or a process {times} and gone on, the last time: {last}"
+    return f"requests wait, as it goes on with what is left: {last}"
+
+
 def waiting(session: dict[str, Any]) -> str:
     """What requests wait for: experts that no host has; empty if there are none."""
     names = session["waiting_for"]

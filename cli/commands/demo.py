@@ -32,13 +32,20 @@ MOE_RANKS = 4
 
 
 def register(app: typer.Typer) -> None:
-    app.command(epilog='Examples: motley demo --ranks 3 --prompt "ROMEO:"   motley demo --moe')(demo)
+    app.command(epilog='Examples: motley demo --ranks 3 --prompt "ROMEO:"   motley demo --survive --kill leader')(demo)
 
 
 def demo(
     moe: Annotated[
         bool, typer.Option("--moe", help="Experts on all daemons, two replicas of each; one daemon is killed.")
     ] = False,
+    survive: Annotated[
+        bool, typer.Option("--survive", help="One daemon is killed in the middle, and the text goes on.")
+    ] = False,
+    kill: Annotated[
+        str,
+        typer.Option(metavar="NAME|leader", help="Who is killed with --survive.", show_default="the last of them"),
+    ] = "",
     ranks: Annotated[
         int | None,
         typer.Option(
@@ -59,18 +66,28 @@ def demo(
     as_json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
 ) -> None:
     """Start an orchestrator and daemons with different memory limits, and have them write together."""
-    if moe and device != Device.CPU:
-        raise CliError(f"--device {device} is for the demonstration without --moe: leave out one of them")
+    if moe and survive:
+        raise CliError("--moe and --survive are demonstrations of their own: leave out one of them")
+    if kill and not survive:
+        raise CliError("--kill is for the demonstration --survive: leave it out, or give that too")
+    if (moe or survive) and device != Device.CPU:
+        which = "--moe" if moe else "--survive"
+        raise CliError(f"--device {device} is for the demonstration without {which}: leave out one of them")
     if moe:
         from motley.cli.commands.demo_moe import demo_moe
 
         report = run(demo_moe(ranks or MOE_RANKS, prompt, tokens, seed, quiet=as_json))
+    elif survive:
+        from motley.cli.commands.demo_survive import demo_survive
+
+        report = run(demo_survive(ranks or RANKS, prompt, tokens, seed, kill, quiet=as_json))
     else:
         report = run(_demo(ranks or RANKS, prompt, tokens, seed, device, quiet=as_json))
     if as_json:
         print(json.dumps(report))
-    if not report["identical_to_single_process"]:
-        raise CliError("the text differs from what one process writes: this is a bug, please report it")
+    if not report["identical_to_undisturbed" if survive else "identical_to_single_process"]:
+        what = "an undisturbed run" if survive else "one process"
+        raise CliError(f"the text differs from what {what} writes: this is a bug, please report it")
 
 
 async def _demo(ranks: int, prompt: str, tokens: int, seed: int, device: Device, quiet: bool) -> dict[str, Any]:

@@ -6,11 +6,14 @@ import asyncio
 import os
 import sys
 import tempfile
+import time
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from motley.cli.client import Client
 from motley.cli.mesh_of_one import wait_for_nodes
@@ -97,6 +100,31 @@ async def written(client: Client, request: dict[str, Any], quiet: bool) -> Async
     finally:
         if not quiet:
             print("\n", flush=True)  # whatever follows, an error too, begins a line
+
+
+async def kill_halfway(mesh: DemoMesh, victim: str, body: dict[str, Any], quiet: bool) -> tuple[str, list[float], int]:
+    """Have a text written, and kill a daemon in the middle of it: the text, when each piece of it came, and after which
+    of them that was."""
+    pieces: list[str] = []
+    times: list[float] = []
+    killed_at = body["max_tokens"] // 2 - 1
+    async with aclosing(written(mesh.client, body, quiet)) as coming:
+        async for piece in coming:
+            pieces.append(piece)
+            times.append(time.perf_counter())
+            if len(pieces) == killed_at + 1:
+                _kill(mesh.daemons[victim].pid)
+                if not quiet:
+                    console.print(f"\n[red]<{victim} is killed>[/]")  # the text goes on in a line of its own
+    return "".join(pieces), times, killed_at
+
+
+def _kill(daemon: int) -> None:
+    """End a daemon and its workers at once, as a power cut would."""
+    itself = psutil.Process(daemon)
+    for process in [*itself.children(recursive=True), itself]:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
 
 
 def check_text(text: str, alone: str) -> bool:

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 from itertools import pairwise
 from typing import Any
 
-import psutil
-
 from motley.cli.client import Client
 from motley.cli.commands.demo_mesh import (
     MODELS,
-    DemoMesh,
     check_text,
     completion,
+    kill_halfway,
     mesh_of_processes,
     node_names,
     single_process,
-    written,
 )
 from motley.cli.errors import CliError
 from motley.cli.show import console, loading_bars, session_table
@@ -53,7 +49,8 @@ async def demo_moe(daemons: int, prompt: str, tokens: int, seed: int, quiet: boo
             f"{found['experts']} experts in each of {layers} layers compute a token, each on one of its {REPLICAS} "
             f"machines. Halfway, [bold]{victim['node']}[/] is killed with its {counted(victim['experts'], 'expert')}\n"
         )
-        text, times, killed_at = await _write(mesh, victim["node"], completion(MODEL, prompt, tokens, seed), quiet)
+        body = completion(MODEL, prompt, tokens, seed)
+        text, times, killed_at = await kill_halfway(mesh, victim["node"], body, quiet)
         gaps = [1e3 * (after - before) for before, after in pairwise(times)]
         usual_ms = sorted(gaps)[len(gaps) // 2]
         stall_ms = max(gaps[killed_at:]) - usual_ms
@@ -86,30 +83,6 @@ async def _load(client: Client, nodes: list[str]) -> dict[str, Any]:
     }
     with loading_bars() as bars:
         return await client.wait_ready(await client.call("POST", "/api/sessions", wanted), bars.advance_to)
-
-
-async def _write(mesh: DemoMesh, victim: str, body: dict[str, Any], quiet: bool) -> tuple[str, list[float], int]:
-    """The text, when each piece of it came, and after which of them the victim was killed."""
-    pieces: list[str] = []
-    times: list[float] = []
-    killed_at = body["max_tokens"] // 2 - 1
-    async with contextlib.aclosing(written(mesh.client, body, quiet)) as coming:
-        async for piece in coming:
-            pieces.append(piece)
-            times.append(time.perf_counter())
-            if len(pieces) == killed_at + 1:
-                _kill(mesh.daemons[victim].pid)
-                if not quiet:
-                    console.print(f"\n[red]<{victim} is killed>[/]")  # the text goes on in a line of its own
-    return "".join(pieces), times, killed_at
-
-
-def _kill(daemon: int) -> None:
-    """End a daemon and its workers at once, as a power cut would."""
-    itself = psutil.Process(daemon)
-    for process in [*itself.children(recursive=True), itself]:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.kill()
 
 
 async def _heal(client: Client, session: str, replicas: int) -> None:

@@ -11,7 +11,7 @@ from rich.markup import escape
 from motley.cli.client import DEFAULT_URL, ApiKey, Client, Url
 from motley.cli.errors import CliError
 from motley.cli.interrupt import run
-from motley.cli.show import activity, ago, results, session_table, table, waiting
+from motley.cli.show import activity, ago, losses, results, session_table, table, waiting
 from motley.protocol.wording import short_bytes
 
 
@@ -60,6 +60,8 @@ def status(
             results.print(doing, soft_wrap=True, highlight=False)
         if missing := waiting(session):
             results.print(f"[yellow]{missing}[/]", soft_wrap=True)
+        if lost := losses(session):
+            results.print(f"[yellow]{escape(lost)}[/]", soft_wrap=True)
         if session["failure"]:
             results.print(f"[red]{escape(session['failure']['message'])}[/]", soft_wrap=True)
 

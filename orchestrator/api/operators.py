@@ -65,6 +65,10 @@ class _Numbers(Collector):
         # Of two that share a name, one has ended and is being forgotten.
         named = [one for one in self._sessions if one.name and one is self._sessions.named(one.name)]
         yield from self._of_requests(named)
+        losses = [([session.name], len(session.losses)) for session in named]
+        yield _counter(
+            "rank_losses", "Ranks that were lost, after which a session got another plan.", ["model"], losses
+        )
         ready = [session for session in named if session.state is State.READY]
         yield from _of_activity(ready)
         yield from _of_ranks([(session, rank) for session in ready for rank in session.ranks])

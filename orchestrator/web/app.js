@@ -206,6 +206,14 @@ function activityOf(activity) {
   );
 }
 
+function lossesOf(losses, state) {
+  if (losses.length === 0) return false;
+  const { message } = losses[losses.length - 1];
+  const times = losses.length === 1 ? "once" : `${losses.length} times`;
+  const words = state === "ready" ? `Has lost a machine or a process ${times} and gone on, the last time` : "Requests wait, as it goes on with what is left";
+  return h("p", { class: state === "ready" ? "quiet" : "warning" }, `${words}: ${message}`);
+}
+
 function sessionCard(session) {
   const { state, failure, ranks, hosts } = session;
   const map = maps.get(session.id);
@@ -236,6 +244,7 @@ function sessionCard(session) {
     h("p", { class: "quiet path" }, session.model),
     failure && h("p", { class: "failure" }, `Failed: ${failure.message}`),
     ON_THE_WAY[state] && h("p", {}, ON_THE_WAY[state]),
+    !failure && lossesOf(session.losses, state),
     waiting(session.waiting_for),
     ranks.length > 0 && cutBar(ranks, here),
     session.activity && activityOf(session.activity),

@@ -83,6 +83,10 @@ USAGE = [
     (("bench", "moe", "--like", "gpt-9"), "no shape is called 'gpt-9'"),
     (("bench", "moe", "--like", "gpt-9", "--config", "x"), "either --like NAME or --config FILE"),
     (("demo", "--moe", "--ranks", "2"), "at least 3 --ranks"),
+    (("demo", "--survive", "--ranks", "1"), "at least 2 --ranks"),
+    (("demo", "--survive", "--moe"), "leave out one"),
+    (("demo", "--kill", "leader"), "--survive"),
+    (("demo", "--survive", "--kill", "nobody"), "no such machine"),
     (("bench", "synth", "--out", "x"), "--like NAME or --config FILE"),
     (("bench", "synth", "--like", "gpt-9", "--out", "x"), "no shape is called 'gpt-9'; known: tinyllama-1.1b"),
     (("bench", "synth", "--config", "/nowhere", "--out", "x"), "cannot read a model config"),
@@ -152,6 +156,14 @@ async def test_demo(tmp_path: Path) -> None:
     fractions = [share["fraction"] for share in answer["shares"]]
     assert sum(fractions) == pytest.approx(1)
     assert len(set(fractions)) == 3
+
+
+@pytest.mark.parametrize(("kill", "killed"), [((), "machine-c"), (("--kill", "leader"), "machine-a")])
+async def test_demo_of_survival(kill: tuple[str, ...], killed: str) -> None:
+    answer = await last_json("demo", "--survive", "--tokens", "60", *kill)
+    assert answer["killed"] == [killed]
+    assert answer["identical_to_undisturbed"] is True
+    assert answer["silence_s"] > 0
 
 
 async def test_demo_of_experts() -> None:
