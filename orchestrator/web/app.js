@@ -15,6 +15,7 @@ const ON_THE_WAY = {
   starting: "Starting a worker for each rank…",
   connecting: "The ranks connect to each other…",
   loading: "Reading weights…",
+  recovering: "Deciding who gets what now…",
   closing: "Releasing the ranks…",
 };
 
@@ -211,7 +212,7 @@ function lossesOf(losses, state) {
   const { message } = losses[losses.length - 1];
   const times = losses.length === 1 ? "once" : `${losses.length} times`;
   const words = state === "ready" ? `Has lost a machine or a process ${times} and gone on, the last time` : "Requests wait, as it goes on with what is left";
-  return h("p", { class: state === "ready" ? "quiet" : "warning" }, `${words}: ${message}`);
+  return h("p", { class: state === "ready" ? "quiet" : "waiting" }, `${words}: ${message}`);
 }
 
 function sessionCard(session) {
