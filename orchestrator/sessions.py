@@ -77,9 +77,12 @@ RELEASE_S = 10.0
 CLEAR_S = 1.0
 """When a rank is lost, the others have so long to end before there is a new plan; where one takes longer, its memory is
 not free, so the plan does without its node if it can."""
-LOSSES = 5
-"""When ranks were lost so often within `LOSSES_S`, another loss ends the session."""
-LOSSES_S = 60.0
+LOSSES = 10
+"""When ranks were lost so often in a row, another loss ends the session: what it is lost by comes again and again."""
+PROVEN_S = 10.0
+"""The row is over when a session has generated tokens, or has been ready for so long."""
+AGAIN_S = 60.0
+"""A node whose process has died is tried again, but not if that happened twice within this time."""
 
 Command = tuple[str, RankCommand]
 """The id of a node, and what to tell one of the workers there."""
@@ -154,6 +157,10 @@ class Session:
     """It has been ready, so it takes requests, which wait while it recovers."""
     losses: list[Loss] = field(default_factory=list)
     """Of ranks, after each of which it has got, or is to get, a new plan."""
+    lingering: dict[tuple[int, int], str] = field(default_factory=dict)
+    """Ids of nodes by epoch and index of a worker that had not ended when there was a new plan."""
+    losses_in_a_row: int = 0
+    """See `PROVEN_S`."""
     ranks: list[Rank] = field(default_factory=list)
     holders: list[CacheHolder] = field(default_factory=list)
     """Where its ranks have far cache blocks, one for each rank; none: they have them themselves, or have none."""
@@ -163,7 +170,8 @@ class Session:
     """What its leader has told last of the requests under way; None: there has been none."""
     failure: Failure | None = None
     deadline_from: float = 0.0
-    """While it starts: when a worker last showed life. Once it has ended: when its workers were told to stop."""
+    """While it starts: when a worker last showed life. Once it is ready: since when. Once it has ended, or recovers:
+    when its workers were told to stop."""
     _explained_late: bool = False
     """The worker to blame for its end has had `EXPLAIN_S` to say why."""
     _assignments: Assignments | None = field(default=None, repr=False)
@@ -218,13 +226,13 @@ class Session:
         blamed = self.worker(loss.why.lost_rank - 1)
         if blamed is None:
             return set()
-        again = any(each.node == loss.node and loss.at - each.at < LOSSES_S for each in self.losses[:-1])
+        again = any(each.node == loss.node and loss.at - each.at < AGAIN_S for each in self.losses[:-1])
         return {blamed.node_id} if again or not blamed.died else set()
 
     @property
     def unreleased(self) -> set[str]:
-        """While it recovers: ids of nodes where a worker of the plan before has not ended yet."""
-        return {worker.node_id for worker in self.workers if not worker.gone}
+        """While it recovers: ids of nodes where a worker of a plan before has not ended yet."""
+        return {*self.lingering.values(), *(worker.node_id for worker in self.workers if not worker.gone)}
 
     @property
     def over(self) -> bool:
@@ -262,6 +270,7 @@ class Session:
         """
         assert self.unplanned
         if self.state is State.RECOVERING:
+            self.lingering |= {(self.epoch, worker.index): worker.node_id for worker in self.workers if not worker.gone}
             self.epoch += 1
             self.activity = None
         self.profile, self.ranks, self.caches, self.experts = profile, list(ranks), caches, experts
@@ -272,6 +281,8 @@ class Session:
 
     def on_event(self, node_id: str, event: RankEvent, now: float) -> list[Command]:
         """A worker said something. Ignored unless it comes from the worker's node, and from the plan of now."""
+        if event.WhichOneof("body") in ("released", "failed"):
+            self.lingering.pop((event.epoch, event.rank), None)
         worker = self.worker(event.rank)
         if event.epoch != self.epoch or worker is None or worker.node_id != node_id:
             return []
@@ -297,6 +308,8 @@ class Session:
                 worker.timing = event.timing
             case "activity" if worker is self.leader:
                 self.activity = event.activity
+                if event.activity.generated_tokens:
+                    self.losses_in_a_row = 0
             case "listening" if self.alive:
                 worker.address = event.listening
                 return self._on_progress(worker, now)
@@ -326,6 +339,7 @@ class Session:
         """
         if self.experts:
             self.experts.on_node_lost(node_id)
+        self.lingering = {key: where for key, where in self.lingering.items() if where != node_id}
         lost = [worker for worker in self.workers if worker.node_id == node_id and not worker.gone]
         if self.state is State.READY and lost and all(isinstance(worker, CacheHolder) for worker in lost):
             return self._lose_caches(lost, f"node {lost[0].node_name!r} {what_became(reason)}")
@@ -353,6 +367,8 @@ class Session:
             unready = [worker for worker in self.workers if worker.ready is None]
             unread = [w for w in unready if w.loading.done_bytes < w.loading.total_bytes]
             return self._stuck(unread or unready, "gave no sign of life in connecting and loading", waited, now)
+        if self.state is State.READY and waited > PROVEN_S:
+            self.losses_in_a_row = 0
         if not self.alive and waited > EXPLAIN_S:
             self._explained_late = True
         if not self.alive and waited > RELEASE_S:
@@ -372,12 +388,11 @@ class Session:
         """It cannot serve as it is planned: stop its workers, to plan anew once they are gone, or for good."""
         if self.state is State.RECOVERING:
             return []
-        lately = [loss for loss in self.losses if now - loss.at < LOSSES_S]
         if not self.serves or not self.request.recover:
             return self.fail(failure, now)
-        if len(lately) >= LOSSES:
-            counted = f"{len(lately) + 1} times within {LOSSES_S:.0f} s"
-            failure.message = f"ranks were lost {counted}, the last time: {failure.message}"
+        self.losses_in_a_row += 1
+        if self.losses_in_a_row > LOSSES:
+            failure.message = f"ranks were lost {self.losses_in_a_row} times in a row, the last time: {failure.message}"
             return self.fail(failure, now)
         blamed = self.worker(failure.lost_rank - 1)
         self.losses.append(Loss(now, failure, blamed.node_name if blamed else "", self.epoch))
@@ -515,7 +530,7 @@ class Session:
                 return []
             return [self._command(each, peers=self._peers(each)) for each in host.group]
         if all(worker.ready is not None for worker in self.workers):
-            self.state, self.serves = State.READY, True
+            self.state, self.serves, self.deadline_from = State.READY, True, now
             return self._go_on(now)
         return []
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from motley.cli.commands.bench_chaos import chaos
 from motley.cli.commands.bench_device import DEVICE_EXAMPLE, device
 from motley.cli.commands.bench_drafts import DRAFTS_EXAMPLE, drafts
 from motley.cli.commands.bench_reading import READING_EXAMPLE, reading
@@ -46,6 +47,7 @@ def register(app: typer.Typer) -> None:
 
 
 bench.command(epilog=SERVE_EXAMPLE)(serve)
+bench.command(epilog="Example: motley bench chaos --minutes 5 --seed 3 --json")(chaos)
 bench.command(epilog=DEVICE_EXAMPLE)(device)
 bench.command(epilog=DRAFTS_EXAMPLE)(drafts)
 bench.command(epilog=READING_EXAMPLE)(reading)

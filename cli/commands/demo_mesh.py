@@ -7,7 +7,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,11 +47,16 @@ def completion(model: Path, prompt: str, tokens: int, seed: int) -> dict[str, An
 
 @dataclass(frozen=True)
 class DemoMesh:
-    """An orchestrator's API and its address, and daemons by name."""
+    """An orchestrator's API and its address, and daemons by name.
+
+    Attributes:
+        start: starts a daemon with so many bytes of memory; it joins by itself.
+    """
 
     url: str
     client: Client
     daemons: dict[str, asyncio.subprocess.Process]
+    start: Callable[[str, int], Awaitable[None]]
 
 
 @asynccontextmanager
@@ -67,14 +72,18 @@ async def mesh_of_processes(limits: list[int], threads: int = 1) -> AsyncIterato
         daemons: dict[str, asyncio.subprocess.Process] = {}
         ends: list[asyncio.Task[str]] = []
         try:
-            for name, limit in zip(node_names(len(limits)), limits, strict=True):
-                console.print(f"starting {name} with {short_bytes(limit)} of memory")
+
+            async def start(name: str, limit: int) -> None:
                 where = orchestrator.local_target, orchestrator.join_token
                 daemons[name] = await _start_daemon(*where, name, limit, threads, _log(folder, name))
+
+            for name, limit in zip(node_names(len(limits)), limits, strict=True):
+                console.print(f"starting {name} with {short_bytes(limit)} of memory")
+                await start(name, limit)
             ends = [asyncio.create_task(_last_words(daemon, _log(folder, name))) for name, daemon in daemons.items()]
             async with Client(orchestrator.http_url) as client:
                 await wait_for_nodes(client, len(daemons), *ends)
-                yield DemoMesh(orchestrator.http_url, client, daemons)
+                yield DemoMesh(orchestrator.http_url, client, daemons, start)
         finally:
             try:
                 await orchestrator.stop()
@@ -113,13 +122,13 @@ async def kill_halfway(mesh: DemoMesh, victim: str, body: dict[str, Any], quiet:
             pieces.append(piece)
             times.append(time.perf_counter())
             if len(pieces) == killed_at + 1:
-                _kill(mesh.daemons[victim].pid)
+                kill_daemon(mesh.daemons[victim].pid)
                 if not quiet:
                     console.print(f"\n[red]<{victim} is killed>[/]")  # the text goes on in a line of its own
     return "".join(pieces), times, killed_at
 
 
-def _kill(daemon: int) -> None:
+def kill_daemon(daemon: int) -> None:
     """End a daemon and its workers at once, as a power cut would."""
     itself = psutil.Process(daemon)
     for process in [*itself.children(recursive=True), itself]:

@@ -214,7 +214,7 @@ class Control:
             call.cancel()
             for task in talk:
                 task.cancel()
-            await asyncio.gather(*(self._end(key) for key in list(self._ranks)))
+            await asyncio.gather(*map(self._end, list(self._ranks.values())))
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, *talk, return_exceptions=True)
@@ -308,26 +308,33 @@ class Control:
     def _command(self, command: pb.RankCommand) -> None:
         key = (command.session, command.rank)
         body = command.WhichOneof("body")
-        if body == "assign" and key in self._ranks:
+        if body == "assign" and key in self._ranks and self._ranks[key].command.epoch == command.epoch:
             message = f"node {self._settings.name!r} holds rank {command.rank} of session {command.session} already"
             failure = pb.Failure(code="internal_error", message=message)
             self._say(rank=pb.RankEvent(session=key[0], epoch=command.epoch, rank=key[1], failed=failure))
         elif body == "assign":
+            before = self._ranks.get(key)
             self._ranks[key] = _Rank(command)
-            self._spawn(self._hold(key, self._ranks[key]))
+            self._spawn(self._hold(key, self._ranks[key], before))
         elif (rank := self._ranks.get(key)) is None or rank.command.epoch != command.epoch:
             if body == "release":
                 gone = pb.RankEvent(session=key[0], epoch=command.epoch, rank=key[1], released=pb.Empty())
                 self._say(rank=gone)
         elif body == "release":
-            self._spawn(self._end(key))
+            self._spawn(self._end(rank))
         elif rank.worker is not None and body in PASSED_ON:
             rank.worker.send(wp.WorkerCommand(**{body: getattr(command, body)}))
 
-    async def _hold(self, key: _Key, rank: _Rank) -> None:
-        """See a rank's worker through its life, then report its end, whatever ended it."""
+    async def _hold(self, key: _Key, rank: _Rank, before: _Rank | None) -> None:
+        """See a rank's worker through its life, then report its end, whatever ended it.
+
+        Args:
+            before: the same rank in an epoch before, which must end first.
+        """
         command = rank.command
         try:
+            if before is not None:
+                await self._end(before)
             failure = await self._serve(rank)
         except (WorkerError, TokenizerError, ModelNotFound) as error:
             failure = pb.Failure(code="load_failed", message=str(error))
@@ -386,13 +393,11 @@ class Control:
         status = await worker.exit_status()
         return pb.Failure(code="worker_died", message=_how_died(status))
 
-    async def _end(self, key: _Key) -> None:
+    async def _end(self, rank: _Rank) -> None:
         """Have a rank's worker end; `_hold` reports it."""
-        rank = self._ranks.get(key)
-        if rank is not None:
-            rank.releasing = True
-            if rank.worker is not None:
-                await rank.worker.stop()
+        rank.releasing = True
+        if rank.worker is not None:
+            await rank.worker.stop()
 
     def _rank_event(self, rank: _Rank, event: pb.RankEvent) -> None:
         self._observe(rank.role, event)

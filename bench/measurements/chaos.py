@@ -1,0 +1,204 @@
+"""What a mesh is worth when machines come and go: answers under way while they are killed, stopped and started again.
+
+Every answer must be complete, and the text of an undisturbed run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+
+from motley.bench.measurements.percentiles import percentiles
+
+GAP_S = (1.0, 6.0)
+"""Seconds from one event to the next, at least and at most."""
+ANSWER_S = 300.0
+"""An answer that takes longer is lost."""
+PROMPTS = ("ROMEO:", "JULIET:", "KING RICHARD III:", "First Citizen:", "DUKE VINCENTIO:", "HAMLET:")
+
+Do = Callable[[str], Awaitable[None]]
+"""Something that is done to a machine, by name; it ends when the machine is as before."""
+
+
+@dataclass(frozen=True)
+class Chaos:
+    """What `motley bench chaos` tells.
+
+    Attributes:
+        events: things that were done to machines.
+        answers: that were asked for.
+        equal: those that were the text of an undisturbed run.
+        lost: those that broke off.
+        recovery_s: from an event to the next piece of each answer under way, in seconds, by percentile.
+        by_event: how often each thing was done.
+    """
+
+    events: int
+    answers: int
+    equal: int
+    lost: int
+    recovery_s: dict[str, float]
+    by_event: dict[str, int]
+
+
+@dataclass
+class _Run:
+    """A measurement under way.
+
+    Attributes:
+        ends: when it does, by `time.perf_counter`.
+        heard: when a piece of any answer came.
+        events: when something was done, and what.
+    """
+
+    ends: float
+    heard: list[list[float]] = field(default_factory=list)
+    events: list[tuple[float, str]] = field(default_factory=list)
+    equal: int = 0
+    lost: list[str] = field(default_factory=list)
+
+
+async def measure_chaos(
+    url: str,
+    model: str,
+    machines: Sequence[str],
+    deeds: Mapping[str, Do],
+    *,
+    seconds: float,
+    events: int,
+    clients: int,
+    tokens: int,
+    seed: int,
+    told: Callable[[str], None] = lambda _: None,
+) -> Chaos:
+    """Ask for answers all the time, and do something to a machine now and then, but never to all of them at once.
+
+    Args:
+        url: of the API.
+        model: as it is called there; it must be served.
+        machines: names of machines.
+        deeds: what can be done to one, by name.
+        seconds: after so many nothing more is done, ...
+        events: ... or after so many events.
+        clients: answers under way at a time, half of them sampled.
+        tokens: of each answer.
+        seed: of what is done when to whom.
+        told: is told in words what happens.
+    """
+    timeout = aiohttp.ClientTimeout(total=ANSWER_S)
+    async with aiohttp.ClientSession(url, timeout=timeout) as http:
+        bodies = [_body(model, prompt, tokens, sampled) for prompt in PROMPTS for sampled in (False, True)]
+        expected = [await _ask(http, body, []) for body in bodies]
+        run = _Run(time.perf_counter() + seconds)
+        done = asyncio.Event()
+        asking = [asyncio.create_task(_client(http, run, bodies, expected, first, done)) for first in range(clients)]
+        try:
+            await _disturb(run, machines, deeds, events, random.Random(seed), told)
+        finally:
+            done.set()
+            await asyncio.gather(*asking)
+    recoveries = [later - at for at, _ in run.events for heard in run.heard if (later := _next(heard, at)) is not None]
+    kinds = [what for _, what in run.events]
+    for why in dict.fromkeys(run.lost):
+        told(f"lost: {why}")
+    return Chaos(
+        events=len(run.events),
+        answers=len(run.heard),
+        equal=run.equal,
+        lost=len(run.lost),
+        recovery_s={**percentiles(recoveries or [0.0], (50, 99)), "max": round(max(recoveries, default=0.0), 2)},
+        by_event={kind: kinds.count(kind) for kind in sorted(set(kinds))},
+    )
+
+
+async def _disturb(
+    run: _Run,
+    machines: Sequence[str],
+    deeds: Mapping[str, Do],
+    most: int,
+    dice: random.Random,
+    told: Callable[[str], None],
+) -> None:
+    """Do things to machines until it is enough; one machine is always left alone."""
+    busy: dict[str, asyncio.Task[None]] = {}
+    while len(run.events) < most and time.perf_counter() < run.ends:
+        await asyncio.sleep(dice.uniform(*GAP_S))
+        for name in [name for name, task in busy.items() if task.done()]:
+            busy.pop(name).result()
+        free = [name for name in machines if name not in busy]
+        if len(free) < 2:
+            continue
+        machine, what = dice.choice(free), dice.choice(sorted(deeds))
+        told(f"{what} {machine}")
+        run.events.append((time.perf_counter(), what))
+        busy[machine] = asyncio.create_task(_called(deeds[what], machine))
+    await asyncio.gather(*busy.values())
+
+
+async def _called(deed: Do, machine: str) -> None:
+    await deed(machine)
+
+
+async def _client(
+    http: aiohttp.ClientSession,
+    run: _Run,
+    bodies: Sequence[dict[str, Any]],
+    expected: Sequence[str],
+    first: int,
+    done: asyncio.Event,
+) -> None:
+    """Ask for one answer after the other until nothing more is done."""
+    number = first
+    while not done.is_set():
+        heard: list[float] = []
+        run.heard.append(heard)
+        try:
+            text = await _ask(http, bodies[number % len(bodies)], heard)
+        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+            run.lost.append(f"{type(error).__name__}: {error}")
+            await asyncio.sleep(1.0)
+        else:
+            run.equal += text == expected[number % len(bodies)]
+        number += 1
+
+
+def _body(model: str, prompt: str, tokens: int, sampled: bool) -> dict[str, Any]:
+    how = {"temperature": 0.9, "top_p": 0.95, "seed": 11} if sampled else {"temperature": 0}
+    return {"model": model, "prompt": prompt, "max_tokens": tokens, "ignore_eos": True, "stream": True, **how}
+
+
+async def _ask(http: aiohttp.ClientSession, body: dict[str, Any], heard: list[float]) -> str:
+    """The text of an answer.
+
+    Raises:
+        ValueError: it broke off; the message says why.
+    """
+    pieces = []
+    async with http.post("/v1/completions", json=body) as response:
+        if response.status != 200:
+            raise ValueError(f"{response.status}: {await response.text()}")
+        async for line in response.content:
+            data = line.decode().strip().removeprefix("data: ")
+            if data == "[DONE]":
+                return "".join(pieces)
+            if data.startswith("{"):
+                event = json.loads(data)
+                if "error" in event:
+                    raise ValueError(event["error"]["message"])
+                heard.append(time.perf_counter())
+                pieces += [choice["text"] for choice in event["choices"]]
+    raise ValueError("it ended without [DONE]")
+
+
+def _next(heard: Sequence[float], at: float) -> float | None:
+    """When the next piece came of an answer that was under way; None: it was not."""
+    if not heard or not heard[0] < at < heard[-1]:
+        return None
+    return next(time for time in heard if time > at)

@@ -1,0 +1,147 @@
+"""`motley bench chaos`: daemons on this machine that are killed, stopped and started again while they answer."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import random
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import psutil
+import typer
+
+from motley.cli.commands.demo_mesh import MODELS, DemoMesh, kill_daemon, mesh_of_processes, node_names
+from motley.cli.errors import CliError
+from motley.cli.interrupt import run
+from motley.cli.show import console, loading_bars
+
+MODEL = MODELS / "shakespeare-2.6m"
+MEMORY = 10**9
+"""Bytes that every daemon may use: any of them could hold the model."""
+AWAY_S = (0.0, 5.0)
+"""Seconds for which a machine is gone, at least and at most."""
+STOPPED_S = (0.5, 9.0)
+"""Seconds for which one stands still: shorter and longer than its peers wait."""
+WORKER = "motley.daemon.worker.process"
+
+
+def chaos(
+    minutes: Annotated[float, typer.Option(min=0.1, help="How long.")] = 2.0,
+    events: Annotated[int, typer.Option(min=1, help="Or until so many things have been done.")] = 200,
+    machines: Annotated[int, typer.Option(min=2, max=8, help="Daemons to start.")] = 4,
+    clients: Annotated[int, typer.Option(min=1, max=32, help="Answers under way at a time.")] = 3,
+    tokens: Annotated[int, typer.Option(min=10, max=900, help="Of each answer.")] = 300,
+    seed: Annotated[int, typer.Option(help="Of what is done when to whom.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
+) -> None:
+    """Kill, stop, end and restart machines while they answer, and compare every answer with an undisturbed one."""
+    report = run(_chaos(minutes, events, machines, clients, tokens, seed))
+    if as_json:
+        print(json.dumps(report))
+    if report["equal"] < report["answers"]:
+        raise CliError(f"{report['answers'] - report['equal']} of {report['answers']} answers were not as undisturbed")
+
+
+async def _chaos(minutes: float, events: int, machines: int, clients: int, tokens: int, seed: int) -> dict[str, Any]:
+    from motley.bench.measurements.chaos import measure_chaos
+
+    logging.getLogger("motley").setLevel(logging.ERROR)  # what is done to machines is told here
+    names = node_names(machines)
+    async with mesh_of_processes([MEMORY] * machines) as mesh:
+        wanted = {"model": str(MODEL), "exact": True, "nodes": names}
+        with loading_bars() as bars:
+            await mesh.client.wait_ready(await mesh.client.call("POST", "/api/sessions", wanted), bars.advance_to)
+        before = _memory_here()
+        report = await measure_chaos(
+            mesh.url,
+            MODEL.name,
+            names,
+            _Deeds(mesh, random.Random(seed)).by_name(),
+            seconds=60 * minutes,
+            events=events,
+            clients=clients,
+            tokens=tokens,
+            seed=seed,
+            told=console.print,
+        )
+        (session,) = await mesh.client.sessions()
+        ranks = {rank["node"] for rank in session["ranks"] if rank["state"] == "ready"}
+        leaked = sum(max(0, len(_workers(daemon.pid)) - (name in ranks)) for name, daemon in mesh.daemons.items())
+        grown = _memory_here() - before
+    console.print(
+        f"{report.events} events, {report.answers} answers: {report.equal} as undisturbed, {report.lost} lost; epoch"
+        f" {session['epoch']}; the orchestrator has grown by {grown / 1e6:.1f} MB"
+    )
+    return {**asdict(report), "epochs": session["epoch"], "leaked_processes": leaked, "grown_bytes": grown}
+
+
+class _Deeds:
+    """What can be done to a daemon's machine; each ends when it is as before."""
+
+    def __init__(self, mesh: DemoMesh, dice: random.Random) -> None:
+        self._mesh = mesh
+        self._dice = dice
+
+    def by_name(self) -> dict[str, Any]:
+        return {
+            "kill the worker of": self._kill_worker,
+            "kill": self._kill,
+            "stop": self._stop,
+            "end": self._end,
+        }
+
+    async def _kill_worker(self, name: str) -> None:
+        for process in _workers(self._mesh.daemons[name].pid):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+
+    async def _kill(self, name: str) -> None:
+        kill_daemon(self._mesh.daemons[name].pid)
+        await self._come_back(name)
+
+    async def _end(self, name: str) -> None:
+        """As its owner does, politely."""
+        self._mesh.daemons[name].terminate()
+        await self._come_back(name)
+
+    async def _stop(self, name: str) -> None:
+        """It stands still, as a machine does that sleeps."""
+        family = [*_family(self._mesh.daemons[name].pid)]
+        for process in family:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.suspend()
+        await asyncio.sleep(self._dice.uniform(*STOPPED_S))
+        for process in family:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.resume()
+
+    async def _come_back(self, name: str) -> None:
+        await self._mesh.daemons[name].wait()
+        await asyncio.sleep(self._dice.uniform(*AWAY_S))
+        await self._mesh.start(name, MEMORY)
+
+
+def _family(daemon: int) -> Iterator[psutil.Process]:
+    """A daemon and all that it has started."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        itself = psutil.Process(daemon)
+        yield from (itself, *itself.children(recursive=True))
+
+
+def _workers(daemon: int) -> list[psutil.Process]:
+    """The worker processes of a daemon."""
+    found = []
+    for process in _family(daemon):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if WORKER in process.cmdline():
+                found.append(process)
+    return found
+
+
+def _memory_here() -> int:
+    """Bytes of memory of this process, in which the orchestrator is."""
+    return int(psutil.Process().memory_info().rss)
