@@ -16,7 +16,7 @@ ALLOWED = {  # by package, what its files may import: whole packages, or single 
     "plugins": {"transport"},
     "protocol": set[str](),
     "daemon": {"plugins", "transport", "protocol"},
-    "orchestrator": {"protocol", "transport.certificates"},
+    "orchestrator": {"protocol", "transport.certificates", "transport.schedules"},
     "cli": EVERYTHING,
     "bench": EVERYTHING - {"cli"},
 }
