@@ -56,6 +56,7 @@ BENCH = {
 
 ORCHESTRATOR = (
     {"session_request", "nodes", "identity", "certificates", "addresses", "limits"},
+    {"links"},
     {"planning"},
     {"workers"},
     {"experts"},

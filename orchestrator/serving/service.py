@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable
 
 from motley.orchestrator.control import Control
+from motley.orchestrator.links import LinkTable
 from motley.orchestrator.nodes import Node, NodeTable
 from motley.orchestrator.serving.carrier import Carrier
 from motley.orchestrator.serving.descriptions import Descriptions
@@ -15,6 +16,7 @@ from motley.orchestrator.serving.layouts import Layouts
 from motley.orchestrator.serving.lifecycle import Lifecycle
 from motley.orchestrator.serving.memory import Memory
 from motley.orchestrator.serving.planner import Planner
+from motley.orchestrator.serving.probes import Probes
 from motley.orchestrator.serving.requests import Requests
 from motley.orchestrator.serving.upkeep import Upkeep
 from motley.orchestrator.session_table import SessionTable
@@ -33,6 +35,7 @@ class Serving:
     def __init__(self, nodes: NodeTable, control: Control, clock: Callable[[], float]) -> None:
         self.nodes = nodes
         self.sessions = SessionTable()
+        self.links = LinkTable(clock)
         self.requests = Requests(control, clock)
         self._control = control
         self._clock = clock
@@ -44,6 +47,7 @@ class Serving:
         fitting = Fitting(nodes, self._descriptions, layouts, self._carrier)
         self.lifecycle = Lifecycle(nodes, self.sessions, self._descriptions, layouts, fitting, self._carrier, clock)
         self.upkeep = Upkeep(nodes, memory, self._planner, self._carrier, clock)
+        self._probes = Probes(nodes, self.links, self.sessions, control, clock)
 
     def on_message(self, node: Node, message: NodeMessage) -> None:
         match message.WhichOneof("body"):
@@ -53,9 +57,12 @@ class Serving:
                 self._on_rank_event(node, message.rank)
             case "delta":
                 self.requests.on_delta(node, message.delta)
+            case "probed":
+                self._probes.on_probed(node, message.probed)
 
     def on_lost(self, node: Node) -> None:
         self._descriptions.on_lost(node)
+        self._probes.on_lost(node)
         for session in self.sessions:
             self._go_on(session, lambda session: session.on_node_lost(node.id, node.lost, self._clock()))
 
@@ -83,6 +90,7 @@ class Serving:
         for session in self.sessions:
             self._go_on(session, lambda session: session.on_time(now))
         self._control.drop_silent()
+        self._probes.begin()
         self.nodes.forget(set[str]().union(*(session.node_names for session in self.sessions)))
 
     def _go_on(self, session: Session, step: Callable[[Session], list[Command]]) -> None:
