@@ -188,7 +188,7 @@ class Orchestrator:
         middlewares = [errors_as_json, guard(self.api_key, public=PAGE_PATHS | {HEALTH_PATH})]
         app = web.Application(middlewares=middlewares, client_max_size=MAX_BODY)
         sessions = serving.sessions
-        app.router.add_routes(NodesApi(serving.nodes, sessions).routes())
+        app.router.add_routes(NodesApi(serving.nodes, sessions, serving.links).routes())
         app.router.add_routes(SessionsApi(sessions, serving.lifecycle).routes())
         app.router.add_routes(ExpertsApi(sessions, serving.upkeep).routes())
         app.router.add_routes(OpenAiApi(sessions, serving.requests).routes())

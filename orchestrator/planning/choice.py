@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 from math import inf
+from typing import NamedTuple
 
 from motley.orchestrator.planning.cost import (
     WIRE_BYTES,
@@ -259,6 +260,40 @@ class Chooser:
         lines = [f"  {self.candidates[one].name} and {self.candidates[other].name}" for one, other in sorted(pairs)]
         told = "\n".join(lines)
         return f"{self.profiles[0].name} fits on no nodes that can all reach each other. These cannot:\n{told}"
+
+
+class RunnersUp(NamedTuple):
+    """What else there is beside the best choice.
+
+    Attributes:
+        others: the next best sets of nodes, the best first.
+        without: by number of a candidate, seconds of a token where it takes no part; None: the model does not fit then.
+    """
+
+    others: list[Choice]
+    without: list[float | None]
+
+
+def runners_up(chooser: Chooser, best: Choice, count: int = 3) -> RunnersUp:
+    """What else there is beside the best choice of a chooser.
+
+    Args:
+        count: of the next best sets, at most.
+    """
+    without: list[float | None] = []
+    for number in range(len(chooser.candidates)):
+        if number not in best.members:
+            without.append(best.forecast.token_s)
+            continue
+        try:
+            alone = number in chooser.required or len(chooser.candidates) == 1
+            without.append(None if alone else chooser.best(without=number).forecast.token_s)
+        except PlanError:
+            without.append(None)
+    for number in range(len(chooser.candidates)):  # people want to know what a node would bring that is left out
+        if number not in best.members and len(best.members) < MAX_RANKS:
+            chooser.of(tuple(sorted((*best.members, number))))
+    return RunnersUp(chooser.others(best, count), without)
 
 
 def _changes(members: Members, usable: Sequence[int], required: set[int]) -> Iterator[Members]:

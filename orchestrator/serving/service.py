@@ -43,7 +43,7 @@ class Serving:
         self._descriptions = Descriptions(control)
         self._carrier = Carrier(self.sessions, control, self.requests)
         memory = Memory(nodes, self.sessions)
-        layouts = Layouts(nodes, memory, self._planner, self._carrier, clock)
+        layouts = Layouts(nodes, self.links, memory, self._planner, self._carrier, clock)
         fitting = Fitting(nodes, self._descriptions, layouts, self._carrier)
         self.lifecycle = Lifecycle(nodes, self.sessions, self._descriptions, layouts, fitting, self._carrier, clock)
         self.upkeep = Upkeep(nodes, memory, self._planner, self._carrier, clock)
