@@ -22,6 +22,7 @@ from motley.orchestrator.api.guard import guard
 from motley.orchestrator.api.nodes import NodesApi
 from motley.orchestrator.api.openai import OpenAiApi
 from motley.orchestrator.api.operators import HEALTH_PATH, OperatorsApi
+from motley.orchestrator.api.plans import PlansApi
 from motley.orchestrator.api.sessions import SessionsApi
 from motley.orchestrator.api.web import PAGE_PATHS, page_routes
 from motley.orchestrator.control import Control
@@ -190,6 +191,7 @@ class Orchestrator:
         sessions = serving.sessions
         app.router.add_routes(NodesApi(serving.nodes, sessions, serving.links).routes())
         app.router.add_routes(SessionsApi(sessions, serving.lifecycle).routes())
+        app.router.add_routes(PlansApi(serving.forecasts).routes())
         app.router.add_routes(ExpertsApi(sessions, serving.upkeep).routes())
         app.router.add_routes(OpenAiApi(sessions, serving.requests).routes())
         app.router.add_routes(OperatorsApi(serving.nodes, sessions, serving.requests).routes())

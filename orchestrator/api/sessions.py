@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import median
 from typing import Any
 
 from aiohttp import web
 
 from motley.orchestrator.api.body import read_json
 from motley.orchestrator.api.errors import ApiError
+from motley.orchestrator.api.plans import forecast_json
 from motley.orchestrator.api.session_parameters import session_request
 from motley.orchestrator.experts.hosts import ExpertHost
 from motley.orchestrator.serving.errors import ServingError
@@ -116,11 +118,20 @@ def session_json(session: Session, steps: bool = False) -> dict[str, Any]:
         "cache_holders": [_holder_json(holder) for holder in session.holders],
         "waiting_for": session.waiting_for,
         "activity": _activity_json(session),
+        "forecast": session.forecast and forecast_json(session.forecast),
+        "measured_ms_per_token": _measured_ms(session),
     }
     if steps:
         timing = session.ranks[0].timing if session.ranks else None
         body["step_ms"] = list(timing.step_ms) if timing else []
     return body
+
+
+def _measured_ms(session: Session) -> float | None:
+    """Milliseconds of the median of the leader's latest steps, which the forecast is to be held against; None: there
+    were none."""
+    timing = session.ranks[0].timing if session.ranks else None
+    return round(median(timing.step_ms), 3) if timing and timing.step_ms else None
 
 
 def _layout(session: Session) -> str | None:

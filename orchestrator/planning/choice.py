@@ -3,7 +3,7 @@
 Of up to `EXACT` nodes all sets are looked at, in the order of what each takes at the least: units taken for fluid,
 a sum for no longer than its rows need to reach anybody. The search ends where that is more than the best set found
 takes, so nothing is missed. Of more nodes, sets are grown, shrunk and changed by one node as long as a rough forecast
-gets better, from the fastest that have room; the best few of the sets that were met are then forecast in full.
+gets better, from the fastest nodes and from neighbours; the best few of the sets that were met are forecast in full.
 
 Two nodes that cannot reach each other are in no set together. Some may be required; then they are in every set.
 """
@@ -26,13 +26,15 @@ from motley.orchestrator.planning.cost import (
     part_of,
 )
 from motley.orchestrator.planning.quickest import quickest_shares
-from motley.orchestrator.planning.shares import Candidate, PlanError, RankPlan
+from motley.orchestrator.planning.shares import Candidate, PlanError, RankPlan, pour
 from motley.protocol import MAX_RANKS
 from motley.protocol.mesh_pb2 import ModelProfile
 from motley.transport.schedules.forecast import SUM_S, Network
 
 EXACT = 8
 """Of so many nodes the best set is found for certain."""
+STARTS = 6
+"""Of more nodes, the search begins with so many sets."""
 FORECAST = 6
 """Of more nodes, so many sets that look best are forecast."""
 WORTH = 1e-9
@@ -146,7 +148,7 @@ class Chooser:
                 met[members] = self._rough_s(members) if possible else inf
             return met[members]
 
-        for start in self._starts(usable):
+        for start in sorted(set(self._starts(usable)), key=lambda members: (rough(members), members))[:STARTS]:
             now = start
             while True:
                 changed = min(_changes(now, usable, set(self.required)), key=rough, default=now)
@@ -159,22 +161,29 @@ class Chooser:
             if tried >= FORECAST and best is not None:
                 break
             best = _better(best, self.of(members))
+        if best is not None and len(best.members) <= EXACT:
+            fewer = [tuple(own for own in best.members if own != one) for one in best.members]
+            for members in fewer:
+                if rough(members) < inf and set(self.required) <= set(members):
+                    best = _better(best, self.of(members))
         return best
 
     def _starts(self, usable: Sequence[int]) -> Iterator[Members]:
-        """The required nodes with the fastest others that have room for the model, and those with all others."""
-        fastest = sorted(usable, key=lambda number: -self.candidates[number].speed)
-        members = sorted(self.required)
-        for number in [*members, *(number for number in fastest if number not in self.required)]:
-            if number not in members and not self._is_apart((*members, number)) and len(members) < MAX_RANKS:
-                members = sorted([*members, number])
-            if self._has_room(tuple(members)):
-                yield tuple(members)
-                break
-        for number in fastest:
-            if number not in members and not self._is_apart((*members, number)) and len(members) < MAX_RANKS:
-                members = sorted([*members, number])
-        yield tuple(members)
+        """Sets to begin with: the fastest nodes, and those with the shortest ways to each of them, ever more."""
+        speeds = {number: self.candidates[number].speed for number in usable}
+        orders = [sorted(usable, key=lambda number: -speeds[number])]
+        for seed in orders[0]:
+            ways = self.network.latency[seed]
+            orders.append(sorted(usable, key=lambda number: (number != seed, ways[number], -speeds[number])))
+        for order in orders:
+            members = list(self.required)
+            sizes = {2**power for power in range(7)} | {len(order)}
+            for number in order:
+                if number not in members and not self._is_apart((*members, number)) and len(members) < MAX_RANKS:
+                    members.append(number)
+                    if len(members) in sizes or len(order) <= 2 * EXACT:
+                        yield tuple(sorted(members))
+            yield tuple(sorted(members))
 
     def _has_room(self, members: Members) -> bool:
         """Whether the model could fit, were its units fluid."""
@@ -210,8 +219,9 @@ class Chooser:
     def _rough_s(self, members: Members) -> float:
         """About what a token takes on a set, by one-shot or two-shot sums."""
         count = len(members)
+        computing = self._poured_s(members)
         if count == 1:
-            return self._fluid_s(members)
+            return computing
         latency, bandwidth = self.network.latency, self.network.bandwidth
         pairs = [(one, other) for one in members for other in members if one < other]
         farthest = max(latency[one][other] for one, other in pairs)
@@ -221,7 +231,16 @@ class Chooser:
         frame, summed = self.network.frame_s, nbytes * SUM_S
         one_shot = farthest + (count - 1) * (2 * frame + nbytes / narrowest + summed)
         two_shot = 2 * farthest + (count - 1) * (4 * frame + 2 * nbytes / count / narrowest) + summed
-        return self._fluid_s(members) + 2 * profile.layers * min(one_shot, two_shot) + lead_s(self.network, members)
+        return computing + 2 * profile.layers * min(one_shot, two_shot) + lead_s(self.network, members)
+
+    def _poured_s(self, members: Members) -> float:
+        """About what a set takes to compute a token within its memory, were its units fluid."""
+        alone = [self._alone_s(number) for number in members]
+        rooms = (self.candidates[number].memory - self.profiles[number].fixed_bytes for number in members)
+        caps = [room / self._whole_bytes(number) for room, number in zip(rooms, members, strict=True)]
+        seconds = [sum(own[:3]) for own in alone]
+        parts = pour(1.0, [1 / own for own in seconds], caps)
+        return max(part * own for part, own in zip(parts, seconds, strict=True)) + min(own[3] for own in alone)
 
     def _fluid_s(self, members: Members) -> float:
         """Seconds in which a set computes a token, were its units fluid, and its memory no matter."""

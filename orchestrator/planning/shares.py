@@ -356,7 +356,7 @@ def _roomiest_attention(costs: Sequence[_Costs], room: Sequence[int], ideal: Seq
     return _cut(best[units][2]) if units in best else None
 
 
-def pour(total: int, speeds: Sequence[float], caps: Sequence[float]) -> list[float]:
+def pour(total: float, speeds: Sequence[float], caps: Sequence[float]) -> list[float]:
     """`total` bytes in proportion to `speeds`, but at most `caps`; the caps hold the total."""
     poured = [0.0] * len(caps)
     open_ranks = {rank for rank, speed in enumerate(speeds) if speed > 0}

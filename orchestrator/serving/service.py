@@ -12,6 +12,7 @@ from motley.orchestrator.nodes import Node, NodeTable
 from motley.orchestrator.serving.carrier import Carrier
 from motley.orchestrator.serving.descriptions import Descriptions
 from motley.orchestrator.serving.fitting import Fitting
+from motley.orchestrator.serving.forecasts import Forecasts
 from motley.orchestrator.serving.layouts import Layouts
 from motley.orchestrator.serving.lifecycle import Lifecycle
 from motley.orchestrator.serving.memory import Memory
@@ -45,8 +46,11 @@ class Serving:
         memory = Memory(nodes, self.sessions)
         layouts = Layouts(nodes, self.links, memory, self._planner, self._carrier, clock)
         fitting = Fitting(nodes, self._descriptions, layouts, self._carrier)
-        self.lifecycle = Lifecycle(nodes, self.sessions, self._descriptions, layouts, fitting, self._carrier, clock)
+        self.lifecycle = Lifecycle(
+            nodes, self.links, self.sessions, self._descriptions, layouts, fitting, self._carrier, clock
+        )
         self.upkeep = Upkeep(nodes, memory, self._planner, self._carrier, clock)
+        self.forecasts = Forecasts(nodes, self.links, memory, self._descriptions, self._planner, self._carrier)
         self._probes = Probes(nodes, self.links, self.sessions, control, clock)
 
     def on_message(self, node: Node, message: NodeMessage) -> None:

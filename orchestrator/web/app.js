@@ -240,6 +240,10 @@ function sessionCard(session) {
     h("p", { class: "quiet path" }, session.model),
     failure && h("p", { class: "failure" }, `Failed: ${failure.message}`),
     ON_THE_WAY[state] && h("p", {}, ON_THE_WAY[state]),
+    session.forecast && quiet(joined(
+      `Forecast: ${ms(session.forecast.ms_per_token)} ms per token`,
+      `compute ${ms(session.forecast.compute_ms)}, wire ${ms(session.forecast.wire_ms)}, wait ${ms(session.forecast.wait_ms)}`,
+      session.measured_ms_per_token ? `measured: ${ms(session.measured_ms_per_token)} ms` : "not measured yet")),
     waiting(session.waiting_for),
     ranks.length > 0 && cutBar(ranks, here),
     session.activity && activityOf(session.activity),
