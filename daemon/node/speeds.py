@@ -44,7 +44,7 @@ async def compute_speed(threads: int, folder: Path) -> ComputeSpeed | None:
     hardware = identity(threads)
     if (known := _remembered(folder / FILE, hardware)) is not None:
         return known
-    measured = await _measured_apart(threads)
+    measured = await measured_apart(threads)
     if measured is not None:
         with suppress(OSError):
             _remember(folder / FILE, hardware, measured)
@@ -98,7 +98,8 @@ def _read(told: dict[str, Any]) -> ComputeSpeed:
     return speed
 
 
-async def _measured_apart(threads: int) -> ComputeSpeed | None:
+async def measured_apart(threads: int) -> ComputeSpeed | None:
+    """Measure in a process of its own; None: that failed, and the log says why."""
     env = {**os.environ, **dict.fromkeys(NUMPY_THREADS, str(threads))}
     pipe = asyncio.subprocess.PIPE
     process = await start_child("motley.daemon.node.speeds", str(threads), env=env, stdout=pipe)

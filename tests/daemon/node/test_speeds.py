@@ -22,7 +22,7 @@ async def test_it_is_measured_once_for_the_hardware(tmp_path: Path, monkeypatch:
         asked.append(threads)
         return KNOWN
 
-    monkeypatch.setattr(speeds, "_measured_apart", measure)
+    monkeypatch.setattr(speeds, "measured_apart", measure)
     for threads in (1, 1, 2, 1):
         assert await speeds.compute_speed(threads, tmp_path / "node") == KNOWN
     assert asked == [1, 2]

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from motley.protocol.mesh_pb2 import Described, FormatSpeed, ModelProfile, Probed
-from tests.e2e.processes import in_thread, motley
+from tests.e2e.processes import in_thread
 from tests.orchestrator.conftest import GB
 
 NONE: Mapping[str, Probed] = MappingProxyType({})
