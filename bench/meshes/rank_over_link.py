@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 import time
+from functools import partial
 from typing import Any
 
 from motley.bench.meshes.emulator import LinkSpec, Nic, sleep_exactly
@@ -73,5 +74,4 @@ if __name__ == "__main__":
     sleep_exactly()
     if fraction < 1:
         slow_down(fraction)
-    spec = None if link == "none" else LinkSpec.parse(link)
-    sys.exit(process.main(None if spec is None else lambda number: network(spec, near, number)))
+    sys.exit(process.main(None if link == "none" else partial(network, LinkSpec.parse(link), near)))

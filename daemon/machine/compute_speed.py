@@ -8,14 +8,16 @@ with NumPy's matrix product, which like the engine's reads them at the speed of 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 
 import numpy as np
 
+from motley.plugins.native.library import F32
 from motley.plugins.native.matmul import Pool, QuantisedMatrix
-from motley.plugins.native.reach import choose_reach
+from motley.plugins.native.reach import Product, choose_reach
 from motley.plugins.native.rows import bind_norm
 
 SIDE = 2048
@@ -27,9 +29,6 @@ ROWS = 32
 """Rows of a product of many."""
 PASS_S = 0.15
 """Passes are repeated for so long, and the median counts."""
-
-Product = tuple[int, Callable[[], object]]
-"""A product: the bytes of its weights, and what computes it."""
 
 
 @dataclass(frozen=True)
@@ -98,9 +97,13 @@ def _floats(rows: int) -> list[Product]:
 
     def product(number: int) -> Product:
         weights = np.full((SIDE, SIDE), 0.01 * number, np.float32)
-        return weights.nbytes, lambda: np.matmul(weights, x, out=y)
+        return weights.nbytes, partial(_multiply, weights, x, y)
 
     return [product(number) for number in range(READ // (4 * SIDE * SIDE))]
+
+
+def _multiply(weights: F32, x: F32, y: F32) -> None:
+    np.matmul(weights, x, out=y)
 
 
 def _speed(products: Sequence[Product]) -> float:

@@ -145,7 +145,7 @@ class _Cutting:
     def _seconds(self, plans: Sequence[RankPlan]) -> float:
         """Of the ranks that are the slowest at each kind of unit."""
         parts = [pace.parts_s(plan) for pace, plan in zip(self._paces, plans, strict=True)]
-        return sum(map(max, zip(*parts, strict=True)))
+        return fsum(max(own) for own in zip(*parts, strict=True))
 
 
 def _give_out(

@@ -158,7 +158,7 @@ def team_of(
         participants = [participants[index] for index in taking]
         each = [each[index] for index in taking]
         candidates = [candidates[index] for index in taking]
-    return Team(participants, each, candidates, _room(caches, participants))
+    return Team(list(participants), each, candidates, _room(caches, participants))
 
 
 def _check_draft(draft: Draft, first: Participant, profile: ModelProfile, memory: Memory) -> None:
