@@ -215,6 +215,23 @@ def activity(session: dict[str, Any]) -> str:
     )
 
 
+def forecast_line(forecast: dict[str, float]) -> str:
+    """A forecast in a line: ``about 21.3 ms per token (compute 18.0, wire 2.1, wait 1.2), the first after 0.4 s``."""
+    first_s = forecast["ttft_ms"] / 1e3
+    return (
+        f"about {forecast['ms_per_token']:.1f} ms per token (compute {forecast['compute_ms']:.1f}, wire"
+        f" {forecast['wire_ms']:.1f}, wait {forecast['wait_ms']:.1f}), the first after {first_s:.1f} s"
+    )
+
+
+def forecast_beside(session: dict[str, Any]) -> str:
+    """What a session's token was forecast to take, beside what it takes; empty if it was not forecast."""
+    forecast, measured = session["forecast"], session["measured_ms_per_token"]
+    if forecast is None:
+        return ""
+    return f"forecast: {forecast_line(forecast)}; measured: {f'{measured:.1f} ms' if measured else 'nothing yet'}"
+
+
 def _unlike(session: dict[str, Any], rank: dict[str, Any]) -> str:
     """A rank's engine and quantisation, where those of ranks differ."""
     differ = len({(one["engine"], one["quantisation"]) for one in session["ranks"]}) > 1

@@ -22,6 +22,7 @@ from motley.orchestrator.api.guard import guard
 from motley.orchestrator.api.nodes import NodesApi
 from motley.orchestrator.api.openai import OpenAiApi
 from motley.orchestrator.api.operators import HEALTH_PATH, OperatorsApi
+from motley.orchestrator.api.plans import PlansApi
 from motley.orchestrator.api.sessions import SessionsApi
 from motley.orchestrator.api.web import PAGE_PATHS, page_routes
 from motley.orchestrator.control import Control
@@ -188,8 +189,9 @@ class Orchestrator:
         middlewares = [errors_as_json, guard(self.api_key, public=PAGE_PATHS | {HEALTH_PATH})]
         app = web.Application(middlewares=middlewares, client_max_size=MAX_BODY)
         sessions = serving.sessions
-        app.router.add_routes(NodesApi(serving.nodes, sessions).routes())
+        app.router.add_routes(NodesApi(serving.nodes, sessions, serving.links).routes())
         app.router.add_routes(SessionsApi(sessions, serving.lifecycle).routes())
+        app.router.add_routes(PlansApi(serving.forecasts).routes())
         app.router.add_routes(ExpertsApi(sessions, serving.upkeep).routes())
         app.router.add_routes(OpenAiApi(sessions, serving.requests).routes())
         app.router.add_routes(OperatorsApi(serving.nodes, sessions, serving.requests).routes())

@@ -47,6 +47,7 @@ from motley.orchestrator.experts.recovery import bound_nodes
 from motley.orchestrator.experts.registry import UNREACHABLE_S, ExpertMap
 from motley.orchestrator.nodes import what_became
 from motley.orchestrator.planning.caches import Caches
+from motley.orchestrator.planning.cost import Forecast
 from motley.orchestrator.planning.placement.terms import PlacementError, expert_name
 from motley.orchestrator.session_request import SessionRequest
 from motley.orchestrator.workers import CacheHolder, Rank, Worker
@@ -166,6 +167,8 @@ class Session:
     """Where its ranks have far cache blocks, one for each rank; none: they have them themselves, or have none."""
     experts: ExpertMap | None = None
     """Where its experts are; None: in the ranks' shares, or there are none."""
+    forecast: Forecast | None = None
+    """What its token was forecast to take when it was planned; None: not forecast."""
     activity: Activity | None = None
     """What its leader has told last of the requests under way; None: there has been none."""
     failure: Failure | None = None

@@ -16,7 +16,7 @@ ALLOWED = {  # by package, what its files may import: whole packages, or single 
     "plugins": {"transport"},
     "protocol": set[str](),
     "daemon": {"plugins", "transport", "protocol"},
-    "orchestrator": {"protocol", "transport.certificates"},
+    "orchestrator": {"protocol", "transport.certificates", "transport.schedules"},
     "cli": EVERYTHING,
     "bench": EVERYTHING - {"cli"},
 }
@@ -56,6 +56,7 @@ BENCH = {
 
 ORCHESTRATOR = (
     {"session_request", "nodes", "identity", "certificates", "addresses", "limits"},
+    {"links"},
     {"planning"},
     {"workers"},
     {"experts"},

@@ -50,6 +50,8 @@ class MeshSpec:
         pin: one core per rank, in order, where there are enough.
         link: the network to emulate between the ranks, as `motley.bench.meshes.emulator.LinkSpec.parse` reads it; "":
             none.
+        fractions: the part of a core's speed that each rank is to have, of engine onnxruntime with one thread; empty:
+            all of it.
         hosts: what each expert host holds; the ranks are the trunk then. Empty: experts are in the ranks' shares. The
             n-th host and rank n are on one machine: no network is emulated between them.
         cache: where shares are kept; None: in the usual place.
@@ -69,6 +71,7 @@ class MeshSpec:
     exact: bool = False
     pin: bool = False
     link: str = ""
+    fractions: Sequence[float] = ()
     hosts: Sequence[Collection[ExpertKey]] = ()
     cache: Path | None = None
     draft_model: Path | None = None
@@ -245,11 +248,12 @@ class LocalMesh:
 
     def _entry(self, rank: int) -> Sequence[str]:
         """The module that a worker runs, and its arguments: the network, and who is on the same machine."""
-        if not self.spec.link:
+        fraction = self.spec.fractions[rank] if rank < len(self.spec.fractions) else 1.0
+        if not self.spec.link and fraction == 1:
             return ("motley.daemon.worker.process",)
-        size = len(self.plans)
+        size = len(self.spec.weights)
         near = rank + size if rank < size else rank - size  # there may be none; hosts have no links to each other
-        return ("motley.bench.meshes.rank_over_link", self.spec.link, str(near))
+        return ("motley.bench.meshes.rank_over_link", self.spec.link or "none", str(near), str(fraction))
 
     def _send(self, rank: int, **body: Any) -> None:
         self._workers[rank].send(wp.WorkerCommand(**body))

@@ -61,6 +61,10 @@ class RankProcesses:
         """Wait until every rank can be asked."""
         self._receive()
 
+    def hear(self) -> list[Any]:
+        """What every rank says next without being asked, by rank; errors as `ask`."""
+        return self._receive()
+
     def ask(self, question: Question) -> list[Answer]:
         """Have every rank do the same; their answers, by rank.
 

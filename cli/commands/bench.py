@@ -13,6 +13,7 @@ import typer
 from motley.cli.commands.bench_chaos import chaos
 from motley.cli.commands.bench_device import DEVICE_EXAMPLE, device
 from motley.cli.commands.bench_drafts import DRAFTS_EXAMPLE, drafts
+from motley.cli.commands.bench_forecast import FORECAST_EXAMPLE, forecast
 from motley.cli.commands.bench_reading import READING_EXAMPLE, reading
 from motley.cli.commands.bench_serve import SERVE_EXAMPLE, serve
 from motley.cli.commands.bench_tables import (
@@ -50,6 +51,7 @@ bench.command(epilog=SERVE_EXAMPLE)(serve)
 bench.command(epilog="Example: motley bench chaos --minutes 5 --seed 3 --json")(chaos)
 bench.command(epilog=DEVICE_EXAMPLE)(device)
 bench.command(epilog=DRAFTS_EXAMPLE)(drafts)
+bench.command(epilog=FORECAST_EXAMPLE)(forecast)
 bench.command(epilog=READING_EXAMPLE)(reading)
 
 

@@ -43,7 +43,7 @@ from motley.cli.options import (
     parse_nodes,
     parse_shares,
 )
-from motley.cli.show import console, loading_bars
+from motley.cli.show import console, forecast_line, loading_bars
 from motley.cli.wanted import Wanted, nodes_of, option_of, start_command, stop_command
 from motley.daemon.weights.hub import no_model
 from motley.orchestrator.session_request import ContradictionError, SessionRequest
@@ -265,6 +265,8 @@ async def load(
                 field = refusal.param if refusal.param in asked and refusal.param != "model" else None
                 raise CliError(f"{option_of(field)}: {refusal}" if field else str(refusal)) from refusal
         else:
+            if made["forecast"]:
+                console.print(f"[dim]forecast: {forecast_line(made['forecast'])}, on {_nodes_told(made)}[/]")
             try:
                 return await client.wait_ready(made, show)
             except asyncio.CancelledError:
@@ -308,6 +310,10 @@ async def _close_unready(client: Client, session: dict[str, Any]) -> None:
         if not isinstance(error, Refused) or error.code != "session_not_found":  # somebody was faster
             why = escape(str(error)) or f"no answer within {CLOSE_S:.0f} s"
             console.print(f"[yellow]it may go on loading[/] ({why}); to end it: {_to_stop(session)}", soft_wrap=True)
+
+
+def _nodes_told(session: dict[str, Any]) -> str:
+    return escape(", ".join(rank["node"] for rank in session["ranks"]))
 
 
 def _called(session: dict[str, Any]) -> str:

@@ -11,7 +11,7 @@ from rich.markup import escape
 from motley.cli.client import DEFAULT_URL, ApiKey, Client, Url
 from motley.cli.errors import CliError
 from motley.cli.interrupt import run
-from motley.cli.show import activity, ago, losses, results, session_table, table, waiting
+from motley.cli.show import activity, ago, forecast_beside, losses, results, session_table, table, waiting
 from motley.protocol.wording import short_bytes
 
 
@@ -34,12 +34,13 @@ def status(
     gpus = any(node["gpus"] for node in alive)
     results.print(
         table(
-            ["node", "memory", "bandwidth", *(["GPUs"] if gpus else []), "serves"],
+            ["node", "memory", "bandwidth", "computes", *(["GPUs"] if gpus else []), "serves"],
             [
                 [
                     node["name"],
                     short_bytes(node["memory_bytes"]),
                     f"{node['memory_bandwidth'] / 1e9:.1f} GB/s",
+                    _speeds(node),
                     *(["\n".join(map(_gpu_text, node["gpus"])) or "-"] if gpus else []),
                     "\n".join(_workers(node)) or "-",
                 ]
@@ -48,6 +49,13 @@ def status(
             title="Nodes",
         )
     )
+    if links := _link_rows(alive):
+        results.print(table(["link", "latency", "bandwidth"], links, title="Links"))
+    for node in alive:
+        for link in node["links"]:
+            if link["failure"]:
+                why = f"{node['name']} cannot reach {link['to']}: {link['failure']}"
+                results.print(f"[red]{escape(why)}[/]", soft_wrap=True)
     for node in nodes:
         if node["state"] == "lost":
             why = f"lost {ago(node['gone_s'])}: {node['lost']}"
@@ -58,12 +66,33 @@ def status(
         results.print(session_table(session))
         if doing := activity(session):
             results.print(doing, soft_wrap=True, highlight=False)
+        if told := forecast_beside(session):
+            results.print(told, soft_wrap=True, highlight=False)
         if missing := waiting(session):
             results.print(f"[yellow]{missing}[/]", soft_wrap=True)
         if lost := losses(session):
             results.print(f"[yellow]{escape(lost)}[/]", soft_wrap=True)
         if session["failure"]:
             results.print(f"[red]{escape(session['failure']['message'])}[/]", soft_wrap=True)
+
+
+def _link_rows(alive: list[dict[str, Any]]) -> list[list[str]]:
+    """Every pair of nodes whose link was measured, as the first of them has found it."""
+    rows, told = [], set()
+    for node in alive:
+        for link in node["links"]:
+            pair = frozenset((node["name"], link["to"]))
+            if not link["failure"] and pair not in told:
+                told.add(pair)
+                speed = f"{link['bandwidth'] * 8e-6:.0f} Mbit/s"
+                rows.append([f"{node['name']} - {link['to']}", f"{link['latency_ms']:.2f} ms", speed])
+    return rows
+
+
+def _speeds(node: dict[str, Any]) -> str:
+    """How fast a node computes with weights in each format: ``int4 31, int8 33, fp32 32 GB/s``."""
+    told = [f"{own['format']} {own['bytes_per_s'] / 1e9:.0f}" for own in node["speeds"] if own["format"] != "fp16"]
+    return f"{', '.join(told)} GB/s" if told else "-"
 
 
 def _workers(node: dict[str, Any]) -> list[str]:

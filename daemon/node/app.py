@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from motley.daemon.node.capabilities import measure
 from motley.daemon.node.control import Control, NameTaken, NodeSettings, OrchestratorLost
 from motley.daemon.node.engines import installed_engines
+from motley.daemon.node.speeds import compute_speed
 from motley.daemon.node.trust import JoinToken, TrustError, check_name, open_channel
 from motley.daemon.weights.cache import ShareCache
 from motley.protocol import mesh_pb2 as pb
@@ -87,6 +88,9 @@ async def run_daemon(config: DaemonConfig, observer: Observer) -> None:
     capabilities = await asyncio.to_thread(measure, engines, config.memory_limit, config.threads or None)
     capabilities.zone = config.zone
     await asyncio.to_thread(config.cache.prepare)
+    if speed := await compute_speed(config.threads or capabilities.cores, config.cache.folder):
+        capabilities.speeds.extend(pb.FormatSpeed(**asdict(each)) for each in speed.formats)
+        capabilities.call_s = speed.call_s
     settings = NodeSettings(
         name=config.node_name,
         address=address,

@@ -23,6 +23,7 @@ from motley.daemon.models.files import load_tokenizer
 from motley.daemon.node.address import listening_host
 from motley.daemon.node.describe import DescribeError, describe_apart, look
 from motley.daemon.node.outbox import LIMIT_BYTES, Outbox
+from motley.daemon.node.probing import Unreachable, probe_link
 from motley.daemon.node.rendering import TemplateApart
 from motley.daemon.node.worker import RankWorker, WorkerError
 from motley.daemon.text.generation import Generation, RequestError
@@ -285,6 +286,25 @@ class Control:
                 self._cancel(message.cancel.request_id)
             case "hold":
                 self._to_worker_of(message.hold.request_id, wp.WorkerCommand(hold=message.hold))
+            case "probe":
+                self._spawn(self._probe(message.probe))
+
+    async def _probe(self, probe: pb.Probe) -> None:
+        """Measure the link to another node, and tell what became of it."""
+        loop = asyncio.get_running_loop()
+
+        def listening(address: str) -> None:
+            loop.call_soon_threadsafe(lambda: self._say(probed=pb.Probed(id=probe.id, listening=address)))
+
+        try:
+            link = await asyncio.to_thread(probe_link, probe, self._settings.address, listening)
+        except Unreachable as error:
+            self._say(probed=pb.Probed(id=probe.id, failure=str(error)))
+        except Exception as error:
+            logger.exception("measuring a link")
+            self._say(probed=pb.Probed(id=probe.id, failure=f"{type(error).__name__}: {error}"))
+        else:
+            self._say(probed=pb.Probed(id=probe.id, latency_s=link.latency_s, bandwidth=link.bandwidth))
 
     async def _describe(self, request: pb.Describe) -> None:
         try:

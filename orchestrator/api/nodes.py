@@ -6,14 +6,16 @@ from typing import Any
 
 from aiohttp import web
 
+from motley.orchestrator.links import LinkTable
 from motley.orchestrator.nodes import Node, NodeTable
 from motley.orchestrator.session_table import SessionTable
 
 
 class NodesApi:
-    def __init__(self, nodes: NodeTable, sessions: SessionTable) -> None:
+    def __init__(self, nodes: NodeTable, sessions: SessionTable, links: LinkTable) -> None:
         self._nodes = nodes
         self._sessions = sessions
+        self._links = links
 
     def routes(self) -> list[web.RouteDef]:
         return [web.get("/api/nodes", self.nodes)]
@@ -64,6 +66,11 @@ class NodesApi:
             ],
             "no_gpu": capabilities.no_gpu or None,
             "memory_bandwidth": capabilities.memory_bandwidth,
+            "speeds": [
+                {"format": each.format, "bytes_per_s": each.bytes_per_s, "row_bytes_per_s": each.row_bytes_per_s}
+                for each in capabilities.speeds
+            ],
+            "links": self._links_json(node),
             "memory_bytes": capabilities.memory_bytes,
             "memory_available_bytes": node.memory_available or None,
             "memory_reserved_bytes": self._sessions.reserved(node.id),
@@ -81,3 +88,17 @@ class NodesApi:
                 if not host.gone and any(worker.node_id == node.id for worker in host.group)
             ],
         }
+
+    def _links_json(self, node: Node) -> list[dict[str, Any]]:
+        """What a node has found of its ways to the others."""
+        ways = [(other.name, self._links.of(node, other)) for other in self._nodes if other.alive]
+        return [
+            {
+                "to": name,
+                "latency_ms": None if way.failure else 1e3 * way.latency_s,
+                "bandwidth": None if way.failure else way.bandwidth,
+                "failure": way.failure or None,
+            }
+            for name, way in ways
+            if way is not None
+        ]

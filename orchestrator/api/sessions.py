@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import median
 from typing import Any
 
 from aiohttp import web
 
 from motley.orchestrator.api.body import read_json
 from motley.orchestrator.api.errors import ApiError
+from motley.orchestrator.api.plans import forecast_json
 from motley.orchestrator.api.session_parameters import session_request
 from motley.orchestrator.experts.hosts import ExpertHost
 from motley.orchestrator.serving.errors import ServingError
@@ -118,6 +120,8 @@ def session_json(session: Session, steps: bool = False) -> dict[str, Any]:
         "cache_holders": [_holder_json(holder) for holder in session.holders],
         "waiting_for": session.waiting_for,
         "activity": _activity_json(session),
+        "forecast": session.forecast and forecast_json(session.forecast),
+        "measured_ms_per_token": _measured_ms(session),
     }
     if steps:
         timing = session.ranks[0].timing if session.ranks else None
@@ -128,6 +132,13 @@ def session_json(session: Session, steps: bool = False) -> dict[str, Any]:
 def _loss_json(loss: Loss) -> dict[str, Any]:
     """A rank that was lost, after which the session got another plan, or is to get one."""
     return {"epoch": loss.epoch, "node": loss.node or None, "code": loss.why.code, "message": loss.why.message}
+
+
+def _measured_ms(session: Session) -> float | None:
+    """Milliseconds of the median of the leader's latest steps, which the forecast is to be held against; None: there
+    were none."""
+    timing = session.ranks[0].timing if session.ranks else None
+    return round(median(timing.step_ms), 3) if timing and timing.step_ms else None
 
 
 def _layout(session: Session) -> str | None:

@@ -53,6 +53,10 @@ class Candidate:
     share: float | None = None
     """Its part of the model, relative to the others', given by hand: it is followed instead of the speed, as far as
     memory goes (`motley.orchestrator.planning.by_hand` keeps to it)."""
+    row_speed: float = 0.0
+    """Bytes of weights that it multiplies by one row each second, where a step has many rows; 0: not measured."""
+    call_s: float = 0.0
+    """Seconds that a product takes besides reading its weights."""
 
     @property
     def takes_part(self) -> bool:
@@ -100,7 +104,7 @@ def plan_shares(profiles: Sequence[ModelProfile], candidates: Sequence[Candidate
     Raises:
         PlanError: it does not fit.
     """
-    split = _attention_split(profiles[0], len(candidates))
+    split = attention_split(profiles[0], len(candidates))
     costs = [_Costs(profile, split, cache_tokens) for profile in profiles]
     room = [
         candidate.memory - profile.fixed_bytes if candidate.takes_part else 0
@@ -127,6 +131,40 @@ def plan_shares(profiles: Sequence[ModelProfile], candidates: Sequence[Candidate
     return [own.rank_plan(*ranges) for own, *ranges in zip(costs, attention, mlp, vocabulary, strict=True)]
 
 
+def cut_in_units(
+    profiles: Sequence[ModelProfile],
+    cache_tokens: int,
+    attention: Sequence[int],
+    mlp: Sequence[int],
+    vocabulary: Sequence[int],
+) -> list[RankPlan]:
+    """The plans of ranks that have so many units of each kind, whatever memory there is.
+
+    Args:
+        profiles: of the model as each rank holds it.
+        attention: units of every rank, where each KV group is cut in `attention_split` for as many ranks.
+    """
+    split = attention_split(profiles[0], len(profiles))
+    costs = [_Costs(profile, split, cache_tokens) for profile in profiles]
+    ranges = zip(_cut(attention), _cut(mlp), _cut(vocabulary), strict=True)
+    return [own.rank_plan(*units) for own, units in zip(costs, ranges, strict=True)]
+
+
+def attention_reads(profile: ModelProfile, units: range, split: int) -> tuple[int, int]:
+    """What one token reads where a rank has some attention units, of all layers together: bytes of weights, and of the
+    caches for every token that the sequence has already. Every KV group is cut in `split` units."""
+    costs = _Costs(profile, split, 0)
+    return costs.attention_bytes(units), profile.cache_bytes_per_token * costs.kv_heads(units)
+
+
+def mlp_reads(profile: ModelProfile) -> float:
+    """Bytes of an MLP unit that a token reads: of routed experts, those that it has chosen."""
+    routed = profile.mlp_unit_bytes - profile.trunk_mlp_unit_bytes
+    if not profile.expert_layers or not profile.expert_count:
+        return profile.mlp_unit_bytes
+    return profile.trunk_mlp_unit_bytes + routed * profile.experts_per_token / profile.expert_count
+
+
 def trunk_profile(profile: ModelProfile) -> ModelProfile:
     """The same model without its routed experts: what the ranks of the trunk hold where experts are elsewhere."""
     trunk = ModelProfile()
@@ -144,8 +182,9 @@ def usable(profiles: Sequence[ModelProfile], candidates: Sequence[Candidate]) ->
     ]
 
 
-def _attention_split(profile: ModelProfile, ranks: int) -> int:
-    """The smallest split that gives every rank a unit, else the largest there is."""
+def attention_split(profile: ModelProfile, ranks: int) -> int:
+    """Units that each KV group of the attention is cut in for so many ranks: the fewest that give every rank one, else
+    the most there may be."""
     enough = [split for split in profile.attention_splits if profile.kv_groups * split >= ranks]
     return min(enough, default=max(profile.attention_splits))
 
@@ -317,7 +356,7 @@ def _roomiest_attention(costs: Sequence[_Costs], room: Sequence[int], ideal: Seq
     return _cut(best[units][2]) if units in best else None
 
 
-def pour(total: int, speeds: Sequence[float], caps: Sequence[float]) -> list[float]:
+def pour(total: float, speeds: Sequence[float], caps: Sequence[float]) -> list[float]:
     """`total` bytes in proportion to `speeds`, but at most `caps`; the caps hold the total."""
     poured = [0.0] * len(caps)
     open_ranks = {rank for rank, speed in enumerate(speeds) if speed > 0}

@@ -9,6 +9,7 @@ from functools import partial
 from motley.orchestrator.experts.hosting import Hosting
 from motley.orchestrator.experts.questions import Answer
 from motley.orchestrator.experts.registry import ExpertMap
+from motley.orchestrator.links import LinkTable
 from motley.orchestrator.nodes import NodeTable
 from motley.orchestrator.planning.cache_holders import HOLDER_BYTES, choose_nodes, far_bytes
 from motley.orchestrator.planning.caches import Caches
@@ -36,9 +37,16 @@ class Layouts:
     """Lays sessions out, one at a time, so that there is always a planner for those that serve."""
 
     def __init__(
-        self, nodes: NodeTable, memory: Memory, planner: Planner, carrier: Carrier, clock: Callable[[], float]
+        self,
+        nodes: NodeTable,
+        links: LinkTable,
+        memory: Memory,
+        planner: Planner,
+        carrier: Carrier,
+        clock: Callable[[], float],
     ) -> None:
         self._nodes = nodes
+        self._links = links
         self._memory = memory
         self._planner = planner
         self._carrier = carrier
@@ -107,7 +115,9 @@ class Layouts:
                     return ranks, experts
             while True:
                 participants = self._participants(request, profiles, avoid)
-                ranks = await plan_ranks(request, profiles, caches, participants, self._memory, self._planner, draft)
+                ranks = await plan_ranks(
+                    request, profiles, caches, participants, self._memory, self._planner, self._links, draft
+                )
                 self._carrier.check_planning(session)
                 check_alive(participants, ranks)
                 if self._memory.has((rank.node_id, rank.host_bytes) for rank in ranks):

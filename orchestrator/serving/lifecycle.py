@@ -7,8 +7,8 @@ import contextlib
 import time
 from collections.abc import Callable
 
+from motley.orchestrator.links import LinkTable
 from motley.orchestrator.nodes import NodeTable
-from motley.orchestrator.planning.caches import Caches
 from motley.orchestrator.planning.layout import LayoutError
 from motley.orchestrator.planning.placement.terms import PlacementError
 from motley.orchestrator.planning.setup import SetupError
@@ -19,19 +19,18 @@ from motley.orchestrator.serving.descriptions import Descriptions
 from motley.orchestrator.serving.drafts import describe_draft
 from motley.orchestrator.serving.errors import ServingError, refusal
 from motley.orchestrator.serving.fitting import Fitting
+from motley.orchestrator.serving.forecasts import forecast_of
 from motley.orchestrator.serving.layouts import Layouts
 from motley.orchestrator.serving.participants import choose_participants, wanted_model
+from motley.orchestrator.serving.sizes import caches_of
 from motley.orchestrator.session_request import SessionRequest
 from motley.orchestrator.session_table import NameInUseError, SessionTable
 from motley.orchestrator.sessions import ModelKnown, Session, State
-from motley.protocol.mesh_pb2 import ModelProfile
 
 READY_S = 3600.0
 """The longest wait for a session to be ready; its own deadlines are shorter while nothing happens."""
 CLOSE_S = 15.0
 """The longest wait for a session's ranks to be released."""
-DEFAULT_CONTEXT = 4096
-"""Tokens, or what the model allows if that is less."""
 
 
 class Lifecycle:
@@ -40,6 +39,7 @@ class Lifecycle:
     def __init__(
         self,
         nodes: NodeTable,
+        links: LinkTable,
         sessions: SessionTable,
         descriptions: Descriptions,
         layouts: Layouts,
@@ -48,6 +48,7 @@ class Lifecycle:
         clock: Callable[[], float],
     ) -> None:
         self._nodes = nodes
+        self._links = links
         self._sessions = sessions
         self._descriptions = descriptions
         self._layouts = layouts
@@ -71,7 +72,7 @@ class Lifecycle:
                 profiles, copies = await self._descriptions.survey(session, spec, [one.node for one in participants])
                 profile = profiles[spec.quantisation]
                 self._carrier.check_planning(session)
-                caches = _caches(request, profile)
+                caches = caches_of(request, profile)
                 draft = None
                 if request.draft_model:
                     draft = await describe_draft(self._descriptions, session, participants[0], caches)
@@ -88,6 +89,7 @@ class Lifecycle:
                 check_copies(request.model, copies, names)
                 session.known = ModelKnown(spec, profiles, copies)
                 holders = self._layouts.place_holders(ranks, caches, profile)
+                session.forecast = None if experts else forecast_of(ranks, profiles, request, self._nodes, self._links)
                 commands = session.assign(spec, profile, ranks, caches, self._clock(), experts, holders)
                 self._carrier.carry_out(session, commands)
             except BaseException:
@@ -130,29 +132,3 @@ class Lifecycle:
         """Close every session, for the orchestrator stops; requests under way are told so."""
         self._carrier.stopping = True
         await asyncio.gather(*(self.close(session) for session in self._sessions))
-
-
-def _caches(request: SessionRequest, profile: ModelProfile) -> Caches:
-    """What the caches of a session are to hold: one sequence of full length, if the request does not say.
-
-    Raises:
-        ServingError: the model does not allow a context as long as is asked for, or the caches are too small for it.
-    """
-    if request.context > profile.context_length:
-        raise refusal(
-            "invalid_request",
-            f"a context of {request.context} tokens was asked for; {profile.name} allows {profile.context_length}",
-            "context",
-        )
-    context = request.context or min(DEFAULT_CONTEXT, profile.context_length)
-    tokens = request.cache_tokens or context
-    on_disk, on_nodes = request.cache_disk_tokens, request.cache_node_tokens
-    if tokens + on_disk + on_nodes < context:
-        besides = f" and {on_disk} on disk" if on_disk else f" and {on_nodes} on other nodes" if on_nodes else ""
-        raise refusal(
-            "invalid_request",
-            f"caches of {tokens} tokens{besides} were asked for; one sequence may have {context} (the context): ask for"
-            " as many or more, for more on disk or on other nodes, or for a shorter context",
-            "cache_tokens",
-        )
-    return Caches(context, tokens, on_disk, on_nodes)

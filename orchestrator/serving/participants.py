@@ -19,7 +19,7 @@ from motley.orchestrator.serving.errors import refusal
 from motley.orchestrator.session_request import Place, SessionRequest
 from motley.orchestrator.workers import Worker
 from motley.protocol.address import is_loopback
-from motley.protocol.mesh_pb2 import ModelSpec
+from motley.protocol.mesh_pb2 import FormatSpeed, ModelSpec
 from motley.protocol.wording import counted
 
 
@@ -32,10 +32,28 @@ class Participant:
 
     @property
     def speed(self) -> float:
-        """Bytes/s that the device reads on which its rank computes; 0: not known."""
+        """Bytes/s that the device reads on which its rank computes, of weights in the rank's format; 0: not known."""
         if not self.setup.on_gpu:
-            return self.node.capabilities.memory_bandwidth
+            measured = self._measured
+            return measured.bytes_per_s if measured else self.node.capabilities.memory_bandwidth
         return self.setup.memory_bandwidth or self.node.gpus[0].memory_bandwidth
+
+    @property
+    def row_speed(self) -> float:
+        """Bytes/s of weights, times the rows that they are multiplied by, in a step of many; 0: not measured."""
+        return self._measured.row_bytes_per_s if self._measured and not self.setup.on_gpu else 0.0
+
+    @property
+    def call_s(self) -> float:
+        """Seconds that a small operation takes between two products; 0: not measured."""
+        return 0.0 if self.setup.on_gpu else self.node.capabilities.call_s
+
+    @property
+    def _measured(self) -> FormatSpeed | None:
+        """How fast the node's processor computes in the rank's format. Floats of a checkpoint that is held as it is
+        stored are int8."""
+        held = "int8" if self.setup.quantisation == "stored" else self.setup.quantisation
+        return next((each for each in self.node.capabilities.speeds if each.format == held), None)
 
     @property
     def may_be_trunk(self) -> bool:

@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from motley.orchestrator.experts.questions import Answer, Question
 from motley.orchestrator.planning.by_hand import keep_shares
+from motley.orchestrator.planning.choice import Choice, Chooser, RunnersUp, runners_up
 from motley.orchestrator.planning.shares import Candidate, RankPlan, plan_shares
 from motley.orchestrator.serving.errors import SHUTTING_DOWN, refusal
 from motley.protocol.mesh_pb2 import ModelProfile
@@ -47,6 +48,23 @@ class Planner:
         """
         plan = plan_shares if candidates[0].share is None else keep_shares
         return await self._run(partial(plan, profiles, candidates, cache_tokens))
+
+    async def choose(self, chooser: Chooser) -> Choice:
+        """The nodes that take part, and their shares.
+
+        Raises:
+            PlanError: the model does not fit, or nodes that must take part cannot reach each other.
+            ServingError: the orchestrator shuts down.
+        """
+        return await self._run(chooser.best)
+
+    async def runners_up(self, chooser: Chooser, best: Choice) -> RunnersUp:
+        """What else there is beside the best choice of a chooser, for people.
+
+        Raises:
+            ServingError: the orchestrator shuts down.
+        """
+        return await self._run(partial(runners_up, chooser, best))
 
     async def _run(self, work: Callable[[], _Found]) -> _Found:
         if self._stopped:

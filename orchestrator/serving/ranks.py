@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
 
 from motley.orchestrator.experts.hosting import Hosting
+from motley.orchestrator.links import LinkTable
+from motley.orchestrator.nodes import Node
 from motley.orchestrator.planning.caches import Caches
+from motley.orchestrator.planning.choice import Chooser
+from motley.orchestrator.planning.cost import Workload
 from motley.orchestrator.planning.draft import Draft
 from motley.orchestrator.planning.layout import LayoutError
 from motley.orchestrator.planning.setup import gpu_room, gpu_told
@@ -27,6 +33,46 @@ from motley.orchestrator.session_request import SessionRequest
 from motley.orchestrator.workers import Rank
 from motley.protocol.mesh_pb2 import ModelProfile
 from motley.protocol.wording import human_bytes
+from motley.transport.schedules.forecast import Network
+
+
+@dataclass(frozen=True)
+class Team:
+    """The nodes that may have ranks of a whole model, each with what the model costs there and what it offers.
+
+    Attributes:
+        cache_tokens: that the caches of every rank have room for.
+    """
+
+    participants: list[Participant]
+    profiles: list[ModelProfile]
+    candidates: list[Candidate]
+    cache_tokens: int
+
+    def chooser(self, request: SessionRequest, links: LinkTable, work: Workload, *, with_draft: bool) -> Chooser:
+        """Who looks for the nodes that take part. All do that the request names, the first beside a draft model and,
+        as long as some links were not measured and no two are known to be apart, everybody: nobody is left out by
+        guess."""
+        nodes = [one.node for one in self.participants]
+        apart = [
+            frozenset((one, other))
+            for one, other in combinations(range(len(nodes)), 2)
+            if links.are_apart(nodes[one], nodes[other])
+        ]
+        everybody = bool(request.nodes) or not (apart or links.all_known(nodes))
+        required = [
+            index
+            for index, node in enumerate(nodes)
+            if everybody or node.name in request.named or (with_draft and index == 0)
+        ]
+        network = network_of(nodes, links)
+        return Chooser(self.profiles, self.candidates, self.cache_tokens, network, work, required, apart)
+
+
+def network_of(nodes: Sequence[Node], links: LinkTable) -> Network:
+    """The network between ranks on some nodes, as far as it was measured."""
+    between = [[links.between(one, other) for other in nodes] for one in nodes]
+    return Network([[way[0] for way in row] for row in between], [[way[1] for way in row] for row in between])
 
 
 async def plan_ranks(
@@ -36,18 +82,63 @@ async def plan_ranks(
     participants: Sequence[Participant],
     memory: Memory,
     planner: Planner,
+    links: LinkTable,
     draft: Draft | None = None,
 ) -> list[Rank]:
-    """The ranks of a whole model, as nodes have memory before this waits. Nodes that are too small for a rank are left
-    out, but for those that the request names.
+    """The ranks of a whole model, as nodes have memory before this waits: on the nodes that the request names, else on
+    those with which a token takes the least time.
 
     Args:
         draft: a model that guesses tokens beside rank 0, which is then the first participant's.
 
     Raises:
-        PlanError: the model does not fit.
+        PlanError: the model does not fit, or nodes that are named cannot reach each other.
         ServingError: the draft model does not fit beside any rank, nobody knows how fast a GPU is, or the orchestrator
             shuts down.
+    """
+    team = team_of(request, profiles, caches, participants, memory, draft)
+    if request.shares:
+        if broken := links.broken([one.node for one in team.participants]):
+            raise PlanError(_cannot_be_together(broken))
+        plans = await planner.shares(team.profiles, team.candidates, team.cache_tokens)
+        ranks = _ranks(team.participants, team.candidates, plans)
+    else:
+        chooser = team.chooser(request, links, Workload(wire=request.wire), with_draft=draft is not None)
+        if broken := links.broken([team.participants[number].node for number in chooser.required]):
+            raise PlanError(_cannot_be_together(broken))
+        choice = await planner.choose(chooser)
+        members = [team.participants[number] for number in choice.members]
+        ranks = _ranks(members, [team.candidates[number] for number in choice.members], choice.plans)
+    ranks[0].draft = draft
+    return ranks
+
+
+def _cannot_be_together(broken: Sequence[str]) -> str:
+    """Why nodes cannot have ranks of one session, and what to do."""
+    lines = "".join(f"\n  {each}" for each in broken)
+    return (
+        f"these nodes cannot have ranks of one session:{lines}\nLook for a firewall, or a Wi-Fi that keeps its machines"
+        " apart, or name nodes that can reach each other with --nodes"
+    )
+
+
+def team_of(
+    request: SessionRequest,
+    profiles: Profiles,
+    caches: Caches,
+    participants: Sequence[Participant],
+    memory: Memory,
+    draft: Draft | None = None,
+) -> Team:
+    """What nodes offer for ranks of a whole model, as they have memory now. Nodes that are too small for a rank are
+    left out, but for those that the request names.
+
+    Args:
+        draft: a model that guesses tokens beside rank 0, which is then the first participant's.
+
+    Raises:
+        PlanError: no node has room for any rank.
+        ServingError: the draft model does not fit beside any rank, or nobody knows how fast a GPU is.
     """
     each = [profiles[one.setup.quantisation] for one in participants]
     if draft is not None:
@@ -67,10 +158,7 @@ async def plan_ranks(
         participants = [participants[index] for index in taking]
         each = [each[index] for index in taking]
         candidates = [candidates[index] for index in taking]
-    room = _room(caches, participants)
-    ranks = _ranks(participants, candidates, await planner.shares(each, candidates, room))
-    ranks[0].draft = draft
-    return ranks
+    return Team(list(participants), each, candidates, _room(caches, participants))
 
 
 def _check_draft(draft: Draft, first: Participant, profile: ModelProfile, memory: Memory) -> None:
@@ -206,7 +294,7 @@ def _candidates(
             name = gpu_told(name, node.gpus[0], promised)
             free = min(free, room) if one.setup.on_host_memory else room
         speed = one.speed / ranks or 1.0
-        candidates.append(Candidate(name=name, speed=speed, memory=free, share=share))
+        candidates.append(Candidate(name, speed, free, share, one.row_speed / ranks, one.call_s))
     return candidates
 
 

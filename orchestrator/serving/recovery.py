@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Container, Iterator
 from dataclasses import replace
 
+from motley.orchestrator.links import LinkTable
 from motley.orchestrator.nodes import Node, NodeTable
 from motley.orchestrator.planning.draft import Draft
 from motley.orchestrator.planning.layout import LayoutError
@@ -20,6 +21,7 @@ from motley.orchestrator.serving.carrier import Carrier
 from motley.orchestrator.serving.descriptions import Descriptions
 from motley.orchestrator.serving.drafts import describe_draft
 from motley.orchestrator.serving.errors import ServingError
+from motley.orchestrator.serving.forecasts import forecast_of
 from motley.orchestrator.serving.layouts import Layouts
 from motley.orchestrator.serving.participants import choose_participants
 from motley.orchestrator.session_request import SessionRequest
@@ -45,12 +47,14 @@ class Recovery:
     def __init__(
         self,
         nodes: NodeTable,
+        links: LinkTable,
         descriptions: Descriptions,
         layouts: Layouts,
         carrier: Carrier,
         clock: Callable[[], float],
     ) -> None:
         self._nodes = nodes
+        self._links = links
         self._descriptions = descriptions
         self._layouts = layouts
         self._carrier = carrier
@@ -129,6 +133,7 @@ class Recovery:
         draft = await self._draft(session, request, avoid)
         ranks, experts = await self._layouts.lay_out(session, request, known.spec, known.profiles, caches, draft, avoid)
         holders = self._layouts.place_holders(ranks, caches, session.profile)
+        session.forecast = None if experts else forecast_of(ranks, known.profiles, request, self._nodes, self._links)
         commands = session.assign(known.spec, session.profile, ranks, caches, self._clock(), experts, holders)
         self._carrier.carry_out(session, commands)
 

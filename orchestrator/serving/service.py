@@ -7,14 +7,17 @@ import logging
 from collections.abc import Callable
 
 from motley.orchestrator.control import Control
+from motley.orchestrator.links import LinkTable
 from motley.orchestrator.nodes import Node, NodeTable
 from motley.orchestrator.serving.carrier import Carrier
 from motley.orchestrator.serving.descriptions import Descriptions
 from motley.orchestrator.serving.fitting import Fitting
+from motley.orchestrator.serving.forecasts import Forecasts
 from motley.orchestrator.serving.layouts import Layouts
 from motley.orchestrator.serving.lifecycle import Lifecycle
 from motley.orchestrator.serving.memory import Memory
 from motley.orchestrator.serving.planner import Planner
+from motley.orchestrator.serving.probes import Probes
 from motley.orchestrator.serving.recovery import Recovery
 from motley.orchestrator.serving.requests import Requests
 from motley.orchestrator.serving.upkeep import Upkeep
@@ -34,6 +37,7 @@ class Serving:
     def __init__(self, nodes: NodeTable, control: Control, clock: Callable[[], float]) -> None:
         self.nodes = nodes
         self.sessions = SessionTable()
+        self.links = LinkTable(clock)
         self.requests = Requests(control, clock)
         self._control = control
         self._clock = clock
@@ -41,11 +45,15 @@ class Serving:
         self._descriptions = Descriptions(control)
         self._carrier = Carrier(self.sessions, control, self.requests)
         memory = Memory(nodes, self.sessions)
-        layouts = Layouts(nodes, memory, self._planner, self._carrier, clock)
+        layouts = Layouts(nodes, self.links, memory, self._planner, self._carrier, clock)
         fitting = Fitting(nodes, self._descriptions, layouts, self._carrier)
-        self.lifecycle = Lifecycle(nodes, self.sessions, self._descriptions, layouts, fitting, self._carrier, clock)
+        self.lifecycle = Lifecycle(
+            nodes, self.links, self.sessions, self._descriptions, layouts, fitting, self._carrier, clock
+        )
         self.upkeep = Upkeep(nodes, memory, self._planner, self._carrier, clock)
-        self._recovery = Recovery(nodes, self._descriptions, layouts, self._carrier, clock)
+        self._recovery = Recovery(nodes, self.links, self._descriptions, layouts, self._carrier, clock)
+        self.forecasts = Forecasts(nodes, self.links, memory, self._descriptions, self._planner, self._carrier)
+        self._probes = Probes(nodes, self.links, self.sessions, control, clock)
 
     def on_message(self, node: Node, message: NodeMessage) -> None:
         match message.WhichOneof("body"):
@@ -55,9 +63,12 @@ class Serving:
                 self._on_rank_event(node, message.rank)
             case "delta":
                 self.requests.on_delta(node, message.delta)
+            case "probed":
+                self._probes.on_probed(node, message.probed)
 
     def on_lost(self, node: Node) -> None:
         self._descriptions.on_lost(node)
+        self._probes.on_lost(node)
         for session in self.sessions:
             self._go_on(session, lambda session: session.on_node_lost(node.id, node.lost, self._clock()))
 
@@ -85,6 +96,7 @@ class Serving:
         for session in self.sessions:
             self._go_on(session, lambda session: session.on_time(now))
         self._control.drop_silent()
+        self._probes.begin()
         self.nodes.forget(set[str]().union(*(session.node_names for session in self.sessions)))
 
     def _go_on(self, session: Session, step: Callable[[Session], list[Command]]) -> None:

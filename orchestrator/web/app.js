@@ -53,6 +53,7 @@ function nodeCard(node) {
   const workers = [...ranks, ...node.expert_hosts.map(({ model }) => `experts of ${model}`)];
   const gpus = node.gpus.map((gpu) =>
     joined(gpu.name, gpu.kind, scaled(gpu.memory_bytes, "B"), gpu.multiprocessors && plural(gpu.multiprocessors, "SM")));
+  const reached = node.links.filter((link) => !link.failure);
   const onGpu = node.engines.filter((engine) => engine.on_gpu && !engine.lacking).map((engine) => engine.name);
   return h(
     "li",
@@ -65,7 +66,10 @@ function nodeCard(node) {
       fact("CPU", joined(node.cpu, plural(node.cores, "core"))),
       fact("GPU", joined(gpus.join("; ") || "none", gpus.length && onGpu.length && `for ${onGpu.join(", ")}`)),
       fact("Bandwidth", `${scaled(node.memory_bandwidth, "B/s")} measured`),
+      node.speeds.length > 0 && fact("Computes", node.speeds.map((own) => `${own.format} ${scaled(own.bytes_per_s, "B/s")}`).join(", ")),
+      reached.length > 0 && fact("Links", reached.map((link) => `${link.to} ${link.latency_ms.toFixed(2)} ms, ${scaled(link.bandwidth, "B/s")}`).join("; ")),
       fact("Serves", workers.join("; ") || "nothing")),
+    node.links.filter((link) => link.failure).map((link) => h("p", { class: "failure" }, `Cannot reach ${link.to}: ${link.failure}`)),
     quiet(joined(node.zone && `zone ${node.zone}`, node.address, node.platform, `motley ${node.version}`)),
   );
 }
@@ -246,6 +250,10 @@ function sessionCard(session) {
     failure && h("p", { class: "failure" }, `Failed: ${failure.message}`),
     ON_THE_WAY[state] && h("p", {}, ON_THE_WAY[state]),
     !failure && lossesOf(session.losses, state),
+    session.forecast && quiet(joined(
+      `Forecast: ${ms(session.forecast.ms_per_token)} ms per token`,
+      `compute ${ms(session.forecast.compute_ms)}, wire ${ms(session.forecast.wire_ms)}, wait ${ms(session.forecast.wait_ms)}`,
+      session.measured_ms_per_token ? `measured: ${ms(session.measured_ms_per_token)} ms` : "not measured yet")),
     waiting(session.waiting_for),
     ranks.length > 0 && cutBar(ranks, here),
     session.activity && activityOf(session.activity),

@@ -38,6 +38,7 @@ from motley.protocol.mesh_pb2 import (
     ModelProfile,
     NodeMessage,
     OrchestratorMessage,
+    Probed,
     RankCommand,
     RankEvent,
     Ready,
@@ -109,6 +110,7 @@ class ScriptedNode:
         generated: every request received.
         cancelled: request ids cancelled.
         held: the requests that are held now.
+        ways: by the name of another node, what this one finds of its way there; it measures no others.
     """
 
     def __init__(self, name: str = "pc", memory: int = GB, bandwidth: float = 10e9, zone: str = "") -> None:
@@ -133,6 +135,7 @@ class ScriptedNode:
         self.generated: list[Generate] = []
         self.cancelled: asyncio.Queue[str] = asyncio.Queue()
         self.held: set[str] = set()
+        self.ways: dict[str, Probed] = {}
         self.node_id = ""
         self._tasks: set[asyncio.Task[None]] = set()
         self._writing = asyncio.Lock()
@@ -245,6 +248,13 @@ class ScriptedNode:
                 if described := self.on_describe(message.describe):
                     described.request_id = message.describe.request_id
                     await self.send(described=described)
+            case "probe" if not message.probe.address:
+                await self.send(probed=Probed(id=message.probe.id, listening=f"{self.name}:4000"))
+            case "probe":
+                found = self.ways.get(message.probe.address.removesuffix(":4000"))
+                if found is not None:
+                    found.id = message.probe.id
+                    await self.send(probed=found)
             case "rank":
                 self.commands.append(message.rank)
                 await self.on_rank(message.rank)

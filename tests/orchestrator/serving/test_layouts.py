@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from motley.orchestrator.experts.questions import Answer, Question
+from motley.orchestrator.planning.choice import Chooser
 from motley.orchestrator.planning.groups import slice_bytes
 from motley.orchestrator.planning.placement.terms import PlacementError
-from motley.orchestrator.serving import planner
 from motley.orchestrator.serving.planner import Planner
 from motley.protocol.mesh_pb2 import (
     Described,
@@ -120,14 +120,14 @@ async def test_others_are_served_while_shares_are_planned(
     mesh: Any, new_node: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await mesh.join(new_node())
-    asked, go_on, plan = threading.Event(), threading.Event(), planner.plan_shares
+    asked, go_on, plan = threading.Event(), threading.Event(), Chooser.best
 
     def slow(*given: Any) -> Any:
         asked.set()
         assert go_on.wait(DEADLINE_S)
         return plan(*given)
 
-    monkeypatch.setattr(planner, "plan_shares", slow)
+    monkeypatch.setattr(Chooser, "best", slow)
     creating = asyncio.create_task(mesh.call("POST", "/api/sessions?wait=ready", {"model": "bard"}))
     await asyncio.to_thread(asked.wait, DEADLINE_S)
     assert (await mesh.call("GET", "/api/sessions"))[1]["sessions"][0]["state"] == "planning"

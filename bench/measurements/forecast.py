@@ -1,0 +1,237 @@
+"""How well the planner's forecast holds: what it says of plans on this machine, beside what they take.
+
+A plan is some ranks with their shares, on processors of which each has a part of a core, behind an emulated network.
+What the forecast rests on is measured as nodes do it: how fast a core computes, with as many at work as the plan keeps
+busy, and the link between two ranks by connecting them. What is compared is the median token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+from motley.bench.measurements.latency import measure_latency
+from motley.bench.meshes.emulator import LinkSpec, Nic, sleep_exactly
+from motley.bench.meshes.local_mesh import MeshError, MeshSpec
+from motley.bench.meshes.rank_processes import TIMEOUT_S, RankProcesses
+from motley.daemon.machine.compute_speed import ComputeSpeed
+from motley.daemon.machine.processor import usable_cores
+from motley.daemon.node.describe import describe
+from motley.daemon.node.speeds import measured_apart
+from motley.orchestrator.planning.caches import Caches
+from motley.orchestrator.planning.cost import Forecast, Workload, forecast
+from motley.orchestrator.planning.shares import Candidate, plan_shares
+from motley.protocol import mesh_pb2 as pb
+from motley.transport import Listener, Membership, Plain, connect_mesh
+from motley.transport.schedules.forecast import Network
+
+TARGET = 0.15
+"""A forecast is to be no farther off than this part of what was measured."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A plan that is forecast and run.
+
+    Attributes:
+        shares: of every rank, relative to the others'.
+        fractions: the part of a core's speed that each rank has.
+        link: the network between them, as `motley.bench.meshes.emulator.LinkSpec.parse` reads it; empty: that of this
+            machine.
+    """
+
+    shares: Sequence[float]
+    fractions: Sequence[float]
+    link: str = ""
+
+
+CASES = (
+    Case((1,), (1,)),
+    Case((1,), (0.5,)),
+    Case((1, 1), (0.5, 0.5)),
+    Case((1, 1), (0.5, 0.5), "0.1ms,1Gbit"),
+    Case((1, 1), (1, 1), "1ms,1Gbit"),
+    Case((1, 1), (0.5, 0.5), "5ms,1Gbit"),
+    Case((3, 1), (0.75, 0.25), "0.1ms,1Gbit"),
+    Case((4, 1), (0.8, 0.2), "1ms,1Gbit"),
+    Case((4, 1), (0.5, 0.5), "0.1ms,1Gbit"),
+    Case((1, 1, 1), (0.33, 0.33, 0.33), "0.1ms,1Gbit"),
+    Case((2, 1, 1), (0.5, 0.25, 0.25), "1ms,1Gbit"),
+    Case((1, 1, 1, 1), (0.25, 0.25, 0.25, 0.25), "0.1ms,1Gbit"),
+    Case((4, 2, 1, 1), (0.5, 0.25, 0.125, 0.125), "1ms,1Gbit"),
+)
+"""1 to 4 ranks, shares from equal to 4:1, whole cores and parts of them, three networks and none."""
+SHORT = (1, 3, 4, 6, 11)
+"""Numbers of the cases that a short measurement has."""
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A plan's forecast beside what it takes; times in milliseconds.
+
+    Attributes:
+        off: how far the forecast is above what was measured, as a part of that.
+    """
+
+    ranks: int
+    shares: list[float]
+    fractions: list[float]
+    link: str
+    predicted_ms: float
+    measured_ms: float
+    off: float
+    predicted: dict[str, float]
+    measured: dict[str, float]
+    ttft_predicted_ms: float
+    ttft_measured_ms: float
+
+
+async def measure_forecasts(
+    model: Path,
+    quantisation: str,
+    cases: Sequence[Case],
+    prompt: int,
+    tokens: int,
+    vocabulary: int,
+    progress: Callable[[int, int], None],
+) -> list[Compared]:
+    """Forecast and run each plan, one after the other. `progress` is told how many of how many are done.
+
+    Raises:
+        motley.bench.meshes.local_mesh.MeshError: a rank failed, or this machine's speed cannot be measured.
+    """
+    spec = pb.ModelSpec(source=str(model), quantisation=quantisation, block=128)
+    profile = (await asyncio.to_thread(describe, spec, None)).profile
+    speeds: dict[int, ComputeSpeed] = {}
+    networks: dict[str, tuple[float, float, float]] = {}
+    rows = []
+    for number, case in enumerate(cases):
+        progress(number, len(cases))
+        busy = min(usable_cores(), math.ceil(sum(case.fractions) - 1e-6))
+        if busy not in speeds:
+            speeds[busy] = await _speed(busy)
+        if case.link not in networks:
+            networks[case.link] = await asyncio.to_thread(measure_link, case.link)
+        mesh = MeshSpec(
+            model,
+            weights=case.shares,
+            quantisation=quantisation,
+            context=prompt + tokens + 64,
+            link=case.link,
+            fractions=case.fractions,
+            pin=True,
+        )
+        expected = _forecast(profile, quantisation, mesh, speeds[busy], networks[case.link], prompt, tokens)
+        (report,) = await measure_latency(mesh, [prompt], tokens, vocabulary)
+        measured = report.ms_per_token["p50"]
+        predicted = 1e3 * expected.token_s
+        rows.append(
+            Compared(
+                ranks=len(case.shares),
+                shares=list(case.shares),
+                fractions=list(case.fractions),
+                link=case.link,
+                predicted_ms=round(predicted, 3),
+                measured_ms=measured,
+                off=round(predicted / measured - 1, 4),
+                predicted={
+                    "compute_ms": round(1e3 * expected.compute_s, 3),
+                    "wire_ms": round(1e3 * expected.wire_s, 3),
+                    "wait_ms": round(1e3 * expected.wait_s, 3),
+                },
+                measured={"compute_ms": report.compute_ms, "wire_ms": report.wire_ms, "wait_ms": report.wait_ms},
+                ttft_predicted_ms=round(1e3 * expected.first_s, 3),
+                ttft_measured_ms=report.ttft_ms,
+            )
+        )
+    progress(len(cases), len(cases))
+    return rows
+
+
+def summary(rows: Sequence[Compared]) -> dict[str, float]:
+    """How far the forecasts are off: the median, the worst, and the part of the plans within `TARGET`."""
+    off = [abs(row.off) for row in rows]
+    within = sum(each <= TARGET for each in off) / len(off)
+    return {"median_off": round(median(off), 4), "worst_off": max(off), "within_target": round(within, 3)}
+
+
+def _forecast(
+    profile: pb.ModelProfile,
+    quantisation: str,
+    mesh: MeshSpec,
+    speed: ComputeSpeed,
+    link: tuple[float, float, float],
+    prompt: int,
+    tokens: int,
+) -> Forecast:
+    own = next(each for each in speed.formats if each.format == quantisation)
+    size = len(mesh.weights)
+    by_hand = [Candidate(str(rank), weight, 1 << 60) for rank, weight in enumerate(mesh.weights)]
+    plans = plan_shares([profile] * size, by_hand, Caches(mesh.context, mesh.context).blocks(whole=False).room)
+    candidates = [
+        replace(
+            offer,
+            speed=own.bytes_per_s * fraction,
+            row_speed=own.row_bytes_per_s * fraction,
+            call_s=speed.call_s / fraction,
+        )
+        for offer, fraction in zip(by_hand, mesh.fractions, strict=True)
+    ]
+    latency, bandwidth, frame_s = link
+    network = Network([[latency] * size for _ in range(size)], [[bandwidth] * size for _ in range(size)], frame_s)
+    work = Workload(position=prompt + tokens // 2, prompt=prompt)
+    return forecast([profile] * size, candidates, plans, network, work)
+
+
+async def _speed(processes: int) -> ComputeSpeed:
+    """How fast one thread computes while so many do.
+
+    Raises:
+        MeshError: it cannot be measured.
+    """
+    found = [each for each in await asyncio.gather(*(measured_apart(1) for _ in range(processes))) if each is not None]
+    if len(found) < processes:
+        raise MeshError("how fast this machine computes could not be measured")
+    formats = [
+        replace(
+            alike[0],
+            bytes_per_s=fmean(each.bytes_per_s for each in alike),
+            row_bytes_per_s=fmean(each.row_bytes_per_s for each in alike),
+        )
+        for alike in zip(*(each.formats for each in found), strict=True)
+    ]
+    return ComputeSpeed(formats, fmean(each.call_s for each in found))
+
+
+def measure_link(link: str) -> tuple[float, float, float]:
+    """Latency (s), bandwidth (bytes/s) and cost of a frame (s) between two ranks of this machine, as they measure it
+    when they connect.
+
+    Args:
+        link: the network between them, as in `Case`.
+    """
+    secret = secrets.token_bytes(32)
+    members = [Membership("forecast", 0, rank, 2, secret, bytes(32)) for rank in range(2)]
+    with RankProcesses([partial(_linked_rank, link, member) for member in members]) as pair:
+        pair.exchange_addresses()
+        found: tuple[float, float, float] = pair.hear()[0]
+    return found
+
+
+def _linked_rank(link: str, member: Membership, pipe: Any) -> None:
+    sleep_exactly()
+    listener = Listener("127.0.0.1")
+    pipe.send(listener.port)
+    wrap = Nic(LinkSpec.parse(link), seed=member.rank).wrap if link else None
+    with connect_mesh(listener, member, pipe.recv(), TIMEOUT_S, security=Plain(), wrap=wrap) as mesh:
+        network = mesh.network
+        pipe.send((network.latency[0][1], network.bandwidth[0][1], network.frame_s))
+        pipe.recv()
+    listener.close()

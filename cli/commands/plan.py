@@ -1,0 +1,143 @@
+"""`motley plan`: who would have what of a model, what a token would take, and what each machine is worth."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+
+from motley.cli.client import DEFAULT_URL, ApiKey, Client, Unreachable, Url
+from motley.cli.commands.run import for_daemons
+from motley.cli.errors import CliError
+from motley.cli.interrupt import run
+from motley.cli.mesh_of_one import mesh_of_one
+from motley.cli.options import Context, Engines, Quantisation, Quants, by_node
+from motley.cli.show import console, forecast_line, results, table
+from motley.orchestrator.session_request import MAX_SEQUENCES
+
+FILE_FIELDS = ("machines",)
+"""What a file of machines has."""
+
+
+def register(app: typer.Typer) -> None:
+    app.command(epilog='Example: motley plan ./tinyllama --what-if "RTX 4070 12GB, 1Gbit"')(plan)
+
+
+def plan(
+    command: typer.Context,
+    model: Annotated[str, typer.Argument(help="A folder or .gguf file, or a hub id (owner/name).")],
+    nodes: Annotated[
+        Path | None,
+        typer.Option(
+            "--nodes",
+            help='Plan for the machines of this JSON file, {"machines": [{"name", "gb_per_s", "memory_gb", ...}]}, in'
+            " place of the nodes that are there.",
+            dir_okay=False,
+            exists=True,
+        ),
+    ] = None,
+    requests: Annotated[int, typer.Option(min=1, max=MAX_SEQUENCES, help="Requests that are answered at a time.")] = 1,
+    context: Context = None,
+    quant: Quants = None,
+    engine: Engines = None,
+    what_if: Annotated[
+        list[str] | None,
+        typer.Option(metavar="DEVICE,LINK", help="As if this machine were there, too; may be repeated."),
+    ] = None,
+    url: Url = DEFAULT_URL,
+    api_key: ApiKey = "",
+    as_json: Annotated[bool, typer.Option("--json", help="One line of JSON.")] = False,
+) -> None:
+    """Forecast what a model takes on the nodes that are there, or on others, without loading it."""
+    given = command.get_parameter_source("url")
+    may_be_alone = given is not None and given.name == "DEFAULT"
+    whole, quants = by_node("--quant", quant or (), [*Quantisation])
+    everywhere, engines = by_node("--engine", engine or ())
+    asked: dict[str, Any] = {
+        "model": for_daemons(model),
+        "quantisation": whole,
+        "quantisations": quants or None,
+        "engine": everywhere,
+        "engines": engines or None,
+        "context": context,
+        "requests": requests,
+        "what_if": list(what_if) if what_if else None,
+        **(read_machines(nodes) if nodes else {}),
+    }
+    answer = run(_plan(asked, url, api_key, may_be_alone))
+    if as_json:
+        print(json.dumps(answer))
+    else:
+        show_plan(answer, requests)
+
+
+def read_machines(file: Path) -> dict[str, Any]:
+    """What a file says of machines; the orchestrator checks each of them.
+
+    Raises:
+        CliError: it is no such file; the message names what is unknown in it.
+    """
+    try:
+        told = json.loads(file.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise CliError(f"--nodes: {file} is no JSON file: {error}") from error
+    if not isinstance(told, dict) or not isinstance(told.get("machines"), list):
+        raise CliError(f'--nodes: {file} has no list of machines: {{"machines": [...]}}')
+    if unknown := sorted(told.keys() - set(FILE_FIELDS)):
+        raise CliError(f"--nodes: {file} has the unknown field {unknown[0]!r}; known: {', '.join(FILE_FIELDS)}")
+    return told
+
+
+async def _plan(asked: dict[str, Any], url: str, api_key: str, may_be_alone: bool) -> dict[str, Any]:
+    body = {name: value for name, value in asked.items() if value is not None}
+    try:
+        async with Client(url, api_key) as client:
+            return await client.call("POST", "/api/plan", body, patient=True)
+    except Unreachable:
+        if not may_be_alone:
+            raise
+        console.print(f"[dim]no mesh at {url}: planned for this machine[/]")
+        async with mesh_of_one() as client:
+            return await client.call("POST", "/api/plan", body, patient=True)
+
+
+def show_plan(answer: dict[str, Any], requests: int) -> None:
+    """Print a plan: its ranks, its forecast, what else there is, and what each machine is worth."""
+    ranks, forecast = answer["plan"]["ranks"], answer["forecast"]
+    rows = [
+        [
+            rank["node"],
+            str(rank["layers"]),
+            f"{rank['kv_groups']:g}",
+            str(rank["mlp_blocks"]),
+            str(rank["vocab_blocks"]),
+            f"{rank['memory_mb']:.0f} MB",
+        ]
+        for rank in ranks
+    ]
+    columns = ["node", "layers", "KV groups", "MLP blocks", "vocabulary blocks", "memory"]
+    results.print(table(columns, rows, title="Plan"))
+    many = f", for each of {requests} requests" if requests > 1 else ""
+    results.print(f"Forecast: {forecast_line(forecast)}{many}", soft_wrap=True, highlight=False)
+    if requests > 1:
+        rate = 1e3 * requests / forecast["ms_per_token"]
+        results.print(f"All requests together: {rate:.1f} tokens per second", highlight=False)
+    taking = {rank["node"] for rank in ranks}
+    for each in answer["without"]:
+        name = escape(each["node"])
+        if each["node"] not in taking:
+            worse = [
+                one["ms_per_token"] for one in answer["alternatives"] if set(one["nodes"]) == {*taking, each["node"]}
+            ]
+            why = f" ({worse[0]:.1f} ms per token)" if worse else ""
+            results.print(f"Left out: {name}: with it, a token takes no less{why}", soft_wrap=True, highlight=False)
+        elif each["ms_per_token"] is None:
+            results.print(f"Without {name}: the model does not fit", soft_wrap=True, highlight=False)
+        else:
+            results.print(f"Without {name}: {each['ms_per_token']:.1f} ms", soft_wrap=True, highlight=False)
+    for other in answer["alternatives"][:1]:
+        nodes = escape(", ".join(other["nodes"]))
+        results.print(f"Next best: {other['ms_per_token']:.1f} ms on {nodes}", soft_wrap=True, highlight=False)

@@ -1,0 +1,176 @@
+"""What a model is forecast to take: on nodes that are there, on others besides, and on those of a running session."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from motley.orchestrator.links import OWN_BANDWIDTH, OWN_LATENCY_S, LinkTable
+from motley.orchestrator.nodes import NodeTable
+from motley.orchestrator.planning.choice import Choice, Chooser, RunnersUp
+from motley.orchestrator.planning.cost import Forecast, Workload, forecast
+from motley.orchestrator.planning.layout import LayoutError, is_parallel
+from motley.orchestrator.planning.machines import Machine
+from motley.orchestrator.planning.setup import SetupError
+from motley.orchestrator.planning.shares import Candidate, PlanError
+from motley.orchestrator.serving.carrier import Carrier
+from motley.orchestrator.serving.descriptions import Descriptions, Profiles
+from motley.orchestrator.serving.errors import refusal
+from motley.orchestrator.serving.memory import Memory
+from motley.orchestrator.serving.participants import Participant, choose_participants, wanted_model
+from motley.orchestrator.serving.planner import Planner
+from motley.orchestrator.serving.ranks import network_of, team_of
+from motley.orchestrator.serving.sizes import caches_of
+from motley.orchestrator.session_request import SessionRequest
+from motley.orchestrator.sessions import Session
+from motley.orchestrator.workers import Rank
+from motley.protocol.mesh_pb2 import ModelProfile
+from motley.transport.schedules.forecast import Network
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A plan that nobody carries out.
+
+    Attributes:
+        profile: what the model costs.
+        names: of all machines that were considered.
+        choice: which of them take part, how, and what is expected.
+        runners_up: what else there is.
+    """
+
+    profile: ModelProfile
+    names: Sequence[str]
+    choice: Choice
+    runners_up: RunnersUp
+
+
+class Forecasts:
+    """Plans sessions that nobody has asked to start."""
+
+    def __init__(
+        self,
+        nodes: NodeTable,
+        links: LinkTable,
+        memory: Memory,
+        descriptions: Descriptions,
+        planner: Planner,
+        carrier: Carrier,
+    ) -> None:
+        self._nodes = nodes
+        self._links = links
+        self._memory = memory
+        self._descriptions = descriptions
+        self._planner = planner
+        self._carrier = carrier
+
+    async def plan(
+        self, request: SessionRequest, requests: int, machines: Sequence[Machine], *, alone: bool = False
+    ) -> Planned:
+        """Plan a session as it would be if it started now.
+
+        Args:
+            requests: that are to be answered at a time.
+            machines: that are not there, and take part as nodes do.
+            alone: plan on these alone; a node that is there only tells what the model costs.
+
+        Raises:
+            ServingError: a node or engine is unknown, the model cannot be served or fitted, its experts would be on
+                nodes of their own, or the orchestrator shuts down.
+        """
+        self._carrier.check_running()
+        participants = choose_participants(request, self._nodes)
+        try:
+            spec = wanted_model(request, participants)
+            session = Session(secrets.token_hex(4), request, "", time.time())  # in no table: nobody is to wait for it
+            profiles, _ = await self._descriptions.survey(session, spec, [one.node for one in participants])
+            profile = profiles[spec.quantisation]
+            engines = {one.node.name: one.node.capabilities.expert_engines for one in participants}
+            if not alone and is_parallel(request, profile, engines):
+                message = "experts would be on nodes of their own, which is not forecast: ask for experts 'sliced'"
+                raise refusal("invalid_request", message, "experts")
+            chooser = self._chooser(request, profiles, participants, requests, machines, alone=alone)
+            choice = await self._planner.choose(chooser)
+        except (LayoutError, SetupError) as error:
+            raise refusal("invalid_request", str(error)) from error
+        except PlanError as error:
+            raise refusal("insufficient_memory", str(error)) from error
+        names = [each.name for each in chooser.candidates]
+        return Planned(profile, names, choice, await self._planner.runners_up(chooser, choice))
+
+    def _chooser(
+        self,
+        request: SessionRequest,
+        profiles: Profiles,
+        participants: Sequence[Participant],
+        requests: int,
+        machines: Sequence[Machine],
+        *,
+        alone: bool,
+    ) -> Chooser:
+        """Who chooses among nodes and machines that are not there; errors as `team_of`."""
+        profile = profiles[participants[0].setup.quantisation]
+        caches = caches_of(request, profile)
+        work = Workload(rows=requests, wire=request.wire)
+        if alone:
+            offers = [machine.offer for machine in machines]
+            nowhere = Network([], [])
+            room = caches.blocks(whole=False).room
+            return Chooser([profile] * len(offers), offers, room, _widened(nowhere, machines), work)
+        team = team_of(request, profiles, caches, participants, self._memory)
+        there = team.chooser(request, self._links, work, with_draft=False)
+        names = [one.node.name for one in team.participants]
+        offers = [replace(offer, name=name) for offer, name in zip(team.candidates, names, strict=True)]
+        return replace(
+            there,
+            profiles=[*there.profiles, *[profile] * len(machines)],
+            candidates=[*offers, *(machine.offer for machine in machines)],
+            network=_widened(there.network, machines),
+        )
+
+
+def _widened(network: Network, machines: Sequence[Machine]) -> Network:
+    """A network with machines that are not there: between two of them the slower link counts."""
+    before = len(network.latency)
+    size = before + len(machines)
+
+    def own(index: int, of_machine: str, otherwise: float) -> float:
+        value: float = getattr(machines[index - before], of_machine) if index >= before else otherwise
+        return value
+
+    def latency(one: int, other: int) -> float:
+        if max(one, other) < before:
+            return network.latency[one][other]
+        return OWN_LATENCY_S if one == other else max(own(each, "latency_s", 0.0) for each in (one, other))
+
+    def bandwidth(one: int, other: int) -> float:
+        if max(one, other) < before:
+            return network.bandwidth[one][other]
+        return OWN_BANDWIDTH if one == other else min(own(each, "bandwidth", OWN_BANDWIDTH) for each in (one, other))
+
+    return Network(
+        [[latency(one, other) for other in range(size)] for one in range(size)],
+        [[bandwidth(one, other) for other in range(size)] for one in range(size)],
+    )
+
+
+def forecast_of(
+    ranks: Sequence[Rank], profiles: Profiles, request: SessionRequest, nodes: NodeTable, links: LinkTable
+) -> Forecast | None:
+    """What a session's token is forecast to take; None: a node is gone, or how fast it is was not measured."""
+    there = {node.id: node for node in nodes}
+    if any(rank.node_id not in there for rank in ranks):
+        return None
+    own = [Participant(there[rank.node_id], rank.setup) for rank in ranks]
+    if not all(one.speed and (one.setup.on_gpu or one.row_speed) for one in own):
+        return None
+    counts = [(one.node.id, one.setup.on_gpu) for one in own]
+    candidates = [
+        Candidate(one.node.name, one.speed / counts.count(key), 0, None, one.row_speed / counts.count(key), one.call_s)
+        for one, key in zip(own, counts, strict=True)
+    ]
+    network = network_of([one.node for one in own], links)
+    each = [profiles[rank.setup.quantisation] for rank in ranks]
+    return forecast(each, candidates, [rank.plan for rank in ranks], network, Workload(wire=request.wire))

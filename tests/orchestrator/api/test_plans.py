@@ -1,0 +1,203 @@
+"""``POST /api/plan`` and `motley plan`: what would be done, without doing it; and what is said of sessions that run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from itertools import permutations
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+
+from motley.protocol.mesh_pb2 import Described, FormatSpeed, ModelProfile, Probed
+from tests.e2e.processes import in_thread
+from tests.orchestrator.conftest import GB
+
+NONE: Mapping[str, Probed] = MappingProxyType({})
+
+SEVEN = ModelProfile(
+    name="seven",
+    fingerprint="0123456789abcdef",
+    layers=32,
+    hidden=4096,
+    kv_groups=8,
+    attention_splits=[1, 2, 4],
+    mlp_units=112,
+    vocabulary_units=250,
+    attention_query_bytes=84_000_000,
+    attention_kv_bytes=21_000_000,
+    mlp_unit_bytes=30_000_000,
+    vocabulary_unit_bytes=330_000,
+    cache_bytes_per_token=32768,
+    fixed_bytes=300_000_000,
+    context_length=4096,
+    family="llama",
+    parameters=7 * GB,
+)
+
+
+async def house(mesh: Any, new_node: Any, ways: Mapping[str, Probed] = NONE, **memory_gb: int) -> dict[str, Any]:
+    """Nodes that have measured how fast they compute, and describe a model of 4 GB.
+
+    Args:
+        ways: what nodes find of their ways to others, by ``one-other``.
+    """
+    nodes = {}
+    for name, size in memory_gb.items():
+        node = nodes[name] = new_node(name, memory=size * GB)
+        node.capabilities.speeds.append(FormatSpeed(format="int8", bytes_per_s=40e9, row_bytes_per_s=200e9))
+        node.capabilities.call_s = 1e-6
+        node.on_describe = lambda _: Described(profile=SEVEN)
+        node.ways = {pair.split("-")[1]: found for pair, found in ways.items() if pair.split("-")[0] == name}
+        await mesh.join(node)
+    known = sum(pair.split("-")[0] in nodes for pair in ways)
+    await mesh.poll("/api/nodes", lambda body: sum(len(node["links"]) for node in body["nodes"]) == known)
+    return nodes
+
+
+async def test_the_whole_answer(mesh: Any, new_node: Any) -> None:
+    await house(mesh, new_node, pc=16)
+    status, body = await mesh.call("POST", "/api/plan", {"model": "seven", "what_if": ["RTX 4070 12GB, 1Gbit, 0.1ms"]})
+    assert status == 200, body
+    assert set(body) == {"plan", "forecast", "alternatives", "without"}
+    assert body["plan"]["kind"] == "tensor"
+    (rank,) = body["plan"]["ranks"]
+    memory = rank.pop("memory_mb")
+    assert rank == {
+        "node": "RTX 4070 12GB, 1Gbit, 0.1ms", "layers": 32, "kv_groups": 8, "mlp_blocks": 112, "vocab_blocks": 250,
+    }  # fmt: skip
+    assert memory == pytest.approx(4282.5 + 300 + 8 * 32768 * 4096 / 1e6, rel=0.01)
+    forecast = body["forecast"]
+    assert set(forecast) == {"ms_per_token", "compute_ms", "wire_ms", "wait_ms", "ttft_ms"}
+    parts = forecast["compute_ms"] + forecast["wire_ms"] + forecast["wait_ms"]
+    assert forecast["ms_per_token"] == pytest.approx(parts, abs=0.01)
+    assert body["alternatives"][0].keys() == {"kind", "nodes", "ms_per_token"}
+    assert [each["node"] for each in body["without"]] == ["pc", "RTX 4070 12GB, 1Gbit, 0.1ms"]
+    beside, alone = (each["ms_per_token"] for each in body["without"])
+    assert beside == forecast["ms_per_token"]
+    assert alone == pytest.approx(1e3 * 4.2825 / 40, rel=0.1)
+    assert (await mesh.call("GET", "/api/sessions"))[1]["sessions"] == []
+
+
+async def test_machines_in_place_of_the_nodes(mesh: Any, new_node: Any) -> None:
+    await house(mesh, new_node, pc=16)
+    machines = [
+        {"name": "a", "gb_per_s": 40, "memory_gb": 4, "mbit_per_s": 10000, "latency_ms": 0.05},
+        {"name": "b", "device": "ddr5 pc 5GB", "memory_gb": 4},
+        {"name": "far", "gb_per_s": 40, "memory_gb": 4, "latency_ms": 20},
+    ]
+    status, body = await mesh.call("POST", "/api/plan", {"model": "seven", "machines": machines, "requests": 4})
+    assert status == 200, body
+    assert [rank["node"] for rank in body["plan"]["ranks"]] == ["a", "b"]
+    assert all(rank["memory_mb"] <= 4000 for rank in body["plan"]["ranks"])
+    assert sum(rank["mlp_blocks"] for rank in body["plan"]["ranks"]) == 112
+    assert {each["node"]: each["ms_per_token"] for each in body["without"]}["far"] == body["forecast"]["ms_per_token"]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "param", "says"),
+    [
+        ({"machines": [{"name": "a", "gb_per_s": 1, "memory_gb": 1, "colour": 3}]}, "machines[0].colour", "colour"),
+        ({"machines": [{"name": "a", "gb_per_s": 1}]}, "machines[0].gb_per_s", "memory_gb"),
+        ({"machines": [{"name": "a", "device": "abacus"}]}, "machines[0].device", "abacus"),
+        ({"machines": [{"name": "a", "device": "rtx 4070"}] * 2}, "machines[1].name", "of another"),
+        ({"machines": []}, "machines", "list of 1"),
+        ({"what_if": ["RTX 4070 12GB, string"]}, "what_if", "'string' is no link"),
+        ({"what_if": ["RTX 9999"]}, "what_if", "rtx 2060"),
+        ({"what_if": ["rtx 4070"], "machines": [{}]}, "what_if", "leave out one"),
+        ({"requests": 0}, "requests", "from 1"),
+        ({"request": 2}, "request", "known parameter"),
+        ({"experts": "parallel"}, "experts", "no experts"),
+    ],
+)
+async def test_what_cannot_be_planned_is_refused_by_name(
+    mesh: Any, new_node: Any, wrong: dict[str, Any], param: str, says: str
+) -> None:
+    await house(mesh, new_node, pc=16)
+    status, body = await mesh.call("POST", "/api/plan", {"model": "seven", **wrong})
+    assert status == 400
+    assert says in body["error"]["message"]
+    if param != "experts":
+        assert body["error"]["param"] == param
+
+
+async def test_as_long_as_links_are_not_measured_everybody_takes_part(mesh: Any, new_node: Any) -> None:
+    """Nobody is left out by guess."""
+    await house(mesh, new_node, a=16, b=16, c=16)
+    status, body = await mesh.call("POST", "/api/sessions?wait=ready", {"model": "seven"})
+    assert status == 201
+    assert len(body["ranks"]) == 3
+
+
+async def test_a_node_on_a_slow_link_is_left_out_unless_it_is_named(mesh: Any, new_node: Any) -> None:
+    far, near = Probed(latency_s=8e-3, bandwidth=1e9), Probed(latency_s=5e-5, bandwidth=1e9)
+    ways = {f"{one}-{other}": far if "c" in (one, other) else near for one, other in permutations("abc", 2)}
+    await house(mesh, new_node, ways, a=16, b=16, c=16)
+    status, body = await mesh.call("POST", "/api/sessions?wait=ready", {"model": "seven"})
+    assert status == 201
+    assert [rank["node"] for rank in body["ranks"]] == ["a", "b"]
+    forecast = body["forecast"]
+    assert forecast["compute_ms"] == pytest.approx(1e3 * 4.2825 / 80, rel=0.2)
+    assert body["measured_ms_per_token"] is None
+    assert (await mesh.call("DELETE", f"/api/sessions/{body['id']}"))[0] == 200
+    everybody = {"model": "seven", "nodes": ["a", "b", "c"]}
+    status, body = await mesh.call("POST", "/api/sessions?wait=ready", everybody)
+    assert len(body["ranks"]) == 3
+    assert body["forecast"]["ms_per_token"] > 3 * forecast["ms_per_token"]
+
+
+@pytest.mark.parametrize("request_", [{"nodes": ["a", "b"]}, {"shares": [1, 1]}])
+async def test_nodes_that_cannot_reach_each_other_are_refused_before_anything_is_loaded(
+    mesh: Any, new_node: Any, request_: dict[str, Any]
+) -> None:
+    ways = {
+        "a-b": Probed(latency_s=1e-4, bandwidth=1e8),
+        "b-a": Probed(failure="nothing answers at 10.0.0.1:4000 within 2.5 s"),
+    }
+    nodes = await house(mesh, new_node, ways, a=16, b=16)
+    status, body = await mesh.call("POST", "/api/sessions", {"model": "seven", **request_})
+    assert status == 422
+    assert "b cannot reach a: nothing answers at 10.0.0.1:4000 within 2.5 s" in body["error"]["message"]
+    assert not nodes["a"].commands
+    status, body = await mesh.call("POST", "/api/sessions?wait=ready", {"model": "seven"})
+    assert status == 201
+    assert len(body["ranks"]) == 1, "one of them can do it alone"
+
+
+async def test_nodes_tell_what_they_have_measured(mesh: Any, new_node: Any) -> None:
+    ways = {"a-b": Probed(latency_s=1e-4, bandwidth=1e8), "b-a": Probed(failure="nothing answers")}
+    await house(mesh, new_node, ways, a=16, b=16)
+    _, body = await mesh.call("GET", "/api/nodes")
+    a, b = body["nodes"]
+    assert a["speeds"] == [{"format": "int8", "bytes_per_s": 40e9, "row_bytes_per_s": 200e9}]
+    assert a["links"] == [{"to": "b", "latency_ms": 0.1, "bandwidth": 1e8, "failure": None}]
+    assert b["links"] == [{"to": "a", "latency_ms": None, "bandwidth": None, "failure": "nothing answers"}]
+    _, out, _ = await in_thread("status", "--url", mesh.orchestrator.http_url)
+    assert "b cannot reach a: nothing answers" in out
+    assert "0.10 ms" in out
+    assert "int8 40 GB/s" in out
+
+
+async def test_the_command(mesh: Any, new_node: Any, tmp_path: Path) -> None:
+    await house(mesh, new_node, pc=16)
+    plan = ("plan", "seven", "--url", mesh.orchestrator.http_url)
+    status, out, err = await in_thread(*plan, "--what-if", "GTX 1060, wifi")
+    assert status == 0, err
+    assert "ms per token (compute" in out
+    assert "Left out: GTX 1060, wifi" in out
+    file = tmp_path / "house.json"
+    file.write_text(json.dumps({"machines": [{"name": "x", "device": "rtx 3090"}, {"name": "y", "device": "ddr4 pc"}]}))
+    status, out, err = await in_thread(*plan, "--nodes", str(file), "--requests", "8", "--json")
+    answer = json.loads(out)
+    assert [rank["node"] for rank in answer["plan"]["ranks"]] == ["x"]
+    file.write_text(json.dumps({"machines": [{"name": "x", "device": "rtx 3090", "ram": 3}]}))
+    status, out, err = await in_thread(*plan, "--nodes", str(file))
+    assert status != 0
+    assert "machines[0].ram is not a known parameter" in err
+    for text, says in (("{", "no JSON file"), ("[]", "no list of machines"), ('{"machines": [], "a": 1}', "'a'")):
+        file.write_text(text)
+        status, out, err = await in_thread(*plan, "--nodes", str(file))
+        assert status != 0
+        assert says in err

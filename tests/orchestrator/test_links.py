@@ -1,0 +1,58 @@
+"""What is known of links: which are to be measured, who cannot reach whom."""
+
+from __future__ import annotations
+
+from motley.orchestrator.links import AGAIN_S, RETRY_S, UNKNOWN_BANDWIDTH, UNKNOWN_LATENCY_S, LinkTable, Pair
+from motley.orchestrator.nodes import Node
+from motley.protocol.mesh_pb2 import Capabilities
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def node(name: str) -> Node:
+    return Node(name, name.upper(), "10.0.0.1", "1", Capabilities(), 0, 0.0, 0.0)
+
+
+A, B, C = map(node, "abc")
+
+
+def test_every_pair_is_measured_both_ways_and_again_when_both_are_idle() -> None:
+    clock = Clock()
+    table = LinkTable(clock)
+    assert list(table.due([A, B], lambda _: False)) == [Pair("a", "b"), Pair("b", "a")]
+    table.measured(Pair("a", "b"), 1e-4, 1e8)
+    assert not table.all_known([A, B])
+    table.failed(Pair("b", "a"), "nothing answers")
+    assert table.all_known([A, B])
+    assert not list(table.due([A, B], lambda _: True))
+    clock.now = RETRY_S + 1
+    assert list(table.due([A, B], lambda _: True)) == [Pair("b", "a")]
+    clock.now = AGAIN_S + 1
+    assert list(table.due([A, B], lambda _: True)) == [Pair("a", "b"), Pair("b", "a")]
+    assert not list(table.due([A, B], lambda node: node is A))
+    table.forget("b")
+    assert list(table.due([A, B], lambda _: False)) == [Pair("a", "b"), Pair("b", "a")]
+
+
+def test_a_link_is_as_its_slower_direction() -> None:
+    table = LinkTable(Clock())
+    assert table.between(A, B) == (UNKNOWN_LATENCY_S, UNKNOWN_BANDWIDTH)
+    table.measured(Pair("a", "b"), 1e-4, 1e8)
+    table.measured(Pair("b", "a"), 3e-4, 2e8)
+    assert table.between(A, B) == table.between(B, A) == (3e-4, 1e8)
+    assert table.between(A, A)[0] < 1e-4
+
+
+def test_one_direction_is_enough_to_be_apart() -> None:
+    table = LinkTable(Clock())
+    table.measured(Pair("a", "b"), 1e-4, 1e8)
+    table.failed(Pair("b", "a"), "nothing answers at 10.0.0.7:4000")
+    assert table.are_apart(A, B)
+    assert table.are_apart(B, A)
+    assert not table.are_apart(A, C)
+    assert table.broken([A, B, C]) == ["B cannot reach A: nothing answers at 10.0.0.7:4000"]
