@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from motley.orchestrator.experts.hosting import Hosting
-from motley.orchestrator.planning.caches import Caches
+from motley.orchestrator.planning.caches import Caches, blocks_of, with_windows
 from motley.orchestrator.planning.draft import Draft
 from motley.orchestrator.planning.layout import LayoutError
 from motley.orchestrator.planning.setup import gpu_room, gpu_told
@@ -67,8 +67,9 @@ async def plan_ranks(
         participants = [participants[index] for index in taking]
         each = [each[index] for index in taking]
         candidates = [candidates[index] for index in taking]
-    room = _room(caches, participants)
-    ranks = _ranks(participants, candidates, await planner.shares(each, candidates, room))
+    blocks = blocks_of(caches, each[0], [one.setup for one in participants])
+    each = [with_windows(profile, blocks) for profile in each]
+    ranks = _ranks(participants, candidates, await planner.shares(each, candidates, blocks.room))
     ranks[0].draft = draft
     return ranks
 
@@ -134,8 +135,9 @@ async def plan_trunks(
         each = [trunk_profile(profiles[one.setup.quantisation]) for one in chosen]
         try:
             candidates = _candidates(chosen, each, memory)
-            room = _room(caches, chosen)
-            ranks = _ranks(chosen, candidates, await planner.shares(each, candidates, room))
+            blocks = blocks_of(caches, each[0], [one.setup for one in chosen])
+            each = [with_windows(profile, blocks) for profile in each]
+            ranks = _ranks(chosen, candidates, await planner.shares(each, candidates, blocks.room))
         except PlanError as error:
             refusals.append(error)
         else:
@@ -208,11 +210,6 @@ def _candidates(
         speed = one.speed / ranks or 1.0
         candidates.append(Candidate(name=name, speed=speed, memory=free, share=share))
     return candidates
-
-
-def _room(caches: Caches, participants: Sequence[Participant]) -> int:
-    """Tokens that the caches of ranks on these nodes have room for."""
-    return caches.blocks(any(one.setup.has_whole_caches for one in participants)).room
 
 
 def _ranks(
