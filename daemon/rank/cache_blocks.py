@@ -359,7 +359,7 @@ class BlockStore:
                 node = self._insert(node, tokens, blocks[index])
             else:
                 if self._windows is not None:
-                    self._windows.pass_on(blocks[index], same.block)
+                    self._windows.renumber(blocks[index], same.block)
                 self._use(same)
                 node = same
         self._alone.difference_update(own)

@@ -37,10 +37,12 @@ class WindowBlocks:
         self._free = [*range(count)][::-1]
         self._numbers: dict[int, int] = {}
         """Windowed blocks, by the block that they belong to."""
-        self._holders: dict[int, int] = {}
-        """How many running sequences hold one, by the block that it belongs to."""
+        self._owners: dict[int, int] = {}
+        """The blocks that they belong to, by windowed block."""
+        self._holders = [0] * count
+        """How many running sequences hold each."""
         self._unheld: OrderedDict[int, None] = OrderedDict()
-        """The blocks whose windowed ones nobody holds, least recently held first."""
+        """Those that belong to a block and that nobody holds, least recently held first."""
 
     @staticmethod
     def needed(window: int, tokens: int) -> int:
@@ -73,7 +75,7 @@ class WindowBlocks:
     def fits(self, found: Iterable[int], more: int) -> bool:
         """Whether a sequence that begins with some blocks, which have windowed ones, and needs so many more can go on
         for a while. If no other runs, it can."""
-        left = self.available - sum(block in self._unheld for block in found)
+        left = self.available - sum(number in self._unheld for number in self.numbers(found))
         return self.available == self.count or min(more, self._a_row) <= left
 
     def add(self, blocks: Iterable[int]) -> None:
@@ -81,46 +83,35 @@ class WindowBlocks:
         for block in blocks:
             assert block not in self._numbers
             if not self._free:
-                self.drop(next(iter(self._unheld)))
-            self._numbers[block] = self._free.pop()
-            self._holders[block] = 1
+                self.drop(self._owners[next(iter(self._unheld))])
+            number = self._free.pop()
+            self._numbers[block], self._owners[number], self._holders[number] = number, block, 1
 
     def hold(self, blocks: Iterable[int]) -> None:
         """One more running sequence needs the windowed ones of some blocks, which all have them."""
         for block in blocks:
-            self._unheld.pop(block, None)
-            self._holders[block] = self._holders.get(block, 0) + 1
+            number = self._numbers[block]
+            self._unheld.pop(number, None)
+            self._holders[number] += 1
 
     def release(self, blocks: Iterable[int]) -> None:
         """A running sequence that holds the windowed ones of some blocks needs them no longer."""
         for block in blocks:
-            self._holders[block] -= 1
-            if not self._holders[block]:
-                del self._holders[block]
-                self._unheld[block] = None
+            number = self._numbers[block]
+            self._holders[number] -= 1
+            if not self._holders[number]:
+                self._unheld[number] = None
 
     def drop(self, block: int) -> None:
         """A block holds nothing any more, nor does its windowed one, which nobody holds."""
         if block in self._numbers:
-            del self._unheld[block]
-            self._free.append(self._numbers.pop(block))
-
-    def pass_on(self, block: int, other: int) -> None:
-        """The windowed block that belongs to one block, which nobody holds, belongs to another one from now on that has
-        the same tokens, unless that has one."""
-        if block in self._numbers and other not in self._numbers:
-            del self._unheld[block]
-            self._unheld[other] = None
-            self._numbers[other] = self._numbers.pop(block)
+            number = self._numbers.pop(block)
+            del self._unheld[number], self._owners[number]
+            self._free.append(number)
 
     def renumber(self, block: int, new: int) -> None:
-        """A block has been copied to another number, which had nothing; its windowed one stays where it is."""
-        if block not in self._numbers:
-            return
-        self._numbers[new] = self._numbers.pop(block)
-        if block in self._holders:
-            self._holders[new] = self._holders.pop(block)
-        else:
-            del self._unheld[block]
-            self._unheld[new] = None
-            self._unheld.move_to_end(new, last=False)
+        """Another block holds the same tokens now; the windowed one, which stays where it is, belongs to that from now
+        on, unless that has one."""
+        if block in self._numbers and new not in self._numbers:
+            number = self._numbers[new] = self._numbers.pop(block)
+            self._owners[number] = new
