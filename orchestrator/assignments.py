@@ -9,7 +9,7 @@ from motley.orchestrator.certificates import issue_credentials
 from motley.orchestrator.experts.hosts import ExpertHost, Member
 from motley.orchestrator.experts.messages import to_message
 from motley.orchestrator.experts.registry import ExpertMap
-from motley.orchestrator.planning.caches import Caches
+from motley.orchestrator.planning.caches import Caches, blocks_of
 from motley.orchestrator.session_request import SessionRequest
 from motley.orchestrator.workers import CacheHolder, Rank, Worker
 from motley.protocol import MAX_RANKS
@@ -64,7 +64,7 @@ class Assignments:
         """
         self._session_id = session_id
         self._request = request
-        blocks = caches.blocks(any(rank.setup.has_whole_caches for rank in ranks))
+        blocks = blocks_of(caches, profile, [rank.setup for rank in ranks])
         self._common = Assignment(
             model=spec,
             fingerprint=profile.fingerprint,
@@ -74,6 +74,8 @@ class Assignments:
             cache_blocks=blocks.count,
             cache_block_tokens=blocks.tokens,
             far_blocks=blocks.on_disk + blocks.on_nodes,
+            windowed_blocks=blocks.windowed,
+            window=blocks.window,
             sequences=request.sequences,
             wire=request.wire,
             threads=request.threads,

@@ -148,11 +148,15 @@ class CacheSpec:
     layer: int
     heads: int
     head_dim: int
+    window: int = 0
+    """How many positions a row sees, its own among them; 0: all."""
 
 
 @dataclass(frozen=True)
 class CacheBlocks:
     """The blocks in which an engine keeps keys and values, of each layer and KV head alike.
+
+    Layers whose rows see a window may have blocks of their own, fewer: a sequence needs those of its latest positions.
 
     Attributes:
         count: how many there are in the memory that the engine computes in, for all sequences together. At first they
@@ -162,12 +166,28 @@ class CacheBlocks:
             that writes them: ``fp16`` to nearest, half to even; ``int8`` to a scale for each token and head and codes,
             as attention.c states it.
         far: how many blocks there are besides, elsewhere (`FarBlocks`). Their numbers follow. They are only read.
+        windowed: how many blocks a layer with a window has in place of all these; 0: it has the same as other layers.
+        window: the widest window of such layers, in positions.
     """
 
     count: int
     tokens: int
     format: str = "fp32"
     far: int = 0
+    windowed: int = 0
+    window: int = 0
+
+    def is_windowed(self, spec: CacheSpec) -> bool:
+        """Whether a layer has the blocks of layers with a window."""
+        return bool(self.windowed and spec.window)
+
+    def count_of(self, spec: CacheSpec) -> int:
+        """How many blocks a layer has in the memory that the engine computes in."""
+        return self.windowed if self.is_windowed(spec) else self.count
+
+    def movable(self, caches: Iterable[CacheSpec]) -> list[CacheSpec]:
+        """Those of some layers whose blocks can be far."""
+        return [spec for spec in caches if not self.is_windowed(spec)]
 
     def arrays(self, caches: Iterable[CacheSpec]) -> dict[str, tuple[tuple[int, ...], npt.DTypeLike]]:
         """What a block holds of some layers, as arrays: the shape and the type of each, by name.
@@ -186,19 +206,28 @@ class CacheBlocks:
 
     def bytes_of(self, caches: Iterable[CacheSpec]) -> int:
         """Bytes of all blocks of some layers, without far ones."""
-        a_token = sum(2 * spec.heads * cached_bytes(self.format, spec.head_dim) for spec in caches)
-        return self.count * self.tokens * a_token
+        return sum(
+            self.count_of(spec) * self.tokens * 2 * spec.heads * cached_bytes(self.format, spec.head_dim)
+            for spec in caches
+        )
 
-    def check_able(self, engine: str, formats: Sequence[str], reads_far_blocks: bool = False) -> None:
+    def check_able(
+        self, engine: str, formats: Sequence[str], reads_far_blocks: bool = False, keeps_windows: bool = False
+    ) -> None:
         """Make sure that an engine can keep keys and values like that.
 
         Args:
             formats: that it can keep them in.
             reads_far_blocks: whether it can have far ones.
+            keeps_windows: whether layers with a window can have fewer.
 
         Raises:
             EngineError: it cannot.
         """
+        if self.windowed and not keeps_windows:
+            raise EngineError(
+                f"engine {engine!r} cannot give layers with a window fewer blocks than others; plan the session anew"
+            )
         if self.far and not reads_far_blocks:
             raise EngineError(
                 f"engine {engine!r} cannot keep KV caches on a disk; ask for none there, or for another engine"
@@ -249,6 +278,8 @@ class Span(NamedTuple):
         wanted: of how many of them the logits are wanted: of the last ones.
         prompt: how long the sequence's prompt is, in tokens, for rotary tables that depend on it
             (`RankGraph.constants`).
+        windowed: as `blocks`, of layers that have blocks of their own (`CacheBlocks.windowed`); None: there are none.
+            Those of positions that none of the rows sees there have any numbers, also below 0.
     """
 
     blocks: npt.NDArray[np.int32]
@@ -256,6 +287,7 @@ class Span(NamedTuple):
     rows: int
     wanted: int = 0
     prompt: int = 0
+    windowed: npt.NDArray[np.int32] | None = None
 
 
 @dataclass(frozen=True)
@@ -421,6 +453,16 @@ def reads_far_blocks(name: str) -> bool:
         EngineError: as `load_engine`.
     """
     return getattr(load_engine(name), "reads_far_blocks", False)
+
+
+def keeps_windows(name: str) -> bool:
+    """Whether an engine can give layers with a window fewer cache blocks than others (`CacheBlocks.windowed`): then its
+    class has ``keeps_windows = True``.
+
+    Raises:
+        EngineError: as `load_engine`.
+    """
+    return getattr(load_engine(name), "keeps_windows", False)
 
 
 def asks_block_holders(name: str) -> bool:

@@ -33,6 +33,8 @@ def check_step(graph: RankGraph, hidden: F32, spans: Sequence[Span], most_rows: 
                 f"positions {span.position} to {end} do not fit a sequence with {len(span.blocks)} blocks of "
                 f"{graph.blocks.tokens} tokens in a context of {graph.context}"
             )
+        if graph.blocks.windowed and (span.windowed is None or len(span.windowed) * graph.blocks.tokens < end):
+            raise EngineError(f"positions up to {end} have no blocks in layers with a window")
         if not 0 <= span.wanted <= span.rows:
             raise EngineError(f"logits of {span.wanted} rows were asked for; the span has {span.rows}")
 

@@ -77,7 +77,7 @@ class FormatSpeed(_message.Message):
     def __init__(self, format: _Optional[str] = ..., bytes_per_s: _Optional[float] = ..., row_bytes_per_s: _Optional[float] = ...) -> None: ...
 
 class Engine(_message.Message):
-    __slots__ = ("name", "keeps_fp16", "on_gpu", "lacking", "has_whole_caches", "memory_bandwidth", "cache_formats", "reads_far_blocks", "asks_block_holders")
+    __slots__ = ("name", "keeps_fp16", "on_gpu", "lacking", "has_whole_caches", "memory_bandwidth", "cache_formats", "reads_far_blocks", "asks_block_holders", "keeps_windows")
     NAME_FIELD_NUMBER: _ClassVar[int]
     KEEPS_FP16_FIELD_NUMBER: _ClassVar[int]
     ON_GPU_FIELD_NUMBER: _ClassVar[int]
@@ -87,6 +87,7 @@ class Engine(_message.Message):
     CACHE_FORMATS_FIELD_NUMBER: _ClassVar[int]
     READS_FAR_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     ASKS_BLOCK_HOLDERS_FIELD_NUMBER: _ClassVar[int]
+    KEEPS_WINDOWS_FIELD_NUMBER: _ClassVar[int]
     name: str
     keeps_fp16: bool
     on_gpu: bool
@@ -96,7 +97,8 @@ class Engine(_message.Message):
     cache_formats: _containers.RepeatedScalarFieldContainer[str]
     reads_far_blocks: bool
     asks_block_holders: bool
-    def __init__(self, name: _Optional[str] = ..., keeps_fp16: _Optional[bool] = ..., on_gpu: _Optional[bool] = ..., lacking: _Optional[str] = ..., has_whole_caches: _Optional[bool] = ..., memory_bandwidth: _Optional[float] = ..., cache_formats: _Optional[_Iterable[str]] = ..., reads_far_blocks: _Optional[bool] = ..., asks_block_holders: _Optional[bool] = ...) -> None: ...
+    keeps_windows: bool
+    def __init__(self, name: _Optional[str] = ..., keeps_fp16: _Optional[bool] = ..., on_gpu: _Optional[bool] = ..., lacking: _Optional[str] = ..., has_whole_caches: _Optional[bool] = ..., memory_bandwidth: _Optional[float] = ..., cache_formats: _Optional[_Iterable[str]] = ..., reads_far_blocks: _Optional[bool] = ..., asks_block_holders: _Optional[bool] = ..., keeps_windows: _Optional[bool] = ...) -> None: ...
 
 class Gpu(_message.Message):
     __slots__ = ("name", "memory_bytes", "free_bytes", "driver", "compute_capability", "multiprocessors", "memory_bandwidth", "users", "kind")
@@ -151,7 +153,7 @@ class Described(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., profile: _Optional[_Union[ModelProfile, _Mapping]] = ..., beside: _Optional[_Iterable[_Union[ModelProfile, _Mapping]]] = ...) -> None: ...
 
 class ModelProfile(_message.Message):
-    __slots__ = ("name", "fingerprint", "layers", "kv_groups", "attention_splits", "mlp_units", "vocabulary_units", "attention_query_bytes", "attention_kv_bytes", "mlp_unit_bytes", "vocabulary_unit_bytes", "cache_bytes_per_token", "fixed_bytes", "context_length", "family", "parameters", "matrices", "hidden", "expert_layers", "expert_count", "experts_per_token", "expert_bytes", "trunk_mlp_unit_bytes", "trunk_fixed_bytes", "host_fixed_bytes", "expert_weight_bytes", "chats")
+    __slots__ = ("name", "fingerprint", "layers", "kv_groups", "attention_splits", "mlp_units", "vocabulary_units", "attention_query_bytes", "attention_kv_bytes", "mlp_unit_bytes", "vocabulary_unit_bytes", "cache_bytes_per_token", "fixed_bytes", "context_length", "family", "parameters", "matrices", "hidden", "expert_layers", "expert_count", "experts_per_token", "expert_bytes", "trunk_mlp_unit_bytes", "trunk_fixed_bytes", "host_fixed_bytes", "expert_weight_bytes", "chats", "windowed_bytes_per_token", "window")
     NAME_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     LAYERS_FIELD_NUMBER: _ClassVar[int]
@@ -179,6 +181,8 @@ class ModelProfile(_message.Message):
     HOST_FIXED_BYTES_FIELD_NUMBER: _ClassVar[int]
     EXPERT_WEIGHT_BYTES_FIELD_NUMBER: _ClassVar[int]
     CHATS_FIELD_NUMBER: _ClassVar[int]
+    WINDOWED_BYTES_PER_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    WINDOW_FIELD_NUMBER: _ClassVar[int]
     name: str
     fingerprint: str
     layers: int
@@ -206,7 +210,9 @@ class ModelProfile(_message.Message):
     host_fixed_bytes: int
     expert_weight_bytes: int
     chats: bool
-    def __init__(self, name: _Optional[str] = ..., fingerprint: _Optional[str] = ..., layers: _Optional[int] = ..., kv_groups: _Optional[int] = ..., attention_splits: _Optional[_Iterable[int]] = ..., mlp_units: _Optional[int] = ..., vocabulary_units: _Optional[int] = ..., attention_query_bytes: _Optional[int] = ..., attention_kv_bytes: _Optional[int] = ..., mlp_unit_bytes: _Optional[int] = ..., vocabulary_unit_bytes: _Optional[int] = ..., cache_bytes_per_token: _Optional[int] = ..., fixed_bytes: _Optional[int] = ..., context_length: _Optional[int] = ..., family: _Optional[str] = ..., parameters: _Optional[int] = ..., matrices: _Optional[str] = ..., hidden: _Optional[int] = ..., expert_layers: _Optional[_Iterable[int]] = ..., expert_count: _Optional[int] = ..., experts_per_token: _Optional[int] = ..., expert_bytes: _Optional[int] = ..., trunk_mlp_unit_bytes: _Optional[int] = ..., trunk_fixed_bytes: _Optional[int] = ..., host_fixed_bytes: _Optional[int] = ..., expert_weight_bytes: _Optional[int] = ..., chats: _Optional[bool] = ...) -> None: ...
+    windowed_bytes_per_token: int
+    window: int
+    def __init__(self, name: _Optional[str] = ..., fingerprint: _Optional[str] = ..., layers: _Optional[int] = ..., kv_groups: _Optional[int] = ..., attention_splits: _Optional[_Iterable[int]] = ..., mlp_units: _Optional[int] = ..., vocabulary_units: _Optional[int] = ..., attention_query_bytes: _Optional[int] = ..., attention_kv_bytes: _Optional[int] = ..., mlp_unit_bytes: _Optional[int] = ..., vocabulary_unit_bytes: _Optional[int] = ..., cache_bytes_per_token: _Optional[int] = ..., fixed_bytes: _Optional[int] = ..., context_length: _Optional[int] = ..., family: _Optional[str] = ..., parameters: _Optional[int] = ..., matrices: _Optional[str] = ..., hidden: _Optional[int] = ..., expert_layers: _Optional[_Iterable[int]] = ..., expert_count: _Optional[int] = ..., experts_per_token: _Optional[int] = ..., expert_bytes: _Optional[int] = ..., trunk_mlp_unit_bytes: _Optional[int] = ..., trunk_fixed_bytes: _Optional[int] = ..., host_fixed_bytes: _Optional[int] = ..., expert_weight_bytes: _Optional[int] = ..., chats: _Optional[bool] = ..., windowed_bytes_per_token: _Optional[int] = ..., window: _Optional[int] = ...) -> None: ...
 
 class OrchestratorMessage(_message.Message):
     __slots__ = ("welcome", "describe", "rank", "generate", "cancel", "beat", "hold", "probe")
@@ -341,7 +347,7 @@ class Share(_message.Message):
     def __init__(self, attention_split: _Optional[int] = ..., attention: _Optional[_Union[Range, _Mapping]] = ..., mlp: _Optional[_Union[Range, _Mapping]] = ..., vocabulary: _Optional[_Union[Range, _Mapping]] = ..., quantisation: _Optional[str] = ...) -> None: ...
 
 class Assignment(_message.Message):
-    __slots__ = ("model", "fingerprint", "size", "shares", "context", "engine", "threads", "secret", "tls", "plain", "wire", "hosts", "expert_slices", "group", "engine_options", "cache_blocks", "cache_block_tokens", "sequences", "draft", "far_blocks", "cache_holders", "holder_bytes")
+    __slots__ = ("model", "fingerprint", "size", "shares", "context", "engine", "threads", "secret", "tls", "plain", "wire", "hosts", "expert_slices", "group", "engine_options", "cache_blocks", "cache_block_tokens", "sequences", "draft", "far_blocks", "cache_holders", "holder_bytes", "windowed_blocks", "window")
     class EngineOptionsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -371,6 +377,8 @@ class Assignment(_message.Message):
     FAR_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     CACHE_HOLDERS_FIELD_NUMBER: _ClassVar[int]
     HOLDER_BYTES_FIELD_NUMBER: _ClassVar[int]
+    WINDOWED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    WINDOW_FIELD_NUMBER: _ClassVar[int]
     model: ModelSpec
     fingerprint: str
     size: int
@@ -393,7 +401,9 @@ class Assignment(_message.Message):
     far_blocks: int
     cache_holders: int
     holder_bytes: int
-    def __init__(self, model: _Optional[_Union[ModelSpec, _Mapping]] = ..., fingerprint: _Optional[str] = ..., size: _Optional[int] = ..., shares: _Optional[_Iterable[_Union[Share, _Mapping]]] = ..., context: _Optional[int] = ..., engine: _Optional[str] = ..., threads: _Optional[int] = ..., secret: _Optional[bytes] = ..., tls: _Optional[_Union[Credentials, _Mapping]] = ..., plain: _Optional[_Union[Empty, _Mapping]] = ..., wire: _Optional[str] = ..., hosts: _Optional[_Iterable[_Union[HostedExperts, _Mapping]]] = ..., expert_slices: _Optional[int] = ..., group: _Optional[_Union[Group, _Mapping]] = ..., engine_options: _Optional[_Mapping[str, str]] = ..., cache_blocks: _Optional[int] = ..., cache_block_tokens: _Optional[int] = ..., sequences: _Optional[int] = ..., draft: _Optional[_Union[Assignment, _Mapping]] = ..., far_blocks: _Optional[int] = ..., cache_holders: _Optional[int] = ..., holder_bytes: _Optional[int] = ...) -> None: ...
+    windowed_blocks: int
+    window: int
+    def __init__(self, model: _Optional[_Union[ModelSpec, _Mapping]] = ..., fingerprint: _Optional[str] = ..., size: _Optional[int] = ..., shares: _Optional[_Iterable[_Union[Share, _Mapping]]] = ..., context: _Optional[int] = ..., engine: _Optional[str] = ..., threads: _Optional[int] = ..., secret: _Optional[bytes] = ..., tls: _Optional[_Union[Credentials, _Mapping]] = ..., plain: _Optional[_Union[Empty, _Mapping]] = ..., wire: _Optional[str] = ..., hosts: _Optional[_Iterable[_Union[HostedExperts, _Mapping]]] = ..., expert_slices: _Optional[int] = ..., group: _Optional[_Union[Group, _Mapping]] = ..., engine_options: _Optional[_Mapping[str, str]] = ..., cache_blocks: _Optional[int] = ..., cache_block_tokens: _Optional[int] = ..., sequences: _Optional[int] = ..., draft: _Optional[_Union[Assignment, _Mapping]] = ..., far_blocks: _Optional[int] = ..., cache_holders: _Optional[int] = ..., holder_bytes: _Optional[int] = ..., windowed_blocks: _Optional[int] = ..., window: _Optional[int] = ...) -> None: ...
 
 class Group(_message.Message):
     __slots__ = ("host", "member", "slices", "ranks", "secret", "tls")

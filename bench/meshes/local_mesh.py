@@ -17,13 +17,13 @@ from motley.daemon.node.describe import describe
 from motley.daemon.node.worker import RankWorker
 from motley.daemon.weights.cache import ShareCache
 from motley.orchestrator.experts.messages import to_message
-from motley.orchestrator.planning.caches import Caches
+from motley.orchestrator.planning.caches import Caches, blocks_of, with_windows
 from motley.orchestrator.planning.draft import plan_draft
 from motley.orchestrator.planning.placement.terms import ExpertKey
 from motley.orchestrator.planning.setup import Setup
 from motley.orchestrator.planning.shares import Candidate, RankPlan, plan_shares, trunk_profile
 from motley.orchestrator.session_request import SessionRequest
-from motley.plugins.engine import cache_formats, has_whole_caches
+from motley.plugins.engine import cache_formats, has_whole_caches, keeps_windows
 from motley.protocol import mesh_pb2 as pb
 from motley.protocol import worker_pb2 as wp
 
@@ -189,8 +189,11 @@ class LocalMesh:
             profile = trunk_profile(profile)
         plenty = 1 << 60
         candidates = [Candidate(f"rank {rank}", weight, plenty) for rank, weight in enumerate(spec.weights)]
-        blocks = Caches(spec.context, max(spec.context, spec.cache_tokens)).blocks(has_whole_caches(spec.engine))
-        self.plans = plan_shares([profile] * size, candidates, blocks.room)
+        caches, engine = Caches(spec.context, max(spec.context, spec.cache_tokens)), spec.engine
+        whole, windows = has_whole_caches(engine), keeps_windows(engine)
+        setup = Setup(engine, spec.quantisation, on_gpu=False, has_whole_caches=whole, keeps_windows=windows)
+        blocks = blocks_of(caches, profile, [setup])
+        self.plans = plan_shares([with_windows(profile, blocks)] * size, candidates, blocks.room)
         assignment = pb.Assignment(
             model=model,
             fingerprint=profile.fingerprint,
@@ -199,6 +202,8 @@ class LocalMesh:
             context=spec.context,
             cache_blocks=blocks.count,
             cache_block_tokens=blocks.tokens,
+            windowed_blocks=blocks.windowed,
+            window=blocks.window,
             sequences=SessionRequest.sequences,
             engine=spec.engine,
             threads=spec.threads,

@@ -18,6 +18,7 @@ from motley.plugins.engine import (
     engine_names,
     has_whole_caches,
     keeps_fp16,
+    keeps_windows,
     lacking,
     measured_bandwidth,
     on_gpu,
@@ -56,6 +57,7 @@ def _ask(name: str) -> dict[str, object]:
             "cache_formats": cache_formats(name),
             "reads_far_blocks": reads_far_blocks(name),
             "asks_block_holders": asks_block_holders(name),
+            "keeps_windows": keeps_windows(name),
             "on_gpu": on_gpu(name),
         }
         in_the_way = lacking(name)

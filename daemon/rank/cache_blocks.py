@@ -9,6 +9,8 @@ sequence that uses a block uses all blocks above it too. So if nobody uses a blo
 
 Blocks are *near*, in the memory that engines compute in, or *far*: only read. When near ones are used up, what has been
 written is copied to far ones; it stays there until it is dropped.
+
+Layers with a window may have blocks of their own, which come and go with these (`motley.daemon.rank.window_blocks`).
 """
 
 from __future__ import annotations
@@ -19,6 +21,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from weakref import WeakValueDictionary
+
+from motley.daemon.rank.window_blocks import WindowBlocks
 
 Pairs = Sequence[tuple[int, int]]
 """Numbers of blocks: of one, and of the far one that it is copied to."""
@@ -78,7 +82,8 @@ class BlockStore:
 
     Pure: does no I/O, but for what `copy` does, and touches no clock. A call costs as much as the blocks that it is
     about; `publish` as much as those that are new. Whoever calls keeps the list of blocks of each running sequence:
-    those that `find` gave, then those of `take`, in the order of their positions, some renumbered by `move`.
+    those that `find` gave, then those of `take`, in the order of their positions, some renumbered by `move`. And it
+    keeps how many of the first of these it has let pass (`let_pass`), of which layers with a window see none any more.
 
     Attributes:
         near: how many near blocks there are.
@@ -87,7 +92,12 @@ class BlockStore:
     """
 
     def __init__(
-        self, near: int, tokens: int, far: int = 0, copy: Callable[[Pairs], bool] = lambda pairs: True
+        self,
+        near: int,
+        tokens: int,
+        far: int = 0,
+        copy: Callable[[Pairs], bool] = lambda pairs: True,
+        windows: WindowBlocks | None = None,
     ) -> None:
         """
         Args:
@@ -96,6 +106,7 @@ class BlockStore:
             far: how many far ones there are.
             copy: has every rank copy near blocks to far ones, one after another. False: that cannot be done now, and
                 near ones are unharmed.
+            windows: the blocks of layers with a window; None: these have the same as other layers.
 
         Raises:
             ValueError: one of them is not positive.
@@ -109,6 +120,7 @@ class BlockStore:
         self.far = far
         self.tokens = tokens
         self._copy = copy
+        self._windows = windows
         self._free = [*range(near)][::-1]
         self._free_far = [*range(near, near + far)][::-1]
         self._alone: set[int] = set()
@@ -125,11 +137,16 @@ class BlockStore:
     @property
     def available(self) -> int:
         """How many blocks running sequences do not have: free ones and those that keep prefixes nobody uses."""
-        return self.takeable + len(self._free_far) + len(self._unused_far)
+        return self.takeable_near + len(self._free_far) + len(self._unused_far)
 
     @property
     def takeable(self) -> int:
-        """How many of those are near: as many `take` could give now."""
+        """How many of those `take` could give now: near ones, for which layers with a window have some too."""
+        return self.takeable_near if self._windows is None else min(self.takeable_near, self._windows.available)
+
+    @property
+    def takeable_near(self) -> int:
+        """How many blocks near ones are that running sequences do not have."""
         return len(self._free) + len(self._unused)
 
     @property
@@ -167,7 +184,41 @@ class BlockStore:
         if leaf is not None:
             self._remove(leaf.block)
             self._alone.add(leaf.block)
-        return [node.block for node in (*path, *([leaf] if leaf else []))], found
+        blocks = [node.block for node in (*path, *([leaf] if leaf else []))]
+        if self._windows is not None:
+            self._windows.hold(blocks[self._windows.first_seen(found) :])
+        return blocks, found
+
+    def first_seen(self, position: int) -> int:
+        """How many of a sequence's first blocks are seen by no layer with a window, from a position on; 0 if such
+        layers have the same blocks as others."""
+        return 0 if self._windows is None else self._windows.first_seen(position)
+
+    def let_pass(self, blocks: Sequence[int], passed: int, position: int) -> int:
+        """Layers with a window need what they no longer see of a running sequence for others, from now on.
+
+        Args:
+            blocks: all its blocks.
+            passed: how many of them have been let pass; at first `first_seen` of what was found.
+            position: its tokens before this one have been computed.
+
+        Returns:
+            How many have been let pass now.
+        """
+        seen = self.first_seen(position)
+        if self._windows is not None and seen > passed:
+            self._windows.release(blocks[passed:seen])
+            return seen
+        return passed
+
+    def windowed(self, blocks: Iterable[int]) -> list[int]:
+        """The numbers that layers with a window have for some blocks; -1: none. Empty, if they have no own ones."""
+        return [] if self._windows is None else self._windows.numbers(blocks)
+
+    def most_blocks(self, position: int, passed: int) -> int:
+        """How many blocks a sequence at a position may have at a time, which has let so many pass."""
+        most = position // self.tokens + self.near
+        return most if self._windows is None else min(most, passed + self._windows.count)
 
     def fits(self, sequence_tokens: Sequence[int], root: int, spare: int) -> bool:
         """Whether there are blocks for all tokens of a new sequence, and so many to spare. Nothing changes.
@@ -176,8 +227,12 @@ class BlockStore:
             sequence_tokens, root: as for `find`.
             spare: so many blocks must still be available afterwards.
         """
-        path, leaf, _ = self._path(sequence_tokens, root)
+        path, leaf, found = self._path(sequence_tokens, root)
         lacking = self._needed(sequence_tokens) - len(path) - (leaf is not None)
+        if self._windows is not None:
+            seen = [node.block for node in (*path, *([leaf] if leaf else []))][self._windows.first_seen(found) :]
+            if not self._windows.fits(seen, lacking):
+                return False
         return lacking + spare <= self.available - sum(not node.users for node in path) - (leaf is not None)
 
     def take(self, count: int) -> list[int] | None:
@@ -200,6 +255,8 @@ class BlockStore:
             self._move_unused(count)
         taken = [self._free.pop() for _ in range(count)]
         self._alone.update(taken)
+        if self._windows is not None:
+            self._windows.add(taken)
         return taken
 
     def move(self, blocks: Iterable[int]) -> dict[int, int]:
@@ -223,6 +280,8 @@ class BlockStore:
             if block in self._alone:
                 self._alone.remove(block)
                 self._alone.add(far)
+                if self._windows is not None:
+                    self._windows.renumber(block, far)
             else:
                 self._renumber(block, far)
             self._free.append(block)
@@ -263,7 +322,7 @@ class BlockStore:
                 raise ValueError(f"block {blocks[index]} cannot be published: no sequence has it for itself")
             node = self._insert(node, tokens, blocks[index])
 
-    def give_back(self, sequence_tokens: Sequence[int], blocks: Sequence[int], root: int = 0) -> None:
+    def give_back(self, sequence_tokens: Sequence[int], blocks: Sequence[int], root: int = 0, passed: int = 0) -> None:
         """Take back the blocks of a sequence, which is over or waits once more.
 
         What they hold of it can be found until the room is needed. Blocks of its own become free where the tree has
@@ -273,6 +332,7 @@ class BlockStore:
             sequence_tokens: those of its tokens whose keys and values are in its blocks, from its first.
             blocks: all its blocks; they are no longer its own.
             root: see `find`; always the same for one sequence.
+            passed: how many of them have been let pass.
 
         Raises:
             ValueError: nothing has changed: the tokens need more blocks, or these are not those of a running sequence.
@@ -289,6 +349,8 @@ class BlockStore:
         if len(own) != len(blocks) - published or not self._alone.issuperset(own):
             raise ValueError(f"blocks {[*blocks[published:]]} cannot be given back: no sequence has them for itself")
 
+        if self._windows is not None:
+            self._windows.release(blocks[passed:])
         for index in range(published, self._needed(sequence_tokens)):
             tokens = self._tokens_of(sequence_tokens, index)
             same = node.child(tokens)
@@ -296,6 +358,8 @@ class BlockStore:
                 del own[blocks[index]]
                 node = self._insert(node, tokens, blocks[index])
             else:
+                if self._windows is not None:
+                    self._windows.renumber(blocks[index], same.block)
                 self._use(same)
                 node = same
         self._alone.difference_update(own)
@@ -307,7 +371,7 @@ class BlockStore:
                 self._unused_of(node.block)[node.block] = None
             node = node.above
 
-    def give_back_broken(self, blocks: Sequence[int], root: int = 0) -> None:
+    def give_back_broken(self, blocks: Sequence[int], root: int = 0, passed: int = 0) -> None:
         """Take back the blocks of a sequence whose keys and values may be wrong: nobody is to find them again.
 
         But those that other sequences use, or that prefixes of others hang on, stay as they are.
@@ -315,12 +379,13 @@ class BlockStore:
         Args:
             blocks: all its blocks; they are no longer its own.
             root: see `find`; always the same for one sequence.
+            passed: how many of them have been let pass.
 
         Raises:
             ValueError: nothing has changed: these are not the blocks of a running sequence.
         """
         published = blocks[: self._published(blocks)]
-        self.give_back((), blocks, root)
+        self.give_back((), blocks, root, passed)
         for block in reversed(published):
             if self._nodes[block].users or self._nodes[block].below:
                 return
@@ -329,7 +394,23 @@ class BlockStore:
 
     def _path(self, sequence_tokens: Sequence[int], root: int) -> tuple[list[_Node], _Node | None, int]:
         """Look up what `find` finds: whole blocks, perhaps one to go on in after its first tokens, and how many tokens
-        all of these have in common with the sequence."""
+        all of these have in common with the sequence.
+
+        They are fewer than there are, where layers with a window have no longer what the rows after them see.
+        """
+        path, leaf, found = self._longest_path(sequence_tokens, root)
+        if self._windows is None:
+            return path, leaf, found
+        blocks = [node.block for node in path]
+        usable = self._windows.usable(blocks)
+        if usable < len(path):
+            return path[:usable], None, usable * self.tokens
+        if leaf is not None and -1 in self._windows.numbers([leaf.block]):
+            return path, None, len(path) * self.tokens
+        return path, leaf, found
+
+    def _longest_path(self, sequence_tokens: Sequence[int], root: int) -> tuple[list[_Node], _Node | None, int]:
+        """As `_path`, whatever layers with a window have."""
         path: list[_Node] = []
         found = 0
         node = self._roots.get(root)
@@ -374,6 +455,8 @@ class BlockStore:
 
     def _put_back(self, block: int) -> None:
         """A block holds nothing any more."""
+        if self._windows is not None:
+            self._windows.drop(block)
         (self._free if block < self.near else self._free_far).append(block)
 
     def _move_unused(self, count: int) -> None:
@@ -412,6 +495,8 @@ class BlockStore:
         """A block of a tree has been copied."""
         node = self._nodes[far] = self._nodes.pop(block)
         node.block = far
+        if self._windows is not None:
+            self._windows.renumber(block, far)
 
     def _insert(self, above: _Node, tokens: tuple[int, ...], block: int) -> _Node:
         """Put a block that a sequence has for itself into a tree; the sequence goes on to use it."""

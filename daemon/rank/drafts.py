@@ -81,15 +81,12 @@ class Luck:
         return chances if self._without % PROBE else [max(AT_FIRST, chances[0]), *chances[1:]]
 
 
-def how_many(
-    chances: Sequence[Sequence[float]], seconds: Callable[[int, int], F64], before: float = 0.0
-) -> tuple[list[int], float]:
+def how_many(chances: Sequence[Sequence[float]], seconds: Callable[[int, int], F64]) -> tuple[list[int], float]:
     """How many guesses of each request make tokens come fastest.
 
     Args:
         chances: of each request that is being answered, that the first guess, the first two, ... are right; falling.
         seconds: estimates how long steps take, by `motley.daemon.rank.pace.Pace.seconds_up_to`.
-        before: seconds that it takes to make the guesses.
 
     Returns:
         A number for each request, and how many tokens per second are then expected.
@@ -100,6 +97,6 @@ def how_many(
     hopeful = np.flatnonzero(flat >= HOPELESS)
     order = hopeful[np.argsort(-flat[hopeful], kind="stable")]
     expected = requests + np.concatenate(([0.0], np.cumsum(flat[order])))
-    rates = expected / (before + seconds(requests, requests + len(order)))
+    rates = expected / seconds(requests, requests + len(order))
     best = int(np.argmax(rates))
     return np.bincount(whose[order[:best]], minlength=requests).tolist(), float(rates[best])

@@ -72,6 +72,7 @@ class _Sequence:
 
     Attributes:
         blocks: i32[N], its cache blocks so far.
+        windowed: i32[N], those of layers with a window, where these have blocks of their own; else None.
         known: how many of its tokens this rank has been told, up to the end of its last step.
         logits: f32[R, V_r]{tp} of the wanted rows of its last step, so that more can be asked for.
         first: how many tokens were generated before the one that the first of these rows is to choose.
@@ -84,20 +85,31 @@ class _Sequence:
         self.known = known
         self._table = np.zeros(most_blocks, np.int32)
         self.blocks = self._table[:0]
+        self._windowed = np.zeros(most_blocks, np.int32)
+        self.windowed: Numbers | None = None
         self.logits: F32 | None = None
         self.first = 0
 
-    def add(self, blocks: Numbers, count: int) -> None:
-        """Give it more blocks, of `count` that there are.
+    def add(self, blocks: Numbers, windowed: Numbers, there_are: CacheBlocks) -> None:
+        """Give it more blocks, of those that there are.
+
+        Args:
+            windowed: those of layers with a window, see `SpanPlan`.
 
         Raises:
             StepError: there are no such blocks, or they are too many.
         """
-        end = len(self.blocks) + len(blocks)
+        begin, count = len(self.blocks), there_are.count + there_are.far
+        end = begin + len(blocks)
         if end > len(self._table) or blocks.min() < 0 or blocks.max() >= count:
             raise StepError(f"a sequence of {end} blocks, of at most {len(self._table)}, gets {blocks} of {count}")
-        self._table[len(self.blocks) : end] = blocks
+        self._table[begin:end] = blocks
         self.blocks = self._table[:end]
+        if len(windowed) != bool(there_are.windowed) * len(blocks) or windowed.max(initial=-1) >= there_are.windowed:
+            raise StepError(f"a sequence gets {windowed} of {there_are.windowed} blocks of layers with a window")
+        if there_are.windowed:
+            self._windowed[begin:end] = windowed
+            self.windowed = self._windowed[:end]
 
     def renumber(self, pairs: Numbers) -> None:
         """Have the blocks that some of its own were copied to: i32[N, 2], the old and the new number of each."""
@@ -120,7 +132,7 @@ class _Sequence:
         for position in range(max(self.prompt, plan.position), end):
             self.sampler.accept(position - self.prompt, tokens[position - plan.position])
         self.known = end
-        return Span(self.blocks, plan.position, plan.rows, plan.wanted, self.prompt)
+        return Span(self.blocks, plan.position, plan.rows, plan.wanted, self.prompt, self.windowed)
 
 
 class Executor:
@@ -252,7 +264,7 @@ class Executor:
         for plan in step.spans:
             sequence = self._sequence(plan.slot)
             if len(plan.blocks):
-                sequence.add(plan.blocks, self._blocks.count + self._blocks.far)
+                sequence.add(plan.blocks, plan.windowed, self._blocks)
             spans.append(sequence.go_on(plan, tokens[at : at + plan.rows]))
             at += plan.rows
         try:

@@ -40,7 +40,7 @@ class FarFile:
         Args:
             folder: on the disk; made if it is not there.
             blocks: there is at least one far one.
-            caches: of the layers whose keys and values are kept.
+            caches: of the layers; those that have blocks of their own are not kept (`CacheBlocks.movable`).
 
         Raises:
             DiskFull: the disk has too little room, or the folder cannot be written to.
@@ -48,7 +48,7 @@ class FarFile:
         self._places: dict[str, tuple[int, tuple[int, ...], np.dtype[Any]]] = {}
         """Where each array begins, what shape it has in all blocks, and its type."""
         size = 0
-        for name, (shape, dtype) in blocks.arrays(caches).items():
+        for name, (shape, dtype) in blocks.arrays(blocks.movable(caches)).items():
             self._places[name] = size, (blocks.far, *shape), np.dtype(dtype)
             size += -(-prod((blocks.far, *shape)) * np.dtype(dtype).itemsize // ALIGNED) * ALIGNED
         self.size = size

@@ -54,7 +54,8 @@ class _Question:
 
     Attributes:
         parts: of each sequence the position of its first token, and how many there are. The first sequence has the
-            blocks from the last one down, the second those from the first one up.
+            blocks from the last one down, the second those from the first one up. Of layers with a window they are the
+            same round and round, where these have fewer.
     """
 
     parts: tuple[tuple[int, int], ...]
@@ -69,8 +70,13 @@ class _Question:
     def spans(self, blocks: CacheBlocks) -> list[Span]:
         """What an engine is asked."""
         up = np.arange(blocks.count, dtype=np.int32)
+        around = up % blocks.windowed if blocks.windowed else up
         tables = (np.ascontiguousarray(up[::-1]), up)
-        return [Span(table, *part, wanted=1) for table, part in zip(tables, self.parts, strict=False)]
+        windowed = (np.ascontiguousarray((blocks.windowed or blocks.count) - 1 - around), around)
+        return [
+            Span(table, *part, wanted=1, windowed=own)
+            for table, own, part in zip(tables, windowed, self.parts, strict=False)
+        ]
 
 
 def _questions(graph: RankGraph, spans: int) -> list[_Question]:
@@ -81,7 +87,8 @@ def _questions(graph: RankGraph, spans: int) -> list[_Question]:
     asked = [[(0, 5)], [(5, 1)], [(0, 2)], [(0, LONG)]]
     if far >= 2:
         asked += [[(far, 3)], [(far + 3, 1)]]
-    if spans > 1 and (blocks.count - 1) * blocks.tokens >= 7:  # together they need no more than there is
+    fewest = min(blocks.count, blocks.windowed or blocks.count)
+    if spans > 1 and (fewest - 1) * blocks.tokens >= 7:  # together they need no more than there is
         asked += [[(6, 1), (0, 3)]]
     fitting = [parts for parts in asked if all(position + tokens <= context for position, tokens in parts)]
     return [_Question(tuple(parts)) for parts in fitting or [[(0, context)]]]

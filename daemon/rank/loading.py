@@ -21,6 +21,7 @@ from motley.daemon.rank.executor import Executor
 from motley.daemon.rank.far_file import FarFile
 from motley.daemon.rank.gate import Gate, reference_answers
 from motley.daemon.rank.peers import Peers
+from motley.daemon.rank.window_blocks import WindowBlocks
 from motley.daemon.weights.cache import ShareCache
 from motley.plugins.block_holder import BlockHolder
 from motley.plugins.engine import CACHE_FORMATS, CacheBlocks, EngineOptions, load_engine, on_gpu
@@ -192,11 +193,17 @@ def cache_blocks(assignment: pb.Assignment) -> CacheBlocks:
             f"KV caches of {count} blocks of {tokens} tokens{more} were planned for a context of {context}: they"
             f" must have room for it, in {MOST_BLOCKS} blocks at most. Plan the session anew"
         )
+    windowed, window = assignment.windowed_blocks, assignment.window
+    if windowed and (windowed > MOST_BLOCKS or windowed < WindowBlocks.needed(window, tokens)):
+        raise ConfigError(
+            f"{windowed} KV cache blocks of {tokens} tokens were planned for layers with a window of {window}: they"
+            f" must have room for a row's, in {MOST_BLOCKS} blocks at most. Plan the session anew"
+        )
     cache_format = assignment.model.cache_format or CACHE_FORMATS[0]
     if cache_format not in CACHE_FORMATS:
         known = ", ".join(CACHE_FORMATS)
         raise ConfigError(f"KV caches were planned as {cache_format!r}; this node knows {known}. Update its Motley")
-    return CacheBlocks(count, tokens, cache_format, far)
+    return CacheBlocks(count, tokens, cache_format, far, windowed, window)
 
 
 def share_from_proto(share: pb.Share) -> Share:

@@ -45,6 +45,7 @@ class Request:
         slot: where its sequence is on every rank; -1: it waits.
         blocks: its cache blocks.
         told: how many of these the ranks know of.
+        passed: how many of these layers with a window see no longer (`BlockStore.let_pass`).
         position: tokens whose keys and values are in the blocks.
         given: rows that it has had since it was admitted.
         stepped: the number of the last step that it was in.
@@ -66,6 +67,7 @@ class Request:
     slot: int = -1
     blocks: list[int] = field(default_factory=list)
     told: int = 0
+    passed: int = 0
     position: int = 0
     given: int = 0
     stepped: int = -1
@@ -99,6 +101,7 @@ class Part:
         wanted: after how many of them, the last ones, the next token is to be chosen.
         guesses: how many are guesses.
         blocks: those that it has got since the last step that it was in.
+        windowed: those that layers with a window have for them, see `BlockStore.windowed`.
         drafted: whether the guesses are a draft model's.
     """
 
@@ -108,6 +111,7 @@ class Part:
     wanted: int
     guesses: int
     blocks: Sequence[int]
+    windowed: Sequence[int]
     drafted: bool
 
 
@@ -303,7 +307,7 @@ class Schedule:
         to have any."""
         whole = request.position // self._store.tokens
         rows = min(len(request.tokens), request.position + self._rows)
-        most = min(self._needed(rows), whole + self._store.near)
+        most = min(self._needed(rows), self._store.most_blocks(request.position, request.passed))
         return max(0, most - len(request.blocks)), max(0, whole + 1 - len(request.blocks))
 
     def _take(self, wanted: int, least: int, plan: Plan, admitted: Request | None = None) -> list[int] | None:
@@ -312,7 +316,7 @@ class Schedule:
         Args:
             admitted: a request that has blocks and is not active yet.
         """
-        if (short := wanted - self._store.takeable) > 0:
+        if (short := wanted - self._store.takeable_near) > 0:
             self._move_oldest(short, plan, [*self.active, *([admitted] if admitted else [])])
         count = min(wanted, self._store.takeable)
         return self._store.take(count) if count >= least else None
@@ -340,6 +344,8 @@ class Schedule:
 
     def _grow(self, plan: Plan) -> None:
         """Give every active request the blocks that it needs next; who came last steps back if there are none."""
+        for request in self.active:
+            request.passed = self._store.let_pass(request.blocks, request.passed, request.position)
         for request in list(self.active):
             while request.slot >= 0:
                 wanted, least = self._lacking(request)
@@ -364,10 +370,12 @@ class Schedule:
         if self._drafting:
             self._drafting.forget(request)
         if broken:
-            self._store.give_back_broken(request.blocks, request.root)
+            self._store.give_back_broken(request.blocks, request.root, request.passed)
         else:
-            self._store.give_back(request.tokens[: request.position], request.blocks, request.root)
-        request.slot, request.blocks, request.told, request.position, request.whole = -1, [], 0, 0, 0
+            tokens = request.tokens[: request.position]
+            self._store.give_back(tokens, request.blocks, request.root, request.passed)
+        request.slot, request.blocks, request.told, request.passed = -1, [], 0, 0
+        request.position = request.whole = 0
 
     def _admit(self, plan: Plan) -> None:
         """Admit those that wait, in their order, while there are slots, and blocks for each to go on for a while."""
@@ -380,10 +388,12 @@ class Schedule:
             taken = None
             if self._store.fits(request.tokens, request.root, sum(map(self._promised, self.active)) + headroom):
                 request.blocks, request.position = self._store.find(request.tokens, request.root)
+                request.passed = self._store.first_seen(request.position)
                 taken = self._take(*self._lacking(request), plan, request)
                 if taken is None:
-                    self._store.give_back(request.tokens[: request.position], request.blocks, request.root)
-                    request.blocks, request.position = [], 0
+                    tokens = request.tokens[: request.position]
+                    self._store.give_back(tokens, request.blocks, request.root, request.passed)
+                    request.blocks, request.passed, request.position = [], 0, 0
             if taken is None:
                 self._full = bool(self.active)
                 return
@@ -483,6 +493,9 @@ class Schedule:
         tokens = [*request.tokens[request.position : request.position + rows], *guesses.tokens]
         wanted = 1 + len(guesses.tokens) if rows == request.left else 0
         blocks = request.blocks[request.told :]
-        plan.parts.append(Part(request, request.position, tokens, wanted, len(guesses.tokens), blocks, guesses.drafted))
+        windowed = self._store.windowed(blocks)
+        plan.parts.append(
+            Part(request, request.position, tokens, wanted, len(guesses.tokens), blocks, windowed, guesses.drafted)
+        )
         request.told, request.stepped = len(request.blocks), self._steps
         request.given += len(tokens)

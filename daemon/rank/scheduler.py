@@ -38,6 +38,7 @@ from motley.daemon.rank.steps import (
     decode,
     split,
 )
+from motley.daemon.rank.window_blocks import WindowBlocks
 from motley.daemon.sampling.choice import Choice, LogitsError, NeedMore, choose, initial_want
 from motley.daemon.sampling.parameters import SamplingError, SamplingParams
 from motley.plugins.engine import CacheBlocks
@@ -220,7 +221,9 @@ class Scheduler:
     def _made_schedule(self) -> Schedule:
         if self._schedule is None:
             spans = min([self.executor.most_spans, *map(self._ability, range(1, self.communicator.size))])
-            store = BlockStore(self.blocks.count, self.blocks.tokens, self.blocks.far, self._far.copy)
+            blocks = self.blocks
+            windows = WindowBlocks(blocks.windowed, blocks.window, blocks.tokens) if blocks.windowed else None
+            store = BlockStore(blocks.count, blocks.tokens, blocks.far, self._far.copy, windows)
             pace = Pace(self.max_rows, self.halves)
             sequences = min(self.sequences, self.max_rows)
             drafting = Drafting(self.draft_model) if self.draft_model else None
@@ -307,8 +310,8 @@ class Scheduler:
 
     def _span(self, part: Part) -> SpanPlan:
         want = initial_want(self._clients[part.request].params) if part.wanted else 0
-        blocks = np.array(part.blocks, np.int32)
-        return SpanPlan(part.request.slot, part.position, len(part.tokens), part.wanted, want, blocks)
+        blocks, windowed = (np.array(numbers, np.int32) for numbers in (part.blocks, part.windowed))
+        return SpanPlan(part.request.slot, part.position, len(part.tokens), part.wanted, want, blocks, windowed)
 
     def _settle(self, schedule: Schedule, decisions: Sequence[_Decision]) -> None:
         """Choose the next tokens of each request and tell them; the request ends with them, or goes on.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,8 @@ _STEP = struct.Struct("<BBII")
 _SLOT = struct.Struct("<BI")
 _COUNT = struct.Struct("<BI")
 _LENGTH = struct.Struct("<I")
+_FIELDS = 7
+"""Numbers that a `Step` has of each span, besides its blocks."""
 
 
 class StepError(ValueError):
@@ -58,6 +60,8 @@ class SpanPlan:
         wanted: of how many of these, the last ones, the next tokens are to be chosen.
         want: candidates for each of those that every rank sends to rank 0; 0 if none are wanted.
         blocks: i32[N], the cache blocks that the sequence has got since its last step, after those that it had.
+        windowed: i32[N], what layers with a window have for these; -1: nothing, which its rows do not see. Empty where
+            such layers have the same blocks as others.
     """
 
     slot: int
@@ -66,6 +70,7 @@ class SpanPlan:
     wanted: int
     want: int
     blocks: Numbers
+    windowed: Numbers = field(default_factory=lambda: np.zeros(0, np.int32))
 
 
 @dataclass(frozen=True)
@@ -84,8 +89,12 @@ class Step:
 
     def encode(self) -> bytes:
         """Write the message as bytes, which `decode` reads."""
-        table = [(each.slot, each.position, each.rows, each.wanted, each.want, len(each.blocks)) for each in self.spans]
-        parts = [np.array(table, np.int32), *(each.blocks for each in self.spans if len(each.blocks)), self.tokens]
+        table = [
+            (each.slot, each.position, each.rows, each.wanted, each.want, len(each.blocks), len(each.windowed))
+            for each in self.spans
+        ]
+        new = (numbers for each in self.spans for numbers in (each.blocks, each.windowed) if len(numbers))
+        parts = [np.array(table, np.int32), *new, self.tokens]
         head = _STEP.pack(2, self.halved, len(self.spans), len(self.tokens))
         return head + b"".join(part.tobytes() for part in parts)
 
@@ -248,16 +257,17 @@ def _step(data: bytes) -> Step:
     """Read a `Step`; errors as `decode`."""
     _, halved, count, length = _STEP.unpack_from(data)
     numbers = np.frombuffer(data, np.int32, offset=_STEP.size)
-    table = numbers[: 6 * count].reshape(count, 6)
+    table = numbers[: _FIELDS * count].reshape(count, _FIELDS)
     if halved > 1 or not count or table.min() < 0:
         raise StepError(f"a step of {count} spans, halved: {halved}, has numbers out of range: {table.tolist()}")
     spans = []
-    at, all_rows = 6 * count, 0
-    for slot, position, rows, wanted, want, new in table.tolist():
+    at, all_rows = _FIELDS * count, 0
+    for slot, position, rows, wanted, want, new, windowed in table.tolist():
         if not rows or wanted > rows:
             raise StepError(f"a span of {rows} tokens, of which {wanted} are wanted")
-        spans.append(SpanPlan(slot, position, rows, wanted, want, numbers[at : at + new]))
-        at, all_rows = at + new, all_rows + rows
+        end = at + new + windowed
+        spans.append(SpanPlan(slot, position, rows, wanted, want, numbers[at : at + new], numbers[at + new : end]))
+        at, all_rows = end, all_rows + rows
     if all_rows != length or at + length != len(numbers):
         raise StepError(f"{count} spans of {all_rows} rows do not fit {length} tokens and {len(numbers)} numbers")
     if len({span.slot for span in spans}) < count:

@@ -12,15 +12,17 @@ HOLDER_BYTES = 256 << 20
 """What a cache holder takes beside the blocks: its interpreter, and what it computes with."""
 
 
-def far_bytes(plan: RankPlan, profile: ModelProfile, tokens: int) -> int:
-    """Bytes that so many tokens take in the caches of a rank.
+def far_bytes(plan: RankPlan, profile: ModelProfile, tokens: int, windowed: bool = False) -> int:
+    """Bytes that so many tokens take in the far caches of a rank.
 
     Args:
         plan: the rank's share.
+        windowed: whether layers with a window have blocks of their own, none of which is far.
     """
+    a_token = profile.cache_bytes_per_token - windowed * profile.windowed_bytes_per_token
     units, split = plan.attention, plan.attention_split
     groups = -(-units.stop // split) - units.start // split if len(units) else 0
-    return tokens * groups * profile.cache_bytes_per_token
+    return tokens * groups * a_token
 
 
 def choose_nodes(

@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
+from motley.orchestrator.planning.setup import Setup
 from motley.protocol import CACHE_BLOCK, CACHE_STRETCH
+from motley.protocol.mesh_pb2 import ModelProfile
+
+WINDOWS = 4
+"""Layers with a window have room for at least so many sequences that are longer than it."""
+WINDOWED_PART = 4
+"""And for one in so many tokens of all sequences together: short ones, and prefixes, want more."""
+STEP_ROWS = 256
+"""Rows that a sequence may have in a step: besides its window, it needs room for these."""
 
 
 @dataclass(frozen=True)
@@ -16,12 +26,16 @@ class Blocks:
         tokens: positions in each.
         on_disk: how many more each rank has on its disk.
         on_nodes: how many more each rank has on another node.
+        windowed: how many a layer with a window has in place of all these; 0: it has the same as other layers.
+        window: the widest window of such layers, in positions.
     """
 
     count: int
     tokens: int
     on_disk: int = 0
     on_nodes: int = 0
+    windowed: int = 0
+    window: int = 0
 
     @property
     def room(self) -> int:
@@ -50,12 +64,44 @@ class Caches:
         """What all sequences together may have outside of memory that ranks compute in."""
         return self.disk_tokens + self.node_tokens
 
-    def blocks(self, whole: bool) -> Blocks:
+    def blocks(self, whole: bool, window: int = 0) -> Blocks:
         """The blocks that hold as much, the same on every rank.
 
         Args:
             whole: some rank's engine can only have a sequence's whole cache in one block; none are elsewhere then.
+            window: the widest of the model's layers, if these are to have fewer blocks where that is possible; else 0.
         """
         each = self.context if whole else CACHE_STRETCH if self.node_tokens else CACHE_BLOCK
         count, on_disk, on_nodes = (-(-own // each) for own in (self.tokens, self.disk_tokens, self.node_tokens))
-        return Blocks(count, each, on_disk, on_nodes)
+        if not window:
+            return Blocks(count, each, on_disk, on_nodes)
+        every = count + on_disk + on_nodes
+        a_sequence = -(-(window + STEP_ROWS) // each) + 1
+        windowed = max(a_sequence, min(count, max(WINDOWS * a_sequence, every // WINDOWED_PART)))
+        if windowed >= every:
+            return Blocks(count, each, on_disk, on_nodes)
+        return Blocks(count, each, on_disk, on_nodes, windowed, window)
+
+
+def blocks_of(caches: Caches, profile: ModelProfile, setups: Collection[Setup]) -> Blocks:
+    """The blocks of a session's caches, the same on ranks with these setups.
+
+    Layers with a window have fewer if every rank's engine can give them fewer. They never have any elsewhere; so if all
+    layers have a window and a part of the caches is to be elsewhere, they have the same.
+    """
+    whole = any(setup.has_whole_caches for setup in setups)
+    spared = all(setup.keeps_windows for setup in setups)
+    if caches.far_tokens and profile.windowed_bytes_per_token == profile.cache_bytes_per_token:
+        spared = False
+    return caches.blocks(whole, profile.window if spared else 0)
+
+
+def with_windows(profile: ModelProfile, blocks: Blocks) -> ModelProfile:
+    """A model's costs as if all layers had all blocks: a token takes less if layers with a window have fewer."""
+    if not blocks.windowed:
+        return profile
+    costs = ModelProfile()
+    costs.CopyFrom(profile)
+    windowed = -(-profile.windowed_bytes_per_token * blocks.windowed // blocks.count)
+    costs.cache_bytes_per_token += windowed - profile.windowed_bytes_per_token
+    return costs

@@ -33,6 +33,8 @@ class Setup:
     """It computes on the node's first GPU, in that GPU's memory."""
     has_whole_caches: bool = False
     """Its engine can only have a sequence's whole cache in one block."""
+    keeps_windows: bool = False
+    """Its engine can give layers with a window fewer cache blocks than others."""
     on_host_memory: bool = True
     """It computes in memory of the node itself: on the processor, or on a GPU that has none of its own."""
     memory_bandwidth: float = 0.0
@@ -64,6 +66,7 @@ def setup_of(
         quantisation="fp32" if widened else quantisation,
         on_gpu=on_gpu,
         has_whole_caches=told.has_whole_caches,
+        keeps_windows=told.keeps_windows,
         on_host_memory=not on_gpu or capabilities.gpus[0].kind in ("integrated", "software"),
         memory_bandwidth=told.memory_bandwidth,
     )

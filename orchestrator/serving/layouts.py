@@ -12,7 +12,7 @@ from motley.orchestrator.experts.registry import ExpertMap
 from motley.orchestrator.links import LinkTable
 from motley.orchestrator.nodes import NodeTable
 from motley.orchestrator.planning.cache_holders import HOLDER_BYTES, choose_nodes, far_bytes
-from motley.orchestrator.planning.caches import Caches
+from motley.orchestrator.planning.caches import Caches, blocks_of
 from motley.orchestrator.planning.draft import Draft
 from motley.orchestrator.planning.layout import is_parallel
 from motley.orchestrator.planning.placement.terms import PlacementError
@@ -136,7 +136,7 @@ class Layouts:
         if 2 * len(ranks) > MAX_RANKS:
             message = f"{len(ranks)} ranks can have no caches on other nodes; at most {MAX_RANKS // 2} ranks can"
             raise refusal("invalid_request", message, "cache_node_tokens")
-        blocks = caches.blocks(whole=False)
+        blocks = blocks_of(caches, profile, [rank.setup for rank in ranks])
         free = self._memory.beside("", ranks)
         homes = [rank.node_id for rank in ranks]
         shut_in = any(is_loopback(node.address) for node in self._nodes if node.id in homes)
@@ -146,7 +146,8 @@ class Layouts:
             if node.alive and can_hold_caches(node.capabilities) and is_loopback(node.address) == shut_in
         }
         rooms = {node_id: free(node_id) for node_id in nodes}
-        needed = [far_bytes(rank.plan, profile, blocks.on_nodes * blocks.tokens) for rank in ranks]
+        tokens, windowed = blocks.on_nodes * blocks.tokens, blocks.windowed > 0
+        needed = [far_bytes(rank.plan, profile, tokens, windowed) for rank in ranks]
         chosen = choose_nodes(needed, homes, rooms, {node_id: node.name for node_id, node in nodes.items()})
         return [
             CacheHolder(

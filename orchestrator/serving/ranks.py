@@ -10,7 +10,7 @@ from itertools import combinations
 from motley.orchestrator.experts.hosting import Hosting
 from motley.orchestrator.links import LinkTable
 from motley.orchestrator.nodes import Node
-from motley.orchestrator.planning.caches import Caches
+from motley.orchestrator.planning.caches import Caches, blocks_of, with_windows
 from motley.orchestrator.planning.choice import Chooser
 from motley.orchestrator.planning.cost import Workload
 from motley.orchestrator.planning.draft import Draft
@@ -158,7 +158,9 @@ def team_of(
         participants = [participants[index] for index in taking]
         each = [each[index] for index in taking]
         candidates = [candidates[index] for index in taking]
-    return Team(list(participants), each, candidates, _room(caches, participants))
+    blocks = blocks_of(caches, each[0], [one.setup for one in participants])
+    each = [with_windows(profile, blocks) for profile in each]
+    return Team(list(participants), each, candidates, blocks.room)
 
 
 def _check_draft(draft: Draft, first: Participant, profile: ModelProfile, memory: Memory) -> None:
@@ -222,8 +224,9 @@ async def plan_trunks(
         each = [trunk_profile(profiles[one.setup.quantisation]) for one in chosen]
         try:
             candidates = _candidates(chosen, each, memory)
-            room = _room(caches, chosen)
-            ranks = _ranks(chosen, candidates, await planner.shares(each, candidates, room))
+            blocks = blocks_of(caches, each[0], [one.setup for one in chosen])
+            each = [with_windows(profile, blocks) for profile in each]
+            ranks = _ranks(chosen, candidates, await planner.shares(each, candidates, blocks.room))
         except PlanError as error:
             refusals.append(error)
         else:
@@ -296,11 +299,6 @@ def _candidates(
         speed = one.speed / ranks or 1.0
         candidates.append(Candidate(name, speed, free, share, one.row_speed / ranks, one.call_s))
     return candidates
-
-
-def _room(caches: Caches, participants: Sequence[Participant]) -> int:
-    """Tokens that the caches of ranks on these nodes have room for."""
-    return caches.blocks(any(one.setup.has_whole_caches for one in participants)).room
 
 
 def _ranks(

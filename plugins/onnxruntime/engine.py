@@ -66,10 +66,11 @@ class OnnxRuntimeEngine:
     cache_formats = CACHE_FORMATS
     reads_far_blocks = True
     asks_block_holders = True
+    keeps_windows = True
 
     def __init__(self, graph: RankGraph, collectives: Collectives, options: EngineOptions) -> None:
         options.check_extra("onnxruntime")
-        graph.blocks.check_able("onnxruntime", self.cache_formats, self.reads_far_blocks)
+        graph.blocks.check_able("onnxruntime", self.cache_formats, self.reads_far_blocks, self.keeps_windows)
         self._graph = graph
         self._collectives = collectives
         self._max_rows = options.max_rows
@@ -84,7 +85,10 @@ class OnnxRuntimeEngine:
         segments = cut_into_segments(lowered.nodes, lowered.initializers, outputs)
         most_rows = options.max_rows + options.max_rows % 2
         self._blocks = _allocated_blocks(graph)
-        self._far_blocks = {f"{FAR}{name}": graph.far.read(name) for name in self._blocks} if graph.far else {}
+        movable = graph.blocks.movable(graph.caches)
+        self._movable = {name: self._blocks[name] for name in graph.blocks.arrays(movable)}
+        """Those that can be copied to far ones."""
+        self._far_blocks = {f"{FAR}{name}": graph.far.read(name) for name in self._movable} if graph.far else {}
         self._threads = Threads(options.threads)
         self._workshop = Workshop(graph, lowered.initializers, self._threads)
         parts = self._workshop.make(segments)
@@ -94,7 +98,9 @@ class OnnxRuntimeEngine:
         self._turning = lru_cache(TABLES_KEPT)(self._tables)
         # Rows go through the graph all together, or in two halves.
         self._spans = [Spans(most_rows, len(self._ropes)) for _ in range(2)]
-        self._caches = [f"key_cache.{spec.layer}" for spec in graph.caches]
+        self._windowed = [Spans(most_rows, len(self._ropes)) for _ in range(2)] if graph.blocks.windowed else []
+        """The same with the blocks of layers that have their own."""
+        self._caches = [f"key_cache.{spec.layer}" for spec in movable]
         layers = {part.attend.keys: part.attend.layer for part in parts if part.attend}
         self._held = self._begin_holder([layers[name] for name in self._caches], most_rows) if graph.holder else None
         self._buffers = self._workshop.buffers(segments, Store(most_rows))
@@ -126,12 +132,12 @@ class OnnxRuntimeEngine:
         holder, near = self._graph.holder, self._graph.blocks.count
         if holder is not None:
             for block, far in pairs:
-                holder.keep(far - near, [blocks[block] for blocks in self._blocks.values()])
+                holder.keep(far - near, [blocks[block] for blocks in self._movable.values()])
                 if holder.lost:
                     raise OSError(f"the node that keeps blocks is lost: {holder.lost}")
             return
         assert self._graph.far is not None
-        for name, blocks in self._blocks.items():
+        for name, blocks in self._movable.items():
             for block, far in pairs:
                 self._graph.far.write(name, far - near, blocks[block])
 
@@ -146,6 +152,7 @@ class OnnxRuntimeEngine:
         self._buffers.clear()
         self._gathers.clear()
         self._blocks.clear()
+        self._movable.clear()
         self._far_blocks.clear()
 
     def _step(self, hidden: F32, spans: Sequence[Span], halved: bool, exchange: Exchange) -> F32:
@@ -162,12 +169,21 @@ class OnnxRuntimeEngine:
             last = spans[-1]
             spans = [*spans, last._replace(position=last.position + last.rows - 1, rows=1, wanted=0)]
         chunks = micro_chunks(count, halved)
-        for chunk, those in zip(chunks, self._spans, strict=False):
-            rows_of = [self._rows_of(span, row) for row, span in spans_of(spans, chunk)]
+        for number, chunk in enumerate(chunks):
+            parts = spans_of(spans, chunk)
+            rows_of = [self._rows_of(span, row) for row, span in parts]
             if self._held is None:
-                those.set(rows_of)
+                self._spans[number].set(rows_of)
             else:
-                self._held.set(those, rows_of)
+                self._held.set(self._spans[number], rows_of)
+            if self._windowed:
+                self._windowed[number].set(
+                    [
+                        own._replace(blocks=span.windowed)
+                        for own, (_, span) in zip(rows_of, parts, strict=True)
+                        if span.windowed is not None
+                    ]
+                )
         bound = [self._bind_rows(chunk, number) for number, chunk in enumerate(chunks)]
         if len(bound) == 1:
             for each in bound[0].steps:
@@ -240,7 +256,8 @@ class OnnxRuntimeEngine:
         """Refuse kernels that give a row other bits when it is computed beside others; no peer is asked."""
         rank = self._collectives.rank
         blocks = self._graph.blocks
-        count = min(EXACT_PROBE, self._max_rows, self._graph.context, blocks.count * blocks.tokens)
+        fewest = min(blocks.count, blocks.windowed or blocks.count)
+        count = min(EXACT_PROBE, self._max_rows, self._graph.context, fewest * blocks.tokens)
         table = np.arange(ceil(count / blocks.tokens), dtype=np.int32)
         hidden = np.random.default_rng(0).normal(size=(count, self._graph.hidden)).astype(np.float32)
 
@@ -258,7 +275,7 @@ class OnnxRuntimeEngine:
             for start in range(0, count, chunk):
                 rows = hidden[start : start + chunk]  # which `keep` reads too
                 steps.append([])
-                span = Span(table, start, len(rows), wanted=len(rows))
+                span = Span(table, start, len(rows), wanted=len(rows), windowed=table)
                 steps[-1].append(self._step(rows, [span], False, keep)[None].copy())
             for own in self._blocks.values():
                 own[table] = 0
@@ -289,7 +306,7 @@ class OnnxRuntimeEngine:
             if part.run:
                 actions.append(part.run(places))
             if part.attend:
-                actions.append(self._attention(part.attend, places, self._spans[number]))
+                actions.append(self._attention(part.attend, places, number))
             if part.then:
                 actions.append(part.then(places))
             match part.segment.then:
@@ -306,8 +323,11 @@ class OnnxRuntimeEngine:
         steps.append(Bound(actions))
         return _kept(self._bound, key, BoundRows(steps, places))
 
-    def _attention(self, attend: Attend, places: Mapping[str, Array], spans: Spans) -> Action:
-        rope = self._ropes.index(attend.rope)
+    def _attention(self, attend: Attend, places: Mapping[str, Array], number: int) -> Action:
+        """A layer's attention, bound to the spans of the chunk with this number."""
+        rope, spans = self._ropes.index(attend.rope), self._spans[number]
+        if attend.keys not in self._movable:
+            return attend.bind(places, self._windowed[number], rope, None)
         if self._held is None:
             return attend.bind(places, spans, rope, None)
         bound = attend.bind(places, spans, rope, self._held.await_told)
@@ -381,8 +401,11 @@ class OnnxRuntimeEngine:
 
 def _allocated_blocks(graph: RankGraph) -> dict[str, Array]:
     """[count, *shape] of each of `CacheBlocks.arrays`, by its name. All pages are there."""
-    arrays = graph.blocks.arrays(graph.caches)
-    blocks = {name: np.empty((graph.blocks.count, *shape), dtype) for name, (shape, dtype) in arrays.items()}
+    blocks = {
+        name: np.empty((graph.blocks.count_of(spec), *shape), dtype)
+        for spec in graph.caches
+        for name, (shape, dtype) in graph.blocks.arrays([spec]).items()
+    }
     for own in blocks.values():
         own.fill(0)
     return blocks

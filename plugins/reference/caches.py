@@ -40,7 +40,9 @@ class BlockedCache:
             name: of the array of `CacheBlocks.arrays` that this is.
             far: where it has more blocks; fp32 keeps them in float32 there, be they computed in float64.
         """
-        shape = (blocks.count, spec.heads, blocks.tokens, spec.head_dim)
+        self._window = spec.window if blocks.is_windowed(spec) else 0
+        """How many positions a row sees, where the layer has the blocks of those with a window; 0: it has not."""
+        shape = (blocks.count_of(spec), spec.heads, blocks.tokens, spec.head_dim)
         kept = {"fp32": dtype, "fp16": np.float16, "int8": np.int8}[blocks.format]
         self._device, self._dtype, self._tokens = device, dtype, blocks.tokens
         self._numbers = device.xp.full(shape, 0, kept)
@@ -48,15 +50,26 @@ class BlockedCache:
         """f32[count, H, tokens, 1], where the format is int8."""
         if blocks.format == "int8":
             self._scales = device.xp.full((*shape[:3], 1), 0, np.float32)
-        self._count, self._name, self._far = blocks.count, name, far
+        self._count, self._name = blocks.count, name
+        self._far = None if self._window else far
 
     def gathered(self, span: Span) -> Array:
         """What a sequence has in its blocks, with room for the span's rows: floats [1, H, C, d]."""
-        used = span.blocks[: ceil((span.position + span.rows) / self._tokens)]
+        used = self._table(span)[: ceil((span.position + span.rows) / self._tokens)]
+        unseen = max(0, span.position - self._window + 1) // self._tokens if self._window else 0
+        used = np.where(np.arange(len(used)) < unseen, 0, used)
         scales = None if self._scales is None else self._blocks(self._scales, SCALES, used)
         numbers = self._widened(self._blocks(self._numbers, "", used), scales)
+        numbers[:unseen] = 0
         count, heads, tokens, width = numbers.shape
         return numbers.transpose(1, 0, 2, 3).reshape(1, heads, count * tokens, width)
+
+    def _table(self, span: Span) -> npt.NDArray[np.int32]:
+        """The blocks of this layer that a sequence has."""
+        if not self._window:
+            return span.blocks
+        assert span.windowed is not None
+        return span.windowed
 
     def _blocks(self, near: Array, suffix: str, used: npt.NDArray[np.int32]) -> Array:
         """The blocks of these numbers, of which those that are not in `near` are far."""
@@ -71,6 +84,8 @@ class BlockedCache:
 
     def move(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy blocks to far ones; see `motley.plugins.engine.Engine.move`."""
+        if self._window:
+            return
         assert self._far is not None
         for block, far in pairs:
             numbers = np.ascontiguousarray(self._device.to_host(self._numbers[block]))
@@ -109,12 +124,12 @@ class BlockedCache:
 
     def _pieces(self, span: Span) -> Iterator[tuple[int, slice, slice]]:
         """The blocks that the span's rows go to: the number of each, which of its places, and which of the rows."""
-        end = span.position + span.rows
+        end, table = span.position + span.rows, self._table(span)
         for number in range(span.position // self._tokens, ceil(end / self._tokens)):
             begin = number * self._tokens
             first, last = max(begin, span.position), min(begin + self._tokens, end)
             rows = slice(first - span.position, last - span.position)
-            yield int(span.blocks[number]), slice(first - begin, last - begin), rows
+            yield int(table[number]), slice(first - begin, last - begin), rows
 
 
 def int8_codes(xp: ArrayModule, heads: Array) -> tuple[Array, Array]:

@@ -70,13 +70,14 @@ class ReferenceEngine(Interpreter):
     keeps_fp16 = True
     cache_formats = CACHE_FORMATS
     reads_far_blocks = True
+    keeps_windows = True
 
     def __init__(
         self, graph: RankGraph, collectives: Collectives, options: EngineOptions, device: Device | None = None
     ) -> None:
         """`device`: where to compute; None: where the options say."""
         options.check_extra("reference", "dtype", "device")
-        graph.blocks.check_able("reference", self.cache_formats, self.reads_far_blocks)
+        graph.blocks.check_able("reference", self.cache_formats, self.reads_far_blocks, self.keeps_windows)
         if options.exact:
             raise EngineError(INEXACT)
         dtype = options.extra.get("dtype", "float32")

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import motley.cli
+from motley.bench.random_models.writing import synthesise
 from motley.daemon.models.cutting.profile import profile
 from motley.daemon.models.cutting.units import units
 from motley.plugins.cuda.engine import CudaEngine
@@ -124,12 +125,37 @@ def test_blocks_are_zeros_at_first_as_the_gate_expects(cache_format: str, tmp_pa
 @pytest.mark.parametrize("cache_format", CACHE_FORMATS)
 @pytest.mark.parametrize("engine", ["onnxruntime", "reference"])
 def test_a_rank_allocates_what_is_planned_and_does_it_when_it_is_opened(engine: str, cache_format: str) -> None:
-    command = [sys.executable, "-m", "tests.plugins.cache_memory", engine, cache_format, str(BUNDLED)]
-    asked = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=Path(__file__).parents[2])
-    assert asked.returncode == 0, asked.stderr
-    said = json.loads(asked.stdout)
+    said = memory_of(engine, cache_format, BUNDLED)
     assert said["got"] == pytest.approx(said["planned"], rel=0.05)
     assert said["later"] < 0.05 * said["planned"]
+
+
+@pytest.mark.parametrize("engine", ["onnxruntime", "reference"])
+def test_layers_with_a_window_take_what_is_planned_and_much_less_than_others(engine: str, tmp_path: Path) -> None:
+    """Five of six layers see 512 positions, as Gemma 3's do, in a long context."""
+    config = json.loads((golden_case("qwen2-some-windows").folder / "config.json").read_text())
+    config |= {
+        "num_hidden_layers": 6,
+        "layer_types": ["full_attention"] + ["sliding_attention"] * 5,
+        "max_window_layers": 1,
+        "sliding_window": 512,
+        "max_position_embeddings": 131_072,
+        "vocab_size": 512,
+    }
+    synthesise(config, tmp_path / "model")
+    said = memory_of(engine, "fp32", tmp_path / "model")
+    assert said["got"] == pytest.approx(said["planned"], rel=0.05)
+    assert said["later"] < 0.05 * said["planned"]
+    assert said["got"] < 0.4 * said["whole"]
+
+
+def memory_of(engine: str, cache_format: str, model: Path) -> dict[str, int]:
+    """What `tests.plugins.cache_memory` says."""
+    command = [sys.executable, "-m", "tests.plugins.cache_memory", engine, cache_format, str(model)]
+    asked = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=Path(__file__).parents[2])
+    assert asked.returncode == 0, asked.stderr
+    said: dict[str, int] = json.loads(asked.stdout)
+    return said
 
 
 def test_formats_take_a_half_and_a_quarter() -> None:

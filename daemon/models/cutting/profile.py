@@ -70,6 +70,8 @@ def profile(
             for w in each.ws
         ),
         cache_bytes_per_token=count.cached,
+        windowed_bytes_per_token=count.windowed,
+        window=count.window,
         fixed_bytes=trunk_fixed + sessions + count.expert_biases,
         context_length=model.context,
         family=model.family,
@@ -97,13 +99,15 @@ class _Count:
         expert_biases: of the biases that experts add to their results; any one of the ranks that have slices of them
             may have them.
         cached: bytes that a token takes in the caches, of one KV group.
+        windowed: those of them that are of layers with a window.
+        window: the widest of these, in positions; 0: there is none.
     """
 
     def __init__(self, cut: Units, cache_format: str) -> None:
         self._cut = cut
         self._cache_format = cache_format
         self.query = self.key_value = self.mlp = self.experts = self.replicated = self.expert_biases = 0
-        self.cached = 0
+        self.cached = self.windowed = self.window = 0
 
     def add(self, operations: Collection[Operation]) -> None:
         """Count the weights of some operations, and of all experts that they name."""
@@ -112,7 +116,10 @@ class _Count:
                 self._add(w)
             if isinstance(each, Attend):
                 heads = _largest_group(each.heads, False, self._cut.kv_groups)
-                self.cached += 2 * heads * cached_bytes(self._cache_format, each.heads.size)
+                a_token = 2 * heads * cached_bytes(self._cache_format, each.heads.size)
+                self.cached += a_token
+                self.windowed += a_token * bool(each.window)
+                self.window = max(self.window, each.window)
             if isinstance(each, Experts):
                 matrices = [w for one in each.body for w in weights_of(one)]
                 for number in range(each.count):

@@ -200,7 +200,8 @@ class _RankNodes(RankSums):
         self.read(layer.y)
 
     def _cache(self, attend: Attend) -> CacheSpec:
-        return CacheSpec(attend.layer, self.width(attend.k.axis) // attend.heads.size, attend.heads.size)
+        heads = attend.heads.size
+        return CacheSpec(attend.layer, self.width(attend.k.axis) // heads, heads, attend.window)
 
     def rotary_size(self, attend: Attend) -> int:
         """How many elements of each head are rotated."""

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from motley.daemon.rank.drafts import F64, GRAM, HOPELESS, MOST, PROBE, Lookup, Luck, how_many
 
 
-def numbers(chances: Sequence[Sequence[float]], steps_of: Callable[[F64], F64], before: float = 0.0) -> list[int]:
-    return how_many(chances, lambda least, most: steps_of(np.arange(float(least), most + 1)), before)[0]
+def numbers(chances: Sequence[Sequence[float]], steps_of: Callable[[F64], F64]) -> list[int]:
+    return how_many(chances, lambda least, most: steps_of(np.arange(float(least), most + 1)))[0]
 
 
 @given(st.lists(st.integers(0, 3), max_size=40), st.integers(0, 9))
@@ -54,9 +54,8 @@ def test_where_rows_are_dear_nothing_is_guessed() -> None:
     assert numbers([[0.9] * MOST], np.ones_like) == [MOST]
 
 
-def test_the_rate_counts_the_time_that_guesses_take_to_make() -> None:
-    """What is better without them is for the caller to see, who knows what else may be done in that time."""
-    assert how_many([[1.0] * 3], lambda least, most: np.ones(most - least + 1), 3.1) == ([3], pytest.approx(4 / 4.1))
+def test_the_rate_is_of_tokens_in_the_time_of_the_step() -> None:
+    assert how_many([[1.0] * 3], lambda least, most: np.full(most - least + 1, 4.1)) == ([3], pytest.approx(4 / 4.1))
 
 
 def test_an_unlucky_request_gets_a_guess_now_and_then() -> None:

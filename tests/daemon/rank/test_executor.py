@@ -41,13 +41,13 @@ class Engine:
         return np.zeros((sum(span.wanted for span in spans), 64), np.float32)
 
 
-def a_rank(engine: Engine | None = None) -> Executor:
+def a_rank(engine: Engine | None = None, blocks: CacheBlocks = BLOCKS) -> Executor:
     def embed(ids: Sequence[int]) -> F32:
         if not 0 <= min(ids) <= max(ids) < 64:
             raise IndexError("no such row")
         return np.zeros((len(ids), 4), np.float32)
 
-    return Executor(cast(Any, engine or Engine()), BLOCKS, CONTEXT, embed, range(64), 8, Stats(0, 1))
+    return Executor(cast(Any, engine or Engine()), blocks, CONTEXT, embed, range(64), 8, Stats(0, 1))
 
 
 def ints(*numbers: int) -> Any:
@@ -74,6 +74,27 @@ def test_blocks_that_there_are_not_are_refused(blocks: Any) -> None:
     rank.execute(Open(0, 3, SAMPLING, ints(1, 2, 3)))
     with pytest.raises(StepError, match="a sequence of"):
         rank.execute(Step([SpanPlan(0, 0, 1, 0, 0, blocks)], ints(1)))
+
+
+def test_blocks_of_layers_with_a_window_come_with_the_others() -> None:
+    engine = Engine()
+    rank = a_rank(engine, CacheBlocks(count=10, tokens=4, windowed=3, window=4))
+    rank.execute(Open(0, 3, SAMPLING, ints(1, 2, 3, 4, 5, 6, 7, 8, 9)))
+    rank.execute(Step([SpanPlan(0, 8, 1, 0, 0, ints(7, 4, 5), ints(-1, 2, 0))], ints(9)))
+    rank.execute(Step([SpanPlan(0, 9, 1, 0, 0, ints(), ints())], ints(9)))
+    (span,) = engine.spans
+    assert span.windowed is not None
+    assert (span.blocks.tolist(), span.windowed.tolist()) == ([7, 4, 5], [-1, 2, 0])
+
+
+@pytest.mark.parametrize(
+    ("windowed", "there_are"), [(ints(), 3), (ints(3), 3), (ints(1, 2), 3), (ints(0), 0)], ids=repr
+)
+def test_blocks_of_layers_with_a_window_that_there_are_not_are_refused(windowed: Any, there_are: int) -> None:
+    rank = a_rank(blocks=CacheBlocks(count=10, tokens=4, windowed=there_are, window=4))
+    rank.execute(Open(0, 3, SAMPLING, ints(1, 2, 3)))
+    with pytest.raises(StepError, match=f"of {there_are} blocks of layers with a window"):
+        rank.execute(Step([SpanPlan(0, 0, 1, 0, 0, ints(7), windowed)], ints(1)))
 
 
 def pairs(*numbers: tuple[int, int]) -> Any:

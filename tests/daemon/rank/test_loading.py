@@ -36,7 +36,7 @@ from motley.protocol import GPU_RESERVE
 from motley.protocol import mesh_pb2 as pb
 from motley.protocol.wording import human_bytes
 from motley.transport import Listener, Membership, Plain, connect_mesh
-from tests.models.cases import Case, golden_cases, whole_share
+from tests.models.cases import Case, golden_case, golden_cases, whole_share
 
 CASE = next(case for case in golden_cases() if str(case) == "llama-mha")  # untied, and as wide as blocks of int4
 
@@ -225,6 +225,27 @@ def test_a_rank_has_blocks_on_its_disk_and_is_examined_without_them(engine: str,
         assert rank.blocks == CacheBlocks(2, 32, "fp32", far=CASE.model.context // 32)
         assert summary(rank)
         assert rank.executor.execute(Move(np.array([[0, 2]], np.int32))) == Moved().encode()
+
+
+@pytest.mark.parametrize("engine", ["onnxruntime", "reference"])
+def test_a_rank_whose_layers_with_a_window_have_fewer_blocks_is_examined_with_these(
+    engine: str, alone: Peers, tmp_path: Path
+) -> None:
+    case = golden_case("gemma3")
+    order = assignment(case, "fp32")
+    order.engine, order.windowed_blocks, order.window = engine, 2, 8
+    cache = ShareCache(tmp_path / "shares")
+    with load_rank(order, 0, alone, models=None, cache=cache, threads=1, progress=lambda done, total: None) as rank:
+        assert rank.blocks == CacheBlocks(4, 32, "fp32", windowed=2, window=8)
+
+
+def test_too_few_blocks_for_a_window_are_refused(alone: Peers, tmp_path: Path) -> None:
+    order = assignment(golden_case("gemma3"), "fp32")
+    order.windowed_blocks, order.window = 1, 8
+    cache = ShareCache(tmp_path / "shares")
+    loading = load_rank(order, 0, alone, models=None, cache=cache, threads=1, progress=lambda done, total: None)
+    with pytest.raises(ConfigError, match="1 KV cache blocks of 32 tokens were planned for layers with a window of 8"):
+        loading.__enter__()
 
 
 def test_a_disk_that_is_full_is_told(alone: Peers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,11 +70,14 @@ class Engine:
     """Has the far blocks."""
     held: NDArray[np.int64] = field(init=False)
     """i64[count + far, tokens]: the token of each place of each block."""
+    windowed: NDArray[np.int64] = field(init=False)
+    """i64[windowed, tokens]: the same of a layer with a window."""
     moves: int = 0
     steps: list[list[Span]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.held = np.full((self.blocks.count + self.blocks.far, self.blocks.tokens), -1)
+        self.windowed = np.full((self.blocks.windowed, self.blocks.tokens), -1)
 
     def move(self, pairs: Sequence[tuple[int, int]]) -> None:
         self.moves += 1
@@ -103,11 +106,20 @@ class Engine:
                 written.append((int(span.blocks[block]), place))
                 assert written[-1][0] < self.blocks.count, "a far block is written to"
                 self.held[written[-1]] = next(rows)
+                if span.windowed is not None:
+                    self.windowed[span.windowed[block], place] = self.held[written[-1]]
         assert len(set(written)) == len(written), "two spans write to the same place"
         for span in spans:
             end = span.position + span.rows
             tokens = self.held[span.blocks].reshape(-1)[:end].tolist()
             assert not {-1, -2} & {*tokens}
+            for position in range(span.position, end) if self.blocks.windowed else ():
+                assert span.windowed is not None
+                seen = range(max(0, position - self.blocks.window + 1), position + 1)
+                places = [divmod(each, self.blocks.tokens) for each in seen]
+                assert all(span.windowed[block] >= 0 for block, _ in places), "a block is missing that is seen"
+                in_window = [self.windowed[span.windowed[block], place] for block, place in places]
+                assert in_window == tokens[seen.start : seen.stop], "a block that is seen has been given away"
             logits += [self._logits(tokens[: end - unseen]) for unseen in reversed(range(span.wanted))]
         return np.stack(logits) if logits else np.empty((0, len(self.vocabulary)), np.float32)
 
@@ -388,6 +400,14 @@ FAR = (
     CacheBlocks(5, 5, far=40),
     CacheBlocks(30, 1, far=30),
 )
+WINDOWED = (
+    CacheBlocks(60, 1, windowed=5, window=5),
+    CacheBlocks(16, 4, windowed=2, window=5),
+    CacheBlocks(16, 4, windowed=9, window=9),
+    CacheBlocks(9, 7, windowed=4, window=2),
+    CacheBlocks(3, 7, far=6, windowed=3, window=9),
+    CacheBlocks(5, 5, far=40, windowed=12, window=8),
+)
 
 
 def drawn_requests(data: st.DataObject, number: int) -> list[wp.Decode]:
@@ -404,7 +424,14 @@ def drawn_requests(data: st.DataObject, number: int) -> list[wp.Decode]:
 @given(
     st.data(),
     st.sampled_from(((16,), (16, 3), (2, 128, 16))),
-    st.sampled_from((CacheBlocks(16, 4, far=16), CacheBlocks(9, 7, far=20), CacheBlocks(60, 1, far=60))),
+    st.sampled_from(
+        (
+            CacheBlocks(16, 4, far=16),
+            CacheBlocks(9, 7, far=20),
+            CacheBlocks(60, 1, far=60),
+            CacheBlocks(16, 4, far=16, windowed=4, window=9),
+        )
+    ),
     st.integers(1, 12),
     st.integers(0, 60),
 )
@@ -457,7 +484,7 @@ def test_a_machine_that_is_lost_while_blocks_move_is_done_without() -> None:
 @given(
     st.data(),
     st.sampled_from(((1,), (3,), (16,), (128,), (16, 3), (2, 128, 16))),
-    st.sampled_from((CacheBlocks(60, 1), CacheBlocks(16, 4), CacheBlocks(9, 7), CacheBlocks(2, 60), *FAR)),
+    st.sampled_from((CacheBlocks(60, 1), CacheBlocks(16, 4), CacheBlocks(9, 7), CacheBlocks(2, 60), *FAR, *WINDOWED)),
     st.integers(1, 24),
 )
 def test_a_request_is_answered_as_if_it_were_alone(

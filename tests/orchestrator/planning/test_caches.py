@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from motley.orchestrator.planning.caches import Blocks, Caches
+from motley.orchestrator.planning.caches import Blocks, Caches, blocks_of, with_windows
+from motley.orchestrator.planning.setup import Setup
+from motley.protocol.mesh_pb2 import ModelProfile
 
 
 @pytest.mark.parametrize(
@@ -21,3 +23,42 @@ from motley.orchestrator.planning.caches import Blocks, Caches
 def test_blocks_hold_what_was_asked_for(caches: Caches, whole: bool, blocks: Blocks) -> None:
     assert caches.blocks(whole) == blocks
     assert caches.tokens <= blocks.room < caches.tokens + blocks.tokens
+
+
+A_SEQUENCE = 25
+"""Blocks of 32 tokens for a window of 512 positions and the rows of a step."""
+
+
+@pytest.mark.parametrize(
+    ("caches", "windowed"),
+    [
+        pytest.param(Caches(32768, 32768), 256, id="a quarter"),
+        pytest.param(Caches(8192, 8192), 4 * A_SEQUENCE, id="four sequences"),
+        pytest.param(Caches(3200, 3200), 0, id="as many as there are"),
+        pytest.param(Caches(8192, 1024, 32768), 32, id="no more than others have in memory"),
+        pytest.param(Caches(8192, 64, 32768), A_SEQUENCE, id="but one sequence's"),
+    ],
+)
+def test_layers_with_a_window_have_fewer_blocks(caches: Caches, windowed: int) -> None:
+    blocks = caches.blocks(False, 512)
+    assert (blocks.windowed, blocks.window) == (windowed, 512 if windowed else 0)
+
+
+def test_only_engines_that_can_give_layers_with_a_window_fewer_blocks() -> None:
+    profile = ModelProfile(cache_bytes_per_token=60, windowed_bytes_per_token=50, window=512)
+    able, unable = Setup("able", "int4", on_gpu=False, keeps_windows=True), Setup("unable", "int4", on_gpu=False)
+    whole = Setup("whole", "int4", on_gpu=False, has_whole_caches=True)
+    caches, on_disk = Caches(32768, 32768), Caches(32768, 16384, 16384)
+    assert blocks_of(caches, profile, [able, able]).windowed == 256
+    assert not blocks_of(caches, profile, [able, unable]).windowed
+    assert blocks_of(caches, profile, [able, whole]) == Blocks(1, 32768)
+    assert blocks_of(on_disk, profile, [able]).windowed
+    profile.windowed_bytes_per_token = 60
+    assert not blocks_of(on_disk, profile, [able]).windowed, "nothing would be on the disk"
+
+
+def test_a_token_costs_less_where_layers_with_a_window_have_fewer_blocks() -> None:
+    profile = ModelProfile(cache_bytes_per_token=60, windowed_bytes_per_token=50, window=512)
+    assert with_windows(profile, Blocks(1024, 32, windowed=256, window=512)).cache_bytes_per_token == 10 + 13
+    assert with_windows(profile, Blocks(1024, 32)) is profile
+    assert profile.cache_bytes_per_token == 60
