@@ -11,6 +11,7 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import aiohttp
@@ -19,6 +20,8 @@ from motley.bench.measurements.percentiles import percentiles
 
 GAP_S = (1.0, 6.0)
 """Seconds from one event to the next, at least and at most."""
+SILENCE_S = 0.5
+"""A shorter silence is nothing to notice."""
 ANSWER_S = 300.0
 """An answer that takes longer is lost."""
 PROMPTS = ("ROMEO:", "JULIET:", "KING RICHARD III:", "First Citizen:", "DUKE VINCENTIO:", "HAMLET:")
@@ -36,7 +39,7 @@ class Chaos:
         answers: that were asked for.
         equal: those that were the text of an undisturbed run.
         lost: those that broke off.
-        recovery_s: from an event to the next piece of each answer under way, in seconds, by percentile.
+        recovery_s: silences in the middle of answers of at least `SILENCE_S`, in seconds, by percentile.
         by_event: how often each thing was done.
     """
 
@@ -55,12 +58,12 @@ class _Run:
     Attributes:
         ends: when it does, by `time.perf_counter`.
         heard: when a piece of any answer came.
-        events: when something was done, and what.
+        events: what was done.
     """
 
     ends: float
     heard: list[list[float]] = field(default_factory=list)
-    events: list[tuple[float, str]] = field(default_factory=list)
+    events: list[str] = field(default_factory=list)
     equal: int = 0
     lost: list[str] = field(default_factory=list)
 
@@ -104,8 +107,8 @@ async def measure_chaos(
         finally:
             done.set()
             await asyncio.gather(*asking)
-    recoveries = [later - at for at, _ in run.events for heard in run.heard if (later := _next(heard, at)) is not None]
-    kinds = [what for _, what in run.events]
+    gaps = [after - before for heard in run.heard for before, after in pairwise(heard)]
+    recoveries = [gap for gap in gaps if gap >= SILENCE_S]
     for why in dict.fromkeys(run.lost):
         told(f"lost: {why}")
     return Chaos(
@@ -114,7 +117,7 @@ async def measure_chaos(
         equal=run.equal,
         lost=len(run.lost),
         recovery_s={**percentiles(recoveries or [0.0], (50, 99)), "max": round(max(recoveries, default=0.0), 2)},
-        by_event={kind: kinds.count(kind) for kind in sorted(set(kinds))},
+        by_event={kind: run.events.count(kind) for kind in sorted(set(run.events))},
     )
 
 
@@ -137,7 +140,7 @@ async def _disturb(
             continue
         machine, what = dice.choice(free), dice.choice(sorted(deeds))
         told(f"{what} {machine}")
-        run.events.append((time.perf_counter(), what))
+        run.events.append(what)
         busy[machine] = asyncio.create_task(_called(deeds[what], machine))
     await asyncio.gather(*busy.values())
 
@@ -180,7 +183,7 @@ async def _ask(http: aiohttp.ClientSession, body: dict[str, Any], heard: list[fl
     Raises:
         ValueError: it broke off; the message says why.
     """
-    pieces = []
+    pieces: list[str] = []
     async with http.post("/v1/completions", json=body) as response:
         if response.status != 200:
             raise ValueError(f"{response.status}: {await response.text()}")
@@ -195,10 +198,3 @@ async def _ask(http: aiohttp.ClientSession, body: dict[str, Any], heard: list[fl
                 heard.append(time.perf_counter())
                 pieces += [choice["text"] for choice in event["choices"]]
     raise ValueError("it ended without [DONE]")
-
-
-def _next(heard: Sequence[float], at: float) -> float | None:
-    """When the next piece came of an answer that was under way; None: it was not."""
-    if not heard or not heard[0] < at < heard[-1]:
-        return None
-    return next(time for time in heard if time > at)

@@ -11,7 +11,8 @@ import logging
 import os
 import platform
 import sys
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
@@ -27,7 +28,10 @@ logger = logging.getLogger(__name__)
 
 MEASURE_S = 30.0
 """A measurement takes two seconds; one that takes this long hangs, and is done without."""
+LOOK_S = 0.1
+"""How often a daemon looks whether another one of this machine has measured."""
 FILE = "speeds.json"
+LOCK = "speeds.lock"
 NUMPY_THREADS = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS")
 """What tells the libraries that NumPy computes with how many threads to have."""
 
@@ -44,11 +48,38 @@ async def compute_speed(threads: int, folder: Path) -> ComputeSpeed | None:
     hardware = identity(threads)
     if (known := _remembered(folder / FILE, hardware)) is not None:
         return known
-    measured = await measured_apart(threads)
-    if measured is not None:
-        with suppress(OSError):
-            _remember(folder / FILE, hardware, measured)
+    async with _alone(folder / LOCK):
+        if (known := _remembered(folder / FILE, hardware)) is not None:
+            return known  # another daemon of this machine has measured meanwhile
+        measured = await measured_apart(threads)
+        if measured is not None:
+            with suppress(OSError):
+                _remember(folder / FILE, hardware, measured)
     return measured
+
+
+@asynccontextmanager
+async def _alone(file: Path) -> AsyncIterator[None]:
+    """Have no other daemon of this machine measure at the same time, as they would measure each other, where the system
+    has locks for it; whoever waits for longer than a measurement may take goes on."""
+    if sys.platform == "win32":
+        yield
+        return
+    import fcntl
+
+    with suppress(OSError):
+        file.parent.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        with suppress(TimeoutError, OSError):
+            lock = stack.enter_context(file.open("w"))
+            async with asyncio.timeout(MEASURE_S):
+                while True:
+                    try:
+                        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                        break
+                    except BlockingIOError:
+                        await asyncio.sleep(LOOK_S)
+        yield
 
 
 def identity(threads: int) -> str:

@@ -1,6 +1,7 @@
 """`motley`, but a node measures less of the machine, which all nodes of a test's mesh have in common.
 
-How fast its memory is, it is told: on a busy machine they would measure each other, and plans would differ each time.
+How fast its memory is, it is told, and how fast it computes it does not know: on a busy machine nodes would measure
+each other, and plans would differ each time.
 What engines there are, the first one of a run asks, in a process that imports them all; the others read its answer.
 """
 
@@ -30,7 +31,12 @@ async def engines_asked_once() -> list[Engine]:
     return list(Capabilities.FromString(kept.read_bytes()).engines)
 
 
+async def unmeasured(*_: object) -> None:
+    """In place of `compute_speed`."""
+
+
 if __name__ == "__main__":
     capabilities.memory_bandwidth = lambda *_: BANDWIDTH
     app.installed_engines = engines_asked_once
+    app.compute_speed = unmeasured
     main()
