@@ -171,7 +171,8 @@ def _forecast(
     prompt: int,
     tokens: int,
 ) -> Forecast:
-    own = next(each for each in speed.formats if each.format == quantisation)
+    held = "int8" if quantisation == "stored" else quantisation  # floats of a checkpoint become int8
+    own = next(each for each in speed.formats if each.format == held)
     size = len(mesh.weights)
     by_hand = [Candidate(str(rank), weight, 1 << 60) for rank, weight in enumerate(mesh.weights)]
     plans = plan_shares([profile] * size, by_hand, Caches(mesh.context, mesh.context).blocks(whole=False).room)

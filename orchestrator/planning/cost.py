@@ -32,11 +32,14 @@ from motley.protocol.mesh_pb2 import ModelProfile
 from motley.transport.schedules.forecast import Network, choose
 from motley.transport.schedules.schedule import all_reduce
 
-ATTENTION_CALLS = 4
-"""Calls of a layer's attention: norm, projections, attention, projection of its result."""
-MLP_CALLS = 4
-"""Calls of a layer's MLP: norm, two products, what is between them."""
-HEAD_CALLS = 2
+ATTENTION_CALLS = 24
+"""What a layer's attention takes besides reading its weights, in small operations: norm, rotary embedding, the
+attention itself, the start of each product, what the engine does between them. Seen of a CPU's engine with TinyLlama's
+shape."""
+MLP_CALLS = 16
+"""The same of a layer's MLP."""
+HEAD_CALLS = 8
+"""The same of the head."""
 LEAD_S = 150e-6
 """Rank 0 chooses a token and decides on the next step for so long, in Python."""
 POSITION = 128

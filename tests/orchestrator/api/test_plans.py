@@ -180,6 +180,17 @@ async def test_nodes_tell_what_they_have_measured(mesh: Any, new_node: Any) -> N
     assert "int8 40 GB/s" in out
 
 
+async def test_a_run_says_its_forecast_before_it_loads(mesh: Any, new_node: Any) -> None:
+    await house(mesh, new_node, pc=16)
+    status, out, err = await in_thread("run", "seven", "hi", "--raw", "--url", mesh.orchestrator.http_url)
+    assert (status, out.strip()) == (0, "Hello, world"), err
+    assert "forecast: about 109.3 ms per token" in err
+    assert err.index("on pc") < err.index("3 tokens")
+    _, out, _ = await in_thread("status", "--url", mesh.orchestrator.http_url)
+    assert "forecast: about 109.3 ms per token" in out
+    assert "measured: 12.0 ms" in out
+
+
 async def test_the_command(mesh: Any, new_node: Any, tmp_path: Path) -> None:
     await house(mesh, new_node, pc=16)
     plan = ("plan", "seven", "--url", mesh.orchestrator.http_url)

@@ -1,0 +1,70 @@
+"""`motley bench forecast`: real ranks on emulated slower processors, beside what the planner says of them."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import motley.cli
+from motley.bench.measurements import forecast
+from motley.bench.measurements.forecast import CASES, SHORT, Case, Compared, measure_link, summary
+from motley.bench.meshes.rank_over_link import Brake
+from motley.cli.app import app
+
+BUNDLED = Path(motley.cli.__path__[0]) / "models" / "shakespeare-2.6m"
+
+
+def test_a_plan_is_forecast_and_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forecast, "CASES", (Case((2, 1), (0.5, 0.25), "1ms,1Gbit"),))
+    options = ["--model", str(BUNDLED), "--quant", "fp32", "--tokens", "8", "--prompt-tokens", "16"]
+    result = CliRunner().invoke(app, ["bench", "forecast", *options, "--json"])
+    assert result.exit_code == 0, result.output
+    said = json.loads(result.stdout.splitlines()[-1])
+    (row,) = said["rows"]
+    assert (row["ranks"], row["shares"], row["fractions"], row["link"]) == (2, [2, 1], [0.5, 0.25], "1ms,1Gbit")
+    sums_ms = 2 * 6  # of six layers
+    assert row["predicted_ms"] >= sums_ms
+    assert row["measured_ms"] >= sums_ms
+    assert row["predicted_ms"] == pytest.approx(sum(row["predicted"].values()), abs=0.01)
+    assert row["off"] == pytest.approx(row["predicted_ms"] / row["measured_ms"] - 1, abs=1e-3)
+    assert said["worst_off"] == abs(row["off"])
+
+
+def test_the_cases_are_what_is_to_be_measured() -> None:
+    assert len(CASES) >= 10
+    assert {len(case.shares) for case in CASES} == {1, 2, 3, 4}
+    assert {case.link for case in CASES} == {"", "0.1ms,1Gbit", "1ms,1Gbit", "5ms,1Gbit"}
+    assert any(case.shares == (4, 1) for case in CASES)
+    assert all(len(case.shares) == len(case.fractions) for case in CASES)
+    assert max(SHORT) < len(CASES)
+
+
+def test_a_link_is_measured_as_it_is_emulated() -> None:
+    latency, bandwidth, frame_s = measure_link("5ms,100Mbit")
+    assert 4e-3 < latency < 8e-3
+    assert 0.5e7 < bandwidth < 2e7
+    assert frame_s > 0
+
+
+def test_a_brake_makes_computing_last_longer() -> None:
+    brake = Brake(0.25)
+    brake.begin()
+    began, computed = time.perf_counter(), time.process_time()
+    while time.process_time() - computed < 0.02:
+        pass
+    brake.hold()
+    assert time.perf_counter() - began >= 0.08
+    brake.begin()
+    time.sleep(0.05)  # another process had the core
+    began = time.perf_counter()
+    brake.hold()
+    assert time.perf_counter() - began < 0.02
+
+
+def test_the_summary_tells_how_many_are_within_the_target() -> None:
+    rows = [Compared(1, [1], [1], "", 1.0, 1.0, off, {}, {}, 1.0, 1.0) for off in (0.1, -0.2, 0.05)]
+    assert summary(rows) == {"median_off": 0.1, "worst_off": 0.2, "within_target": 0.667}
