@@ -58,6 +58,8 @@ class SpanPlan:
         wanted: of how many of these, the last ones, the next tokens are to be chosen.
         want: candidates for each of those that every rank sends to rank 0; 0 if none are wanted.
         blocks: i32[N], the cache blocks that the sequence has got since its last step, after those that it had.
+        allowed: i32[wanted, W], for each of the next tokens a bit for every token of the vocabulary, the lowest bit of
+            the first word first; 1: it may be chosen. None: all may.
     """
 
     slot: int
@@ -66,6 +68,12 @@ class SpanPlan:
     wanted: int
     want: int
     blocks: Numbers
+    allowed: Numbers | None = None
+
+    @property
+    def words(self) -> int:
+        """W of `allowed`; 0 if all tokens may be chosen."""
+        return 0 if self.allowed is None else self.allowed.shape[1]
 
 
 @dataclass(frozen=True)
@@ -84,8 +92,13 @@ class Step:
 
     def encode(self) -> bytes:
         """Write the message as bytes, which `decode` reads."""
-        table = [(each.slot, each.position, each.rows, each.wanted, each.want, len(each.blocks)) for each in self.spans]
-        parts = [np.array(table, np.int32), *(each.blocks for each in self.spans if len(each.blocks)), self.tokens]
+        masks = [each.allowed for each in self.spans if each.allowed is not None]
+        table = [
+            (each.slot, each.position, each.rows, each.wanted, each.want, len(each.blocks), each.words)
+            for each in self.spans
+        ]
+        blocks = [each.blocks for each in self.spans if len(each.blocks)]
+        parts = [np.array(table, np.int32), *blocks, *masks, self.tokens]
         head = _STEP.pack(2, self.halved, len(self.spans), len(self.tokens))
         return head + b"".join(part.tobytes() for part in parts)
 
@@ -248,21 +261,24 @@ def _step(data: bytes) -> Step:
     """Read a `Step`; errors as `decode`."""
     _, halved, count, length = _STEP.unpack_from(data)
     numbers = np.frombuffer(data, np.int32, offset=_STEP.size)
-    table = numbers[: 6 * count].reshape(count, 6)
+    table = numbers[: 7 * count].reshape(count, 7)
     if halved > 1 or not count or table.min() < 0:
         raise StepError(f"a step of {count} spans, halved: {halved}, has numbers out of range: {table.tolist()}")
+    fields = table.tolist()
     spans = []
-    at, all_rows = 6 * count, 0
-    for slot, position, rows, wanted, want, new in table.tolist():
+    at, all_rows = 7 * count, 0
+    mask_at = at + sum(new for *_, new, _ in fields)
+    for slot, position, rows, wanted, want, new, words in fields:
         if not rows or wanted > rows:
             raise StepError(f"a span of {rows} tokens, of which {wanted} are wanted")
-        spans.append(SpanPlan(slot, position, rows, wanted, want, numbers[at : at + new]))
-        at, all_rows = at + new, all_rows + rows
-    if all_rows != length or at + length != len(numbers):
+        masks = numbers[mask_at : mask_at + wanted * words].reshape(wanted, words) if words else None
+        spans.append(SpanPlan(slot, position, rows, wanted, want, numbers[at : at + new], masks))
+        at, mask_at, all_rows = at + new, mask_at + wanted * words, all_rows + rows
+    if all_rows != length or mask_at + length != len(numbers):
         raise StepError(f"{count} spans of {all_rows} rows do not fit {length} tokens and {len(numbers)} numbers")
     if len({span.slot for span in spans}) < count:
         raise StepError(f"a step has several spans of one sequence: {[span.slot for span in spans]}")
-    return Step(spans, numbers[at:], bool(halved))
+    return Step(spans, numbers[mask_at:], bool(halved))
 
 
 def tell_loss(lost: str, summaries: bytes) -> bytes:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 
+from motley.daemon.sampling.constraint import ConstraintError, grammar_of
 from motley.daemon.sampling.parameters import SamplingError, SamplingParams
 from motley.daemon.text.messages import ChatError
 from motley.daemon.text.stops import StopChecker
@@ -36,6 +37,7 @@ class Generation:
     """A request that is being answered, from `start` to the `Delta` that carries a finish reason.
 
     Attributes:
+        words: the tokens that rank 0's worker must know to keep the answer to its constraint; None: it has none.
         finished: whether the last delta was made; further tokens are ignored.
         cancel_worker: whether the worker must be told to stop, as the text came to a stop string, which it cannot know.
 
@@ -53,6 +55,7 @@ class Generation:
         self._max_tokens = _max_tokens(request, len(self._prompt), context)
         self._stop_tokens = frozenset() if request.ignore_eos else tokenizer.stop_tokens
         _check(request, tokenizer)
+        self.words = _check_constraint(request, tokenizer)
         self._decoder = IncrementalDecoder(tokenizer, self._prompt)
         self._stops = StopChecker(request.stop)
         self._before = tokenizer.decode(self._prompt) if request.echo else ""
@@ -72,6 +75,7 @@ class Generation:
             max_tokens=self._max_tokens,
             stop_tokens=sorted(self._stop_tokens),
             without_drafts=self._request.without_drafts,
+            constraint=self._request.constraint if self._request.HasField("constraint") else None,
         )
 
     def on_tokens(self, tokens: wp.Tokens) -> pb.Delta | None:
@@ -178,6 +182,18 @@ def _max_tokens(request: pb.Generate, prompt: int, context: int) -> int:
             what,
         )
     return asked or min(request.usual_tokens or rest, rest)
+
+
+def _check_constraint(request: pb.Generate, tokenizer: Tokenizer) -> wp.Vocabulary | None:
+    """Refuse a constraint that cannot be kept; what `Generation.words` is, errors as there."""
+    if not request.HasField("constraint"):
+        return None
+    param = request.constraint.param
+    try:
+        grammar_of(request.constraint)
+    except ConstraintError as error:
+        raise RequestError("invalid_request", f"{param} {error}", param) from error
+    return tokenizer.words
 
 
 def _check(request: pb.Generate, tokenizer: Tokenizer) -> None:

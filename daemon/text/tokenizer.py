@@ -17,6 +17,7 @@ import tokenizers
 from motley.daemon.text.messages import ChatError, check_messages
 from motley.daemon.text.templates import ChatTemplate, ChatWriter, InvalidTemplate
 from motley.daemon.weights.git_lfs import pointer_told
+from motley.protocol import worker_pb2 as wp
 
 _NO_TEMPLATE = (
     "the model has no chat template, so it knows no roles (base models have none): let it continue a text, with POST"
@@ -120,6 +121,16 @@ class Tokenizer:
     def tokens(self) -> dict[int, str]:
         """All tokens as the tokenizer's files write them, by id."""
         return {token: text for text, token in self._backend.get_vocab().items()}
+
+    @cached_property
+    def words(self) -> wp.Vocabulary:
+        """The tokens as constraints of answers need them."""
+        return wp.Vocabulary(
+            tokenizer_json=self._backend.to_str(),
+            tokens=1 + max(self._backend.get_vocab().values(), default=-1),
+            size=self.vocabulary,
+            stop=sorted(token for token in self.stop_tokens if token < self.vocabulary),
+        )
 
     def encode(self, text: str) -> list[int]:
         """Token ids of raw text, begun as the model expects (``add_bos_token``, or its post-processor)."""

@@ -19,9 +19,16 @@ from dataclasses import dataclass
 
 from pydantic import TypeAdapter
 
-from motley.orchestrator.api.openai_schema import ChatRequest, CompletionRequest, Message, Request
+from motley.orchestrator.api.openai_schema import (
+    ChatRequest,
+    CompletionRequest,
+    JsonFormat,
+    JsonSchemaFormat,
+    Message,
+    Request,
+)
 from motley.orchestrator.api.schema import FieldError, read
-from motley.protocol.mesh_pb2 import Generate, Sampling, TokenIds
+from motley.protocol.mesh_pb2 import Constraint, Generate, Sampling, TokenIds
 
 USUAL_TOKENS = 16
 """Of a completion that does not say ``max_tokens``."""
@@ -90,8 +97,11 @@ def _generates(request: Request, prompts: Sequence[Generate], logprobs: bool, to
     if n > 1 and sum(prompt.ByteSize() for prompt in prompts) * n > MAX_BYTES:
         raise FieldError("n", f"is too large for prompts that are so long: together they may have {MAX_BYTES} bytes")
     sampling = _sampling(request, logprobs, top_logprobs)
+    constraint = _constraint(request)
     each = []
     for prompt in prompts:
+        if constraint is not None:
+            prompt.constraint.CopyFrom(constraint)
         prompt.stop.extend(request.stop)
         prompt.ignore_eos, prompt.without_drafts = request.ignore_eos, not request.drafts
         for k in range(n):
@@ -118,6 +128,20 @@ def _sampling(request: Request, logprobs: bool, top_logprobs: int) -> Sampling:
         logprobs=logprobs,
         top_logprobs=top_logprobs,
     )
+
+
+def _constraint(request: Request) -> Constraint | None:
+    """What the answers must be; None: anything."""
+    if request.regex is not None:
+        return Constraint(regex=request.regex, param="regex")
+    if request.grammar is not None:
+        return Constraint(grammar=request.grammar, param="grammar")
+    match request.response_format:
+        case JsonFormat():
+            return Constraint(json_schema='{"type": "object"}', param="response_format")
+        case JsonSchemaFormat(json_schema=named):
+            return Constraint(json_schema=json.dumps(named.schema_), param="response_format.json_schema.schema")
+    return None
 
 
 def _message(message: Message) -> dict[str, str]:

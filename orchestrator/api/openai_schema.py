@@ -83,6 +83,35 @@ Stops = Annotated[
 Bias = Annotated[float, Field(ge=-100, le=100)]
 
 
+class TextFormat(Body):
+    """An answer that may be anything."""
+
+    type: Literal["text"]
+
+
+class JsonFormat(Body):
+    """An answer that is a JSON object."""
+
+    type: Literal["json_object"]
+
+
+class JsonSchema(Body):
+    """A JSON schema, by which an answer is valid whether or not it is strict."""
+
+    name: str
+    description: str = ""
+    schema_: Annotated[dict[str, Any], Field(alias="schema")] = Field(default_factory=dict)
+    """Features that are not supported are refused by name."""
+    strict: bool = False
+
+
+class JsonSchemaFormat(Body):
+    """An answer that is valid by a schema."""
+
+    type: Literal["json_schema"]
+    json_schema: JsonSchema
+
+
 class Request(Body):
     """What chats and completions have in common."""
 
@@ -105,6 +134,12 @@ class Request(Body):
     n: Annotated[int, Field(ge=1, le=MAX_ANSWERS)] = 1
     stream: bool = False
     stream_options: StreamOptions | None = None
+    response_format: Annotated[TextFormat | JsonFormat | JsonSchemaFormat, Field(discriminator="type")] | None = None
+    """What an answer is kept to; log-probabilities are told as without. For completions, not part of OpenAI's API."""
+    regex: Annotated[Text, Field(min_length=1)] | None = None
+    """The whole answer matches it. Not part of OpenAI's API."""
+    grammar: Annotated[Text, Field(min_length=1)] | None = None
+    """The answer is of this grammar, in Lark's notation or llama.cpp's (GBNF). Not part of OpenAI's API."""
     ignore_eos: bool = False
     """Go on behind tokens that end an answer. Not part of OpenAI's API."""
     drafts: bool = True
@@ -121,7 +156,20 @@ class Request(Body):
     prediction: dict[str, Any] = Field(default_factory=dict)
 
     @model_validator(mode="after")
-    def _streams(self) -> Request:
+    def _may_be_together(self) -> Request:
+        kept_to = [
+            name
+            for name, asked in (
+                ("response_format", not isinstance(self.response_format, TextFormat | None)),
+                ("regex", self.regex is not None),
+                ("grammar", self.grammar is not None),
+            )
+            if asked
+        ]
+        if len(kept_to) > 1:
+            refuse(f"contradicts {kept_to[0]}; give one of them", kept_to[1])
+        if kept_to and self.ignore_eos:
+            refuse(f"contradicts {kept_to[0]}, with which an answer ends", "ignore_eos")
         if self.stream_options is not None and not self.stream:
             refuse("needs stream to be true", "stream_options")
         return self
@@ -143,7 +191,6 @@ class ChatRequest(Request):
     functions: Annotated[Any, Neutral([])] = None
     modalities: Annotated[Any, Neutral(["text"])] = None
     reasoning_effort: Annotated[Any, Neutral()] = None
-    response_format: Annotated[Any, Neutral({"type": "text"})] = None
     tool_choice: Annotated[Any, Neutral("none", "auto")] = None
     tools: Annotated[Any, Neutral([])] = None
     verbosity: Annotated[Any, Neutral()] = None

@@ -204,7 +204,10 @@ COMMON = [
         ("tools", [{"type": "function"}]),
         ("tool_choice", "required"),
         ("functions", [{}]),
-        ("response_format", {"type": "json_object"}),
+        ("response_format", {"type": "yaml"}),
+        ("response_format", {"type": "json_schema", "json_schema": {}}),
+        ("regex", ""),
+        ("grammar", 1),
         ("audio", {"voice": "alloy"}),
         ("modalities", ["text", "audio"]),
         ("reasoning_effort", "high"),
@@ -283,6 +286,31 @@ def test_contradictions_are_refused() -> None:
     with pytest.raises(ApiError) as caught:
         chat(stream=True, stream_options={"verbose": True})
     assert caught.value.param == "stream_options.verbose"
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind", "text", "param"),
+    [
+        ({"response_format": {"type": "json_object"}}, "json_schema", '{"type": "object"}', "response_format"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"enum": [None]}}}},
+            "json_schema",
+            '{"enum": [null]}',
+            "response_format.json_schema.schema",
+        ),
+        ({"regex": "a+"}, "regex", "a+", "regex"),
+        ({"grammar": 'root ::= "a"'}, "grammar", 'root ::= "a"', "grammar"),
+    ],
+)
+def test_what_an_answer_must_be_arrives(fields: dict[str, Any], kind: str, text: str, param: str) -> None:
+    for parameters in (chat(**fields, n=2), completion(**fields, n=2)):
+        for each in parameters.each:
+            assert each.constraint.WhichOneof("kind") == kind
+            assert (getattr(each.constraint, kind), each.constraint.param) == (text, param)
+    assert not chat(response_format={"type": "text"}).each[0].HasField("constraint")
+    for other in ({"ignore_eos": True}, {"regex": "b", "grammar": "c"}):
+        with pytest.raises(ApiError, match="contradicts"):
+            chat(**{**fields, **other})
 
 
 def test_codes_tell_kinds_of_refusal_apart() -> None:
