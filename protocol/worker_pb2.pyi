@@ -60,16 +60,14 @@ class Decode(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., prompt: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_mesh_pb2.Sampling, _Mapping]] = ..., max_tokens: _Optional[int] = ..., stop_tokens: _Optional[_Iterable[int]] = ..., without_drafts: _Optional[bool] = ..., constraint: _Optional[_Union[_mesh_pb2.Constraint, _Mapping]] = ...) -> None: ...
 
 class Vocabulary(_message.Message):
-    __slots__ = ("tokenizer_json", "tokens", "size", "stop")
+    __slots__ = ("tokenizer_json", "size", "stop")
     TOKENIZER_JSON_FIELD_NUMBER: _ClassVar[int]
-    TOKENS_FIELD_NUMBER: _ClassVar[int]
     SIZE_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
     tokenizer_json: str
-    tokens: int
     size: int
     stop: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, tokenizer_json: _Optional[str] = ..., tokens: _Optional[int] = ..., size: _Optional[int] = ..., stop: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, tokenizer_json: _Optional[str] = ..., size: _Optional[int] = ..., stop: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class WorkerEvent(_message.Message):
     __slots__ = ("listening", "loading", "ready", "failed", "timing", "tokens", "released", "hosted", "experts", "starved", "activity")

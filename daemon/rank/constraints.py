@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from motley.daemon.sampling.constraint import Constraint
+from motley.daemon.sampling.constraint import Constraint, ConstraintError
+from motley.protocol import mesh_pb2 as pb
 from motley.protocol import worker_pb2 as wp
 
 
@@ -29,7 +30,7 @@ class Preparing:
 
     def begin(self, decode: wp.Decode, now: float) -> None:
         """Prepare the constraint of a request that has come `now`."""
-        future = self._thread.submit(Constraint, decode.constraint, self.vocabulary)
+        future = self._thread.submit(_prepare, decode.constraint, self.vocabulary)
         self._waiting[decode.request_id] = decode, now, future
 
     def cancel(self, request_id: str) -> bool:
@@ -43,3 +44,17 @@ class Preparing:
             if future.done():
                 del self._waiting[request_id]
                 yield decode, came, future.result
+
+
+def _prepare(constraint: pb.Constraint, vocabulary: wp.Vocabulary) -> Constraint:
+    """Make a constraint; whatever goes wrong with it is its request's trouble alone.
+
+    Raises:
+        ConstraintError: it cannot be kept, or not with this tokenizer.
+    """
+    try:
+        return Constraint(constraint, vocabulary)
+    except ConstraintError:
+        raise
+    except BaseException as error:  # a library's panic is no Exception
+        raise ConstraintError(f"answers of this model cannot be kept to a constraint: {error}") from error

@@ -148,6 +148,4 @@ class Constraint:
 def _tokenizer(serialised: bytes) -> LLTokenizer:
     """A model's tokenizer as llguidance has it, which takes a while."""
     vocabulary = wp.Vocabulary.FromString(serialised)
-    # A model without tokens that end an answer is given one that it has not.
-    none = max(vocabulary.tokens, vocabulary.size)
-    return LLTokenizer(vocabulary.tokenizer_json, n_vocab=none + 1, eos_token=list(vocabulary.stop) or [none])
+    return LLTokenizer(vocabulary.tokenizer_json, eos_token=list(vocabulary.stop))

@@ -26,6 +26,10 @@ _NO_TEMPLATE = (
 )
 
 
+_NEVER_SAID = "<|never said|>"
+"""A token that ends answers in a tokenizer that has none."""
+
+
 class TokenizerError(Exception):
     """A model's text files are missing or broken; the message names the file."""
 
@@ -124,13 +128,14 @@ class Tokenizer:
 
     @cached_property
     def words(self) -> wp.Vocabulary:
-        """The tokens as constraints of answers need them."""
-        return wp.Vocabulary(
-            tokenizer_json=self._backend.to_str(),
-            tokens=1 + max(self._backend.get_vocab().values(), default=-1),
-            size=self.vocabulary,
-            stop=sorted(token for token in self.stop_tokens if token < self.vocabulary),
-        )
+        """The tokens as constraints of answers need them: with one that ends answers, which the model never says if it
+        has none."""
+        backend, stop = self._backend, sorted(token for token in self.stop_tokens if token < self.vocabulary)
+        if not stop:
+            backend = tokenizers.Tokenizer.from_str(backend.to_str())
+            backend.add_special_tokens([_NEVER_SAID])
+            stop = [backend.token_to_id(_NEVER_SAID)]
+        return wp.Vocabulary(tokenizer_json=backend.to_str(), size=self.vocabulary, stop=stop)
 
     def encode(self, text: str) -> list[int]:
         """Token ids of raw text, begun as the model expects (``add_bos_token``, or its post-processor)."""

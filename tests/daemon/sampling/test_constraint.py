@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer
 
+from motley.daemon.rank.constraints import Preparing
 from motley.daemon.sampling.constraint import Constraint, ConstraintError, grammar_of
 from motley.daemon.text.tokenizer import Tokenizer
 from motley.protocol import mesh_pb2 as pb
+from motley.protocol import worker_pb2 as wp
+from tests.daemon.text.made_tokenizers import bytes_tokenizer, sentencepiece_tokenizer
 from tests.e2e.processes import BUNDLED
 
 TOKENIZER = Tokenizer.load(Path(BUNDLED))
@@ -104,6 +108,35 @@ def test_json_may_be_indented_and_has_no_whitespace_without_end() -> None:
     lines = TOKENIZER.encode("{\n")
     newline = TOKENIZER.encode("\n")[-1]
     assert newline not in allowed(Constraint(CONSTRAINTS["schema"], WORDS).masks(lines, []))
+
+
+@pytest.mark.parametrize("make", [bytes_tokenizer, sentencepiece_tokenizer])
+@pytest.mark.parametrize("text", ["naïve 12", "two  words\n", "日本 ok"])
+def test_tokenizers_of_every_kind_say_what_is_asked_for(make: Callable[[], Any], text: str) -> None:
+    backend = make()
+    tokenizer = Tokenizer(backend, vocabulary=backend.get_vocab_size())
+    own = Constraint(pb.Constraint(regex=re.escape(text)), tokenizer.words)
+    answer: list[int] = []
+    draw = np.random.default_rng(0)
+    while not own.ends(answer):
+        answer.append(int(draw.choice(allowed(own.masks(answer, [])))))
+    assert not own.trouble
+    before = tokenizer.encode("a")
+    assert tokenizer.decode([*before, *answer]) == f"a{text}"
+
+
+def test_a_tokenizer_that_cannot_be_read_is_the_trouble_of_one_request() -> None:
+    preparing = Preparing(wp.Vocabulary(tokenizer_json="{}", size=3))
+    preparing.begin(wp.Decode(request_id="r", constraint=pb.Constraint(regex="a")), 1.0)
+    preparing.begin(wp.Decode(request_id="gone", constraint=pb.Constraint(regex="a")), 1.0)
+    assert preparing.cancel("gone")
+    ready: list[Any] = []
+    while not ready:
+        ready += preparing.ready()
+    ((decode, came, constraint),) = ready
+    assert (decode.request_id, came, bool(preparing)) == ("r", 1.0, False)
+    with pytest.raises(ConstraintError, match="cannot be kept to a constraint"):
+        constraint()
 
 
 def test_an_answer_that_is_whole_ends() -> None:
