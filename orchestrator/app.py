@@ -21,6 +21,7 @@ from motley.orchestrator.api.experts import ExpertsApi
 from motley.orchestrator.api.guard import guard
 from motley.orchestrator.api.nodes import NodesApi
 from motley.orchestrator.api.openai import OpenAiApi
+from motley.orchestrator.api.openapi import openapi_route
 from motley.orchestrator.api.operators import HEALTH_PATH, OperatorsApi
 from motley.orchestrator.api.plans import PlansApi
 from motley.orchestrator.api.sessions import SessionsApi
@@ -189,12 +190,15 @@ class Orchestrator:
         middlewares = [errors_as_json, guard(self.api_key, public=PAGE_PATHS | {HEALTH_PATH})]
         app = web.Application(middlewares=middlewares, client_max_size=MAX_BODY)
         sessions = serving.sessions
-        app.router.add_routes(NodesApi(serving.nodes, sessions, serving.links).routes())
-        app.router.add_routes(SessionsApi(sessions, serving.lifecycle).routes())
-        app.router.add_routes(PlansApi(serving.forecasts).routes())
-        app.router.add_routes(ExpertsApi(sessions, serving.upkeep).routes())
-        app.router.add_routes(OpenAiApi(sessions, serving.requests).routes())
-        app.router.add_routes(OperatorsApi(serving.nodes, sessions, serving.requests).routes())
+        routes = [
+            *NodesApi(serving.nodes, sessions, serving.links).routes(),
+            *SessionsApi(sessions, serving.lifecycle).routes(),
+            *PlansApi(serving.forecasts).routes(),
+            *ExpertsApi(sessions, serving.upkeep).routes(),
+            *OpenAiApi(sessions, serving.requests).routes(),
+            *OperatorsApi(serving.nodes, sessions, serving.requests).routes(),
+        ]
+        app.router.add_routes([*routes, openapi_route(routes)])
         app.router.add_routes(page_routes())
         runner = web.AppRunner(
             app,

@@ -1,22 +1,28 @@
 """What a client asks a session to be: every field once, with its default and the values that it may have. Pure.
 
-The HTTP API reads a request by this description and tells it back by it, and `motley run` fills it in.
+The HTTP API reads a request by this description, publishes it and tells it back by it, and `motley run` fills it in.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
-from typing import Any, NamedTuple
+from dataclasses import fields
+from typing import Annotated, Any, Literal, NamedTuple, get_args
 
-from motley.protocol import BLOCKS, MAX_RANKS, MAX_TRUNK
+from pydantic import AfterValidator, ConfigDict, Field, StrictBool
+from pydantic.dataclasses import dataclass
+from pydantic_core import PydanticCustomError
 
-QUANTISATIONS = ("fp32", "fp16", "int8", "int4", "stored")
-LAYOUTS = ("auto", "sliced", "parallel")
+from motley.protocol import MAX_RANKS, MAX_TRUNK
+
+Quantisation = Literal["fp32", "fp16", "int8", "int4", "stored"]
+Layout = Literal["auto", "sliced", "parallel"]
 """Of experts; see `motley.orchestrator.planning.layout`."""
-WIRES = ("fp32", "bf16", "int8")
-CACHE_FORMATS = ("fp32", "fp16", "int8")
+Wire = Literal["fp32", "bf16", "int8"]
+CacheFormat = Literal["fp32", "fp16", "int8"]
 """What keys and values are kept as; every engine knows the first."""
+Block = Literal[16, 32, 64, 128, 256]
+CACHE_FORMATS: tuple[str, ...] = get_args(CacheFormat)
 MAX_SEQUENCES = 256
 MAX_QUEUE = 4096
 INEXACT = ("cuda", "reference", "tensorrt", "tensorrt-whole", "webgpu")
@@ -29,58 +35,6 @@ class ContradictionError(Exception):
     def __init__(self, field: str, why: str) -> None:
         super().__init__(why)
         self.field = field
-
-
-@dataclass(frozen=True)
-class Text:
-    """A field that is a string, and one of `choices` if there are any."""
-
-    choices: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Integer:
-    """A field that is an integer from `low` to `high`, and one of `choices` if there are any."""
-
-    low: int
-    high: int
-    choices: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True)
-class Flag:
-    """A field that is true or false."""
-
-    default: bool = False
-
-
-@dataclass(frozen=True)
-class NodeNames:
-    """A field that is a list of nodes, one per rank, as `place_of` reads them."""
-
-
-@dataclass(frozen=True)
-class Weights:
-    """A field that is a list of numbers, one per rank."""
-
-
-@dataclass(frozen=True)
-class ByNode:
-    """A field that is an object from node names to strings, each one of `choices` if there are any."""
-
-    choices: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Settings:
-    """A field that is an object from names of settings to strings."""
-
-
-Kind = Text | Integer | Flag | NodeNames | Weights | ByNode | Settings
-
-
-def _kind(kind: Kind) -> dict[str, Kind]:
-    return {"kind": kind}
 
 
 class Place(NamedTuple):
@@ -97,62 +51,86 @@ def place_of(named: str) -> Place:
     return Place(node, engine) if at else Place(named, "")
 
 
-@dataclass(frozen=True)
-class SessionRequest:
-    """What a client asks for with ``POST /api/sessions``. A field that it leaves out has its default."""
+def _weights(weights: tuple[float, ...]) -> tuple[float, ...]:
+    if weights and not any(weights):
+        raise PydanticCustomError("invalid_value", "must not be all 0")
+    return weights
 
-    model: str = field(metadata=_kind(Text()))
+
+def _name(name: str) -> str:
+    if "/" in name or (name and not name.strip()):
+        why = "must not be blank or have a / in it; leave it out for the model's own"
+        raise PydanticCustomError("invalid_value", why)
+    return name
+
+
+Weight = Annotated[float, Field(strict=True, ge=0, le=1e9)]
+Tokens = Annotated[int, Field(strict=True, ge=0, le=2**31)]
+
+
+_CHECKED = ConfigDict(extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+
+
+@dataclass(frozen=True, config=_CHECKED)
+class SessionRequest:
+    """What a client asks for with ``POST /api/sessions``. A field that it leaves out has its default.
+
+    Raises:
+        pydantic.ValidationError: a field is not what it may be.
+    """
+
+    model: Annotated[str, Field(min_length=1)]
     """A local folder, a GGUF file, or a hub id (``owner/name``)."""
-    name: str = field(default="", metadata=_kind(Text()))
+    name: Annotated[str, AfterValidator(_name)] = ""
     """What clients call the model; empty: as the model calls itself."""
-    quantisation: str = field(default="stored", metadata=_kind(Text(QUANTISATIONS)))
-    block: int = field(default=128, metadata=_kind(Integer(BLOCKS[0], BLOCKS[-1], BLOCKS)))
+    quantisation: Quantisation = "stored"
+    block: Block = 128
     """Weights that share a scale, where they are quantised while loading."""
-    nodes: tuple[str, ...] = field(default=(), metadata=_kind(NodeNames()))
+    nodes: Annotated[tuple[str, ...], Field(max_length=MAX_RANKS)] = ()
     """The node of every rank, by rank, with an engine as `place_of` reads it if the rank has one of its own: with
     ``pc`` and ``webgpu@pc`` a node has a rank on its processor and one on its GPU. Empty: all nodes that are there, the
     fastest first."""
-    shares: tuple[float, ...] = field(default=(), metadata=_kind(Weights()))
+    shares: Annotated[tuple[Weight, ...], Field(max_length=MAX_RANKS), AfterValidator(_weights)] = ()
     """The weight of every rank's share, by rank; empty: by speed and memory."""
-    context: int = field(default=0, metadata=_kind(Integer(1, 2**31)))
+    context: Tokens = 0
     """Tokens that prompt and answer have together; 0: a default, or what the model allows if that is less."""
-    cache_tokens: int = field(default=0, metadata=_kind(Integer(1, 2**31)))
+    cache_tokens: Tokens = 0
     """Tokens that all requests together may have in the KV caches, at least one context; 0: just one."""
-    cache_disk_tokens: int = field(default=0, metadata=_kind(Integer(0, 2**31)))
+    cache_disk_tokens: Tokens = 0
     """Tokens that they may have besides on every rank's disk; a context may be as long as both together."""
-    cache_node_tokens: int = field(default=0, metadata=_kind(Integer(0, 2**31)))
+    cache_node_tokens: Tokens = 0
     """Tokens that they may have besides in the memory of nodes with room to spare, which attend to these for the ranks;
     a context may be as long as both together."""
-    cache_format: str = field(default=CACHE_FORMATS[0], metadata=_kind(Text(CACHE_FORMATS)))
+    cache_format: CacheFormat = "fp32"
     """What keys and values are kept as in the KV caches of every rank."""
-    sequences: int = field(default=64, metadata=_kind(Integer(1, MAX_SEQUENCES)))
+    sequences: Annotated[int, Field(strict=True, ge=1, le=MAX_SEQUENCES)] = 64
     """Requests that are under way at a time; others wait."""
-    queue: int = field(default=256, metadata=_kind(Integer(0, MAX_QUEUE)))
+    queue: Annotated[int, Field(strict=True, ge=0, le=MAX_QUEUE)] = 256
     """Requests that may wait beside those; what comes then is refused."""
-    engine: str = field(default="onnxruntime", metadata=_kind(Text()))
-    quantisations: Mapping[str, str] = field(default_factory=dict, metadata=_kind(ByNode(QUANTISATIONS)))
+    engine: str = "onnxruntime"
+    quantisations: Mapping[str, Quantisation] = Field(default_factory=dict)
     """By node: how ranks there hold the model, instead of `quantisation`."""
-    engines: Mapping[str, str] = field(default_factory=dict, metadata=_kind(ByNode()))
+    engines: Mapping[str, str] = Field(default_factory=dict)
     """By node: what computes ranks there, instead of `engine`."""
-    engine_options: Mapping[str, str] = field(default_factory=dict, metadata=_kind(Settings()))
+    engine_options: Mapping[str, str] = Field(default_factory=dict)
     """Settings of `engine` by name, for ranks that have it; an engine refuses those that it does not know."""
-    draft_model: str = field(default="", metadata=_kind(Text()))
+    draft_model: str = ""
     """A small model with the same tokenizer, found as `model` is, that guesses tokens on rank 0; empty: none."""
-    draft_engine: str = field(default="", metadata=_kind(Text()))
+    draft_engine: str = ""
     """What computes the draft model; empty: what computes rank 0."""
-    wire: str = field(default="fp32", metadata=_kind(Text(WIRES)))
+    wire: Wire = "fp32"
     """How sums, and rows for experts, travel between ranks."""
-    threads: int = field(default=0, metadata=_kind(Integer(1, 1024)))
+    threads: Annotated[int, Field(strict=True, ge=0, le=1024)] = 0
     """Compute threads of every rank; 0: its daemon decides."""
-    exact: bool = field(default=False, metadata=_kind(Flag()))
+    exact: StrictBool = False
     """The answers have the same bits for every split and batch."""
-    recover: bool = field(default=True, metadata=_kind(Flag(True)))
+    recover: StrictBool = True
     """When a rank is lost, go on with the nodes that are left, whichever the request names; else the session ends."""
-    experts: str = field(default="auto", metadata=_kind(Text(LAYOUTS)))
+    experts: Layout = "auto"
     """How experts are laid out; see `motley.orchestrator.planning.layout`."""
-    replicas: int = field(default=1, metadata=_kind(Integer(1, MAX_RANKS)))
+    replicas: Annotated[int, Field(strict=True, ge=1, le=MAX_RANKS)] = 1
     """Nodes that have each expert, where experts are parallel."""
-    trunk: int = field(default=1, metadata=_kind(Integer(1, MAX_TRUNK)))
+    trunk: Annotated[int, Field(strict=True, ge=1, le=MAX_TRUNK)] = 1
     """Ranks of the rest of the model, where experts are parallel."""
 
     @property
@@ -258,8 +236,3 @@ class SessionRequest:
         default = SessionRequest(self.model).to_json()
         told = self.to_json()
         return {name: told[name] for name in told if name == "model" or told[name] != default[name]}
-
-
-def kinds() -> dict[str, Kind]:
-    """Of every field, what it may be, by the field's name."""
-    return {own.name: own.metadata["kind"] for own in fields(SessionRequest)}

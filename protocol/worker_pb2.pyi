@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class WorkerCommand(_message.Message):
-    __slots__ = ("start", "peers", "decode", "cancel", "placement", "host", "release", "hold")
+    __slots__ = ("start", "peers", "decode", "cancel", "placement", "host", "release", "hold", "vocabulary")
     START_FIELD_NUMBER: _ClassVar[int]
     PEERS_FIELD_NUMBER: _ClassVar[int]
     DECODE_FIELD_NUMBER: _ClassVar[int]
@@ -17,6 +17,7 @@ class WorkerCommand(_message.Message):
     HOST_FIELD_NUMBER: _ClassVar[int]
     RELEASE_FIELD_NUMBER: _ClassVar[int]
     HOLD_FIELD_NUMBER: _ClassVar[int]
+    VOCABULARY_FIELD_NUMBER: _ClassVar[int]
     start: Start
     peers: _mesh_pb2.Peers
     decode: Decode
@@ -25,7 +26,8 @@ class WorkerCommand(_message.Message):
     host: _mesh_pb2.HostedExperts
     release: _mesh_pb2.Release
     hold: _mesh_pb2.Hold
-    def __init__(self, start: _Optional[_Union[Start, _Mapping]] = ..., peers: _Optional[_Union[_mesh_pb2.Peers, _Mapping]] = ..., decode: _Optional[_Union[Decode, _Mapping]] = ..., cancel: _Optional[str] = ..., placement: _Optional[_Union[_mesh_pb2.Placement, _Mapping]] = ..., host: _Optional[_Union[_mesh_pb2.HostedExperts, _Mapping]] = ..., release: _Optional[_Union[_mesh_pb2.Release, _Mapping]] = ..., hold: _Optional[_Union[_mesh_pb2.Hold, _Mapping]] = ...) -> None: ...
+    vocabulary: Vocabulary
+    def __init__(self, start: _Optional[_Union[Start, _Mapping]] = ..., peers: _Optional[_Union[_mesh_pb2.Peers, _Mapping]] = ..., decode: _Optional[_Union[Decode, _Mapping]] = ..., cancel: _Optional[str] = ..., placement: _Optional[_Union[_mesh_pb2.Placement, _Mapping]] = ..., host: _Optional[_Union[_mesh_pb2.HostedExperts, _Mapping]] = ..., release: _Optional[_Union[_mesh_pb2.Release, _Mapping]] = ..., hold: _Optional[_Union[_mesh_pb2.Hold, _Mapping]] = ..., vocabulary: _Optional[_Union[Vocabulary, _Mapping]] = ...) -> None: ...
 
 class Start(_message.Message):
     __slots__ = ("session", "epoch", "rank", "assignment")
@@ -40,7 +42,7 @@ class Start(_message.Message):
     def __init__(self, session: _Optional[str] = ..., epoch: _Optional[int] = ..., rank: _Optional[int] = ..., assignment: _Optional[_Union[_mesh_pb2.Assignment, _Mapping]] = ...) -> None: ...
 
 class Decode(_message.Message):
-    __slots__ = ("request_id", "prompt", "sampling", "max_tokens", "stop_tokens", "without_drafts", "written")
+    __slots__ = ("request_id", "prompt", "sampling", "max_tokens", "stop_tokens", "without_drafts", "written", "constraint")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
@@ -48,6 +50,7 @@ class Decode(_message.Message):
     STOP_TOKENS_FIELD_NUMBER: _ClassVar[int]
     WITHOUT_DRAFTS_FIELD_NUMBER: _ClassVar[int]
     WRITTEN_FIELD_NUMBER: _ClassVar[int]
+    CONSTRAINT_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     prompt: _containers.RepeatedScalarFieldContainer[int]
     sampling: _mesh_pb2.Sampling
@@ -55,7 +58,18 @@ class Decode(_message.Message):
     stop_tokens: _containers.RepeatedScalarFieldContainer[int]
     without_drafts: bool
     written: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, request_id: _Optional[str] = ..., prompt: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_mesh_pb2.Sampling, _Mapping]] = ..., max_tokens: _Optional[int] = ..., stop_tokens: _Optional[_Iterable[int]] = ..., without_drafts: _Optional[bool] = ..., written: _Optional[_Iterable[int]] = ...) -> None: ...
+    constraint: _mesh_pb2.Constraint
+    def __init__(self, request_id: _Optional[str] = ..., prompt: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_mesh_pb2.Sampling, _Mapping]] = ..., max_tokens: _Optional[int] = ..., stop_tokens: _Optional[_Iterable[int]] = ..., without_drafts: _Optional[bool] = ..., written: _Optional[_Iterable[int]] = ..., constraint: _Optional[_Union[_mesh_pb2.Constraint, _Mapping]] = ...) -> None: ...
+
+class Vocabulary(_message.Message):
+    __slots__ = ("tokenizer_json", "size", "stop")
+    TOKENIZER_JSON_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    tokenizer_json: str
+    size: int
+    stop: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, tokenizer_json: _Optional[str] = ..., size: _Optional[int] = ..., stop: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class WorkerEvent(_message.Message):
     __slots__ = ("listening", "loading", "ready", "failed", "timing", "tokens", "released", "hosted", "experts", "starved", "activity")

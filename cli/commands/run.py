@@ -46,7 +46,7 @@ from motley.cli.options import (
 from motley.cli.show import console, forecast_line, loading_bars
 from motley.cli.wanted import Wanted, nodes_of, option_of, start_command, stop_command
 from motley.daemon.weights.hub import no_model
-from motley.orchestrator.session_request import ContradictionError, SessionRequest
+from motley.orchestrator.session_request import SessionRequest
 from motley.protocol.wording import counted
 
 CLOSE_S = 20.0
@@ -132,34 +132,32 @@ def run(
     whole, quants = by_node("--quant", quant or (), [*Quantisation])
     everywhere, engines = by_node("--engine", engine or ())
     computing, settings = on_device(everywhere, device)
-    request = SessionRequest(
-        model=model,
-        quantisation=whole or SessionRequest.quantisation,
-        quantisations=quants,
-        engine=computing or SessionRequest.engine,
-        engines=engines,
-        engine_options=settings,
-        context=context or 0,
-        cache_tokens=cache_tokens or 0,
-        cache_disk_tokens=cache_disk_tokens or 0,
-        cache_node_tokens=cache_node_tokens or 0,
-        cache_format=cache_format or SessionRequest.cache_format,
-        draft_model=for_daemons(draft_model) if draft_model else "",
-        draft_engine=draft_engine or "",
-        sequences=sequences,
-        queue=queue,
-        nodes=tuple(parse_nodes(nodes)) if nodes else (),
-        shares=tuple(parse_shares(shares)) if shares else (),
-        exact=exact,
-        recover=recover,
-        experts=str(experts),
-        replicas=replicas,
-        trunk=trunk,
+    request = _session(
+        {
+            "model": model,
+            "quantisation": whole,
+            "quantisations": quants,
+            "engine": computing,
+            "engines": engines,
+            "engine_options": settings,
+            "context": context,
+            "cache_tokens": cache_tokens,
+            "cache_disk_tokens": cache_disk_tokens,
+            "cache_node_tokens": cache_node_tokens,
+            "cache_format": cache_format and cache_format.value,
+            "draft_model": draft_model and for_daemons(draft_model),
+            "draft_engine": draft_engine,
+            "sequences": sequences,
+            "queue": queue,
+            "nodes": parse_nodes(nodes) if nodes else None,
+            "shares": parse_shares(shares) if shares else None,
+            "exact": exact,
+            "recover": recover,
+            "experts": experts.value,
+            "replicas": replicas,
+            "trunk": trunk,
+        }
     )
-    try:
-        request.check()
-    except ContradictionError as error:
-        raise CliError(f"{option_of(error.field)} {error}") from error
     wanted = Wanted(
         request,
         device=device,
@@ -182,15 +180,30 @@ def _check(body: dict[str, Any]) -> None:
     Raises:
         CliError: naming the option.
     """
-    from motley.orchestrator.api.body import FieldError
-    from motley.orchestrator.api.openai_parameters import chat_parameters, completion_parameters
+    from motley.orchestrator.api.generates import chat_generates, completion_generates
+    from motley.orchestrator.api.schema import FieldError
 
-    parameters = completion_parameters if "prompt" in body else chat_parameters
+    generates = completion_generates if "prompt" in body else chat_generates
     try:
-        parameters({**body, "model": "any", "stream": True})
+        generates({**body, "model": "any", "stream": True})
     except FieldError as error:
         is_text = (error.param or "").startswith(("messages", "prompt"))
         raise CliError(f"{'the prompt' if is_text else option_of(error.param or '')} {error.why}") from error
+
+
+def _session(body: dict[str, Any]) -> SessionRequest:
+    """What the orchestrator is asked for, checked as it will do: fields that are None are left out.
+
+    Raises:
+        CliError: naming the option.
+    """
+    from motley.orchestrator.api.schema import FieldError
+    from motley.orchestrator.api.session_parameters import session_request
+
+    try:
+        return session_request(body)
+    except FieldError as error:
+        raise CliError(f"{option_of(error.param or '')} {error.why}") from error
 
 
 async def _run(wanted: Wanted, body: dict[str, Any], url: str, api_key: str, may_be_alone: bool, as_json: bool) -> None:

@@ -98,6 +98,7 @@ class _Rank:
         template: of the tokenizer, which a process of its own runs; None: there is none.
         tokenising: held while a request of the session is turned into tokens.
         generations: requests under way on rank 0, by id.
+        knows_words: whether rank 0's worker has been told the vocabulary, which constraints need.
         releasing: whether it was asked to end.
     """
 
@@ -107,6 +108,7 @@ class _Rank:
     template: TemplateApart | None = None
     tokenising: asyncio.Lock = field(default_factory=asyncio.Lock)
     generations: dict[str, Generation] = field(default_factory=dict)
+    knows_words: bool = False
     releasing: bool = False
 
     @property
@@ -460,6 +462,9 @@ class Control:
             self._fail(request.request_id, failure)
         else:
             rank.generations[request.request_id] = generation
+            if generation.words is not None and not rank.knows_words:
+                rank.knows_words = True
+                rank.worker.send(wp.WorkerCommand(vocabulary=generation.words))
             rank.worker.send(wp.WorkerCommand(decode=generation.start()))
 
     def _on_tokens(self, rank: _Rank, tokens: wp.Tokens) -> None:

@@ -10,6 +10,7 @@ from math import ceil
 from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 from google.protobuf.message import DecodeError
 
 from motley.daemon.rank.steps import (
@@ -76,6 +77,7 @@ class _Sequence:
         known: how many of its tokens this rank has been told, up to the end of its last step.
         logits: f32[R, V_r]{tp} of the wanted rows of its last step, so that more can be asked for.
         first: how many tokens were generated before the one that the first of these rows is to choose.
+        allowed: which tokens may be chosen by these rows, as `SpanPlan` has them.
     """
 
     def __init__(self, sampler: ShardSampler, prompt: int, known: int, most_blocks: int) -> None:
@@ -89,6 +91,7 @@ class _Sequence:
         self.windowed: Numbers | None = None
         self.logits: F32 | None = None
         self.first = 0
+        self.allowed: Numbers | None = None
 
     def add(self, blocks: Numbers, windowed: Numbers, there_are: CacheBlocks) -> None:
         """Give it more blocks, of those that there are.
@@ -232,7 +235,7 @@ class Executor:
         sequence = self._sequence(slot)
         if sequence.logits is None or not 0 <= row < len(sequence.logits):
             raise StepError(f"slot {slot} has no logits of wanted row {row} to say more about")
-        return sequence.sampler.summarise(sequence.logits[row], sequence.first + row, want)
+        return self._summary(sequence, row, want)
 
     def _check_pairs(self, pairs: Numbers) -> None:
         """Make sure that there are the blocks that are to be moved, and the far ones that they go to.
@@ -287,10 +290,26 @@ class Executor:
             sequence = self._sequences[plan.slot]
             own = sequence.logits = logits[at : at + plan.wanted]
             sequence.first = plan.position + plan.rows - plan.wanted + 1 - sequence.prompt
-            for row, values in enumerate(own):
-                summaries.append(sequence.sampler.summarise(values, sequence.first + row, plan.want))
+            sequence.allowed = plan.allowed
+            summaries += [self._summary(sequence, row, plan.want) for row in range(len(own))]
             at += plan.wanted
         return summaries
+
+    def _summary(self, sequence: _Sequence, row: int, want: int) -> bytes:
+        """Of one of the wanted rows of a sequence's last step."""
+        assert sequence.logits is not None, "it has had a step"
+        allowed = None if sequence.allowed is None else self._own_bits(sequence.allowed[row])
+        return sequence.sampler.summarise(sequence.logits[row], sequence.first + row, want, allowed)
+
+    def _own_bits(self, words: Numbers) -> npt.NDArray[np.bool_]:
+        """Which tokens of this rank's slice may be chosen, bool[V_r]{tp}: not those that a mask i32[W] does not reach,
+        which fill the model's rows up."""
+        start, stop = self._vocabulary.start, self._vocabulary.stop
+        bits = np.unpackbits(words.view(np.uint8)[start // 8 : -(-stop // 8)], bitorder="little")
+        allowed = np.zeros(stop - start, np.bool_)
+        own = bits[start % 8 :][: stop - start]
+        allowed[: len(own)] = own
+        return allowed
 
     def _count(self, tokens: int, seconds: float, before: StatsSnapshot) -> None:
         """Remember where the time of a decode step of so many tokens went."""

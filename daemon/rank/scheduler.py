@@ -17,6 +17,7 @@ import numpy as np
 
 from motley.daemon.pipe.daemon import Commands, Tell
 from motley.daemon.rank.cache_blocks import BlockStore
+from motley.daemon.rank.constraints import Preparing
 from motley.daemon.rank.draft_model import DraftModel
 from motley.daemon.rank.drafting import Drafting
 from motley.daemon.rank.drafts import Lookup
@@ -40,6 +41,7 @@ from motley.daemon.rank.steps import (
 )
 from motley.daemon.rank.window_blocks import WindowBlocks
 from motley.daemon.sampling.choice import Choice, LogitsError, NeedMore, choose, initial_want
+from motley.daemon.sampling.constraint import Constraint, ConstraintError
 from motley.daemon.sampling.parameters import SamplingError, SamplingParams
 from motley.plugins.engine import CacheBlocks
 from motley.protocol import mesh_pb2 as pb
@@ -48,6 +50,8 @@ from motley.transport import Communicator
 
 LOOK_S = 0.5
 """Seconds between two looks after the other ranks, while there are no requests."""
+PREPARING_LOOK_S = 0.01
+"""Seconds between two looks whether the constraint of a request is prepared, while there is nothing to compute."""
 ACTIVITY_S = 0.5
 """Seconds between two messages that tell the daemon what is under way."""
 SIGN_OF_LIFE_S = 10.0
@@ -61,6 +65,7 @@ class _Client:
     Attributes:
         arrived: when.
         spoken: when it last heard something.
+        constraint: what its answer must be; None: anything.
     """
 
     decode: wp.Decode
@@ -68,10 +73,16 @@ class _Client:
     request: Request
     arrived: float
     spoken: float
+    constraint: Constraint | None = None
 
     @property
     def generated(self) -> int:
         return self.request.generated
+
+    @property
+    def answer(self) -> list[int]:
+        """The tokens that have been generated."""
+        return self.request.tokens[self.request.prompt :]
 
 
 @dataclass
@@ -129,6 +140,7 @@ class Scheduler:
         self._held: set[Request] = set()
         """Requests whose clients are slow: they are not in the schedule for now."""
         self._arrivals = count()
+        self._preparing = Preparing()
         self._schedule: Schedule | None = None
         """There is one once the followers have told what they are able to do."""
         self._activity_due = 0.0
@@ -146,8 +158,11 @@ class Scheduler:
             Exception: what `commands`, `tell`, `check` and `report` raise.
         """
         while True:
-            for command in commands(0.0 if self._busy and not self._stuck else LOOK_S):
+            wait_s = PREPARING_LOOK_S if self._preparing else LOOK_S
+            for command in commands(0.0 if self._busy and not self._stuck else wait_s):
                 self._obey(command)
+            for order, came, constraint in self._preparing.ready():
+                self._accept_constrained(order, came, constraint)
             if self._busy:
                 self._advance(self._made_schedule())
             else:
@@ -166,18 +181,34 @@ class Scheduler:
     def _obey(self, command: wp.WorkerCommand) -> None:
         match command.WhichOneof("body"):
             case "decode":
-                self._accept(command.decode)
+                now = time.perf_counter()
+                if command.decode.HasField("constraint"):
+                    self._preparing.begin(command.decode, now)
+                else:
+                    self._accept(command.decode, now)
+            case "vocabulary":
+                self._preparing.vocabulary = command.vocabulary
             case "cancel":
                 self._cancel(command.cancel)
             case "hold":
                 self._hold(command.hold)
 
-    def _accept(self, decode: wp.Decode) -> None:
+    def _accept_constrained(self, decode: wp.Decode, came: float, constraint: Callable[[], Constraint]) -> None:
+        """Accept a request that has come at `came`, and whose constraint is prepared, or cannot be."""
+        try:
+            self._accept(decode, came, constraint())
+        except ConstraintError as error:
+            self._refuse(decode, str(error))
+
+    def _refuse(self, decode: wp.Decode, why: str) -> None:
+        failure = pb.Failure(code="invalid_request", message=why)
+        self._say(decode.request_id, finish="error", failure=failure)
+
+    def _accept(self, decode: wp.Decode, now: float, constraint: Constraint | None = None) -> None:
         try:
             params = SamplingParams.from_proto(decode.sampling)
         except SamplingError as error:
-            failure = pb.Failure(code="invalid_request", message=str(error))
-            self._say(decode.request_id, finish="error", failure=failure)
+            self._refuse(decode, str(error))
             return
         if params.top_k >= self.vocabulary:  # every token passes: no rank has to sort and send its whole slice for it
             decode.sampling.top_k = 0
@@ -193,12 +224,15 @@ class Scheduler:
             lookup=None if decode.without_drafts else Lookup(),
             sampling=decode.sampling,
         )
-        now = time.perf_counter()
-        client = self._clients[request] = _Client(decode, params, request, arrived=now, spoken=now)
+        client = _Client(decode, params, request, arrived=now, spoken=now, constraint=constraint)
+        self._clients[request] = client
         self._made_schedule().add(request)
         self._shorten(client)
 
     def _cancel(self, request_id: str) -> None:
+        if self._preparing.cancel(request_id):
+            self._say(request_id, finish="cancelled")
+            return
         for client in self._clients.values():
             if client.decode.request_id == request_id:
                 self._end(client)
@@ -311,7 +345,13 @@ class Scheduler:
     def _span(self, part: Part) -> SpanPlan:
         want = initial_want(self._clients[part.request].params) if part.wanted else 0
         blocks, windowed = (np.array(numbers, np.int32) for numbers in (part.blocks, part.windowed))
-        return SpanPlan(part.request.slot, part.position, len(part.tokens), part.wanted, want, blocks, windowed)
+        client = self._clients[part.request]
+        allowed = None
+        if client.constraint is not None and part.wanted:
+            allowed = client.constraint.masks(client.answer, part.tokens[len(part.tokens) - part.guesses :])
+        return SpanPlan(
+            part.request.slot, part.position, len(part.tokens), part.wanted, want, blocks, windowed, allowed
+        )
 
     def _settle(self, schedule: Schedule, decisions: Sequence[_Decision]) -> None:
         """Choose the next tokens of each request and tell them; the request ends with them, or goes on.
@@ -340,6 +380,11 @@ class Scheduler:
         part = decision.part
         client = self._clients[part.request]
         guessed = part.tokens[len(part.tokens) - part.guesses :]
+        if client.constraint is not None and client.constraint.trouble:
+            schedule.guessed(part, decision.row)
+            self._end(client)
+            self._refuse(client.decode, f"the answer cannot be kept to its constraint: {client.constraint.trouble}")
+            return 0
         while True:
             try:
                 choice = choose(decision.told[decision.row], client.params, client.generated)
@@ -363,6 +408,8 @@ class Scheduler:
     def _finish(self, client: _Client, choice: Choice) -> str:
         """Why a request ends with a token; empty: it goes on."""
         if choice.token in client.decode.stop_tokens:
+            return "stop"
+        if client.constraint is not None and client.constraint.ends([*client.answer, choice.token]):
             return "stop"
         return "length" if client.generated + 1 >= client.decode.max_tokens else ""
 

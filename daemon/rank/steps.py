@@ -20,7 +20,7 @@ _STEP = struct.Struct("<BBII")
 _SLOT = struct.Struct("<BI")
 _COUNT = struct.Struct("<BI")
 _LENGTH = struct.Struct("<I")
-_FIELDS = 7
+_FIELDS = 8
 """Numbers that a `Step` has of each span, besides its blocks."""
 
 
@@ -62,6 +62,8 @@ class SpanPlan:
         blocks: i32[N], the cache blocks that the sequence has got since its last step, after those that it had.
         windowed: i32[N], what layers with a window have for these; -1: nothing, which its rows do not see. Empty where
             such layers have the same blocks as others.
+        allowed: i32[wanted, W], for each of the next tokens a bit for every token of the vocabulary, the lowest bit of
+            the first word first; 1: it may be chosen. None: all may.
     """
 
     slot: int
@@ -71,6 +73,12 @@ class SpanPlan:
     want: int
     blocks: Numbers
     windowed: Numbers = field(default_factory=lambda: np.zeros(0, np.int32))
+    allowed: Numbers | None = None
+
+    @property
+    def words(self) -> int:
+        """W of `allowed`; 0 if all tokens may be chosen."""
+        return 0 if self.allowed is None else self.allowed.shape[1]
 
 
 @dataclass(frozen=True)
@@ -90,11 +98,20 @@ class Step:
     def encode(self) -> bytes:
         """Write the message as bytes, which `decode` reads."""
         table = [
-            (each.slot, each.position, each.rows, each.wanted, each.want, len(each.blocks), len(each.windowed))
+            (
+                each.slot,
+                each.position,
+                each.rows,
+                each.wanted,
+                each.want,
+                *map(len, (each.blocks, each.windowed)),
+                each.words,
+            )
             for each in self.spans
         ]
         new = (numbers for each in self.spans for numbers in (each.blocks, each.windowed) if len(numbers))
-        parts = [np.array(table, np.int32), *new, self.tokens]
+        masks = [each.allowed for each in self.spans if each.allowed is not None]
+        parts = [np.array(table, np.int32), *new, *masks, self.tokens]
         head = _STEP.pack(2, self.halved, len(self.spans), len(self.tokens))
         return head + b"".join(part.tobytes() for part in parts)
 
@@ -260,19 +277,23 @@ def _step(data: bytes) -> Step:
     table = numbers[: _FIELDS * count].reshape(count, _FIELDS)
     if halved > 1 or not count or table.min() < 0:
         raise StepError(f"a step of {count} spans, halved: {halved}, has numbers out of range: {table.tolist()}")
+    fields = table.tolist()
     spans = []
     at, all_rows = _FIELDS * count, 0
-    for slot, position, rows, wanted, want, new, windowed in table.tolist():
+    mask_at = at + sum(new + windowed for *_, new, windowed, _ in fields)
+    for slot, position, rows, wanted, want, new, windowed, words in fields:
         if not rows or wanted > rows:
             raise StepError(f"a span of {rows} tokens, of which {wanted} are wanted")
+        masks = numbers[mask_at : mask_at + wanted * words].reshape(wanted, words) if words else None
         end = at + new + windowed
-        spans.append(SpanPlan(slot, position, rows, wanted, want, numbers[at : at + new], numbers[at + new : end]))
-        at, all_rows = end, all_rows + rows
-    if all_rows != length or at + length != len(numbers):
+        blocks, own = numbers[at : at + new], numbers[at + new : end]
+        spans.append(SpanPlan(slot, position, rows, wanted, want, blocks, own, masks))
+        at, mask_at, all_rows = end, mask_at + wanted * words, all_rows + rows
+    if all_rows != length or mask_at + length != len(numbers):
         raise StepError(f"{count} spans of {all_rows} rows do not fit {length} tokens and {len(numbers)} numbers")
     if len({span.slot for span in spans}) < count:
         raise StepError(f"a step has several spans of one sequence: {[span.slot for span in spans]}")
-    return Step(spans, numbers[at:], bool(halved))
+    return Step(spans, numbers[mask_at:], bool(halved))
 
 
 def tell_loss(lost: str, summaries: bytes) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from motley.daemon.sampling.masses import log_sums_exp
 from motley.daemon.sampling.noise import Ids, gumbel
@@ -89,13 +90,14 @@ class ShardSampler:
         if known >= self._prompted and not self._counts[known]:  # the last one: rows are added as they are generated
             self._seen, self._counts = self._seen[:-1], self._counts[:-1]
 
-    def summarise(self, logits: F32, step: int, want: int) -> bytes:
+    def summarise(self, logits: F32, step: int, want: int, allowed: npt.NDArray[np.bool_] | None = None) -> bytes:
         """Say what `motley.daemon.sampling.choice.choose` must know of this slice, as bytes.
 
         Args:
             logits: f32[V_r]{tp}, raw; not changed.
             step: tokens generated before this one; all of them have been accepted.
-            want: how many candidates to report; all of the slice if it has no more than that.
+            want: how many candidates to report; all that may be chosen if there are no more than that.
+            allowed: bool[V_r]{tp}, which tokens may be chosen; None: all.
         """
         if logits.shape != (self._size,):
             raise ValueError(f"logits of shape {logits.shape} for a slice of {self._size} rows")
@@ -108,6 +110,9 @@ class ShardSampler:
         first = int(np.argmax(adjusted))  # a NaN, if there is one
         if not adjusted[first] < np.inf:
             return Summary(offset=self._offset, rows=self._size, invalid=self._offset + first).encode()
+        if allowed is not None:
+            adjusted = np.where(allowed, adjusted, np.float32(-np.inf))
+            first = int(np.argmax(adjusted))
 
         if params.greedy or params.truncated:
             rows = _best(adjusted, 1 if params.greedy else want, first)
@@ -170,4 +175,6 @@ def _best(values: F32, want: int, first: int) -> Ids:
     if want < len(values):
         threshold = np.partition(values, len(values) - want)[len(values) - want]
         rows = np.flatnonzero(values >= threshold)
+        if threshold == -np.inf:  # fewer may be chosen; one that may not says so
+            rows = np.append(np.flatnonzero(values > threshold), np.argmin(values))
     return rows[np.argsort(-values[rows], kind="stable")[:want]]

@@ -47,8 +47,8 @@ class Summary(NamedTuple):
 
     @property
     def exhausted(self) -> bool:
-        """Whether the candidates are the whole slice."""
-        return len(self.ids) == self.rows
+        """Whether the candidates are all that may be chosen of the slice."""
+        return len(self.ids) == self.rows or bool(len(self.logits) and self.logits[-1] == -np.inf)
 
     def encode(self) -> bytes:
         """Write it as bytes."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
+from motley.daemon.sampling.constraint import ConstraintError, grammar_of
 from motley.daemon.sampling.parameters import SamplingError, SamplingParams
 from motley.daemon.text.messages import ChatError
 from motley.daemon.text.stops import StopChecker
@@ -37,6 +38,7 @@ class Generation:
     """A request that is being answered, from `start` to the `Delta` that carries a finish reason.
 
     Attributes:
+        words: the tokens that rank 0's worker must know to keep the answer to its constraint; None: it has none.
         finished: whether the last delta was made; further tokens are ignored.
         cancel_worker: whether the worker must be told to stop, as the text came to a stop string, which it cannot know.
 
@@ -54,6 +56,7 @@ class Generation:
         self._max_tokens = _max_tokens(request, len(self._prompt), context)
         self._stop_tokens = frozenset() if request.ignore_eos else tokenizer.stop_tokens
         _check(request, tokenizer)
+        self.words = _check_constraint(request, tokenizer)
         self._decoder = IncrementalDecoder(tokenizer, self._prompt)
         self._stops = StopChecker(request.stop)
         self._before = tokenizer.decode(self._prompt) if request.echo and not request.written else ""
@@ -75,6 +78,7 @@ class Generation:
             stop_tokens=sorted(self._stop_tokens),
             without_drafts=self._request.without_drafts,
             written=self._request.written,
+            constraint=self._request.constraint if self._request.HasField("constraint") else None,
         )
 
     def _replay(self, written: Sequence[int]) -> None:
@@ -187,6 +191,18 @@ def _max_tokens(request: pb.Generate, prompt: int, context: int) -> int:
             what,
         )
     return asked or min(request.usual_tokens or rest, rest)
+
+
+def _check_constraint(request: pb.Generate, tokenizer: Tokenizer) -> wp.Vocabulary | None:
+    """Refuse a constraint that cannot be kept; what `Generation.words` is, errors as there."""
+    if not request.HasField("constraint"):
+        return None
+    param = request.constraint.param
+    try:
+        grammar_of(request.constraint)
+    except ConstraintError as error:
+        raise RequestError("invalid_request", f"{param} {error}", param) from error
+    return tokenizer.words
 
 
 def _check(request: pb.Generate, tokenizer: Tokenizer) -> None:

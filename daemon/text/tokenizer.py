@@ -17,12 +17,17 @@ import tokenizers
 from motley.daemon.text.messages import ChatError, check_messages
 from motley.daemon.text.templates import ChatTemplate, ChatWriter, InvalidTemplate
 from motley.daemon.weights.git_lfs import pointer_told
+from motley.protocol import worker_pb2 as wp
 
 _NO_TEMPLATE = (
     "the model has no chat template, so it knows no roles (base models have none): let it continue a text, with POST"
     " /v1/completions or `motley run --raw`; if it was trained to chat, put its chat_template.jinja beside its"
     " tokenizer.json and start the session again"
 )
+
+
+_NEVER_SAID = "<|never said|>"
+"""A token that ends answers in a tokenizer that has none."""
 
 
 class TokenizerError(Exception):
@@ -120,6 +125,17 @@ class Tokenizer:
     def tokens(self) -> dict[int, str]:
         """All tokens as the tokenizer's files write them, by id."""
         return {token: text for text, token in self._backend.get_vocab().items()}
+
+    @cached_property
+    def words(self) -> wp.Vocabulary:
+        """The tokens as constraints of answers need them: with one that ends answers, which the model never says if it
+        has none."""
+        backend, stop = self._backend, sorted(token for token in self.stop_tokens if token < self.vocabulary)
+        if not stop:
+            backend = tokenizers.Tokenizer.from_str(backend.to_str())
+            backend.add_special_tokens([_NEVER_SAID])
+            stop = [backend.token_to_id(_NEVER_SAID)]
+        return wp.Vocabulary(tokenizer_json=backend.to_str(), size=self.vocabulary, stop=stop)
 
     def encode(self, text: str) -> list[int]:
         """Token ids of raw text, begun as the model expects (``add_bos_token``, or its post-processor)."""

@@ -13,10 +13,10 @@ from typing import Any
 
 from aiohttp import web
 
-from motley.orchestrator.api.body import read_json
 from motley.orchestrator.api.errors import ApiError
 from motley.orchestrator.api.events import EventStream
-from motley.orchestrator.api.openai_parameters import Parameters, chat_parameters, completion_parameters
+from motley.orchestrator.api.generates import Generates, chat_generates, completion_generates
+from motley.orchestrator.api.schema import read_json
 from motley.orchestrator.api.slow_clients import Patience, finish
 from motley.orchestrator.serving.errors import BusyError, ServingError, unready
 from motley.orchestrator.serving.requests import Answers, Requests
@@ -54,10 +54,10 @@ class OpenAiApi:
         return web.json_response(_model(session))
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
-        return await self._answer(request, chat_parameters(await read_json(request)), _Chat)
+        return await self._answer(request, chat_generates(await read_json(request)), _Chat)
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
-        return await self._answer(request, completion_parameters(await read_json(request)), _Completion)
+        return await self._answer(request, completion_generates(await read_json(request)), _Completion)
 
     def _session(self, model: str) -> Session:
         session = self._sessions.named(model)
@@ -67,8 +67,8 @@ class OpenAiApi:
             raise ApiError(404, message, param="model", code="model_not_found")
         return session
 
-    async def _answer(self, http: web.Request, parameters: Parameters, form: type[_Form]) -> web.StreamResponse:
-        session = self._session(parameters.model)
+    async def _answer(self, http: web.Request, asked: Generates, form: type[_Form]) -> web.StreamResponse:
+        session = self._session(asked.model)
         envelope = {
             "id": form.prefix + secrets.token_hex(12),
             "created": int(time.time()),
@@ -76,11 +76,11 @@ class OpenAiApi:
             "system_fingerprint": f"fp_{session.profile.fingerprint[:12]}",
         }
         try:
-            async with self._requests.generate(session, parameters.generates) as answers:
-                choices = [_Choice(form(index)) for index in range(len(parameters.generates))]
-                if parameters.stream:
-                    return await _stream(http, parameters, choices, envelope, answers)
-                return await _whole(http, parameters, choices, envelope, answers)
+            async with self._requests.generate(session, asked.each) as answers:
+                choices = [_Choice(form(index)) for index in range(len(asked.each))]
+                if asked.stream:
+                    return await _stream(http, asked, choices, envelope, answers)
+                return await _whole(http, asked, choices, envelope, answers)
         except ServingError as error:
             wait = error.retry_after_s if isinstance(error, BusyError) else None
             raise ApiError.from_failure(error.failure, retry_after_s=wait) from error
@@ -223,7 +223,7 @@ def _timings(choices: Sequence[_Choice]) -> dict[str, Any]:
 
 
 async def _whole(
-    http: web.Request, parameters: Parameters, choices: Sequence[_Choice], envelope: dict[str, Any], answers: Answers
+    http: web.Request, asked: Generates, choices: Sequence[_Choice], envelope: dict[str, Any], answers: Answers
 ) -> web.StreamResponse:
     while not answers.ended:
         came = await answers.next(math.inf)
@@ -236,7 +236,7 @@ async def _whole(
         **envelope,
         "object": choices[0].form.object,
         "choices": [choice.form.whole("".join(choice.text), choice.rows, choice.last.finish) for choice in choices],
-        "usage": _usage(choices, parameters.n),
+        "usage": _usage(choices, asked.n),
         **_timings(choices),
     }
     response = web.json_response(body)
@@ -247,7 +247,7 @@ async def _whole(
 
 
 async def _stream(
-    http: web.Request, parameters: Parameters, choices: Sequence[_Choice], envelope: dict[str, Any], answers: Answers
+    http: web.Request, asked: Generates, choices: Sequence[_Choice], envelope: dict[str, Any], answers: Answers
 ) -> web.StreamResponse:
     """Server-sent events. The first delta is awaited before the headers go out, for as long as a stream may be silent,
     so that an answer that fails at once has a status of its own; one that fails later ends with an error event and
@@ -255,7 +255,7 @@ async def _stream(
     with Patience(http) as patience, suppress(ConnectionError):  # a client has gone: leaving cancels the request
         stream = EventStream(http, patience)
         try:
-            await _write_answers(stream, parameters, choices, envelope, answers)
+            await _write_answers(stream, asked, choices, envelope, answers)
         except ServingError as error:
             if not stream.begun:
                 raise
@@ -266,7 +266,7 @@ async def _stream(
 
 async def _write_answers(
     stream: EventStream,
-    parameters: Parameters,
+    asked: Generates,
     choices: Sequence[_Choice],
     envelope: dict[str, Any],
     answers: Answers,
@@ -274,7 +274,7 @@ async def _write_answers(
     """Write answers as they come, up to ``[DONE]``; errors as `Answers.next` and `EventStream`."""
 
     async def chunk(told: list[dict[str, Any]], usage: dict[str, Any] | None = None, **more: Any) -> None:
-        tail = {"usage": usage} if parameters.include_usage else {}
+        tail = {"usage": usage} if asked.include_usage else {}
         event = {**envelope, "object": choices[0].form.chunk_object, "choices": told, **tail, **more}
         await stream.event(json.dumps(event, ensure_ascii=False))
 
@@ -293,8 +293,8 @@ async def _write_answers(
             await chunk([choice.form.piece(delta.text, delta.logprobs, None)])
         if delta.finish:
             await chunk([choice.form.piece("", [], delta.finish)], **_timings([choice]))
-    if parameters.include_usage:
-        await chunk([], _usage(choices, parameters.n))
+    if asked.include_usage:
+        await chunk([], _usage(choices, asked.n))
     await stream.event("[DONE]")
 
 

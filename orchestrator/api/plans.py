@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 from aiohttp import web
+from pydantic import ConfigDict, Field, TypeAdapter
 
-from motley.orchestrator.api.body import Fields, is_text, read_json
 from motley.orchestrator.api.errors import ApiError
+from motley.orchestrator.api.schema import Body, FieldError, Text, read, read_json
 from motley.orchestrator.api.session_parameters import session_request
 from motley.orchestrator.links import UNKNOWN_BANDWIDTH, UNKNOWN_LATENCY_S
 from motley.orchestrator.planning.choice import Choice
@@ -21,8 +22,40 @@ from motley.protocol import MAX_RANKS
 
 UNSERVABLE = 422
 """A model that a node cannot describe."""
-OWN = ("requests", "what_if", "machines")
-"""Fields beside those of a session."""
+Positive = Annotated[float, Field(gt=0, le=1e9)]
+
+
+class MachineBody(Body):
+    """A machine that is not there: by a device that is known, or by numbers."""
+
+    name: Annotated[Text, Field(min_length=1)]
+    device: Text | None = None
+    """Such as "RTX 4070 12GB"; numbers beside it go before what is known of it."""
+    gb_per_s: Positive | None = None
+    """At which it reads weights."""
+    memory_gb: Positive | None = None
+    row_gb_per_s: Positive | None = None
+    """Weights per second, times the rows that they are multiplied by, in a step of many."""
+    call_us: Annotated[float, Field(ge=0, le=1e6)] = 0.0
+    """That a small operation takes between two products."""
+    latency_ms: Annotated[float, Field(ge=0, le=1e4)] | None = None
+    """Of its link."""
+    mbit_per_s: Positive | None = None
+
+
+class PlanBody(Body):
+    """What ``POST /api/plan`` takes beside the fields of a session."""
+
+    model_config = ConfigDict(extra="allow")
+    requests: Annotated[int, Field(ge=1, le=MAX_SEQUENCES)] = 1
+    """At a time."""
+    what_if: Annotated[list[Text], Field(min_length=1, max_length=MAX_RANKS)] | None = None
+    """Machines beside the nodes, such as "RTX 4070 12GB, 1Gbit"."""
+    machines: Annotated[list[MachineBody], Field(min_length=1, max_length=MAX_RANKS)] | None = None
+    """Machines in place of the nodes."""
+
+
+PLAN = TypeAdapter(PlanBody)
 
 
 class PlansApi:
@@ -35,96 +68,63 @@ class PlansApi:
     async def plan(self, request: web.Request) -> web.Response:
         """Plan a session, described as for ``POST /api/sessions``, for so many ``requests`` at a time, with machines
         that are not there: ``what_if`` beside the nodes, or ``machines`` in their place."""
-        body = await read_json(request)
-        own, rest = _parted(body)
-        requests = own.integer("requests", 1, MAX_SEQUENCES) or 1
-        machines, alone = _machines(own)
+        asked = read(PLAN, await read_json(request))
+        machines = _machines(asked)
+        wanted = session_request(asked.model_extra)
         try:
-            planned = await self._forecasts.plan(session_request(rest), requests, machines, alone=alone)
+            planned = await self._forecasts.plan(wanted, asked.requests, machines, alone=asked.machines is not None)
         except ServingError as error:
             raise ApiError.from_failure(error.failure, UNSERVABLE) from error
         return web.json_response(plan_json(planned))
 
 
-def _parted(body: object) -> tuple[Fields, object]:
-    """The fields beside those of a session, and the rest."""
-    if not isinstance(body, dict):
-        return Fields({}), body
-    rest = {name: value for name, value in body.items() if name not in OWN}
-    return Fields({name: value for name, value in body.items() if name in OWN}), rest
-
-
-def _machines(own: Fields) -> tuple[list[Machine], bool]:
-    """Machines that are not there, and whether they are in the place of the nodes.
+def _machines(asked: PlanBody) -> list[Machine]:
+    """Machines that are not there.
 
     Raises:
-        ApiError: 400, naming the field.
+        FieldError: naming what is wrong.
     """
-    told, wanted = own.take("machines"), own.take("what_if")
-    if told is not None and wanted is not None:
-        own.refuse("what_if", "is beside the nodes that are there, machines are in their place: leave out one")
-    found = []
-    for each in _listed(own, "what_if", wanted):
-        if not is_text(each):
-            own.refuse("what_if", "must be a list of texts like 'RTX 4070 12GB, 1Gbit'")
-        try:
-            found.append(what_if(each))
-        except ValueError as error:
-            own.refuse("what_if", str(error))
+    if asked.machines is not None and asked.what_if is not None:
+        raise FieldError("what_if", "is beside the nodes that are there, machines are in their place: leave out one")
+    found = [_known(each, "what_if") for each in asked.what_if or ()]
     names = set[str]()
-    for index, each in enumerate(_listed(own, "machines", told)):
-        machine = _machine(Fields(each, f"machines[{index}]"))
-        if machine.offer.name in names:
-            own.refuse(f"machines[{index}].name", f"{machine.offer.name!r} is that of another, too")
-        names.add(machine.offer.name)
-        found.append(machine)
-    return found, told is not None
+    for index, each in enumerate(asked.machines or ()):
+        if each.name in names:
+            raise FieldError(f"machines[{index}].name", f"{each.name!r} is that of another, too")
+        names.add(each.name)
+        found.append(_machine(each, f"machines[{index}]"))
+    return found
 
 
-def _listed(own: Fields, name: str, value: object) -> list[Any]:
-    if value is None:
-        return []
-    if not isinstance(value, list) or not 1 <= len(value) <= MAX_RANKS:
-        own.refuse(name, f"must be a list of 1 to {MAX_RANKS}")
-    return value
+def _known(told: str, path: str) -> Machine:
+    try:
+        return what_if(told)
+    except ValueError as error:
+        raise FieldError(path, str(error)) from error
 
 
-def _machine(fields: Fields) -> Machine:
-    """A machine that is described: by a device that is known, or by numbers.
-
-    Raises:
-        ApiError: 400, naming the field.
+def _machine(told: MachineBody, path: str) -> Machine:
     """
-    name = fields.string("name")
-    if not name:
-        fields.refuse("name", "is missing", "missing_parameter")
-    device = fields.string("device")
-    speed = fields.number("gb_per_s", 0, 1e6, above=True)
-    memory = fields.number("memory_gb", 0, 1e6, above=True)
-    rows = fields.number("row_gb_per_s", 0, 1e9, above=True)
-    call_us = fields.number("call_us", 0, 1e6)
-    latency_ms = fields.number("latency_ms", 0, 1e4)
-    mbit = fields.number("mbit_per_s", 0, 1e7, above=True)
-    fields.finish()
-    if device is not None:
-        try:
-            known = what_if(device).offer
-        except ValueError as error:
-            fields.refuse("device", str(error))
-    elif speed is None or memory is None:
-        fields.refuse("gb_per_s", "and memory_gb are needed, or a device that is known", "missing_parameter")
+    Raises:
+        FieldError: its device is not known, or lacks numbers.
+    """
+    if told.device is not None:
+        known = _known(told.device, f"{path}.device").offer
+    elif told.gb_per_s is None or told.memory_gb is None:
+        why = "and memory_gb are needed, or a device that is known"
+        raise FieldError(f"{path}.gb_per_s", why, "missing_parameter")
     else:
-        known = Candidate(name, 1.0, 0)
+        known = Candidate(told.name, 1.0, 0)
     return Machine(
         Candidate(
-            name,
-            1e9 * speed if speed else known.speed,
-            int(1e9 * memory) if memory else known.memory,
-            row_speed=1e9 * (rows or 0.0),
-            call_s=1e-6 * (call_us or 0.0),
+            told.name,
+            1e9 * told.gb_per_s if told.gb_per_s else known.speed,
+            int(1e9 * told.memory_gb) if told.memory_gb else known.memory,
+            row_speed=1e9 * (told.row_gb_per_s or 0.0),
+            call_s=1e-6 * told.call_us,
         ),
-        UNKNOWN_LATENCY_S if latency_ms is None else 1e-3 * latency_ms,
-        1e6 / 8 * mbit if mbit else UNKNOWN_BANDWIDTH,
+        UNKNOWN_LATENCY_S if told.latency_ms is None else 1e-3 * told.latency_ms,
+        1e6 / 8 * told.mbit_per_s if told.mbit_per_s else UNKNOWN_BANDWIDTH,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from motley.orchestrator.nodes import NodeTable
@@ -19,7 +19,7 @@ from motley.orchestrator.serving.descriptions import Descriptions, Profiles
 from motley.orchestrator.serving.errors import DescriptionError, ServingError
 from motley.orchestrator.serving.layouts import Layouts
 from motley.orchestrator.serving.participants import Participant, able_hosts, participant, wanted_model
-from motley.orchestrator.session_request import Place, SessionRequest
+from motley.orchestrator.session_request import Place, Quantisation, SessionRequest
 from motley.orchestrator.sessions import Session
 from motley.protocol.mesh_pb2 import ModelSpec
 
@@ -27,7 +27,12 @@ HINT_S = 10.0
 """Where a model does not fit, what would is looked for no longer than this."""
 TOKENS_STEP = 256
 """The largest context, or number of cache tokens, that would fit is told in such steps."""
-NARROWER = {"fp32": ("int8", "int4"), "fp16": ("int8", "int4"), "stored": ("int4",), "int8": ("int4",)}
+NARROWER: Mapping[Quantisation, tuple[Quantisation, ...]] = {
+    "fp32": ("int8", "int4"),
+    "fp16": ("int8", "int4"),
+    "stored": ("int4",),
+    "int8": ("int4",),
+}
 """What a model that does not fit may be quantised to."""
 
 

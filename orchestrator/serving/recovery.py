@@ -175,7 +175,7 @@ def _among(request: SessionRequest, there: Container[str]) -> SessionRequest:
     own = _of_nodes(request, there)
     nodes = tuple(name for name, keep in zip(request.nodes, kept, strict=True) if keep)
     shares = tuple(share for share, keep in zip(request.shares, kept, strict=False) if keep)
-    return replace(own, nodes=nodes, shares=shares)
+    return replace(own, nodes=nodes, shares=shares if any(shares) else ())
 
 
 def _anywhere(request: SessionRequest, there: Container[str]) -> SessionRequest:

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
-from motley.cli.options import CacheFormat, Experts, Quantisation
-from motley.orchestrator.api.session_parameters import session_request
+from motley.cli import options
+from motley.orchestrator.api.session_parameters import SESSION, session_request
 from motley.orchestrator.session_request import (
     CACHE_FORMATS,
-    LAYOUTS,
-    QUANTISATIONS,
+    Block,
     ContradictionError,
+    Layout,
+    Quantisation,
     SessionRequest,
-    kinds,
 )
 from motley.plugins import engine
+from motley.protocol import BLOCKS
 
 UNUSUAL: dict[str, Any] = {
     "name": "poet",
@@ -41,8 +42,11 @@ UNUSUAL: dict[str, Any] = {
 }
 
 
-def test_every_field_says_what_it_may_be() -> None:
-    assert list(kinds()) == [field.name for field in dataclasses.fields(SessionRequest)]
+def test_every_field_has_a_default_and_is_published() -> None:
+    published = SESSION.json_schema()
+    assert list(published["properties"]) == [field.name for field in dataclasses.fields(SessionRequest)]
+    assert published["required"] == ["model"]
+    assert session_request(SessionRequest("bard").to_json()) == SessionRequest("bard")
 
 
 @pytest.mark.parametrize(
@@ -76,13 +80,14 @@ def test_an_engine_of_a_single_rank_is_not_for_all_sessions(fields: dict[str, An
 
 
 def test_the_command_line_has_the_same_words() -> None:
-    assert {*Quantisation} == {*QUANTISATIONS}
-    assert {*Experts} == {*LAYOUTS}
-    assert {*CacheFormat} == {*CACHE_FORMATS}
+    assert {*options.Quantisation} == {*get_args(Quantisation)}
+    assert {*options.Experts} == {*get_args(Layout)}
+    assert {*options.CacheFormat} == {*CACHE_FORMATS}
 
 
 def test_nodes_and_the_orchestrator_have_the_same_formats_of_caches() -> None:
     assert CACHE_FORMATS == engine.CACHE_FORMATS
+    assert get_args(Block) == BLOCKS
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,10 @@ def steps(draw: st.DrawFn) -> Step:
     for slot in draw(st.lists(numbers, min_size=1, max_size=5, unique=True)):
         rows = draw(st.integers(1, 9))
         wanted = draw(st.integers(0, rows))
-        spans.append(SpanPlan(slot, draw(numbers), rows, wanted, draw(numbers), draw(tokens), draw(tokens)))
+        words = draw(st.integers(0, 3)) if wanted else 0
+        allowed = np.arange(wanted * words, dtype=np.int32).reshape(wanted, words) - 3 if words else None
+        new = draw(tokens), draw(tokens)
+        spans.append(SpanPlan(slot, draw(numbers), rows, wanted, draw(numbers), *new, allowed))
     count = sum(span.rows for span in spans)
     known = draw(st.lists(numbers, min_size=count, max_size=count))
     return Step(spans, np.array(known, np.int32), draw(st.booleans()))

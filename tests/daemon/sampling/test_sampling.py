@@ -33,12 +33,14 @@ class Ranks:
         self.samplers = [ShardSampler(params, start, stop - start, prompt, block) for start, stop in self.slices]
         self.rounds = 0
 
-    def sample(self, logits: F32, step: int, want: int | None = None) -> Choice:
+    def sample(
+        self, logits: F32, step: int, want: int | None = None, allowed: npt.NDArray[np.bool_] | None = None
+    ) -> Choice:
         want = want or initial_want(self.params)
         for _ in range(12):
             self.rounds += 1
             summaries = [
-                sampler.summarise(logits[start:stop], step, want)
+                sampler.summarise(logits[start:stop], step, want, None if allowed is None else allowed[start:stop])
                 for sampler, (start, stop) in zip(self.samplers, self.slices, strict=True)
             ]
             choice = choose(summaries, self.params, step)
@@ -51,7 +53,14 @@ class Ranks:
         raise AssertionError("choose() never had enough")
 
 
-def plain(logits: F32, params: SamplingParams, step: int, prompt: Sequence[int], output: Sequence[int]) -> int:
+def plain(
+    logits: F32,
+    params: SamplingParams,
+    step: int,
+    prompt: Sequence[int],
+    output: Sequence[int],
+    allowed: npt.NDArray[np.bool_] | None = None,
+) -> int:
     """The definitions, written out over the whole vocabulary."""
     x = logits.copy()
     for token in {*prompt, *output}:
@@ -65,22 +74,24 @@ def plain(logits: F32, params: SamplingParams, step: int, prompt: Sequence[int],
         x[token] -= np.float32(params.presence_penalty)
     for token, bias in params.logit_bias.items():
         x[token] += np.float32(bias)
+    if allowed is not None:
+        x[~allowed] = -np.inf
     if params.temperature == 0:
         return int(np.argmax(x))
     scaled = x.astype(np.float64) / params.temperature
     order = sorted(range(len(x)), key=lambda token: (-x[token], token))
-    allowed = order[: params.top_k or None]
-    mass = np.exp(scaled[allowed] - scaled[allowed].max())
+    passing = order[: params.top_k or None]
+    mass = np.exp(scaled[passing] - scaled[passing].max())
     mass /= mass.sum()
     if params.top_p < 1:
         before = np.concatenate([[0.0], np.cumsum(mass)[:-1]])
         kept = before < params.top_p - 1e-9
         kept[0] = True
-        allowed = [token for token, keep in zip(allowed, kept, strict=True) if keep]
+        passing = [token for token, keep in zip(passing, kept, strict=True) if keep]
         mass = mass[kept]
-    allowed = [token for token, p in zip(allowed, mass, strict=True) if p >= params.min_p * mass.max()]
+    passing = [token for token, p in zip(passing, mass, strict=True) if p >= params.min_p * mass.max()]
     score = scaled + gumbel(params.seed, step, np.arange(len(x)))
-    return max(allowed, key=lambda token: (score[token], -token))
+    return max(passing, key=lambda token: (score[token], -token))
 
 
 def some_logits(seed: int, vocabulary: int, spread: float, ties: bool) -> F32:
@@ -118,8 +129,13 @@ def test_every_split_chooses_what_the_whole_vocabulary_would(data: st.DataObject
     for step in range(4):
         logits = some_logits(seed + step, vocabulary, data.draw(st.sampled_from([0.0, 1.0, 4.0])), step % 2 == 0)
         before = logits.copy()
-        chosen = ranks.sample(logits, step, first_want).token
-        assert chosen == plain(logits, params, step, prompt, output)
+        allowed = None
+        if data.draw(st.booleans()):
+            allowed = np.zeros(vocabulary, np.bool_)
+            allowed[data.draw(st.lists(token, min_size=1, max_size=20))] = True
+        chosen = ranks.sample(logits, step, first_want, allowed).token
+        assert chosen == plain(logits, params, step, prompt, output, allowed)
+        assert allowed is None or allowed[chosen]
         assert np.array_equal(logits, before)
         output.append(chosen)
 

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from motley.orchestrator.api import body, door
-from motley.orchestrator.api.body import read_json
+from motley.orchestrator.api import door, schema
 from motley.orchestrator.api.door import Door
 from motley.orchestrator.api.errors import errors_as_json
+from motley.orchestrator.api.schema import read_json
 
 DEADLINE_S = 20.0
 GET = b"GET / HTTP/1.1\r\nHost: here\r\n\r\n"
@@ -115,7 +115,7 @@ async def test_a_connection_without_a_whole_request_ends(said: bytes) -> None:
 
 
 async def test_a_body_that_does_not_come_ends_its_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(body, "BODY_S", 0.1)
+    monkeypatch.setattr(schema, "BODY_S", 0.1)
     async with opened() as port:
         reader, writer = await dial(port)
         writer.write(POST + b"[")

@@ -79,8 +79,8 @@ async def test_rebalancing(mesh: Any, nodes: list[Any], moe: ModelProfile) -> No
     ("fields", "status", "match"),
     [
         ({"experts": "scattered"}, 400, "experts must be one of auto, sliced, parallel"),
-        ({"replicas": 0}, 400, "replicas must be an integer from 1 to 64"),
-        ({"trunk": 0}, 400, "trunk must be an integer from 1 to 32"),
+        ({"replicas": 0}, 400, "replicas must be at least 1"),
+        ({"trunk": 0}, 400, "trunk must be at least 1"),
         ({"experts": "sliced", "replicas": 2}, 400, "replicas is for experts on nodes of their own"),
         ({"experts": "sliced", "trunk": 2}, 400, "trunk is for experts on nodes of their own"),
         ({"experts": "parallel", "shares": [1, 1, 1]}, 400, "shares are of sliced experts"),

@@ -6,6 +6,7 @@ import asyncio
 import io
 import json
 import math
+import re
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -190,7 +191,7 @@ async def test_the_official_client(mesh: Any, bard: Any) -> None:
             await client.chat.completions.create(**{**CHAT, "model": "gpt"})  # type: ignore[call-overload]
         assert (caught.value.code, caught.value.param) == ("model_not_found", "model")
         assert "served: bard" in str(caught.value)
-        with pytest.raises(openai.BadRequestError, match="temperature must be a number from 0 to 2"):
+        with pytest.raises(openai.BadRequestError, match="temperature must be at most 2, not 3"):
             await client.chat.completions.create(**CHAT, temperature=3)  # type: ignore[call-overload]
         bard.answer = breaking
         with pytest.raises(openai.APIError, match="rank 2 is gone"):
@@ -568,3 +569,15 @@ async def test_a_request_of_which_there_are_signs_of_life_goes_on(
     bard.answer = slow
     status, body = await mesh.call("POST", "/v1/completions", COMPLETION)
     assert (status, body["choices"][0]["text"]) == (200, "at last")
+
+
+async def test_what_is_served_is_published(mesh: Any) -> None:
+    status, document = await mesh.call("GET", "/openapi.json")
+    assert (status, document["openapi"]) == (200, "3.1.0")
+    taken = document["paths"]["/v1/chat/completions"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    chat = document["components"]["schemas"][taken["$ref"].rpartition("/")[2]]
+    assert {"messages", "model"} == set(chat["required"])
+    assert chat["properties"]["temperature"]["maximum"] == 2
+    refs = re.findall(r"#/components/schemas/(\w+)", json.dumps(document))
+    assert set(refs) <= set(document["components"]["schemas"])
+    assert "/api/sessions/{id}" in document["paths"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Any
 
 import pytest
@@ -479,26 +480,25 @@ async def test_without_nodes_there_is_advice(mesh: Any) -> None:
             "caches of 99 tokens were asked for; one sequence",
         ),
         ({"cache_tokens": 2047}, "invalid_request", "one sequence may have 2048 (the context)"),
-        ({"cache_tokens": 0}, "invalid_value", "cache_tokens must be"),
-        ({"nodes": []}, "invalid_value", "nodes must be a list"),
-        ({"nodes": "pc"}, "invalid_value", "nodes must be a list"),
-        ({"nodes": [1]}, "invalid_value", "nodes must be a list"),
-        ({"shares": [0]}, "invalid_value", "not all 0"),
-        ({"shares": [-1]}, "invalid_value", "shares must be"),
-        ({"shares": ["1"]}, "invalid_value", "shares must be"),
+        ({"cache_tokens": -1}, "invalid_value", "cache_tokens must be at least 0, not -1"),
+        ({"nodes": "pc"}, "invalid_value", "nodes must be a list, not"),
+        ({"nodes": [1]}, "invalid_value", "nodes[0] must be a string, not 1"),
+        ({"shares": [0]}, "invalid_value", "must not be all 0"),
+        ({"shares": [-1]}, "invalid_value", "shares[0] must be at least 0, not -1"),
+        ({"shares": ["1"]}, "invalid_value", "shares[0] must be a number"),
         ({"quantisation": "int3"}, "invalid_value", "must be one of fp32, fp16, int8, int4, stored, not 'int3'"),
-        ({"block": 0}, "invalid_value", "block must be an integer from 16 to 256"),
+        ({"block": 0}, "invalid_value", "block must be one of 16, 32, 64, 128, 256, not 0"),
         ({"block": 48}, "invalid_value", "block must be one of 16, 32, 64, 128, 256, not 48"),
         ({"block": 32, "quantisation": "fp32"}, "invalid_value", "block is for quantised weights"),
         ({"block": 32, "quantisation": "fp16"}, "invalid_value", "quantisation 'fp16' has no blocks"),
         ({"name": "a/b"}, "invalid_value", "name must not be blank or have a / in it"),
         ({"name": " "}, "invalid_value", "name must not be blank"),
         ({"exact": True, "engine": "reference"}, "invalid_value", "engine 'reference' cannot keep exact=true"),
-        ({"context": 0}, "invalid_value", "context must be"),
+        ({"context": -1}, "invalid_value", "context must be at least 0, not -1"),
         ({"threads": 1.5}, "invalid_value", "threads must be"),
         ({"exact": 1}, "invalid_value", "exact must be true or false"),
         ({"exact": True, "wire": "bf16"}, "invalid_value", "wire 'bf16' rounds sums by rank"),
-        ({"model": ""}, "missing_parameter", "model is missing"),
+        ({"model": ""}, "invalid_value", "model must be a string that is not empty"),
         (
             {"engines": {"moon": "onnxruntime"}},
             "invalid_request",
@@ -506,12 +506,12 @@ async def test_without_nodes_there_is_advice(mesh: Any) -> None:
         ),
         ({"quantisations": {"moon": "int8"}}, "invalid_request", "quantisations names 'moon', which takes no part"),
         ({"engines": {"pc": "warp"}}, "unknown_engine", "node 'pc' has no engine 'warp'; it has: onnxruntime"),
-        ({"engines": ["warp"]}, "invalid_value", "engines must be an object of strings by node names"),
-        ({"quantisations": {"pc": 8}}, "invalid_value", "quantisations must be an object of strings by node names"),
+        ({"engines": ["warp"]}, "invalid_value", "engines must be an object"),
+        ({"quantisations": {"pc": 8}}, "invalid_value", "quantisations.pc must be one of fp32"),
         (
             {"quantisations": {"pc": "int3"}},
             "invalid_value",
-            "of node 'pc' must be one of fp32, fp16, int8, int4, stored",
+            "quantisations.pc must be one of fp32, fp16, int8, int4, stored",
         ),
         (
             {"exact": True, "quantisation": "int8", "quantisations": {"pc": "int4"}},
@@ -532,7 +532,7 @@ async def test_bad_requests(mesh: Any, new_node: Any, fields: Any, code: str, ma
     status, body = await mesh.call("POST", "/api/sessions", {**MODEL, **fields})
     assert (status, body["error"]["code"]) == (400, code)
     assert match in body["error"]["message"]
-    assert body["error"]["param"] in fields
+    assert re.split(r"[.[]", body["error"]["param"])[0] in fields
     assert await mesh.call("GET", "/api/sessions") == (200, {"sessions": []})
 
 

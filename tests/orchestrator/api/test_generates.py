@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -10,35 +11,35 @@ from hypothesis import event, given
 from hypothesis import strategies as st
 
 from motley.orchestrator.api.errors import ApiError
-from motley.orchestrator.api.openai_parameters import Parameters, chat_parameters, completion_parameters
+from motley.orchestrator.api.generates import Generates, chat_generates, completion_generates
 
 USER = {"role": "user", "content": "Hi"}
 
 
-def chat(**fields: Any) -> Parameters:
-    return chat_parameters({"model": "bard", "messages": [USER], **fields})
+def chat(**fields: Any) -> Generates:
+    return chat_generates({"model": "bard", "messages": [USER], **fields})
 
 
-def completion(**fields: Any) -> Parameters:
-    return completion_parameters({"model": "bard", "prompt": "Hi", **fields})
+def completion(**fields: Any) -> Generates:
+    return completion_generates({"model": "bard", "prompt": "Hi", **fields})
 
 
 def messages(**fields: Any) -> Any:
-    return json.loads(chat(**fields).generates[0].messages_json)
+    return json.loads(chat(**fields).each[0].messages_json)
 
 
 def test_defaults_are_openais() -> None:
     parameters = chat()
-    sampling = parameters.generates[0].sampling
+    sampling = parameters.each[0].sampling
     assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (1, 1, 0, 0)
     assert (sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty) == (1, 0, 0)
     assert not sampling.logprobs
-    assert (parameters.generates[0].max_tokens, list(parameters.generates[0].stop)) == (0, [])
+    assert (parameters.each[0].max_tokens, list(parameters.each[0].stop)) == (0, [])
     assert not parameters.stream
-    assert (completion().generates[0].max_tokens, completion().generates[0].usual_tokens) == (0, 16)
-    until_the_context_is_full = completion(max_tokens=None).generates[0]
+    assert (completion().each[0].max_tokens, completion().each[0].usual_tokens) == (0, 16)
+    until_the_context_is_full = completion(max_tokens=None).each[0]
     assert (until_the_context_is_full.max_tokens, until_the_context_is_full.usual_tokens) == (0, 0)
-    assert chat().generates[0].sampling.seed != chat().generates[0].sampling.seed
+    assert chat().each[0].sampling.seed != chat().each[0].sampling.seed
 
 
 def test_everything_asked_for_arrives() -> None:
@@ -60,20 +61,20 @@ def test_everything_asked_for_arrives() -> None:
         stream=True,
         stream_options={"include_usage": True},
     )
-    sampling = parameters.generates[0].sampling
+    sampling = parameters.each[0].sampling
     assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (0, 0.5, 7, 0.1)
     assert (sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty) == (1.5, -2, 2)
     assert (sampling.seed, dict(sampling.logit_bias)) == (2**64 - 1, {50256: -100, 7: 2.5})
     assert (sampling.logprobs, sampling.top_logprobs) == (True, 3)
-    assert (parameters.generates[0].max_tokens, list(parameters.generates[0].stop)) == (9, ["a", "b"])
-    assert parameters.generates[0].ignore_eos
+    assert (parameters.each[0].max_tokens, list(parameters.each[0].stop)) == (9, ["a", "b"])
+    assert parameters.each[0].ignore_eos
     assert parameters.stream
     assert parameters.include_usage
 
 
 def test_null_is_the_same_as_absent() -> None:
     names = ("temperature", "top_p", "max_tokens", "stop", "logit_bias", "n", "tools", "stream_options", "seed")
-    assert chat(**dict.fromkeys(names)).generates[0].max_tokens == 0
+    assert chat(**dict.fromkeys(names)).each[0].max_tokens == 0
 
 
 def test_messages_are_normalised() -> None:
@@ -91,19 +92,19 @@ def test_messages_are_normalised() -> None:
 
 
 def test_prompts_come_as_text_or_token_ids() -> None:
-    assert completion(prompt="").generates[0].WhichOneof("input") == "prompt"
-    assert list(completion(prompt=[1, 0, 70000]).generates[0].prompt_tokens.ids) == [1, 0, 70000]
-    assert completion(echo=True).generates[0].echo
-    assert completion(logprobs=0).generates[0].sampling.logprobs
+    assert completion(prompt="").each[0].WhichOneof("input") == "prompt"
+    assert list(completion(prompt=[1, 0, 70000]).each[0].prompt_tokens.ids) == [1, 0, 70000]
+    assert completion(echo=True).each[0].echo
+    assert completion(logprobs=0).each[0].sampling.logprobs
 
 
 def test_several_answers_to_several_prompts_differ_in_their_seeds() -> None:
     parameters = completion(prompt=["one", [1, 2]], n=2, seed=2**64 - 1, max_tokens=3, stop="x", best_of=2)
     assert parameters.n == 2
-    assert [each.prompt or list(each.prompt_tokens.ids) for each in parameters.generates] == ["one"] * 2 + [[1, 2]] * 2
-    assert [each.sampling.seed for each in parameters.generates] == [2**64 - 1, 0] * 2
-    assert all((each.max_tokens, list(each.stop)) == (3, ["x"]) for each in parameters.generates)
-    assert len(chat(n=3).generates) == 3
+    assert [each.prompt or list(each.prompt_tokens.ids) for each in parameters.each] == ["one"] * 2 + [[1, 2]] * 2
+    assert [each.sampling.seed for each in parameters.each] == [2**64 - 1, 0] * 2
+    assert all((each.max_tokens, list(each.stop)) == (3, ["x"]) for each in parameters.each)
+    assert len(chat(n=3).each) == 3
 
 
 @pytest.mark.parametrize(
@@ -203,7 +204,10 @@ COMMON = [
         ("tools", [{"type": "function"}]),
         ("tool_choice", "required"),
         ("functions", [{}]),
-        ("response_format", {"type": "json_object"}),
+        ("response_format", {"type": "yaml"}),
+        ("response_format", {"type": "json_schema", "json_schema": {}}),
+        ("regex", ""),
+        ("grammar", 1),
         ("audio", {"voice": "alloy"}),
         ("modalities", ["text", "audio"]),
         ("reasoning_effort", "high"),
@@ -214,7 +218,8 @@ COMMON = [
 def test_a_chat_is_refused_by_parameter(name: str, value: Any) -> None:
     with pytest.raises(ApiError) as caught:
         chat(**{name: value})
-    assert (caught.value.status, caught.value.param) == (400, name)
+    assert caught.value.status == 400
+    assert re.split(r"[.[]", str(caught.value.param))[0] == name
     assert name in str(caught.value)
 
 
@@ -244,7 +249,8 @@ def test_a_chat_is_refused_by_parameter(name: str, value: Any) -> None:
 def test_a_completion_is_refused_by_parameter(name: str, value: Any) -> None:
     with pytest.raises(ApiError) as caught:
         completion(**{name: value})
-    assert (caught.value.status, caught.value.param) == (400, name)
+    assert caught.value.status == 400
+    assert re.split(r"[.[]", str(caught.value.param))[0] == name
 
 
 @pytest.mark.parametrize(
@@ -257,7 +263,7 @@ def test_a_completion_is_refused_by_parameter(name: str, value: Any) -> None:
         ({"role": "user"}, "messages[1].content"),
         ({"role": "assistant", "content": None}, "messages[1].content"),
         ({"role": "user", "content": []}, "messages[1].content"),
-        ({"role": "user", "content": "\ud800"}, "messages[1].content"),
+        ({"role": "user", "content": "\ud800"}, "messages[1].content[0].text"),
         ({"role": "user", "content": "Hi", "mood": "good"}, "messages[1].mood"),
         ({"role": "assistant", "content": "Hi", "tool_calls": [{}]}, "messages[1].tool_calls"),
         ({"role": "user", "content": [{"type": "image_url"}]}, "messages[1].content[0].type"),
@@ -274,12 +280,37 @@ def test_a_message_is_refused_by_its_place(message: Any, param: str) -> None:
 def test_contradictions_are_refused() -> None:
     with pytest.raises(ApiError, match="contradicts"):
         chat(max_tokens=3, max_completion_tokens=4)
-    assert chat(max_tokens=3, max_completion_tokens=3).generates[0].max_tokens == 3
+    assert chat(max_tokens=3, max_completion_tokens=3).each[0].max_tokens == 3
     with pytest.raises(ApiError, match="logprobs of a prompt"):
         completion(echo=True, logprobs=1)
     with pytest.raises(ApiError) as caught:
         chat(stream=True, stream_options={"verbose": True})
     assert caught.value.param == "stream_options.verbose"
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind", "text", "param"),
+    [
+        ({"response_format": {"type": "json_object"}}, "json_schema", '{"type": "object"}', "response_format"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"enum": [None]}}}},
+            "json_schema",
+            '{"enum": [null]}',
+            "response_format.json_schema.schema",
+        ),
+        ({"regex": "a+"}, "regex", "a+", "regex"),
+        ({"grammar": 'root ::= "a"'}, "grammar", 'root ::= "a"', "grammar"),
+    ],
+)
+def test_what_an_answer_must_be_arrives(fields: dict[str, Any], kind: str, text: str, param: str) -> None:
+    for parameters in (chat(**fields, n=2), completion(**fields, n=2)):
+        for each in parameters.each:
+            assert each.constraint.WhichOneof("kind") == kind
+            assert (getattr(each.constraint, kind), each.constraint.param) == (text, param)
+    assert not chat(response_format={"type": "text"}).each[0].HasField("constraint")
+    for other in ({"ignore_eos": True}, {"regex": "b", "grammar": "c"}):
+        with pytest.raises(ApiError, match="contradicts"):
+            chat(**{**fields, **other})
 
 
 def test_codes_tell_kinds_of_refusal_apart() -> None:
@@ -306,9 +337,9 @@ response_format echo suffix"""
 @given(values | st.dictionaries(st.sampled_from(NAMES.split()), values))
 def test_no_json_makes_it_stumble(body: Any) -> None:
     """Whatever comes in, it is read or refused with a reason."""
-    for parse in (chat_parameters, completion_parameters):
+    for parse in (chat_generates, completion_generates):
         try:
-            parse(body).generates[0].SerializeToString()
+            parse(body).each[0].SerializeToString()
         except ApiError as error:
             json.dumps(error.body)
             event(f"refused with {error.status}")

@@ -1,0 +1,151 @@
+"""What an answer must be: a grammar says after every token which tokens may come next.
+
+Grammars are llguidance's, made from a JSON schema, a regular expression, or a grammar as Lark or llama.cpp write it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+from llguidance import LLMatcher, LLTokenizer
+from llguidance.gbnf_to_lark import any_to_lark
+
+from motley.protocol import mesh_pb2 as pb
+from motley.protocol import worker_pb2 as wp
+
+Masks = npt.NDArray[np.int32]
+"""i32[N, W]: for each of N tokens that are to be chosen, a bit for every token of the vocabulary, the lowest bit of the
+first word first; 1: it may be chosen."""
+_WORD = 32
+"""Bits in a word of a mask."""
+_WHITESPACE = r" |\n[ \t]{0,20}"
+"""What may stand between two words of JSON: without a limit, a small model can go on with it until its tokens end."""
+_VOCABULARIES = 2
+"""Tokenizers that a process keeps in llguidance's form."""
+
+
+class ConstraintError(ValueError):
+    """A constraint that is malformed, or asks for what is not supported; the message says what is wrong where."""
+
+
+def grammar_of(constraint: pb.Constraint) -> str:
+    """Translate a constraint into llguidance's form, and check it.
+
+    Raises:
+        ConstraintError: it is malformed, or has a feature that is not supported.
+    """
+    try:
+        match constraint.WhichOneof("kind"):
+            case "json_schema":
+                grammar = _of_schema(constraint.json_schema)
+            case "regex":
+                grammar = LLMatcher.grammar_from_regex(constraint.regex)
+            case "grammar":
+                grammar = LLMatcher.grammar_from_lark(any_to_lark(constraint.grammar))
+            case _:
+                raise ConstraintError("says nothing")
+    except ConstraintError:
+        raise
+    except Exception as error:  # the reader of llama.cpp's grammars raises plain Exception
+        raise ConstraintError(f"cannot be read: {error}") from error
+    if why := LLMatcher.validate_grammar(grammar):
+        raise ConstraintError(f"cannot be kept: {why.strip()}")
+    return grammar
+
+
+def _of_schema(text: str) -> str:
+    schema = json.loads(text)
+    if isinstance(schema, dict) and "x-guidance" in schema:
+        raise ConstraintError("has x-guidance, which could loosen it: leave it out")
+    return LLMatcher.grammar_from_json_schema(text, overrides={"lenient": False, "whitespace_pattern": _WHITESPACE})
+
+
+class Constraint:
+    """Which tokens may come next in one answer: a function of the constraint and the tokens so far.
+
+    Attributes:
+        trouble: why it cannot be kept any further; empty: it can.
+    """
+
+    def __init__(self, constraint: pb.Constraint, vocabulary: wp.Vocabulary) -> None:
+        """
+        Args:
+            vocabulary: the tokens that the model has, and which of them end an answer.
+
+        Raises:
+            ConstraintError: as `grammar_of`.
+        """
+        self.trouble = ""
+        self._size = vocabulary.size
+        self._words = -(-vocabulary.size // _WORD)
+        self._stop = frozenset(vocabulary.stop)
+        self._matcher = LLMatcher(_tokenizer(vocabulary.SerializeToString()), grammar_of(constraint), log_level=0)
+        self._read: list[int] = []
+        """The tokens that the matcher has gone by."""
+        self._look()
+
+    def masks(self, generated: Sequence[int], guesses: Sequence[int]) -> Masks:
+        """Which tokens may come behind those generated so far, and behind each of some guesses: i32[1 + G, W].
+
+        Behind a guess that may not come itself, all may: nobody asks then what does. The same holds once there is
+        `trouble`.
+        """
+        self._follow(generated)
+        masks = np.full((1 + len(guesses), self._words), -1, np.int32)
+        gone = 0
+        for row in range(len(masks)):
+            masks[row] = self._mask()
+            if not row and not self.trouble and not masks[0].any():
+                self.trouble = "no token of the model can go on with what the constraint wants"
+            if self.trouble:
+                masks[:] = -1
+                break
+            if row == len(guesses) or guesses[row] in self._stop or not self._matcher.validate_tokens([guesses[row]]):
+                break
+            self._matcher.consume_token(guesses[row])
+            gone += 1
+        if gone:
+            self._matcher.rollback(gone)
+        self._look()
+        return masks
+
+    def ends(self, generated: Sequence[int]) -> bool:
+        """Whether nothing can come behind these tokens, so that the answer ends with them."""
+        self._follow(generated)
+        return bool(self._matcher.is_stopped()) and not self.trouble
+
+    def _follow(self, generated: Sequence[int]) -> None:
+        """Have the matcher be behind exactly these tokens."""
+        common = len(self._read)
+        if self._read != list(generated[:common]):
+            self._matcher.reset()
+            common = 0
+        if new := list(generated[common:]):
+            self._matcher.consume_tokens(new)
+        self._read = list(generated)
+        self._look()
+
+    def _mask(self) -> npt.NDArray[np.int32]:
+        """Of the matcher as it is, i32[W]; tokens that the model has not are left out."""
+        bits = np.frombuffer(self._matcher.compute_bitmask(), np.int32)
+        mask = np.zeros(self._words, np.int32)
+        mask[: len(bits)] = bits[: self._words]
+        if spare := self._size % _WORD:
+            mask[-1] &= np.int32((1 << spare) - 1)
+        self._look()
+        return mask
+
+    def _look(self) -> None:
+        if self._matcher.is_error():
+            self.trouble = self.trouble or str(self._matcher.get_error()).partition("\n")[0]
+
+
+@lru_cache(_VOCABULARIES)
+def _tokenizer(serialised: bytes) -> LLTokenizer:
+    """A model's tokenizer as llguidance has it, which takes a while."""
+    vocabulary = wp.Vocabulary.FromString(serialised)
+    return LLTokenizer(vocabulary.tokenizer_json, eos_token=list(vocabulary.stop))

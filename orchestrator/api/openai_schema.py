@@ -1,0 +1,251 @@
+"""OpenAI's request bodies as this server takes them: every field is obeyed, harmless, or refused by name.
+
+Harmless are those that cannot change an answer here: ``user``, ``safety_identifier``, ``prompt_cache_key``,
+``prompt_cache_retention``, ``service_tier``, ``store``, ``metadata``, ``prediction``, and ``name`` of a message.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+
+from motley.orchestrator.api.schema import Body, Neutral, Text, refuse
+
+MAX_STOPS = 4
+MAX_ANSWERS = 128
+"""To all prompts of a request together."""
+_UINT32 = 2**32 - 1
+
+TokenId = Annotated[int, Field(ge=0, le=_UINT32)]
+TokenCount = Annotated[int, Field(ge=1, le=_UINT32)]
+
+
+def _one_text_part(content: Any) -> Any:
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
+
+
+class TextPart(Body):
+    """A piece of a message's content. Pieces are joined as they are, with nothing between them."""
+
+    type: Literal["text"]
+    text: Text
+
+
+Content = Annotated[
+    list[TextPart],
+    Field(min_length=1),
+    BeforeValidator(_one_text_part, json_schema_input_type=str | Annotated[list[TextPart], Field(min_length=1)]),
+]
+
+
+class Message(Body):
+    """One of a chat's messages. The role ``developer`` is the model's ``system``."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Content
+    name: str = ""
+    """Accepted; chat templates have no place for it."""
+    refusal: Annotated[Any, Neutral()] = None
+    annotations: Annotated[Any, Neutral([])] = None
+    audio: Annotated[Any, Neutral()] = None
+    function_call: Annotated[Any, Neutral()] = None
+    tool_call_id: Annotated[Any, Neutral()] = None
+    tool_calls: Annotated[Any, Neutral([])] = None
+
+
+class StreamOptions(Body):
+    """How a stream is told."""
+
+    include_usage: bool = False
+    """Tell the usage as the last chunk."""
+    include_obfuscation: bool = False
+    """Accepted; there is none."""
+
+
+def _stops(stop: Any) -> Any:
+    return [stop] if isinstance(stop, str) else stop
+
+
+def _token_ids(biases: dict[str, float]) -> dict[str, float]:
+    for token in biases:
+        if not (token.isascii() and token.isdigit() and len(token) <= 10 and int(token) <= _UINT32):
+            refuse(f"has a key that is no token id: {token!r}")
+    return biases
+
+
+Stop = Annotated[Text, Field(min_length=1)]
+Stops = Annotated[
+    list[Stop],
+    Field(max_length=MAX_STOPS),
+    BeforeValidator(_stops, json_schema_input_type=Stop | Annotated[list[Stop], Field(max_length=MAX_STOPS)]),
+]
+Bias = Annotated[float, Field(ge=-100, le=100)]
+
+
+class TextFormat(Body):
+    """An answer that may be anything."""
+
+    type: Literal["text"]
+
+
+class JsonFormat(Body):
+    """An answer that is a JSON object."""
+
+    type: Literal["json_object"]
+
+
+class JsonSchema(Body):
+    """A JSON schema, by which an answer is valid whether or not it is strict."""
+
+    name: str
+    description: str = ""
+    schema_: Annotated[dict[str, Any], Field(alias="schema")] = Field(default_factory=dict)
+    """Features that are not supported are refused by name."""
+    strict: bool = False
+
+
+class JsonSchemaFormat(Body):
+    """An answer that is valid by a schema."""
+
+    type: Literal["json_schema"]
+    json_schema: JsonSchema
+
+
+class Request(Body):
+    """What chats and completions have in common."""
+
+    model: Annotated[Text, Field(min_length=1)]
+    """The name of a model that is served; ``GET /v1/models`` lists them."""
+    temperature: Annotated[float, Field(ge=0, le=2)] = 1.0
+    top_p: Annotated[float, Field(ge=0, le=1)] = 1.0
+    top_k: Annotated[int, Field(ge=0, le=_UINT32)] = 0
+    """Only the k likeliest tokens; 0: all. Not part of OpenAI's API."""
+    min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Only tokens this likely, relative to the likeliest. Not part of OpenAI's API."""
+    repetition_penalty: Annotated[float, Field(gt=0, le=10)] = 1.0
+    """As Hugging Face has it. Not part of OpenAI's API."""
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
+    """Equal seeds give equal answers; the k-th of ``n`` answers (from 0 on) has this seed + k."""
+    logit_bias: Annotated[dict[str, Bias], AfterValidator(_token_ids)] = Field(default_factory=dict)
+    stop: Stops = Field(default_factory=list)
+    n: Annotated[int, Field(ge=1, le=MAX_ANSWERS)] = 1
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    response_format: Annotated[TextFormat | JsonFormat | JsonSchemaFormat, Field(discriminator="type")] | None = None
+    """What an answer is kept to; log-probabilities are told as without. For completions, not part of OpenAI's API."""
+    regex: Annotated[Text, Field(min_length=1)] | None = None
+    """The whole answer matches it. Not part of OpenAI's API."""
+    grammar: Annotated[Text, Field(min_length=1)] | None = None
+    """The answer is of this grammar, in Lark's notation or llama.cpp's (GBNF). Not part of OpenAI's API."""
+    ignore_eos: bool = False
+    """Go on behind tokens that end an answer. Not part of OpenAI's API."""
+    drafts: bool = True
+    """Whether tokens may be guessed ahead, which changes no text. Not part of OpenAI's API."""
+    user: str = ""
+    safety_identifier: str = ""
+    prompt_cache_key: str = ""
+    prompt_cache_retention: str = ""
+    service_tier: str = ""
+    store: bool = False
+    metadata: Annotated[
+        dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
+    ] = Field(default_factory=dict)
+    prediction: dict[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _may_be_together(self) -> Request:
+        kept_to = [
+            name
+            for name, asked in (
+                ("response_format", not isinstance(self.response_format, TextFormat | None)),
+                ("regex", self.regex is not None),
+                ("grammar", self.grammar is not None),
+            )
+            if asked
+        ]
+        if len(kept_to) > 1:
+            refuse(f"contradicts {kept_to[0]}; give one of them", kept_to[1])
+        if kept_to and self.ignore_eos:
+            refuse(f"contradicts {kept_to[0]}, with which an answer ends", "ignore_eos")
+        if self.stream_options is not None and not self.stream:
+            refuse("needs stream to be true", "stream_options")
+        return self
+
+
+class ChatRequest(Request):
+    """The body of ``POST /v1/chat/completions``."""
+
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_completion_tokens: TokenCount | None = None
+    """Refused if the context has no room for them; left out: until the context is full at the latest."""
+    max_tokens: TokenCount | None = None
+    """The older name of ``max_completion_tokens``."""
+    logprobs: bool = False
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    parallel_tool_calls: bool = True
+    audio: Annotated[Any, Neutral()] = None
+    function_call: Annotated[Any, Neutral("none", "auto")] = None
+    functions: Annotated[Any, Neutral([])] = None
+    modalities: Annotated[Any, Neutral(["text"])] = None
+    reasoning_effort: Annotated[Any, Neutral()] = None
+    tool_choice: Annotated[Any, Neutral("none", "auto")] = None
+    tools: Annotated[Any, Neutral([])] = None
+    verbosity: Annotated[Any, Neutral()] = None
+    web_search_options: Annotated[Any, Neutral()] = None
+
+    @model_validator(mode="after")
+    def _agrees(self) -> ChatRequest:
+        if self.top_logprobs is not None and not self.logprobs:
+            refuse("needs logprobs to be true", "top_logprobs")
+        if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:
+            refuse("contradicts max_completion_tokens; give one of them", "max_tokens")
+        return self
+
+
+def _prompts(prompt: Any) -> Any:
+    several = isinstance(prompt, list) and prompt and all(isinstance(each, str | list) for each in prompt)
+    return prompt if several else [prompt]
+
+
+TokenIds = Annotated[list[TokenId], Field(min_length=1)]
+
+
+def _prompt(prompt: Any) -> Any:
+    """A prompt is a string or a list; said as one, as a union would tell of both what is wrong."""
+    if not isinstance(prompt, str | list) or (not prompt and isinstance(prompt, list)):
+        refuse("must be a string, a list of token ids that is not empty, or a list of such prompts")
+    return prompt
+
+
+class CompletionRequest(Request):
+    """The body of ``POST /v1/completions``."""
+
+    nulls: ClassVar[frozenset[str]] = frozenset({"max_tokens"})
+
+    prompt: Annotated[
+        list[Annotated[Text | TokenIds, BeforeValidator(_prompt)]],
+        Field(max_length=MAX_ANSWERS),
+        BeforeValidator(
+            _prompts, json_schema_input_type=str | TokenIds | Annotated[list[str | TokenIds], Field(min_length=1)]
+        ),
+    ]
+    max_tokens: TokenCount | None = None
+    """Left out: 16, as at OpenAI; null: until the context is full, as at vLLM."""
+    echo: bool = False
+    logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
+    best_of: Annotated[int, Field(ge=1, le=MAX_ANSWERS)] | None = None
+    """As ``n``: the best of n answers are all of them. A choice among more is refused."""
+    suffix: Annotated[Any, Neutral("")] = None
+
+    @model_validator(mode="after")
+    def _agrees(self) -> CompletionRequest:
+        if self.logprobs is not None and self.echo:
+            refuse("of a prompt (with echo) are not supported", "logprobs")
+        if self.best_of not in (None, self.n):
+            refuse(f"must be as n, which is {self.n}, or left out", "best_of")
+        if len(self.prompt) * self.n > MAX_ANSWERS:
+            refuse(f"of {len(self.prompt)} prompts makes more than {MAX_ANSWERS} answers", "n")
+        return self

@@ -1,0 +1,95 @@
+"""``/openapi.json``: what this server takes, by its routes and by the schemas that requests are checked by."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterable
+from importlib.metadata import version
+from typing import Any
+
+from aiohttp import web
+from pydantic import TypeAdapter
+
+from motley.orchestrator.api.generates import CHAT, COMPLETION
+from motley.orchestrator.api.plans import PLAN
+from motley.orchestrator.api.session_parameters import SESSION
+
+_BODIES: dict[tuple[str, str], tuple[str, TypeAdapter[Any]]] = {
+    ("POST", "/v1/chat/completions"): ("ChatRequest", CHAT),
+    ("POST", "/v1/completions"): ("CompletionRequest", COMPLETION),
+    ("POST", "/api/sessions"): ("SessionRequest", SESSION),
+    ("POST", "/api/plan"): ("PlanBody", PLAN),
+}
+"""What requests have as their bodies, by method and path; others have none."""
+_SCHEMAS = "#/components/schemas/"
+_NULLABLE_TEXT = {"type": ["string", "null"]}
+_ERROR = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "param", "code"],
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "param": _NULLABLE_TEXT,
+                "code": _NULLABLE_TEXT,
+            },
+        }
+    },
+}
+
+
+def openapi_route(routes: Iterable[web.RouteDef]) -> web.RouteDef:
+    """The route that tells of these."""
+    document = openapi_document(routes)
+
+    async def openapi(_: web.Request) -> web.Response:
+        """Tell what this server takes."""
+        return web.json_response(document)
+
+    return web.get("/openapi.json", openapi)
+
+
+def openapi_document(routes: Iterable[web.RouteDef]) -> dict[str, Any]:
+    """An OpenAPI 3.1 document of these routes."""
+    schemas: dict[str, Any] = {"Error": _ERROR}
+    for name, schema in _BODIES.values():
+        body = schema.json_schema(ref_template=f"{_SCHEMAS}{{model}}")
+        schemas |= body.pop("$defs", {})
+        schemas[name] = body
+    paths: dict[str, Any] = {}
+    for route in routes:
+        path = re.sub(r"{(\w+):[^}]*}", r"{\1}", route.path)
+        paths.setdefault(path, {})[route.method.lower()] = _operation(route, path)
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Motley", "version": version("motley")},
+        "paths": paths,
+        "components": {
+            "schemas": schemas,
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        },
+        "security": [{}, {"key": []}],
+    }
+
+
+def _operation(route: web.RouteDef, path: str) -> dict[str, Any]:
+    error = {"description": "An error.", "content": _json({"$ref": f"{_SCHEMAS}Error"})}
+    operation: dict[str, Any] = {
+        "summary": (inspect.getdoc(route.handler) or "").partition("\n")[0],
+        "responses": {"2XX": {"description": "The answer."}, "4XX": error, "5XX": error},
+    }
+    if names := re.findall(r"{(\w+)}", path):
+        operation["parameters"] = [
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names
+        ]
+    if known := _BODIES.get((route.method, route.path)):
+        operation["requestBody"] = {"required": True, "content": _json({"$ref": f"{_SCHEMAS}{known[0]}"})}
+    return operation
+
+
+def _json(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"application/json": {"schema": schema}}
