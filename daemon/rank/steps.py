@@ -76,6 +76,12 @@ class SpanPlan:
     allowed: Numbers | None = None
 
     @property
+    def fields(self) -> tuple[int, ...]:
+        """The numbers that `_FIELDS` counts."""
+        new = len(self.blocks), len(self.windowed)
+        return self.slot, self.position, self.rows, self.wanted, self.want, *new, self.words
+
+    @property
     def words(self) -> int:
         """W of `allowed`; 0 if all tokens may be chosen."""
         return 0 if self.allowed is None else self.allowed.shape[1]
@@ -97,18 +103,7 @@ class Step:
 
     def encode(self) -> bytes:
         """Write the message as bytes, which `decode` reads."""
-        table = [
-            (
-                each.slot,
-                each.position,
-                each.rows,
-                each.wanted,
-                each.want,
-                *map(len, (each.blocks, each.windowed)),
-                each.words,
-            )
-            for each in self.spans
-        ]
+        table = [each.fields for each in self.spans]
         new = (numbers for each in self.spans for numbers in (each.blocks, each.windowed) if len(numbers))
         masks = [each.allowed for each in self.spans if each.allowed is not None]
         parts = [np.array(table, np.int32), *new, *masks, self.tokens]

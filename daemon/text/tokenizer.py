@@ -134,7 +134,7 @@ class Tokenizer:
         if not stop:
             backend = tokenizers.Tokenizer.from_str(backend.to_str())
             backend.add_special_tokens([_NEVER_SAID])
-            stop = [backend.token_to_id(_NEVER_SAID)]
+            stop = [own for own in [backend.token_to_id(_NEVER_SAID)] if own is not None]
         return wp.Vocabulary(tokenizer_json=backend.to_str(), size=self.vocabulary, stop=stop)
 
     def encode(self, text: str) -> list[int]:
