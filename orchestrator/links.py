@@ -16,7 +16,7 @@ from motley.orchestrator.nodes import Node
 AGAIN_S = 1800.0
 """A link that was measured so long ago is measured again, while neither node serves."""
 RETRY_S = 60.0
-"""The same of one that could not be made."""
+"""A link that could not be made so long ago is tried again, whatever its nodes do."""
 UNKNOWN_LATENCY_S, UNKNOWN_BANDWIDTH = 2e-4, 1.1e8
 """What a link is taken for that was not measured: a cable of 1 Gbit/s in a house."""
 OWN_LATENCY_S, OWN_BANDWIDTH = 1e-5, 4e9
@@ -71,15 +71,17 @@ class LinkTable:
         return self._links.get(Pair(dialler.id, listener.id))
 
     def due(self, nodes: Sequence[Node], idle: Callable[[Node], bool]) -> Iterator[Pair]:
-        """Pairs that are to be measured now: those that never were first, then old ones of nodes that do nothing."""
+        """Pairs that are to be measured now: those that never were, those that failed, and old ones of idle nodes."""
         pairs = [Pair(one.id, other.id) for one, other in permutations(nodes, 2)]
         yield from (pair for pair in pairs if pair not in self._links)
         resting = {node.id for node in nodes if idle(node)}
         now = self._clock()
         for pair in pairs:
             link = self._links.get(pair)
-            old = link is not None and now - link.measured > (RETRY_S if link.failure else AGAIN_S)
-            if old and set(pair) <= resting:
+            if link is None:
+                continue
+            age = now - link.measured
+            if (link.failure and age > RETRY_S) or (age > AGAIN_S and set(pair) <= resting):
                 yield pair
 
     def broken(self, nodes: Sequence[Node]) -> list[str]:

@@ -127,6 +127,11 @@ class NodeTable:
             raise HelloError(f"a zone has up to 64 printable characters, not {zone!r}; use --zone")
         if not (math.isfinite(bandwidth) and bandwidth > 0):
             raise HelloError(f"the measured memory bandwidth must be above 0 bytes/s, not {bandwidth}")
+        for each in hello.capabilities.speeds:
+            if not all(math.isfinite(speed) and speed > 0 for speed in (each.bytes_per_s, each.row_bytes_per_s)):
+                raise HelloError(f"the measured speeds of {each.format!r} must be above 0 bytes/s")
+        if not 0 <= hello.capabilities.call_s < 1:
+            raise HelloError(f"a small operation takes from 0 to 1 s, not {hello.capabilities.call_s}")
         namesake = next((node for node in self if node.name == hello.name), None)
         if namesake is not None and namesake.alive:
             raise NameTakenError(

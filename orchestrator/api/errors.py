@@ -25,6 +25,7 @@ _STATUS = {
     "no_expert_hosts": 409,
     "experts_moving": 409,
     "insufficient_memory": 422,
+    "unreachable_nodes": 422,
     "too_many_requests": 429,
     "internal_error": 500,
     "session_not_ready": 503,

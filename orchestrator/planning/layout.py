@@ -8,10 +8,9 @@ row has chosen. Most nodes are idle for a token and free for others, and an expe
 Where one is larger than any node, a few nodes are a host together (`motley.orchestrator.planning.groups`).
 
 Which of them is chosen by itself is a rule, not a forecast. A token alone costs two sums per layer in the one and a
-round trip per layer in the other, which is the same with one guess for every link; links are measured by a session's
-own ranks, so not before there is one. What is left are bytes over speeds, by which sliced would always win, as more
-nodes read; the one measurement of both (`bench/LOG.md`, 2026-11-20) says the contrary. And only in parallel does a
-node's loss not end the session.
+round trip per layer in the other, which is about the same. What is left are bytes over speeds, by which sliced would
+always win, as more nodes read; the one measurement of both (`bench/LOG.md`, 2026-11-20) says the contrary. And only in
+parallel does a node's loss not end the session.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from motley.orchestrator.serving.errors import refusal
 from motley.orchestrator.serving.memory import Memory
 from motley.orchestrator.serving.participants import Participant, choose_participants, wanted_model
 from motley.orchestrator.serving.planner import Planner
-from motley.orchestrator.serving.ranks import network_of, team_of
+from motley.orchestrator.serving.ranks import check_together, network_of, team_of
 from motley.orchestrator.serving.sizes import caches_of
 from motley.orchestrator.session_request import SessionRequest
 from motley.orchestrator.sessions import Session
@@ -121,6 +121,7 @@ class Forecasts:
             return Chooser([profile] * len(offers), offers, room, _widened(nowhere, machines), work)
         team = team_of(request, profiles, caches, participants, self._memory)
         there = team.chooser(request, self._links, work, with_draft=False)
+        check_together([team.participants[number].node for number in there.required], self._links)
         names = [one.node.name for one in team.participants]
         offers = [replace(offer, name=name) for offer, name in zip(team.candidates, names, strict=True)]
         return replace(

@@ -10,6 +10,7 @@ import logging
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import inf
 
 from motley.orchestrator.certificates import issue_credentials
 from motley.orchestrator.control import Control
@@ -50,6 +51,8 @@ class Probes:
         self._attempts: dict[str, _Attempt] = {}
         self._silent: set[Pair] = set()
         """Pairs that never answered: of nodes that cannot measure."""
+        self._doubted: set[Pair] = set()
+        """Pairs that failed once, which may have been for a busy machine: they are tried again before it counts."""
 
     def begin(self) -> None:
         """Have the pairs measure whose turn it is, and give up those that say nothing."""
@@ -78,18 +81,25 @@ class Probes:
         if node.id != pair.dialler:
             return  # what both have measured is the same, and why they could not, the dialler knows
         del self._attempts[probed.id]
+        if probed.failure and pair not in self._doubted:
+            self._doubted.add(pair)
+            self.begin()
+            return
+        self._doubted.discard(pair)
         if probed.failure:
             self._links.failed(pair, probed.failure)
             other = next((one.name for one in self._nodes if one.id == pair.listener), pair.listener)
             _log.warning("node %s cannot reach node %s: %s", node.name, other, probed.failure)
-        elif probed.latency_s >= 0 and probed.bandwidth > 0:
+        elif 0 <= probed.latency_s < inf and 0 < probed.bandwidth < inf:
             self._links.measured(pair, probed.latency_s, probed.bandwidth)
         self.begin()
 
     def on_lost(self, node: Node) -> None:
         """A node is gone, and with it what is known of its links."""
         self._attempts = {number: one for number, one in self._attempts.items() if node.id not in one.pair}
-        self._silent = {pair for pair in self._silent if node.id not in pair}
+        self._silent, self._doubted = (
+            {pair for pair in pairs if node.id not in pair} for pairs in (self._silent, self._doubted)
+        )
         self._links.forget(node.id)
 
     def _begin(self, pair: Pair) -> None:

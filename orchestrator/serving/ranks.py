@@ -92,20 +92,18 @@ async def plan_ranks(
         draft: a model that guesses tokens beside rank 0, which is then the first participant's.
 
     Raises:
-        PlanError: the model does not fit, or nodes that are named cannot reach each other.
-        ServingError: the draft model does not fit beside any rank, nobody knows how fast a GPU is, or the orchestrator
-            shuts down.
+        PlanError: the model does not fit.
+        ServingError: nodes that are named cannot reach each other, the draft model does not fit beside any rank, nobody
+            knows how fast a GPU is, or the orchestrator shuts down.
     """
     team = team_of(request, profiles, caches, participants, memory, draft)
     if request.shares:
-        if broken := links.broken([one.node for one in team.participants]):
-            raise PlanError(_cannot_be_together(broken))
+        check_together([one.node for one in team.participants], links)
         plans = await planner.shares(team.profiles, team.candidates, team.cache_tokens)
         ranks = _ranks(team.participants, team.candidates, plans)
     else:
         chooser = team.chooser(request, links, Workload(wire=request.wire), with_draft=draft is not None)
-        if broken := links.broken([team.participants[number].node for number in chooser.required]):
-            raise PlanError(_cannot_be_together(broken))
+        check_together([team.participants[number].node for number in chooser.required], links)
         choice = await planner.choose(chooser)
         members = [team.participants[number] for number in choice.members]
         ranks = _ranks(members, [team.candidates[number] for number in choice.members], choice.plans)
@@ -113,13 +111,19 @@ async def plan_ranks(
     return ranks
 
 
-def _cannot_be_together(broken: Sequence[str]) -> str:
-    """Why nodes cannot have ranks of one session, and what to do."""
-    lines = "".join(f"\n  {each}" for each in broken)
-    return (
-        f"these nodes cannot have ranks of one session:{lines}\nLook for a firewall, or a Wi-Fi that keeps its machines"
-        " apart, or name nodes that can reach each other with --nodes"
-    )
+def check_together(nodes: Sequence[Node], links: LinkTable) -> None:
+    """Make sure that nodes may have ranks of one session.
+
+    Raises:
+        ServingError: one of them is known not to reach another; the message says who, where and why.
+    """
+    if broken := links.broken(nodes):
+        lines = "".join(f"\n  {each}" for each in broken)
+        message = (
+            f"these nodes cannot have ranks of one session:{lines}\nLook for a firewall, or a Wi-Fi that keeps its"
+            " machines apart, or name nodes that can reach each other with --nodes"
+        )
+        raise refusal("unreachable_nodes", message, "nodes")
 
 
 def team_of(

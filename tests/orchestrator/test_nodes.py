@@ -16,7 +16,7 @@ from motley.orchestrator.nodes import (
     NameTakenError,
     NodeTable,
 )
-from motley.protocol.mesh_pb2 import Capabilities, Hello
+from motley.protocol.mesh_pb2 import Capabilities, FormatSpeed, Hello
 
 
 class Clock:
@@ -167,3 +167,16 @@ def test_a_hello_that_makes_no_sense_is_refused(wrong: Hello, match: str) -> Non
     with pytest.raises(HelloError, match=match):
         table.join(wrong)
     assert list(table) == []
+
+
+@pytest.mark.parametrize("speed", [0.0, -1.0, float("inf"), float("nan")])
+def test_a_speed_that_cannot_be_is_refused(speed: float) -> None:
+    nodes = NodeTable(Clock())
+    said = hello()
+    said.capabilities.speeds.append(FormatSpeed(format="int4", bytes_per_s=1e9, row_bytes_per_s=speed))
+    with pytest.raises(HelloError, match="int4"):
+        nodes.join(said)
+    said = hello()
+    said.capabilities.call_s = speed if speed != 0 else 2.0
+    with pytest.raises(HelloError, match="small operation"):
+        nodes.join(said)

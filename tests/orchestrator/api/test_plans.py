@@ -158,9 +158,12 @@ async def test_nodes_that_cannot_reach_each_other_are_refused_before_anything_is
     }
     nodes = await house(mesh, new_node, ways, a=16, b=16)
     status, body = await mesh.call("POST", "/api/sessions", {"model": "seven", **request_})
-    assert status == 422
+    assert (status, body["error"]["code"]) == (422, "unreachable_nodes")
     assert "b cannot reach a: nothing answers at 10.0.0.1:4000 within 2.5 s" in body["error"]["message"]
     assert not nodes["a"].commands
+    if "nodes" in request_:
+        _, planned = await mesh.call("POST", "/api/plan", {"model": "seven", **request_})
+        assert planned["error"] == body["error"]
     status, body = await mesh.call("POST", "/api/sessions?wait=ready", {"model": "seven"})
     assert status == 201
     assert len(body["ranks"]) == 1, "one of them can do it alone"
