@@ -214,7 +214,7 @@ function activityOf(activity) {
 function lossesOf(losses, state) {
   if (losses.length === 0) return false;
   const { message } = losses[losses.length - 1];
-  const times = losses.length === 1 ? "once" : `${losses.length} times`;
+  const times = losses.length === 1 ? "one time" : `${losses.length} times`;
   const words = state === "ready" ? `Has lost a machine or a process ${times} and gone on, the last time` : "Requests wait, as it goes on with what is left";
   return h("p", { class: state === "ready" ? "quiet" : "waiting" }, `${words}: ${message}`);
 }

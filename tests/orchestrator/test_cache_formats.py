@@ -70,7 +70,7 @@ def test_an_engine_that_says_nothing_of_formats_has_fp32() -> None:
 
 async def test_the_command_line_gives_and_tells_it(mesh: Any, new_node: Any, motley: Motley) -> None:
     node = await mesh.join(able(new_node()))
-    status, _, err = await motley("run", "bard", "Hi", "--cache-format", "int8")
+    status, _, err = await motley("run", "bard", "Hi", "--cache-format", "int8", "--no-recover")
     assert status == 0, err
     (session,) = (await mesh.call("GET", "/api/sessions"))[1]["sessions"]
     assert session["cache_format"] == "int8"
@@ -82,6 +82,6 @@ async def test_the_command_line_gives_and_tells_it(mesh: Any, new_node: Any, mot
     failed = Failure(code="wrong_results", message="this rank computes wrongly")
     await node.event(node.commands[0], failed=failed)
     await mesh.session(session["id"], "failed")
-    assert "PROMPT --context 2048 --cache-format int8" in (await motley("run", session["id"], "Hi"))[2]
+    assert "PROMPT --context 2048 --cache-format int8 --no-recover" in (await motley("run", session["id"], "Hi"))[2]
     status, _, err = await motley("run", "bard", "Hi", "--cache-format", "int4")
     assert (status, "'int4' is not one of 'fp32', 'fp16', 'int8'" in " ".join(err.split())) == (2, True), err

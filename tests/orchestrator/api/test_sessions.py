@@ -252,7 +252,7 @@ async def test_a_rank_that_fails_fails_the_session_for_good_to_see(mesh: Any, ne
 
 async def test_a_lost_node_fails_the_session_and_releases_the_rest(mesh: Any, new_node: Any) -> None:
     stays, goes = await mesh.join(new_node("stays")), await mesh.join(new_node("goes"))
-    session = await mesh.serve()
+    session = await mesh.serve(recover=False)
     await goes.leave()
     failed = await mesh.session(session["id"], "failed")
     assert failed["failure"]["code"] == "node_lost"
