@@ -146,7 +146,7 @@ class BlockStore:
 
     @property
     def takeable_near(self) -> int:
-        """How many blocks near ones are that running sequences do not have."""
+        """How many near blocks running sequences do not have."""
         return len(self._free) + len(self._unused)
 
     @property
@@ -201,7 +201,7 @@ class BlockStore:
         return 0 if self._windows is None else self._windows.first_seen(position)
 
     def let_pass(self, blocks: Sequence[int], passed: int, position: int) -> int:
-        """Layers with a window need what they no longer see of a running sequence for others, from now on.
+        """Let others have the blocks of layers with a window that the next rows of a running sequence no longer see.
 
         Args:
             blocks: all its blocks.
