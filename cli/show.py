@@ -207,11 +207,13 @@ def activity(session: dict[str, Any]) -> str:
     where = "on other nodes" if session["cache_node_tokens"] else "on disk"
     disk = f"; {told['far_blocks_used']} of {told['far_blocks']} blocks {where} in use" if told["far_blocks"] else ""
     disk += f" ({told['trouble']})" if told["trouble"] else ""
+    windows = told["windowed_blocks"]
+    windowed = f"; layers with a window: {told['windowed_blocks_used']} of {windows} blocks in use" if windows else ""
     guesses = f"; {told['accepted_drafts']} of {told['tried_drafts']} guesses accepted" if told["tried_drafts"] else ""
     return (
         f"{counted(told['active'], 'request')} under way, {told['waiting']} waiting;"
         f" {told['blocks_used']} of {told['blocks']} blocks in use, {told['blocks_kept']} kept;"
-        f" {told['cached_tokens']} of {told['prompt_tokens']} prompt tokens found in caches{guesses}{disk}"
+        f" {told['cached_tokens']} of {told['prompt_tokens']} prompt tokens found in caches{guesses}{windowed}{disk}"
     )
 
 

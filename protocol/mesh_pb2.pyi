@@ -546,7 +546,7 @@ class Timing(_message.Message):
     def __init__(self, tokens: _Optional[int] = ..., compute_s: _Optional[float] = ..., wire_s: _Optional[float] = ..., wait_s: _Optional[float] = ..., collectives: _Optional[int] = ..., peak_rss_bytes: _Optional[int] = ..., step_ms: _Optional[_Iterable[float]] = ..., step_compute_ms: _Optional[_Iterable[float]] = ..., step_wire_ms: _Optional[_Iterable[float]] = ..., step_wait_ms: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class Activity(_message.Message):
-    __slots__ = ("active", "waiting", "blocks", "blocks_used", "blocks_kept", "block_tokens", "prompt_tokens", "cached_tokens", "generated_tokens", "tried_drafts", "accepted_drafts", "far_blocks", "far_blocks_used", "trouble")
+    __slots__ = ("active", "waiting", "blocks", "blocks_used", "blocks_kept", "block_tokens", "prompt_tokens", "cached_tokens", "generated_tokens", "tried_drafts", "accepted_drafts", "far_blocks", "far_blocks_used", "trouble", "windowed_blocks", "windowed_blocks_used")
     ACTIVE_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -561,6 +561,8 @@ class Activity(_message.Message):
     FAR_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     FAR_BLOCKS_USED_FIELD_NUMBER: _ClassVar[int]
     TROUBLE_FIELD_NUMBER: _ClassVar[int]
+    WINDOWED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    WINDOWED_BLOCKS_USED_FIELD_NUMBER: _ClassVar[int]
     active: int
     waiting: int
     blocks: int
@@ -575,7 +577,9 @@ class Activity(_message.Message):
     far_blocks: int
     far_blocks_used: int
     trouble: str
-    def __init__(self, active: _Optional[int] = ..., waiting: _Optional[int] = ..., blocks: _Optional[int] = ..., blocks_used: _Optional[int] = ..., blocks_kept: _Optional[int] = ..., block_tokens: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., tried_drafts: _Optional[int] = ..., accepted_drafts: _Optional[int] = ..., far_blocks: _Optional[int] = ..., far_blocks_used: _Optional[int] = ..., trouble: _Optional[str] = ...) -> None: ...
+    windowed_blocks: int
+    windowed_blocks_used: int
+    def __init__(self, active: _Optional[int] = ..., waiting: _Optional[int] = ..., blocks: _Optional[int] = ..., blocks_used: _Optional[int] = ..., blocks_kept: _Optional[int] = ..., block_tokens: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., tried_drafts: _Optional[int] = ..., accepted_drafts: _Optional[int] = ..., far_blocks: _Optional[int] = ..., far_blocks_used: _Optional[int] = ..., trouble: _Optional[str] = ..., windowed_blocks: _Optional[int] = ..., windowed_blocks_used: _Optional[int] = ...) -> None: ...
 
 class ExpertReport(_message.Message):
     __slots__ = ("loads", "hosts", "bytes_out", "bytes_in", "version")

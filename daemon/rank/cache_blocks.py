@@ -146,7 +146,7 @@ class BlockStore:
 
     @property
     def takeable_near(self) -> int:
-        """How many blocks near ones are that running sequences do not have."""
+        """How many near blocks running sequences do not have."""
         return len(self._free) + len(self._unused)
 
     @property
@@ -163,6 +163,12 @@ class BlockStore:
     def cached(self) -> int:
         """How many blocks keep prefixes that nobody uses."""
         return len(self._unused) + len(self._unused_far)
+
+    @property
+    def windowed_blocks(self) -> tuple[int, int]:
+        """How many blocks of their own layers with a window have, and how many of them running sequences need."""
+        windows = self._windows
+        return (0, 0) if windows is None else (windows.count, windows.count - windows.available)
 
     def find(self, sequence_tokens: Sequence[int], root: int = 0) -> tuple[list[int], int]:
         """Find the blocks that already hold a prefix of a new sequence. It uses them from now on, until `give_back`.
@@ -195,7 +201,7 @@ class BlockStore:
         return 0 if self._windows is None else self._windows.first_seen(position)
 
     def let_pass(self, blocks: Sequence[int], passed: int, position: int) -> int:
-        """Layers with a window need what they no longer see of a running sequence for others, from now on.
+        """Let others have the blocks of layers with a window that the next rows of a running sequence no longer see.
 
         Args:
             blocks: all its blocks.
@@ -299,7 +305,8 @@ class BlockStore:
         """Let other sequences find the whole blocks of a running one. To be called when some have become whole.
 
         Where a tree has another block for the same tokens already, the sequence keeps its own, and what follows is
-        published only if that other one has gone when this is called again.
+        published only if that other one has gone when this is called again. But one that nobody uses gives way if
+        layers with a window have lost what they had for it.
 
         Args:
             sequence_tokens: those of its tokens whose keys and values are in its blocks, from its first.
@@ -316,11 +323,12 @@ class BlockStore:
             raise ValueError(f"blocks cannot be published after block {node.block}, which no sequence uses")
         for index in range(published, len(sequence_tokens) // self.tokens):
             tokens = self._tokens_of(sequence_tokens, index)
-            if node.child(tokens) is not None:
+            same = node.child(tokens)
+            if same is not None and not self._is_worse(same, blocks[index]):
                 return
             if blocks[index] not in self._alone:
                 raise ValueError(f"block {blocks[index]} cannot be published: no sequence has it for itself")
-            node = self._insert(node, tokens, blocks[index])
+            node = self._insert(node, tokens, blocks[index]) if same is None else self._replace(same, blocks[index])
 
     def give_back(self, sequence_tokens: Sequence[int], blocks: Sequence[int], root: int = 0, passed: int = 0) -> None:
         """Take back the blocks of a sequence, which is over or waits once more.
@@ -504,6 +512,21 @@ class BlockStore:
         above.below.insert(above.place(tokens), node)
         self._alone.remove(block)
         self._nodes[block] = node
+        return node
+
+    def _is_worse(self, node: _Node, block: int) -> bool:
+        """Whether a block of a tree, which nobody uses, lacks what layers with a window have for another block with the
+        same tokens."""
+        if self._windows is None or node.users:
+            return False
+        return [number >= 0 for number in self._windows.numbers([node.block, block])] == [False, True]
+
+    def _replace(self, node: _Node, block: int) -> _Node:
+        """Have a block that a sequence has for itself in a tree, in place of one that nobody uses."""
+        del self._nodes[node.block], self._unused_of(node.block)[node.block]
+        self._put_back(node.block)
+        self._alone.remove(block)
+        self._nodes[block], node.block, node.users = node, block, 1
         return node
 
     def _remove(self, block: int) -> None:

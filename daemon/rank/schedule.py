@@ -207,6 +207,7 @@ class Schedule:
     def activity(self) -> Activity:
         """How many requests there are, what they hold, and what has come together since there is this schedule."""
         requests = [*self.active, *self.waiting]
+        windowed, windowed_used = self._store.windowed_blocks
         return Activity(
             active=len(self.active),
             waiting=len(self.waiting),
@@ -215,6 +216,8 @@ class Schedule:
             blocks_kept=self._store.cached,
             far_blocks=self._store.far,
             far_blocks_used=self._store.far_used,
+            windowed_blocks=windowed,
+            windowed_blocks_used=windowed_used,
             block_tokens=self._store.tokens,
             prompt_tokens=self._prompted,
             cached_tokens=self._cached,

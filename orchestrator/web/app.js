@@ -206,7 +206,9 @@ function activityOf(activity) {
       fact("Prompt tokens found in caches", part(activity.cached_tokens, activity.prompt_tokens)),
       fact("Guesses accepted", part(activity.accepted_drafts, activity.tried_drafts)),
       fact("Tokens generated", activity.generated_tokens),
-      activity.far_blocks > 0 && fact("Far blocks in use", part(activity.far_blocks_used, activity.far_blocks))),
+      activity.far_blocks > 0 && fact("Far blocks in use", part(activity.far_blocks_used, activity.far_blocks)),
+      activity.windowed_blocks > 0
+        && fact("Blocks of layers with a window in use", part(activity.windowed_blocks_used, activity.windowed_blocks))),
     activity.trouble && h("p", { class: "failure" }, activity.trouble),
   );
 }

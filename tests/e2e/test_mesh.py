@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
+import shutil
 import signal
 import socket
 import time
@@ -133,6 +135,31 @@ async def test_a_context_four_times_the_caches_in_memory_writes_the_same_text(ho
     assert 250 < told["prompt_tokens"] / 2 + 115 <= 256, "it fills what there is"
     assert (told["far_blocks"], told["far_blocks_used"] > 4, told["trouble"]) == (6, True, "")
     assert told["cached_tokens"] >= 128
+
+
+async def test_layers_with_a_window_keep_a_few_positions_and_write_the_same_text(there: Mesh, tmp_path: Path) -> None:
+    """Alone, with others and where a prefix is found; in much less memory than what all tokens take."""
+    model = shutil.copytree(BUNDLED, tmp_path / "windowed")
+    config = json.loads((model / "config.json").read_text())
+    config |= {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": 40}
+    (model / "config.json").write_text(json.dumps(config))
+    prompts = [line * 24 for line in ("ROMEO:\nO, she doth teach!\n", "JULIET:\nAy me!\n", "KING:\nCome hither.\n")]
+    asked = [{"model": model.name, "prompt": prompt, "max_tokens": 60, "ignore_eos": True} for prompt in prompts]
+    texts, planned = [], []
+    for tokens in (1024, 8192):  # of the fewer, all are kept in all layers
+        session = await there.session(model=str(model), nodes=["a", "b"], context=1024, cache_tokens=tokens)
+        alone = [await text_of(there.url, **each) for each in asked]
+        assert await asyncio.gather(*(text_of(there.url, **each) for each in asked)) == alone
+        texts.append(alone)
+        async with Client(there.url) as client:
+            told = (await client.call("GET", f"/api/sessions/{session['id']}"))["activity"]
+            await client.call("DELETE", f"/api/sessions/{session['id']}")
+        planned.append(sum(rank["memory"]["planned_bytes"] for rank in session["ranks"]))
+    assert texts[0] == texts[1]
+    assert (told["blocks"], told["windowed_blocks"]) == (256, 64)
+    assert told["cached_tokens"] > 0.4 * told["prompt_tokens"], "the second time they were found"
+    a_token = 2 * 4 * 3 * 32 * 6
+    assert planned[1] - planned[0] == (64 * 32 - 1024) * a_token
 
 
 async def test_exact_answers_do_not_depend_on_the_split_or_the_company(there: Mesh) -> None:

@@ -66,6 +66,10 @@ async def test_all_are_asked(install: Callable[..., None]) -> None:
     assert list(told["onnxruntime"].cache_formats) == list(told["reference"].cache_formats) == [*CACHE_FORMATS]
     assert list(told["chatty"].cache_formats) == list(told["cuda"].cache_formats) == ["fp32"]
     assert (told["onnxruntime"].lacking, told["reference"].keeps_fp16) == ("", True)
+    assert [name for name in ("onnxruntime", "reference", "cuda") if told[name].keeps_windows] == [
+        "onnxruntime",
+        "reference",
+    ]
 
 
 async def test_one_that_crashes_takes_nobody_along_but_those_not_asked_yet(install: Callable[..., None]) -> None:

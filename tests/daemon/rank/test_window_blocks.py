@@ -74,6 +74,22 @@ def test_what_has_lost_its_window_gets_one_from_who_computes_it_again() -> None:
     assert store.used == 0
 
 
+def test_what_has_lost_its_window_is_found_again_while_who_computes_it_goes_on() -> None:
+    store = a_store(near=50, windowed=20)
+    text = [*range(29)]
+    run(store, text)
+    run(store, [*range(100, 250)])
+    assert store.find(text) == ([], 0)
+    taken = store.take(7)
+    assert taken is not None
+    store.publish(text[:28], taken)
+    others, found = store.find([*text, 30])
+    assert (others, found) == (taken, 28)
+    store.give_back(text[:28], taken)
+    store.give_back(text[:28], others, passed=store.first_seen(28))
+    assert store.used == 0
+
+
 def test_running_sequences_keep_what_they_see_and_others_do_not_get_it() -> None:
     store = a_store(near=50, windowed=4)
     first = store.take(3)

@@ -89,6 +89,31 @@ async def test_memory_is_planned_for_the_blocks_that_ranks_allocate(mesh: Any, n
     ]
 
 
+async def test_layers_with_a_window_have_fewer_blocks_if_every_engine_can(
+    mesh: Any, new_node: Any, profile: ModelProfile
+) -> None:
+    """Memory is planned for what they have."""
+    profile.windowed_bytes_per_token, profile.window = 48, 40
+    joined = []
+    for name in ("a", "b"):
+        node = new_node(name)
+        node.on_describe = lambda _: Described(profile=profile)
+        node.capabilities.engines[0].keeps_windows = True
+        node.capabilities.engines.add(name="all")
+        joined.append(await mesh.join(node))
+    planned = {}
+    for name, fields, windowed in (("fewer", {}, (44, 40)), ("same", {"engines": {"b": "all"}}, (0, 0))):
+        session = await mesh.serve(name=name, context=2048, **fields)
+        orders = [
+            [command.assign for command in node.commands if command.WhichOneof("body") == "assign"][-1]
+            for node in joined
+        ]
+        assert [(order.cache_blocks, order.windowed_blocks, order.window) for order in orders] == [(64, *windowed)] * 2
+        planned[name] = sum(rank["memory"]["planned_bytes"] for rank in session["ranks"])
+    a_token = 4 * 64 - 4 * (16 + 48 * 44 // 64)
+    assert planned["same"] - planned["fewer"] == a_token * 2048
+
+
 async def test_one_engine_with_whole_caches_decides_for_all_ranks(mesh: Any, new_node: Any) -> None:
     joined = []
     for name in ("a", "b"):
@@ -169,6 +194,7 @@ async def test_what_a_session_does_is_told_once_somebody_has_asked_it(mesh: Any,
     told = {"active": 2, "waiting": 1, "blocks": 9, "blocks_used": 5, "blocks_kept": 3, "block_tokens": 32}
     counted = {"prompt_tokens": 70, "cached_tokens": 64, "generated_tokens": 8, "tried_drafts": 4, "accepted_drafts": 0}
     counted |= {"far_blocks": 4, "far_blocks_used": 2, "trouble": "rank 0: no disk"}
+    counted |= {"windowed_blocks": 6, "windowed_blocks_used": 1}
     await node.event(ready, activity=Activity(**told, **counted))
     body = await mesh.poll(f"/api/sessions/{session['id']}", lambda body: body["activity"])
     assert body["activity"] == told | counted
