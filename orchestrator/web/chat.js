@@ -63,7 +63,7 @@ function asText(conversation) {
 }
 
 function entry(who, name, text) {
-  const thought = h("p", { class: "words quiet" });
+  const thought = h("p", { class: "thought" });
   const [said, note] = [h("p", { class: "words" }, text), h("p", { class: "quiet" })];
   log.append(h("div", { class: who }, h("h3", {}, name), thought, said, note));
   log.scrollTop = log.scrollHeight;
