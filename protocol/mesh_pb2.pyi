@@ -707,14 +707,16 @@ class Hold(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., held: _Optional[bool] = ...) -> None: ...
 
 class TokenLogprob(_message.Message):
-    __slots__ = ("id", "logprob", "text")
+    __slots__ = ("id", "logprob", "text", "raw")
     ID_FIELD_NUMBER: _ClassVar[int]
     LOGPROB_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
+    RAW_FIELD_NUMBER: _ClassVar[int]
     id: int
     logprob: float
     text: str
-    def __init__(self, id: _Optional[int] = ..., logprob: _Optional[float] = ..., text: _Optional[str] = ...) -> None: ...
+    raw: bytes
+    def __init__(self, id: _Optional[int] = ..., logprob: _Optional[float] = ..., text: _Optional[str] = ..., raw: _Optional[bytes] = ...) -> None: ...
 
 class LogprobRow(_message.Message):
     __slots__ = ("chosen", "top")

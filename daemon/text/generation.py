@@ -61,6 +61,8 @@ class Generation:
         self._parts, self._marks = _parts(request, tokenizer, self._prompt)
         self._constraint = _constraint(request, tokenizer, self._parts)
         self.words = _check_constraint(self._constraint, tokenizer)
+        if request.sampling.logprobs:
+            tokenizer.token_bytes(self._prompt[0])  # the first takes a while, which is none for where tokens come
         self._decoder = IncrementalDecoder(tokenizer, self._prompt)
         self._stops = StopChecker(request.stop)
         self._before = tokenizer.decode(self._prompt) if request.echo else ""
@@ -145,6 +147,7 @@ class Generation:
         named.CopyFrom(row)
         for entry in (named.chosen, *named.top):
             entry.text = self._tokenizer.token_text(entry.id)
+            entry.raw = self._tokenizer.token_bytes(entry.id)
         return named
 
 

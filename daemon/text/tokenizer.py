@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
+from llguidance import LLTokenizer
 
 from motley.daemon.text.messages import ChatError, check_messages
 from motley.daemon.text.templates import NO_OPTIONS, ChatTemplate, ChatWriter, InvalidTemplate
@@ -183,6 +184,21 @@ class Tokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ids, special tokens left out."""
         return self._decode(ids, True)
+
+    def token_bytes(self, token: int) -> bytes:
+        """The bytes of one token in the middle of a text: with its leading space, special tokens by name. The first
+        call takes a while."""
+        if self._bytes is not None:
+            return bytes(self._bytes.decode_bytes([token]))
+        return self.token_text(token).encode()
+
+    @cached_property
+    def _bytes(self) -> LLTokenizer | None:
+        """What knows tokens as bytes; None: it does not know tokenizers of this kind."""
+        try:
+            return LLTokenizer(self._backend.to_str())
+        except ValueError:
+            return None
 
     def token_text(self, token: int) -> str:
         """How one token reads in the middle of a text: with its leading space, special tokens by name."""

@@ -22,7 +22,7 @@ from motley.orchestrator.serving.errors import BusyError, ServingError, unready
 from motley.orchestrator.serving.requests import Answers, Requests
 from motley.orchestrator.session_table import SessionTable
 from motley.orchestrator.sessions import Session, State
-from motley.protocol.mesh_pb2 import CallPiece, Delta, LogprobRow
+from motley.protocol.mesh_pb2 import CallPiece, Delta, LogprobRow, TokenLogprob
 
 _now = time.perf_counter
 LEAST_LOGPROB = -9999.0
@@ -371,13 +371,13 @@ def _chat_logprobs(rows: Sequence[LogprobRow]) -> dict[str, Any] | None:
     if not rows:
         return None
 
-    def entry(text: str, logprob: float) -> dict[str, Any]:
-        return {"token": text, "logprob": _finite(logprob), "bytes": list(text.encode())}
+    def entry(token: TokenLogprob) -> dict[str, Any]:
+        return {"token": token.text, "logprob": _finite(token.logprob), "bytes": list(token.raw)}
 
     content = [
         {
-            **entry(row.chosen.text, row.chosen.logprob),
-            "top_logprobs": [entry(token.text, token.logprob) for token in row.top],
+            **entry(row.chosen),
+            "top_logprobs": [entry(token) for token in row.top],
         }
         for row in rows
     ]

@@ -55,7 +55,7 @@ async def stuck(_: Generate) -> AsyncIterator[Delta]:
 
 async def with_logprobs(_: Generate) -> AsyncIterator[Delta]:
     for text, other in (("a", "b"), ("é", "e")):
-        top = [TokenLogprob(text=text, logprob=-0.5), TokenLogprob(text=other, logprob=-math.inf)]
+        top = [TokenLogprob(text=text, raw=text.encode(), logprob=-0.5), TokenLogprob(text=other, logprob=-math.inf)]
         yield Delta(text=text, logprobs=[LogprobRow(chosen=top[0], top=top)])
     yield Delta(finish="length", prompt_tokens=1, completion_tokens=2)
 
