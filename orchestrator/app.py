@@ -24,6 +24,7 @@ from motley.orchestrator.api.openai import OpenAiApi
 from motley.orchestrator.api.openapi import openapi_route
 from motley.orchestrator.api.operators import HEALTH_PATH, OperatorsApi
 from motley.orchestrator.api.plans import PlansApi
+from motley.orchestrator.api.request_id import tell_request_id
 from motley.orchestrator.api.sessions import SessionsApi
 from motley.orchestrator.api.web import PAGE_PATHS, page_routes
 from motley.orchestrator.control import Control
@@ -199,6 +200,7 @@ class Orchestrator:
             *OperatorsApi(serving.nodes, sessions, serving.requests).routes(),
         ]
         app.router.add_routes([*routes, openapi_route(routes)])
+        app.on_response_prepare.append(tell_request_id)
         app.router.add_routes(page_routes())
         runner = web.AppRunner(
             app,

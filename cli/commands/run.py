@@ -345,6 +345,7 @@ async def _answer(client: Client, wanted: Wanted, body: dict[str, Any], as_json:
     began = time.perf_counter()
     first: float | None = None
     said: list[str] = []
+    thoughts: list[str] = []
     finish = ""
     usage: dict[str, int] = {}
     timings: dict[str, float | None] = {}
@@ -354,12 +355,18 @@ async def _answer(client: Client, wanted: Wanted, body: dict[str, Any], as_json:
             timings = event.get("timings") or timings
             for choice in event["choices"]:
                 piece = choice["text"] if "prompt" in body else choice["delta"].get("content") or ""
-                if piece:  # what opens or ends an answer is no token
+                thought = choice.get("delta", {}).get("reasoning_content", "")
+                if piece or thought:  # what opens or ends an answer is no token
                     first = first or time.perf_counter()
                 finish = choice["finish_reason"] or finish
-                said.append(piece)
                 if not as_json:
+                    if thought:
+                        console.out(thought, style="dim", end="", highlight=False)
+                    elif any(thoughts) and piece and not any(said):
+                        console.print()
                     print(piece, end="", flush=True)
+                said.append(piece)
+                thoughts.append(thought)
     except Refused as refusal:
         match refusal.code:
             case "context_length_exceeded":

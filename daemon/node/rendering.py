@@ -17,8 +17,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from motley.daemon.node.child import start_blocking_child
-from motley.daemon.text.messages import ChatError
-from motley.daemon.text.templates import ChatTemplate, ChatWriter
+from motley.daemon.text.messages import Chat, ChatError
+from motley.daemon.text.templates import NO_OPTIONS, ChatTemplate, ChatWriter
 
 RENDER_S = 10.0
 """A template has so many seconds to write a chat; usual ones take milliseconds."""
@@ -38,7 +38,7 @@ class TemplateApart:
         self._starting = threading.Lock()
         self._closed = False
 
-    def render(self, chat: list[dict[str, str]], special: Mapping[str, str]) -> str:
+    def render(self, chat: Chat, special: Mapping[str, str], options: Mapping[str, Any] = NO_OPTIONS) -> str:
         """As `ChatTemplate.render`.
 
         Raises:
@@ -50,7 +50,7 @@ class TemplateApart:
             process = self._process = self._process or self._start()
         answer = b""
         with contextlib.suppress(OSError, ValueError):  # it is gone, or was closed
-            _write(process, [chat, dict(special)])
+            _write(process, [chat, dict(special), dict(options)])
             assert process.stdout is not None
             answer = process.stdout.readline()
         if not answer.endswith(b"\n"):
@@ -99,10 +99,10 @@ def main() -> None:
     template = ChatTemplate(order["source"])
     with open(os.devnull, "wb") as nowhere:
         for line in sys.stdin.buffer:
-            chat, special = json.loads(line)
+            chat, special, options = json.loads(line)
             faulthandler.dump_traceback_later(order["seconds"], exit=True, file=nowhere)
             try:
-                said = {"text": template.render(chat, special)}
+                said = {"text": template.render(chat, special, options)}
             except ChatError as error:
                 said = {"refused": str(error)}
             sys.stdout.buffer.write(json.dumps(said).encode() + b"\n")

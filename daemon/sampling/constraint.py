@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -17,13 +18,17 @@ from llguidance.gbnf_to_lark import any_to_lark
 from motley.protocol import mesh_pb2 as pb
 from motley.protocol import worker_pb2 as wp
 
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions
+
 Masks = npt.NDArray[np.int32]
 """i32[N, W]: for each of N tokens that are to be chosen, a bit for every token of the vocabulary, the lowest bit of the
 first word first; 1: it may be chosen."""
 _WORD = 32
 """Bits in a word of a mask."""
-_WHITESPACE = r" |\n[ \t]{0,20}"
-"""What may stand between two words of JSON: without a limit, a small model can go on with it until its tokens end."""
+JSON_OPTIONS: JsonCompileOptions = {"lenient": False, "whitespace_pattern": r" |\n[ \t]{0,20}"}
+"""How schemas are kept: whole, and with little whitespace between two words, as without a limit a small model can go on
+with it until its tokens end."""
 _VOCABULARIES = 2
 """Tokenizers that a process keeps in llguidance's form."""
 
@@ -61,7 +66,7 @@ def _of_schema(text: str) -> str:
     schema = json.loads(text)
     if isinstance(schema, dict) and "x-guidance" in schema:
         raise ConstraintError("has x-guidance, which could loosen it: leave it out")
-    return LLMatcher.grammar_from_json_schema(text, overrides={"lenient": False, "whitespace_pattern": _WHITESPACE})
+    return LLMatcher.grammar_from_json_schema(text, overrides=JSON_OPTIONS)
 
 
 class Constraint:
@@ -83,6 +88,7 @@ class Constraint:
         self._size = vocabulary.size
         self._words = -(-vocabulary.size // _WORD)
         self._stop = frozenset(vocabulary.stop)
+        self._thoughts = constraint.thoughts if constraint.HasField("thoughts") else None
         self._matcher = LLMatcher(_tokenizer(vocabulary.SerializeToString()), grammar_of(constraint), log_level=0)
         self._read: list[int] = []
         """The tokens that the matcher has gone by."""
@@ -92,50 +98,61 @@ class Constraint:
         """Which tokens may come behind those generated so far, and behind each of some guesses: i32[1 + G, W].
 
         Behind a guess that may not come itself, all may: nobody asks then what does. The same holds once there is
-        `trouble`.
+        `trouble`, and while the model thinks.
         """
-        self._follow(generated)
         masks = np.full((1 + len(guesses), self._words), -1, np.int32)
-        gone = 0
-        for row in range(len(masks)):
-            masks[row] = self._mask()
-            if not row and not self.trouble and not masks[0].any():
-                self.trouble = "no token of the model can go on with what the constraint wants"
+        tokens = list(generated)
+        for row, guess in enumerate([*guesses, None]):
+            kept = self._kept(tokens)
+            if kept is not None:
+                self._follow(kept)
+                masks[row] = self._mask(may_think=self._thoughts is not None and not tokens)
+                if not row and not self.trouble and not masks[0].any():
+                    self.trouble = "no token of the model can go on with what the constraint wants"
             if self.trouble:
                 masks[:] = -1
                 break
-            if row == len(guesses) or guesses[row] in self._stop or not self._matcher.validate_tokens([guesses[row]]):
+            if guess is None or guess in self._stop or not masks[row, guess // _WORD] >> guess % _WORD & 1:
                 break
-            self._matcher.consume_token(guesses[row])
-            gone += 1
-        if gone:
-            self._matcher.rollback(gone)
-        self._look()
+            tokens.append(guess)
         return masks
 
     def ends(self, generated: Sequence[int]) -> bool:
         """Whether nothing can come behind these tokens, so that the answer ends with them."""
-        self._follow(generated)
+        kept = self._kept(generated)
+        if kept is None:
+            return False
+        self._follow(kept)
         return bool(self._matcher.is_stopped()) and not self.trouble
 
-    def _follow(self, generated: Sequence[int]) -> None:
+    def _kept(self, tokens: Sequence[int]) -> Sequence[int] | None:
+        """Those of an answer's tokens that are kept to the constraint; None: the model thinks."""
+        thoughts = self._thoughts
+        if thoughts is None or not (thoughts.begun or list(tokens[:1]) == [thoughts.begin]):
+            return tokens
+        return tokens[tokens.index(thoughts.end) + 1 :] if thoughts.end in tokens else None
+
+    def _follow(self, tokens: Sequence[int]) -> None:
         """Have the matcher be behind exactly these tokens."""
         common = len(self._read)
-        if self._read != list(generated[:common]):
-            self._matcher.reset()
-            common = 0
-        if new := list(generated[common:]):
-            self._matcher.consume_tokens(new)
-        self._read = list(generated)
+        while self._read[:common] != list(tokens[:common]):
+            common -= 1
+        if common < len(self._read):
+            self._matcher.rollback(len(self._read) - common)
+        if common < len(tokens):
+            self._matcher.consume_tokens(list(tokens[common:]))
+        self._read = list(tokens)
         self._look()
 
-    def _mask(self) -> npt.NDArray[np.int32]:
+    def _mask(self, may_think: bool) -> npt.NDArray[np.int32]:
         """Of the matcher as it is, i32[W]; tokens that the model has not are left out."""
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.int32)
         mask = np.zeros(self._words, np.int32)
         mask[: len(bits)] = bits[: self._words]
         if spare := self._size % _WORD:
             mask[-1] &= np.int32((1 << spare) - 1)
+        if may_think and self._thoughts is not None:
+            mask.view(np.uint32)[self._thoughts.begin // _WORD] |= np.uint32(1 << self._thoughts.begin % _WORD)
         self._look()
         return mask
 

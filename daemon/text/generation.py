@@ -7,10 +7,11 @@ texts of log-probabilities are made here.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from motley.daemon.sampling.constraint import ConstraintError, grammar_of
 from motley.daemon.sampling.parameters import SamplingError, SamplingParams
+from motley.daemon.text.answer_parts import THINK, THOUGHT, AnswerParts, call_format, calls_grammar
 from motley.daemon.text.messages import ChatError
 from motley.daemon.text.stops import StopChecker
 from motley.daemon.text.streaming import IncrementalDecoder
@@ -52,11 +53,16 @@ class Generation:
     def __init__(self, request: pb.Generate, tokenizer: Tokenizer, context: int) -> None:
         self._request = request
         self._tokenizer = tokenizer
+        _check_tools(request, tokenizer)
         self._prompt = _prompt(request, tokenizer)
         self._max_tokens = _max_tokens(request, len(self._prompt), context)
         self._stop_tokens = frozenset() if request.ignore_eos else tokenizer.stop_tokens
         _check(request, tokenizer)
-        self.words = _check_constraint(request, tokenizer)
+        self._parts, self._marks = _parts(request, tokenizer, self._prompt)
+        self._constraint = _constraint(request, tokenizer, self._parts)
+        self.words = _check_constraint(self._constraint, tokenizer)
+        if request.sampling.logprobs:
+            tokenizer.token_bytes(self._prompt[0])  # the first takes a while, which is none for where tokens come
         self._decoder = IncrementalDecoder(tokenizer, self._prompt)
         self._stops = StopChecker(request.stop)
         self._before = tokenizer.decode(self._prompt) if request.echo and not request.written else ""
@@ -78,14 +84,20 @@ class Generation:
             stop_tokens=sorted(self._stop_tokens),
             without_drafts=self._request.without_drafts,
             written=self._request.written,
-            constraint=self._request.constraint if self._request.HasField("constraint") else None,
+            constraint=self._constraint,
         )
 
     def _replay(self, written: Sequence[int]) -> None:
         """Come to where the text was after these tokens, all of which the client has been told of."""
-        for token in written:
-            if token not in self._stop_tokens:
-                self._stops.push(self._decoder.push(token))
+        text = "".join(map(self._text_of, written))
+        if self._parts is not None:
+            self._parts.push(text)
+
+    def _text_of(self, token: int) -> str:
+        """What there is to say after another token: more or less than its own text, as some is held back for a while."""
+        if token in self._stop_tokens:
+            return ""
+        return self._stops.push(self._marks.get(token, "") + self._decoder.push(token))
 
     def on_tokens(self, tokens: wp.Tokens) -> pb.Delta | None:
         """Make of new tokens what the orchestrator is told; None once finished.
@@ -98,8 +110,7 @@ class Generation:
         self._before = ""
         for token in tokens.ids:
             ids.append(token)
-            if token not in self._stop_tokens:
-                text += self._stops.push(self._decoder.push(token))
+            text += self._text_of(token)
             if self._stops.stopped:
                 break
         self._generated += len(ids)
@@ -110,11 +121,13 @@ class Generation:
             finish = "stop"
         delta = pb.Delta(
             request_id=self._request.request_id,
-            text=text,
             ids=ids,
             logprobs=[self._with_texts(row) for row in tokens.logprobs[: len(ids)]],
             finish=finish,
         )
+        self._take_apart(delta, text, bool(finish))
+        if self._request.one_call and self._parts is not None and self._parts.complete:
+            finish = delta.finish = finish or "stop"
         self._prefill_s = self._prefill_s or tokens.prefill_s
         self._cached = self._cached or tokens.cached_tokens
         if finish:
@@ -129,11 +142,25 @@ class Generation:
                 delta.failure.CopyFrom(tokens.failure)
         return delta
 
+    def _take_apart(self, delta: pb.Delta, text: str, last: bool) -> None:
+        """Put new text into a delta, by what it is: said, thought, or a call of a tool."""
+        if self._parts is None:
+            delta.text = text
+            return
+        for part in (*self._parts.push(text), *(self._parts.flush() if last else ())):
+            if self._request.one_call and part.call is not None and part.call.index:
+                continue
+            delta.text += part.content
+            delta.reasoning += part.reasoning
+            if part.call is not None:
+                delta.calls.append(part.call)
+
     def _with_texts(self, row: pb.LogprobRow) -> pb.LogprobRow:
         named = pb.LogprobRow()
         named.CopyFrom(row)
         for entry in (named.chosen, *named.top):
             entry.text = self._tokenizer.token_text(entry.id)
+            entry.raw = self._tokenizer.token_bytes(entry.id)
         return named
 
 
@@ -146,7 +173,10 @@ def _prompt(request: pb.Generate, tokenizer: Tokenizer) -> list[int]:
         except (ValueError, RecursionError) as error:
             raise RequestError("invalid_request", f"messages are not valid JSON: {error}", "messages") from error
         try:
-            prompt = tokenizer.encode_chat(messages)
+            options = {"tools": json.loads(request.tools_json)} if request.tools_json else {}
+            if request.reasoning_effort:
+                options["reasoning_effort"] = request.reasoning_effort
+            prompt = tokenizer.encode_chat(messages, options)
         except ChatError as error:
             raise RequestError(error.code, str(error), "messages") from error
     elif kind == "prompt":
@@ -193,13 +223,63 @@ def _max_tokens(request: pb.Generate, prompt: int, context: int) -> int:
     return asked or min(request.usual_tokens or rest, rest)
 
 
-def _check_constraint(request: pb.Generate, tokenizer: Tokenizer) -> wp.Vocabulary | None:
-    """Refuse a constraint that cannot be kept; what `Generation.words` is, errors as there."""
-    if not request.HasField("constraint"):
+def _check_tools(request: pb.Generate, tokenizer: Tokenizer) -> None:
+    """Refuse tools of which the model would not hear; errors as `Generation`."""
+    if request.tools_json and tokenizer.template is not None and call_format(tokenizer.template.source) is None:
+        raise RequestError("invalid_request", "the model's chat template knows no tools", "tools")
+
+
+def _parts(
+    request: pb.Generate, tokenizer: Tokenizer, prompt: Sequence[int]
+) -> tuple[AnswerParts | None, Mapping[int, str]]:
+    """What takes the answer apart, and the special tokens that it goes by; None: there is but one part."""
+    if tokenizer.template is None or request.WhichOneof("input") != "messages_json":
+        return None, {}
+    source = tokenizer.template.source
+    calls = call_format(source) if request.tools_json else None
+    thinks = THOUGHT in source
+    if calls is None and not thinks:
+        return None, {}
+    marks = tokenizer.marks([THINK, THOUGHT] * thinks + ([calls.begin, calls.end] if calls else []))
+    ending = "".join(marks.get(token, "") or tokenizer.token_text(token) for token in prompt[-16:])
+    return AnswerParts(calls, thinks, thinks and ending.rstrip().endswith(THINK)), marks
+
+
+def _constraint(request: pb.Generate, tokenizer: Tokenizer, parts: AnswerParts | None) -> pb.Constraint | None:
+    """What the answer must be behind what the model thinks: what the client says, or calls if it wants some; None:
+    anything."""
+    constraint = request.constraint if request.HasField("constraint") else _calls(request, tokenizer)
+    if constraint is not None and parts is not None and parts.thinks:
+        begin, end = map(tokenizer.token, (THINK, THOUGHT))
+        if begin is not None and end is not None:
+            constraint.thoughts.CopyFrom(pb.Thoughts(begin=begin, end=end, begun=parts.thinking))
+        else:
+            parts.think_not()
+    return constraint
+
+
+def _calls(request: pb.Generate, tokenizer: Tokenizer) -> pb.Constraint | None:
+    """That the answer calls tools, if the client wants that."""
+    if not request.tool_choice or tokenizer.template is None:
         return None
-    param = request.constraint.param
+    calls = call_format(tokenizer.template.source)
+    assert calls is not None, "it has been checked"
+    tools = json.loads(request.tools_json)
+    named = request.tool_choice.removeprefix("=")
+    if named != request.tool_choice:
+        tools = [tool for tool in tools if tool["function"]["name"] == named]
+    one = request.one_call or named != request.tool_choice
+    ids = {text: token for token, text in tokenizer.marks([calls.begin, calls.end]).items()}
+    return pb.Constraint(grammar=calls_grammar(calls, tools, one, ids), param="tools")
+
+
+def _check_constraint(constraint: pb.Constraint | None, tokenizer: Tokenizer) -> wp.Vocabulary | None:
+    """Refuse a constraint that cannot be kept; what `Generation.words` is, errors as there."""
+    if constraint is None:
+        return None
+    param = constraint.param
     try:
-        grammar_of(request.constraint)
+        grammar_of(constraint)
     except ConstraintError as error:
         raise RequestError("invalid_request", f"{param} {error}", param) from error
     return tokenizer.words

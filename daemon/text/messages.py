@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any, TypeAlias
+
+Chat: TypeAlias = list[dict[str, Any]]
+"""Messages as chat templates take them."""
+
 
 class ChatError(ValueError):
     """A chat that is malformed, or that the model's chat template refuses; the message says what is wrong where.
@@ -15,19 +21,26 @@ class ChatError(ValueError):
         self.code = code
 
 
-def check_messages(messages: object) -> list[dict[str, str]]:
+_KNOWN = ("role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content")
+
+
+def check_messages(messages: object) -> Chat:
     """Check a chat as the orchestrator passes it on.
 
     Args:
-        messages: should be a non-empty list of ``{"role": str, "content": str}``, each with a ``"name"`` or without;
-            other keys must be empty. The orchestrator has joined contents that came in parts.
+        messages: should be a non-empty list of ``{"role": str, "content": str}``, each with a ``"name"`` or without; of
+            an assistant with its ``"tool_calls"`` and ``"reasoning_content"``, of a tool with the ``"tool_call_id"``.
+            Other keys must be empty. The orchestrator has joined contents that came in parts.
+
+    Returns:
+        The same, with the arguments of calls as objects, as templates want them.
 
     Raises:
         ChatError: they are of another form.
     """
     if not isinstance(messages, list) or not messages:
         raise ChatError("messages must be a non-empty list")
-    chat = []
+    chat: Chat = []
     for index, message in enumerate(messages):
         where = f"messages[{index}]"
         if not isinstance(message, dict):
@@ -35,14 +48,33 @@ def check_messages(messages: object) -> list[dict[str, str]]:
         role, content = message.get("role"), message.get("content")
         if not isinstance(role, str) or not role:
             raise ChatError(f"{where}.role must be a non-empty string")
-        if not isinstance(content, str):
+        calls = message.get("tool_calls")
+        if not isinstance(content, str) and not (content is None and calls):
             raise ChatError(f"{where}.content must be a string")
         # Clients send an answer back with all its fields, most of them empty.
-        unknown = [key for key, value in message.items() if key not in ("role", "content", "name") and value]
+        unknown = [key for key, value in message.items() if key not in _KNOWN and value]
         if unknown:
             raise ChatError(f"{where} has keys that are not supported: {', '.join(map(str, unknown))}")
-        checked = {"role": role, "content": content}
-        if message.get("name"):
-            checked["name"] = str(message["name"])
+        checked: dict[str, Any] = {"role": role, "content": content or ""}
+        for key in ("name", "tool_call_id", "reasoning_content"):
+            if message.get(key):
+                checked[key] = str(message[key])
+        if calls:
+            checked["tool_calls"] = _calls(calls, f"{where}.tool_calls")
         chat.append(checked)
     return chat
+
+
+def _calls(calls: Any, where: str) -> list[dict[str, Any]]:
+    """The calls of an assistant's message; errors as `check_messages`."""
+    try:
+        return [
+            {
+                "id": call["id"],
+                "type": "function",
+                "function": {"name": call["function"]["name"], "arguments": json.loads(call["function"]["arguments"])},
+            }
+            for call in calls
+        ]
+    except (ValueError, TypeError, LookupError) as error:
+        raise ChatError(f"{where} must be calls of functions whose arguments are JSON: {error!r}") from error

@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Protocol
+from types import MappingProxyType
+from typing import Any, Protocol
 
 from jinja2 import TemplateError, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from motley.daemon.text.messages import ChatError
+from motley.daemon.text.messages import Chat, ChatError
+
+NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
 
 
 class _Generation(Extension):
@@ -52,7 +55,7 @@ class ChatWriter(Protocol):
 
     source: str
 
-    def render(self, chat: list[dict[str, str]], special: Mapping[str, str]) -> str:
+    def render(self, chat: Chat, special: Mapping[str, str], options: Mapping[str, Any] = NO_OPTIONS) -> str:
         """See `ChatTemplate.render`."""
 
 
@@ -82,19 +85,20 @@ class ChatTemplate:
         except TemplateError as error:
             raise InvalidTemplate(str(error)) from error
 
-    def render(self, chat: list[dict[str, str]], special: Mapping[str, str]) -> str:
+    def render(self, chat: Chat, special: Mapping[str, str], options: Mapping[str, Any] = NO_OPTIONS) -> str:
         """Write a chat as the model knows chats, up to where the assistant's answer starts.
 
         Args:
             chat: as `messages.check_messages` returns it.
             special: the texts of ``bos_token``, ``eos_token``, ..., which templates refer to by these names.
+            options: what else the template may know: ``tools``, as OpenAI has them, or ``reasoning_effort``.
 
         Raises:
             ChatError: the template refuses the chat, or fails.
         """
         try:
             return self._template.render(
-                messages=chat, add_generation_prompt=True, tools=None, documents=None, **special
+                {"tools": None, "documents": None, **options, **special}, messages=chat, add_generation_prompt=True
             )
         except TemplateError as error:
             raise ChatError(f"the model's chat template refuses these messages: {error}") from error

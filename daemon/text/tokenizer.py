@@ -7,15 +7,16 @@ Reads the files of a Hugging Face folder: ``tokenizer.json`` (required), ``token
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import tokenizers
+from llguidance import LLTokenizer
 
 from motley.daemon.text.messages import ChatError, check_messages
-from motley.daemon.text.templates import ChatTemplate, ChatWriter, InvalidTemplate
+from motley.daemon.text.templates import NO_OPTIONS, ChatTemplate, ChatWriter, InvalidTemplate
 from motley.daemon.weights.git_lfs import pointer_told
 from motley.protocol import worker_pb2 as wp
 
@@ -134,18 +135,29 @@ class Tokenizer:
         if not stop:
             backend = tokenizers.Tokenizer.from_str(backend.to_str())
             backend.add_special_tokens([_NEVER_SAID])
-            stop = [own for own in [backend.token_to_id(_NEVER_SAID)] if own is not None]
+            stop = [backend.get_vocab()[_NEVER_SAID]]
         return wp.Vocabulary(tokenizer_json=backend.to_str(), size=self.vocabulary, stop=stop)
 
     def encode(self, text: str) -> list[int]:
         """Token ids of raw text, begun as the model expects (``add_bos_token``, or its post-processor)."""
         return [*self._prefix, *self._encode(text, self._post_process)]
 
-    def encode_chat(self, messages: object) -> list[int]:
+    def token(self, text: str) -> int | None:
+        """The token that is just this text, special or not; None: there is none."""
+        token: int | None = self._backend.token_to_id(text)
+        return token
+
+    def marks(self, texts: Collection[str]) -> dict[int, str]:
+        """Of these texts, those that are special tokens, which decode to nothing, by id."""
+        found = {self._backend.token_to_id(text): text for text in texts if text}
+        return {token: text for token, text in found.items() if token in self.special_tokens}
+
+    def encode_chat(self, messages: object, options: Mapping[str, Any] = NO_OPTIONS) -> list[int]:
         """Token ids of a chat, up to where the assistant's answer starts. All special tokens come from the template.
 
         Args:
-            messages: a non-empty list of ``{"role": str, "content": str}``.
+            messages: a non-empty list of messages, see `messages.check_messages`.
+            options: see `ChatTemplate.render`.
 
         Raises:
             ChatError: the model has no chat template, the messages are malformed, or the template refuses them.
@@ -153,7 +165,7 @@ class Tokenizer:
         if self.template is None:
             raise ChatError(_NO_TEMPLATE, "no_chat_template")
         chat = check_messages(messages)
-        return self._encode(self.template.render(chat, self._special), False)
+        return self._encode(self.template.render(chat, self._special, options), False)
 
     def _encode(self, text: str, post_process: bool) -> list[int]:
         try:
@@ -172,6 +184,21 @@ class Tokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ids, special tokens left out."""
         return self._decode(ids, True)
+
+    def token_bytes(self, token: int) -> bytes:
+        """The bytes of one token in the middle of a text: with its leading space, special tokens by name. The first
+        call takes a while."""
+        if self._bytes is not None:
+            return bytes(self._bytes.decode_bytes([token]))
+        return self.token_text(token).encode()
+
+    @cached_property
+    def _bytes(self) -> LLTokenizer | None:
+        """What knows tokens as bytes; None: it does not know tokenizers of this kind."""
+        try:
+            return LLTokenizer(self._backend.to_str())
+        except ValueError:
+            return None
 
     def token_text(self, token: int) -> str:
         """How one token reads in the middle of a text: with its leading space, special tokens by name."""

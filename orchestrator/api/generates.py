@@ -16,6 +16,7 @@ import json
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from pydantic import TypeAdapter
 
@@ -25,6 +26,7 @@ from motley.orchestrator.api.openai_schema import (
     JsonFormat,
     JsonSchemaFormat,
     Message,
+    NamedTool,
     Request,
 )
 from motley.orchestrator.api.schema import FieldError, read
@@ -68,7 +70,18 @@ def chat_generates(body: object) -> Generates:
     """
     chat = read(CHAT, body)
     messages = json.dumps([_message(each) for each in chat.messages], ensure_ascii=False, separators=(",", ":"))
-    generate = Generate(messages_json=messages, max_tokens=chat.max_completion_tokens or chat.max_tokens or 0)
+    generate = Generate(
+        messages_json=messages,
+        max_tokens=chat.max_completion_tokens or chat.max_tokens or 0,
+        reasoning_effort=chat.reasoning_effort or "",
+    )
+    if chat.tools and chat.tool_choice != "none":
+        generate.tools_json = json.dumps([tool.model_dump(exclude_unset=True) for tool in chat.tools])
+        generate.one_call = not chat.parallel_tool_calls
+        if isinstance(chat.tool_choice, NamedTool):
+            generate.tool_choice = f"={chat.tool_choice.function.name}"
+        elif not chat.calls_freely:
+            generate.tool_choice = chat.tool_choice
     return _generates(chat, [generate], chat.logprobs, chat.top_logprobs or 0)
 
 
@@ -144,7 +157,14 @@ def _constraint(request: Request) -> Constraint | None:
     return None
 
 
-def _message(message: Message) -> dict[str, str]:
+def _message(message: Message) -> dict[str, Any]:
     """A message as the leader takes it."""
     role = "system" if message.role == "developer" else message.role
-    return {"role": role, "content": "".join(part.text for part in message.content)}
+    said: dict[str, Any] = {"role": role, "content": "".join(part.text for part in message.content or ())}
+    if message.tool_calls:
+        said["tool_calls"] = [call.model_dump() for call in message.tool_calls]
+    if message.tool_call_id:
+        said["tool_call_id"] = message.tool_call_id
+    if message.reasoning_content:
+        said["reasoning_content"] = message.reasoning_content
+    return said

@@ -22,7 +22,7 @@ from motley.orchestrator.serving.errors import BusyError, ServingError, unready
 from motley.orchestrator.serving.requests import Answers, Requests
 from motley.orchestrator.session_table import SessionTable
 from motley.orchestrator.sessions import Session
-from motley.protocol.mesh_pb2 import Delta, LogprobRow
+from motley.protocol.mesh_pb2 import CallPiece, Delta, LogprobRow, TokenLogprob
 
 _now = time.perf_counter
 LEAST_LOGPROB = -9999.0
@@ -102,12 +102,12 @@ class _Form(ABC):
         return []
 
     @abstractmethod
-    def piece(self, text: str, rows: Sequence[LogprobRow], finish: str | None) -> dict[str, Any]:
+    def piece(self, delta: Delta, finish: str | None) -> dict[str, Any]:
         """The choice of a chunk."""
 
     @abstractmethod
-    def whole(self, text: str, rows: Sequence[LogprobRow], finish: str) -> dict[str, Any]:
-        """The choice of an answer that is not streamed."""
+    def whole(self, delta: Delta) -> dict[str, Any]:
+        """The choice of an answer that is not streamed, all deltas of which are merged into one."""
 
 
 class _Chat(_Form):
@@ -119,13 +119,52 @@ class _Chat(_Form):
         delta = {"role": "assistant", "content": ""}
         return [{"index": self._index, "delta": delta, "logprobs": None, "finish_reason": None}]
 
-    def piece(self, text: str, rows: Sequence[LogprobRow], finish: str | None) -> dict[str, Any]:
-        delta = {"content": text} if text or rows else {}
-        return {"index": self._index, "delta": delta, "logprobs": _chat_logprobs(rows), "finish_reason": finish}
+    def __init__(self, index: int) -> None:
+        super().__init__(index)
+        self._calls = False
+        """Whether it calls tools."""
 
-    def whole(self, text: str, rows: Sequence[LogprobRow], finish: str) -> dict[str, Any]:
-        message = {"role": "assistant", "content": text, "refusal": None}
-        return {"index": self._index, "message": message, "logprobs": _chat_logprobs(rows), "finish_reason": finish}
+    def piece(self, delta: Delta, finish: str | None) -> dict[str, Any]:
+        told: dict[str, Any] = {}
+        if delta.text or (delta.logprobs and not delta.reasoning and not delta.calls):
+            told["content"] = delta.text
+        if delta.reasoning:
+            told["reasoning_content"] = delta.reasoning
+        if delta.calls:
+            self._calls = True
+            told["tool_calls"] = [_call_piece(piece) for piece in delta.calls]
+        return self._choice("delta", told, delta.logprobs, finish)
+
+    def whole(self, delta: Delta) -> dict[str, Any]:
+        calls: dict[int, dict[str, Any]] = {}
+        for piece in delta.calls:
+            call = calls.setdefault(piece.index, {"id": piece.id, "type": "function"})
+            function = call.setdefault("function", {"name": piece.name, "arguments": ""})
+            function["arguments"] += piece.arguments
+        self._calls = bool(calls)
+        message: dict[str, Any] = {
+            "role": "assistant",
+            "content": delta.text if delta.text or not calls else None,
+            "refusal": None,
+        }
+        if delta.reasoning:
+            message["reasoning_content"] = delta.reasoning
+        if calls:
+            message["tool_calls"] = [calls[index] for index in sorted(calls)]
+        return self._choice("message", message, delta.logprobs, delta.finish)
+
+    def _choice(
+        self, kind: str, told: dict[str, Any], rows: Sequence[LogprobRow], finish: str | None
+    ) -> dict[str, Any]:
+        finish = "tool_calls" if self._calls and finish == "stop" else finish
+        return {"index": self._index, kind: told, "logprobs": _chat_logprobs(rows), "finish_reason": finish}
+
+
+def _call_piece(piece: CallPiece) -> dict[str, Any]:
+    if not piece.id:
+        return {"index": piece.index, "function": {"arguments": piece.arguments}}
+    function = {"name": piece.name, "arguments": piece.arguments}
+    return {"index": piece.index, "id": piece.id, "type": "function", "function": function}
 
 
 class _Completion(_Form):
@@ -136,10 +175,12 @@ class _Completion(_Form):
         super().__init__(index)
         self._offset = 0
 
-    def piece(self, text: str, rows: Sequence[LogprobRow], finish: str | None) -> dict[str, Any]:
-        return {"index": self._index, "text": text, "logprobs": self._logprobs(rows), "finish_reason": finish}
+    def piece(self, delta: Delta, finish: str | None) -> dict[str, Any]:
+        rows = self._logprobs(delta.logprobs)
+        return {"index": self._index, "text": delta.text, "logprobs": rows, "finish_reason": finish}
 
-    whole = piece
+    def whole(self, delta: Delta) -> dict[str, Any]:
+        return self.piece(delta, delta.finish)
 
     def _logprobs(self, rows: Sequence[LogprobRow]) -> dict[str, Any] | None:
         if not rows:
@@ -186,7 +227,7 @@ class _Choice:
 
     Attributes:
         opened: whether anything of it has been told in a stream.
-        text, rows: of it so far, where it is not streamed.
+        deltas: of it so far, where it is not streamed.
         last: its last delta.
     """
 
@@ -194,8 +235,7 @@ class _Choice:
         self.form = form
         self.pace = _Pace()
         self.opened = False
-        self.text: list[str] = []
-        self.rows: list[LogprobRow] = []
+        self.deltas: list[Delta] = []
         self.last = Delta()
 
     def on_delta(self, delta: Delta) -> None:
@@ -230,12 +270,11 @@ async def _whole(
         assert came is not None, "it waits for as long as it takes"
         choice, delta = choices[came[0]], came[1]
         choice.on_delta(delta)
-        choice.text.append(delta.text)
-        choice.rows.extend(delta.logprobs)
+        choice.deltas.append(delta)
     body = {
         **envelope,
         "object": choices[0].form.object,
-        "choices": [choice.form.whole("".join(choice.text), choice.rows, choice.last.finish) for choice in choices],
+        "choices": [choice.form.whole(_merged(choice.deltas)) for choice in choices],
         "usage": _usage(choices, asked.n),
         **_timings(choices),
     }
@@ -244,6 +283,16 @@ async def _whole(
         await response.prepare(http)
         await finish(http, response)
     return response
+
+
+def _merged(deltas: Sequence[Delta]) -> Delta:
+    return Delta(
+        text="".join(delta.text for delta in deltas),
+        reasoning="".join(delta.reasoning for delta in deltas),
+        logprobs=[row for delta in deltas for row in delta.logprobs],
+        calls=[piece for delta in deltas for piece in delta.calls],
+        finish=deltas[-1].finish,
+    )
 
 
 async def _stream(
@@ -289,10 +338,10 @@ async def _write_answers(
             choice.opened = True
             if opening := choice.form.opening():
                 await chunk(opening)
-        if delta.text or delta.logprobs:
-            await chunk([choice.form.piece(delta.text, delta.logprobs, None)])
+        if delta.text or delta.logprobs or delta.reasoning or delta.calls:
+            await chunk([choice.form.piece(delta, None)])
         if delta.finish:
-            await chunk([choice.form.piece("", [], delta.finish)], **_timings([choice]))
+            await chunk([choice.form.piece(Delta(), delta.finish)], **_timings([choice]))
     if asked.include_usage:
         await chunk([], _usage(choices, asked.n))
     await stream.event("[DONE]")
@@ -322,13 +371,13 @@ def _chat_logprobs(rows: Sequence[LogprobRow]) -> dict[str, Any] | None:
     if not rows:
         return None
 
-    def entry(text: str, logprob: float) -> dict[str, Any]:
-        return {"token": text, "logprob": _finite(logprob), "bytes": list(text.encode())}
+    def entry(token: TokenLogprob) -> dict[str, Any]:
+        return {"token": token.text, "logprob": _finite(token.logprob), "bytes": list(token.raw)}
 
     content = [
         {
-            **entry(row.chosen.text, row.chosen.logprob),
-            "top_logprobs": [entry(token.text, token.logprob) for token in row.top],
+            **entry(row.chosen),
+            "top_logprobs": [entry(token) for token in row.top],
         }
         for row in rows
     ]

@@ -39,19 +39,91 @@ Content = Annotated[
 ]
 
 
+class CalledFunction(Body):
+    """What a call calls."""
+
+    name: Text
+    arguments: Text
+    """JSON."""
+
+
+class Call(Body):
+    """A call of a tool, as an answer had it."""
+
+    id: Text
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
 class Message(Body):
     """One of a chat's messages. The role ``developer`` is the model's ``system``."""
 
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Content
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Content | None = None
+    """Of an assistant that calls tools, it may be left out."""
     name: str = ""
     """Accepted; chat templates have no place for it."""
     refusal: Annotated[Any, Neutral()] = None
     annotations: Annotated[Any, Neutral([])] = None
     audio: Annotated[Any, Neutral()] = None
     function_call: Annotated[Any, Neutral()] = None
-    tool_call_id: Annotated[Any, Neutral()] = None
-    tool_calls: Annotated[Any, Neutral([])] = None
+    tool_calls: list[Call] = Field(default_factory=list)
+    tool_call_id: Text = ""
+    """Of the call that a tool answers."""
+    reasoning_content: Text = ""
+    """What an assistant has thought, as an answer had it."""
+
+    @model_validator(mode="after")
+    def _has_what_its_role_has(self) -> Message:
+        if self.content is None and not self.tool_calls:
+            refuse("is missing", "content")
+        if self.tool_calls and self.role != "assistant":
+            refuse("are an assistant's alone", "tool_calls")
+        if bool(self.tool_call_id) != (self.role == "tool"):
+            refuse("is missing" if self.role == "tool" else "is a tool's alone", "tool_call_id")
+        return self
+
+
+class Function(Body):
+    """What a model may call."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
+    description: Text = ""
+    parameters: dict[str, Any] = Field(default_factory=dict)
+    """A JSON schema of its arguments."""
+    strict: bool = False
+    """Arguments are kept to the schema where a call is asked for (``tool_choice``); where the model chooses, true is
+    refused."""
+
+
+class Tool(Body):
+    """Something that a model may call."""
+
+    type: Literal["function"]
+    function: Function
+
+
+class NamedFunction(Body):
+    """A function, by its name."""
+
+    name: Text
+
+
+class NamedTool(Body):
+    """A tool that is to be called."""
+
+    type: Literal["function"]
+    function: NamedFunction
+
+
+def _named(choice: Any) -> Any:
+    """A choice is a word or an object; said as one, as a union would tell of both what is wrong."""
+    if not isinstance(choice, dict) and choice not in ("none", "auto", "required"):
+        refuse("must be none, auto, required, or an object that names a function")
+    return choice
+
+
+ToolChoice = Annotated[Literal["none", "auto", "required"] | NamedTool, BeforeValidator(_named)]
 
 
 class StreamOptions(Body):
@@ -155,17 +227,19 @@ class Request(Body):
     ] = Field(default_factory=dict)
     prediction: dict[str, Any] = Field(default_factory=dict)
 
+    @property
+    def kept_to(self) -> list[str]:
+        """The fields that say what an answer must be."""
+        asked = {
+            "response_format": not isinstance(self.response_format, TextFormat | None),
+            "regex": self.regex is not None,
+            "grammar": self.grammar is not None,
+        }
+        return [name for name, asks in asked.items() if asks]
+
     @model_validator(mode="after")
     def _may_be_together(self) -> Request:
-        kept_to = [
-            name
-            for name, asked in (
-                ("response_format", not isinstance(self.response_format, TextFormat | None)),
-                ("regex", self.regex is not None),
-                ("grammar", self.grammar is not None),
-            )
-            if asked
-        ]
+        kept_to = self.kept_to
         if len(kept_to) > 1:
             refuse(f"contradicts {kept_to[0]}; give one of them", kept_to[1])
         if kept_to and self.ignore_eos:
@@ -185,14 +259,18 @@ class ChatRequest(Request):
     """The older name of ``max_completion_tokens``."""
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    tools: list[Tool] = Field(default_factory=list)
+    """What the model may call; its chat template must know of tools."""
+    tool_choice: ToolChoice = "auto"
+    """With ``required``, or a function's name, the answer is calls whose arguments are valid by their schemas."""
     parallel_tool_calls: bool = True
+    """Whether there may be several calls; otherwise the answer ends with the first."""
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    """Told to the chat template, which may know it or not."""
     audio: Annotated[Any, Neutral()] = None
     function_call: Annotated[Any, Neutral("none", "auto")] = None
     functions: Annotated[Any, Neutral([])] = None
     modalities: Annotated[Any, Neutral(["text"])] = None
-    reasoning_effort: Annotated[Any, Neutral()] = None
-    tool_choice: Annotated[Any, Neutral("none", "auto")] = None
-    tools: Annotated[Any, Neutral([])] = None
     verbosity: Annotated[Any, Neutral()] = None
     web_search_options: Annotated[Any, Neutral()] = None
 
@@ -202,7 +280,28 @@ class ChatRequest(Request):
             refuse("needs logprobs to be true", "top_logprobs")
         if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:
             refuse("contradicts max_completion_tokens; give one of them", "max_tokens")
+        self._check_tools()
         return self
+
+    def _check_tools(self) -> None:
+        names = [tool.function.name for tool in self.tools]
+        if len(set(names)) < len(names):
+            refuse("have several functions of one name", "tools")
+        if isinstance(self.tool_choice, NamedTool) and self.tool_choice.function.name not in names:
+            refuse(f"is none of the tools: {self.tool_choice.function.name!r}", "tool_choice", "function", "name")
+        if self.tool_choice == "required" and not names:
+            refuse("needs tools", "tool_choice")
+        if self.calls_freely:
+            for index, tool in enumerate(self.tools):
+                if tool.function.strict:
+                    refuse("is for a tool_choice that asks for a call", "tools", index, "function", "strict")
+        elif self.tool_choice != "none" and self.kept_to:
+            refuse("contradicts tool_choice, by which the answer is calls; leave it out", self.kept_to[0])
+
+    @property
+    def calls_freely(self) -> bool:
+        """Whether the model decides if it calls a tool."""
+        return self.tool_choice == "auto"
 
 
 def _prompts(prompt: Any) -> Any:

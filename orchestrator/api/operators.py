@@ -8,6 +8,7 @@ lists, never what a client has sent, so their number is bounded. What adds up be
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from importlib.metadata import version
 from itertools import accumulate
 
 import numpy as np
@@ -41,11 +42,15 @@ class OperatorsApi:
         self._numbers = _Numbers(nodes, sessions, requests)
 
     def routes(self) -> list[web.RouteDef]:
-        return [web.get(HEALTH_PATH, self.health), web.get("/metrics", self.metrics)]
+        return [web.get(HEALTH_PATH, self.health), web.get("/metrics", self.metrics), web.get("/version", self.version)]
 
     async def health(self, _: web.Request) -> web.Response:
         """That this is answered is what it says; what is served, ``/v1/models`` tells."""
         return web.json_response({"status": "ok"})
+
+    async def version(self, _: web.Request) -> web.Response:
+        """The version of this server."""
+        return web.json_response({"version": version("motley")})
 
     async def metrics(self, _: web.Request) -> web.Response:
         return web.Response(body=generate_latest(self._numbers), headers={"Content-Type": CONTENT_TYPE_LATEST})

@@ -63,20 +63,22 @@ function asText(conversation) {
 }
 
 function entry(who, name, text) {
+  const thought = h("p", { class: "thought" });
   const [said, note] = [h("p", { class: "words" }, text), h("p", { class: "quiet" })];
-  log.append(h("div", { class: who }, h("h3", {}, name), said, note));
+  log.append(h("div", { class: who }, h("h3", {}, name), thought, said, note));
   log.scrollTop = log.scrollHeight;
-  return { said, note };
+  return { thought, said, note };
 }
 
 /** Stream an answer into an entry of the log. */
-async function stream(path, body, { said, note }) {
+async function stream(path, body, { thought, said, note }) {
   const progress = { most: body.max_tokens, began: performance.now(), pieces: 0 };
   try {
     const response = await call(path, { method: "POST", body, signal: answering.signal });
     for await (const { choices: [choice], usage, timings } of events(response)) {
       const piece = choice?.text ?? choice?.delta?.content ?? "";
-      if (piece) {
+      const musing = choice?.delta?.reasoning_content ?? "";
+      if (piece || musing) {
         progress.last = performance.now();
         progress.first ??= progress.last;
         progress.pieces += 1;
@@ -85,6 +87,7 @@ async function stream(path, body, { said, note }) {
       progress.each = timings?.ms_per_token ?? progress.each;
       progress.tokens = usage?.completion_tokens;
       const atEnd = log.scrollHeight - log.scrollTop - log.clientHeight < 40;
+      thought.append(musing);
       said.append(piece);
       note.textContent = pace(progress);
       if (atEnd) log.scrollTop = log.scrollHeight;

@@ -139,6 +139,25 @@ def test_a_tokenizer_that_cannot_be_read_is_the_trouble_of_one_request() -> None
         constraint()
 
 
+@pytest.mark.parametrize("begun", [False, True])
+def test_thoughts_are_kept_to_nothing(begun: bool) -> None:
+    begin, end, other, a = 10, 11, 12, TOKENIZER.encode("a")[-1]
+    thoughts = pb.Thoughts(begin=begin, end=end, begun=begun)
+    own = Constraint(pb.Constraint(regex="b?a", thoughts=thoughts), WORDS)
+    before = [] if begun else [begin]
+    if not begun:
+        assert {begin, a} < {*allowed(own.masks([], []))}
+    assert (own.masks(before, []) == -1).all()
+    masks = own.masks(before, [other, end, a, a])
+    assert (masks[:2] == -1).all()
+    assert a in allowed(masks, 2)
+    assert begin not in allowed(masks, 2)
+    assert allowed(masks, 3) == [*WORDS.stop]
+    assert (masks[4] == -1).all()
+    assert not own.ends([*before, other, a])
+    assert own.ends([*before, other, end, a])
+
+
 def test_an_answer_that_is_whole_ends() -> None:
     own = Constraint(pb.Constraint(regex="a"), WORDS)
     assert not own.ends([])

@@ -194,6 +194,7 @@ def test_log_probabilities_get_their_texts() -> None:
     (named,) = on_tokens(generation, tokens(ids=[thou], logprobs=[row])).logprobs
     assert (named.chosen.text, named.chosen.logprob) == (" the", -0.5)
     assert [(entry.text, entry.logprob) for entry in named.top] == [("<|end|>", -2)]
+    assert (named.chosen.raw, named.top[0].raw) == (b" the", b"<|end|>")
 
 
 @given(st.text(max_size=40), st.lists(st.integers(0, 200), max_size=6), st.booleans())

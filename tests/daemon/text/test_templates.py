@@ -106,7 +106,7 @@ def test_a_template_that_fails_or_breaks_out_is_an_error(folder: WriteFolder, te
         ([{"content": "x"}], r"messages\[0\]\.role"),
         ([*ASK, {"role": "user"}], r"messages\[1\]\.content"),
         ([{"role": "user", "content": [{"type": "text", "text": "x"}]}], r"messages\[0\]\.content must be a string"),
-        ([{"role": "user", "content": "x", "tool_calls": [{}]}], "not supported: tool_calls"),
+        ([{"role": "user", "content": "x", "tool_calls": [{}]}], "tool_calls must be calls of functions"),
         ([{"role": "user", "content": "a\ud800"}], "surrogate"),
     ],
 )

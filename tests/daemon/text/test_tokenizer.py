@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +117,16 @@ def test_a_broken_file_is_named(folder: WriteFolder, name: str, content: str) ->
 def test_token_texts_keep_their_space_and_name_special_tokens(folder: WriteFolder) -> None:
     tokenizer = Tokenizer.load(folder(sentencepiece_tokenizer()))
     assert [tokenizer.token_text(token) for token in (2, 4, 6)] == ["</s>", " Hello", "ly"]
+
+
+@pytest.mark.parametrize("make", [bytes_tokenizer, sentencepiece_tokenizer])
+def test_bytes_of_tokens_are_those_of_the_text(make: Callable[[], Any], folder: WriteFolder) -> None:
+    """Also of a character that is in several tokens."""
+    tokenizer = Tokenizer.load(folder(make()))
+    ids = [token for token in tokenizer.encode("a é日") if token not in tokenizer.special_tokens]
+    assert len(ids) > 4
+    assert b"".join(map(tokenizer.token_bytes, ids)).decode().lstrip() == "a é日"
+    assert tokenizer.token_bytes(next(iter(tokenizer.stop_tokens))) == b"</s>"
 
 
 def test_others_may_work_while_a_long_text_is_encoded() -> None:

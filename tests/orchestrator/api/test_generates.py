@@ -210,7 +210,7 @@ COMMON = [
         ("grammar", 1),
         ("audio", {"voice": "alloy"}),
         ("modalities", ["text", "audio"]),
-        ("reasoning_effort", "high"),
+        ("reasoning_effort", "most"),
         ("prompt", "Hi"),
         ("suffix", "x"),
     ],
@@ -259,13 +259,14 @@ def test_a_completion_is_refused_by_parameter(name: str, value: Any) -> None:
         ("Hi", "messages[1]"),
         ({"content": "Hi"}, "messages[1].role"),
         ({"role": "wizard", "content": "Hi"}, "messages[1].role"),
-        ({"role": "tool", "content": "Hi", "tool_call_id": "x"}, "messages[1].role"),
+        ({"role": "tool", "content": "Hi"}, "messages[1].tool_call_id"),
+        ({"role": "user", "content": "Hi", "tool_call_id": "x"}, "messages[1].tool_call_id"),
         ({"role": "user"}, "messages[1].content"),
         ({"role": "assistant", "content": None}, "messages[1].content"),
         ({"role": "user", "content": []}, "messages[1].content"),
         ({"role": "user", "content": "\ud800"}, "messages[1].content[0].text"),
         ({"role": "user", "content": "Hi", "mood": "good"}, "messages[1].mood"),
-        ({"role": "assistant", "content": "Hi", "tool_calls": [{}]}, "messages[1].tool_calls"),
+        ({"role": "assistant", "content": "Hi", "tool_calls": [{}]}, "messages[1].tool_calls[0].id"),
         ({"role": "user", "content": [{"type": "image_url"}]}, "messages[1].content[0].type"),
         ({"role": "user", "content": [{"type": "text"}]}, "messages[1].content[0].text"),
         ({"role": "user", "content": ["Hi"]}, "messages[1].content[0]"),
@@ -286,6 +287,49 @@ def test_contradictions_are_refused() -> None:
     with pytest.raises(ApiError) as caught:
         chat(stream=True, stream_options={"verbose": True})
     assert caught.value.param == "stream_options.verbose"
+
+
+TOOL: dict[str, Any] = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+NAMED = {"type": "function", "function": {"name": "look"}}
+
+
+@pytest.mark.parametrize(
+    ("choice", "arrives"), [(None, ""), ("auto", ""), ("required", "required"), (NAMED, "=look"), ("none", None)]
+)
+def test_tools_arrive(choice: Any, arrives: str | None) -> None:
+    called = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": '{"at": 1}'}}
+    history = [
+        USER,
+        {"role": "assistant", "content": None, "tool_calls": [called], "reasoning_content": "hm"},
+        {"role": "tool", "tool_call_id": "c1", "content": "a tree"},
+    ]
+    generate = chat(messages=history, tools=[TOOL], tool_choice=choice, parallel_tool_calls=False).each[0]
+    assert json.loads(generate.messages_json) == [
+        USER,
+        {"role": "assistant", "content": "", "tool_calls": [called], "reasoning_content": "hm"},
+        {"role": "tool", "tool_call_id": "c1", "content": "a tree"},
+    ]
+    if arrives is None:
+        assert not generate.tools_json
+    else:
+        assert (json.loads(generate.tools_json), generate.tool_choice, generate.one_call) == ([TOOL], arrives, True)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": {**NAMED, "function": {"name": "b"}}}, "tool_choice.function.name"),
+        ({"tools": [TOOL, TOOL]}, "tools"),
+        ({"tools": [{**TOOL, "function": {"name": "a b"}}]}, "tools[0].function.name"),
+        ({"tools": [{**TOOL, "function": {"name": "a", "strict": True}}]}, "tools[0].function.strict"),
+        ({"tools": [TOOL], "tool_choice": "required", "regex": "a"}, "regex"),
+    ],
+)
+def test_tools_that_cannot_be_are_refused_by_their_place(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        chat(**fields)
+    assert caught.value.param == param
 
 
 @pytest.mark.parametrize(
@@ -316,7 +360,7 @@ def test_what_an_answer_must_be_arrives(fields: dict[str, Any], kind: str, text:
 def test_codes_tell_kinds_of_refusal_apart() -> None:
     for fields, code in (
         ({"temprature": 1}, "unknown_parameter"),
-        ({"tools": [{}]}, "unsupported_parameter"),
+        ({"functions": [{}]}, "unsupported_parameter"),
         ({"temperature": 3}, "invalid_value"),
         ({"model": None}, "missing_parameter"),
     ):

@@ -55,7 +55,7 @@ async def stuck(_: Generate) -> AsyncIterator[Delta]:
 
 async def with_logprobs(_: Generate) -> AsyncIterator[Delta]:
     for text, other in (("a", "b"), ("é", "e")):
-        top = [TokenLogprob(text=text, logprob=-0.5), TokenLogprob(text=other, logprob=-math.inf)]
+        top = [TokenLogprob(text=text, raw=text.encode(), logprob=-0.5), TokenLogprob(text=other, logprob=-math.inf)]
         yield Delta(text=text, logprobs=[LogprobRow(chosen=top[0], top=top)])
     yield Delta(finish="length", prompt_tokens=1, completion_tokens=2)
 
@@ -581,3 +581,20 @@ async def test_what_is_served_is_published(mesh: Any) -> None:
     refs = re.findall(r"#/components/schemas/(\w+)", json.dumps(document))
     assert set(refs) <= set(document["components"]["schemas"])
     assert "/api/sessions/{id}" in document["paths"]
+
+
+async def test_every_answer_has_an_id(mesh: Any, bard: Any) -> None:
+    async with aiohttp.ClientSession(mesh.orchestrator.http_url) as http:
+        told = []
+        for headers in ({}, {}, {"X-Request-Id": "mine-1"}, {"X-Request-Id": "no <word>"}):
+            for path in ("/version", "/v1/nothing"):
+                async with http.get(path, headers=headers) as response:
+                    told.append(response.headers["x-request-id"])
+                    assert path == "/v1/nothing" or set(await response.json()) == {"version"}
+        body = {"model": "bard", "prompt": "Hi", "stream": True}
+        async with http.post("/v1/completions", json=body, headers={"X-Request-Id": "mine-2"}) as response:
+            assert response.headers["x-request-id"] == "mine-2"
+    assert told[4:6] == ["mine-1"] * 2
+    others = [*told[:4], *told[6:]]
+    assert len({*others}) == 6
+    assert all(re.fullmatch("req_[0-9a-f]{24}", each) for each in others)

@@ -1,0 +1,155 @@
+"""What a model thinks, says and calls, taken apart from one text, however it is cut into pieces."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from motley.daemon.sampling.constraint import Constraint
+from motley.daemon.text.answer_parts import BARE, FORMATS, AnswerParts, CallFormat, call_format, calls_grammar
+from motley.daemon.text.tokenizer import Tokenizer
+from motley.protocol import mesh_pb2 as pb
+from tests.e2e.processes import BUNDLED
+
+HERMES, MISTRAL = FORMATS
+TOKENIZER = Tokenizer.load(Path(BUNDLED))
+
+Taken = tuple[str, str, list[tuple[str, str]]]
+"""What was said, what was thought, and calls: names and arguments."""
+
+
+def taken(calls: CallFormat | None, pieces: list[str], thinks: bool = False, thinking: bool = False) -> Taken:
+    parts = AnswerParts(calls, thinks, thinking)
+    out = [part for piece in pieces for part in parts.push(piece)]
+    out += parts.flush()
+    found: dict[int, list[str]] = {}
+    for call in filter(None, (part.call for part in out)):
+        assert bool(call.id) == bool(call.name) == (call.index not in found), "the first piece names it"
+        own = found.setdefault(call.index, ["", ""])
+        own[0] += call.name
+        own[1] += call.arguments
+    assert parts.called == len(found)
+    said, thought = ("".join(getattr(part, kind) for part in out) for kind in ("content", "reasoning"))
+    return said, thought, [(name, arguments) for name, arguments in found.values()]
+
+
+ARGUMENTS = '{"a": "}\\\\\\"{", "b": [1, {"c": 2}]}'
+CASES: list[tuple[CallFormat | None, str, bool, Taken]] = [
+    (
+        HERMES,
+        f'Hi \n<tool_call>\n{{"name": "f", "arguments": {ARGUMENTS}}}\n</tool_call>',
+        False,
+        ("Hi", "", [("f", ARGUMENTS)]),
+    ),
+    (
+        HERMES,
+        '<tool_call>{"name": "f", "arguments": {}}</tool_call>\n'
+        '<tool_call>{"arguments": {"x": 1}, "name": "g"}</tool_call>',
+        False,
+        ("", "", [("f", "{}"), ("g", '{"x": 1}')]),
+    ),
+    (HERMES, "a < b <tool_x  ", False, ("a < b <tool_x  ", "", [])),
+    (HERMES, '<tool_call>{"name": "f", "arguments": {"a', False, ("", "", [("f", '{"a')])),
+    (
+        HERMES,
+        '<think>\nwell</think>\n\n<tool_call>{"name": "f", "arguments": {}}</tool_call>',
+        True,
+        ("", "well", [("f", "{}")]),
+    ),
+    (
+        MISTRAL,
+        '[TOOL_CALLS][{"name": "f", "arguments": {"a": 1}, "id": "x"}, {"name": "g", "arguments": {}}]',
+        False,
+        ("", "", [("f", '{"a": 1}'), ("g", "{}")]),
+    ),
+    (BARE, ' {"name": "f", "parameters": {"a": {}}}', False, ("", "", [("f", '{"a": {}}')])),
+    (BARE, '{"hello": 1} x', False, ('{"hello": 1} x', "", [])),
+    (BARE, "plain <b> text ", False, ("plain <b> text ", "", [])),
+    (None, "<think>hm</think>yes", True, ("yes", "hm", [])),
+    (None, "<think>hm</think>yes", False, ("<think>hm</think>yes", "", [])),
+    (None, "<thin air", True, ("<thin air", "", [])),
+]
+
+
+@pytest.mark.parametrize(("calls", "text", "thinks", "expected"), CASES)
+def test_an_answer_is_taken_apart_however_it_is_cut(
+    calls: CallFormat | None, text: str, thinks: bool, expected: Taken
+) -> None:
+    @given(st.sets(st.integers(0, len(text))))
+    def holds(cuts: set[int]) -> None:
+        ends = sorted({*cuts, len(text)})
+        pieces = [text[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+        assert taken(calls, pieces, thinks) == expected
+
+    holds()
+    assert taken(calls, list(text), thinks) == expected
+
+
+def test_a_prompt_may_have_begun_the_thoughts() -> None:
+    assert taken(None, ["well", "</thi", "nk>\n\nyes"], True, True) == ("yes", "well", [])
+
+
+def test_arguments_come_as_they_are_written() -> None:
+    parts = AnswerParts(HERMES, False, False)
+    assert not [*parts.push('<tool_call>{"name": "f", "argu')]
+    first, *_ = parts.push('ments": {"a": ')
+    assert first.call is not None
+    assert first.call.name == "f"
+    (piece,) = parts.push("[1, 2")
+    assert piece.call is not None
+    assert piece.call.arguments == "[1, 2"
+
+
+def test_the_template_says_how_calls_are_marked() -> None:
+    assert call_format("{% if tools %}<tool_call>{% endif %}") is HERMES
+    assert call_format("{{ tools }}[TOOL_CALLS]") is MISTRAL
+    assert call_format("{{ tools }}") is BARE
+    assert call_format("{{ messages }}") is None
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"count": {"type": "integer", "minimum": 1, "maximum": 9}, "to": {"$ref": "#/$defs/place"}},
+    "required": ["count", "to"],
+    "additionalProperties": False,
+    "$defs": {"place": {"enum": ["here", "there"]}},
+}
+TOOLS: list[Any] = [
+    {"function": {"name": "go", "parameters": SCHEMA}},
+    {"function": {"name": "stay", "parameters": {"type": "object", "properties": {}, "additionalProperties": False}}},
+]
+
+
+@pytest.mark.parametrize("calls", [HERMES, MISTRAL, BARE])
+@pytest.mark.parametrize("one", [False, True])
+def test_what_is_kept_to_calls_is_taken_apart_as_valid_calls(calls: CallFormat, one: bool) -> None:
+    seen = set()
+    for seed, offered in enumerate([TOOLS[:1], TOOLS[1:], TOOLS, TOOLS]):
+        grammar = pb.Constraint(grammar=calls_grammar(calls, offered, one, {}))
+        own, draw, answer = Constraint(grammar, TOKENIZER.words), np.random.default_rng(seed), list[int]()
+        while not own.ends(answer):
+            bits = np.unpackbits(own.masks(answer, [])[0].view(np.uint8), bitorder="little")
+            token = int(draw.choice(np.flatnonzero(bits)))
+            assert not own.trouble
+            if token in TOKENIZER.stop_tokens:
+                break
+            answer.append(token)
+        said, _, found = taken(calls, [TOKENIZER.decode(answer)])
+        assert not said
+        assert found
+        assert len(found) == 1 or not one
+        for name, arguments in found:
+            seen.add(name)
+            if name == "go":
+                jsonschema.validate(json.loads(arguments), SCHEMA)
+            else:
+                assert re.fullmatch(r"\{\s*\}", arguments)
+    assert seen == {"go", "stay"}

@@ -1,0 +1,105 @@
+"""Tools and thoughts of a chat in a mesh of real processes, with the official client."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from tests.e2e.processes import Mesh, chatting_model
+
+TEMPLATE = """{% for tool in tools or [] %}<tools>{{ tool | tojson }}</tools>
+{% endfor %}{% for m in messages %}{{ m.role }}: {{ m.content }}
+{%- for call in m.tool_calls or [] %}<tool_call>{{ call.function.arguments.to }}</tool_call>{% endfor %}
+{% endfor %}{% if reasoning_effort %}{{ reasoning_effort }}{% endif %}"""
+"""Writes calls as Qwen's does."""
+PARAMETERS = {
+    "type": "object",
+    "properties": {
+        "to": {"enum": ["Verona", "Rome"]},
+        "at": {"type": "integer", "minimum": 0, "maximum": 23},
+        "why": {"type": "string", "maxLength": 8},
+    },
+    "required": ["to", "at", "why"],
+    "additionalProperties": False,
+}
+GO = {"type": "function", "function": {"name": "go", "description": "Go there.", "parameters": PARAMETERS}}
+STAY = {"type": "function", "function": {"name": "stay"}}
+
+
+async def test_the_official_client_calls_tools(there: Mesh, tmp_path: Path) -> None:
+    import openai  # takes a second, of every process that collects tests
+
+    model = chatting_model(tmp_path)
+    (model / "chat_template.jinja").write_text(TEMPLATE)
+    await there.session(model=str(model), name="able", nodes=["a", "c"], shares=[2, 1])
+    async with openai.AsyncOpenAI(base_url=f"{there.url}/v1", api_key="unused", max_retries=0) as client:
+        history: list[Any] = [{"role": "user", "content": "Go!"}]
+        asked: dict[str, Any] = {"model": "able", "messages": history, "tools": [GO], "seed": 5, "max_tokens": 300}
+        asked |= {"parallel_tool_calls": False, "reasoning_effort": "low"}
+        whole = await client.chat.completions.create(**asked, tool_choice="required")
+        (choice,) = whole.choices
+        assert (choice.finish_reason, choice.message.content) == ("tool_calls", None)
+        (call,) = choice.message.tool_calls
+        assert (call.type, call.function.name, call.id[:5]) == ("function", "go", "call_")
+        jsonschema.validate(json.loads(call.function.arguments), PARAMETERS)
+
+        pieces: list[Any] = []
+        finish = ""
+        async for chunk in await client.chat.completions.create(**asked, tool_choice="required", stream=True):
+            pieces += chunk.choices[0].delta.tool_calls or []
+            finish = chunk.choices[0].finish_reason or finish
+        assert finish == "tool_calls"
+        assert (pieces[0].function.name, {piece.index for piece in pieces}) == ("go", {0})
+        assert len(pieces) > 3, "its arguments come as they are written"
+        assert "".join(piece.function.arguments or "" for piece in pieces) == call.function.arguments
+
+        named = {**asked, "tools": [STAY, GO], "tool_choice": {"type": "function", "function": {"name": "go"}}}
+        (chosen,) = (await client.chat.completions.create(**named)).choices[0].message.tool_calls
+        assert chosen.function.name == "go"
+
+        answered = [*history, choice.message, {"role": "tool", "tool_call_id": call.id, "content": "It is far."}]
+        goes_on = await client.chat.completions.create(**{**asked, "messages": answered, "max_tokens": 8})
+        assert goes_on.usage.prompt_tokens > whole.usage.prompt_tokens
+        assert goes_on.choices[0].message.tool_calls is None
+        silent = await client.chat.completions.create(**asked, tool_choice="none")
+        assert silent.usage.prompt_tokens < whole.usage.prompt_tokens, "the model hears nothing of tools"
+
+        wrong = {"type": "function", "function": {"name": "x", "parameters": {"type": "array", "uniqueItems": True}}}
+        with pytest.raises(openai.BadRequestError, match="uniqueItems"):
+            await client.chat.completions.create(**{**asked, "tools": [wrong]}, tool_choice="required")
+
+
+async def test_a_model_whose_template_knows_no_tools_says_so(there: Mesh, tmp_path: Path) -> None:
+    import openai
+
+    await there.session(model=str(chatting_model(tmp_path)), name="plain", nodes=["b"])
+    async with openai.AsyncOpenAI(base_url=f"{there.url}/v1", api_key="unused", max_retries=0) as client:
+        with pytest.raises(openai.BadRequestError, match="knows no tools") as refused:
+            await client.chat.completions.create(
+                model="plain", messages=[{"role": "user", "content": "Go!"}], tools=[STAY]
+            )
+        assert refused.value.param == "tools"
+
+
+async def test_thoughts_come_apart_from_what_is_said(there: Mesh, tmp_path: Path) -> None:
+    import openai
+
+    model = chatting_model(tmp_path)
+    (model / "chat_template.jinja").write_text("{{ messages[0].content }}{# </think> #}<think>")
+    await there.session(model=str(model), name="thinker", nodes=["b"])
+    async with openai.AsyncOpenAI(base_url=f"{there.url}/v1", api_key="unused", max_retries=0) as client:
+        chat: dict[str, Any] = {"model": "thinker", "messages": [{"role": "user", "content": "Go!"}], "max_tokens": 9}
+        message = (await client.chat.completions.create(**chat, temperature=0)).choices[0].message
+        assert message.content == ""
+        assert message.reasoning_content
+        pieces = [
+            chunk.choices[0].delta
+            async for chunk in await client.chat.completions.create(**chat, temperature=0, stream=True)
+        ]
+        thought = "".join(getattr(piece, "reasoning_content", None) or "" for piece in pieces)
+        assert thought == message.reasoning_content
+        assert not "".join(piece.content or "" for piece in pieces)
