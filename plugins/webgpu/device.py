@@ -61,20 +61,33 @@ def find_devices() -> Sequence[ort.OrtEpDevice]:
     return [each for each in ort.get_ep_devices() if each.ep_name == plugin.get_ep_name()]
 
 
+class Mirror:
+    """An array of the host and one in the GPU's memory, of which each is copied over the other when that is asked for.
+
+    Attributes:
+        host: the array of the host.
+        there: the one in the GPU's memory.
+        here: the array of the host, as the runtime takes it.
+    """
+
+    def __init__(self, host: Array, there: ort.OrtValue) -> None:
+        self.host = host
+        self.there = there
+        self.here = ort.OrtValue.ortvalue_from_numpy(host)  # shares its memory
+
+
 class Run:
     """A session bound to places of its values, see `WebGpuDevice.bind`. To call it is to run it."""
 
     def __init__(
-        self, session: ort.InferenceSession, inputs: Mapping[str, Place], outputs: Mapping[str, Place]
+        self, session: ort.InferenceSession, inputs: Mapping[str, ort.OrtValue], outputs: Mapping[str, Place]
     ) -> None:
         self._session = session
         self._binding = session.io_binding()
         self._places = [*inputs.values(), *outputs.values()]
         """The runtime knows addresses, and keeps nothing alive."""
-        self._uploads = [(name, place) for name, place in inputs.items() if isinstance(place, np.ndarray)]
-        for name, place in inputs.items():
-            if not isinstance(place, np.ndarray):
-                self._binding.bind_ortvalue_input(name, place)
+        for name, value in inputs.items():
+            self._binding.bind_ortvalue_input(name, value)
         for name, place in outputs.items():
             if isinstance(place, np.ndarray):
                 self._binding.bind_output(name, "cpu", 0, place.dtype.type, place.shape, place.ctypes.data)
@@ -88,8 +101,6 @@ class Run:
             Exception: whatever the runtime raises.
         """
         with _one_at_a_time:
-            for name, place in self._uploads:  # the runtime copies what is bound at once
-                self._binding.bind_input(name, "cpu", 0, place.dtype.type, place.shape, place.ctypes.data)
             self._session.run_with_iobinding(self._binding)
 
 
@@ -182,10 +193,23 @@ class WebGpuDevice:
             except Exception as error:  # the runtime's own classes share no other base
                 raise _told(error, f"cannot place {values.nbytes} bytes") from error
 
-    def write(self, values: Array, to: ort.OrtValue) -> None:
-        """Copy an array over one of the same shape and type in the GPU's memory."""
+    def mirror(self, host: Array) -> Mirror:
+        """A copy of an array in the GPU's memory, with the array.
+
+        Raises:
+            EngineMemoryError: there is no room for it.
+        """
+        return Mirror(host, self.array(host))
+
+    def upload(self, mirrors: Sequence[Mirror]) -> None:
+        """Copy arrays of the host over those in the GPU's memory."""
         with _one_at_a_time:
-            ort.copy_tensors([ort.OrtValue.ortvalue_from_numpy(values)], [to], None)
+            ort.copy_tensors([each.here for each in mirrors], [each.there for each in mirrors], None)
+
+    def download(self, mirrors: Sequence[Mirror]) -> None:
+        """Wait for the GPU, and copy arrays in its memory over those of the host."""
+        with _one_at_a_time:
+            ort.copy_tensors([each.there for each in mirrors], [each.here for each in mirrors], None)
 
     def run(self, session: ort.InferenceSession, inputs: Mapping[str, Array]) -> list[Array]:
         """Run a session on arrays of the host; its results are there too."""
@@ -196,13 +220,13 @@ class WebGpuDevice:
     def bind(
         self,
         session: ort.InferenceSession,
-        inputs: Mapping[str, Place],
+        inputs: Mapping[str, ort.OrtValue],
         outputs: Mapping[str, Place],
     ) -> Run:
         """Bind a session to places of its values.
 
         Args:
-            inputs: arrays of the host are uploaded whenever it runs.
+            inputs: in the GPU's memory.
             outputs: arrays of the host have their values when a run returns; it does not wait for others. They may be
                 the inputs, where the operator that makes them works in place.
         """

@@ -2,7 +2,8 @@
 
 Weights, KV caches and the values that cross a segment stay in the GPU's memory. Only what a collective exchanges, and
 what experts are computed from, comes back to the host and goes up again; to read it is the one thing that waits for
-the GPU. A step's rotary tables and the places of its rows go up once, for all layers.
+the GPU. A step's rotary tables and the places of its rows go up once, for all layers. Sessions are bound once for each
+number of rows.
 
 Rows of several sequences are one step, as on the CPU; how they attend is told by `motley.plugins.webgpu.groups`. Two
 micro-chunks of a step take turns: one computes a segment while the sum of the other is under way.
@@ -48,11 +49,13 @@ from motley.plugins.segments import (
 )
 from motley.plugins.spans import check_step, spans_of, wanted_rows
 from motley.plugins.webgpu.attending import Attending, Attention, StepRows
-from motley.plugins.webgpu.device import NAME, Place, Run, WebGpuDevice
+from motley.plugins.webgpu.device import NAME, Mirror, Place, Run, WebGpuDevice
 from motley.plugins.webgpu.lowering import DeviceLowering
 
 BOUND_KEPT = 6
 """Stretches of rows that stay bound, each with places of its own; the one not used for longest goes first."""
+HEADS_KEPT = 4
+"""Numbers of logits for which the head stays bound to a stretch of rows; the one not used for longest goes first."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,7 @@ class _Part:
         session: computes it; None: there is nothing to compute.
         inputs: the names of what the session reads.
         outputs: the names of what it makes.
+        read: the names of those of these that the host reads.
         zeros: the names of what is zero: a rank without units of a kind adds that to a sum.
         attention: what follows the segment; None: another thing follows.
     """
@@ -71,8 +75,22 @@ class _Part:
     session: ort.InferenceSession | None = None
     inputs: Sequence[str] = ()
     outputs: Sequence[str] = ()
+    read: Sequence[str] = ()
     zeros: Sequence[str] = ()
     attention: Attention | None = None
+
+
+@dataclass(frozen=True)
+class _Head:
+    """The head bound to the rows of a chunk that get logits.
+
+    Attributes:
+        wanted: i64[R], which they are.
+        runs: what computes their logits, which go to the host.
+    """
+
+    wanted: Mirror
+    runs: Sequence[Run]
 
 
 @dataclass
@@ -80,14 +98,18 @@ class _Chunk:
     """Rows of a step that go through the graph together.
 
     Attributes:
-        places: where the values are that cross segments, by name.
+        places: where the values are that cross segments, by name, in the GPU's memory.
+        mirrors: those of them that the host reads or makes, too.
         rows: what attention needs of them.
         runs: the sessions of the layers bound to these places, by the numbers of their parts.
+        heads: the head bound to them, by the first of the step's logits that it makes and the one after the last.
     """
 
-    places: Mapping[str, Place]
+    places: Mapping[str, ort.OrtValue]
+    mirrors: Mapping[str, Mirror]
     rows: StepRows
     runs: dict[int, Run] = field(default_factory=dict)
+    heads: OrderedDict[tuple[int, int], _Head] = field(default_factory=OrderedDict)
 
 
 class WebGpuEngine:
@@ -138,6 +160,7 @@ class WebGpuEngine:
             for name, number in self._numbers.items()
             if name in self._on_host
         }
+        self._logits = np.empty((options.max_rows, graph.vocabulary), np.float32)
         self._experts = {
             segment.then.totals: _LocalExperts(self._device, [self._session_of(each) for each in segment.then.experts])
             for segment in segments
@@ -153,32 +176,42 @@ class WebGpuEngine:
         with errors_told():
             chunks = []
             for rows in micro_chunks(len(hidden), halved):
-                chunks.append(self._chunk(rows))
-                np.copyto(chunks[-1].places["hidden"], hidden[rows])
-                self._attending.begin(chunks[-1].rows, spans_of(spans, rows))
-            sums: dict[int, Pending] = {}
-            """Under way, by the number of their chunk, in the order in which they were begun."""
+                chunk = self._chunk(rows)
+                chunks.append(chunk)
+                self._attending.begin(chunk.rows, spans_of(spans, rows))
+                np.copyto(chunk.mirrors["hidden"].host, hidden[rows])
+                self._upload(chunk, ("hidden",))
+            sums: dict[int, tuple[Pending, str]] = {}
+            """Under way, by the number of their chunk, in the order in which they were begun, each with its name."""
+
+            def finish(turn: int) -> None:
+                pending, name = sums.pop(turn)
+                pending.finish()
+                self._upload(chunks[turn], (name,))
+
             for number, part in enumerate(self._layers):
                 for turn, chunk in enumerate(chunks):
                     if turn in sums:
-                        sums.pop(turn).finish()
+                        finish(turn)
                     self._compute(number, part, chunk)
                     if part.attention is not None or part.segment.then is None:
                         continue
                     match part.segment.then:
                         case Reduction(summed) if len(chunks) > 1:
-                            sums[turn] = self._collectives.all_reduce_start(chunk.places[summed])
+                            sums[turn] = self._collectives.all_reduce_start(chunk.mirrors[summed].host), summed
                         case Reduction(summed):
-                            self._collectives.all_reduce(chunk.places[summed])
+                            self._collectives.all_reduce(chunk.mirrors[summed].host)
+                            self._upload(chunk, (summed,))
                         case Mixture() as mixture:
                             while sums:  # others may be asked for experts, and nothing else goes on meanwhile
-                                sums.pop(next(iter(sums))).finish()
+                                finish(next(iter(sums)))
                             self._mix(chunk, mixture)
+                            self._upload(chunk, mixture.totals)
                         case _:
                             raise AssertionError("gatherings are of exact mode, which this engine refuses")
-            for pending in sums.values():
-                pending.finish()
-            return self._logits(chunks, wanted_rows(spans))
+            while sums:
+                finish(next(iter(sums)))
+            return self._computed_logits(chunks, wanted_rows(spans))
 
     def close(self) -> None:
         for kept in (self._chunks, self._layers, self._head, self._experts):
@@ -198,7 +231,8 @@ class WebGpuEngine:
         read = {name for node in nodes for name in reads(node)}
         inputs = [name for name in segment.inputs if name in read]
         session = self._session(nodes, list(map(self._declared, inputs)), list(map(self._declared, outputs)))
-        return _Part(segment, session, inputs, outputs, zeros, attention)
+        read_back = [name for name in outputs if name in self._on_host]
+        return _Part(segment, session, inputs, outputs, read_back, zeros, attention)
 
     def _session_of(self, graph: GraphProto) -> ort.InferenceSession:
         """The session of one expert."""
@@ -244,16 +278,17 @@ class WebGpuEngine:
         """Places for some rows of a step."""
         key = rows.start, rows.stop
         if key not in self._chunks:
-            made: dict[tuple[tuple[Crossing, bool], int], Place] = {}
-            places: dict[str, Place] = {}
+            made: dict[tuple[tuple[Crossing, bool], int], ort.OrtValue | Mirror] = {}
             for name, number in self._numbers.items():
                 kind = self._kind(name)
                 if (kind, number) not in made:
-                    host = self._host.get((kind, number))
-                    count = rows.stop - rows.start
-                    made[kind, number] = self._device.empty((count, kind[0].width)) if host is None else host[rows]
-                places[name] = made[kind, number]
-            self._chunks[key] = _Chunk(places, self._attending.rows(rows.stop - rows.start))
+                    host, count = self._host.get((kind, number)), rows.stop - rows.start
+                    shape = count, kind[0].width
+                    made[kind, number] = self._device.empty(shape) if host is None else self._device.mirror(host[rows])
+            found = {name: made[self._kind(name), number] for name, number in self._numbers.items()}
+            mirrors = {name: each for name, each in found.items() if isinstance(each, Mirror)}
+            places = {name: each.there if isinstance(each, Mirror) else each for name, each in found.items()}
+            self._chunks[key] = _Chunk(places, mirrors, self._attending.rows(rows.stop - rows.start))
             while len(self._chunks) > BOUND_KEPT:
                 self._chunks.popitem(last=False)
         self._chunks.move_to_end(key)
@@ -263,47 +298,71 @@ class WebGpuEngine:
         inputs, outputs = ({name: places[name] for name in names} for names in (part.inputs, part.outputs))
         return self._device.bind(session, inputs, outputs)
 
+    def _upload(self, chunk: _Chunk, names: Iterable[str]) -> None:
+        """Let the GPU have what the host has made."""
+        self._device.upload([chunk.mirrors[name] for name in names])
+
     def _compute(self, number: int, part: _Part, chunk: _Chunk) -> None:
-        """Compute a part for a chunk, with the attention that follows it."""
+        """Compute a part for a chunk, with the attention that follows it; the host gets what it reads of it."""
         for name in part.zeros:
-            chunk.places[name].fill(0)
+            chunk.mirrors[name].host.fill(0)
+            if not isinstance(part.segment.then, Reduction):
+                self._upload(chunk, (name,))
         if part.session is not None:
             if number not in chunk.runs:
                 chunk.runs[number] = self._bind(part, part.session, chunk.places)
             chunk.runs[number]()
+        if part.read:
+            self._device.download([chunk.mirrors[name] for name in part.read])
         if part.attention is not None:
             self._attending.attend(chunk.rows, part.attention, chunk.places)
 
     def _mix(self, chunk: _Chunk, mixture: Mixture) -> None:
         """Add the weighted results of a layer's experts to their bases."""
-        totals = [chunk.places[name] for name in mixture.totals]
+        at = {name: mirror.host for name, mirror in chunk.mirrors.items()}
+        totals = [at[name] for name in mixture.totals]
         for total, base in zip(totals, mixture.bases or [""] * len(totals), strict=True):
             if not base:
                 total.fill(0)
-            elif chunk.places[base] is not total:
-                np.copyto(total, chunk.places[base])
+            elif at[base] is not total:
+                np.copyto(total, at[base])
         compute = self._experts.get(mixture.totals) or as_terms(partial(self._elsewhere, mixture.layer))
-        x, weights, chosen = (chunk.places[name] for name in (mixture.x, mixture.weights, mixture.chosen))
+        x, weights, chosen = (at[name] for name in (mixture.x, mixture.weights, mixture.chosen))
         add_mixture(totals, x, weights, deal(chosen), compute)
 
     def _elsewhere(self, layer: int, x: F32, sent: Sequence[Sent]) -> Iterable[F32]:
         results: Iterable[F32] = self._collectives.experts(layer)(x, sent)
         return results
 
-    def _logits(self, chunks: Iterable[_Chunk], wanted: Sequence[int]) -> F32:
-        """f32[R, V]{tp} of those rows of a step, which these chunks have computed."""
-        logits = np.empty((len(wanted), self._graph.vocabulary), np.float32)
+    def _computed_logits(self, chunks: Iterable[_Chunk], wanted: Sequence[int]) -> F32:
+        """f32[R, V]{tp} of those rows of a step, which these chunks have computed; good until the next step."""
         begin = done = 0
         for chunk in chunks:
             own = [row - begin for row in wanted if begin <= row < begin + chunk.rows.count]
-            if own:
-                places = {**chunk.places, ROWS: np.array(own), "logits": logits[done : done + len(own)]}
-                for part in self._head:
-                    if part.session is not None:
-                        self._bind(part, part.session, places)()
+            if own and self._graph.vocabulary:
+                head = self._bound_head(chunk, done, own)
+                for run in head.runs:
+                    run()
             begin += chunk.rows.count
             done += len(own)
-        return logits
+        return self._logits[:done]
+
+    def _bound_head(self, chunk: _Chunk, done: int, wanted: Sequence[int]) -> _Head:
+        """The head bound to rows of a chunk, before whose logits there are `done` ones of the step."""
+        key = done, done + len(wanted)
+        if key not in chunk.heads:
+            rows = self._device.mirror(np.array(wanted, np.int64))
+            places = {**chunk.places, ROWS: rows.there, "logits": self._logits[slice(*key)]}
+            runs = [self._bind(part, part.session, places) for part in self._head if part.session is not None]
+            chunk.heads[key] = _Head(rows, runs)
+            while len(chunk.heads) > HEADS_KEPT:
+                chunk.heads.popitem(last=False)
+        chunk.heads.move_to_end(key)
+        head = chunk.heads[key]
+        if head.wanted.host.tolist() != wanted:
+            head.wanted.host[:] = wanted
+            self._device.upload([head.wanted])
+        return head
 
 
 class _LocalExperts:
