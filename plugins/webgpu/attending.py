@@ -14,7 +14,7 @@ from motley.plugins.mapped_share import Array
 from motley.plugins.nodes import attributes_of
 from motley.plugins.segments import Kernel
 from motley.plugins.webgpu.attention import AttentionSessions, Heads, mask_session
-from motley.plugins.webgpu.device import Mirror, Run, WebGpuDevice
+from motley.plugins.webgpu.device import Mirror, Run, WebGpuDevice, upload
 from motley.plugins.webgpu.groups import Group, grouped, slots_of
 
 GROUPS_KEPT = 4
@@ -161,8 +161,7 @@ class Attending:
         if not self._masks:
             return
         rows.groups.clear()
-        device, graph = self._device, self._graph
-        tokens = graph.blocks.tokens
+        graph, tokens = self._graph, self._graph.blocks.tokens
         np.concatenate(
             [slots_of(span, span.position, span.position + span.rows, tokens) for _, span in spans],
             out=rows.slots.host[:, 0],
@@ -175,7 +174,7 @@ class Attending:
         groups = grouped(spans, tokens, self._most_heads, self._nothing)
         for number, group in enumerate(groups):
             rows.groups.append(self._placed(rows, number, group, fresh))
-        device.upload(fresh)
+        upload(fresh)()
         for places in rows.groups:
             for make_mask in places.make_masks:
                 make_mask()

@@ -76,6 +76,28 @@ class Mirror:
         self.here = ort.OrtValue.ortvalue_from_numpy(host)  # shares its memory
 
 
+def upload(mirrors: Sequence[Mirror]) -> Copy:
+    """What copies arrays of the host over those in the GPU's memory."""
+    return Copy([each.here for each in mirrors], [each.there for each in mirrors])
+
+
+def download(mirrors: Sequence[Mirror]) -> Copy:
+    """What copies arrays in the GPU's memory over those of the host."""
+    return Copy([each.there for each in mirrors], [each.here for each in mirrors])
+
+
+class Copy:
+    """Copies arrays to or from the GPU's memory whenever it is called; if from there, it waits for the GPU."""
+
+    def __init__(self, of: Sequence[ort.OrtValue], to: Sequence[ort.OrtValue]) -> None:
+        self._of = of
+        self._to = to
+
+    def __call__(self) -> None:
+        with _one_at_a_time:
+            ort.copy_tensors(self._of, self._to, None)
+
+
 class Run:
     """A session bound to places of its values, see `WebGpuDevice.bind`. To call it is to run it."""
 
@@ -200,16 +222,6 @@ class WebGpuDevice:
             EngineMemoryError: there is no room for it.
         """
         return Mirror(host, self.array(host))
-
-    def upload(self, mirrors: Sequence[Mirror]) -> None:
-        """Copy arrays of the host over those in the GPU's memory."""
-        with _one_at_a_time:
-            ort.copy_tensors([each.here for each in mirrors], [each.there for each in mirrors], None)
-
-    def download(self, mirrors: Sequence[Mirror]) -> None:
-        """Wait for the GPU, and copy arrays in its memory over those of the host."""
-        with _one_at_a_time:
-            ort.copy_tensors([each.there for each in mirrors], [each.here for each in mirrors], None)
 
     def run(self, session: ort.InferenceSession, inputs: Mapping[str, Array]) -> list[Array]:
         """Run a session on arrays of the host; its results are there too."""

@@ -12,7 +12,7 @@ micro-chunks of a step take turns: one computes a segment while the sum of the o
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -49,7 +49,7 @@ from motley.plugins.segments import (
 )
 from motley.plugins.spans import check_step, spans_of, wanted_rows
 from motley.plugins.webgpu.attending import Attending, Attention, StepRows
-from motley.plugins.webgpu.device import NAME, Mirror, Place, Run, WebGpuDevice
+from motley.plugins.webgpu.device import NAME, Copy, Mirror, Place, Run, WebGpuDevice, download, upload
 from motley.plugins.webgpu.lowering import DeviceLowering
 
 BOUND_KEPT = 6
@@ -80,16 +80,40 @@ class _Part:
     attention: Attention | None = None
 
 
+Action = Callable[[], None]
+
+
+@dataclass(frozen=True)
+class _Bound:
+    """A part bound to rows of a step.
+
+    Attributes:
+        zeros: what is set to zero first.
+        actions: what computes the part, with the attention that follows it, and has the host get what it reads.
+        summed: what is then summed over all ranks; None: nothing.
+        mixture: the experts that are then computed; None: none.
+        put: what has the GPU get the sums, or what the experts have made; None: there is nothing.
+    """
+
+    zeros: Sequence[Array]
+    actions: Sequence[Action]
+    summed: Array | None = None
+    mixture: Mixture | None = None
+    put: Copy | None = None
+
+
 @dataclass(frozen=True)
 class _Head:
     """The head bound to the rows of a chunk that get logits.
 
     Attributes:
         wanted: i64[R], which they are.
+        put: has the GPU get that.
         runs: what computes their logits, which go to the host.
     """
 
-    wanted: Mirror
+    wanted: Array
+    put: Copy
     runs: Sequence[Run]
 
 
@@ -101,14 +125,16 @@ class _Chunk:
         places: where the values are that cross segments, by name, in the GPU's memory.
         mirrors: those of them that the host reads or makes, too.
         rows: what attention needs of them.
-        runs: the sessions of the layers bound to these places, by the numbers of their parts.
+        steps: the parts of the layers bound to these places.
+        put: has the GPU get the embeddings.
         heads: the head bound to them, by the first of the step's logits that it makes and the one after the last.
     """
 
     places: Mapping[str, ort.OrtValue]
     mirrors: Mapping[str, Mirror]
     rows: StepRows
-    runs: dict[int, Run] = field(default_factory=dict)
+    steps: Sequence[_Bound]
+    put: Copy
     heads: OrderedDict[tuple[int, int], _Head] = field(default_factory=OrderedDict)
 
 
@@ -180,37 +206,11 @@ class WebGpuEngine:
                 chunks.append(chunk)
                 self._attending.begin(chunk.rows, spans_of(spans, rows))
                 np.copyto(chunk.mirrors["hidden"].host, hidden[rows])
-                self._upload(chunk, ("hidden",))
-            sums: dict[int, tuple[Pending, str]] = {}
-            """Under way, by the number of their chunk, in the order in which they were begun, each with its name."""
-
-            def finish(turn: int) -> None:
-                pending, name = sums.pop(turn)
-                pending.finish()
-                self._upload(chunks[turn], (name,))
-
-            for number, part in enumerate(self._layers):
-                for turn, chunk in enumerate(chunks):
-                    if turn in sums:
-                        finish(turn)
-                    self._compute(number, part, chunk)
-                    if part.attention is not None or part.segment.then is None:
-                        continue
-                    match part.segment.then:
-                        case Reduction(summed) if len(chunks) > 1:
-                            sums[turn] = self._collectives.all_reduce_start(chunk.mirrors[summed].host), summed
-                        case Reduction(summed):
-                            self._collectives.all_reduce(chunk.mirrors[summed].host)
-                            self._upload(chunk, (summed,))
-                        case Mixture() as mixture:
-                            while sums:  # others may be asked for experts, and nothing else goes on meanwhile
-                                finish(next(iter(sums)))
-                            self._mix(chunk, mixture)
-                            self._upload(chunk, mixture.totals)
-                        case _:
-                            raise AssertionError("gatherings are of exact mode, which this engine refuses")
-            while sums:
-                finish(next(iter(sums)))
+                chunk.put()
+            if len(chunks) == 1:
+                self._run(chunks[0])
+            else:
+                self._run_by_turns(chunks)
             return self._computed_logits(chunks, wanted_rows(spans))
 
     def close(self) -> None:
@@ -288,7 +288,9 @@ class WebGpuEngine:
             found = {name: made[self._kind(name), number] for name, number in self._numbers.items()}
             mirrors = {name: each for name, each in found.items() if isinstance(each, Mirror)}
             places = {name: each.there if isinstance(each, Mirror) else each for name, each in found.items()}
-            self._chunks[key] = _Chunk(places, mirrors, self._attending.rows(rows.stop - rows.start))
+            of_rows = self._attending.rows(rows.stop - rows.start)
+            steps = [self._bound(part, places, mirrors, of_rows) for part in self._layers]
+            self._chunks[key] = _Chunk(places, mirrors, of_rows, steps, upload([mirrors["hidden"]]))
             while len(self._chunks) > BOUND_KEPT:
                 self._chunks.popitem(last=False)
         self._chunks.move_to_end(key)
@@ -298,24 +300,67 @@ class WebGpuEngine:
         inputs, outputs = ({name: places[name] for name in names} for names in (part.inputs, part.outputs))
         return self._device.bind(session, inputs, outputs)
 
-    def _upload(self, chunk: _Chunk, names: Iterable[str]) -> None:
-        """Let the GPU have what the host has made."""
-        self._device.upload([chunk.mirrors[name] for name in names])
-
-    def _compute(self, number: int, part: _Part, chunk: _Chunk) -> None:
-        """Compute a part for a chunk, with the attention that follows it; the host gets what it reads of it."""
-        for name in part.zeros:
-            chunk.mirrors[name].host.fill(0)
-            if not isinstance(part.segment.then, Reduction):
-                self._upload(chunk, (name,))
+    def _bound(
+        self, part: _Part, places: Mapping[str, ort.OrtValue], mirrors: Mapping[str, Mirror], rows: StepRows
+    ) -> _Bound:
+        """A part of the layers bound to places of its values."""
+        then = part.segment.then
+        actions: list[Action] = []
+        if part.zeros and not isinstance(then, Reduction):
+            actions.append(upload([mirrors[name] for name in part.zeros]))
         if part.session is not None:
-            if number not in chunk.runs:
-                chunk.runs[number] = self._bind(part, part.session, chunk.places)
-            chunk.runs[number]()
+            actions.append(self._bind(part, part.session, places))
         if part.read:
-            self._device.download([chunk.mirrors[name] for name in part.read])
+            actions.append(download([mirrors[name] for name in part.read]))
         if part.attention is not None:
-            self._attending.attend(chunk.rows, part.attention, chunk.places)
+            actions.append(partial(self._attending.attend, rows, part.attention, places))
+        zeros = [mirrors[name].host for name in part.zeros]
+        match then:
+            case Reduction(summed):
+                return _Bound(zeros, actions, summed=mirrors[summed].host, put=upload([mirrors[summed]]))
+            case Mixture() as mixture:
+                put = upload([mirrors[name] for name in mixture.totals])
+                return _Bound(zeros, actions, mixture=mixture, put=put)
+            case Kernel() | None:
+                return _Bound(zeros, actions)
+            case _:
+                raise AssertionError("gatherings are of exact mode, which this engine refuses")
+
+    def _run(self, chunk: _Chunk) -> None:
+        """Compute the layers for all rows of a step."""
+        for bound in chunk.steps:
+            _compute(bound)
+            if bound.summed is not None:
+                self._collectives.all_reduce(bound.summed)
+            elif bound.mixture is not None:
+                self._mix(chunk, bound.mixture)
+            if bound.put is not None:
+                bound.put()
+
+    def _run_by_turns(self, chunks: Sequence[_Chunk]) -> None:
+        """Compute a part for each chunk in turn; while one computes, the sum of the other is under way."""
+        sums: dict[int, tuple[Pending, Copy]] = {}
+        """Under way, by the number of their chunk, in the order in which they were begun."""
+
+        def finish(turn: int) -> None:
+            pending, put = sums.pop(turn)
+            pending.finish()
+            put()
+
+        for steps in zip(*(chunk.steps for chunk in chunks), strict=True):
+            for turn, bound in enumerate(steps):
+                if turn in sums:
+                    finish(turn)
+                _compute(bound)
+                if bound.summed is not None and bound.put is not None:
+                    sums[turn] = self._collectives.all_reduce_start(bound.summed), bound.put
+                elif bound.mixture is not None and bound.put is not None:
+                    while sums:  # others may be asked for experts, and nothing else goes on meanwhile
+                        finish(next(iter(sums)))
+                    self._mix(chunks[turn], bound.mixture)
+                    bound.put()
+        while sums:
+            finish(next(iter(sums)))
 
     def _mix(self, chunk: _Chunk, mixture: Mixture) -> None:
         """Add the weighted results of a layer's experts to their bases."""
@@ -354,15 +399,22 @@ class WebGpuEngine:
             rows = self._device.mirror(np.array(wanted, np.int64))
             places = {**chunk.places, ROWS: rows.there, "logits": self._logits[slice(*key)]}
             runs = [self._bind(part, part.session, places) for part in self._head if part.session is not None]
-            chunk.heads[key] = _Head(rows, runs)
+            chunk.heads[key] = _Head(rows.host, upload([rows]), runs)
             while len(chunk.heads) > HEADS_KEPT:
                 chunk.heads.popitem(last=False)
         chunk.heads.move_to_end(key)
         head = chunk.heads[key]
-        if head.wanted.host.tolist() != wanted:
-            head.wanted.host[:] = wanted
-            self._device.upload([head.wanted])
+        if head.wanted.tolist() != wanted:
+            head.wanted[:] = wanted
+            head.put()
         return head
+
+
+def _compute(bound: _Bound) -> None:
+    for values in bound.zeros:
+        values.fill(0)
+    for action in bound.actions:
+        action()
 
 
 class _LocalExperts:
