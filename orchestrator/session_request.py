@@ -19,7 +19,10 @@ CACHE_FORMATS = ("fp32", "fp16", "int8")
 """What keys and values are kept as; every engine knows the first."""
 MAX_SEQUENCES = 256
 MAX_QUEUE = 4096
-INEXACT = ("cuda", "reference", "tensorrt", "tensorrt-whole", "webgpu")
+INEXACT = (
+    *("cuda", "onnxruntime-cuda", "onnxruntime-tensorrt-rtx", "reference"),
+    *("tensorrt", "tensorrt-whole", "webgpu"),
+)
 """Engines that cannot keep exact=true. One of somebody else's says so itself, when its ranks start."""
 
 

@@ -14,7 +14,7 @@ from motley.plugins.mapped_share import Array
 from motley.plugins.nodes import attributes_of
 from motley.plugins.segments import Kernel
 from motley.plugins.webgpu.attention import AttentionSessions, Heads, mask_session
-from motley.plugins.webgpu.device import Mirror, Run, WebGpuDevice, upload
+from motley.plugins.webgpu.device import Gpu, Mirror, Run, upload
 from motley.plugins.webgpu.groups import Group, grouped, slots_of
 
 GROUPS_KEPT = 4
@@ -80,7 +80,7 @@ class StepRows:
         kept: places for groups, by their number in a step and shape.
     """
 
-    def __init__(self, device: WebGpuDevice, count: int, tables: Mapping[str, int]) -> None:
+    def __init__(self, device: Gpu, count: int, tables: Mapping[str, int]) -> None:
         """`tables`: the widths of those that rows turn by, by name."""
         self.count = count
         self.order = device.array(np.arange(count)[None])
@@ -96,7 +96,7 @@ class StepRows:
 class Attending:
     """The attentions of a rank, their caches, and the groups of the step under way."""
 
-    def __init__(self, device: WebGpuDevice, graph: RankGraph) -> None:
+    def __init__(self, device: Gpu, graph: RankGraph) -> None:
         """
         Raises:
             EngineMemoryError: the GPU's memory has no room for the caches.

@@ -1,11 +1,8 @@
-"""A GPU that ONNX Runtime's WebGPU provider computes on: sessions on it, and arrays in its memory.
-
-The provider is a plugin of the runtime (package ``onnxruntime-ep-webgpu``). It finds GPUs of any make by Vulkan, D3D12
-or Metal.
-"""
+"""A GPU that one of ONNX Runtime's providers computes on: sessions on it, and arrays in its memory."""
 
 from __future__ import annotations
 
+import importlib
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -20,9 +17,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from motley.plugins.engine import EngineError, EngineMemoryError
 from motley.plugins.onnxruntime.lowering import MICROSOFT
+from motley.plugins.webgpu.providers import Provider
 
-NAME = "webgpu"
-"""What the runtime calls the memory of these devices, and what our engine is called."""
 OPSET = 24
 IR_VERSION = 12
 
@@ -35,28 +31,27 @@ Array = npt.NDArray[Any]
 Place: TypeAlias = Any
 """Where a value is: an array of the host, or an `ort.OrtValue` in the GPU's memory."""
 _one_at_a_time = threading.Lock()
-"""The provider has one queue of commands for all sessions of a process, which two threads must not use at once."""
+"""WebGPU's provider has one queue of commands for all sessions of a process, which two threads must not use at once."""
 
 
 @cache
-def find_devices() -> Sequence[ort.OrtEpDevice]:
-    """The GPUs that the provider could be given on this machine.
+def find_devices(provider: Provider) -> Sequence[ort.OrtEpDevice]:
+    """The GPUs that a provider could be given on this machine.
 
     Raises:
         EngineError: the plugin is missing or cannot be loaded.
     """
     try:
-        import onnxruntime_ep_webgpu as plugin
+        plugin = importlib.import_module(provider.module)
     except ImportError as error:
         raise EngineError(
-            f"engine {NAME!r} needs a package that is missing ({error}): pip install 'motley[webgpu]'"
+            f"engine {provider.engine!r} needs a package that is missing ({error}): {provider.install}"
         ) from error
     try:
-        ort.register_execution_provider_library(NAME, plugin.get_library_path())
+        ort.register_execution_provider_library(provider.engine, plugin.get_library_path())
     except Exception as error:  # the runtime's own classes share no other base
         raise EngineError(
-            f"engine {NAME!r}: the plugin cannot be loaded ({error}); on Linux it needs the Vulkan loader, which most"
-            " distributions call libvulkan1"
+            f"engine {provider.engine!r}: its plugin cannot be loaded ({error}); it needs {provider.driver}"
         ) from error
     return [each for each in ort.get_ep_devices() if each.ep_name == plugin.get_ep_name()]
 
@@ -99,7 +94,7 @@ class Copy:
 
 
 class Run:
-    """A session bound to places of its values, see `WebGpuDevice.bind`. To call it is to run it."""
+    """A session bound to places of its values, see `Gpu.bind`. To call it is to run it."""
 
     def __init__(
         self, session: ort.InferenceSession, inputs: Mapping[str, ort.OrtValue], outputs: Mapping[str, Place]
@@ -126,19 +121,18 @@ class Run:
             self._session.run_with_iobinding(self._binding)
 
 
-class WebGpuDevice:
-    """The GPU that this process computes on. Its methods may be called by several threads."""
+class Gpu:
+    """The GPU that this process computes on by a provider. Its methods may be called by several threads."""
 
-    def __init__(self) -> None:
+    def __init__(self, provider: Provider) -> None:
         """
         Raises:
             EngineError: there is no plugin, or no GPU that it can use.
         """
-        found = find_devices()
+        found = find_devices(provider)
         if not found:
-            raise EngineError(
-                f"engine {NAME!r} finds no GPU on this machine; a driver for Vulkan, D3D12 or Metal may be missing"
-            )
+            raise EngineError(f"engine {provider.engine!r} finds no GPU on this machine; it needs {provider.driver}")
+        self.provider = provider
         self._device = found[0]
 
     def session(
@@ -174,7 +168,7 @@ class WebGpuDevice:
                 return ort.InferenceSession(model.SerializeToString(), options)
             except Exception as error:  # the runtime's own classes share no other base
                 kinds = ", ".join(sorted({node.op_type for node in nodes}))
-                raise _told(error, f"cannot prepare a part of the graph ({kinds})") from error
+                raise self._told(error, f"cannot prepare a part of the graph ({kinds})") from error
 
     def measure_bandwidth(self) -> float:
         """How fast products of one row read a matrix in the GPU's memory, in bytes/s. Takes part of a second."""
@@ -211,9 +205,9 @@ class WebGpuDevice:
         """
         with _one_at_a_time:
             try:
-                return ort.OrtValue.ortvalue_from_numpy(values, NAME, 0)
+                return ort.OrtValue.ortvalue_from_numpy(values, self.provider.memory, 0)
             except Exception as error:  # the runtime's own classes share no other base
-                raise _told(error, f"cannot place {values.nbytes} bytes") from error
+                raise self._told(error, f"cannot place {values.nbytes} bytes") from error
 
     def mirror(self, host: Array) -> Mirror:
         """A copy of an array in the GPU's memory, with the array.
@@ -244,14 +238,13 @@ class WebGpuDevice:
         """
         return Run(session, inputs, outputs)
 
+    def _told(self, error: Exception, what: str) -> EngineError:
+        """The error to raise for one of the runtime."""
+        words = str(error)
+        kind = EngineMemoryError if "memory" in words.lower() else EngineError
+        return kind(f"engine {self.provider.engine!r} {what}: {words}")
+
 
 def declared(name: str, dtype: npt.DTypeLike, shape: Sequence[int | str] | None = None) -> onnx.ValueInfoProto:
     """The declaration of an input or output; None: of any shape."""
     return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(np.dtype(dtype)), shape)
-
-
-def _told(error: Exception, what: str) -> EngineError:
-    """The error to raise for one of the runtime."""
-    words = str(error)
-    kind = EngineMemoryError if "memory" in words.lower() else EngineError
-    return kind(f"engine {NAME!r} {what}: {words}")

@@ -1,4 +1,4 @@
-"""Runs a rank's graph on a GPU of any make: a session of ONNX Runtime for each segment, with the sums between them.
+"""Runs a rank's graph on a GPU by a provider of ONNX Runtime: a session for each segment, with the sums between them.
 
 Weights, KV caches and the values that cross a segment stay in the GPU's memory. Only what a collective exchanges, and
 what experts are computed from, comes back to the host and goes up again; to read it is the one thing that waits for
@@ -49,8 +49,9 @@ from motley.plugins.segments import (
 )
 from motley.plugins.spans import check_step, spans_of, wanted_rows
 from motley.plugins.webgpu.attending import Attending, Attention, StepRows
-from motley.plugins.webgpu.device import NAME, Copy, Mirror, Place, Run, WebGpuDevice, download, upload
-from motley.plugins.webgpu.lowering import DeviceLowering
+from motley.plugins.webgpu.device import Copy, Gpu, Mirror, Place, Run, download, upload
+from motley.plugins.webgpu.lowering import lowered_for
+from motley.plugins.webgpu.providers import CUDA, TENSORRT_RTX, WEBGPU, Provider
 
 BOUND_KEPT = 6
 """Stretches of rows that stay bound, each with places of its own; the one not used for longest goes first."""
@@ -139,19 +140,20 @@ class _Chunk:
 
 
 class WebGpuEngine:
-    """See `motley.plugins.engine.Engine`. It has no options."""
+    """A GPU of any make; see `motley.plugins.engine.Engine`. It has no options."""
 
     on_gpu: ClassVar[bool] = True
+    provider: ClassVar[Provider] = WEBGPU
 
     @classmethod
     def check_machine(cls) -> None:
         """See `motley.plugins.engine.lacking`."""
-        WebGpuDevice()
+        Gpu(cls.provider)
 
     @classmethod
     def measure_bandwidth(cls) -> float:
         """See `motley.plugins.engine.measured_bandwidth`."""
-        return WebGpuDevice().measure_bandwidth()
+        return Gpu(cls.provider).measure_bandwidth()
 
     def __init__(self, graph: RankGraph, collectives: Collectives, options: EngineOptions) -> None:
         """
@@ -159,17 +161,18 @@ class WebGpuEngine:
             EngineError: no plugin or GPU; or the provider lacks an operator of the graph.
             EngineMemoryError: the GPU has too little memory.
         """
-        options.check_extra(NAME)
-        graph.blocks.check_able(NAME, CACHE_FORMATS[:1])
+        name = self.provider.engine
+        options.check_extra(name)
+        graph.blocks.check_able(name, CACHE_FORMATS[:1])
         if options.exact:
-            raise EngineError(f"engine {NAME!r} cannot keep exact=true; use engine 'onnxruntime'")
+            raise EngineError(f"engine {name!r} cannot keep exact=true; use engine 'onnxruntime'")
         self._graph = graph
         self._collectives = collectives
         self._max_rows = options.max_rows
-        self._device = WebGpuDevice()
+        self._device = Gpu(self.provider)
         self._chunks: OrderedDict[tuple[int, int], _Chunk] = OrderedDict()
         """By the first of their rows and the one after the last."""
-        lowered = DeviceLowering.lower(graph.proto)
+        lowered = lowered_for(self.provider, graph.proto)
         self._initializers = lowered.initializers
         outputs = [output.name for output in graph.proto.graph.output]
         segments = cut_into_segments(lowered.nodes, lowered.initializers, outputs)
@@ -199,7 +202,7 @@ class WebGpuEngine:
 
     def step(self, hidden: F32, spans: Sequence[Span], halved: bool = False) -> F32:
         check_step(self._graph, hidden, spans, self._max_rows, self.most_spans)
-        with errors_told():
+        with errors_told(self.provider.engine):
             chunks = []
             for rows in micro_chunks(len(hidden), halved):
                 chunk = self._chunk(rows)
@@ -417,10 +420,22 @@ def _compute(bound: _Bound) -> None:
         action()
 
 
+class CudaProviderEngine(WebGpuEngine):
+    """A GPU of NVIDIA by the runtime's CUDA provider."""
+
+    provider = CUDA
+
+
+class TensorRtRtxProviderEngine(WebGpuEngine):
+    """A GPU of NVIDIA by the runtime's provider for TensorRT for RTX."""
+
+    provider = TENSORRT_RTX
+
+
 class _LocalExperts:
     """All experts of a layer, on this GPU: `motley.plugins.mixture.Terms`."""
 
-    def __init__(self, device: WebGpuDevice, sessions: Sequence[ort.InferenceSession]) -> None:
+    def __init__(self, device: Gpu, sessions: Sequence[ort.InferenceSession]) -> None:
         self._device = device
         self._experts = [(session.get_inputs()[0].name, session) for session in sessions]
 
@@ -453,11 +468,11 @@ def _names_on_host(segments: Sequence[Segment]) -> set[str]:
 
 
 @contextmanager
-def errors_told() -> Iterator[None]:
-    """Raise errors of the runtime as this engine's."""
+def errors_told(engine: str) -> Iterator[None]:
+    """Raise errors of the runtime as those of an engine."""
     try:
         yield
     except Exception as error:  # the runtime's own classes share no other base
         if type(error).__module__.startswith("onnxruntime") or type(error) is RuntimeError:
-            raise EngineError(f"engine {NAME!r} failed in a step: {error}") from error
+            raise EngineError(f"engine {engine!r} failed in a step: {error}") from error
         raise

@@ -44,9 +44,7 @@ class Traffic:
         patch.setattr(ort.InferenceSession, "io_binding", counted_binding)
 
 
-def test_two_transfers_for_each_sum_and_nothing_is_bound_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_transfers_for_each_sum_and_nothing_is_bound_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     case = golden_case("llama-mqa")
     shares = uneven_shares(units(case.model, "int4", 32), 1)
     with LocalSession(case.folder, WebGpuEngine, shares, tmp_path, "int4") as session:
