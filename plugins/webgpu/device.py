@@ -47,6 +47,7 @@ def find_devices(provider: Provider) -> Sequence[ort.OrtEpDevice]:
         raise EngineError(
             f"engine {provider.engine!r} needs a package that is missing ({error}): {provider.install}"
         ) from error
+    ort.set_default_logger_severity(3)  # else plugins print warnings for those who write them
     try:
         ort.register_execution_provider_library(provider.engine, plugin.get_library_path())
     except Exception as error:  # the runtime's own classes share no other base
@@ -127,13 +128,14 @@ class Gpu:
     def __init__(self, provider: Provider) -> None:
         """
         Raises:
-            EngineError: there is no plugin, or no GPU that it can use.
+            EngineError: there is no plugin, or no GPU that it can use; or what is said of several makes no sense.
         """
         found = find_devices(provider)
         if not found:
             raise EngineError(f"engine {provider.engine!r} finds no GPU on this machine; it needs {provider.driver}")
         self.provider = provider
         self._device = found[0]
+        self._settings = provider.settings()
 
     def session(
         self,
@@ -162,7 +164,7 @@ class Gpu:
         if folder:
             options.add_session_config_entry("session.model_external_initializers_file_folder_path", folder)
         options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
-        options.add_provider_for_devices([self._device], {})
+        options.add_provider_for_devices([self._device], self._settings)
         with _one_at_a_time:
             try:
                 return ort.InferenceSession(model.SerializeToString(), options)

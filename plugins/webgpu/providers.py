@@ -6,7 +6,10 @@ after each, as engines are what nodes offer and plans name.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+
+from motley.plugins.webgpu.preference import provider_settings
 
 
 @dataclass(frozen=True)
@@ -21,6 +24,7 @@ class Provider:
         memory: what the runtime calls the memory of its devices.
         has_products: whether it has the runtime's own product with quantised matrices, ``MatMulNBits``; else it gets
             that as the standard's ``DequantizeLinear`` and ``Gemm``.
+        settings: gives those that a session is made with.
     """
 
     engine: str
@@ -29,6 +33,7 @@ class Provider:
     driver: str
     memory: str
     has_products: bool
+    settings: Callable[[], dict[str, str]] = dict
 
 
 WEBGPU = Provider(
@@ -39,6 +44,7 @@ WEBGPU = Provider(
     " D3D12",
     memory="webgpu",
     has_products=True,
+    settings=provider_settings,
 )
 CUDA = Provider(
     engine="onnxruntime-cuda",
