@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -242,11 +243,20 @@ class Gpu:
 
     def _told(self, error: Exception, what: str) -> EngineError:
         """The error to raise for one of the runtime."""
-        words = str(error)
-        kind = EngineMemoryError if "memory" in words.lower() else EngineError
-        return kind(f"engine {self.provider.engine!r} {what}: {words}")
+        return told(error, self.provider.engine, what)
 
 
 def declared(name: str, dtype: npt.DTypeLike, shape: Sequence[int | str] | None = None) -> onnx.ValueInfoProto:
     """The declaration of an input or output; None: of any shape."""
     return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(np.dtype(dtype)), shape)
+
+
+def told(error: Exception, engine: str, what: str) -> EngineError:
+    """The error of an engine to raise for one of the runtime: `EngineMemoryError` where memory is what lacked."""
+    words = str(error)
+    kind = EngineMemoryError if _LACKS_MEMORY.search(words) else EngineError
+    return kind(f"engine {engine!r} {what}: {words}")
+
+
+_LACKS_MEMORY = re.compile("memory|max buffer size|invalid buffer", re.IGNORECASE)
+"""How providers say so. WebGPU's logs that there is no room for a buffer, and then fails as the buffer is invalid."""

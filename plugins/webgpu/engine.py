@@ -49,7 +49,7 @@ from motley.plugins.segments import (
 )
 from motley.plugins.spans import check_step, spans_of, wanted_rows
 from motley.plugins.webgpu.attending import Attending, Attention, StepRows
-from motley.plugins.webgpu.device import Copy, Gpu, Mirror, Place, Run, download, upload
+from motley.plugins.webgpu.device import Copy, Gpu, Mirror, Place, Run, download, told, upload
 from motley.plugins.webgpu.lowering import lowered_for
 from motley.plugins.webgpu.providers import CUDA, TENSORRT_RTX, WEBGPU, Provider
 
@@ -474,5 +474,5 @@ def errors_told(engine: str) -> Iterator[None]:
         yield
     except Exception as error:  # the runtime's own classes share no other base
         if type(error).__module__.startswith("onnxruntime") or type(error) is RuntimeError:
-            raise EngineError(f"engine {engine!r} failed in a step: {error}") from error
+            raise told(error, engine, "failed in a step") from error
         raise
