@@ -309,8 +309,9 @@ class WebGpuEngine:
         """A part of the layers bound to places of its values."""
         then = part.segment.then
         actions: list[Action] = []
-        if part.zeros and not isinstance(then, Reduction):
-            actions.append(upload([mirrors[name] for name in part.zeros]))
+        summed = then.partial if isinstance(then, Reduction) else None
+        if read_here := [mirrors[name] for name in part.zeros if name != summed]:
+            actions.append(upload(read_here))
         if part.session is not None:
             actions.append(self._bind(part, part.session, places))
         if part.read:
@@ -319,8 +320,8 @@ class WebGpuEngine:
             actions.append(partial(self._attending.attend, rows, part.attention, places))
         zeros = [mirrors[name].host for name in part.zeros]
         match then:
-            case Reduction(summed):
-                return _Bound(zeros, actions, summed=mirrors[summed].host, put=upload([mirrors[summed]]))
+            case Reduction(partial=name):
+                return _Bound(zeros, actions, summed=mirrors[name].host, put=upload([mirrors[name]]))
             case Mixture() as mixture:
                 put = upload([mirrors[name] for name in mixture.totals])
                 return _Bound(zeros, actions, mixture=mixture, put=put)
