@@ -59,7 +59,7 @@ class Device(StrEnum):
 
 ENGINES_ON = {
     Device.CPU: ("onnxruntime",),
-    Device.CUDA: ("cuda", "tensorrt", "tensorrt-whole"),
+    Device.CUDA: ("cuda", "onnxruntime-cuda", "onnxruntime-tensorrt-rtx", "tensorrt", "tensorrt-whole"),
     Device.WEBGPU: ("webgpu",),
 }
 """The engines that compute on nothing but a device; the first is the one for whoever names the device alone."""

@@ -25,7 +25,10 @@ Block = Literal[16, 32, 64, 128, 256]
 CACHE_FORMATS: tuple[str, ...] = get_args(CacheFormat)
 MAX_SEQUENCES = 256
 MAX_QUEUE = 4096
-INEXACT = ("cuda", "reference", "tensorrt", "tensorrt-whole", "webgpu")
+INEXACT = (
+    *("cuda", "onnxruntime-cuda", "onnxruntime-tensorrt-rtx", "reference"),
+    *("tensorrt", "tensorrt-whole", "webgpu"),
+)
 """Engines that cannot keep exact=true. One of somebody else's says so itself, when its ranks start."""
 
 

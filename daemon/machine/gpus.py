@@ -7,6 +7,8 @@ import contextlib
 import psutil
 
 from motley.daemon.machine.vulkan import DISCRETE, KINDS, NVIDIA, NoVulkanError, vulkan_gpus
+from motley.plugins.engine import EngineError
+from motley.plugins.webgpu.preference import INTEGRATED, wanted_gpu
 from motley.protocol import mesh_pb2 as pb
 from motley.transport.cuda.driver import Place, place_of
 from motley.transport.cuda.errors import CudaError
@@ -18,8 +20,12 @@ HIDDEN = Place(1 << 16, 0)
 
 
 def gpus() -> list[pb.Gpu]:
-    """The GPUs that there are now: those of NVIDIA first, as CUDA counts them; then those that only Vulkan shows."""
-    found = _nvidia_gpus()
+    """The GPUs that there are now: those of NVIDIA first, as CUDA counts them; then those that only Vulkan shows. If
+    `wanted_gpu` says which, others are left out; if it fails, all are."""
+    try:
+        found = [] if wanted_gpu() == INTEGRATED else _nvidia_gpus()
+    except EngineError:  # which `why_no_gpu` tells
+        return []
     with contextlib.suppress(NoVulkanError):
         found += [each.gpu for each in vulkan_gpus() if not found or each.vendor != NVIDIA]
     return found

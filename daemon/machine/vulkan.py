@@ -8,6 +8,8 @@ from functools import cache
 from typing import Any
 
 from motley.daemon.machine.memory import available_memory
+from motley.plugins.engine import EngineError
+from motley.plugins.webgpu.preference import VARIABLE, wanted_gpu
 from motley.protocol import mesh_pb2 as pb
 
 SOFTWARE = "MOTLEY_SOFTWARE_GPU"
@@ -35,7 +37,8 @@ class NoVulkanError(Exception):
 
 
 def vulkan_gpus() -> list[VulkanGpu]:
-    """The GPUs that Vulkan shows now, those with memory of their own first; at least one.
+    """The GPUs that Vulkan shows now, those with memory of their own first; at least one. If `wanted_gpu` says which,
+    others are left out.
 
     Raises:
         NoVulkanError: there is none, or the package or the driver is missing by which it would be found.
@@ -59,10 +62,16 @@ def vulkan_gpus() -> list[VulkanGpu]:
             " mesa-vulkan-drivers for AMD and Intel"
         ) from error
     software = os.environ.get(SOFTWARE) == "1"
-    kinds = [kind for kind in KINDS if kind != PROCESSOR or software]
+    try:
+        wanted = wanted_gpu()
+    except EngineError as error:
+        raise NoVulkanError(str(error)) from error
+    kinds = [kind for kind, name in KINDS.items() if name == wanted or (not wanted and (kind != PROCESSOR or software))]
     able = sorted((each for each in found if each.kind in kinds), key=lambda each: kinds.index(each.kind))
     if not able:
         other = ", ".join(each.gpu.name for each in found) or "nothing"
+        if wanted:
+            raise NoVulkanError(f"Vulkan shows no {wanted} GPU, which {VARIABLE} asks for, but {other}")
         raise NoVulkanError(
             f"Vulkan shows no GPU but {other}: install the driver of the GPU; {SOFTWARE}=1 takes software for one"
         )

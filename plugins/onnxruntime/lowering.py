@@ -47,6 +47,8 @@ class Lowering:
 
     fuses = True
     """Whether norms and gates become kernels of ours."""
+    fuses_products = True
+    """Whether products with quantised matrices become one node, see `product`."""
 
     @classmethod
     def lower(cls, model: onnx.ModelProto) -> Lowered:
@@ -79,7 +81,11 @@ class Lowering:
             yield from self._attention(node)
         elif is_experts(node):
             yield self._experts(node)
-        elif node.op_type == "Gemm" and (source := self._made_by(node.input[1], "DequantizeLinear")):
+        elif (
+            self.fuses_products
+            and node.op_type == "Gemm"
+            and (source := self._made_by(node.input[1], "DequantizeLinear"))
+        ):
             yield self._product(node, source)
         elif not self.fuses:
             yield node

@@ -1,1 +1,1 @@
-"""The engine for GPUs of any make: a rank's graph by ONNX Runtime's WebGPU provider."""
+"""Engines for GPUs: a rank's graph by ONNX Runtime's WebGPU provider, or by another one for GPUs."""

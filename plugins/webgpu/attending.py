@@ -14,7 +14,7 @@ from motley.plugins.mapped_share import Array
 from motley.plugins.nodes import attributes_of
 from motley.plugins.segments import Kernel
 from motley.plugins.webgpu.attention import AttentionSessions, Heads, mask_session
-from motley.plugins.webgpu.device import Place, Run, WebGpuDevice
+from motley.plugins.webgpu.device import Gpu, Mirror, Run, upload
 from motley.plugins.webgpu.groups import Group, grouped, slots_of
 
 GROUPS_KEPT = 4
@@ -43,7 +43,7 @@ class Attention:
     cos: str
     sin: str
     window: int
-    sinks: Place | None
+    sinks: ort.OrtValue | None
 
 
 @dataclass(frozen=True)
@@ -53,14 +53,16 @@ class _GroupPlaces:
     Attributes:
         places: i64[S, R, 1], the numbers in `rows`.
         make_masks: makes these of `positions`.
+        runs: what attends, bound once, by the result and whether the group is the whole step in its order.
     """
 
-    rows: Place
-    places: Place
-    slots: Place
-    positions: Place
-    masks: Mapping[int, Place]
+    rows: Mirror
+    places: Mirror
+    slots: Mirror
+    positions: Mirror
+    masks: Mapping[int, ort.OrtValue]
     make_masks: Sequence[Run]
+    runs: dict[tuple[str, bool], Run]
 
 
 class StepRows:
@@ -78,13 +80,13 @@ class StepRows:
         kept: places for groups, by their number in a step and shape.
     """
 
-    def __init__(self, device: WebGpuDevice, count: int, tables: Mapping[str, int]) -> None:
+    def __init__(self, device: Gpu, count: int, tables: Mapping[str, int]) -> None:
         """`tables`: the widths of those that rows turn by, by name."""
         self.count = count
         self.order = device.array(np.arange(count)[None])
-        self.slots = device.empty((count, 1), np.int64)
-        self.tables = {name: device.empty((count, width)) for name, width in tables.items()}
-        self.queries: dict[int, Place] = {}
+        self.slots = device.mirror(np.zeros((count, 1), np.int64))
+        self.tables = {name: device.mirror(np.zeros((count, width), np.float32)) for name, width in tables.items()}
+        self.queries: dict[int, ort.OrtValue] = {}
         self.writes: dict[str, Run] = {}
         self.groups: list[_GroupPlaces] = []
         self.in_order = False
@@ -94,7 +96,7 @@ class StepRows:
 class Attending:
     """The attentions of a rank, their caches, and the groups of the step under way."""
 
-    def __init__(self, device: WebGpuDevice, graph: RankGraph) -> None:
+    def __init__(self, device: Gpu, graph: RankGraph) -> None:
         """
         Raises:
             EngineMemoryError: the GPU's memory has no room for the caches.
@@ -159,48 +161,42 @@ class Attending:
         if not self._masks:
             return
         rows.groups.clear()
-        device, graph = self._device, self._graph
-        own = [slots_of(span, span.position, span.position + span.rows, graph.blocks.tokens) for _, span in spans]
-        device.write(np.concatenate(own)[:, None], rows.slots)
+        graph, tokens = self._graph, self._graph.blocks.tokens
+        np.concatenate(
+            [slots_of(span, span.position, span.position + span.rows, tokens) for _, span in spans],
+            out=rows.slots.host[:, 0],
+        )
         tables = [(span, graph.constants(span.prompt)) for _, span in spans]
-        for name, place in rows.tables.items():
-            turning = [table[name][span.position : span.position + span.rows] for span, table in tables]
-            device.write(np.concatenate(turning), place)
-        groups = grouped(spans, graph.blocks.tokens, self._most_heads, self._nothing)
-        rows.groups += [self._placed(rows, number, group) for number, group in enumerate(groups)]
+        for name, turning in rows.tables.items():
+            of_spans = [table[name][span.position : span.position + span.rows] for span, table in tables]
+            np.concatenate(of_spans, out=turning.host)
+        fresh = [rows.slots, *rows.tables.values()]
+        groups = grouped(spans, tokens, self._most_heads, self._nothing)
+        for number, group in enumerate(groups):
+            rows.groups.append(self._placed(rows, number, group, fresh))
+        upload(fresh)()
+        for places in rows.groups:
+            for make_mask in places.make_masks:
+                make_mask()
         numbers = groups[0].rows.ravel()
         rows.in_order = len(groups) == 1 and np.array_equal(numbers, np.arange(rows.count))
 
-    def attend(self, rows: StepRows, attention: Attention, places: Mapping[str, Place]) -> None:
+    def attend(self, rows: StepRows, attention: Attention, places: Mapping[str, ort.OrtValue]) -> None:
         """Cache the keys and values of a step's rows in one layer, and have its groups attend.
 
         Args:
-            places: of what the attention reads and makes, by name.
+            places: of what the attention reads and makes, by name; the same ones whenever these rows are given.
         """
-        device, sessions = self._device, attention.sessions
-        heads = sessions.heads
-        width = heads.heads * heads.width
-        if width not in rows.queries:
-            rows.queries[width] = device.empty((rows.count, width))
-        cached = {"keys": self.caches[attention.keys], "values": self.caches[attention.values]}
-        queries, y = rows.queries[width], places[attention.y]
-        if attention.y not in rows.writes:
-            inputs = {"qkv": places[attention.qkv], "slots": rows.slots, **cached}
-            if heads.rotary:
-                turning = {"cos": rows.tables[attention.cos], "sin": rows.tables[attention.sin], "order": rows.order}
-                inputs |= turning
-            outputs = {"queries": queries} | {f"{name}.out": cache for name, cache in cached.items()}
-            rows.writes[attention.y] = device.bind(sessions.write, inputs, outputs)
-        rows.writes[attention.y]()
+        write = rows.writes.get(attention.y)
+        if write is None:
+            write = rows.writes[attention.y] = self._bind_write(rows, attention, places)
+        write()
+        key = attention.y, rows.in_order
         for group in rows.groups:
-            mask = group.masks[attention.window]
-            inputs = {"queries": queries, "rows": group.rows, "slots": group.slots, "mask": mask, **cached}
-            if attention.sinks is not None:
-                inputs["sinks"] = attention.sinks
-            if rows.in_order:
-                device.bind(sessions.attend, inputs, {"y": y})()
-            else:
-                device.bind(sessions.attend_some, inputs | {"y.before": y, "places": group.places}, {"y": y})()
+            run = group.runs.get(key)
+            if run is None:
+                run = group.runs[key] = self._bind_attend(rows, group, attention, places[attention.y])
+            run()
 
     def close(self) -> None:
         """Let go of the caches and all else."""
@@ -208,34 +204,76 @@ class Attending:
         self._sessions.clear()
         self._masks.clear()
 
-    def _placed(self, rows: StepRows, number: int, group: Group) -> _GroupPlaces:
-        """Upload a group of a step, and have its masks made."""
-        device, key = self._device, (number, *group.shape)
+    def _cached(self, attention: Attention) -> dict[str, ort.OrtValue]:
+        return {"keys": self.caches[attention.keys], "values": self.caches[attention.values]}
+
+    def _bind_write(self, rows: StepRows, attention: Attention, places: Mapping[str, ort.OrtValue]) -> Run:
+        """Bind what turns rows in one layer, and caches their keys and values."""
+        heads, cached = attention.sessions.heads, self._cached(attention)
+        width = heads.heads * heads.width
+        if width not in rows.queries:
+            rows.queries[width] = self._device.empty((rows.count, width))
+        inputs = {"qkv": places[attention.qkv], "slots": rows.slots.there, **cached}
+        if heads.rotary:
+            inputs |= {"cos": rows.tables[attention.cos].there, "sin": rows.tables[attention.sin].there}
+            inputs["order"] = rows.order
+        outputs = {"queries": rows.queries[width]} | {f"{name}.out": cache for name, cache in cached.items()}
+        return self._device.bind(attention.sessions.write, inputs, outputs)
+
+    def _bind_attend(self, rows: StepRows, group: _GroupPlaces, attention: Attention, y: ort.OrtValue) -> Run:
+        """Bind what has a group attend in one layer; `y` is where its rows' results go."""
+        sessions = attention.sessions
+        inputs = {
+            "queries": rows.queries[sessions.heads.heads * sessions.heads.width],
+            "rows": group.rows.there,
+            "slots": group.slots.there,
+            "mask": group.masks[attention.window],
+            **self._cached(attention),
+        }
+        if attention.sinks is not None:
+            inputs["sinks"] = attention.sinks
+        if rows.in_order:
+            return self._device.bind(sessions.attend, inputs, {"y": y})
+        return self._device.bind(sessions.attend_some, inputs | {"y.before": y, "places": group.places.there}, {"y": y})
+
+    def _placed(self, rows: StepRows, number: int, group: Group, fresh: list[Mirror]) -> _GroupPlaces:
+        """Give a group of a step its places.
+
+        Args:
+            fresh: gets what is yet to be uploaded.
+        """
+        key = number, *group.shape
         if key not in rows.kept:
-            pieces, count, seen = group.shape
-            positions = device.array(group.positions)
-            known = device.array(np.arange(seen, dtype=np.float32))
-            masks = {window: device.empty((pieces, 1, 1, count, seen)) for window in self._masks}
-            make = [
-                device.bind(session, {"positions": positions, "seen": known}, {"mask": masks[window]})
-                for window, session in self._masks.items()
-            ]
-            rows.kept[key] = _GroupPlaces(
-                rows=device.array(group.rows),
-                places=device.array(group.rows[:, :, None]),
-                slots=device.array(group.slots),
-                positions=positions,
-                masks=masks,
-                make_masks=make,
-            )
+            rows.kept[key] = self._new_places(group)
             while len(rows.kept) > GROUPS_KEPT:
                 rows.kept.popitem(last=False)
+            return rows.kept[key]
         rows.kept.move_to_end(key)
         places = rows.kept[key]
-        device.write(group.rows, places.rows)
-        device.write(group.rows[:, :, None], places.places)
-        device.write(group.slots, places.slots)
-        device.write(group.positions, places.positions)
-        for make_mask in places.make_masks:
-            make_mask()
+        if not np.array_equal(places.rows.host, group.rows):
+            np.copyto(places.rows.host, group.rows)  # which `places` shares
+            fresh += [places.rows, places.places]
+        np.copyto(places.slots.host, group.slots)
+        np.copyto(places.positions.host, group.positions)
+        fresh += [places.slots, places.positions]
         return places
+
+    def _new_places(self, group: Group) -> _GroupPlaces:
+        device = self._device
+        pieces, count, seen = group.shape
+        positions = device.mirror(group.positions)
+        known = device.array(np.arange(seen, dtype=np.float32))
+        masks = {window: device.empty((pieces, 1, 1, count, seen)) for window in self._masks}
+        make = [
+            device.bind(session, {"positions": positions.there, "seen": known}, {"mask": masks[window]})
+            for window, session in self._masks.items()
+        ]
+        return _GroupPlaces(
+            rows=device.mirror(group.rows),
+            places=device.mirror(group.rows[:, :, None]),
+            slots=device.mirror(group.slots),
+            positions=positions,
+            masks=masks,
+            make_masks=make,
+            runs={},
+        )

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import onnxruntime as ort
 from onnx import TensorProto, helper, numpy_helper
 
-from motley.plugins.webgpu.device import WebGpuDevice, declared
+from motley.plugins.webgpu.device import Gpu, declared
 
 NEVER = np.float32(-3e38)
 """What is added to the score of a position that is not seen."""
@@ -56,13 +56,13 @@ class AttentionSessions:
             those of its rows are written in place.
     """
 
-    def __init__(self, device: WebGpuDevice, heads: Heads) -> None:
+    def __init__(self, device: Gpu, heads: Heads) -> None:
         self.heads = heads
         self.write = self._write(device)
         self.attend = self._attend(device, whole=True)
         self.attend_some = self._attend(device, whole=False)
 
-    def _write(self, device: WebGpuDevice) -> ort.InferenceSession:
+    def _write(self, device: Gpu) -> ort.InferenceSession:
         h = self.heads
         widths = [h.heads * h.width, h.kv_heads * h.width, h.kv_heads * h.width]
         constants = _Constants()
@@ -106,7 +106,7 @@ class AttentionSessions:
             constants.all,
         )
 
-    def _attend(self, device: WebGpuDevice, whole: bool) -> ort.InferenceSession:
+    def _attend(self, device: Gpu, whole: bool) -> ort.InferenceSession:
         h = self.heads
         group = h.heads // h.kv_heads
         constants = _Constants()
@@ -175,7 +175,7 @@ class AttentionSessions:
         return device.session(nodes, inputs, [declared("y", np.float32)], constants.all)
 
 
-def mask_session(device: WebGpuDevice, window: int) -> ort.InferenceSession:
+def mask_session(device: Gpu, window: int) -> ort.InferenceSession:
     """(positions f32[S, R], seen f32[C]) -> mask f32[S, 1, 1, R, C]: what is added to the score of a row at each of the
     positions 0 to C - 1, of which it sees those up to its own; `window`: the last so many; 0: all."""
     constants = _Constants()

@@ -1,11 +1,9 @@
-"""A GPU that ONNX Runtime's WebGPU provider computes on: sessions on it, and arrays in its memory.
-
-The provider is a plugin of the runtime (package ``onnxruntime-ep-webgpu``). It finds GPUs of any make by Vulkan, D3D12
-or Metal.
-"""
+"""A GPU that one of ONNX Runtime's providers computes on: sessions on it, and arrays in its memory."""
 
 from __future__ import annotations
 
+import importlib
+import re
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -20,9 +18,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from motley.plugins.engine import EngineError, EngineMemoryError
 from motley.plugins.onnxruntime.lowering import MICROSOFT
+from motley.plugins.webgpu.providers import Provider
 
-NAME = "webgpu"
-"""What the runtime calls the memory of these devices, and what our engine is called."""
 OPSET = 24
 IR_VERSION = 12
 
@@ -35,46 +32,81 @@ Array = npt.NDArray[Any]
 Place: TypeAlias = Any
 """Where a value is: an array of the host, or an `ort.OrtValue` in the GPU's memory."""
 _one_at_a_time = threading.Lock()
-"""The provider has one queue of commands for all sessions of a process, which two threads must not use at once."""
+"""WebGPU's provider has one queue of commands for all sessions of a process, which two threads must not use at once."""
 
 
 @cache
-def find_devices() -> Sequence[ort.OrtEpDevice]:
-    """The GPUs that the provider could be given on this machine.
+def find_devices(provider: Provider) -> Sequence[ort.OrtEpDevice]:
+    """The GPUs that a provider could be given on this machine.
 
     Raises:
         EngineError: the plugin is missing or cannot be loaded.
     """
     try:
-        import onnxruntime_ep_webgpu as plugin
+        plugin = importlib.import_module(provider.module)
     except ImportError as error:
         raise EngineError(
-            f"engine {NAME!r} needs a package that is missing ({error}): pip install 'motley[webgpu]'"
+            f"engine {provider.engine!r} needs a package that is missing ({error}): {provider.install}"
         ) from error
+    ort.set_default_logger_severity(3)  # else plugins print warnings for those who write them
     try:
-        ort.register_execution_provider_library(NAME, plugin.get_library_path())
+        ort.register_execution_provider_library(provider.engine, plugin.get_library_path())
     except Exception as error:  # the runtime's own classes share no other base
         raise EngineError(
-            f"engine {NAME!r}: the plugin cannot be loaded ({error}); on Linux it needs the Vulkan loader, which most"
-            " distributions call libvulkan1"
+            f"engine {provider.engine!r}: its plugin cannot be loaded ({error}); it needs {provider.driver}"
         ) from error
     return [each for each in ort.get_ep_devices() if each.ep_name == plugin.get_ep_name()]
 
 
+class Mirror:
+    """An array of the host and one in the GPU's memory, of which each is copied over the other when that is asked for.
+
+    Attributes:
+        host: the array of the host.
+        there: the one in the GPU's memory.
+        here: the array of the host, as the runtime takes it.
+    """
+
+    def __init__(self, host: Array, there: ort.OrtValue) -> None:
+        self.host = host
+        self.there = there
+        self.here = ort.OrtValue.ortvalue_from_numpy(host)  # shares its memory
+
+
+def upload(mirrors: Sequence[Mirror]) -> Copy:
+    """What copies arrays of the host over those in the GPU's memory."""
+    return Copy([each.here for each in mirrors], [each.there for each in mirrors])
+
+
+def download(mirrors: Sequence[Mirror]) -> Copy:
+    """What copies arrays in the GPU's memory over those of the host."""
+    return Copy([each.there for each in mirrors], [each.here for each in mirrors])
+
+
+class Copy:
+    """Copies arrays to or from the GPU's memory whenever it is called; if from there, it waits for the GPU."""
+
+    def __init__(self, of: Sequence[ort.OrtValue], to: Sequence[ort.OrtValue]) -> None:
+        self._of = of
+        self._to = to
+
+    def __call__(self) -> None:
+        with _one_at_a_time:
+            ort.copy_tensors(self._of, self._to, None)
+
+
 class Run:
-    """A session bound to places of its values, see `WebGpuDevice.bind`. To call it is to run it."""
+    """A session bound to places of its values, see `Gpu.bind`. To call it is to run it."""
 
     def __init__(
-        self, session: ort.InferenceSession, inputs: Mapping[str, Place], outputs: Mapping[str, Place]
+        self, session: ort.InferenceSession, inputs: Mapping[str, ort.OrtValue], outputs: Mapping[str, Place]
     ) -> None:
         self._session = session
         self._binding = session.io_binding()
         self._places = [*inputs.values(), *outputs.values()]
         """The runtime knows addresses, and keeps nothing alive."""
-        self._uploads = [(name, place) for name, place in inputs.items() if isinstance(place, np.ndarray)]
-        for name, place in inputs.items():
-            if not isinstance(place, np.ndarray):
-                self._binding.bind_ortvalue_input(name, place)
+        for name, value in inputs.items():
+            self._binding.bind_ortvalue_input(name, value)
         for name, place in outputs.items():
             if isinstance(place, np.ndarray):
                 self._binding.bind_output(name, "cpu", 0, place.dtype.type, place.shape, place.ctypes.data)
@@ -88,25 +120,23 @@ class Run:
             Exception: whatever the runtime raises.
         """
         with _one_at_a_time:
-            for name, place in self._uploads:  # the runtime copies what is bound at once
-                self._binding.bind_input(name, "cpu", 0, place.dtype.type, place.shape, place.ctypes.data)
             self._session.run_with_iobinding(self._binding)
 
 
-class WebGpuDevice:
-    """The GPU that this process computes on. Its methods may be called by several threads."""
+class Gpu:
+    """The GPU that this process computes on by a provider. Its methods may be called by several threads."""
 
-    def __init__(self) -> None:
+    def __init__(self, provider: Provider) -> None:
         """
         Raises:
-            EngineError: there is no plugin, or no GPU that it can use.
+            EngineError: there is no plugin, or no GPU that it can use; or what is said of several makes no sense.
         """
-        found = find_devices()
+        found = find_devices(provider)
         if not found:
-            raise EngineError(
-                f"engine {NAME!r} finds no GPU on this machine; a driver for Vulkan, D3D12 or Metal may be missing"
-            )
+            raise EngineError(f"engine {provider.engine!r} finds no GPU on this machine; it needs {provider.driver}")
+        self.provider = provider
         self._device = found[0]
+        self._settings = provider.settings()
 
     def session(
         self,
@@ -135,13 +165,13 @@ class WebGpuDevice:
         if folder:
             options.add_session_config_entry("session.model_external_initializers_file_folder_path", folder)
         options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
-        options.add_provider_for_devices([self._device], {})
+        options.add_provider_for_devices([self._device], self._settings)
         with _one_at_a_time:
             try:
                 return ort.InferenceSession(model.SerializeToString(), options)
             except Exception as error:  # the runtime's own classes share no other base
                 kinds = ", ".join(sorted({node.op_type for node in nodes}))
-                raise _told(error, f"cannot prepare a part of the graph ({kinds})") from error
+                raise self._told(error, f"cannot prepare a part of the graph ({kinds})") from error
 
     def measure_bandwidth(self) -> float:
         """How fast products of one row read a matrix in the GPU's memory, in bytes/s. Takes part of a second."""
@@ -178,14 +208,17 @@ class WebGpuDevice:
         """
         with _one_at_a_time:
             try:
-                return ort.OrtValue.ortvalue_from_numpy(values, NAME, 0)
+                return ort.OrtValue.ortvalue_from_numpy(values, self.provider.memory, 0)
             except Exception as error:  # the runtime's own classes share no other base
-                raise _told(error, f"cannot place {values.nbytes} bytes") from error
+                raise self._told(error, f"cannot place {values.nbytes} bytes") from error
 
-    def write(self, values: Array, to: ort.OrtValue) -> None:
-        """Copy an array over one of the same shape and type in the GPU's memory."""
-        with _one_at_a_time:
-            ort.copy_tensors([ort.OrtValue.ortvalue_from_numpy(values)], [to], None)
+    def mirror(self, host: Array) -> Mirror:
+        """A copy of an array in the GPU's memory, with the array.
+
+        Raises:
+            EngineMemoryError: there is no room for it.
+        """
+        return Mirror(host, self.array(host))
 
     def run(self, session: ort.InferenceSession, inputs: Mapping[str, Array]) -> list[Array]:
         """Run a session on arrays of the host; its results are there too."""
@@ -196,17 +229,21 @@ class WebGpuDevice:
     def bind(
         self,
         session: ort.InferenceSession,
-        inputs: Mapping[str, Place],
+        inputs: Mapping[str, ort.OrtValue],
         outputs: Mapping[str, Place],
     ) -> Run:
         """Bind a session to places of its values.
 
         Args:
-            inputs: arrays of the host are uploaded whenever it runs.
+            inputs: in the GPU's memory.
             outputs: arrays of the host have their values when a run returns; it does not wait for others. They may be
                 the inputs, where the operator that makes them works in place.
         """
         return Run(session, inputs, outputs)
+
+    def _told(self, error: Exception, what: str) -> EngineError:
+        """The error to raise for one of the runtime."""
+        return told(error, self.provider.engine, what)
 
 
 def declared(name: str, dtype: npt.DTypeLike, shape: Sequence[int | str] | None = None) -> onnx.ValueInfoProto:
@@ -214,8 +251,12 @@ def declared(name: str, dtype: npt.DTypeLike, shape: Sequence[int | str] | None 
     return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(np.dtype(dtype)), shape)
 
 
-def _told(error: Exception, what: str) -> EngineError:
-    """The error to raise for one of the runtime."""
+def told(error: Exception, engine: str, what: str) -> EngineError:
+    """The error of an engine to raise for one of the runtime: `EngineMemoryError` where memory is what lacked."""
     words = str(error)
-    kind = EngineMemoryError if "memory" in words.lower() else EngineError
-    return kind(f"engine {NAME!r} {what}: {words}")
+    kind = EngineMemoryError if _LACKS_MEMORY.search(words) else EngineError
+    return kind(f"engine {engine!r} {what}: {words}")
+
+
+_LACKS_MEMORY = re.compile("memory|max buffer size|invalid buffer", re.IGNORECASE)
+"""How providers say so. WebGPU's logs that there is no room for a buffer, and then fails as the buffer is invalid."""

@@ -1,8 +1,9 @@
-"""Runs a rank's graph on a GPU of any make: a session of ONNX Runtime for each segment, with the sums between them.
+"""Runs a rank's graph on a GPU by a provider of ONNX Runtime: a session for each segment, with the sums between them.
 
 Weights, KV caches and the values that cross a segment stay in the GPU's memory. Only what a collective exchanges, and
 what experts are computed from, comes back to the host and goes up again; to read it is the one thing that waits for
-the GPU. A step's rotary tables and the places of its rows go up once, for all layers.
+the GPU. A step's rotary tables and the places of its rows go up once, for all layers. Sessions are bound once for each
+number of rows.
 
 Rows of several sequences are one step, as on the CPU; how they attend is told by `motley.plugins.webgpu.groups`. Two
 micro-chunks of a step take turns: one computes a segment while the sum of the other is under way.
@@ -11,7 +12,7 @@ micro-chunks of a step take turns: one computes a segment while the sum of the o
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -48,11 +49,14 @@ from motley.plugins.segments import (
 )
 from motley.plugins.spans import check_step, spans_of, wanted_rows
 from motley.plugins.webgpu.attending import Attending, Attention, StepRows
-from motley.plugins.webgpu.device import NAME, Place, Run, WebGpuDevice
-from motley.plugins.webgpu.lowering import DeviceLowering
+from motley.plugins.webgpu.device import Copy, Gpu, Mirror, Place, Run, download, told, upload
+from motley.plugins.webgpu.lowering import lowered_for
+from motley.plugins.webgpu.providers import CUDA, TENSORRT_RTX, WEBGPU, Provider
 
 BOUND_KEPT = 6
 """Stretches of rows that stay bound, each with places of its own; the one not used for longest goes first."""
+HEADS_KEPT = 4
+"""Numbers of logits for which the head stays bound to a stretch of rows; the one not used for longest goes first."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +67,7 @@ class _Part:
         session: computes it; None: there is nothing to compute.
         inputs: the names of what the session reads.
         outputs: the names of what it makes.
+        read: the names of those of these that the host reads.
         zeros: the names of what is zero: a rank without units of a kind adds that to a sum.
         attention: what follows the segment; None: another thing follows.
     """
@@ -71,8 +76,46 @@ class _Part:
     session: ort.InferenceSession | None = None
     inputs: Sequence[str] = ()
     outputs: Sequence[str] = ()
+    read: Sequence[str] = ()
     zeros: Sequence[str] = ()
     attention: Attention | None = None
+
+
+Action = Callable[[], None]
+
+
+@dataclass(frozen=True)
+class _Bound:
+    """A part bound to rows of a step.
+
+    Attributes:
+        zeros: what is set to zero first.
+        actions: what computes the part, with the attention that follows it, and has the host get what it reads.
+        summed: what is then summed over all ranks; None: nothing.
+        mixture: the experts that are then computed; None: none.
+        put: what has the GPU get the sums, or what the experts have made; None: there is nothing.
+    """
+
+    zeros: Sequence[Array]
+    actions: Sequence[Action]
+    summed: Array | None = None
+    mixture: Mixture | None = None
+    put: Copy | None = None
+
+
+@dataclass(frozen=True)
+class _Head:
+    """The head bound to the rows of a chunk that get logits.
+
+    Attributes:
+        wanted: i64[R], which they are.
+        put: has the GPU get that.
+        runs: what computes their logits, which go to the host.
+    """
+
+    wanted: Array
+    put: Copy
+    runs: Sequence[Run]
 
 
 @dataclass
@@ -80,30 +123,37 @@ class _Chunk:
     """Rows of a step that go through the graph together.
 
     Attributes:
-        places: where the values are that cross segments, by name.
+        places: where the values are that cross segments, by name, in the GPU's memory.
+        mirrors: those of them that the host reads or makes, too.
         rows: what attention needs of them.
-        runs: the sessions of the layers bound to these places, by the numbers of their parts.
+        steps: the parts of the layers bound to these places.
+        put: has the GPU get the embeddings.
+        heads: the head bound to them, by the first of the step's logits that it makes and the one after the last.
     """
 
-    places: Mapping[str, Place]
+    places: Mapping[str, ort.OrtValue]
+    mirrors: Mapping[str, Mirror]
     rows: StepRows
-    runs: dict[int, Run] = field(default_factory=dict)
+    steps: Sequence[_Bound]
+    put: Copy
+    heads: OrderedDict[tuple[int, int], _Head] = field(default_factory=OrderedDict)
 
 
 class WebGpuEngine:
-    """See `motley.plugins.engine.Engine`. It has no options."""
+    """A GPU of any make; see `motley.plugins.engine.Engine`. It has no options."""
 
     on_gpu: ClassVar[bool] = True
+    provider: ClassVar[Provider] = WEBGPU
 
     @classmethod
     def check_machine(cls) -> None:
         """See `motley.plugins.engine.lacking`."""
-        WebGpuDevice()
+        Gpu(cls.provider)
 
     @classmethod
     def measure_bandwidth(cls) -> float:
         """See `motley.plugins.engine.measured_bandwidth`."""
-        return WebGpuDevice().measure_bandwidth()
+        return Gpu(cls.provider).measure_bandwidth()
 
     def __init__(self, graph: RankGraph, collectives: Collectives, options: EngineOptions) -> None:
         """
@@ -111,17 +161,18 @@ class WebGpuEngine:
             EngineError: no plugin or GPU; or the provider lacks an operator of the graph.
             EngineMemoryError: the GPU has too little memory.
         """
-        options.check_extra(NAME)
-        graph.blocks.check_able(NAME, CACHE_FORMATS[:1])
+        name = self.provider.engine
+        options.check_extra(name)
+        graph.blocks.check_able(name, CACHE_FORMATS[:1])
         if options.exact:
-            raise EngineError(f"engine {NAME!r} cannot keep exact=true; use engine 'onnxruntime'")
+            raise EngineError(f"engine {name!r} cannot keep exact=true; use engine 'onnxruntime'")
         self._graph = graph
         self._collectives = collectives
         self._max_rows = options.max_rows
-        self._device = WebGpuDevice()
+        self._device = Gpu(self.provider)
         self._chunks: OrderedDict[tuple[int, int], _Chunk] = OrderedDict()
         """By the first of their rows and the one after the last."""
-        lowered = DeviceLowering.lower(graph.proto)
+        lowered = lowered_for(self.provider, graph.proto)
         self._initializers = lowered.initializers
         outputs = [output.name for output in graph.proto.graph.output]
         segments = cut_into_segments(lowered.nodes, lowered.initializers, outputs)
@@ -138,6 +189,7 @@ class WebGpuEngine:
             for name, number in self._numbers.items()
             if name in self._on_host
         }
+        self._logits = np.empty((options.max_rows, graph.vocabulary), np.float32)
         self._experts = {
             segment.then.totals: _LocalExperts(self._device, [self._session_of(each) for each in segment.then.experts])
             for segment in segments
@@ -150,35 +202,19 @@ class WebGpuEngine:
 
     def step(self, hidden: F32, spans: Sequence[Span], halved: bool = False) -> F32:
         check_step(self._graph, hidden, spans, self._max_rows, self.most_spans)
-        with errors_told():
+        with errors_told(self.provider.engine):
             chunks = []
             for rows in micro_chunks(len(hidden), halved):
-                chunks.append(self._chunk(rows))
-                np.copyto(chunks[-1].places["hidden"], hidden[rows])
-                self._attending.begin(chunks[-1].rows, spans_of(spans, rows))
-            sums: dict[int, Pending] = {}
-            """Under way, by the number of their chunk, in the order in which they were begun."""
-            for number, part in enumerate(self._layers):
-                for turn, chunk in enumerate(chunks):
-                    if turn in sums:
-                        sums.pop(turn).finish()
-                    self._compute(number, part, chunk)
-                    if part.attention is not None or part.segment.then is None:
-                        continue
-                    match part.segment.then:
-                        case Reduction(summed) if len(chunks) > 1:
-                            sums[turn] = self._collectives.all_reduce_start(chunk.places[summed])
-                        case Reduction(summed):
-                            self._collectives.all_reduce(chunk.places[summed])
-                        case Mixture() as mixture:
-                            while sums:  # others may be asked for experts, and nothing else goes on meanwhile
-                                sums.pop(next(iter(sums))).finish()
-                            self._mix(chunk, mixture)
-                        case _:
-                            raise AssertionError("gatherings are of exact mode, which this engine refuses")
-            for pending in sums.values():
-                pending.finish()
-            return self._logits(chunks, wanted_rows(spans))
+                chunk = self._chunk(rows)
+                chunks.append(chunk)
+                self._attending.begin(chunk.rows, spans_of(spans, rows))
+                np.copyto(chunk.mirrors["hidden"].host, hidden[rows])
+                chunk.put()
+            if len(chunks) == 1:
+                self._run(chunks[0])
+            else:
+                self._run_by_turns(chunks)
+            return self._computed_logits(chunks, wanted_rows(spans))
 
     def close(self) -> None:
         for kept in (self._chunks, self._layers, self._head, self._experts):
@@ -198,7 +234,8 @@ class WebGpuEngine:
         read = {name for node in nodes for name in reads(node)}
         inputs = [name for name in segment.inputs if name in read]
         session = self._session(nodes, list(map(self._declared, inputs)), list(map(self._declared, outputs)))
-        return _Part(segment, session, inputs, outputs, zeros, attention)
+        read_back = [name for name in outputs if name in self._on_host]
+        return _Part(segment, session, inputs, outputs, read_back, zeros, attention)
 
     def _session_of(self, graph: GraphProto) -> ort.InferenceSession:
         """The session of one expert."""
@@ -244,16 +281,19 @@ class WebGpuEngine:
         """Places for some rows of a step."""
         key = rows.start, rows.stop
         if key not in self._chunks:
-            made: dict[tuple[tuple[Crossing, bool], int], Place] = {}
-            places: dict[str, Place] = {}
+            made: dict[tuple[tuple[Crossing, bool], int], ort.OrtValue | Mirror] = {}
             for name, number in self._numbers.items():
                 kind = self._kind(name)
                 if (kind, number) not in made:
-                    host = self._host.get((kind, number))
-                    count = rows.stop - rows.start
-                    made[kind, number] = self._device.empty((count, kind[0].width)) if host is None else host[rows]
-                places[name] = made[kind, number]
-            self._chunks[key] = _Chunk(places, self._attending.rows(rows.stop - rows.start))
+                    host, count = self._host.get((kind, number)), rows.stop - rows.start
+                    shape = count, kind[0].width
+                    made[kind, number] = self._device.empty(shape) if host is None else self._device.mirror(host[rows])
+            found = {name: made[self._kind(name), number] for name, number in self._numbers.items()}
+            mirrors = {name: each for name, each in found.items() if isinstance(each, Mirror)}
+            places = {name: each.there if isinstance(each, Mirror) else each for name, each in found.items()}
+            of_rows = self._attending.rows(rows.stop - rows.start)
+            steps = [self._bound(part, places, mirrors, of_rows) for part in self._layers]
+            self._chunks[key] = _Chunk(places, mirrors, of_rows, steps, upload([mirrors["hidden"]]))
             while len(self._chunks) > BOUND_KEPT:
                 self._chunks.popitem(last=False)
         self._chunks.move_to_end(key)
@@ -263,53 +303,140 @@ class WebGpuEngine:
         inputs, outputs = ({name: places[name] for name in names} for names in (part.inputs, part.outputs))
         return self._device.bind(session, inputs, outputs)
 
-    def _compute(self, number: int, part: _Part, chunk: _Chunk) -> None:
-        """Compute a part for a chunk, with the attention that follows it."""
-        for name in part.zeros:
-            chunk.places[name].fill(0)
+    def _bound(
+        self, part: _Part, places: Mapping[str, ort.OrtValue], mirrors: Mapping[str, Mirror], rows: StepRows
+    ) -> _Bound:
+        """A part of the layers bound to places of its values."""
+        then = part.segment.then
+        actions: list[Action] = []
+        summed = then.partial if isinstance(then, Reduction) else None
+        if read_here := [mirrors[name] for name in part.zeros if name != summed]:
+            actions.append(upload(read_here))
         if part.session is not None:
-            if number not in chunk.runs:
-                chunk.runs[number] = self._bind(part, part.session, chunk.places)
-            chunk.runs[number]()
+            actions.append(self._bind(part, part.session, places))
+        if part.read:
+            actions.append(download([mirrors[name] for name in part.read]))
         if part.attention is not None:
-            self._attending.attend(chunk.rows, part.attention, chunk.places)
+            actions.append(partial(self._attending.attend, rows, part.attention, places))
+        zeros = [mirrors[name].host for name in part.zeros]
+        match then:
+            case Reduction(partial=name):
+                return _Bound(zeros, actions, summed=mirrors[name].host, put=upload([mirrors[name]]))
+            case Mixture() as mixture:
+                put = upload([mirrors[name] for name in mixture.totals])
+                return _Bound(zeros, actions, mixture=mixture, put=put)
+            case Kernel() | None:
+                return _Bound(zeros, actions)
+            case _:
+                raise AssertionError("gatherings are of exact mode, which this engine refuses")
+
+    def _run(self, chunk: _Chunk) -> None:
+        """Compute the layers for all rows of a step."""
+        for bound in chunk.steps:
+            _compute(bound)
+            if bound.summed is not None:
+                self._collectives.all_reduce(bound.summed)
+            elif bound.mixture is not None:
+                self._mix(chunk, bound.mixture)
+            if bound.put is not None:
+                bound.put()
+
+    def _run_by_turns(self, chunks: Sequence[_Chunk]) -> None:
+        """Compute a part for each chunk in turn; while one computes, the sum of the other is under way."""
+        sums: dict[int, tuple[Pending, Copy]] = {}
+        """Under way, by the number of their chunk, in the order in which they were begun."""
+
+        def finish(turn: int) -> None:
+            pending, put = sums.pop(turn)
+            pending.finish()
+            put()
+
+        for steps in zip(*(chunk.steps for chunk in chunks), strict=True):
+            for turn, bound in enumerate(steps):
+                if turn in sums:
+                    finish(turn)
+                _compute(bound)
+                if bound.summed is not None and bound.put is not None:
+                    sums[turn] = self._collectives.all_reduce_start(bound.summed), bound.put
+                elif bound.mixture is not None and bound.put is not None:
+                    while sums:  # others may be asked for experts, and nothing else goes on meanwhile
+                        finish(next(iter(sums)))
+                    self._mix(chunks[turn], bound.mixture)
+                    bound.put()
+        while sums:
+            finish(next(iter(sums)))
 
     def _mix(self, chunk: _Chunk, mixture: Mixture) -> None:
         """Add the weighted results of a layer's experts to their bases."""
-        totals = [chunk.places[name] for name in mixture.totals]
+        at = {name: mirror.host for name, mirror in chunk.mirrors.items()}
+        totals = [at[name] for name in mixture.totals]
         for total, base in zip(totals, mixture.bases or [""] * len(totals), strict=True):
             if not base:
                 total.fill(0)
-            elif chunk.places[base] is not total:
-                np.copyto(total, chunk.places[base])
+            elif at[base] is not total:
+                np.copyto(total, at[base])
         compute = self._experts.get(mixture.totals) or as_terms(partial(self._elsewhere, mixture.layer))
-        x, weights, chosen = (chunk.places[name] for name in (mixture.x, mixture.weights, mixture.chosen))
+        x, weights, chosen = (at[name] for name in (mixture.x, mixture.weights, mixture.chosen))
         add_mixture(totals, x, weights, deal(chosen), compute)
 
     def _elsewhere(self, layer: int, x: F32, sent: Sequence[Sent]) -> Iterable[F32]:
         results: Iterable[F32] = self._collectives.experts(layer)(x, sent)
         return results
 
-    def _logits(self, chunks: Iterable[_Chunk], wanted: Sequence[int]) -> F32:
-        """f32[R, V]{tp} of those rows of a step, which these chunks have computed."""
-        logits = np.empty((len(wanted), self._graph.vocabulary), np.float32)
+    def _computed_logits(self, chunks: Iterable[_Chunk], wanted: Sequence[int]) -> F32:
+        """f32[R, V]{tp} of those rows of a step, which these chunks have computed; good until the next step."""
         begin = done = 0
         for chunk in chunks:
             own = [row - begin for row in wanted if begin <= row < begin + chunk.rows.count]
-            if own:
-                places = {**chunk.places, ROWS: np.array(own), "logits": logits[done : done + len(own)]}
-                for part in self._head:
-                    if part.session is not None:
-                        self._bind(part, part.session, places)()
+            if own and self._graph.vocabulary:
+                head = self._bound_head(chunk, done, own)
+                for run in head.runs:
+                    run()
             begin += chunk.rows.count
             done += len(own)
-        return logits
+        return self._logits[:done]
+
+    def _bound_head(self, chunk: _Chunk, done: int, wanted: Sequence[int]) -> _Head:
+        """The head bound to rows of a chunk, before whose logits there are `done` ones of the step."""
+        key = done, done + len(wanted)
+        if key not in chunk.heads:
+            rows = self._device.mirror(np.array(wanted, np.int64))
+            places = {**chunk.places, ROWS: rows.there, "logits": self._logits[slice(*key)]}
+            runs = [self._bind(part, part.session, places) for part in self._head if part.session is not None]
+            chunk.heads[key] = _Head(rows.host, upload([rows]), runs)
+            while len(chunk.heads) > HEADS_KEPT:
+                chunk.heads.popitem(last=False)
+        chunk.heads.move_to_end(key)
+        head = chunk.heads[key]
+        if head.wanted.tolist() != wanted:
+            head.wanted[:] = wanted
+            head.put()
+        return head
+
+
+def _compute(bound: _Bound) -> None:
+    for values in bound.zeros:
+        values.fill(0)
+    for action in bound.actions:
+        action()
+
+
+class CudaProviderEngine(WebGpuEngine):
+    """A GPU of NVIDIA by the runtime's CUDA provider."""
+
+    provider = CUDA
+
+
+class TensorRtRtxProviderEngine(WebGpuEngine):
+    """A GPU of NVIDIA by the runtime's provider for TensorRT for RTX."""
+
+    provider = TENSORRT_RTX
 
 
 class _LocalExperts:
     """All experts of a layer, on this GPU: `motley.plugins.mixture.Terms`."""
 
-    def __init__(self, device: WebGpuDevice, sessions: Sequence[ort.InferenceSession]) -> None:
+    def __init__(self, device: Gpu, sessions: Sequence[ort.InferenceSession]) -> None:
         self._device = device
         self._experts = [(session.get_inputs()[0].name, session) for session in sessions]
 
@@ -342,11 +469,11 @@ def _names_on_host(segments: Sequence[Segment]) -> set[str]:
 
 
 @contextmanager
-def errors_told() -> Iterator[None]:
-    """Raise errors of the runtime as this engine's."""
+def errors_told(engine: str) -> Iterator[None]:
+    """Raise errors of the runtime as those of an engine."""
     try:
         yield
     except Exception as error:  # the runtime's own classes share no other base
         if type(error).__module__.startswith("onnxruntime") or type(error) is RuntimeError:
-            raise EngineError(f"engine {NAME!r} failed in a step: {error}") from error
+            raise told(error, engine, "failed in a step") from error
         raise

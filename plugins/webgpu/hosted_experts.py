@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from motley.plugins.engine import F32, EngineError, EngineMemoryError, EngineOptions
 from motley.plugins.expert_engine import ExpertGraph
-from motley.plugins.webgpu.device import NAME, WebGpuDevice
+from motley.plugins.webgpu.device import Gpu
 from motley.plugins.webgpu.engine import errors_told
-from motley.plugins.webgpu.lowering import DeviceLowering
+from motley.plugins.webgpu.lowering import lowered_for
+from motley.plugins.webgpu.providers import WEBGPU
 
 
 class WebGpuExperts:
@@ -17,10 +18,10 @@ class WebGpuExperts:
     """
 
     def __init__(self, options: EngineOptions) -> None:
-        options.check_extra(NAME)
+        options.check_extra(WEBGPU.engine)
         if options.exact:
-            raise EngineError(f"engine {NAME!r} cannot keep exact=true; use engine 'onnxruntime'")
-        self._device = WebGpuDevice()
+            raise EngineError(f"engine {WEBGPU.engine!r} cannot keep exact=true; use engine 'onnxruntime'")
+        self._device = Gpu(WEBGPU)
 
     def open(self, graph: ExpertGraph) -> WebGpuExpert:
         try:
@@ -35,8 +36,8 @@ class WebGpuExperts:
 class WebGpuExpert:
     """See `motley.plugins.expert_engine.Expert`."""
 
-    def __init__(self, graph: ExpertGraph, device: WebGpuDevice) -> None:
-        lowered = DeviceLowering.lower(graph.proto)
+    def __init__(self, graph: ExpertGraph, device: Gpu) -> None:
+        lowered = lowered_for(device.provider, graph.proto)
         whole = graph.proto.graph
         self._x = whole.input[0].name
         self._device = device
@@ -45,7 +46,7 @@ class WebGpuExpert:
         )
 
     def __call__(self, x: F32) -> F32:
-        with errors_told():
+        with errors_told(WEBGPU.engine):
             (y,) = self._device.run(self._session, {self._x: x})
         return y
 

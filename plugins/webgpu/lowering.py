@@ -1,9 +1,9 @@
-"""Lowers a rank's graph to operators that ONNX Runtime's WebGPU provider has.
+"""Lowers a rank's graph to operators that ONNX Runtime's providers for GPUs have.
 
 ===========================================  =========================================================
 in the graph                                 in the runtime
 ===========================================  =========================================================
-``DequantizeLinear`` -> ``Gemm(transB=1)``   ``MatMulNBits`` of domain ``com.microsoft``
+``DequantizeLinear`` -> ``Gemm(transB=1)``   ``MatMulNBits`` of domain ``com.microsoft``, if the provider has it
 ``Split`` -> ``CachedAttention``             `motley.plugins.segments.ATTENTION` on packed QKV, see
                                              `motley.plugins.webgpu.attention`
 ===========================================  =========================================================
@@ -13,12 +13,20 @@ All else stays as it is.
 
 from __future__ import annotations
 
+import onnx
 from onnx import NodeProto, helper
 
-from motley.plugins.onnxruntime.lowering import MICROSOFT, Lowering
+from motley.plugins.onnxruntime.lowering import MICROSOFT, Lowered, Lowering
+from motley.plugins.webgpu.providers import Provider
 
 
-class DeviceLowering(Lowering):
+def lowered_for(provider: Provider, model: onnx.ModelProto) -> Lowered:
+    """Lower a whole graph; collectives stay as they are, and so do Experts nodes around their graphs."""
+    kind = _DeviceLowering if provider.has_products else _StandardLowering
+    return kind.lower(model)
+
+
+class _DeviceLowering(Lowering):
     """Lowers nodes for a GPU: the runtime has a kernel for each."""
 
     fuses = False
@@ -33,3 +41,9 @@ class DeviceLowering(Lowering):
         return helper.make_node(
             "MatMulNBits", inputs, [y], domain=MICROSOFT, K=columns, N=rows, bits=bits, block_size=block
         )
+
+
+class _StandardLowering(_DeviceLowering):
+    """Lowers nodes for a GPU whose provider has the standard's operators alone."""
+
+    fuses_products = False

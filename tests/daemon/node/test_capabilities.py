@@ -24,6 +24,8 @@ async def test_the_whole_message(monkeypatch: pytest.MonkeyPatch) -> None:
     engines = {engine.name: engine for engine in machine.engines}
     assert {name: (engine.on_gpu, engine.keeps_fp16) for name, engine in engines.items()} == {
         "onnxruntime": (False, False),
+        "onnxruntime-cuda": (True, False),
+        "onnxruntime-tensorrt-rtx": (True, False),
         "reference": (False, True),
         "cuda": (True, True),
         "tensorrt": (True, True),

@@ -17,6 +17,7 @@ from motley.daemon.models.keys import ConfigError
 from motley.plugins.engine import F32, CacheBlocks, EngineError, EngineFactory, EngineOptions
 from motley.plugins.onnxruntime.engine import OnnxRuntimeEngine
 from motley.plugins.reference.engine import ReferenceEngine
+from motley.plugins.webgpu.device import Mirror, upload
 from motley.plugins.webgpu.engine import WebGpuEngine
 from tests.models.cases import TELLING, Case, LocalSession, golden_case, golden_cases, uneven_shares
 
@@ -150,7 +151,7 @@ def test_what_blocks_held_before_is_not_seen(tmp_path: Path) -> None:
         for cache in engine._attending.caches.values():
             values = np.full(cache.shape(), np.nan, np.float32)
             values[-1] = 0  # no block's
-            engine._device.write(values, cache)
+            upload([Mirror(values, cache)])()
         tokens = case.tokens[:-1]
         got = [session.step(tokens[:5], 0, wanted=5), session.step(tokens[5:], 5, wanted=len(tokens) - 5)]
     assert_close(np.concatenate(got), case.logits)

@@ -9,7 +9,7 @@ import pytest
 
 from motley.plugins.engine import EngineError, EngineMemoryError, EngineOptions
 from motley.plugins.expert_engine import load_expert_engine
-from motley.plugins.webgpu.device import WebGpuDevice
+from motley.plugins.webgpu.device import Gpu
 from motley.plugins.webgpu.hosted_experts import WebGpuExperts
 from tests.models.cases import golden_case
 from tests.models.test_whole_experts import dequantised, needs, share
@@ -51,6 +51,6 @@ def test_what_it_cannot_do_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path:
 
     graph = share(golden_case("mixtral"), "fp32", tmp_path, 0, 0)
     engine = WebGpuExperts(EngineOptions())
-    monkeypatch.setattr(WebGpuDevice, "session", no_room)
+    monkeypatch.setattr(Gpu, "session", no_room)
     with pytest.raises(MemoryError, match="the GPU is full"):  # which a host takes for no room, and goes on
         engine.open(graph)

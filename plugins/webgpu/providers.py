@@ -1,0 +1,64 @@
+"""The providers of ONNX Runtime by which the GPU engines compute: all in which one differs from another.
+
+Each is a plugin of the ordinary runtime, a package with ``get_library_path`` and ``get_ep_name``. An engine is named
+after each, as engines are what nodes offer and plans name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from motley.plugins.webgpu.preference import provider_settings
+
+
+@dataclass(frozen=True)
+class Provider:
+    """A provider.
+
+    Attributes:
+        engine: what the engine is called that computes by it.
+        module: the plugin's, in Python.
+        install: how to get that.
+        driver: what the plugin needs of the machine, in words.
+        memory: what the runtime calls the memory of its devices.
+        has_products: whether it has the runtime's own product with quantised matrices, ``MatMulNBits``; else it gets
+            that as the standard's ``DequantizeLinear`` and ``Gemm``.
+        settings: gives those that a session is made with.
+    """
+
+    engine: str
+    module: str
+    install: str
+    driver: str
+    memory: str
+    has_products: bool
+    settings: Callable[[], dict[str, str]] = dict
+
+
+WEBGPU = Provider(
+    engine="webgpu",
+    module="onnxruntime_ep_webgpu",
+    install="pip install 'motley[webgpu]'",
+    driver="on Linux the Vulkan loader, which most distributions call libvulkan1, and a driver for Vulkan; on Windows"
+    " D3D12",
+    memory="webgpu",
+    has_products=True,
+    settings=provider_settings,
+)
+CUDA = Provider(
+    engine="onnxruntime-cuda",
+    module="onnxruntime_ep_cuda",
+    install="pip install onnxruntime-ep-cuda13, of the same version as onnxruntime",
+    driver="NVIDIA's driver, CUDA 13 and cuDNN 9",
+    memory="cuda",
+    has_products=True,
+)
+TENSORRT_RTX = Provider(
+    engine="onnxruntime-tensorrt-rtx",
+    module="onnxruntime_ep_nv_tensorrt_rtx",
+    install="pip install 'motley[tensorrt-rtx]'",
+    driver="NVIDIA's driver for CUDA 13, and a GPU of the RTX series 30 or later",
+    memory="cuda",
+    has_products=False,
+)

@@ -1,0 +1,75 @@
+"""A GPU whose memory is full in the middle, and one that two processes compute on."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+from onnx import helper
+
+from motley.plugins.engine import EngineMemoryError
+from motley.plugins.webgpu.device import Gpu, declared
+from motley.plugins.webgpu.engine import errors_told
+from motley.plugins.webgpu.providers import WEBGPU
+
+WIDTH = 1024
+
+
+def spread(gpu: Gpu) -> ort.InferenceSession:
+    """(x f32[1, WIDTH], shape i64[2]) -> x repeated to that shape, and added up."""
+    nodes = [
+        helper.make_node("Expand", ["x", "shape"], ["rows"]),
+        helper.make_node("Mul", ["rows", "rows"], ["squares"]),
+        helper.make_node("ReduceSum", ["squares"], ["y"], keepdims=0),
+    ]
+    inputs = [declared("x", np.float32, [1, WIDTH]), declared("shape", np.int64, [2])]
+    return gpu.session(nodes, inputs, [declared("y", np.float32)])
+
+
+def added(gpu: Gpu, session: ort.InferenceSession, rows: int) -> float:
+    values = {"x": np.ones((1, WIDTH), np.float32), "shape": np.array([rows, WIDTH], np.int64)}
+    with errors_told(gpu.provider.engine):
+        (total,) = gpu.run(session, values)
+    return float(total)
+
+
+def test_a_step_for_which_memory_lacks_says_so_and_the_next_one_is_right() -> None:
+    gpu = Gpu(WEBGPU)
+    session = spread(gpu)
+    with pytest.raises(EngineMemoryError, match=r"engine 'webgpu' failed in a step: .*[Bb]uffer"):
+        added(gpu, session, 1 << 20)  # 4 GiB
+    assert added(gpu, session, 4) == 4 * WIDTH
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "WebGPU validation failed. [Invalid Buffer (unlabeled)] is invalid due to a previous error.",
+        "Buffer size (4294967296) exceeds the max buffer size limit (1073741824).",
+        "vkAllocateMemory failed with VK_ERROR_OUT_OF_DEVICE_MEMORY",
+    ],
+)
+def test_words_for_a_lack_of_memory(words: str) -> None:
+    """These are the plugin's 0.4.0, as it said them when its memory was limited."""
+    with pytest.raises(EngineMemoryError), errors_told("webgpu"):
+        raise RuntimeError(words)
+
+
+def test_two_processes_compute_on_one_gpu() -> None:
+    gpu = Gpu(WEBGPU)
+    session = spread(gpu)
+    other = (
+        "import tests.plugins.webgpu.test_faults as here; gpu = here.Gpu(here.WEBGPU); session = here.spread(gpu);"
+        "print(all(here.added(gpu, session, rows) == rows * here.WIDTH for rows in range(1, 40)))"
+    )
+    with subprocess.Popen([sys.executable, "-c", other], stdout=subprocess.PIPE, text=True) as process:
+        rows = 0
+        while process.poll() is None:
+            rows = rows % 40 + 1
+            assert added(gpu, session, rows) == rows * WIDTH
+        assert process.stdout is not None
+        assert process.stdout.read() == "True\n"
+    assert process.returncode == 0

@@ -1,0 +1,60 @@
+"""A token's transfers between the host and the GPU: two for each sum, and a fixed number for the token itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import onnxruntime as ort
+import pytest
+
+from motley.daemon.models.cutting.units import units
+from motley.plugins.webgpu.engine import WebGpuEngine
+from tests.models.cases import LocalSession, golden_case, uneven_shares
+
+OF_A_TOKEN = 6
+"""Arrays that go up for a token besides sums: its embedding, the slot of its keys, two rotary tables, the slots that it
+sees, its position."""
+
+
+class Traffic:
+    """What goes between the host and the GPU, while it is watched.
+
+    Attributes:
+        up: arrays that went to the GPU.
+        down: arrays that came from there; to read them is to wait for the GPU.
+        bound: sessions that were bound.
+    """
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.up = self.down = self.bound = 0
+        copy, bind = ort.copy_tensors, ort.InferenceSession.io_binding
+
+        def counted_copy(of: Sequence[ort.OrtValue], to: Sequence[ort.OrtValue], stream: Any) -> None:
+            self.up += sum(value.device_name() != "cpu" for value in to)
+            self.down += sum(value.device_name() != "cpu" for value in of)
+            copy(of, to, stream)
+
+        def counted_binding(session: ort.InferenceSession) -> ort.IOBinding:
+            self.bound += 1
+            return bind(session)
+
+        patch.setattr(ort, "copy_tensors", counted_copy)
+        patch.setattr(ort.InferenceSession, "io_binding", counted_binding)
+
+
+def test_two_transfers_for_each_sum_and_nothing_is_bound_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = golden_case("llama-mqa")
+    shares = uneven_shares(units(case.model, "int4", 32), 1)
+    with LocalSession(case.folder, WebGpuEngine, shares, tmp_path, "int4") as session:
+        for position in range(2):
+            session.step(case.tokens[position : position + 1], position)
+        traffic = Traffic(monkeypatch)
+        tokens = 5
+        for position in range(2, 2 + tokens):
+            session.step(case.tokens[position : position + 1], position)
+    sums = 2 * len(session.graphs[0].caches) * tokens
+    assert traffic.bound == 0
+    assert traffic.down == sums  # the logits are bound to the host
+    assert traffic.up == sums + OF_A_TOKEN * tokens
