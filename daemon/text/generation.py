@@ -94,7 +94,7 @@ class Generation:
             self._parts.push(text)
 
     def _text_of(self, token: int) -> str:
-        """What there is to say after another token: more or less than its own text, as some is held back for a while."""
+        """What there is to say after another token: not just its own text, as some is held back for a while."""
         if token in self._stop_tokens:
             return ""
         return self._stops.push(self._marks.get(token, "") + self._decoder.push(token))
