@@ -32,7 +32,7 @@ _SHARD = 5_000_000_000
 """The most bytes in one weight file."""
 _CHUNK = 1 << 20
 """Weights generated at a time."""
-FAMILIES = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe")
+FAMILIES = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "seed_oss", "smollm3")
 """The values of ``model_type`` that `synthesise` knows."""
 _DTYPES = {"float16": ("F16", np.dtype("<f2")), "bfloat16": ("BF16", np.dtype(ml_dtypes.bfloat16))}
 
@@ -156,7 +156,7 @@ def _tensors(config: dict[str, Any]) -> list[_Tensor]:
         if family in ("qwen3", "qwen3_moe"):
             tensors += [norm(f"{attention}.q_norm.weight", head), norm(f"{attention}.k_norm.weight", head)]
         tensors.append(_Tensor(f"{attention}.o_proj.weight", (hidden, heads * head), to_residual))
-        if bias and family != "qwen2":
+        if bias and family not in ("qwen2", "seed_oss"):
             tensors.append(_Tensor(f"{attention}.o_proj.bias", (hidden,), to_residual))
         tensors.append(norm(f"{prefix}.post_attention_layernorm.weight", hidden))
         if family == "mixtral":

@@ -36,6 +36,8 @@ QWEN2_MOE = (
 QWEN3_MOE = LLAMA | EXPERTS | {"model_type": "qwen3_moe", "use_sliding_window": False, "sliding_window": 16}
 OLMO2 = LLAMA | {"model_type": "olmo2"}
 OLMOE = LLAMA | EXPERTS | {"model_type": "olmoe"}
+SEED_OSS = LLAMA | {"model_type": "seed_oss"}
+SMOLLM3 = LLAMA | {"model_type": "smollm3"}
 PHI3 = LLAMA | {"model_type": "phi3"}
 GLM4_MOE = (
     LLAMA | {"model_type": "glm4_moe", "n_routed_experts": 6} | {"num_experts_per_tok": 2, "moe_intermediate_size": 32}

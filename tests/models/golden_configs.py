@@ -316,6 +316,34 @@ CASES: dict[str, dict[str, Any]] = {
         "attention_bias": True,
     },
     "olmo2-mha": {"model_type": "olmo2", **_SMALL, "head_dim": ABSENT, "num_hidden_layers": 3},
+    "seed-oss": {
+        "model_type": "seed_oss",
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "attention_out_bias": True,
+        "mlp_bias": True,
+    },
+    "smollm3": {
+        "model_type": "smollm3",
+        "pad_token_id": None,
+        "num_hidden_layers": 4,
+        "num_key_value_heads": 2,
+        "head_dim": ABSENT,
+        "intermediate_size": 64,
+        "tie_word_embeddings": True,
+    },
+    "smollm3-biases-some-windows": {
+        "model_type": "smollm3",
+        "pad_token_id": None,
+        "num_hidden_layers": 3,
+        "head_dim": ABSENT,
+        "attention_bias": True,
+        "mlp_bias": True,
+        "no_rope_layers": [0, 1, 0],
+        **_SMALL,
+        **_WINDOW,
+    },
 }
 """By name. A config that names its ``architectures`` is written as it is here: as published models spell it, which may
 be older than what transformers writes. A prompt and its continuation are longer than the 32 positions that

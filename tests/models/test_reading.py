@@ -43,6 +43,8 @@ from tests.models.configs import (
     QWEN2_MOE,
     QWEN3,
     QWEN3_MOE,
+    SEED_OSS,
+    SMOLLM3,
     YARN,
     read,
     without,
@@ -114,6 +116,12 @@ def test_llama(tmp_path: Path) -> None:
         (QWEN2, QKV_BIASES),
         (QWEN3, QK_NORMS),
         (QWEN3 | {"attention_bias": True}, [*QKV_BIASES, OUTPUT_BIAS, *QK_NORMS]),
+        (SEED_OSS, QKV_BIASES),
+        (SEED_OSS | {"attention_out_bias": True, "mlp_bias": True}, [*QKV_BIASES, OUTPUT_BIAS, *MLP_BIASES]),
+        (
+            SMOLLM3 | {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": False},
+            [*QKV_BIASES, OUTPUT_BIAS, *MLP_BIASES],
+        ),
     ],
 )
 def test_traits_of_families(tmp_path: Path, config: dict[str, Any], more: list[str]) -> None:
@@ -350,6 +358,10 @@ def test_end_tokens_of_both_files(tmp_path: Path) -> None:
         (QWEN3_MOE | {"norm_topk_prob": 1}, "norm_topk_prob"),
         (LLAMA | {"lm_head_bias": True}, "lm_head_bias"),
         (PHI3 | {"attention_bias": True}, "attention_bias"),
+        (SEED_OSS | {"sliding_window": 16}, "sliding_window"),
+        (SMOLLM3 | {"no_rope_layers": [1, 0]}, "no_rope_layers"),
+        (SMOLLM3 | {"no_rope_layers": [1, 0, 2]}, "no_rope_layers"),
+        (SMOLLM3 | {"layer_types": ["sliding_attention"] * 3}, "layer_types"),
         (PHI3 | {"mlp_bias": True}, "mlp_bias"),
         (PHI3 | {"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling.type"),
         (PHI3 | {"partial_rotary_factor": 1.5}, "partial_rotary_factor"),
@@ -377,6 +389,24 @@ def test_broken_files(tmp_path: Path, text: str) -> None:
     (tmp_path / "config.json").write_text(text, encoding="utf-8")
     with pytest.raises(ConfigError, match=r"config\.json"):
         read_model(tmp_path)
+
+
+def test_seed_oss_has_heads_of_128_by_default(tmp_path: Path) -> None:
+    assert attentions(read(tmp_path, SEED_OSS))[0].heads == Heads(4, 2, 128)
+    assert attentions(read(tmp_path, SEED_OSS | {"head_dim": None}))[0].heads == Heads(4, 2, 16)
+
+
+def test_smollm3_does_not_rotate_in_some_layers(tmp_path: Path) -> None:
+    def ropes(config: dict[str, Any]) -> list[str | None]:
+        return [attend.rope for attend in attentions(read(tmp_path, SMOLLM3 | config))]
+
+    assert ropes({"num_hidden_layers": 5}) == ["main", "main", "main", None, "main"]
+    assert ropes({"no_rope_layer_interval": 2}) == ["main", None, "main"]
+    assert ropes({"no_rope_layers": [0, 1, 1]}) == [None, "main", "main"]
+    windowed = SMOLLM3 | {"use_sliding_window": True, "sliding_window": 16, "no_rope_layers": [0, 1, 1]}
+    assert windows(read(tmp_path, windowed)) == [16, 0, 0]
+    assert read(tmp_path, SMOLLM3).tied
+    assert read(tmp_path, SMOLLM3).ropes == {"main": Rope(2e6, 16)}
 
 
 def test_absent_files(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from gguf import GGMLQuantizationType as Type
 
 from motley.daemon.models.description.model import expected_shapes
 from motley.daemon.models.files import open_model
+from motley.daemon.weights.checkpoints.gguf_checkpoint import INTERLEAVED
 from motley.daemon.weights.spec import Piece
 
 F32 = npt.NDArray[np.float32]
@@ -68,9 +69,9 @@ def to_gguf(
     if architecture == "phi3":
         tensors = fused(tensors)
     for name, values in tensors.items():
-        if architecture == "llama" and ".q_proj" in name:
+        if architecture in INTERLEAVED and ".q_proj" in name:
             values = interleaved(values, config["num_attention_heads"])
-        if architecture == "llama" and ".k_proj" in name:
+        if architecture in INTERLEAVED and ".k_proj" in name:
             values = interleaved(values, config["num_key_value_heads"])
         if architecture == "gemma3" and name.endswith("norm.weight"):
             values = values + 1

@@ -28,6 +28,8 @@ REFUSED: Mapping[str, str] = {
     "qwen2-moe": f"Sigmoid, .*{_EXPERTS}",
     "qwen3-moe": _EXPERTS,
     "qwen3-moe-not-normalised": _EXPERTS,
+    "smollm3": _TABLES,
+    "smollm3-biases-some-windows": _TABLES,
 }
 """A pattern of what a refusal names, by the case's name."""
 

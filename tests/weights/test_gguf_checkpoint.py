@@ -182,6 +182,7 @@ def test_names() -> None:
         ("glm4moe", "ffn_up_shexp.weight", "mlp.shared_experts.up_proj.weight"),
         ("glm4moe", "ffn_up.weight", "mlp.up_proj.weight"),
         ("qwen2moe", "ffn_up_shexp.weight", "mlp.shared_expert.up_proj.weight"),
+        ("seed_oss", "post_attention_norm.weight", "post_attention_layernorm.weight"),
         ("phi3", "attn_qkv.weight", "self_attn.qkv_proj.weight"),
         ("phi3", "ffn_up.weight", "mlp.gate_up_proj.weight"),
         ("phi3", "ffn_norm.weight", "post_attention_layernorm.weight"),

@@ -18,6 +18,8 @@ from motley.daemon.models.families.qwen2 import qwen2
 from motley.daemon.models.families.qwen2_moe import qwen2_moe
 from motley.daemon.models.families.qwen3 import qwen3
 from motley.daemon.models.families.qwen3_moe import qwen3_moe
+from motley.daemon.models.families.seed_oss import seed_oss
+from motley.daemon.models.families.smollm3 import smollm3
 from motley.daemon.models.keys import Keys
 
 FAMILIES: Mapping[str, Callable[[Keys], Model]] = {
@@ -34,6 +36,8 @@ FAMILIES: Mapping[str, Callable[[Keys], Model]] = {
     "qwen2_moe": qwen2_moe,
     "qwen3": qwen3,
     "qwen3_moe": qwen3_moe,
+    "seed_oss": seed_oss,
+    "smollm3": smollm3,
 }
 """What describes a model, by the ``model_type`` of its config. Each raises `ConfigError`."""
 

@@ -143,6 +143,18 @@ def _kinds(metadata: Metadata, period: int) -> list[str]:
     return [SLIDING if each else FULL for each in given]
 
 
+def _seed_oss(metadata: Metadata) -> dict[str, Any]:
+    return _qwen(metadata) | {
+        "attention_out_bias": metadata.has("self_attn.o_proj.bias"),
+        "mlp_bias": metadata.has("mlp.down_proj.bias"),
+    }
+
+
+def _smollm3(metadata: Metadata) -> dict[str, Any]:
+    """No key tells which layers do not rotate: every fourth."""
+    return _qwen(metadata) | {"no_rope_layer_interval": 4, "mlp_bias": metadata.has("mlp.down_proj.bias")}
+
+
 def _gemma3(metadata: Metadata) -> dict[str, Any]:
     """Only layers that see everything have a scaled rotary embedding; the scale of attention is told by the size."""
     own = metadata.own
@@ -257,5 +269,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         partial=True,
         factors=frozenset({LONG_FACTORS, SHORT_FACTORS}),
     ),
+    "seed_oss": Architecture("seed_oss", _seed_oss),
+    "smollm3": Architecture("smollm3", _smollm3),
 }
 """By llama.cpp's name."""

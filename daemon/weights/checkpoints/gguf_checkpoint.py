@@ -30,6 +30,9 @@ from motley.daemon.weights.stored import F32, U8, Codes, Format, converted, whol
 ROPE_FACTORS = "rope_freqs.weight"
 """What each rotary frequency is divided by, f32[head_dim / 2]; it keeps this name."""
 
+INTERLEAVED = ("llama", "smollm3")
+"""The architectures in whose files the rows of a query or key head that are rotated together are neighbours."""
+
 _WHOLE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _OF_LAYER = {
     "attn_norm": "input_layernorm",
@@ -69,6 +72,7 @@ _OF_LAYER_IN = {
     },
     "olmo2": {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"},
     "phi3": {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
+    "seed_oss": {"post_attention_norm": "post_attention_layernorm"},
 }
 """What an architecture calls otherwise, or alone has; a key that ends in ``.weight`` or ``.bias`` stands for its whole
 name."""
@@ -234,12 +238,15 @@ class GgufCheckpoint(TensorFiles):
     @cached_property
     def _heads(self) -> dict[str, int]:
         """The heads of the projections whose rows are interleaved."""
-        if self.metadata.get("general.architecture") != "llama":
+        architecture = self.metadata.get("general.architecture")
+        if architecture not in INTERLEAVED:
             return {}
-        queries = self.metadata.get("llama.attention.head_count")
-        keys = self.metadata.get("llama.attention.head_count_kv", queries)
+        queries = self.metadata.get(f"{architecture}.attention.head_count")
+        keys = self.metadata.get(f"{architecture}.attention.head_count_kv", queries)
         if not (isinstance(queries, int) and isinstance(keys, int) and queries > 0 and keys > 0):
-            raise CheckpointError(f"{self.file}: llama.attention.head_count and head_count_kv should count heads")
+            raise CheckpointError(
+                f"{self.file}: {architecture}.attention.head_count and head_count_kv should count heads"
+            )
         return {"q_proj": queries, "k_proj": keys}
 
     def _places(self, name: str, rows: Sequence[int]) -> Sequence[int]:

@@ -15,6 +15,9 @@ from tokenizers import Tokenizer
 from motley.bench.random_models import writing
 from motley.bench.random_models.shapes import SHAPES
 from motley.bench.random_models.writing import SynthError, synthesise, temporary_model
+from motley.daemon.models.description.model import expected_shapes
+from motley.daemon.models.keys import Keys
+from motley.daemon.models.reading import describe
 from motley.daemon.weights.checkpoints.safetensors_checkpoint import SafetensorsCheckpoint
 from motley.daemon.weights.spec import Piece
 
@@ -45,6 +48,8 @@ PARAMETERS = {  # as the models' authors count them, in millions
     "qwen2.5-7b": 7616,
     "qwen3-0.6b": 596,
     "qwen3-8b": 8191,
+    "smollm3-3b": 3075,
+    "seed-oss-36b": 36151,
     "mixtral-8x7b": 46703,
     "mixtral-quarter": 1517,
     "qwen3-30b-a3b": 30532,
@@ -56,6 +61,12 @@ PARAMETERS = {  # as the models' authors count them, in millions
 def test_shapes_have_the_published_number_of_parameters(name: str) -> None:
     count = sum(int(np.prod(tensor.shape)) for tensor in writing._tensors(SHAPES[name]))
     assert round(count / 1e6) == PARAMETERS[name]
+
+
+@pytest.mark.parametrize("name", sorted(name for name in SHAPES if not name.startswith("mixtral")))
+def test_weights_are_those_that_the_family_wants(name: str) -> None:
+    wanted = expected_shapes(describe(Keys(Path("config.json"), tiny(name))))
+    assert {tensor.name: tensor.shape for tensor in writing._tensors(tiny(name))} == wanted
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
