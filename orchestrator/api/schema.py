@@ -144,6 +144,10 @@ def _why(error: ErrorDetails) -> str:
             return "is missing"
         case "extra_forbidden" | "unexpected_keyword_argument":
             return "is not a known parameter"
+        case "too_short" | "string_too_short" if context.get("min_length") == 1:
+            return "must not be empty"
+        case "too_long":
+            return f"must have at most {context['max_length']} items, not {context['actual_length']}"
         case "invalid_value" | "unsupported_parameter":
             return error["msg"]
         case "literal_error":
@@ -164,7 +168,6 @@ def _why(error: ErrorDetails) -> str:
         "greater_than_equal": f"at least {context.get('ge', 0):g}",
         "greater_than": f"above {context.get('gt', 0):g}",
         "less_than_equal": f"at most {context.get('le', 0):g}",
-        "string_too_short": "a string that is not empty",
     }.get(kind)
     if wanted is None:
         message = error["msg"]

@@ -103,7 +103,7 @@ async def test_machines_in_place_of_the_nodes(mesh: Any, new_node: Any) -> None:
         ({"machines": [{"name": "a", "gb_per_s": 1}]}, "machines[0].gb_per_s", "memory_gb"),
         ({"machines": [{"name": "a", "device": "abacus"}]}, "machines[0].device", "abacus"),
         ({"machines": [{"name": "a", "device": "rtx 4070"}] * 2}, "machines[1].name", "of another"),
-        ({"machines": []}, "machines", "at least 1"),
+        ({"machines": []}, "machines", "must not be empty"),
         ({"what_if": ["RTX 4070 12GB, string"]}, "what_if", "'string' is no link"),
         ({"what_if": ["RTX 9999"]}, "what_if", "rtx 2060"),
         ({"what_if": ["rtx 4070"], "machines": [{"name": "a"}]}, "what_if", "leave out one"),
