@@ -311,7 +311,7 @@ async def test_an_interrupt_ends_everything_that_was_started(how: signal.Signals
     assert await up.end(how) == 130
     assert not [process for process in family if process.is_running()]
     (share,) = ShareCache(tmp_path / "cache").entries()
-    assert {file.name for file in (tmp_path / "cache").iterdir()} == {share.key, speeds.FILE}
+    assert {file.name for file in (tmp_path / "cache").iterdir()} == {share.key, speeds.FILE, speeds.LOCK}
 
 
 async def test_a_node_comes_back_to_an_orchestrator_that_was_restarted(tmp_path: Path) -> None:
