@@ -24,7 +24,7 @@ ALLOWED = {  # by package, what its files may import: whole packages, or single 
 DAEMON = {
     "machine": set[str](),
     "pipe": set[str](),
-    "weights": set[str](),
+    "weights": {"machine"},
     "sampling": set[str](),
     "text": {"sampling", "weights"},
     "models": {"text", "weights"},

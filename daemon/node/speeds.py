@@ -11,16 +11,18 @@ import logging
 import os
 import platform
 import sys
+import time
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import psutil
 
 from motley.daemon.machine.compute_speed import ComputeSpeed, FormatSpeed, measure_compute_speed
+from motley.daemon.machine.files import lock_file
 from motley.daemon.machine.processor import cpu_name
 from motley.daemon.node.child import end_with_owner, kill_child, start_child
 
@@ -62,24 +64,17 @@ async def compute_speed(threads: int, folder: Path) -> ComputeSpeed | None:
 async def _alone(file: Path) -> AsyncIterator[None]:
     """Have no other daemon of this machine measure at the same time, as they would measure each other, where the system
     has locks for it; whoever waits for longer than a measurement may take goes on."""
-    if sys.platform == "win32":
-        yield
-        return
-    import fcntl
-
-    with suppress(OSError):
-        file.parent.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
-        with suppress(TimeoutError, OSError):
-            lock = stack.enter_context(file.open("w"))
-            async with asyncio.timeout(MEASURE_S):
-                while True:
-                    try:
-                        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                        break
-                    except BlockingIOError:
-                        await asyncio.sleep(LOOK_S)
+        with suppress(OSError):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            await asyncio.to_thread(_lock_in_time, stack.enter_context(file.open("w")))
         yield
+
+
+def _lock_in_time(file: IO[str]) -> None:
+    until = time.monotonic() + MEASURE_S
+    while not lock_file(file, exclusive=True) and time.monotonic() < until:
+        time.sleep(LOOK_S)
 
 
 def identity(threads: int) -> str:

@@ -34,6 +34,7 @@ from typing import IO
 
 import platformdirs
 
+from motley.daemon.machine.files import lock_file
 from motley.daemon.weights.share_file import ShareFileError
 from motley.daemon.weights.spec import SHARE_FILE, Placed
 from motley.protocol.wording import human_bytes
@@ -279,7 +280,7 @@ class ShareCache:
             self._make_room(size)
             partial.mkdir()
             with (partial / LABEL).open("xb") as made:
-                if not _lock(made, exclusive=True) or not partial.exists():
+                if not lock_file(made, exclusive=True) or not partial.exists():
                     return False  # another has swept it away before it was locked
                 write(partial / SHARE_FILE)
                 crc = _crc32(partial / SHARE_FILE, progress)
@@ -381,7 +382,7 @@ def _discard(folder: Path, *, even_if_used: bool = False) -> bool:
     with contextlib.ExitStack() as stack:
         if sys.platform != "win32" and not even_if_used:
             label = _open_label(folder)
-            if label is not None and not _lock(stack.enter_context(label), exclusive=True):
+            if label is not None and not lock_file(stack.enter_context(label), exclusive=True):
                 return False
         trash = folder.with_name(f"{_PARTIAL}{secrets.token_hex(8)}")
         try:
@@ -409,22 +410,8 @@ def _lock_for_use(label: IO[bytes]) -> bool:
     Whoever has just written the entry, or looks whether it may be removed, locks it for a moment.
     """
     until = time.monotonic() + _MOMENT_S
-    while not _lock(label, exclusive=False):
+    while not lock_file(label, exclusive=False):
         if time.monotonic() > until:
             return False
         time.sleep(_MOMENT_S / 1000)
-    return True
-
-
-def _lock(file: IO[bytes], *, exclusive: bool) -> bool:
-    """Lock an open file until it is closed; False if others have locked it."""
-    if sys.platform != "win32":
-        import fcntl
-
-        try:
-            fcntl.flock(file, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        except OSError:
-            pass  # a file system without locks: there, an entry may be removed just before it is mapped
     return True
