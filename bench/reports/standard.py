@@ -38,6 +38,8 @@ PUBLISHED = (
     "Qwen2.5-7B",
     "Qwen3-0.6B",
     "Qwen3-8B",
+    "SmolLM3-3B",
+    "Seed-OSS-36B",
 )
 """What the models without experts are called whose shapes are `motley.bench.random_models.shapes.SHAPES`."""
 PACKAGES = ("motley", "numpy", "onnxruntime")
