@@ -302,8 +302,8 @@ class Session:
                 return self._on_end(worker, failure, now)
             case "failed":
                 failure = self._blame(worker, event.failed)
-                if self.state is State.RECOVERING and failure.lost_rank == self.losses[-1].why.lost_rank:
-                    self.losses[-1] = replace(self.losses[-1], why=failure)
+                if self.state is State.RECOVERING and failure.lost_rank == worker.index + 1 and self._is_blamed(worker):
+                    self._explain(failure)
                 if self.failure and failure.lost_rank == self.failure.lost_rank == worker.index + 1:
                     self.failure = failure  # others have missed it before it could say why itself
                 return self._on_end(worker, failure, now)
@@ -338,7 +338,7 @@ class Session:
     def on_node_lost(self, node_id: str, reason: str, now: float) -> list[Command]:
         """A node is lost, whether it is one of this session's or not.
 
-        A session that is ready goes on if only expert hosts were on the node; else the loss of a worker ends it.
+        A session that is ready goes on if only expert hosts or cache holders were on the node; else see `_lose_rank`.
         """
         if self.experts:
             self.experts.on_node_lost(node_id)
@@ -355,11 +355,11 @@ class Session:
         if not lost or not self.alive:
             return []
         roles = " and ".join(worker.role for worker in lost)
-        message = (
-            f"node {lost[0].node_name!r} ({roles}) {what_became(reason)}. Start its daemon again, or start a session"
-            " without it"
-        )
-        return self._lose_rank(Failure(code="node_lost", message=message, lost_rank=lost[0].index + 1), now)
+        message = f"node {lost[0].node_name!r} ({roles}) {what_became(reason)}"
+        failure = Failure(code="node_lost", message=message, lost_rank=lost[0].index + 1)
+        if self.state is State.RECOVERING and any(self._is_blamed(worker) for worker in lost):
+            self._explain(failure)  # others have missed its rank before
+        return self._lose_rank(failure, now, ". Start its daemon again, or start a session without it")
 
     def on_time(self, now: float) -> list[Command]:
         """Let deadlines pass."""
@@ -387,11 +387,24 @@ class Session:
             return self._go_on(now)
         return []
 
-    def _lose_rank(self, failure: Failure, now: float) -> list[Command]:
-        """It cannot serve as it is planned: stop its workers, to plan anew once they are gone, or for good."""
+    def _is_blamed(self, worker: Worker) -> bool:
+        """It recovers, and this worker is taken for what was lost."""
+        return self.losses[-1].why.lost_rank == worker.index + 1
+
+    def _explain(self, failure: Failure) -> None:
+        """It recovers, and there is better word of what was lost."""
+        self.losses[-1] = replace(self.losses[-1], why=failure)
+
+    def _lose_rank(self, failure: Failure, now: float, advice: str = "") -> list[Command]:
+        """It cannot serve as it is planned: stop its workers, to plan anew once they are gone, or for good.
+
+        Args:
+            advice: what to do if it is for good, to follow the message.
+        """
         if self.state is State.RECOVERING:
             return []
         if not self.serves or not self.request.recover:
+            failure.message += advice
             return self.fail(failure, now)
         self.losses_in_a_row += 1
         if self.losses_in_a_row > LOSSES:
