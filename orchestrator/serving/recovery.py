@@ -74,23 +74,23 @@ class Recovery:
 
     async def _recover(self, session: Session) -> None:
         """Start a session by a new plan, or have it fail."""
-        loss = session.losses[-1]
-        _log.warning("session %s (%s) has lost a rank: %s", session.id, session.name, loss.why.message)
+        _log.warning("session %s (%s) has lost a rank: %s", session.id, session.name, session.losses[-1].why.message)
         try:
-            while (why := await self._try(session)) is not None:
-                if self._clock() - loss.at > PATIENCE_S:
-                    code, told = (
-                        loss.why.code,
-                        f"{loss.why.message}. It cannot go on with the nodes that are left: {why}",
-                    )
-                    failure = Failure(code=code, message=told, lost_rank=loss.why.lost_rank)
-                    self._carrier.carry_out(session, session.fail(failure, self._clock()))
+            while (hindrance := await self._try(session)) is not None:
+                at, why = session.losses[-1].at, session.losses[-1].why
+                if self._clock() - at > PATIENCE_S:
+                    message = f"{why.message}. It cannot go on with the nodes that are left: {hindrance}"
+                    self._fail(session, Failure(code=why.code, message=message, lost_rank=why.lost_rank))
                     return
                 await asyncio.sleep(AGAIN_S)
         except Exception as error:
             _log.exception("planning session %s (%s) anew", session.id, session.name)
             message = f"a fault of the orchestrator ({type(error).__name__}: {error}); its log has more"
-            failure = Failure(code="internal_error", message=message)
+            self._fail(session, Failure(code="internal_error", message=message))
+
+    def _fail(self, session: Session, failure: Failure) -> None:
+        """End a session that finds no plan, unless it was closed meanwhile."""
+        if session.state is State.RECOVERING:
             self._carrier.carry_out(session, session.fail(failure, self._clock()))
 
     async def _try(self, session: Session) -> str | None:
