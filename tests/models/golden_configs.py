@@ -344,6 +344,18 @@ CASES: dict[str, dict[str, Any]] = {
         **_SMALL,
         **_WINDOW,
     },
+    "olmo3": {
+        "model_type": "olmo3",
+        **_SMALL,
+        "head_dim": ABSENT,
+        "num_hidden_layers": 4,
+        "attention_bias": True,
+        "sliding_window": 8,
+        "rope_parameters": {
+            "full_attention": _YARN_ROPE,
+            "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+        },
+    },
 }
 """By name. A config that names its ``architectures`` is written as it is here: as published models spell it, which may
 be older than what transformers writes. A prompt and its continuation are longer than the 32 positions that

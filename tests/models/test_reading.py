@@ -37,6 +37,7 @@ from tests.models.configs import (
     MISTRAL,
     MIXTRAL,
     OLMO2,
+    OLMO3,
     OLMOE,
     PHI3,
     QWEN2,
@@ -232,6 +233,15 @@ def test_defaults_of_families_with_experts(tmp_path: Path) -> None:
     assert bias not in expected_shapes(read(tmp_path, QWEN2_MOE | {"qkv_bias": False}))
 
 
+def test_olmo3_scales_the_rotary_embedding_of_layers_that_see_everything(tmp_path: Path) -> None:
+    model = read(tmp_path, OLMO3 | {"num_hidden_layers": 5, "rope_theta": 500000, "rope_scaling": YARN})
+    assert windows(model) == [4096, 4096, 4096, 0, 4096]
+    assert [attend.rope for attend in attentions(model)] == ["sliding", "sliding", "sliding", "full", "sliding"]
+    assert (model.ropes["full"].theta, model.context) == (5e5, 512)
+    assert model.ropes["full"].scaling
+    assert model.ropes["sliding"] == Rope(5e5, 16)
+
+
 def test_a_part_of_a_larger_model_has_its_tensors_under_a_prefix(tmp_path: Path) -> None:
     model = replace(read(tmp_path, PHI3), prefixes=("language_model.model.", "model.language_model."))
     places = {tensor.name: [part.tensor for part in tensor.parts] for tensor in tensors(model)}
@@ -347,6 +357,10 @@ def test_end_tokens_of_both_files(tmp_path: Path) -> None:
         (OLMO2 | {"clip_qkv": 8.0}, "clip_qkv"),
         (OLMO2 | {"sliding_window": 16}, "sliding_window"),
         (OLMO2 | {"mlp_bias": True}, "mlp_bias"),
+        (OLMO3 | {"rope_theta": 10000.0}, "rope_theta"),
+        (OLMO3 | {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}, "rope_parameters"),
+        (OLMO3 | {"sliding_window": None, "layer_types": ["sliding_attention"] * 3}, "layer_types"),
+        (OLMO3 | {"layer_types": ["sliding_attention"]}, "layer_types"),
         (OLMOE | {"clip_qkv": -1}, "clip_qkv"),
         (OLMOE | {"shared_expert_intermediate_size": 48}, "shared_expert_intermediate_size"),
         (without(QWEN2_MOE, "shared_expert_intermediate_size"), "shared_expert_intermediate_size"),

@@ -21,6 +21,7 @@ REFUSED: Mapping[str, str] = {
     "mixtral-fused-window": _EXPERTS,
     "olmo2": "motley.DistCollective of rows that are not as wide as the residual, .*Sqrt",
     "olmo2-mha": "motley.DistCollective of rows that are not as wide as the residual, .*Sqrt",
+    "olmo3": "motley.DistCollective of rows that are not as wide as the residual, .*Sqrt",
     "olmoe": f"motley.DistCollective of rows that are not as wide as the residual, .*Sqrt, .*{_EXPERTS}",
     "olmoe-clipped-normalised": f"motley.DistCollective of rows that are .*Clip, .*{_EXPERTS}",
     "phi3-longrope": "motley.CachedAttention with rotary_dim=12 of head_dim=16",

@@ -12,6 +12,7 @@ from motley.daemon.models.families.llama import llama
 from motley.daemon.models.families.mistral import mistral
 from motley.daemon.models.families.mixtral import mixtral
 from motley.daemon.models.families.olmo2 import olmo2
+from motley.daemon.models.families.olmo3 import olmo3
 from motley.daemon.models.families.olmoe import olmoe
 from motley.daemon.models.families.phi3 import phi3
 from motley.daemon.models.families.qwen2 import qwen2
@@ -30,6 +31,7 @@ FAMILIES: Mapping[str, Callable[[Keys], Model]] = {
     "mistral": mistral,
     "mixtral": mixtral,
     "olmo2": olmo2,
+    "olmo3": olmo3,
     "olmoe": olmoe,
     "phi3": phi3,
     "qwen2": qwen2,
