@@ -356,6 +356,18 @@ CASES: dict[str, dict[str, Any]] = {
             "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
         },
     },
+    "granite": {
+        "model_type": "granite",
+        **_SMALL,
+        "num_key_value_heads": 1,
+        "head_dim": ABSENT,
+        "attention_bias": True,
+        "mlp_bias": True,
+        "embedding_multiplier": 3.0,
+        "attention_multiplier": 0.3125,
+        "residual_multiplier": 0.375,
+        "logits_scaling": 1.25,
+    },
 }
 """By name. A config that names its ``architectures`` is written as it is here: as published models spell it, which may
 be older than what transformers writes. A prompt and its continuation are longer than the 32 positions that

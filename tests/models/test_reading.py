@@ -20,6 +20,7 @@ from motley.daemon.models.description.operations import (
     Norm,
     Route,
     Routing,
+    Scale,
     Sum,
     WholeNorm,
 )
@@ -32,6 +33,7 @@ from tests.models.configs import (
     GEMMA3,
     GLM4_MOE,
     GPT_OSS,
+    GRANITE,
     LLAMA,
     LLAMA3,
     MISTRAL,
@@ -117,6 +119,7 @@ def test_llama(tmp_path: Path) -> None:
         (QWEN2, QKV_BIASES),
         (QWEN3, QK_NORMS),
         (QWEN3 | {"attention_bias": True}, [*QKV_BIASES, OUTPUT_BIAS, *QK_NORMS]),
+        (GRANITE | {"attention_bias": True, "mlp_bias": True}, [*QKV_BIASES, OUTPUT_BIAS, *MLP_BIASES]),
         (SEED_OSS, QKV_BIASES),
         (SEED_OSS | {"attention_out_bias": True, "mlp_bias": True}, [*QKV_BIASES, OUTPUT_BIAS, *MLP_BIASES]),
         (
@@ -240,6 +243,14 @@ def test_olmo3_scales_the_rotary_embedding_of_layers_that_see_everything(tmp_pat
     assert (model.ropes["full"].theta, model.context) == (5e5, 512)
     assert model.ropes["full"].scaling
     assert model.ropes["sliding"] == Rope(5e5, 16)
+
+
+def test_granite_scales_nothing_where_its_config_is_silent(tmp_path: Path) -> None:
+    model = read(tmp_path, GRANITE)
+    assert (model.embedding_scale, attentions(model)[0].scale) == (1.0, 1.0)
+    assert not any(isinstance(each, Scale) for each in model.operations)
+    scaled = read(tmp_path, GRANITE | {"residual_multiplier": 0.5, "logits_scaling": 8.0})
+    assert [each.by for each in scaled.operations if isinstance(each, Scale)] == [0.5] * 6 + [0.125]
 
 
 def test_a_part_of_a_larger_model_has_its_tensors_under_a_prefix(tmp_path: Path) -> None:
@@ -372,6 +383,9 @@ def test_end_tokens_of_both_files(tmp_path: Path) -> None:
         (QWEN3_MOE | {"norm_topk_prob": 1}, "norm_topk_prob"),
         (LLAMA | {"lm_head_bias": True}, "lm_head_bias"),
         (PHI3 | {"attention_bias": True}, "attention_bias"),
+        (GRANITE | {"sliding_window": 16}, "sliding_window"),
+        (GRANITE | {"logits_scaling": 0}, "logits_scaling"),
+        (GRANITE | {"residual_multiplier": -1.0}, "residual_multiplier"),
         (SEED_OSS | {"sliding_window": 16}, "sliding_window"),
         (SMOLLM3 | {"no_rope_layers": [1, 0]}, "no_rope_layers"),
         (SMOLLM3 | {"no_rope_layers": [1, 0, 2]}, "no_rope_layers"),

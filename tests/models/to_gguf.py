@@ -199,6 +199,11 @@ def add_config(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
             writer.add_sliding_window_pattern(config["sliding_window_pattern"])
         if config.get("final_logit_softcapping"):
             writer.add_final_logit_softcapping(config["final_logit_softcapping"])
+    if architecture == "granite":
+        writer.add_attention_scale(config["attention_multiplier"])
+        writer.add_embedding_scale(config["embedding_multiplier"])
+        writer.add_residual_scale(config["residual_multiplier"])
+        writer.add_logit_scale(config["logits_scaling"])
     add_experts(writer, config)
     add_rope(writer, config)
     ends = config["eos_token_id"]

@@ -17,6 +17,7 @@ REFUSED: Mapping[str, str] = {
     "glm4-moe-qk-norm": f"motley.CachedAttention with rotary_dim=16 of head_dim=32, .*{_EXPERTS}",
     "gpt-oss": f"motley.CachedAttentionWithSinks, {_EXPERTS}",
     "gpt-oss-mxfp4": f"motley.CachedAttentionWithSinks, {_EXPERTS}",
+    "granite": "Mul without a Swish",
     "mixtral": _EXPERTS,
     "mixtral-fused-window": _EXPERTS,
     "olmo2": "motley.DistCollective of rows that are not as wide as the residual, .*Sqrt",

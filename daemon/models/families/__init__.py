@@ -8,6 +8,7 @@ from motley.daemon.models.description.model import Model
 from motley.daemon.models.families.gemma3 import gemma3
 from motley.daemon.models.families.glm4_moe import glm4_moe
 from motley.daemon.models.families.gpt_oss import gpt_oss
+from motley.daemon.models.families.granite import granite
 from motley.daemon.models.families.llama import llama
 from motley.daemon.models.families.mistral import mistral
 from motley.daemon.models.families.mixtral import mixtral
@@ -27,6 +28,7 @@ FAMILIES: Mapping[str, Callable[[Keys], Model]] = {
     "gemma3_text": gemma3,
     "glm4_moe": glm4_moe,
     "gpt_oss": gpt_oss,
+    "granite": granite,
     "llama": llama,
     "mistral": mistral,
     "mixtral": mixtral,

@@ -143,6 +143,14 @@ def _kinds(metadata: Metadata, period: int) -> list[str]:
     return [SLIDING if each else FULL for each in given]
 
 
+def _granite(metadata: Metadata) -> dict[str, Any]:
+    size = metadata.head_size
+    return _qwen(metadata) | {
+        "attention_multiplier": metadata.own.number("attention.scale", size**-0.5),
+        "mlp_bias": metadata.has("mlp.down_proj.bias"),
+    }
+
+
 def _olmo_family(metadata: Metadata) -> str:
     """Files of OLMo 2 and OLMo 3 are of one architecture: the latter's have windows."""
     return "olmo3" if metadata.own.size("attention.sliding_window", 0, least=0) else "olmo2"
@@ -286,6 +294,16 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         frozenset({"rope.scaling.attn_factor"}),
         partial=True,
         factors=frozenset({LONG_FACTORS, SHORT_FACTORS}),
+    ),
+    "granite": Architecture(
+        "granite",
+        _granite,
+        frozenset({"attention.scale"}),
+        {
+            "embedding_multiplier": "embedding_scale",
+            "residual_multiplier": "residual_scale",
+            "logits_scaling": "logit_scale",
+        },
     ),
     "seed_oss": Architecture("seed_oss", _seed_oss),
     "smollm3": Architecture("smollm3", _smollm3),

@@ -30,7 +30,7 @@ from motley.daemon.weights.stored import F32, U8, Codes, Format, converted, whol
 ROPE_FACTORS = "rope_freqs.weight"
 """What each rotary frequency is divided by, f32[head_dim / 2]; it keeps this name."""
 
-INTERLEAVED = ("llama", "smollm3")
+INTERLEAVED = ("granite", "llama", "smollm3")
 """The architectures in whose files the rows of a query or key head that are rotated together are neighbours."""
 
 _WHOLE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
