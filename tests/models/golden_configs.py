@@ -368,6 +368,23 @@ CASES: dict[str, dict[str, Any]] = {
         "residual_multiplier": 0.375,
         "logits_scaling": 1.25,
     },
+    "exaone4": {
+        "model_type": "exaone4",
+        **_SMALL,
+        "num_hidden_layers": 3,
+        "num_key_value_heads": 1,
+        "head_dim": 32,
+        "sliding_window": 8,
+        "sliding_window_pattern": 2,
+        "rope_parameters": _LLAMA3_ROPE,
+        "tie_word_embeddings": True,
+    },
+    "exaone4-no-window": {
+        "model_type": "exaone4",
+        **_SMALL,
+        "sliding_window": None,
+        "layer_types": ["full_attention"] * 2,
+    },
 }
 """By name. A config that names its ``architectures`` is written as it is here: as published models spell it, which may
 be older than what transformers writes. A prompt and its continuation are longer than the 32 positions that

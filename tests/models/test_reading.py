@@ -30,6 +30,7 @@ from motley.daemon.models.description.rope import (
 from motley.daemon.models.keys import ConfigError
 from motley.daemon.models.reading import read_model
 from tests.models.configs import (
+    EXAONE4,
     GEMMA3,
     GLM4_MOE,
     GPT_OSS,
@@ -253,6 +254,17 @@ def test_granite_scales_nothing_where_its_config_is_silent(tmp_path: Path) -> No
     assert [each.by for each in scaled.operations if isinstance(each, Scale)] == [0.5] * 6 + [0.125]
 
 
+def test_exaone4_rotates_in_layers_with_windows_or_in_all(tmp_path: Path) -> None:
+    def seen(config: dict[str, Any]) -> list[tuple[int, str | None]]:
+        return [(attend.window, attend.rope) for attend in attentions(read(tmp_path, EXAONE4 | config))]
+
+    assert seen({"num_hidden_layers": 5}) == [*[(4096, "main")] * 3, (0, None), (4096, "main")]
+    assert seen({"sliding_window": 16, "sliding_window_pattern": 2}) == [(16, "main"), (0, None), (16, "main")]
+    listed = {"layer_types": [*["full_attention"] * 2, "sliding_attention"], "sliding_window_pattern": "LLLG"}
+    assert seen(listed) == [(0, None), (0, None), (4096, "main")]
+    assert seen({"sliding_window": None}) == [(0, "main")] * 3
+
+
 def test_a_part_of_a_larger_model_has_its_tensors_under_a_prefix(tmp_path: Path) -> None:
     model = replace(read(tmp_path, PHI3), prefixes=("language_model.model.", "model.language_model."))
     places = {tensor.name: [part.tensor for part in tensor.parts] for tensor in tensors(model)}
@@ -383,6 +395,9 @@ def test_end_tokens_of_both_files(tmp_path: Path) -> None:
         (QWEN3_MOE | {"norm_topk_prob": 1}, "norm_topk_prob"),
         (LLAMA | {"lm_head_bias": True}, "lm_head_bias"),
         (PHI3 | {"attention_bias": True}, "attention_bias"),
+        (EXAONE4 | {"sliding_window_pattern": "LLLG"}, "sliding_window_pattern"),
+        (EXAONE4 | {"sliding_window_pattern": None}, "sliding_window_pattern"),
+        (EXAONE4 | {"sliding_window": None, "layer_types": ["sliding_attention"] * 3}, "layer_types"),
         (GRANITE | {"sliding_window": 16}, "sliding_window"),
         (GRANITE | {"logits_scaling": 0}, "logits_scaling"),
         (GRANITE | {"residual_multiplier": -1.0}, "residual_multiplier"),

@@ -10,6 +10,7 @@ _TABLES = "motley.CachedAttention with 2 rotary tables"
 _EXPERTS = "TopK, .*motley.Experts"
 
 REFUSED: Mapping[str, str] = {
+    "exaone4": _TABLES,
     "gemma3": f"Mul without a Swish, Gelu, {_TABLES}",
     "gemma3-softcaps": f"Mul without a Swish, Gelu, Tanh, {_TABLES}",
     "gemma3-with-vision": f"Mul without a Swish, Gelu, {_TABLES}",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from motley.daemon.models.description.model import Model
+from motley.daemon.models.families.exaone4 import exaone4
 from motley.daemon.models.families.gemma3 import gemma3
 from motley.daemon.models.families.glm4_moe import glm4_moe
 from motley.daemon.models.families.gpt_oss import gpt_oss
@@ -25,6 +26,7 @@ from motley.daemon.models.families.smollm3 import smollm3
 from motley.daemon.models.keys import Keys
 
 FAMILIES: Mapping[str, Callable[[Keys], Model]] = {
+    "exaone4": exaone4,
     "gemma3_text": gemma3,
     "glm4_moe": glm4_moe,
     "gpt_oss": gpt_oss,

@@ -143,6 +143,16 @@ def _kinds(metadata: Metadata, period: int) -> list[str]:
     return [SLIDING if each else FULL for each in given]
 
 
+def _exaone4(metadata: Metadata) -> dict[str, Any]:
+    own = metadata.own
+    _no_experts(metadata)
+    windowed = own.size("attention.sliding_window", 0, least=0)
+    return {
+        "sliding_window": windowed or None,
+        "layer_types": _kinds(metadata, period=4) if windowed else [FULL] * metadata.layers,
+    }
+
+
 def _granite(metadata: Metadata) -> dict[str, Any]:
     size = metadata.head_size
     return _qwen(metadata) | {
@@ -295,6 +305,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         partial=True,
         factors=frozenset({LONG_FACTORS, SHORT_FACTORS}),
     ),
+    "exaone4": Architecture("exaone4", _exaone4, frozenset({"attention.sliding_window_pattern"})),
     "granite": Architecture(
         "granite",
         _granite,

@@ -53,6 +53,7 @@ _OF_LAYER = {
     "ffn_down_shexp": "mlp.shared_expert.down_proj",
 }
 _OF_LAYER_IN = {
+    "exaone4": {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"},
     "gemma3": {
         "post_attention_norm": "post_attention_layernorm",
         "ffn_norm": "pre_feedforward_layernorm",
