@@ -154,9 +154,11 @@ def _exaone4(metadata: Metadata) -> dict[str, Any]:
 
 
 def _granite(metadata: Metadata) -> dict[str, Any]:
-    size = metadata.head_size
+    own, size = metadata.own, metadata.head_size
+    if not own.flag("rope.scaling.finetuned", True):
+        raise own.refusal("rope.scaling.finetuned", "only true: llama.cpp rotates nothing otherwise")
     return _qwen(metadata) | {
-        "attention_multiplier": metadata.own.number("attention.scale", size**-0.5),
+        "attention_multiplier": own.number("attention.scale", size**-0.5),
         "mlp_bias": metadata.has("mlp.down_proj.bias"),
     }
 
