@@ -35,6 +35,9 @@ QWEN2_MOE = (
 )
 QWEN3_MOE = LLAMA | EXPERTS | {"model_type": "qwen3_moe", "use_sliding_window": False, "sliding_window": 16}
 OLMO2 = LLAMA | {"model_type": "olmo2"}
+OLMO3 = LLAMA | {"model_type": "olmo3"}
+GRANITE = LLAMA | {"model_type": "granite"}
+EXAONE4 = LLAMA | {"model_type": "exaone4"}
 OLMOE = LLAMA | EXPERTS | {"model_type": "olmoe"}
 SEED_OSS = LLAMA | {"model_type": "seed_oss"}
 SMOLLM3 = LLAMA | {"model_type": "smollm3"}

@@ -344,6 +344,47 @@ CASES: dict[str, dict[str, Any]] = {
         **_SMALL,
         **_WINDOW,
     },
+    "olmo3": {
+        "model_type": "olmo3",
+        **_SMALL,
+        "head_dim": ABSENT,
+        "num_hidden_layers": 4,
+        "attention_bias": True,
+        "sliding_window": 8,
+        "rope_parameters": {
+            "full_attention": _YARN_ROPE,
+            "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+        },
+    },
+    "granite": {
+        "model_type": "granite",
+        **_SMALL,
+        "num_key_value_heads": 1,
+        "head_dim": ABSENT,
+        "attention_bias": True,
+        "mlp_bias": True,
+        "embedding_multiplier": 3.0,
+        "attention_multiplier": 0.3125,
+        "residual_multiplier": 0.375,
+        "logits_scaling": 1.25,
+    },
+    "exaone4": {
+        "model_type": "exaone4",
+        **_SMALL,
+        "num_hidden_layers": 3,
+        "num_key_value_heads": 1,
+        "head_dim": 32,
+        "sliding_window": 8,
+        "sliding_window_pattern": 2,
+        "rope_parameters": _LLAMA3_ROPE,
+        "tie_word_embeddings": True,
+    },
+    "exaone4-no-window": {
+        "model_type": "exaone4",
+        **_SMALL,
+        "sliding_window": None,
+        "layer_types": ["full_attention"] * 2,
+    },
 }
 """By name. A config that names its ``architectures`` is written as it is here: as published models spell it, which may
 be older than what transformers writes. A prompt and its continuation are longer than the 32 positions that

@@ -319,6 +319,8 @@ def test_other_refusals(tmp_path: Path) -> None:
         read_model(adapted(tmp_path, key("attention.clamp_kqv", 0.75, "olmoe"), "olmoe"))
     with pytest.raises(ConfigError, match=r"attn_factor = 1\.5 .* only 1\.0 without the tensor rope_factors_long"):
         read_model(adapted(tmp_path, key("rope.scaling.attn_factor", 1.5, "phi3"), "phi3"))
+    with pytest.raises(ConfigError, match=r"granite\.rope\.scaling\.finetuned = false is not supported"):
+        read_model(adapted(tmp_path, key("rope.scaling.finetuned", False, "granite"), "granite"))
     pattern = "attention.sliding_window_pattern"
     for wrong in (0, "every", [True, False, True], [1, 0]):
         adapt = all_of(key("attention.sliding_window", 8, "gemma3"), key(pattern, wrong, "gemma3"))
@@ -343,3 +345,8 @@ def test_a_window_in_every_layer_is_mistrals(tmp_path: Path) -> None:
     model = read_model(adapted(tmp_path, key("attention.sliding_window", 16)))
     windows = [layer.attention.window for layer in model.layers if layer.attention]
     assert (model.family, windows) == ("mistral", [16, 16])
+
+
+def test_granites_scale_of_attention_is_the_usual_one_where_no_key_tells_it(tmp_path: Path) -> None:
+    model = read_model(adapted(tmp_path, lambda writer: None, "granite"))
+    assert [layer.attention.scale for layer in model.layers if layer.attention] == [8**-0.5] * 2

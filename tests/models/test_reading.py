@@ -20,6 +20,7 @@ from motley.daemon.models.description.operations import (
     Norm,
     Route,
     Routing,
+    Scale,
     Sum,
     WholeNorm,
 )
@@ -29,14 +30,17 @@ from motley.daemon.models.description.rope import (
 from motley.daemon.models.keys import ConfigError
 from motley.daemon.models.reading import read_model
 from tests.models.configs import (
+    EXAONE4,
     GEMMA3,
     GLM4_MOE,
     GPT_OSS,
+    GRANITE,
     LLAMA,
     LLAMA3,
     MISTRAL,
     MIXTRAL,
     OLMO2,
+    OLMO3,
     OLMOE,
     PHI3,
     QWEN2,
@@ -116,6 +120,7 @@ def test_llama(tmp_path: Path) -> None:
         (QWEN2, QKV_BIASES),
         (QWEN3, QK_NORMS),
         (QWEN3 | {"attention_bias": True}, [*QKV_BIASES, OUTPUT_BIAS, *QK_NORMS]),
+        (GRANITE | {"attention_bias": True, "mlp_bias": True}, [*QKV_BIASES, OUTPUT_BIAS, *MLP_BIASES]),
         (SEED_OSS, QKV_BIASES),
         (SEED_OSS | {"attention_out_bias": True, "mlp_bias": True}, [*QKV_BIASES, OUTPUT_BIAS, *MLP_BIASES]),
         (
@@ -230,6 +235,34 @@ def test_defaults_of_families_with_experts(tmp_path: Path) -> None:
     bias = "model.layers.0.self_attn.q_proj.bias"
     assert bias in expected_shapes(read(tmp_path, QWEN2_MOE))
     assert bias not in expected_shapes(read(tmp_path, QWEN2_MOE | {"qkv_bias": False}))
+
+
+def test_olmo3_scales_the_rotary_embedding_of_layers_that_see_everything(tmp_path: Path) -> None:
+    model = read(tmp_path, OLMO3 | {"num_hidden_layers": 5, "rope_theta": 500000, "rope_scaling": YARN})
+    assert windows(model) == [4096, 4096, 4096, 0, 4096]
+    assert [attend.rope for attend in attentions(model)] == ["sliding", "sliding", "sliding", "full", "sliding"]
+    assert (model.ropes["full"].theta, model.context) == (5e5, 512)
+    assert model.ropes["full"].scaling
+    assert model.ropes["sliding"] == Rope(5e5, 16)
+
+
+def test_granite_scales_nothing_where_its_config_is_silent(tmp_path: Path) -> None:
+    model = read(tmp_path, GRANITE)
+    assert (model.embedding_scale, attentions(model)[0].scale) == (1.0, 1.0)
+    assert not any(isinstance(each, Scale) for each in model.operations)
+    scaled = read(tmp_path, GRANITE | {"residual_multiplier": 0.5, "logits_scaling": 8.0})
+    assert [each.by for each in scaled.operations if isinstance(each, Scale)] == [0.5] * 6 + [0.125]
+
+
+def test_exaone4_rotates_in_layers_with_windows_or_in_all(tmp_path: Path) -> None:
+    def seen(config: dict[str, Any]) -> list[tuple[int, str | None]]:
+        return [(attend.window, attend.rope) for attend in attentions(read(tmp_path, EXAONE4 | config))]
+
+    assert seen({"num_hidden_layers": 5}) == [*[(4096, "main")] * 3, (0, None), (4096, "main")]
+    assert seen({"sliding_window": 16, "sliding_window_pattern": 2}) == [(16, "main"), (0, None), (16, "main")]
+    listed = {"layer_types": [*["full_attention"] * 2, "sliding_attention"], "sliding_window_pattern": "LLLG"}
+    assert seen(listed) == [(0, None), (0, None), (4096, "main")]
+    assert seen({"sliding_window": None}) == [(0, "main")] * 3
 
 
 def test_a_part_of_a_larger_model_has_its_tensors_under_a_prefix(tmp_path: Path) -> None:
@@ -347,6 +380,10 @@ def test_end_tokens_of_both_files(tmp_path: Path) -> None:
         (OLMO2 | {"clip_qkv": 8.0}, "clip_qkv"),
         (OLMO2 | {"sliding_window": 16}, "sliding_window"),
         (OLMO2 | {"mlp_bias": True}, "mlp_bias"),
+        (OLMO3 | {"rope_theta": 10000.0}, "rope_theta"),
+        (OLMO3 | {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}, "rope_parameters"),
+        (OLMO3 | {"sliding_window": None, "layer_types": ["sliding_attention"] * 3}, "layer_types"),
+        (OLMO3 | {"layer_types": ["sliding_attention"]}, "layer_types"),
         (OLMOE | {"clip_qkv": -1}, "clip_qkv"),
         (OLMOE | {"shared_expert_intermediate_size": 48}, "shared_expert_intermediate_size"),
         (without(QWEN2_MOE, "shared_expert_intermediate_size"), "shared_expert_intermediate_size"),
@@ -358,6 +395,12 @@ def test_end_tokens_of_both_files(tmp_path: Path) -> None:
         (QWEN3_MOE | {"norm_topk_prob": 1}, "norm_topk_prob"),
         (LLAMA | {"lm_head_bias": True}, "lm_head_bias"),
         (PHI3 | {"attention_bias": True}, "attention_bias"),
+        (EXAONE4 | {"sliding_window_pattern": "LLLG"}, "sliding_window_pattern"),
+        (EXAONE4 | {"sliding_window_pattern": None}, "sliding_window_pattern"),
+        (EXAONE4 | {"sliding_window": None, "layer_types": ["sliding_attention"] * 3}, "layer_types"),
+        (GRANITE | {"sliding_window": 16}, "sliding_window"),
+        (GRANITE | {"logits_scaling": 0}, "logits_scaling"),
+        (GRANITE | {"residual_multiplier": -1.0}, "residual_multiplier"),
         (SEED_OSS | {"sliding_window": 16}, "sliding_window"),
         (SMOLLM3 | {"no_rope_layers": [1, 0]}, "no_rope_layers"),
         (SMOLLM3 | {"no_rope_layers": [1, 0, 2]}, "no_rope_layers"),

@@ -37,7 +37,12 @@ WHOLE_NORMS = {
     "layers.*.self_attn.q_norm": "transformers gathers all queries on every rank; here ranks sum their squares",
     "layers.*.self_attn.k_norm": "the same of keys",
 }
-DIFFERENCES: Mapping[str, Mapping[str, str]] = {"qwen2_moe": SHARED, "olmo2": WHOLE_NORMS, "olmoe": WHOLE_NORMS}
+DIFFERENCES: Mapping[str, Mapping[str, str]] = {
+    "qwen2_moe": SHARED,
+    "olmo2": WHOLE_NORMS,
+    "olmo3": WHOLE_NORMS,
+    "olmoe": WHOLE_NORMS,
+}
 """Where we cut otherwise, and why."""
 
 

@@ -26,6 +26,7 @@ F32 = npt.NDArray[np.float32]
 
 ARCHITECTURES = {
     "mistral": "llama",
+    "olmo3": "olmo2",
     "mixtral": "llama",
     "qwen2_moe": "qwen2moe",
     "qwen3_moe": "qwen3moe",
@@ -189,6 +190,8 @@ def add_config(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_vocab_size(config["vocab_size"])
     if config.get("sliding_window"):
         writer.add_sliding_window(config["sliding_window"])
+    if config["model_type"] in ("exaone4", "olmo3"):
+        writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config["layer_types"]])
     if architecture == "gemma3":
         if "layer_types" in config:
             writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config["layer_types"]])
@@ -196,6 +199,11 @@ def add_config(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
             writer.add_sliding_window_pattern(config["sliding_window_pattern"])
         if config.get("final_logit_softcapping"):
             writer.add_final_logit_softcapping(config["final_logit_softcapping"])
+    if architecture == "granite":
+        writer.add_attention_scale(config["attention_multiplier"])
+        writer.add_embedding_scale(config["embedding_multiplier"])
+        writer.add_residual_scale(config["residual_multiplier"])
+        writer.add_logit_scale(config["logits_scaling"])
     add_experts(writer, config)
     add_rope(writer, config)
     ends = config["eos_token_id"]
@@ -230,7 +238,7 @@ def add_rope(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     partial = rope.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
     writer.add_rope_dimension_count(int(config["head_dim"] * partial))
     writer.add_rope_freq_base(rope["rope_theta"])
-    if local:
+    if local and local["rope_theta"] != rope["rope_theta"]:
         writer.add_rope_freq_base_swa(local["rope_theta"])
     if rope["rope_type"] in ("linear", "yarn"):
         writer.add_rope_scaling_type(gguf.RopeScalingType(rope["rope_type"]))

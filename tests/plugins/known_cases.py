@@ -10,6 +10,7 @@ _TABLES = "motley.CachedAttention with 2 rotary tables"
 _EXPERTS = "TopK, .*motley.Experts"
 
 REFUSED: Mapping[str, str] = {
+    "exaone4": _TABLES,
     "gemma3": f"Mul without a Swish, Gelu, {_TABLES}",
     "gemma3-softcaps": f"Mul without a Swish, Gelu, Tanh, {_TABLES}",
     "gemma3-with-vision": f"Mul without a Swish, Gelu, {_TABLES}",
@@ -17,10 +18,12 @@ REFUSED: Mapping[str, str] = {
     "glm4-moe-qk-norm": f"motley.CachedAttention with rotary_dim=16 of head_dim=32, .*{_EXPERTS}",
     "gpt-oss": f"motley.CachedAttentionWithSinks, {_EXPERTS}",
     "gpt-oss-mxfp4": f"motley.CachedAttentionWithSinks, {_EXPERTS}",
+    "granite": "Mul without a Swish",
     "mixtral": _EXPERTS,
     "mixtral-fused-window": _EXPERTS,
     "olmo2": "motley.DistCollective of rows that are not as wide as the residual, .*Sqrt",
     "olmo2-mha": "motley.DistCollective of rows that are not as wide as the residual, .*Sqrt",
+    "olmo3": "motley.DistCollective of rows that are not as wide as the residual, .*Sqrt",
     "olmoe": f"motley.DistCollective of rows that are not as wide as the residual, .*Sqrt, .*{_EXPERTS}",
     "olmoe-clipped-normalised": f"motley.DistCollective of rows that are .*Clip, .*{_EXPERTS}",
     "phi3-longrope": "motley.CachedAttention with rotary_dim=12 of head_dim=16",

@@ -171,6 +171,8 @@ def test_names() -> None:
         ("gemma3", "ffn_norm.weight", "pre_feedforward_layernorm.weight"),
         ("gemma3", "post_ffw_norm.weight", "post_feedforward_layernorm.weight"),
         ("gemma3", "attn_k_norm.weight", "self_attn.k_norm.weight"),
+        ("exaone4", "post_attention_norm.weight", "post_attention_layernorm.weight"),
+        ("exaone4", "post_ffw_norm.weight", "post_feedforward_layernorm.weight"),
         ("olmo2", "post_attention_norm.weight", "post_attention_layernorm.weight"),
         ("olmo2", "post_ffw_norm.weight", "post_feedforward_layernorm.weight"),
         ("gpt-oss", "post_attention_norm.weight", "post_attention_layernorm.weight"),

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from motley.daemon.models.description.model import Model
+from motley.daemon.models.families.exaone4 import exaone4
 from motley.daemon.models.families.gemma3 import gemma3
 from motley.daemon.models.families.glm4_moe import glm4_moe
 from motley.daemon.models.families.gpt_oss import gpt_oss
+from motley.daemon.models.families.granite import granite
 from motley.daemon.models.families.llama import llama
 from motley.daemon.models.families.mistral import mistral
 from motley.daemon.models.families.mixtral import mixtral
 from motley.daemon.models.families.olmo2 import olmo2
+from motley.daemon.models.families.olmo3 import olmo3
 from motley.daemon.models.families.olmoe import olmoe
 from motley.daemon.models.families.phi3 import phi3
 from motley.daemon.models.families.qwen2 import qwen2
@@ -23,13 +26,16 @@ from motley.daemon.models.families.smollm3 import smollm3
 from motley.daemon.models.keys import Keys
 
 FAMILIES: Mapping[str, Callable[[Keys], Model]] = {
+    "exaone4": exaone4,
     "gemma3_text": gemma3,
     "glm4_moe": glm4_moe,
     "gpt_oss": gpt_oss,
+    "granite": granite,
     "llama": llama,
     "mistral": mistral,
     "mixtral": mixtral,
     "olmo2": olmo2,
+    "olmo3": olmo3,
     "olmoe": olmoe,
     "phi3": phi3,
     "qwen2": qwen2,

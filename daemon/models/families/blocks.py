@@ -181,6 +181,7 @@ def model(
     context: int,
     *,
     embedding_scale: float = 1.0,
+    logits_scale: float = 1.0,
     logits_cap: float = 0.0,
     ignored: Sequence[str] = (),
 ) -> Model:
@@ -189,6 +190,7 @@ def model(
     Args:
         layer: writes a layer, given its number; `residual` is what it begins with.
         context: the longest sequence that the rotary embeddings are for, tokens.
+        logits_scale: what logits are multiplied by: the rows that the head reads are, as they are shorter.
         logits_cap: logits are ``cap * tanh(logits / cap)``; 0: they are not.
         ignored: see `Model`.
 
@@ -199,6 +201,7 @@ def model(
     table = W(EMBEDDING, words, shape.residual)
     head = Writer(Value("head.rows", shape.residual))
     normed = norm(head, shape, "head.norm", head.x, "model.norm.weight")
+    normed = head.scaled(normed, logits_scale)
     matrix = table if shape.tied else W(HEAD, words, shape.residual)
     (logits,) = head.linear("head", normed, matrix, ys=("head.uncapped" if logits_cap else "logits",))
     logits = head.soft_capped(logits, logits_cap, "logits")

@@ -143,6 +143,44 @@ def _kinds(metadata: Metadata, period: int) -> list[str]:
     return [SLIDING if each else FULL for each in given]
 
 
+def _exaone4(metadata: Metadata) -> dict[str, Any]:
+    own = metadata.own
+    _no_experts(metadata)
+    windowed = own.size("attention.sliding_window", 0, least=0)
+    return {
+        "sliding_window": windowed or None,
+        "layer_types": _kinds(metadata, period=4) if windowed else [FULL] * metadata.layers,
+    }
+
+
+def _granite(metadata: Metadata) -> dict[str, Any]:
+    own, size = metadata.own, metadata.head_size
+    if not own.flag("rope.scaling.finetuned", True):
+        raise own.refusal("rope.scaling.finetuned", "only true: llama.cpp rotates nothing otherwise")
+    return _qwen(metadata) | {
+        "attention_multiplier": own.number("attention.scale", size**-0.5),
+        "mlp_bias": metadata.has("mlp.down_proj.bias"),
+    }
+
+
+def _olmo_family(metadata: Metadata) -> str:
+    """Files of OLMo 2 and OLMo 3 are of one architecture: the latter's have windows."""
+    return "olmo3" if metadata.own.size("attention.sliding_window", 0, least=0) else "olmo2"
+
+
+def _olmo(metadata: Metadata) -> dict[str, Any]:
+    """Only layers that see everything have a scaled rotary embedding; all have one base."""
+    if _olmo_family(metadata) == "olmo2":
+        return _qwen(metadata)
+    _no_experts(metadata)
+    full = rope_keys(metadata)["rope_parameters"]
+    return {
+        "attention_bias": metadata.has("self_attn.q_proj.bias"),
+        "layer_types": _kinds(metadata, period=4),
+        "rope_parameters": {"full_attention": full, "sliding_attention": {"rope_theta": full["rope_theta"]}},
+    }
+
+
 def _seed_oss(metadata: Metadata) -> dict[str, Any]:
     return _qwen(metadata) | {
         "attention_out_bias": metadata.has("self_attn.o_proj.bias"),
@@ -235,7 +273,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "llama": Architecture(_llama_family, _llama),
     "qwen2": Architecture("qwen2", _qwen),
     "qwen3": Architecture("qwen3", _qwen),
-    "olmo2": Architecture("olmo2", _qwen),
+    "olmo2": Architecture(_olmo_family, _olmo, frozenset({"attention.sliding_window_pattern"})),
     "olmoe": Architecture("olmoe", _olmoe),
     "qwen2moe": Architecture("qwen2_moe", _qwen2_moe),
     "qwen3moe": Architecture("qwen3_moe", _qwen3_moe),
@@ -268,6 +306,17 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         frozenset({"rope.scaling.attn_factor"}),
         partial=True,
         factors=frozenset({LONG_FACTORS, SHORT_FACTORS}),
+    ),
+    "exaone4": Architecture("exaone4", _exaone4, frozenset({"attention.sliding_window_pattern"})),
+    "granite": Architecture(
+        "granite",
+        _granite,
+        frozenset({"attention.scale"}),
+        {
+            "embedding_multiplier": "embedding_scale",
+            "residual_multiplier": "residual_scale",
+            "logits_scaling": "logit_scale",
+        },
     ),
     "seed_oss": Architecture("seed_oss", _seed_oss),
     "smollm3": Architecture("smollm3", _smollm3),

@@ -30,7 +30,7 @@ from motley.daemon.weights.stored import F32, U8, Codes, Format, converted, whol
 ROPE_FACTORS = "rope_freqs.weight"
 """What each rotary frequency is divided by, f32[head_dim / 2]; it keeps this name."""
 
-INTERLEAVED = ("llama", "smollm3")
+INTERLEAVED = ("granite", "llama", "smollm3")
 """The architectures in whose files the rows of a query or key head that are rotated together are neighbours."""
 
 _WHOLE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
@@ -53,6 +53,7 @@ _OF_LAYER = {
     "ffn_down_shexp": "mlp.shared_expert.down_proj",
 }
 _OF_LAYER_IN = {
+    "exaone4": {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"},
     "gemma3": {
         "post_attention_norm": "post_attention_layernorm",
         "ffn_norm": "pre_feedforward_layernorm",
