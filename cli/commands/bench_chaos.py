@@ -7,6 +7,7 @@ import contextlib
 import json
 import logging
 import random
+import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Annotated, Any
@@ -26,6 +27,7 @@ AWAY_S = (0.0, 5.0)
 """Seconds for which a machine is gone, at least and at most."""
 STOPPED_S = (0.5, 9.0)
 """Seconds for which one stands still: shorter and longer than its peers wait."""
+JOIN_S = 60.0
 WORKER = "motley.daemon.worker.process"
 
 
@@ -42,6 +44,8 @@ def chaos(
     report = run(_chaos(minutes, events, machines, clients, tokens, seed))
     if as_json:
         print(json.dumps(report))
+    if report["leaked_processes"]:
+        raise CliError(f"{report['leaked_processes']} worker processes were left over")
     if report["equal"] < report["answers"]:
         raise CliError(f"{report['answers'] - report['equal']} of {report['answers']} answers were not as undisturbed")
 
@@ -123,6 +127,13 @@ class _Deeds:
         await self._mesh.daemons[name].wait()
         await asyncio.sleep(self._dice.uniform(*AWAY_S))
         await self._mesh.start(name, MEMORY)
+        until = time.monotonic() + JOIN_S
+        while time.monotonic() < until:
+            nodes = (await self._mesh.client.call("GET", "/api/nodes"))["nodes"]
+            if any(node["name"] == name and node["state"] == "alive" for node in nodes):
+                return
+            await asyncio.sleep(0.1)
+        raise CliError(f"{name} was started again and did not join within {JOIN_S:.0f} s")
 
 
 def _family(daemon: int) -> Iterator[psutil.Process]:

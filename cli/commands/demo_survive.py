@@ -56,10 +56,14 @@ async def demo_survive(daemons: int, prompt: str, tokens: int, seed: int, kill: 
         role = "which leads the others" if victim == names[0] else "which computes with the others"
         console.print(f"halfway, [bold]{victim}[/] is killed, {role}\n")
         text, times, killed_at = await kill_halfway(mesh, victim, body, quiet)
-        silence_s = max(after - before for before, after in pairwise(times[killed_at:]))
+        silence_s = max((after - before for before, after in pairwise(times[killed_at:])), default=0.0)
         session = await client.call("GET", f"/api/sessions/{session['id']}")
     console.print(session_table(session))
     console.print(f"[bold]{victim}[/] was killed; the text went on after [bold]{silence_s:.1f} s[/]")
+    if session["epoch"] == 1:
+        raise CliError(
+            "the text was whole before the death was noticed, so nothing had to survive: ask for more --tokens"
+        )
     identical = text == undisturbed
     if identical:
         console.print("[green]identical[/] to the text of an undisturbed run")

@@ -375,7 +375,7 @@ class Control:
         if failure is None or asked:
             self._rank_event(rank, rank.event(released=pb.Empty()))
         else:
-            self._rank_event(rank, rank.event(failed=failure))  # its requests end with the session
+            self._rank_event(rank, rank.event(failed=failure))  # the orchestrator asks another rank 0 for its requests
 
     async def _serve(self, rank: _Rank) -> pb.Failure | None:
         """Start a rank's worker and pass on what it says until it is gone; why it ended, if it was not asked to."""

@@ -91,7 +91,8 @@ class Generation:
         """Come to where the text was after these tokens, all of which the client has been told of."""
         text = "".join(map(self._text_of, written))
         if self._parts is not None:
-            self._parts.push(text)
+            for _ in self._parts.push(text):
+                pass  # the client has it
 
     def _text_of(self, token: int) -> str:
         """What there is to say after another token: not just its own text, as some is held back for a while."""

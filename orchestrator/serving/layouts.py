@@ -1,4 +1,4 @@
-"""Laying a new session out over the nodes: the ranks of all the model, or a trunk's ranks and hosts of experts."""
+"""Laying a session out over the nodes: the ranks of all the model, or a trunk's ranks and hosts of experts."""
 
 from __future__ import annotations
 
@@ -123,7 +123,9 @@ class Layouts:
                 if self._memory.has((rank.node_id, rank.host_bytes) for rank in ranks):
                     return ranks, None
 
-    def place_holders(self, ranks: Sequence[Rank], caches: Caches, profile: ModelProfile) -> list[CacheHolder]:
+    def place_holders(
+        self, ranks: Sequence[Rank], caches: Caches, profile: ModelProfile, avoid: Container[str] = ()
+    ) -> list[CacheHolder]:
         """A cache holder for every rank, if caches are to be on other nodes: on those with most room beside the ranks.
         The caller must reserve the memory for them, and for the ranks, before it awaits anything.
 
@@ -143,7 +145,10 @@ class Layouts:
         nodes = {
             node.id: node
             for node in self._nodes
-            if node.alive and can_hold_caches(node.capabilities) and is_loopback(node.address) == shut_in
+            if node.alive
+            and node.id not in avoid
+            and can_hold_caches(node.capabilities)
+            and is_loopback(node.address) == shut_in
         }
         rooms = {node_id: free(node_id) for node_id in nodes}
         tokens, windowed = blocks.on_nodes * blocks.tokens, blocks.windowed > 0
@@ -165,7 +170,10 @@ class Layouts:
     def _participants(self, request: SessionRequest, profiles: Profiles, avoid: Container[str]) -> list[Participant]:
         """Who takes part now. Whoever has joined meanwhile, and would hold the model as nobody did, comes too late."""
         nodes = [node for node in self._nodes if node.id not in avoid]
-        return [one for one in choose_participants(request, nodes) if one.setup.quantisation in profiles]
+        found = [one for one in choose_participants(request, nodes) if one.setup.quantisation in profiles]
+        if not found:
+            raise refusal("no_nodes", f"no node that is left can hold the model in {' or '.join(profiles)}")
+        return found
 
     async def _first_answer(self, request: SessionRequest, experts: ExpertMap, ranks: Sequence[Rank]) -> Answer:
         free = self._memory.beside(request.engine, [*ranks, *experts.hosts, *experts.members])

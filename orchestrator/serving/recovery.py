@@ -23,8 +23,8 @@ from motley.orchestrator.serving.drafts import describe_draft
 from motley.orchestrator.serving.errors import ServingError
 from motley.orchestrator.serving.forecasts import forecast_of
 from motley.orchestrator.serving.layouts import Layouts
-from motley.orchestrator.serving.participants import choose_participants
-from motley.orchestrator.session_request import SessionRequest
+from motley.orchestrator.serving.participants import choose_participants, participant
+from motley.orchestrator.session_request import Place, SessionRequest
 from motley.orchestrator.sessions import ModelKnown, Session, State
 from motley.protocol.mesh_pb2 import Failure
 
@@ -34,6 +34,9 @@ AGAIN_S = 0.5
 """How often they are."""
 LOOK_S = 3.0
 """A node that has joined since the first plan takes part if it says so soon that it has the model."""
+
+DRAFT_S = 10.0
+"""A draft model that is not described so soon is done without: answers wait."""
 
 _log = logging.getLogger(__name__)
 
@@ -97,7 +100,7 @@ class Recovery:
         """Start a session by the best plan that is possible now; what is wrong with the last one, if none is."""
         assert session.known is not None, "it has been planned before"
         lacking = await self._lacking(session, session.known)
-        blocked = lacking | session.unreleased
+        blocked = lacking | session.unreleased | self._unable(session.request)
         why = ""
         for request, avoid in _requests(session.request, list(self._nodes), blocked, session.suspects - blocked):
             if session.state is not State.RECOVERING:
@@ -113,15 +116,28 @@ class Recovery:
     async def _lacking(self, session: Session, known: ModelKnown) -> set[str]:
         """Ids of the nodes that are known not to have the files of a session's model, or do not say."""
         alive = [node for node in self._nodes if node.alive]
-        new = [node for node in alive if node.name not in known.copies]
+        new = [node for node in alive if node.name not in known.copies or known.copies[node.name].HasField("failure")]
         copies = {**known.copies, **await self._descriptions.look(session, known.spec, new, LOOK_S)}
         fingerprint = session.profile.fingerprint
 
         def has(node: Node) -> bool:
             own = copies.get(node.name)
-            return own is not None and not own.HasField("failure") and own.profile.fingerprint in ("", fingerprint)
+            if own is None or own.HasField("failure"):
+                return False
+            would_fetch = not own.profile.fingerprint  # which only nodes of the first plan are to
+            return node not in new if would_fetch else own.profile.fingerprint == fingerprint
 
         return {node.id for node in alive if not has(node)}
+
+    def _unable(self, request: SessionRequest) -> set[str]:
+        """Ids of the nodes that cannot compute what a session asks for, but for those that it names."""
+        unable, named = set[str](), {place.node for place in request.places}
+        for node in (node for node in self._nodes if node.name not in named):
+            try:
+                participant(request, node, Place(node.name, ""))
+            except ServingError:
+                unable.add(node.id)
+        return unable
 
     async def _start(self, session: Session, known: ModelKnown, request: SessionRequest, avoid: Container[str]) -> None:
         """Plan a session as another request would have it, and start its workers.
@@ -129,10 +145,15 @@ class Recovery:
         Raises:
             one of `_Refusal`: that is not possible.
         """
-        caches = session.caches
+        caches, model = session.caches, (known.spec, known.profiles)
         draft = await self._draft(session, request, avoid)
-        ranks, experts = await self._layouts.lay_out(session, request, known.spec, known.profiles, caches, draft, avoid)
-        holders = self._layouts.place_holders(ranks, caches, session.profile)
+        try:
+            ranks, experts = await self._layouts.lay_out(session, request, *model, caches, draft, avoid)
+        except _Refusal:
+            if draft is None or session.state is not State.RECOVERING:
+                raise
+            ranks, experts = await self._layouts.lay_out(session, request, *model, caches, None, avoid)
+        holders = self._layouts.place_holders(ranks, caches, session.profile, avoid)
         session.forecast = None if experts else forecast_of(ranks, known.profiles, request, self._nodes, self._links)
         commands = session.assign(known.spec, session.profile, ranks, caches, self._clock(), experts, holders)
         self._carrier.carry_out(session, commands)
@@ -144,8 +165,9 @@ class Recovery:
             return None
         first = choose_participants(request, [node for node in self._nodes if node.id not in avoid])[0]
         try:
-            return await describe_draft(self._descriptions, session, first, session.caches)
-        except ServingError as error:
+            async with asyncio.timeout(DRAFT_S):
+                return await describe_draft(self._descriptions, session, first, session.caches)
+        except (ServingError, PlanError, TimeoutError) as error:
             _log.warning("session %s (%s) goes on without its draft model: %s", session.id, session.name, error)
             return None
 

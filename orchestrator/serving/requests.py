@@ -29,7 +29,7 @@ ANSWER_S = 300.0
 LOOK_S = 1.0
 """How often that is looked at."""
 FRUITLESS = 3
-"""A request ends when a rank was lost so often in a row before there was another token of it."""
+"""A request ends when a rank was lost so often in a row before there was another token of it, and of no older one."""
 MOST_UNTAKEN = 1 << 16
 """Bytes of deltas that may wait for a client to take them; with more, its request is held until there are fewer than a
 quarter of that. What is under way from the leader when it is told so comes on top, a few steps at most."""
@@ -50,7 +50,8 @@ class _Request:
         untaken: bytes of its deltas that have not been taken.
         held: whether the leader was told to compute no more of it for now.
         asked: whether there is a leader that was asked; else it waits for one.
-        fruitless: how often it was asked in vain since the last token.
+        told: whether the leader that was asked last has told a token.
+        fruitless: how often ranks were lost before there was another token, while it was the oldest such request.
     """
 
     generate: Generate
@@ -64,6 +65,7 @@ class _Request:
     untaken: int = 0
     held: bool = False
     asked: bool = False
+    told: bool = False
     fruitless: int = 0
 
     @property
@@ -134,9 +136,11 @@ class Requests:
         if request is None or request.session.leader.node_id != node.id:
             return
         request.heard = self._clock()
+        if delta.text:
+            request.generate.echo = False  # the prompt came with it, if it was asked for
         if delta.ids:
             request.generate.written.extend(delta.ids)
-            request.fruitless = 0
+            request.told, request.fruitless = True, 0
             request.count(request.heard)
         ends = bool(delta.finish) or delta.HasField("failure")
         if ends or delta.ids or delta.text:
@@ -152,25 +156,30 @@ class Requests:
             self._break_off(request, failure)
 
     def suspend(self, session: Session) -> None:
-        """The leader of a session is no more: what it still says of the requests that it was asked is ignored. Those
-        that have been asked in vain too often end, as they may be what ranks are lost by."""
-        for request in [each for each in self._of(session) if each.asked]:
+        """The leader of a session is no more: what it still says of the requests that it was asked is ignored.
+
+        Of those that it has told no token of, the oldest ends when that has happened too often: it may be what ranks
+        are lost by.
+        """
+        asked = [request for request in self._of(session) if request.asked]
+        for request in asked:
             del self._requests[request.id]
             request.generate.request_id = secrets.token_hex(8)
             self._requests[request.id] = request
             request.asked = request.held = False
-            request.fruitless += 1
-            if request.fruitless >= FRUITLESS:
+        if oldest := next((request for request in asked if not request.told), None):
+            oldest.fruitless += 1
+            if oldest.fruitless >= FRUITLESS:
                 why = session.losses[-1].why
                 message = f"{FRUITLESS} times in a row a rank was lost before there was a token: {why.message}"
-                self._break_off(request, Failure(code=why.code, message=message, lost_rank=why.lost_rank))
+                self._break_off(oldest, Failure(code=why.code, message=message, lost_rank=why.lost_rank))
 
     def resume(self, session: Session) -> None:
         """Ask the leader of a session, if that is ready, for what the requests still lack that wait for one."""
         if session.state is not State.READY:
             return
         for request in [each for each in self._of(session) if not each.asked]:
-            request.asked, request.heard = True, self._clock()
+            request.asked, request.told, request.heard = True, False, self._clock()
             self._control.send(session.leader.node_id, OrchestratorMessage(generate=request.generate))
 
     def _of(self, session: Session) -> list[_Request]:
@@ -218,8 +227,6 @@ class Requests:
     def _hold(self, request: _Request, held: bool) -> None:
         """Have the leader compute no more of an answer for now, or go on with it."""
         request.held = held
-        if not request.asked:
-            return
         message = OrchestratorMessage(hold=Hold(request_id=request.id, held=held))
         self._control.send(request.session.leader.node_id, message)
 

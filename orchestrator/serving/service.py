@@ -107,10 +107,12 @@ class Serving:
             self._recovery.look_after(session)
         except Exception as error:
             _log.exception("session %s (%s)", session.id, session.name)
+            message = f"a fault of the orchestrator ({type(error).__name__}: {error}); its log has more"
             if not session.alive:
                 self.sessions.remove(session)  # it cannot even end: its workers are released when they say something
+                self.requests.end(session, Failure(code="internal_error", message=message))
+                self.requests.forget(session)
                 return
-            message = f"a fault of the orchestrator ({type(error).__name__}: {error}); its log has more"
             failed = session.fail(Failure(code="internal_error", message=message), self._clock())
             self._carrier.carry_out(session, failed)
 

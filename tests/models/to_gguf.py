@@ -190,7 +190,7 @@ def add_config(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_vocab_size(config["vocab_size"])
     if config.get("sliding_window"):
         writer.add_sliding_window(config["sliding_window"])
-    if config["model_type"] in ("exaone4", "olmo3"):
+    if config.get("model_type") in ("exaone4", "olmo3"):
         writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config["layer_types"]])
     if architecture == "gemma3":
         if "layer_types" in config:

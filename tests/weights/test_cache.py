@@ -18,6 +18,7 @@ from typing import IO, Any
 
 import pytest
 
+from motley.daemon.machine.files import lock_file
 from motley.daemon.weights import cache as module
 from motley.daemon.weights.cache import LABEL, CacheError, ShareCache, share_key
 from motley.daemon.weights.share_file import ShareFileError
@@ -125,7 +126,7 @@ def test_an_entry_that_is_locked_for_a_moment_is_waited_for(cache: ShareCache, m
     """By who has just made it, or looks whether it may be removed."""
     keep(cache, KEYS[0], SMALL)
     locked = (cache.folder / KEYS[0] / LABEL).open("rb")
-    assert module._lock(locked, exclusive=True)
+    assert lock_file(locked, exclusive=True)
     monkeypatch.setattr(module.time, "sleep", lambda seconds: locked.close())
     keep(cache, KEYS[0], SMALL, write=never)
     assert locked.closed
