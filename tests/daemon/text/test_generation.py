@@ -240,3 +240,20 @@ def test_a_text_goes_on_elsewhere_from_the_tokens_that_were_told(cut: int, stop:
     assert list(again.start().written) == seen
     text, rest, finish = told(again, ids[len(seen) :])
     assert (before + text, seen + rest, finish) == whole
+
+
+@pytest.mark.parametrize("cut", range(1, 22, 2))
+def test_thoughts_go_on_elsewhere_as_thoughts(cut: int, folder: WriteFolder) -> None:
+    tokenizer = Tokenizer.load(folder(bytes_tokenizer(), "{# <think></think> #}{{ messages[0].content }}"))
+    chat = json.dumps([{"role": "user", "content": "Hi"}])
+    ids = tokenizer.encode("<think>hm, well</think>yes")
+    asked = request(messages_json=chat, max_tokens=60)
+
+    def told(generation: Generation, tail: list[int]) -> tuple[str, str]:
+        deltas = [on_tokens(generation, wp.Tokens(request_id="r1", ids=[token])) for token in tail]
+        return "".join(delta.text for delta in deltas), "".join(delta.reasoning for delta in deltas)
+
+    before = told(Generation(asked, tokenizer, CONTEXT), ids[:cut])
+    asked.written.extend(ids[:cut])
+    after = told(Generation(asked, tokenizer, CONTEXT), ids[cut:])
+    assert (before[0] + after[0], before[1] + after[1]) == ("yes", "hm, well")
