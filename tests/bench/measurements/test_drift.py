@@ -24,7 +24,7 @@ from motley.bench.measurements.drift import (
 )
 from motley.daemon.models.cutting.units import units
 from motley.daemon.models.description.model import EMBEDDING, Model
-from motley.daemon.models.description.operations import Linear, Norm, SoftCap
+from motley.daemon.models.description.operations import Linear, Norm, Scale, SoftCap
 from motley.daemon.models.files import open_model
 from motley.daemon.models.keys import ConfigError
 from motley.daemon.weights.spec import Piece
@@ -51,7 +51,11 @@ LAYER = LayerDrift(
 
 def head(model: Model, source: Source, residual: Residual) -> Residual:
     """The logits of a residual, by the book."""
-    last, product, *rest = model.head
+    last, *rest = model.head
+    scale = 1.0
+    if isinstance(rest[0], Scale):
+        scale = rest.pop(0).by
+    product, *rest = rest
     assert isinstance(last, Norm)
     assert isinstance(product, Linear)
     assert last.gain is not None
@@ -59,7 +63,7 @@ def head(model: Model, source: Source, residual: Residual) -> Residual:
     gain = source.read(Piece(last.gain.name, hidden)).astype(np.float64) + last.offset
     table = source.read(Piece(product.ws[0].name, range(model.vocabulary), hidden)).astype(np.float64)
     mean_square = np.mean(residual**2, axis=1, keepdims=True)
-    logits = residual / np.sqrt(mean_square + last.epsilon) * gain @ table.T
+    logits = scale * residual / np.sqrt(mean_square + last.epsilon) * gain @ table.T
     for each in rest:
         assert isinstance(each, SoftCap)
         logits = each.cap * np.tanh(logits / each.cap)
