@@ -9,7 +9,7 @@ import asyncio
 import json
 import random
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -26,7 +26,7 @@ ANSWER_S = 300.0
 """An answer that takes longer is lost."""
 PROMPTS = ("ROMEO:", "JULIET:", "KING RICHARD III:", "First Citizen:", "DUKE VINCENTIO:", "HAMLET:")
 
-Do = Callable[[str], Awaitable[None]]
+Do = Callable[[str], Coroutine[Any, Any, None]]
 """Something that is done to a machine, by name; it ends when the machine is as before."""
 
 
@@ -141,12 +141,8 @@ async def _disturb(
         machine, what = dice.choice(free), dice.choice(sorted(deeds))
         told(f"{what} {machine}")
         run.events.append(what)
-        busy[machine] = asyncio.create_task(_called(deeds[what], machine))
+        busy[machine] = asyncio.create_task(deeds[what](machine))
     await asyncio.gather(*busy.values())
-
-
-async def _called(deed: Do, machine: str) -> None:
-    await deed(machine)
 
 
 async def _client(

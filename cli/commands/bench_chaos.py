@@ -8,14 +8,13 @@ import json
 import logging
 import random
 import time
-from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Annotated, Any
 
 import psutil
 import typer
 
-from motley.cli.commands.demo_mesh import MODELS, DemoMesh, kill_daemon, mesh_of_processes, node_names
+from motley.cli.commands.demo_mesh import MODELS, DemoMesh, family, kill_daemon, mesh_of_processes, node_names
 from motley.cli.errors import CliError
 from motley.cli.interrupt import run
 from motley.cli.show import console, loading_bars
@@ -114,12 +113,12 @@ class _Deeds:
 
     async def _stop(self, name: str) -> None:
         """It stands still, as a machine does that sleeps."""
-        family = [*_family(self._mesh.daemons[name].pid)]
-        for process in family:
+        stopped = family(self._mesh.daemons[name].pid)
+        for process in stopped:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.suspend()
         await asyncio.sleep(self._dice.uniform(*STOPPED_S))
-        for process in family:
+        for process in stopped:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.resume()
 
@@ -136,17 +135,10 @@ class _Deeds:
         raise CliError(f"{name} was started again and did not join within {JOIN_S:.0f} s")
 
 
-def _family(daemon: int) -> Iterator[psutil.Process]:
-    """A daemon and all that it has started."""
-    with contextlib.suppress(psutil.NoSuchProcess):
-        itself = psutil.Process(daemon)
-        yield from (itself, *itself.children(recursive=True))
-
-
 def _workers(daemon: int) -> list[psutil.Process]:
     """The worker processes of a daemon."""
     found = []
-    for process in _family(daemon):
+    for process in family(daemon):
         with contextlib.suppress(psutil.NoSuchProcess):
             if WORKER in process.cmdline():
                 found.append(process)

@@ -128,10 +128,18 @@ async def kill_halfway(mesh: DemoMesh, victim: str, body: dict[str, Any], quiet:
     return "".join(pieces), times, killed_at
 
 
+def family(daemon: int) -> list[psutil.Process]:
+    """All that a daemon has started, and it itself, which comes last; none, if it is gone."""
+    try:
+        itself = psutil.Process(daemon)
+        return [*itself.children(recursive=True), itself]
+    except psutil.NoSuchProcess:
+        return []
+
+
 def kill_daemon(daemon: int) -> None:
     """End a daemon and its workers at once, as a power cut would."""
-    itself = psutil.Process(daemon)
-    for process in [*itself.children(recursive=True), itself]:
+    for process in family(daemon):
         with suppress(psutil.NoSuchProcess):
             process.kill()
 
