@@ -77,7 +77,7 @@ class MeshLog(TroubleLog):
             super().emit(record)
 
     def listen(self) -> None:
-        """From now on, and for as long as the process lives."""
+        """Begin to listen, for as long as the process lives."""
         logging.getLogger("motley.orchestrator.control").setLevel(logging.INFO)
         super().listen()
 

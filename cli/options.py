@@ -222,7 +222,7 @@ def daemon_config(
     token: str = "",
     advertise: str = "",
 ) -> DaemonConfig:
-    """A daemon's configuration from what was typed, fitted to this machine.
+    """Make a daemon's configuration from what was typed, fitted to this machine.
 
     Raises:
         CliError: `name` is blank, `zone` is long or not printable, `memory` or `cache_limit` is no size, `memory`

@@ -235,7 +235,7 @@ def forecast_beside(session: dict[str, Any]) -> str:
 
 
 def _unlike(session: dict[str, Any], rank: dict[str, Any]) -> str:
-    """A rank's engine and quantisation, where those of ranks differ."""
+    """Tell a rank's engine and quantisation, where those of ranks differ."""
     differ = len({(one["engine"], one["quantisation"]) for one in session["ranks"]}) > 1
     return f" ({rank['engine']}, {rank['quantisation']})" if differ else ""
 

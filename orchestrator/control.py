@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 class Listener(Protocol):
-    """Who wants to know what nodes say."""
+    """What is called with everything that nodes say."""
 
     def on_message(self, node: Node, message: NodeMessage) -> None:
         """A node says something that is not about its being there."""

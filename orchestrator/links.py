@@ -85,7 +85,7 @@ class LinkTable:
                 yield pair
 
     def broken(self, nodes: Sequence[Node]) -> list[str]:
-        """Who of some nodes cannot reach whom, each a sentence without its end, for people."""
+        """Tell which of some nodes cannot reach which, each pair as a sentence without its full stop."""
         found = []
         for one, other in permutations(nodes, 2):
             link = self.of(one, other)

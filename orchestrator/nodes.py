@@ -67,7 +67,7 @@ class Node:
 
     @property
     def left(self) -> bool:
-        """It is gone because somebody ended its daemon."""
+        """Whether the node is gone because somebody ended its daemon."""
         return self.lost == LEFT
 
     @property

@@ -11,7 +11,7 @@ from motley.protocol.mesh_pb2 import Gpu
 
 
 class NameInUseError(Exception):
-    """Another session serves a model under this name."""
+    """The name is taken: another session serves a model under it."""
 
 
 class SessionTable:

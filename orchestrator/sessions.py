@@ -203,21 +203,21 @@ class Session:
 
     @property
     def alive(self) -> bool:
-        """It serves, or is on its way up."""
+        """Whether the session serves, or is on its way up."""
         return self.state not in (State.FAILED, State.CLOSING)
 
     @property
     def takes_requests(self) -> bool:
-        """It is ready, or recovers: then requests wait."""
+        """Whether requests can be given to the session: it is ready, or recovers, and then they wait."""
         return self.serves and self.alive
 
     @property
     def unplanned(self) -> bool:
-        """It waits for a plan: its first, or another after a loss."""
+        """Whether the session waits for a plan: its first, or another after a loss."""
         return self.state in (State.PLANNING, State.RECOVERING)
 
     def cleared(self, now: float) -> bool:
-        """It recovers, and none of its old workers has to be waited for any more."""
+        """Whether the session recovers and waits for none of its old workers any more."""
         waited = now - self.deadline_from
         return self.state is State.RECOVERING and (waited > CLEAR_S or all(worker.gone for worker in self.workers))
 
@@ -239,12 +239,12 @@ class Session:
 
     @property
     def over(self) -> bool:
-        """It has ended, and no worker is left of it."""
+        """Whether the session has ended and no worker is left of it."""
         return not self.alive and all(worker.gone for worker in self.workers)
 
     @property
     def explained(self) -> bool:
-        """It has ended, and the reason is final: the worker to blame has said why, is gone, or has had its time."""
+        """Whether it has ended for a reason that is final: the worker to blame has said why, is gone, or has had its time."""
         blamed = self.worker(self.failure.lost_rank - 1) if self.failure else None
         return not self.alive and (blamed is None or blamed.gone or self._explained_late)
 
@@ -388,15 +388,15 @@ class Session:
         return []
 
     def _is_blamed(self, worker: Worker) -> bool:
-        """It recovers, and this worker is taken for what was lost."""
+        """Whether the session recovers and this worker is taken for what was lost."""
         return self.losses[-1].why.lost_rank == worker.index + 1
 
     def _explain(self, failure: Failure) -> None:
-        """It recovers, and there is better word of what was lost."""
+        """Learn, while the session recovers, a better reason for what was lost."""
         self.losses[-1] = replace(self.losses[-1], why=failure)
 
     def _lose_rank(self, failure: Failure, now: float, advice: str = "") -> list[Command]:
-        """It cannot serve as it is planned: stop its workers, to plan anew once they are gone, or for good.
+        """Stop all workers, as the session cannot serve as it is planned, to plan anew once they are gone, or for good.
 
         Args:
             advice: what to do if it is for good, to follow the message.
@@ -416,7 +416,7 @@ class Session:
         return self._release(now)
 
     def fail(self, failure: Failure, now: float) -> list[Command]:
-        """It cannot serve any more: stop its workers."""
+        """End the session because it cannot serve any more: stop its workers."""
         self.state, self.failure = State.FAILED, failure
         return self._release(now)
 
@@ -558,7 +558,7 @@ class Session:
         return Peers(addresses=[each.address for each in named], group=[each.address for each in group])
 
     def _on_end(self, worker: Worker, failure: Failure, now: float) -> list[Command]:
-        """A worker's process is over, asked or unasked."""
+        """Note that a worker's process is over, asked or unasked."""
         if self.state is State.READY and isinstance(worker, Holder):
             return self._lose([worker], failure.message, now, ended=True)
         if self.state is State.READY and isinstance(worker, CacheHolder):

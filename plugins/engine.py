@@ -186,7 +186,7 @@ class CacheBlocks:
         return self.windowed if self.is_windowed(spec) else self.count
 
     def movable(self, caches: Iterable[CacheSpec]) -> list[CacheSpec]:
-        """Those of some layers whose blocks can be far."""
+        """The layers, of those given, whose blocks can be far."""
         return [spec for spec in caches if not self.is_windowed(spec)]
 
     def arrays(self, caches: Iterable[CacheSpec]) -> dict[str, tuple[tuple[int, ...], npt.DTypeLike]]:
@@ -476,7 +476,7 @@ def asks_block_holders(name: str) -> bool:
 
 
 def cache_formats(name: str) -> tuple[str, ...]:
-    """Those of `CACHE_FORMATS` that an engine can keep keys and values in: its class has them as ``cache_formats``,
+    """The formats of `CACHE_FORMATS` in which an engine can keep keys and values: its class's ``cache_formats``,
     unless it has ``fp32`` alone.
 
     Raises:

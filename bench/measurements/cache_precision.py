@@ -116,7 +116,7 @@ def measure_cache_formats(
 
 
 def _with_head(model: Model, shares: Sequence[Share], rank: int, layer: int, positions: int) -> Declared:
-    """As `layer_graph`, but with the head after the layer, the last one: ``logits`` are f32[T, V]."""
+    """Make the graph of `layer_graph` with the head after its layer, the last one: ``logits`` are f32[T, V]."""
     scale = model.embedding_scale if layer == 0 else 1.0
     last = replace(model, layers=(model.layers[layer],), embedding_scale=scale)
     return build_rank_graph(last, shares, rank, Encoding.FP32, 0, positions)
@@ -131,7 +131,7 @@ def _log_softmax(logits: F32) -> F64:
 
 
 def _error(kept: str, bytes_per_token: int, right: F64, got: F64) -> CacheError:
-    """Of log-probabilities f64[T, V]."""
+    """The error of log-probabilities f64[T, V]."""
     divergence = np.maximum(0.0, (np.exp(right) * (right - got)).sum(axis=1))
     return CacheError(
         format=kept,

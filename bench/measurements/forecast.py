@@ -73,7 +73,7 @@ SHORT = (1, 3, 4, 6, 11)
 
 @dataclass(frozen=True)
 class Compared:
-    """A plan's forecast beside what it takes; times in milliseconds.
+    """The forecast of a plan beside what it takes; times in milliseconds.
 
     Attributes:
         off: how far the forecast is above what was measured, as a part of that.

@@ -225,7 +225,7 @@ async def _one_request(mesh: LocalMesh, prompt: Sequence[int], tokens: int) -> L
 
 
 def _traffic(mesh: LocalMesh, profile: pb.ModelProfile, rows: int) -> Traffic:
-    """Of all rows so far, which have come one by one."""
+    """The traffic of all rows so far, which have come one by one."""
     report, hosts = mesh.experts[0], _hosts(mesh)
     row_bytes = 2 * (4 * profile.hidden + EXPERT_BYTES)  # a row alone has an expert's record to itself
     chosen = len(profile.expert_layers) * profile.experts_per_token

@@ -95,7 +95,7 @@ class LinkSpec:
 
 
 def sleep_exactly() -> None:
-    """From now on this thread, and those that it starts, sleep as long as they ask for, where that is not usual."""
+    """Make this thread, and those that it starts, sleep as long as they ask for, where that is not usual."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1)
 
@@ -182,7 +182,7 @@ class EmulatedSocket:
         self._due = 0
 
     def cut(self) -> None:
-        """From now on nothing comes through here, in either direction, not even the end of the connection.
+        """Cut the connection: nothing comes through any more, in either direction, not even its end.
 
         Whoever closes the wrapped connection still ends the real connection: cut both ends to hide that too.
         """

@@ -40,11 +40,11 @@ class Brake:
         self._wall = self._cpu = 0.0
 
     def begin(self) -> None:
-        """From now on the process computes."""
+        """Note that the process computes from now on."""
         self._wall, self._cpu = time.perf_counter(), time.process_time()
 
     def hold(self) -> None:
-        """It has computed: wait until that would have been done."""
+        """Wait until what was computed would have been done on the emulated machine."""
         lasted, computed = time.perf_counter() - self._wall, time.process_time() - self._cpu
         time.sleep(max(0.0, computed / self._fraction - lasted))
 

@@ -117,7 +117,7 @@ class Results:
 
     @property
     def warm_start_s(self) -> float:
-        """From a rank's order to load until it is ready, its share being in the cache: the slowest rank."""
+        """The seconds from a rank's order to load until it is ready, its share being in the cache: the slowest rank."""
         return max(self.exact[0].load_s)
 
     @property

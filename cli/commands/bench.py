@@ -431,7 +431,7 @@ def check_output(option: str, path: Path | None) -> None:
 
 
 def parse_shape(like: str, config: Path | None) -> dict[str, Any]:
-    """A model's shape, by its name or from a ``config.json``.
+    """Find a model's shape, by its name or from a ``config.json``.
 
     Raises:
         CliError: not one of both was given, there is no such shape, or the file cannot be read.

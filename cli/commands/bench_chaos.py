@@ -107,12 +107,12 @@ class _Deeds:
         await self._come_back(name)
 
     async def _end(self, name: str) -> None:
-        """As its owner does, politely."""
+        """End a daemon as its owner would, politely."""
         self._mesh.daemons[name].terminate()
         await self._come_back(name)
 
     async def _stop(self, name: str) -> None:
-        """It stands still, as a machine does that sleeps."""
+        """Stop a daemon as a machine stops that sleeps."""
         stopped = family(self._mesh.daemons[name].pid)
         for process in stopped:
             with contextlib.suppress(psutil.NoSuchProcess):

@@ -104,7 +104,7 @@ class Holding:
             start += part.rows
 
     def _want(self, keys: Iterable[ExpertKey]) -> None:
-        """From now on hold these, and no others."""
+        """Change what is to be held to these experts, and no others."""
         self._wanted = set(keys)
         for key in self._held.keys() - self._wanted:
             self._held.pop(key).close()

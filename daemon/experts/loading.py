@@ -139,7 +139,7 @@ class ExpertLoader:
         return min(total, int((self._loaded + self._part) * self._each)), total
 
     def load(self, keys: Collection[ExpertKey]) -> None:
-        """From now on load these, in order; what else was to be loaded is not begun any more."""
+        """Change what is to be loaded to these experts, in order; others that were waiting are not begun any more."""
         if not self._loading:
             self._asked = self._loaded = 0
         for key, future in list(self._loading.items()):

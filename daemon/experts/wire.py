@@ -117,7 +117,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Refusal:
-    """That a host does not answer a call, and why; `number` and `layer` are the call's."""
+    """A host's word that it does not answer a call, and why; `number` and `layer` are those of the call."""
 
     number: int
     layer: int

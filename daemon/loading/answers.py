@@ -105,7 +105,7 @@ def _usual_logits(answers: Answers) -> float:
 
 
 def _error(got: F64, right: F64, least: float) -> float:
-    """As a part of the norm, or of `least` if that is more."""
+    """Give an error relative to the norm, or to `least` if that is more."""
     scale = max(float(np.linalg.norm(right)), least)
     error = float(np.linalg.norm(got - right))
     return error / scale if scale else error

@@ -14,7 +14,7 @@ from motley.daemon.machine.cgroups import cgroup_cores
 
 
 def cpu_name() -> str:
-    """The processor's name for people."""
+    """The name of the processor, as people know it."""
     try:
         name = _cpu_name()
     except OSError:

@@ -80,7 +80,7 @@ def vulkan_gpus() -> list[VulkanGpu]:
 
 @cache
 def _instance() -> Any:
-    """This process's connection to the drivers."""
+    """Make this process's connection to the drivers."""
     import vulkan
 
     version = vulkan.VK_MAKE_VERSION(1, 1, 0)  # where memory can be asked for with extensions

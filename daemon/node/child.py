@@ -32,7 +32,7 @@ async def start_child(
 
 
 def start_blocking_child(*entry: str) -> subprocess.Popen[bytes]:
-    """As `start_child`, for a thread that writes to its standard input and waits for its standard output."""
+    """Start a child like `start_child`, for a thread that writes to its input and waits for its output."""
     return subprocess.Popen(_command(entry), stdin=subprocess.PIPE, stdout=subprocess.PIPE, **_apart())
 
 
@@ -63,7 +63,7 @@ def wait_for_owner_end() -> None:
 
 
 def end_with_owner() -> None:
-    """From now on this process ends when its owner does, whatever it is doing."""
+    """Make this process end when its owner does, whatever it is doing."""
 
     def wait_and_end() -> None:
         wait_for_owner_end()

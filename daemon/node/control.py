@@ -63,7 +63,7 @@ class JoinRefused(Exception):
 
 
 class NameTaken(JoinRefused):
-    """Another node has the name, or this one had it a moment ago and has not been missed yet."""
+    """The name is taken: by another node, or by this one a moment ago, which has not been missed yet."""
 
 
 class OrchestratorLost(Exception):

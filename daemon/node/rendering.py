@@ -39,7 +39,7 @@ class TemplateApart:
         self._closed = False
 
     def render(self, chat: Chat, special: Mapping[str, str], options: Mapping[str, Any] = NO_OPTIONS) -> str:
-        """As `ChatTemplate.render`.
+        """Render messages as `ChatTemplate.render` does.
 
         Raises:
             ChatError: also if the template takes longer than `RENDER_S`, or its process does not survive it.

@@ -296,7 +296,7 @@ class Executor:
         return summaries
 
     def _summary(self, sequence: _Sequence, row: int, want: int) -> bytes:
-        """Of one of the wanted rows of a sequence's last step."""
+        """Summarise one of the wanted rows of a sequence's last step."""
         assert sequence.logits is not None, "it has had a step"
         allowed = None if sequence.allowed is None else self._own_bits(sequence.allowed[row])
         return sequence.sampler.summarise(sequence.logits[row], sequence.first + row, want, allowed)

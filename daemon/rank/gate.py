@@ -292,7 +292,7 @@ class Gate:
         asked = tuple(f" of {question}" for question in _ask_all(engine, self._proctor, self._graph))
 
         def about(answers: Answers) -> Answers:
-            """Those of the reference to what this engine could be asked."""
+            """The reference's answers to what this engine could be asked."""
             return {what: values for what, values in answers.items() if what.endswith(asked)}
 
         wrong = difference(self._proctor.answers, about(expected))

@@ -140,7 +140,7 @@ class Plan:
 
     @property
     def rows(self) -> int:
-        """Of all parts."""
+        """How many rows all parts have together."""
         return sum(len(part.tokens) for part in self.parts)
 
 
@@ -280,7 +280,7 @@ class Schedule:
                 self._store.publish(request.tokens[: request.position], request.blocks, request.root)
 
     def guessed(self, part: Part, right: int) -> None:
-        """Of the guesses of a part, the first `right` ones were what was chosen; they are among the tokens now."""
+        """Note that the first `right` guesses of a part were what was chosen; they are among the tokens now."""
         self._tried += part.guesses
         self._accepted += right
         part.request.accepted += right

@@ -60,7 +60,7 @@ SIGN_OF_LIFE_S = 10.0
 
 @dataclass(eq=False)
 class _Client:
-    """Who has asked for something, and how the tokens are chosen.
+    """A request's owner, and how its tokens are chosen.
 
     Attributes:
         arrived: when.
@@ -490,7 +490,7 @@ class Scheduler:
 
 
 def _by_row(told: Sequence[bytes], count: int) -> Iterator[Sequence[bytes]]:
-    """Of each of so many wanted rows the summaries by rank, from what every rank tells of all of them.
+    """Give, for each of so many wanted rows, the summaries by rank, from what every rank tells of all of them.
 
     Raises:
         StepError: a rank tells of more or fewer; the message names it.

@@ -126,7 +126,7 @@ class Constraint:
         return bool(self._matcher.is_stopped()) and not self.trouble
 
     def _kept(self, tokens: Sequence[int]) -> Sequence[int] | None:
-        """Those of an answer's tokens that are kept to the constraint; None: the model thinks."""
+        """The tokens of an answer that must keep to the constraint; None: the model still thinks."""
         thoughts = self._thoughts
         if thoughts is None or not (thoughts.begun or list(tokens[:1]) == [thoughts.begin]):
             return tokens
@@ -145,7 +145,7 @@ class Constraint:
         self._look()
 
     def _mask(self, may_think: bool) -> npt.NDArray[np.int32]:
-        """Of the matcher as it is, i32[W]; tokens that the model has not are left out."""
+        """The mask of the matcher's present state, i32[W]; tokens that the model has not are left out."""
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.int32)
         mask = np.zeros(self._words, np.int32)
         mask[: len(bits)] = bits[: self._words]
@@ -163,6 +163,6 @@ class Constraint:
 
 @lru_cache(_VOCABULARIES)
 def _tokenizer(serialised: bytes) -> LLTokenizer:
-    """A model's tokenizer as llguidance has it, which takes a while."""
+    """Make llguidance's form of a model's tokenizer, which takes a while."""
     vocabulary = wp.Vocabulary.FromString(serialised)
     return LLTokenizer(vocabulary.tokenizer_json, eos_token=list(vocabulary.stop))

@@ -260,7 +260,7 @@ def _constraint(request: pb.Generate, tokenizer: Tokenizer, parts: AnswerParts |
 
 
 def _calls(request: pb.Generate, tokenizer: Tokenizer) -> pb.Constraint | None:
-    """That the answer calls tools, if the client wants that."""
+    """Tell that the answer calls tools, if the client wants that."""
     if not request.tool_choice or tokenizer.template is None:
         return None
     calls = call_format(tokenizer.template.source)

@@ -148,7 +148,7 @@ class Tokenizer:
         return token
 
     def marks(self, texts: Collection[str]) -> dict[int, str]:
-        """Of these texts, those that are special tokens, which decode to nothing, by id."""
+        """Find, among these texts, the special tokens, which decode to nothing; by id."""
         found = {self._backend.token_to_id(text): text for text in texts if text}
         return {token: text for token, text in found.items() if token in self.special_tokens}
 

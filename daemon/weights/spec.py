@@ -29,7 +29,7 @@ class Encoding(StrEnum):
 
     @property
     def float_bytes(self) -> int:
-        """Of each value where they are floats; 0 where they are codes in blocks."""
+        """How many bytes each value has where they are floats; 0 where they are codes in blocks."""
         return _FLOAT_BYTES.get(self, 0)
 
 
@@ -46,7 +46,7 @@ class Piece:
 
     @property
     def ranges(self) -> tuple[range, ...]:
-        """Of every dimension."""
+        """The range that is taken of every dimension."""
         return (self.rows,) if self.columns is None else (self.rows, self.columns)
 
     def lies_in(self, shape: tuple[int, ...]) -> bool:

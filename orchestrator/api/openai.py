@@ -218,7 +218,7 @@ class _Pace:
 
     @property
     def ms_per_token(self) -> float | None:
-        """From each token to the next, in the mean; None: all came at once."""
+        """The mean time from a token to the next; None: all came at once."""
         return 1e3 * (self._last_at - self._first_at) / self._later if self._later else None
 
 

@@ -45,7 +45,7 @@ class OperatorsApi:
         return [web.get(HEALTH_PATH, self.health), web.get("/metrics", self.metrics), web.get("/version", self.version)]
 
     async def health(self, _: web.Request) -> web.Response:
-        """That this is answered is what it says; what is served, ``/v1/models`` tells."""
+        """Answer, which is all that it tells: that the orchestrator is up. What is served, ``/v1/models`` tells."""
         return web.json_response({"status": "ok"})
 
     async def version(self, _: web.Request) -> web.Response:

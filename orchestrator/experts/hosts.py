@@ -192,7 +192,7 @@ class ExpertHost(Holder):
 
     @property
     def settled(self) -> bool:
-        """It holds what it was told to, and nothing else."""
+        """Whether the host holds what it was told to, and nothing else."""
         return all(self.ordered == worker.held.keys() for worker in self.group)
 
     @property
@@ -202,7 +202,7 @@ class ExpertHost(Holder):
         return measured or LINK_S
 
     def lose(self, why: str, now: float, *, ended: bool, node_lost: bool) -> None:
-        """It is gone, with all of its group.
+        """Note that the host is gone, with all of its group.
 
         Args:
             ended: its own process is over.
@@ -214,7 +214,7 @@ class ExpertHost(Holder):
         self.unreachable.clear()
 
     def restart(self, node_ids: Sequence[str], rooms: Sequence[int], now: float) -> None:
-        """It was lost and begins anew, with what it was first assigned if there is room for that, else with nothing.
+        """Begin anew after a loss, with what the host was first assigned if there is room for that, else with nothing.
 
         Args:
             node_ids: the nodes that have the names of its own now.

@@ -177,7 +177,7 @@ class ExpertMap:
                 self._change()
 
     def join(self, host: ExpertHost, now: float) -> None:
-        """Another host begins, with nothing."""
+        """Add a host, which holds nothing yet."""
         assert host.number == len(self.hosts)
         host.heard = now
         self.hosts.append(host)

@@ -85,7 +85,7 @@ class Forecast:
 
     @property
     def token_s(self) -> float:
-        """From a token to the next."""
+        """The seconds from a token to the next."""
         return self.compute_s + self.wire_s + self.wait_s
 
 

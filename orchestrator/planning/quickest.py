@@ -143,7 +143,7 @@ class _Cutting:
         return self._seconds(plans), plans
 
     def _seconds(self, plans: Sequence[RankPlan]) -> float:
-        """Of the ranks that are the slowest at each kind of unit."""
+        """The seconds of the ranks that are the slowest at each kind of unit."""
         parts = [pace.parts_s(plan) for pace, plan in zip(self._paces, plans, strict=True)]
         return fsum(max(own) for own in zip(*parts, strict=True))
 

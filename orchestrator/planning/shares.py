@@ -60,7 +60,7 @@ class Candidate:
 
     @property
     def takes_part(self) -> bool:
-        """It gets units, beside what every rank has."""
+        """Whether the rank gets units, beside what every rank has."""
         return (self.speed if self.share is None else self.share) > 0
 
 

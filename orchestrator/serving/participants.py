@@ -57,7 +57,7 @@ class Participant:
 
     @property
     def may_be_trunk(self) -> bool:
-        """Its rank can compute with experts that are elsewhere."""
+        """Whether the node's rank can compute with experts that are elsewhere."""
         return self.setup.engine in self.node.capabilities.expert_engines
 
 

@@ -139,7 +139,7 @@ class Spans:
             span.away_count = away.stretches.size
 
     def _set_tables(self, n: int, tables: Sequence[tuple[F32, F32]]) -> None:
-        """Of span n.
+        """Set the block tables of span n.
 
         Raises:
             ValueError: they do not fit.

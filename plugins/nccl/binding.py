@@ -294,7 +294,7 @@ def _same(sums: Sums, call: Call) -> Sums:
 
 
 def _number(device: Device | None) -> int:
-    """Of the GPU, as CUDA counts them."""
+    """The number of the GPU, as CUDA counts them."""
     return 0 if device is None else device.current()
 
 

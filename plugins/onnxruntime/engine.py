@@ -156,7 +156,7 @@ class OnnxRuntimeEngine:
         self._far_blocks.clear()
 
     def _step(self, hidden: F32, spans: Sequence[Span], halved: bool, exchange: Exchange) -> F32:
-        """As `step`; `exchange` is called after each segment, where `step` calls the transport."""
+        """Carry out `step`, but call `exchange` after each segment, where `step` calls the transport."""
         if halved and self._exact:
             raise EngineError("engine 'onnxruntime' takes no step in halves with exact=true")
         check_step(self._graph, hidden, spans, self._max_rows, self.most_spans)

@@ -214,7 +214,7 @@ class PlanFolder:
         return self.rebuilt(part, share) if kept is None else kept
 
     def rebuilt(self, part: Part, share: MappedShare) -> bytes:
-        """As `plan`, but always a new one: for a plan that was kept and turned out not to run."""
+        """Build a new plan in place of a kept one that turned out not to run."""
         plan = build(self._library, part, share, self._rows, self._target)
         file = self._file(part)
         partial = file.with_name(f"{file.name}.{secrets.token_hex(4)}")

@@ -447,7 +447,7 @@ class _LocalExperts:
 
 
 def _needed(nodes: Sequence[NodeProto], outputs: Iterable[str]) -> list[NodeProto]:
-    """Those nodes that some values depend on."""
+    """Choose the nodes that some values depend on."""
     needed, wanted = [], set(outputs)
     for node in reversed(nodes):
         if not wanted.isdisjoint(node.output):

@@ -15,7 +15,7 @@ OLDEST = (7, 5)
 
 
 class Capability(NamedTuple):
-    """A GPU's compute capability, as (8, 6) for sm_86."""
+    """The compute capability of a GPU, for example (8, 6) for sm_86."""
 
     major: int
     minor: int

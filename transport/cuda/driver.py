@@ -60,7 +60,7 @@ class Driver(Protocol):
 
     @property
     def number(self) -> int:
-        """Of the GPU, as CUDA counts them."""
+        """The number of the GPU, as CUDA counts them."""
         ...
 
     def attach(self) -> None:
@@ -139,7 +139,7 @@ class Driver(Protocol):
         ...
 
     def begin_capture(self, stream: Handle) -> None:
-        """From here on record what is submitted to `stream`, and do not run it."""
+        """Begin to record what is submitted to `stream`, without running it."""
         ...
 
     def end_capture(self, stream: Handle) -> Handle:
@@ -181,12 +181,12 @@ class CudaDriver:
 
     @property
     def version(self) -> tuple[int, int]:
-        """Of CUDA, as the driver knows it."""
+        """The newest version of CUDA that the driver supports."""
         return self._version
 
     @property
     def name(self) -> str:
-        """The GPU's, as its maker calls it."""
+        """The name of the GPU that its maker gave it."""
         return str(self._call("cuDeviceGetName", 256, self._device).decode().rstrip("\0"))
 
     def attach(self) -> None:
@@ -400,7 +400,7 @@ def _check(cuda: Any, name: str, result: Any) -> None:
 
 
 def _load() -> Any:
-    """The driver's functions, initialised."""
+    """Load the driver's library and initialise it."""
     try:
         from cuda.bindings import driver
     except ImportError as error:

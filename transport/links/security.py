@@ -36,7 +36,7 @@ class Stream(Protocol):
         ...
 
     def recv_into(self, buffer: memoryview, size: int = 0, /) -> int:
-        """As `recv`, into memory of the caller's; returns how many bytes it took."""
+        """Like `recv`, but write to the caller's memory, and return how many bytes were written."""
         ...
 
     def fileno(self) -> int:
@@ -44,7 +44,7 @@ class Stream(Protocol):
         ...
 
     def shutdown(self, how: int, /) -> None:
-        """As of a socket."""
+        """Shut the stream down as ``socket.shutdown`` does."""
         ...
 
     def close(self) -> None:

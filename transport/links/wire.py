@@ -120,7 +120,7 @@ class Header(NamedTuple):
     length: int = 0
 
     def pack(self) -> bytes:
-        """Its 24 bytes."""
+        """Give the 24 bytes of the header."""
         return _HEADER.pack(MAGIC, *self)
 
 

@@ -109,7 +109,7 @@ _NOTHING_BYTES = np.empty(0, np.uint8)
 
 
 class Copied(Outgoing):
-    """Its payload is part of an array, as it lies there."""
+    """A frame whose payload is a part of an array, sent from where it lies."""
 
     __slots__ = ("_own", "_place", "_values")
 
@@ -135,7 +135,7 @@ class Copied(Outgoing):
 
 
 class Encoded(Outgoing):
-    """Its payload is the rank's own term, converted."""
+    """A frame whose payload is the rank's own term, converted to the wire format."""
 
     __slots__ = ("_codec", "_native", "_place", "_wide")
 

@@ -112,7 +112,7 @@ class W:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the whole weight: ``(out,)`` or ``(out, in_)``."""
+        """The shape of the whole weight: ``(out,)`` or ``(out, in_)``."""
         return (self.out.size,) if self.in_ is None else (self.out.size, self.in_.size)
 
     def tensors(self, expert: int | None = None) -> Iterator[Tensor]:

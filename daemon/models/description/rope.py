@@ -173,7 +173,7 @@ def _yarn(frequencies: F64, theta: float, scaling: YarnScaling) -> F64:
     size = 2 * len(frequencies)
 
     def index(turns: float) -> float:
-        """Of the frequency that turns so often over the original context."""
+        """The index of the frequency that turns so often over the original context."""
         return size * log(scaling.original_context / (turns * tau)) / (2 * log(theta))
 
     first, last = index(scaling.beta_fast), index(scaling.beta_slow)

@@ -315,7 +315,7 @@ class Nodes:
         }
 
     def _scale_rows(self, scale: ScaleRows) -> None:
-        """Of a partial value, each term: only where there are any, so that the gate is not computed for nothing."""
+        """Scale the rows of a value; of a partial one each term, where there are any, so that no gate is idle."""
         name = self.named(scale.y.name)
         if self.is_whole(scale.x):
             share = self.node("Sigmoid", [self.read(scale.by)], f"{name}.share")

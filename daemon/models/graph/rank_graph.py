@@ -73,7 +73,7 @@ class Declared:
 
     @property
     def cache_bytes(self) -> int:
-        """Of the KV caches: all blocks."""
+        """How many bytes the KV caches take: all blocks."""
         return self.blocks.bytes_of(self.caches)
 
     def bind(self, share_file: Path) -> RankGraph:

@@ -180,7 +180,7 @@ class PackedCheckpoint(SafetensorsCheckpoint):
                 )
 
     def _codes(self, name: str, rows: range, columns: range) -> Codes:
-        """As `Codes` of `_packed_format`; zero points may be one more than fits."""
+        """Read codes as `Codes` of `_packed_format`; zero points may be one more than fits."""
         group = self._packed_format(name).block
         groups = range(columns.start // group, columns.stop // group)
         scales = self.read(Piece(_part(name, "scales"), groups, rows)).T

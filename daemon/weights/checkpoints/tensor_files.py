@@ -54,7 +54,7 @@ class TensorInfo:
 
     @property
     def row_bytes(self) -> int:
-        """From one row to the next; a vector is one row."""
+        """How many bytes lie between the beginnings of two rows; a vector is one row."""
         return self.size if len(self.shape) < 2 else self.size // max(1, self.shape[0])
 
 
