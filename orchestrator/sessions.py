@@ -244,7 +244,7 @@ class Session:
 
     @property
     def explained(self) -> bool:
-        """Whether it has ended for a reason that is final: the worker to blame has said why, is gone, or has had its time."""
+        """Whether it has ended for a final reason: the worker to blame has said why, is gone, or has had its time."""
         blamed = self.worker(self.failure.lost_rank - 1) if self.failure else None
         return not self.alive and (blamed is None or blamed.gone or self._explained_late)
 

@@ -115,7 +115,7 @@ def _find(typed: str, entries: Sequence[Entry], keys: Iterable[str]) -> list[str
 
 
 def _of_model(typed: str, entries: Sequence[Entry]) -> list[Entry]:
-    """Find the kept shares of the one model that is called so: by its path or hub id, or by the end of it in whole names."""
+    """Find the kept shares of the model that is called so: by its path or hub id, or an end of it in whole names."""
     if exact := [entry for entry in entries if entry.label.model == typed]:
         return exact
     end = "/" + typed.replace("\\", "/").removeprefix("./").strip("/")

@@ -149,8 +149,8 @@ class Drafting(Generic[R]):
             self._balance += answers / self._rate - seconds
 
     def told(self, request: R, drafted: bool, right: int, wrong: bool) -> None:
-        """Of the guesses for a request, the draft model's or others, the first ones were right, and perhaps the one
-        after them was `wrong`."""
+        """Learn of the guesses for a request, the draft model's or others, that the first ones were `right`, and
+        perhaps the one after them was `wrong`."""
         if self._rate:
             self._balance = min(SAVED_S, self._balance + right / self._rate)
         if drafted:

@@ -110,8 +110,8 @@ class WindowBlocks:
             self._free.append(number)
 
     def renumber(self, block: int, new: int) -> None:
-        """Another block holds the same tokens now; the windowed one, which stays where it is, belongs to that from now
-        on, unless that has one."""
+        """Note that another block holds the same tokens now: the windowed one stays where it is and belongs to that
+        block, unless that has one."""
         if block in self._numbers and new not in self._numbers:
             number = self._numbers[new] = self._numbers.pop(block)
             self._owners[number] = new

@@ -159,7 +159,7 @@ def _byte_level(keys: _TokenizerKeys, tokens: list[str], words: _Words) -> token
 
 
 def _sentence_piece(keys: _TokenizerKeys, tokens: list[str], types: list[int]) -> tokenizers.Tokenizer:
-    """Make a tokenizer like Llama 2's ``tokenizer.json``: a space is U+2581, one is put before the text and taken off."""
+    """Make a tokenizer like Llama 2's ``tokenizer.json``: a space is U+2581, one goes before the text."""
     vocabulary = {token: index for index, token in enumerate(tokens)}
     missing = next((name for name in (f"<0x{byte:02X}>" for byte in range(256)) if name not in vocabulary), None)
     if missing:
