@@ -20,9 +20,10 @@ from .collectives import Communicator
 from .errors import PeerLost, PeerTimeout, ProtocolError, TransportError, UsageError
 from .exchange import Exchange
 from .formats import WireFormat
-from .links.connecting import Arrival, Connector, Failure, Listener, check_membership, split_address
+from .links.connecting import Arrival, Connector, Failure, check_membership
 from .links.knocks import Knocks
 from .links.link import Incoming, Link, part_with_blame, wait_ready
+from .links.listening import Listener, split_address
 from .links.liveness import Pulse, Watch, listen
 from .links.security import Plain, Stream, Tls
 from .links.wire import HEADER_SIZE, Membership, Op, Purpose, pack_frame, pack_header

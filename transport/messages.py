@@ -15,8 +15,9 @@ from typing import Any, NamedTuple, TypeVar
 from numpy.typing import NDArray
 
 from .errors import PeerLost, ProtocolError, UsageError
-from .links.connecting import Arrival, Connector, Failure, Listener, check_membership
+from .links.connecting import Arrival, Connector, Failure, check_membership
 from .links.link import IncomingMessage, Link, Waitable, part, wait_ready
+from .links.listening import Listener
 from .links.security import Plain, Stream, Tls
 from .links.waiting import PARK_S, Spin
 from .links.wire import HEADER_SIZE, MAX_MESSAGE, Membership, Op, Purpose, pack_abort, pack_frame, pack_header

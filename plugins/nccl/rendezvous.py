@@ -27,7 +27,7 @@ from typing import Any, Self
 
 from motley.transport import Communicator, Listener, Membership, Plain, Tls, connect_mesh
 from motley.transport.certificates import Authority
-from motley.transport.links.connecting import join_address
+from motley.transport.links.listening import join_address
 
 from .codes import NcclError, Result
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from motley.transport import Communicator, Listener, Membership, Plain, Tls, connect_mesh, mesh
-from motley.transport.links.connecting import join_address
+from motley.transport.links.listening import join_address
 
 SECRET = b"a secret of the session".ljust(32)
 AGREEMENT = hashlib.sha256(b"the plan").digest()
