@@ -8,7 +8,7 @@ import psutil
 
 from motley.daemon.machine.vulkan import DISCRETE, KINDS, NVIDIA, NoVulkanError, vulkan_gpus
 from motley.plugins.engine import EngineError
-from motley.plugins.webgpu.preference import INTEGRATED, wanted_gpu
+from motley.plugins.onnxruntime_gpu.preference import INTEGRATED, wanted_gpu
 from motley.protocol import mesh_pb2 as pb
 from motley.transport.cuda.driver import Place, place_of
 from motley.transport.cuda.errors import CudaError

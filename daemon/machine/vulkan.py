@@ -9,7 +9,7 @@ from typing import Any
 
 from motley.daemon.machine.memory import available_memory
 from motley.plugins.engine import EngineError
-from motley.plugins.webgpu.preference import VARIABLE, wanted_gpu
+from motley.plugins.onnxruntime_gpu.preference import VARIABLE, wanted_gpu
 from motley.protocol import mesh_pb2 as pb
 
 SOFTWARE = "MOTLEY_SOFTWARE_GPU"

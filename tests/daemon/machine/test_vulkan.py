@@ -10,8 +10,8 @@ import pytest
 
 from motley.daemon.machine import gpus, vulkan
 from motley.plugins.engine import EngineError
-from motley.plugins.webgpu.preference import VARIABLE
-from motley.plugins.webgpu.providers import WEBGPU
+from motley.plugins.onnxruntime_gpu.preference import VARIABLE
+from motley.plugins.onnxruntime_gpu.providers import WEBGPU
 from motley.protocol import mesh_pb2 as pb
 
 

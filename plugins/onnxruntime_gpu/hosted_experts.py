@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from motley.plugins.engine import F32, EngineError, EngineMemoryError, EngineOptions
 from motley.plugins.expert_engine import ExpertGraph
-from motley.plugins.webgpu.device import Gpu
-from motley.plugins.webgpu.engine import errors_told
-from motley.plugins.webgpu.lowering import lowered_for
-from motley.plugins.webgpu.providers import WEBGPU
+from motley.plugins.onnxruntime_gpu.device import Gpu
+from motley.plugins.onnxruntime_gpu.engine import errors_told
+from motley.plugins.onnxruntime_gpu.lowering import lowered_for
+from motley.plugins.onnxruntime_gpu.providers import WEBGPU
 
 
 class WebGpuExperts:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from motley.plugins.webgpu.preference import provider_settings
+from motley.plugins.onnxruntime_gpu.preference import provider_settings
 
 
 @dataclass(frozen=True)

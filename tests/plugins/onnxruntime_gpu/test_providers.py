@@ -10,11 +10,11 @@ import pytest
 
 from motley.daemon.models.cutting.units import units
 from motley.plugins.engine import DOMAIN, EngineError, engine_names, lacking, load_engine, on_gpu
+from motley.plugins.onnxruntime_gpu.device import Gpu
+from motley.plugins.onnxruntime_gpu.engine import CudaProviderEngine, TensorRtRtxProviderEngine, WebGpuEngine
+from motley.plugins.onnxruntime_gpu.lowering import lowered_for
+from motley.plugins.onnxruntime_gpu.providers import CUDA, TENSORRT_RTX, WEBGPU, Provider
 from motley.plugins.segments import ATTENTION
-from motley.plugins.webgpu.device import Gpu
-from motley.plugins.webgpu.engine import CudaProviderEngine, TensorRtRtxProviderEngine, WebGpuEngine
-from motley.plugins.webgpu.lowering import lowered_for
-from motley.plugins.webgpu.providers import CUDA, TENSORRT_RTX, WEBGPU, Provider
 from tests.models.cases import LocalSession, golden_case, uneven_shares
 
 

@@ -5,7 +5,7 @@ in the graph                                 in the runtime
 ===========================================  =========================================================
 ``DequantizeLinear`` -> ``Gemm(transB=1)``   ``MatMulNBits`` of domain ``com.microsoft``, if the provider has it
 ``Split`` -> ``CachedAttention``             `motley.plugins.segments.ATTENTION` on packed QKV, see
-                                             `motley.plugins.webgpu.attention`
+                                             `motley.plugins.onnxruntime_gpu.attention`
 ===========================================  =========================================================
 
 All else stays as it is.
@@ -17,7 +17,7 @@ import onnx
 from onnx import NodeProto, helper
 
 from motley.plugins.onnxruntime.lowering import MICROSOFT, Lowered, Lowering
-from motley.plugins.webgpu.providers import Provider
+from motley.plugins.onnxruntime_gpu.providers import Provider
 
 
 def lowered_for(provider: Provider, model: onnx.ModelProto) -> Lowered:

@@ -1,7 +1,7 @@
 """The sessions that compute attention to keys and values in blocks, by operators that any GPU has.
 
-First a step writes its rows' keys and values to their slots, then its groups attend (`motley.plugins.webgpu.groups`):
-one call gathers the slots of all positions that a group sees.
+First a step writes its rows' keys and values to their slots, then its groups (`motley.plugins.onnxruntime_gpu.groups`)
+attend: one call gathers the slots of all positions that a group sees.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy.typing as npt
 import onnxruntime as ort
 from onnx import TensorProto, helper, numpy_helper
 
-from motley.plugins.webgpu.device import Gpu, declared
+from motley.plugins.onnxruntime_gpu.device import Gpu, declared
 
 NEVER = np.float32(-3e38)
 """What is added to the score of a position that is not seen."""

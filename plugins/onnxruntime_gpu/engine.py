@@ -5,8 +5,8 @@ what experts are computed from, comes back to the host and goes up again; to rea
 the GPU. A step's rotary tables and the places of its rows go up once, for all layers. Sessions are bound once for each
 number of rows.
 
-Rows of several sequences are one step, as on the CPU; how they attend is told by `motley.plugins.webgpu.groups`. Two
-micro-chunks of a step take turns: one computes a segment while the sum of the other is under way.
+Rows of several sequences are one step, as on the CPU; `motley.plugins.onnxruntime_gpu.groups` tells how they attend.
+Two micro-chunks of a step take turns: one computes a segment while the sum of the other is under way.
 """
 
 from __future__ import annotations
@@ -38,6 +38,10 @@ from motley.plugins.mapped_share import Array, MappedShare
 from motley.plugins.mixture import Sent, add_mixture, as_terms, deal
 from motley.plugins.nodes import reads
 from motley.plugins.onnxruntime.sessions import Crossing
+from motley.plugins.onnxruntime_gpu.attending import Attending, Attention, StepRows
+from motley.plugins.onnxruntime_gpu.device import Copy, Gpu, Mirror, Place, Run, download, told, upload
+from motley.plugins.onnxruntime_gpu.lowering import lowered_for
+from motley.plugins.onnxruntime_gpu.providers import CUDA, TENSORRT_RTX, WEBGPU, Provider
 from motley.plugins.segments import (
     ROWS,
     Kernel,
@@ -48,10 +52,6 @@ from motley.plugins.segments import (
     cut_into_segments,
 )
 from motley.plugins.spans import check_step, spans_of, wanted_rows
-from motley.plugins.webgpu.attending import Attending, Attention, StepRows
-from motley.plugins.webgpu.device import Copy, Gpu, Mirror, Place, Run, download, told, upload
-from motley.plugins.webgpu.lowering import lowered_for
-from motley.plugins.webgpu.providers import CUDA, TENSORRT_RTX, WEBGPU, Provider
 
 BOUND_KEPT = 6
 """Stretches of rows that stay bound, each with places of its own; the one not used for longest goes first."""

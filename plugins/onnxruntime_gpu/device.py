@@ -18,7 +18,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from motley.plugins.engine import EngineError, EngineMemoryError
 from motley.plugins.onnxruntime.lowering import MICROSOFT
-from motley.plugins.webgpu.providers import Provider
+from motley.plugins.onnxruntime_gpu.providers import Provider
 
 OPSET = 24
 IR_VERSION = 12

@@ -10,7 +10,7 @@ import onnxruntime as ort
 import pytest
 
 from motley.daemon.models.cutting.units import units
-from motley.plugins.webgpu.engine import WebGpuEngine
+from motley.plugins.onnxruntime_gpu.engine import WebGpuEngine
 from tests.models.cases import LocalSession, golden_case, uneven_shares
 
 OF_A_TOKEN = 6

@@ -12,10 +12,10 @@ import onnxruntime as ort
 from motley.plugins.engine import RankGraph, Span
 from motley.plugins.mapped_share import Array
 from motley.plugins.nodes import attributes_of
+from motley.plugins.onnxruntime_gpu.attention import AttentionSessions, Heads, mask_session
+from motley.plugins.onnxruntime_gpu.device import Gpu, Mirror, Run, upload
+from motley.plugins.onnxruntime_gpu.groups import Group, grouped, slots_of
 from motley.plugins.segments import Kernel
-from motley.plugins.webgpu.attention import AttentionSessions, Heads, mask_session
-from motley.plugins.webgpu.device import Gpu, Mirror, Run, upload
-from motley.plugins.webgpu.groups import Group, grouped, slots_of
 
 GROUPS_KEPT = 4
 """Shapes of groups whose places are kept for a number of rows; the one not used for longest goes first."""

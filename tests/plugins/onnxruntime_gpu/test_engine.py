@@ -16,9 +16,9 @@ from motley.daemon.models.cutting.units import units
 from motley.daemon.models.keys import ConfigError
 from motley.plugins.engine import F32, CacheBlocks, EngineError, EngineFactory, EngineOptions
 from motley.plugins.onnxruntime.engine import OnnxRuntimeEngine
+from motley.plugins.onnxruntime_gpu.device import Mirror, upload
+from motley.plugins.onnxruntime_gpu.engine import WebGpuEngine
 from motley.plugins.reference.engine import ReferenceEngine
-from motley.plugins.webgpu.device import Mirror, upload
-from motley.plugins.webgpu.engine import WebGpuEngine
 from tests.models.cases import TELLING, Case, LocalSession, golden_case, golden_cases, uneven_shares
 
 CLOSE = 1e-4

@@ -11,9 +11,9 @@ import pytest
 from onnx import helper
 
 from motley.plugins.engine import EngineMemoryError
-from motley.plugins.webgpu.device import Gpu, declared
-from motley.plugins.webgpu.engine import errors_told
-from motley.plugins.webgpu.providers import WEBGPU
+from motley.plugins.onnxruntime_gpu.device import Gpu, declared
+from motley.plugins.onnxruntime_gpu.engine import errors_told
+from motley.plugins.onnxruntime_gpu.providers import WEBGPU
 
 WIDTH = 1024
 
@@ -62,7 +62,8 @@ def test_two_processes_compute_on_one_gpu() -> None:
     gpu = Gpu(WEBGPU)
     session = spread(gpu)
     other = (
-        "import tests.plugins.webgpu.test_faults as here; gpu = here.Gpu(here.WEBGPU); session = here.spread(gpu);"
+        "import tests.plugins.onnxruntime_gpu.test_faults as here;"
+        "gpu = here.Gpu(here.WEBGPU); session = here.spread(gpu);"
         "print(all(here.added(gpu, session, rows) == rows * here.WIDTH for rows in range(1, 40)))"
     )
     with subprocess.Popen([sys.executable, "-c", other], stdout=subprocess.PIPE, text=True) as process:

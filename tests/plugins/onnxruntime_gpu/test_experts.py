@@ -9,8 +9,8 @@ import pytest
 
 from motley.plugins.engine import EngineError, EngineMemoryError, EngineOptions
 from motley.plugins.expert_engine import load_expert_engine
-from motley.plugins.webgpu.device import Gpu
-from motley.plugins.webgpu.hosted_experts import WebGpuExperts
+from motley.plugins.onnxruntime_gpu.device import Gpu
+from motley.plugins.onnxruntime_gpu.hosted_experts import WebGpuExperts
 from tests.models.cases import golden_case
 from tests.models.test_whole_experts import dequantised, needs, share
 
