@@ -322,7 +322,7 @@ async def test_the_orchestrator_says_who_comes_and_goes(there: Mesh) -> None:
 
 async def test_an_answer_that_breaks_off_ends_its_line(tmp_path: Path) -> None:
     async with mesh(tmp_path, "a") as there:
-        await there.session(exact=True)
+        await there.session(exact=True, recover=False)
         _, out, _ = await motley("status", MOTLEY_URL=there.url)
         assert f"{BUNDLED.name}: fp32, exact, context" in out
         run = await asyncio.create_subprocess_exec(

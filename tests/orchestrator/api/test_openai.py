@@ -239,7 +239,8 @@ async def test_a_client_that_hangs_up_cancels(mesh: Any, bard: Any, stream: bool
         assert await bard.cancelled.get() == bard.generated[0].request_id
 
 
-async def test_a_lost_node_ends_its_requests_at_once(mesh: Any, bard: Any) -> None:
+async def test_a_lost_node_ends_its_requests_at_once(mesh: Any, bard: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recovery, "PATIENCE_S", 0.0)
     bard.answer = stuck
 
     async with mesh.http.post("/v1/completions", json={**COMPLETION, "stream": True}) as response:

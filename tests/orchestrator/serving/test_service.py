@@ -17,7 +17,7 @@ async def test_a_fault_in_one_session_ends_that_session_alone(
     mesh: Any, new_node: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     node = await mesh.join(new_node())
-    good, bad = await mesh.serve(name="good", context=10), await mesh.serve(name="bad", context=10)
+    good, bad = await mesh.serve(name="good", context=10, recover=False), await mesh.serve(name="bad", context=10)
     on_time = Session.on_time
 
     def fail(self: Session, now: float) -> Any:

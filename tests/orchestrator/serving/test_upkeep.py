@@ -71,7 +71,7 @@ async def test_while_an_expert_has_no_host_the_status_says_so(mesh: Any, nodes: 
 
 
 async def test_nothing_moves_in_a_session_that_has_failed(mesh: Any, nodes: list[Any]) -> None:
-    session = await mesh.serve()
+    session = await mesh.serve(recover=False)
 
     async def hanging(_: RankCommand) -> None:
         """Neither fetches experts nor says that it was released."""
