@@ -32,7 +32,7 @@ class DeviceReport:
     Attributes:
         system: the operating system with its version.
         versions: of packages that matter, by name.
-        model: the shape of the model, which has random weights.
+        model: the name of the model, or the shape of one with random weights.
         ms_per_token: ``p50``, ``p95``, ``p99`` and ``mean`` of the time of a token, by quantisation.
         failures: the quantisations that could not be measured, each with why.
     """
@@ -58,8 +58,9 @@ async def measure_device(
     """
     times: dict[str, Mapping[str, float]] = {}
     failures = {}
+    context = 1 + WARM_UP + PROMPT + tokens + 1  # no longer, as the gate examines all of it, which takes a while
     for quantisation in quantisations:
-        spec = MeshSpec(model, (1.0,), quantisation, context=256, engine=engine, threads=threads)
+        spec = MeshSpec(model, (1.0,), quantisation, context=context, engine=engine, threads=threads)
         try:
             async with LocalMesh(spec) as mesh:
                 await mesh.decode([1], WARM_UP)

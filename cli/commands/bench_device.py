@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -25,7 +27,10 @@ def device(
     device: Annotated[
         Device, typer.Option(parser=one_of(Device), metavar="|".join(Device), help="What is measured.")
     ] = Device.WEBGPU,
-    like: Annotated[str, typer.Option(help="Shape of the model, see `motley bench synth`.")] = SHAPE,
+    like: Annotated[
+        str, typer.Option(help="Shape of the random model that it computes, see `motley bench synth`.")
+    ] = SHAPE,
+    model: Annotated[Path | None, typer.Option(help="Model folder or file that it computes instead.")] = None,
     quant: Annotated[
         list[Quantisation] | None,
         typer.Option(
@@ -39,7 +44,7 @@ def device(
     threads: Annotated[int, typer.Option(min=1, help="Compute threads.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="One line of JSON, to attach to a report.")] = False,
 ) -> None:
-    """A device of this machine, its driver, and its time per token of a small random model."""
+    """A device of this machine, its driver, and its time per token of a small model."""
     from motley.bench.measurements.device import measure_device
     from motley.bench.random_models.shapes import SHAPES
     from motley.bench.random_models.writing import temporary_model
@@ -49,6 +54,8 @@ def device(
 
     if like not in SHAPES:
         raise CliError(f"--like: no shape is called {like!r}; there are: {', '.join(SHAPES)}")
+    if model is not None and not model.exists():
+        raise CliError(f"--model: there is no {model}")
     engine = ENGINES_ON[device][0]
     with console.status("asking drivers and engines, and measuring"):
         machine = measure(run(installed_engines()))
@@ -56,14 +63,17 @@ def device(
     if found is None:
         why = machine.no_gpu or lacking(machine).get(engine) or f"engine {engine!r} is not installed"
         raise CliError(f"--device {device}: {why}")
-    with temporary_model(SHAPES[like], like) as model, console.status(f"loading {like} on {escape(found.name)}"):
-        report = run(measure_device(found, engine, model, list(quant or QUANTISATIONS), tokens, threads))
+    with (
+        nullcontext(model) if model else temporary_model(SHAPES[like], like) as folder,
+        console.status(f"loading {escape(folder.name)} on {escape(found.name)}"),
+    ):
+        report = run(measure_device(found, engine, folder, list(quant or QUANTISATIONS), tokens, threads))
     if as_json:
         print(json.dumps(asdict(report)))
         return
     about = f"{found.name}, {found.kind}, {short_bytes(found.memory_bytes)}, {found.driver or report.system}"
     speed = f"{found.memory_bandwidth / 1e9:.3g} GB/s"
     rows = [[how, f"{times['p50']:.2f}", f"{times['p99']:.2f}"] for how, times in report.ms_per_token.items()]
-    results.print(table(["weights", "ms/token p50", "p99"], rows, title=f"{about}: {speed}, {like}"))
+    results.print(table(["weights", "ms/token p50", "p99"], rows, title=f"{about}: {speed}, {report.model}"))
     for how, why in report.failures.items():
         results.print(f"{how}: {escape(why)}", soft_wrap=True, highlight=False)
