@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, count, islice
 from typing import Any
@@ -16,29 +16,19 @@ from typing import Any
 import numpy as np
 
 from motley.daemon.pipe.daemon import Commands, Tell
+from motley.daemon.rank.all_ranks import AllRanks, by_row
 from motley.daemon.rank.cache_blocks import BlockStore
+from motley.daemon.rank.client import Client, logprob_row
 from motley.daemon.rank.constraints import Preparing
 from motley.daemon.rank.draft_model import DraftModel
 from motley.daemon.rank.drafting import Drafting
 from motley.daemon.rank.drafts import Lookup
 from motley.daemon.rank.executor import STEP_HISTORY, Executor
-from motley.daemon.rank.far_caches import FarCaches, from_rank
+from motley.daemon.rank.far_caches import FarCaches
 from motley.daemon.rank.pace import Pace
-from motley.daemon.rank.schedule import Part, Plan, Request, Schedule
-from motley.daemon.rank.steps import (
-    Able,
-    Close,
-    Message,
-    More,
-    Open,
-    Renumber,
-    SpanPlan,
-    Step,
-    StepError,
-    Stop,
-    decode,
-    split,
-)
+from motley.daemon.rank.request import Request
+from motley.daemon.rank.schedule import Part, Plan, Schedule
+from motley.daemon.rank.steps import Close, More, Open, Renumber, SpanPlan, Step
 from motley.daemon.rank.window_blocks import WindowBlocks
 from motley.daemon.sampling.choice import Choice, LogitsError, NeedMore, choose, initial_want
 from motley.daemon.sampling.constraint import Constraint, ConstraintError
@@ -56,33 +46,6 @@ ACTIVITY_S = 0.5
 """Seconds between two messages that tell the daemon what is under way."""
 SIGN_OF_LIFE_S = 10.0
 """Seconds without news after which a client hears that its request lives."""
-
-
-@dataclass(eq=False)
-class _Client:
-    """Who has asked for something, and how the tokens are chosen.
-
-    Attributes:
-        arrived: when.
-        spoken: when it last heard something.
-        constraint: what its answer must be; None: anything.
-    """
-
-    decode: wp.Decode
-    params: SamplingParams
-    request: Request
-    arrived: float
-    spoken: float
-    constraint: Constraint | None = None
-
-    @property
-    def generated(self) -> int:
-        return self.request.generated
-
-    @property
-    def answer(self) -> list[int]:
-        """The tokens that have been generated."""
-        return self.request.tokens[self.request.prompt :]
 
 
 @dataclass
@@ -136,7 +99,8 @@ class Scheduler:
     step_ms: deque[float] = field(default_factory=lambda: deque(maxlen=STEP_HISTORY))
 
     def __post_init__(self) -> None:
-        self._clients: dict[Request, _Client] = {}
+        self._ranks = AllRanks(self.executor, self.communicator)
+        self._clients: dict[Request, Client] = {}
         self._held: set[Request] = set()
         """Requests whose clients are slow: they are not in the schedule for now."""
         self._arrivals = count()
@@ -145,7 +109,7 @@ class Scheduler:
         """There is one once the followers have told what they are able to do."""
         self._activity_due = 0.0
         """From when on the daemon is to be told what is under way."""
-        self._far = FarCaches(self.held, self._told)
+        self._far = FarCaches(self.held, self._ranks.told)
         self._stuck = False
         """Whether nothing could be computed in the last step."""
 
@@ -176,7 +140,7 @@ class Scheduler:
 
     def stop(self) -> None:
         """Tell the followers that the session is over."""
-        self._broadcast(Stop())
+        self._ranks.stop()
 
     def _obey(self, command: wp.WorkerCommand) -> None:
         match command.WhichOneof("body"):
@@ -224,7 +188,7 @@ class Scheduler:
             lookup=None if decode.without_drafts else Lookup(),
             sampling=decode.sampling,
         )
-        client = _Client(decode, params, request, arrived=now, spoken=now, constraint=constraint)
+        client = Client(decode, params, request, arrived=now, spoken=now, constraint=constraint)
         self._clients[request] = client
         self._made_schedule().add(request)
         self._shorten(client)
@@ -254,7 +218,7 @@ class Scheduler:
 
     def _made_schedule(self) -> Schedule:
         if self._schedule is None:
-            spans = min([self.executor.most_spans, *map(self._ability, range(1, self.communicator.size))])
+            spans = self._ranks.most_spans()
             blocks = self.blocks
             windows = WindowBlocks(blocks.windowed, blocks.window, blocks.tokens) if blocks.windowed else None
             store = BlockStore(blocks.count, blocks.tokens, blocks.far, self._far.copy, windows)
@@ -266,26 +230,18 @@ class Scheduler:
             )
         return self._schedule
 
-    def _ability(self, rank: int) -> int:
-        """How many spans a follower can take in one step, which it has said once it was loaded."""
-        with from_rank(rank):
-            message = decode(self._hear(rank))
-        if not isinstance(message, Able):
-            raise StepError(f"rank {rank} has not said how many spans it can take, but {message}")
-        return message.spans
-
     def _advance(self, schedule: Schedule) -> None:
         """Have every rank execute the next step, and settle on the tokens that it decides."""
         began = time.perf_counter()
         plan = schedule.next()
         planned = time.perf_counter()  # a draft model and moved blocks may have taken their time
         if plan.moved:
-            self._do(Renumber(np.array(plan.moved, np.int32)))
+            self._ranks.do(Renumber(np.array(plan.moved, np.int32)))
         for slot in plan.closed:
-            self._do(Close(slot))
+            self._ranks.do(Close(slot))
         for request in plan.opened:
             sampling = request.sampling.SerializeToString()
-            self._do(Open(request.slot, request.prompt, sampling, np.array(request.tokens, np.int32)))
+            self._ranks.do(Open(request.slot, request.prompt, sampling, np.array(request.tokens, np.int32)))
         self._stuck = not plan.parts and not self._far.losing
         if self._stuck:
             return
@@ -299,7 +255,7 @@ class Scheduler:
         if plan.rows == plan.answers:
             self.step_ms.append(1e3 * (ended - began))  # first: a request that ends has it reported
         if wanted:
-            rows = _by_row(told, wanted)
+            rows = by_row(told, wanted)
             deciding = [part for part in plan.parts if part.wanted]
             self._settle(schedule, [_Decision(part, [*islice(rows, part.wanted)]) for part in deciding])
 
@@ -307,20 +263,20 @@ class Scheduler:
         """Have every rank compute a step, and hear what each of them tells, by rank: nothing if no row is wanted."""
         step = self._step(plan)
         if not wanted and not self.held:
-            self._do(step)
+            self._ranks.do(step)
             return []
-        told = self._told(step)
+        told = self._ranks.told(step)
         return self._far.summaries(told) if self.held else told
 
     def _go_on_near(self, schedule: Schedule) -> None:
         """Go on without far blocks, which are lost: what was computed with them is computed again."""
         self._far.lose()
         for slot in schedule.lose_far():
-            self._do(Close(slot))
+            self._ranks.do(Close(slot))
         for client in list(self._clients.values()):
             self._shorten(client)
 
-    def _shorten(self, client: _Client) -> None:
+    def _shorten(self, client: Client) -> None:
         """Once far blocks are lost, let a request have no more tokens than near ones hold: it ends with the last of
         these, or now, if it has as many."""
         request, room = client.request, self.blocks.count * self.blocks.tokens
@@ -366,8 +322,8 @@ class Scheduler:
                     (each.part.request.slot, each.row, want)
                     for each, want in zip(undecided, filter(None, wants), strict=True)
                 ]
-                more = self._told(More(*np.array(fields, np.int32).T))
-                for decision, told in zip(undecided, _by_row(more, len(undecided)), strict=True):
+                more = self._ranks.told(More(*np.array(fields, np.int32).T))
+                for decision, told in zip(undecided, by_row(more, len(undecided)), strict=True):
                     decision.told[decision.row] = told
             decisions = undecided
 
@@ -396,7 +352,7 @@ class Scheduler:
                 return 0
             if isinstance(choice, NeedMore):
                 return choice.want
-            finish = self._finish(client, choice)
+            finish = client.finish(choice)
             right = not finish and decision.row < part.guesses and choice.token == guessed[decision.row]
             if not right:
                 schedule.guessed(part, decision.row)
@@ -405,21 +361,13 @@ class Scheduler:
                 return 0
             decision.row += 1
 
-    def _finish(self, client: _Client, choice: Choice) -> str:
-        """Why a request ends with a token; empty: it goes on."""
-        if choice.token in client.decode.stop_tokens:
-            return "stop"
-        if client.constraint is not None and client.constraint.ends([*client.answer, choice.token]):
-            return "stop"
-        return "length" if client.generated + 1 >= client.decode.max_tokens else ""
-
-    def _go_on(self, client: _Client, choice: Choice, finish: str) -> None:
+    def _go_on(self, client: Client, choice: Choice, finish: str) -> None:
         """Tell a request's next token, with which it may end."""
         decode = client.decode
         client.request.tokens.append(choice.token)
         said: dict[str, Any] = {"ids": [choice.token], "finish": finish}
         if client.params.logprobs:
-            said["logprobs"] = [_logprob_row(choice)]
+            said["logprobs"] = [logprob_row(choice)]
         client.spoken = time.perf_counter()
         if client.generated == len(decode.written) + 1:
             said["prefill_s"] = client.spoken - client.arrived
@@ -429,7 +377,7 @@ class Scheduler:
             self._end(client)
         self._say(decode.request_id, **said)
 
-    def _end(self, client: _Client, broken: bool = False) -> None:
+    def _end(self, client: Client, broken: bool = False) -> None:
         """Let go of a request; `broken`: what was computed for it is nothing to begin another one with."""
         del self._clients[client.request]
         if client.request in self._held:
@@ -449,7 +397,7 @@ class Scheduler:
         slot = request.slot
         self._made_schedule().remove(request, broken)
         if slot >= 0:
-            self._do(Close(slot))
+            self._ranks.do(Close(slot))
             self.report()
 
     def _show_life(self, now: float) -> None:
@@ -462,48 +410,5 @@ class Scheduler:
                 client.spoken = now
                 self._say(client.decode.request_id)
 
-    def _told(self, message: Message) -> list[bytes]:
-        """Have every rank execute a message; what each of them tells, by rank."""
-        own = self._do(message)
-        assert own is not None
-        return [own, *self._hear_all()]
-
-    def _hear_all(self) -> Iterator[bytes]:
-        """What the followers tell, by rank."""
-        return map(self._hear, range(1, self.communicator.size))
-
-    def _hear(self, rank: int) -> bytes:
-        return self.communicator.recv(rank, self.communicator.deadline_s)
-
-    def _do(self, message: Message) -> bytes | None:
-        """Have every rank, this one included, execute a message."""
-        self._broadcast(message)
-        return self.executor.execute(message)
-
-    def _broadcast(self, message: Message) -> None:
-        """Send a message to every follower."""
-        if self.communicator.size > 1:
-            self.communicator.broadcast_message(message.encode(), 0, None)
-
     def _say(self, request_id: str, **said: Any) -> None:
         self.tell(tokens=wp.Tokens(request_id=request_id, **said))
-
-
-def _by_row(told: Sequence[bytes], count: int) -> Iterator[Sequence[bytes]]:
-    """Of each of so many wanted rows the summaries by rank, from what every rank tells of all of them.
-
-    Raises:
-        StepError: a rank tells of more or fewer; the message names it.
-    """
-    by_rank = []
-    for rank, data in enumerate(told):
-        with from_rank(rank):
-            by_rank.append(split(data, count))
-    return zip(*by_rank, strict=True)
-
-
-def _logprob_row(choice: Choice) -> pb.LogprobRow:
-    return pb.LogprobRow(
-        chosen=pb.TokenLogprob(id=choice.token, logprob=choice.logprob),
-        top=[pb.TokenLogprob(id=token, logprob=logprob) for token, logprob in choice.top],
-    )

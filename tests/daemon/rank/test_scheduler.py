@@ -23,7 +23,7 @@ from motley.daemon.rank import drafts, far_caches, scheduler
 from motley.daemon.rank.draft_model import DraftModel
 from motley.daemon.rank.drafting import Drafting
 from motley.daemon.rank.executor import Executor
-from motley.daemon.rank.schedule import Request
+from motley.daemon.rank.request import Request
 from motley.daemon.rank.scheduler import Scheduler
 from motley.daemon.rank.steps import Able, Close, Message, More, Open, Step, StepError, decode, join
 from motley.plugins.engine import F32, CacheBlocks, Span
