@@ -22,15 +22,23 @@ class AllRanks:
         self._executor = executor
         self._communicator = communicator
 
-    def most_spans(self) -> int:
-        """How many spans all of them can take in one step, which each follower has said once it was loaded: to be asked
-        once, before anything else.
+    def are_loaded(self) -> bool:
+        """Whether all followers have said what they are able to do, so that `abilities` does not wait.
+
+        Raises:
+            TransportError: one is lost.
+        """
+        return all(self._communicator.wait_message(rank, 0.0) for rank in self._followers)
+
+    def abilities(self) -> list[Able]:
+        """What all of them are able to do, by rank, which each follower has said once it was loaded: to be asked once,
+        before anything else.
 
         Raises:
             StepError: a follower says something else.
             TransportError: it says nothing.
         """
-        return min([self._executor.most_spans, *map(self._ability, self._followers)])
+        return [self._executor.able, *map(self._ability, self._followers)]
 
     def do(self, message: Message) -> bytes | None:
         """Have every rank execute a message; what this rank tells.
@@ -55,13 +63,12 @@ class AllRanks:
     def _followers(self) -> range:
         return range(1, self._communicator.size)
 
-    def _ability(self, rank: int) -> int:
-        """How many spans a follower can take in one step."""
+    def _ability(self, rank: int) -> Able:
         with from_rank(rank):
             message = decode(self._hear(rank))
         if not isinstance(message, Able):
             raise StepError(f"rank {rank} has not said how many spans it can take, but {message}")
-        return message.spans
+        return message
 
     def _hear(self, rank: int) -> bytes:
         return self._communicator.recv(rank, self._communicator.deadline_s)

@@ -16,13 +16,30 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from motley.daemon.rank.block_trees import BlockTrees, Node
 from motley.daemon.rank.window_blocks import WindowBlocks
 
 Pairs = Sequence[tuple[int, int]]
 """Numbers of blocks: of one, and of the far one that it is copied to."""
+
+
+class Placed(NamedTuple):
+    """A block in a tree.
+
+    Attributes:
+        number: its own.
+        above: that of the block that it hangs on; -1: it hangs on the root.
+        root: number of the root, see `BlockStore.find`.
+        tokens: what it holds.
+    """
+
+    number: int
+    above: int
+    root: int
+    tokens: tuple[int, ...]
 
 
 class BlockStore:
@@ -345,6 +362,32 @@ class BlockStore:
                 return
             self._remove(block)
             self._put_back(block)
+
+    def placed(self) -> list[Placed]:
+        """The near blocks that can be found without any far one, each after the one that it hangs on."""
+        above = [(root, -1, node) for root, top in self._trees.roots.items() for node in top.below]
+        placed = []
+        for root, before, node in above:  # which grows
+            if node.block < self.near:
+                placed.append(Placed(node.block, before, root, node.tokens))
+                above += [(root, node.block, below) for below in node.below]
+        return placed
+
+    def adopt(self, placed: Sequence[Placed], windowed: Mapping[int, int]) -> None:
+        """Begin with blocks that hold prefixes already, before any sequence has had one.
+
+        Args:
+            placed: as `placed` gives them, no two with the same tokens below the same block.
+            windowed: what layers with a window have for some of them, by number; nothing for the others.
+        """
+        assert self.cached == 0, "blocks are adopted when nothing is there"
+        for each in placed:
+            above = self._trees.root(each.root) if each.above < 0 else self._trees.nodes[each.above]
+            self._trees.insert(above, each.tokens, each.number, users=0)
+        self._unused.update((each.number, None) for each in reversed(placed))
+        self._free = [block for block in self._free if block not in self._trees.nodes]
+        if self._windows is not None:
+            self._windows.adopt(windowed)
 
     def _path(self, sequence_tokens: Sequence[int], root: int) -> tuple[list[Node], Node | None, int]:
         """Look up what `find` finds: whole blocks, perhaps one to go on in after its first tokens, and how many tokens

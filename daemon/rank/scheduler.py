@@ -25,6 +25,8 @@ from motley.daemon.rank.drafting import Drafting
 from motley.daemon.rank.drafts import Lookup
 from motley.daemon.rank.executor import STEP_HISTORY, Executor
 from motley.daemon.rank.far_caches import FarCaches
+from motley.daemon.rank.kept_block import plan_of
+from motley.daemon.rank.kept_prefixes import KeptPrefixes
 from motley.daemon.rank.pace import Pace
 from motley.daemon.rank.request import Request
 from motley.daemon.rank.schedule import Part, Plan, Schedule
@@ -110,6 +112,8 @@ class Scheduler:
         self._activity_due = 0.0
         """From when on the daemon is to be told what is under way."""
         self._far = FarCaches(self.held, self._ranks.told)
+        self._kept: KeptPrefixes | None = None
+        """There are such once there is a schedule, if the session keeps prefixes."""
         self._stuck = False
         """Whether nothing could be computed in the last step."""
 
@@ -121,17 +125,45 @@ class Scheduler:
             TransportError, EngineError: a rank is lost, or cannot compute.
             Exception: what `commands`, `tell`, `check` and `report` raise.
         """
+        more_to_do = False
+        """Whether there is something that new requests are not to wait for in full: a piece of it is done at a time."""
         while True:
             wait_s = PREPARING_LOOK_S if self._preparing else LOOK_S
-            for command in commands(0.0 if self._busy and not self._stuck else wait_s):
+            for command in commands(0.0 if more_to_do or (self._busy and not self._stuck) else wait_s):
                 self._obey(command)
             for order, came, constraint in self._preparing.ready():
                 self._accept_constrained(order, came, constraint)
-            if self._busy:
+            if self._kept and self._kept.restoring:
+                self._kept.restore()
+                more_to_do = True
+            elif self._busy:
                 self._advance(self._made_schedule())
+                more_to_do = False
             else:
                 self.check()
+                more_to_do = self._keep()
             self._show_life(time.perf_counter())
+
+    def keep_prefixes(self, seconds: float) -> None:
+        """Have all ranks write what is in the caches to their disks, as far as so many seconds suffice; errors as
+        `run`."""
+        deadline = time.perf_counter() + seconds
+        while self._kept and not self._kept.restoring and time.perf_counter() < deadline and self._kept.keep():
+            pass
+
+    def _keep(self) -> bool:
+        """While there are no requests, read prefixes that are kept, or keep some; whether there is more to do."""
+        if self.executor.kept is None:
+            return False
+        if self._kept is None:
+            if self._ranks.are_loaded():
+                self._made_schedule()
+            return self._kept is not None
+        before = self._kept.trouble, self._kept.count
+        more = self._kept.keep()
+        if (self._kept.trouble, self._kept.count) != before:
+            self.tell(activity=self._activity())
+        return more
 
     @property
     def _busy(self) -> bool:
@@ -218,16 +250,19 @@ class Scheduler:
 
     def _made_schedule(self) -> Schedule:
         if self._schedule is None:
-            spans = self._ranks.most_spans()
+            able = self._ranks.abilities()
             blocks = self.blocks
             windows = WindowBlocks(blocks.windowed, blocks.window, blocks.tokens) if blocks.windowed else None
             store = BlockStore(blocks.count, blocks.tokens, blocks.far, self._far.copy, windows)
             pace = Pace(self.max_rows, self.halves)
             sequences = min(self.sequences, self.max_rows)
             drafting = Drafting(self.draft_model) if self.draft_model else None
+            spans = min(each.spans for each in able)
             self._schedule = Schedule(
                 store, pace, sequences=sequences, spans=spans, rows=self.max_rows, drafting=drafting
             )
+            if (file := self.executor.kept) is not None:
+                self._kept = KeptPrefixes(file, plan_of([each.plan for each in able]), store, self._ranks.told)
         return self._schedule
 
     def _advance(self, schedule: Schedule) -> None:
@@ -250,6 +285,8 @@ class Scheduler:
         if self._far.losing:
             self._go_on_near(schedule)
             return
+        if self._kept:
+            self._kept.changed()
         ended = time.perf_counter()
         schedule.computed(plan, ended - planned)
         if plan.rows == plan.answers:
@@ -389,7 +426,8 @@ class Scheduler:
 
     def _activity(self) -> pb.Activity:
         activity = self._made_schedule().activity
-        activity.trouble = self._far.trouble
+        activity.trouble = "; ".join(filter(None, (self._far.trouble, self._kept.trouble if self._kept else "")))
+        activity.blocks_on_disk = self._kept.count if self._kept else 0
         return activity
 
     def _withdraw(self, request: Request, broken: bool = False) -> None:

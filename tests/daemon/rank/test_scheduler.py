@@ -10,7 +10,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import count, pairwise
+from itertools import count, pairwise, zip_longest
 from typing import Any, cast
 
 import numpy as np
@@ -23,9 +23,10 @@ from motley.daemon.rank import drafts, far_caches, scheduler
 from motley.daemon.rank.draft_model import DraftModel
 from motley.daemon.rank.drafting import Drafting
 from motley.daemon.rank.executor import Executor
+from motley.daemon.rank.kept_file import KeptFile
 from motley.daemon.rank.request import Request
 from motley.daemon.rank.scheduler import Scheduler
-from motley.daemon.rank.steps import Able, Close, Message, More, Open, Step, StepError, decode, join
+from motley.daemon.rank.steps import Close, Message, More, Open, Step, StepError, decode, join
 from motley.plugins.engine import F32, CacheBlocks, Span
 from motley.protocol import mesh_pb2 as pb
 from motley.protocol import worker_pb2 as wp
@@ -74,6 +75,15 @@ class Engine:
     """i64[windowed, tokens]: the same of a layer with a window."""
     moves: int = 0
     steps: list[list[Span]] = field(default_factory=list)
+
+    @property
+    def cached(self) -> dict[str, NDArray[np.int64]]:
+        """The arrays of its blocks, of two layers, the second with a window; a token is as long as two floats."""
+        return {f"{name}_cache.{layer}": own for name in ("key", "value") for layer, own in enumerate(self._layers)}
+
+    @property
+    def _layers(self) -> tuple[NDArray[np.int64], ...]:
+        return self.held, self.windowed
 
     def __post_init__(self) -> None:
         self.held = np.full((self.blocks.count + self.blocks.far, self.blocks.tokens), -1)
@@ -147,7 +157,7 @@ class Followers:
         self.messages: list[Message] = []
         """What the scheduler has said."""
         self._executors = executors
-        self._told = [deque([Able(executor.most_spans).encode()]) for executor in executors]
+        self._told = [deque([executor.able.encode()]) for executor in executors]
         self._told_of_steps = told_of_steps
 
     def broadcast_message(self, data: bytes, _root: int, _timeout: None) -> None:
@@ -157,6 +167,9 @@ class Followers:
             summary = executor.execute(message)
             if summary is not None:
                 told.append(self._told_of_steps(summary) if isinstance(message, Step) else summary)
+
+    def wait_message(self, rank: int, _seconds: float) -> bool:
+        return bool(self._told[rank - 1])
 
     def recv(self, rank: int, _timeout: float) -> bytes:
         return self._told[rank - 1].popleft()
@@ -212,6 +225,7 @@ class Session:
         sequences: requests that are under way at a time.
         draft: a draft model, if there is one.
         unwritable: see `Engine.unwritable`, of the last rank.
+        kept: the files in which each rank keeps blocks between two sessions; empty: none are kept.
         lost_after: steps after which another machine that keeps the far blocks of the last rank is lost; None: each
             rank has them on its disk.
     """
@@ -227,6 +241,7 @@ class Session:
         draft: Draft | None = None,
         unwritable: Collection[int] = (),
         lost_after: int | None = None,
+        kept: Sequence[KeptFile] = (),
     ) -> None:
         last = len(most) - 1
         holders = [
@@ -255,8 +270,9 @@ class Session:
                 BLOCK,
                 Stats(),
                 cast(Any, engine.holder),
+                file,
             )
-            for engine in self.engines
+            for engine, file in zip_longest(self.engines, kept)
         ]
         self.followers = Followers(executors[1:], told_of_steps)
         communicator = cast(Communicator, self.followers)
@@ -264,6 +280,8 @@ class Session:
         self.ends: dict[str, str] = {}
         """Why each request has ended, in the order in which they did."""
         self.failures: dict[str, pb.Failure] = {}
+        self.cached: dict[str, int] = {}
+        """Tokens of the prompt of each request that were found in the caches."""
         self.signs_of_life: Counter[str] = Counter()
         self.activities: list[pb.Activity] = []
         """What the daemon has been told of all requests together."""
@@ -335,6 +353,8 @@ class Session:
     def _hear(self, tokens: wp.Tokens) -> None:
         assert tokens.request_id not in self.ends
         self.texts.setdefault(tokens.request_id, []).extend(tokens.ids)
+        if tokens.cached_tokens:
+            self.cached[tokens.request_id] = tokens.cached_tokens
         if tokens.finish:
             self.ends[tokens.request_id] = tokens.finish
         elif not tokens.ids:
