@@ -15,6 +15,7 @@ from motley.cli.client import Client
 from motley.daemon.rank.kept_file import FOLDER
 from tests.e2e.processes import BUNDLED, Mesh
 from tests.e2e.test_cache_holders import until
+from tests.e2e.test_survival import worker_of
 
 SYSTEM = "ROMEO:\nO, she doth teach the torches to burn bright!\n" * 8
 ASKED = {"temperature": 0.9, "seed": 5, "max_tokens": 20, "ignore_eos": True, "logprobs": 3}
@@ -77,3 +78,15 @@ async def test_a_long_prompt_is_found_after_another_start(window: int, there: Me
     async with keeping(there, **plan) as (client, session):
         again, found, _ = await answer_of(client, session, "KING:")
         assert (again, found) == (other, 0)
+
+
+@pytest.mark.parametrize("name", ["a", "b"])
+async def test_a_long_prompt_is_found_after_a_rank_has_died(name: str, there: Mesh) -> None:
+    """Rank 0's process, or the other one: its successor has what was kept."""
+    async with keeping(there, nodes=["a", "b"], shares=[3, 2], context=512) as (client, session):
+        first, _, whole = await answer_of(client, session, "JULIET:")
+        await until_kept(client, session, whole // 32)
+        worker_of(there.nodes[name]).kill()
+        where = f"/api/sessions/{session['id']}"
+        await until(client, where, lambda told: (told["epoch"], told["state"]) == (2, "ready"))
+        assert (await answer_of(client, session, "JULIET:"))[:2] == (first, whole // 32 * 32)
