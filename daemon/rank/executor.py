@@ -37,7 +37,6 @@ from motley.daemon.rank.steps import (
 )
 from motley.daemon.sampling.parameters import SamplingParams
 from motley.daemon.sampling.shard import ShardSampler
-from motley.plugins.block_holder import BlockHolder
 from motley.plugins.engine import F32, CacheBlocks, Engine, Span, blocks_in_memory
 from motley.protocol import mesh_pb2 as pb
 from motley.transport import StatsSnapshot
@@ -71,6 +70,15 @@ class DecodeTimes:
     collectives: int = 0
     steps: deque[tuple[float, float, float]] = field(default_factory=lambda: deque(maxlen=STEP_HISTORY))
     """(compute, wire, wait) of each of the latest steps, until someone has told of them and clears it."""
+
+
+class FarPlace(Protocol):
+    """Where the far ones of a rank's cache blocks are: on its disk, or another machine has them."""
+
+    @property
+    def lost(self) -> str:
+        """Why they are lost, so that what was computed with them may be wrong; empty: they are there."""
+        ...
 
 
 class _Sequence:
@@ -155,7 +163,7 @@ class Executor:
         vocabulary: range,
         words_per_unit: int,
         stats: Clocks,
-        holder: BlockHolder | None = None,
+        far: FarPlace | None = None,
         kept: KeptFile | None = None,
     ) -> None:
         """
@@ -166,7 +174,7 @@ class Executor:
             vocabulary: token ids whose logits this rank computes.
             words_per_unit: tokens in a unit of the vocabulary; masses are summed by these first.
             stats: of the collectives that the engine uses.
-            holder: keeps the far ones of the blocks for the engine; None: there is none.
+            far: where the far ones of the blocks are; None: there are none, or they cannot be lost.
             kept: keeps blocks for another start of the session; None: none are kept. The engine is then one that
                 `keeps_prefixes`.
         """
@@ -177,7 +185,7 @@ class Executor:
         self._vocabulary = vocabulary
         self._words_per_unit = words_per_unit
         self._stats = stats
-        self._holder = holder
+        self._far = far
         self.kept = kept
         self._sequences: dict[int, _Sequence] = {}
         self.times = DecodeTimes()
@@ -272,8 +280,7 @@ class Executor:
         try:
             self._engine.move([(block, far) for block, far in pairs.tolist()])
         except OSError as error:
-            where = "written to the disk" if self._holder is None else "moved to another machine"
-            return Moved(f"cache blocks cannot be {where}: {error}")
+            return Moved(f"cache blocks cannot be moved: {error}")
         return Moved()
 
     def _kept_for(self, blocks: Sequence[KeptBlock]) -> KeptFile:
@@ -302,8 +309,8 @@ class Executor:
         return Moved()
 
     def _step(self, step: Step) -> bytes | None:
-        """Some tokens of some sequences; the summaries of the wanted rows in order, None if there are none. If there is
-        a holder of blocks, whether it is lost comes first, see `tell_loss`."""
+        """Some tokens of some sequences; the summaries of the wanted rows in order, None if there are none. If there
+        are far blocks, whether they are lost comes first, see `tell_loss`."""
         began, before = time.perf_counter(), self._stats.snapshot()
         tokens = step.tokens.tolist()
         spans = []
@@ -322,8 +329,8 @@ class Executor:
         summaries = self._summarise(step.spans, logits)
         if all(plan.rows == plan.wanted == 1 for plan in step.spans):
             self._count(len(step.spans), time.perf_counter() - began, before)
-        if self._holder is not None:
-            return tell_loss(self._holder.lost, join(summaries))
+        if self._blocks.far:
+            return tell_loss(self._far.lost if self._far else "", join(summaries))
         return join(summaries) if summaries else None
 
     def _summarise(self, plans: Sequence[SpanPlan], logits: F32) -> list[bytes]:

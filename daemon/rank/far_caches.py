@@ -1,6 +1,7 @@
 """What rank 0 knows of the session's far cache blocks: whether they can be written to, and whether they are lost.
 
-Far blocks are on every rank's disk, or other machines keep them, which may be lost (`held`).
+Far blocks are on every rank's disk, or other machines keep them (`held`). They are lost when a disk cannot be read any
+more, or such a machine is gone.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ class FarCaches:
     """The far blocks of a session, as rank 0 sees them.
 
     Attributes:
-        held: whether other machines keep them; when one is lost, the session goes on without them all.
+        held: whether other machines keep them, which are lost once blocks cannot be moved there.
         trouble: why blocks could not be moved the last time, or are lost; empty: all is well.
         losing: why they are lost, between the moment when that is known and that when the schedule goes on without.
         lost: why there are none any more; empty: there are, or never were.

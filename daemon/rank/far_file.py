@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from motley.daemon.machine.files import take_room, write_all
 from motley.plugins.engine import CacheBlocks, CacheSpec
+from motley.plugins.native.mapped import Guard
 from motley.protocol.wording import human_bytes
 
 ALIGNED = 64
@@ -65,7 +66,15 @@ class FarFile:
                 ) from error
             stack.pop_all()
         self._file = file
+        self._folder = folder
+        self._guard = Guard(mapped)
         self._bytes = np.frombuffer(mapped, np.uint8)
+
+    @property
+    def lost(self) -> str:
+        """Why what is in the file is not to be relied upon any more; empty: all that was read could be. What could not
+        is zeros."""
+        return f"KV caches cannot be read from the disk of {self._folder}" if self._guard.broken else ""
 
     def read(self, name: str) -> npt.NDArray[Any]:
         start, shape, dtype = self._places[name]

@@ -161,7 +161,15 @@ def load_rank(
             share_bytes = sum(place.weight.all_bytes for place in declared.weights)
             embed = partial(opened.source.rows, EMBEDDING)
             executor = Executor(
-                engine, blocks, graph.context, embed, declared.words, declared.words_per_unit, peers, holder, kept
+                engine,
+                blocks,
+                graph.context,
+                embed,
+                declared.words,
+                declared.words_per_unit,
+                peers,
+                holder or far,
+                kept,
             )
             yield LoadedRank(
                 executor=executor,

@@ -79,7 +79,7 @@ class Scheduler:
         alike: prompts up to this length have the same rotary tables.
         tell: tells the daemon `tokens` and `activity`.
         check: called now and then while there is nothing to do, to see whether everyone is still there.
-        held: whether other machines keep the far ones of the blocks; when one is lost, it goes on without them all.
+        held: whether other machines keep the far ones of the blocks.
         report: called after each request, to tell where this rank's time went.
         draft_model: guesses tokens; None: there is none.
         step_ms: what the latest decode steps have taken, in milliseconds.
@@ -299,11 +299,11 @@ class Scheduler:
     def _told_of(self, plan: Plan, wanted: bool) -> Sequence[bytes]:
         """Have every rank compute a step, and hear what each of them tells, by rank: nothing if no row is wanted."""
         step = self._step(plan)
-        if not wanted and not self.held:
+        if not wanted and not self.blocks.far:
             self._ranks.do(step)
             return []
         told = self._ranks.told(step)
-        return self._far.summaries(told) if self.held else told
+        return self._far.summaries(told) if self.blocks.far else told
 
     def _go_on_near(self, schedule: Schedule) -> None:
         """Go on without far blocks, which are lost: what was computed with them is computed again."""

@@ -340,10 +340,10 @@ def _step(data: bytes) -> Step:
 
 
 def tell_loss(lost: str, summaries: bytes) -> bytes:
-    """What a rank tells of a step if a machine keeps blocks for it.
+    """What a rank tells of a step if there are far blocks.
 
     Args:
-        lost: why that machine is gone, so that what was computed may be wrong; empty: it is there.
+        lost: why these are lost, so that what was computed may be wrong; empty: they are there.
         summaries: as `join` puts them together.
     """
     return _LENGTH.pack(len(lost.encode())) + lost.encode() + summaries

@@ -226,8 +226,8 @@ class Session:
         draft: a draft model, if there is one.
         unwritable: see `Engine.unwritable`, of the last rank.
         kept: the files in which each rank keeps blocks between two sessions; empty: none are kept.
-        lost_after: steps after which another machine that keeps the far blocks of the last rank is lost; None: each
-            rank has them on its disk.
+        lost_after: steps after which the far blocks of the last rank are lost; None: never.
+        held: whether another machine keeps them; else each rank has them on its disk.
     """
 
     def __init__(
@@ -242,6 +242,7 @@ class Session:
         unwritable: Collection[int] = (),
         lost_after: int | None = None,
         kept: Sequence[KeptFile] = (),
+        held: bool = False,
     ) -> None:
         last = len(most) - 1
         holders = [
@@ -298,7 +299,7 @@ class Session:
             check=lambda: None,
             report=lambda: None,
             draft_model=draft.model if draft else None,
-            held=lost_after is not None,
+            held=held,
         )
         self._draft = draft
 
@@ -454,26 +455,28 @@ def drawn_requests(data: st.DataObject, number: int) -> list[wp.Decode]:
     ),
     st.integers(1, 12),
     st.integers(0, 60),
+    st.booleans(),
 )
-def test_a_machine_that_keeps_blocks_and_is_lost_shows_in_no_text(
-    data: st.DataObject, most: tuple[int, ...], blocks: CacheBlocks, number: int, lost_after: int
+def test_a_machine_or_a_disk_that_keeps_blocks_and_is_lost_shows_in_no_text(
+    data: st.DataObject, most: tuple[int, ...], blocks: CacheBlocks, number: int, lost_after: int, held: bool
 ) -> None:
     """Whatever was computed with what it had is computed again."""
     requests = drawn_requests(data, number)
-    session = Session(most, blocks, lost_after=lost_after, memory=data.draw(st.sampled_from((2, LONGEST))))
+    memory = data.draw(st.sampled_from((2, LONGEST)))
+    session = Session(most, blocks, lost_after=lost_after, memory=memory, held=held)
     arrivals = {each.request_id: data.draw(st.integers(0, 40)) for each in requests}
     session.run(requests, arrivals)
     assert_as_alone(session, requests, most=most, blocks=blocks, memory=session.engines[0].memory)
     assert not session.failures
 
 
-@given(st.data(), st.sampled_from(((16,), (2, 128, 16))), st.integers(1, 6), st.integers(0, 60))
-def test_without_the_machine_that_kept_blocks_texts_are_as_long_as_the_others_hold(
-    data: st.DataObject, most: tuple[int, ...], number: int, lost_after: int
+@given(st.data(), st.sampled_from(((16,), (2, 128, 16))), st.integers(1, 6), st.integers(0, 60), st.booleans())
+def test_without_what_kept_blocks_texts_are_as_long_as_the_others_hold(
+    data: st.DataObject, most: tuple[int, ...], number: int, lost_after: int, held: bool
 ) -> None:
     """They are the beginning of what they would have been; who has more already is told why it ends."""
     requests, blocks = drawn_requests(data, number), CacheBlocks(4, 5, far=20)
-    session = Session(most, blocks, lost_after=lost_after)
+    session = Session(most, blocks, lost_after=lost_after, held=held)
     session.run(requests)
     for each in requests:
         text, end = alone(each, most=most, blocks=blocks)
@@ -490,7 +493,7 @@ def test_without_the_machine_that_kept_blocks_texts_are_as_long_as_the_others_ho
 
 def test_a_machine_that_is_lost_while_blocks_move_is_done_without() -> None:
     """When nothing can be computed without moving them."""
-    session = Session((16, 16), CacheBlocks(16, 4, far=16), lost_after=4)
+    session = Session((16, 16), CacheBlocks(16, 4, far=16), lost_after=4, held=True)
     requests = [request(str(number), [number] * 20, 30) for number in range(8)]
     session.run(requests)
     assert_as_alone(session, requests, most=(16, 16))
@@ -611,7 +614,7 @@ def test_a_request_waits_while_the_disk_cannot_be_written_to(monkeypatch: pytest
     session.run([asked])
     assert_as_alone(session, [asked])
     told = [activity.trouble for activity in session.activities]
-    assert told.count("rank 1: cache blocks cannot be written to the disk: no disk") == 7
+    assert told.count("rank 1: cache blocks cannot be moved: no disk") == 7
     assert told[0] == told[-1] == ""
 
 
