@@ -21,7 +21,7 @@ NEAR = 512
 @pytest.mark.skipif(sys.platform != "linux", reason="files without a name are found in /proc")
 @pytest.mark.parametrize("node", ["a", "b"])
 async def test_a_disk_that_cannot_be_read_any_more_shows_in_no_text(node: str, there: Mesh) -> None:
-    asked = [{"prompt": f"{name}:\n{PROMPT}"[:500], "max_tokens": 100} for name in ("ROMEO", "KING", "DUKE", "NURSE")]
+    asked = [{"prompt": f"{name}:\n{PROMPT}"[:500], "max_tokens": 250} for name in ("ROMEO", "KING", "DUKE", "NURSE")]
     near = {"nodes": ["a", "b"], "context": NEAR, "cache_tokens": NEAR}
     async with Client(there.url) as client:
         session = await there.session(**near)
