@@ -35,10 +35,11 @@ async def test_a_disk_that_cannot_be_read_any_more_shows_in_no_text(node: str, t
         file, *_ = files_without_a_name(worker_of(there.nodes[node]).pid, there.cache)
         os.truncate(file, 0)
         assert [(await answer)["choices"] for answer in answers] == alone
+        told = await until(client, where, lambda told: bool(told["activity"]))
+        assert (told["state"], told["epoch"], told["losses"]) == ("ready", 1, [])
         told = await until(client, where, lambda told: told["activity"]["far_blocks"] == 0)
         rank = ["a", "b"].index(node)
         assert f"far cache blocks are lost (rank {rank}: KV caches cannot be read" in told["activity"]["trouble"]
-        assert (told["state"], told["epoch"]) == ("ready", 1)
 
 
 def files_without_a_name(pid: int, folder: Path) -> list[Path]:
