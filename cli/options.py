@@ -190,6 +190,14 @@ Recover = Annotated[
     bool,
     typer.Option("--recover/--no-recover", help="When a machine is lost, go on with those that are left, or end."),
 ]
+KeepPrefixes = Annotated[
+    bool,
+    typer.Option(
+        "--keep-prefixes",
+        help="Keep the caches on every rank's disk: the next start with the same model, nodes and options begins with"
+        " the prompts that this one knew.",
+    ),
+]
 Name = Annotated[str | None, typer.Option(help="This node's name in the mesh. Default: the host's name.")]
 Memory = Annotated[str, typer.Option(help="Memory that ranks may use here, such as 6GB. Default: what is available.")]
 Zone = Annotated[

@@ -175,6 +175,7 @@ def session_table(session: dict[str, Any]) -> RenderableType:
     caches += f", {session['cache_disk_tokens']} on disk" if session["cache_disk_tokens"] else ""
     caches += f", {session['cache_node_tokens']} on other nodes" if session["cache_node_tokens"] else ""
     kept = f", caches in {session['cache_format']}" if session["cache_format"] != "fp32" else ""
+    kept += ", prefixes kept on disk" if session["keep_prefixes"] else ""
     guessing = f", {Path(session['draft_model']).name} guesses tokens" if session["draft_model"] else ""
     context = f"context {session['context']}{caches}{kept}{guessing}"
     title = f"{session['name']}: {_held(session)}{exact}, {context}, {session['state']}"
@@ -206,6 +207,7 @@ def activity(session: dict[str, Any]) -> str:
         return ""
     where = "on other nodes" if session["cache_node_tokens"] else "on disk"
     disk = f"; {told['far_blocks_used']} of {told['far_blocks']} blocks {where} in use" if told["far_blocks"] else ""
+    disk += f"; {told['blocks_on_disk']} kept on disk for the next start" if told["blocks_on_disk"] else ""
     disk += f" ({told['trouble']})" if told["trouble"] else ""
     windows = told["windowed_blocks"]
     windowed = f"; layers with a window: {told['windowed_blocks_used']} of {windows} blocks in use" if windows else ""

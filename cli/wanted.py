@@ -115,6 +115,11 @@ class Wanted:
             ("--shares", list(request.shares) not in ([], session["shares"]), "in other shares"),
             ("--exact", request.exact and not session["exact"], "without exact sums"),
             ("--no-recover", not request.recover and session["recover"], "so that it goes on when a machine is lost"),
+            (
+                "--keep-prefixes",
+                request.keep_prefixes and not session["keep_prefixes"],
+                "without keeping its prefixes on disks",
+            ),
             ("--experts", planned and not placed, f"with experts {layout}"),
             ("--replicas", request.replicas > replicas, f"with {counted(replicas, 'replica')} of every expert"),
             ("--trunk", request.trunk not in (1, ranks), f"on {counted(ranks, 'rank')}"),
@@ -169,6 +174,7 @@ def start_command(session: dict[str, Any]) -> str:
         words += [option, str(value)] if value else []
     words += ["--exact"] if session["exact"] else []
     words += [] if session["recover"] else ["--no-recover"]
+    words += ["--keep-prefixes"] if session["keep_prefixes"] else []
     return shlex.join(words)
 
 

@@ -82,6 +82,7 @@ class Assignments:
             secret=secrets.token_bytes(32),
             expert_slices=experts.slices if experts else 0,
             cache_holders=len(holders),
+            keep_prefixes=request.keep_prefixes,
         )
         """What the assignments of all workers have in common."""
         self._credentials = issue_credentials(session_id, MAX_RANKS if experts else len(ranks) + len(holders))

@@ -106,6 +106,9 @@ class SessionRequest:
     a context may be as long as both together."""
     cache_format: CacheFormat = "fp32"
     """What keys and values are kept as in the KV caches of every rank."""
+    keep_prefixes: StrictBool = False
+    """Keep what is in the KV caches on every rank's disk, so that the next session that is planned alike on these nodes
+    begins with the prompts that this one knew."""
     sequences: Annotated[int, Field(strict=True, ge=1, le=MAX_SEQUENCES)] = 64
     """Requests that are under way at a time; others wait."""
     queue: Annotated[int, Field(strict=True, ge=0, le=MAX_QUEUE)] = 256

@@ -465,6 +465,23 @@ def keeps_windows(name: str) -> bool:
     return getattr(load_engine(name), "keeps_windows", False)
 
 
+def keeps_prefixes(name: str) -> bool:
+    """Whether an engine's cache blocks can be read and written between two steps (`blocks_in_memory`), so that they can
+    be kept on a disk for another start: then its class has ``keeps_prefixes = True``.
+
+    Raises:
+        EngineError: as `load_engine`.
+    """
+    return getattr(load_engine(name), "keeps_prefixes", False)
+
+
+def blocks_in_memory(engine: Engine) -> Mapping[str, npt.NDArray[Any]]:
+    """The arrays of all near blocks of an engine that `keeps_prefixes`, which it has as ``cached``: [count, *shape]
+    each, by the names of `CacheBlocks.arrays`. Whoever calls may write to blocks that no sequence has."""
+    cached: Mapping[str, npt.NDArray[Any]] = engine.cached  # type: ignore[attr-defined]
+    return cached
+
+
 def asks_block_holders(name: str) -> bool:
     """Whether an engine can have cache blocks on another machine (`motley.plugins.block_holder`): then its class has
     ``asks_block_holders = True``.

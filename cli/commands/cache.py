@@ -16,6 +16,7 @@ from motley.cli.show import results, table
 from motley.protocol.wording import counted, short_bytes
 
 if TYPE_CHECKING:
+    from motley.daemon.rank.kept_file import FoundFile
     from motley.daemon.weights.cache import Entry
 
 SHOWN_KEY = 8
@@ -43,6 +44,7 @@ def ls(
     as_json: Annotated[bool, typer.Option("--json", help="One line of JSON.")] = False,
 ) -> None:
     """List the models that have shares there, used last first."""
+    from motley.daemon.rank.kept_file import FOLDER, kept_files
     from motley.daemon.weights.cache import ShareCache
 
     kept = ShareCache(cache)
@@ -52,11 +54,14 @@ def ls(
         entries = _of_model(model, entries)
         if not entries:
             raise CliError(f"there are no shares of a model {model!r}; `motley cache ls` lists the models")
-    total = sum(entry.size for entry in entries) + sum(damaged.values())
+    prefixes = [] if model else kept_files(kept.folder / FOLDER)
+    total = sum(entry.size for entry in entries) + sum(file.size for file in prefixes) + sum(damaged.values())
     if as_json:
         sound = [_described(entry) for entry in entries]
         broken = [{"key": key, "bytes": size} for key, size in damaged.items()]
-        print(json.dumps({"folder": str(kept.folder), "bytes": total, "shares": sound, "damaged": broken}))
+        known = [{"bytes": file.size, "last_used": _when(file.used).isoformat()} for file in prefixes]
+        told = {"folder": str(kept.folder), "bytes": total, "shares": sound, "damaged": broken, "prefixes": known}
+        print(json.dumps(told))
         return
     title = f"{kept.folder}: {short_bytes(total)}"
     if model:
@@ -69,6 +74,7 @@ def ls(
     for entry in entries:
         groups.setdefault((entry.label.model, _held(entry)), []).append(entry)
     rows = [[*group, _how_many(members), *_size_and_day(members)] for group, members in groups.items()]
+    rows += [["prefixes", "-", str(len(prefixes)), *_size_and_day(prefixes)]] if prefixes else []
     rows += [[f"damaged: {key[:SHOWN_KEY]}", "-", "-", short_bytes(size), "-"] for key, size in damaged.items()]
     others = [row[1:] for row in (columns, *rows)]
     room = results.width - sum(max(map(len, column)) for column in zip(*others, strict=True)) - 3 * len(columns) - 1
@@ -84,7 +90,8 @@ def rm(
     everything: Annotated[bool, typer.Option("--all", help="Remove all that are not in use.")] = False,
     cache: Cache = None,
 ) -> None:
-    """Remove a model's shares, or single ones; they are made anew when they are wanted."""
+    """Remove a model's shares, or single ones; they are made anew when they are wanted. --all: kept prefixes too."""
+    from motley.daemon.rank.kept_file import FOLDER, kept_files
     from motley.daemon.weights.cache import ShareCache
 
     if bool(names) == everything:
@@ -95,6 +102,8 @@ def rm(
     wanted = sizes if everything else dict.fromkeys(key for name in names or [] for key in _find(name, entries, sizes))
     removed = [key for key in wanted if kept.remove(key)]
     kept.sweep()
+    for file in kept_files(kept.folder / FOLDER) if everything else ():
+        file.remove()
     size = short_bytes(sum(sizes[key] for key in removed))
     print(f"removed {len(removed)} of {counted(len(wanted), 'share')}, {size}")
     if len(removed) < len(wanted):
@@ -142,7 +151,11 @@ def _how_many(entries: Sequence[Entry]) -> str:
     return ", ".join([*([str(ranks)] if ranks else []), *([counted(experts, "expert")] if experts else [])])
 
 
-def _size_and_day(entries: Sequence[Entry]) -> list[str]:
+def _when(seconds: float) -> datetime:
+    return datetime.fromtimestamp(seconds, UTC)
+
+
+def _size_and_day(entries: Sequence[Entry | FoundFile]) -> list[str]:
     used = datetime.fromtimestamp(max(entry.used for entry in entries))
     return [short_bytes(sum(entry.size for entry in entries)), f"{used:%Y-%m-%d}"]
 
@@ -165,5 +178,5 @@ def _described(entry: Entry) -> dict[str, object]:
         "fraction": entry.label.fraction,
         "expert": entry.label.expert or None,
         "bytes": entry.size,
-        "last_used": datetime.fromtimestamp(entry.used, UTC).isoformat(),
+        "last_used": _when(entry.used).isoformat(),
     }

@@ -30,6 +30,7 @@ from motley.cli.options import (
     Engines,
     Exact,
     Experts,
+    KeepPrefixes,
     Nodes,
     Quantisation,
     Quants,
@@ -86,6 +87,7 @@ def run(
     shares: Shares = "",
     exact: Exact = False,
     recover: Recover = True,
+    keep_prefixes: KeepPrefixes = False,
     experts: Annotated[
         Experts,
         typer.Option(
@@ -153,6 +155,7 @@ def run(
             "shares": parse_shares(shares) if shares else None,
             "exact": exact,
             "recover": recover,
+            "keep_prefixes": keep_prefixes,
             "experts": experts.value,
             "replicas": replicas,
             "trunk": trunk,

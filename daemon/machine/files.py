@@ -1,12 +1,16 @@
-"""Files of this machine: how many a process may have open (a connection is one too), and locks on them."""
+"""Files of this machine: how many a process may have open (a connection is one too), locks on them, and their room."""
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import IO, Any
 
 FILES = 1 << 16
 """Files that a process asks to have open at most; an expert has two, a client or a node one."""
+_CHUNK = 1 << 20
+_BEYOND = 1 << 62
+"""A place in files that none is long enough for."""
 
 
 def raise_file_limit() -> None:
@@ -33,3 +37,45 @@ def lock_file(file: IO[Any], *, exclusive: bool) -> bool:
         except OSError:
             pass  # whoever uses the file must do without
     return True
+
+
+def own_file(file: IO[bytes]) -> bool:
+    """Have a file that is open for writing for this process alone until it is closed; False: another process has it.
+    Where a file system has no locks, all do."""
+    if sys.platform == "win32":
+        import msvcrt
+
+        file.seek(_BEYOND)  # whoever has no lock on a place can neither read nor write there
+        try:
+            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+        except OSError:
+            return False
+        finally:
+            file.seek(0)
+        return True
+    else:
+        return lock_file(file, exclusive=True)
+
+
+def take_room(file: IO[bytes], size: int) -> None:
+    """Have so many bytes of a disk for a file, zeros after what it has.
+
+    Raises:
+        OSError: there are fewer.
+    """
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(file.fileno(), 0, size)
+        return
+    zeros = memoryview(bytes(_CHUNK))
+    for start in range(file.seek(0, os.SEEK_END), size, _CHUNK):
+        write_all(file, zeros[: size - start])
+
+
+def write_all(file: IO[bytes], data: memoryview) -> None:
+    """Write all of some bytes where a file that is not buffered stands.
+
+    Raises:
+        OSError: not all of them can be written.
+    """
+    while data:
+        data = data[file.write(data) :]

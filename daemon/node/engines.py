@@ -18,6 +18,7 @@ from motley.plugins.engine import (
     engine_names,
     has_whole_caches,
     keeps_fp16,
+    keeps_prefixes,
     keeps_windows,
     lacking,
     measured_bandwidth,
@@ -58,6 +59,7 @@ def _ask(name: str) -> dict[str, object]:
             "reads_far_blocks": reads_far_blocks(name),
             "asks_block_holders": asks_block_holders(name),
             "keeps_windows": keeps_windows(name),
+            "keeps_prefixes": keeps_prefixes(name),
             "on_gpu": on_gpu(name),
         }
         in_the_way = lacking(name)

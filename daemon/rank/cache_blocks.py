@@ -3,9 +3,8 @@
 Every engine of a session keeps keys and values in blocks of the same numbers (`motley.plugins.engine.CacheBlocks`).
 Rank 0 has the one `BlockStore` and tells every rank which blocks a sequence has.
 
-Blocks that can be found form trees: each hangs on the block with the tokens before its own. So the blocks of a prefix
-are a path down from a root. All are whole, except that a leaf may have fewer tokens, where a sequence ended in it. A
-sequence that uses a block uses all blocks above it too. So if nobody uses a block, nobody uses those below it either.
+Blocks that can be found form trees (`motley.daemon.rank.block_trees`). A sequence that uses a block uses all blocks
+above it too. So if nobody uses a block, nobody uses those below it either.
 
 Blocks are *near*, in the memory that engines compute in, or *far*: only read. When near ones are used up, what has been
 written is copied to far ones; it stays there until it is dropped.
@@ -17,64 +16,30 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from operator import attrgetter
-from weakref import WeakValueDictionary
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
+from motley.daemon.rank.block_trees import BlockTrees, Node
 from motley.daemon.rank.window_blocks import WindowBlocks
 
 Pairs = Sequence[tuple[int, int]]
 """Numbers of blocks: of one, and of the far one that it is copied to."""
 
-LOOKS = 16
-"""How many blocks that hang on the same one are looked at, before and after the place of the wanted tokens in their
-order, for one that begins like these. The nearest begin most alike, so more looks would hardly find a better one."""
 
-
-@dataclass(eq=False, slots=True, weakref_slot=True)
-class _Node:
-    """A block in a tree, or the root of a tree, which is no block.
+class Placed(NamedTuple):
+    """A block in a tree.
 
     Attributes:
-        tokens: what the block holds.
-        block: its number.
-        above: what it hangs on, whose tokens come before its own; None: it is the root.
-        below: what hangs on it, ordered by their tokens, of which no two have the same.
-        users: running sequences that have it.
+        number: its own.
+        above: that of the block that it hangs on; -1: it hangs on the root.
+        root: number of the root, see `BlockStore.find`.
+        tokens: what it holds.
     """
 
-    tokens: tuple[int, ...] = ()
-    block: int = -1
-    above: _Node | None = None
-    below: list[_Node] = field(default_factory=list)
-    users: int = 0
-
-    def place(self, tokens: tuple[int, ...]) -> int:
-        """Where in `below` a block with these tokens is, or would be."""
-        return bisect_left(self.below, tokens, key=attrgetter("tokens"))
-
-    def child(self, tokens: tuple[int, ...]) -> _Node | None:
-        """The block below that holds exactly these tokens."""
-        near = self.below[(place := self.place(tokens)) : place + 1]
-        return near[0] if near and near[0].tokens == tokens else None
-
-    def begun_by(self, tokens: tuple[int, ...], near: int) -> tuple[_Node, int] | None:
-        """Choose a block below for a sequence with these tokens to write on, after those that both have in common.
-
-        Its number must be below `near`, nobody may use it, and nothing may hang on it. What else it holds is lost, and
-        may be a conversation that goes on one day; so at least half of what it holds, or of `tokens`, has to be common.
-        None: there is no such.
-
-        Returns:
-            The block that has most in common, and how many tokens that are.
-        """
-        place = self.place(tokens)
-        looked_at = self.below[max(0, place - LOOKS) : place + LOOKS]
-        free = [node for node in looked_at if node.block < near and not (node.users or node.below)]
-        begun = [(node, _common(node.tokens, tokens)) for node in free]
-        worth = [(node, common) for node, common in begun if 2 * common >= max(1, min(len(node.tokens), len(tokens)))]
-        return max(worth, key=lambda found: (found[1], -len(found[0].tokens)), default=None)
+    number: int
+    above: int
+    root: int
+    tokens: tuple[int, ...]
 
 
 class BlockStore:
@@ -125,14 +90,12 @@ class BlockStore:
         self._free_far = [*range(near, near + far)][::-1]
         self._alone: set[int] = set()
         """Blocks that one running sequence has and the trees have not."""
-        self._nodes: dict[int, _Node] = {}
-        """Those in the trees, by block."""
+        self._trees = BlockTrees()
+        """The blocks that can be found."""
         self._unused: OrderedDict[int, None] = OrderedDict()
         """Near ones of them that no sequence has, least recently used first, and each before what it hangs on."""
         self._unused_far: OrderedDict[int, None] = OrderedDict()
         """Far ones of them that no sequence has, those that have been unused for longest, or moved, first."""
-        self._roots: WeakValueDictionary[int, _Node] = WeakValueDictionary()
-        """By number; a root on which nothing hangs is gone."""
 
     @property
     def available(self) -> int:
@@ -318,7 +281,7 @@ class BlockStore:
         """
         self._check_room(sequence_tokens, blocks)
         published = self._published(blocks)
-        node = self._nodes[blocks[published - 1]] if published else self._root(root)
+        node = self._trees.nodes[blocks[published - 1]] if published else self._trees.root(root)
         if published and not node.users:
             raise ValueError(f"blocks cannot be published after block {node.block}, which no sequence uses")
         for index in range(published, len(sequence_tokens) // self.tokens):
@@ -347,9 +310,9 @@ class BlockStore:
         """
         self._check_room(sequence_tokens, blocks)
         published = self._published(blocks)
-        node = self._root(root)
+        node = self._trees.root(root)
         for block in blocks[:published]:
-            shared = self._nodes.get(block)
+            shared = self._trees.nodes.get(block)
             if shared is None or shared.above is not node or not shared.users:
                 raise ValueError(f"block {block} cannot be given back: no sequence uses it there")
             node = shared
@@ -395,18 +358,44 @@ class BlockStore:
         published = blocks[: self._published(blocks)]
         self.give_back((), blocks, root, passed)
         for block in reversed(published):
-            if self._nodes[block].users or self._nodes[block].below:
+            if self._trees.nodes[block].users or self._trees.nodes[block].below:
                 return
             self._remove(block)
             self._put_back(block)
 
-    def _path(self, sequence_tokens: Sequence[int], root: int) -> tuple[list[_Node], _Node | None, int]:
+    def placed(self) -> list[Placed]:
+        """The near blocks that can be found without any far one, each after the one that it hangs on."""
+        above = [(root, -1, node) for root, top in self._trees.roots.items() for node in top.below]
+        placed = []
+        for root, before, node in above:  # which grows
+            if node.block < self.near:
+                placed.append(Placed(node.block, before, root, node.tokens))
+                above += [(root, node.block, below) for below in node.below]
+        return placed
+
+    def adopt(self, placed: Sequence[Placed], windowed: Mapping[int, int]) -> None:
+        """Begin with blocks that hold prefixes already, before any sequence has had one.
+
+        Args:
+            placed: as `placed` gives them, no two with the same tokens below the same block.
+            windowed: what layers with a window have for some of them, by number; nothing for the others.
+        """
+        assert self.cached == 0, "blocks are adopted when nothing is there"
+        for each in placed:
+            above = self._trees.root(each.root) if each.above < 0 else self._trees.nodes[each.above]
+            self._trees.insert(above, each.tokens, each.number, users=0)
+        self._unused.update((each.number, None) for each in reversed(placed))
+        self._free = [block for block in self._free if block not in self._trees.nodes]
+        if self._windows is not None:
+            self._windows.adopt(windowed)
+
+    def _path(self, sequence_tokens: Sequence[int], root: int) -> tuple[list[Node], Node | None, int]:
         """Look up what `find` finds: whole blocks, perhaps one to go on in after its first tokens, and how many tokens
         all of these have in common with the sequence.
 
         They are fewer than there are, where layers with a window have no longer what the rows after them see.
         """
-        path, leaf, found = self._longest_path(sequence_tokens, root)
+        path, leaf, found = self._trees.longest_path(sequence_tokens, root, self.tokens, self.near)
         if self._windows is None:
             return path, leaf, found
         blocks = [node.block for node in path]
@@ -416,22 +405,6 @@ class BlockStore:
         if leaf is not None and -1 in self._windows.numbers([leaf.block]):
             return path, None, len(path) * self.tokens
         return path, leaf, found
-
-    def _longest_path(self, sequence_tokens: Sequence[int], root: int) -> tuple[list[_Node], _Node | None, int]:
-        """As `_path`, whatever layers with a window have."""
-        path: list[_Node] = []
-        found = 0
-        node = self._roots.get(root)
-        while node is not None:
-            wanted = tuple(sequence_tokens[found : min(found + self.tokens, len(sequence_tokens) - 1)])
-            whole = node.child(wanted) if len(wanted) == self.tokens else None
-            if whole is None:
-                leaf, common = node.begun_by(wanted, self.near) or (None, 0)
-                return path, leaf, found + common
-            path.append(whole)
-            found += self.tokens
-            node = whole
-        return path, None, found
 
     def _needed(self, sequence_tokens: Sequence[int]) -> int:
         """How many blocks hold so many tokens."""
@@ -447,12 +420,9 @@ class BlockStore:
 
     def _published(self, blocks: Sequence[int]) -> int:
         """How many of a sequence's blocks are in a tree: the first ones always."""
-        return bisect_left(blocks, True, key=lambda block: block not in self._nodes)
+        return bisect_left(blocks, True, key=lambda block: block not in self._trees.nodes)
 
-    def _root(self, root: int) -> _Node:
-        return self._roots.setdefault(root, _Node())
-
-    def _use(self, node: _Node) -> None:
+    def _use(self, node: Node) -> None:
         if not node.users:
             del self._unused_of(node.block)[node.block]
         node.users += 1
@@ -482,7 +452,7 @@ class BlockStore:
             pairs.append((oldest, far))
         if pairs and not self._copy(pairs):
             for _, far in pairs:
-                while far in self._nodes:
+                while far in self._trees.nodes:
                     self._drop_leaf(far)
 
     def _far_place(self) -> int | None:
@@ -493,53 +463,37 @@ class BlockStore:
 
     def _drop_leaf(self, block: int) -> None:
         """Drop an unused block, or if anything hangs on it, one of the last blocks of that."""
-        node = self._nodes[block]
-        while node.below:
-            node = node.below[0]
+        node = self._trees.last_below(block)
         self._remove(node.block)
         self._put_back(node.block)
 
     def _renumber(self, block: int, far: int) -> None:
         """A block of a tree has been copied."""
-        node = self._nodes[far] = self._nodes.pop(block)
-        node.block = far
+        self._trees.renumber(block, far)
         if self._windows is not None:
             self._windows.renumber(block, far)
 
-    def _insert(self, above: _Node, tokens: tuple[int, ...], block: int) -> _Node:
+    def _insert(self, above: Node, tokens: tuple[int, ...], block: int) -> Node:
         """Put a block that a sequence has for itself into a tree; the sequence goes on to use it."""
-        node = _Node(tokens, block, above, users=1)
-        above.below.insert(above.place(tokens), node)
         self._alone.remove(block)
-        self._nodes[block] = node
-        return node
+        return self._trees.insert(above, tokens, block, users=1)
 
-    def _is_worse(self, node: _Node, block: int) -> bool:
+    def _is_worse(self, node: Node, block: int) -> bool:
         """Whether a block of a tree, which nobody uses, lacks what layers with a window have for another block with the
         same tokens."""
         if self._windows is None or node.users:
             return False
         return [number >= 0 for number in self._windows.numbers([node.block, block])] == [False, True]
 
-    def _replace(self, node: _Node, block: int) -> _Node:
+    def _replace(self, node: Node, block: int) -> Node:
         """Have a block that a sequence has for itself in a tree, in place of one that nobody uses."""
-        del self._nodes[node.block], self._unused_of(node.block)[node.block]
+        del self._unused_of(node.block)[node.block]
         self._put_back(node.block)
         self._alone.remove(block)
-        self._nodes[block], node.block, node.users = node, block, 1
-        return node
+        node.users = 1
+        return self._trees.renumber(node.block, block)
 
     def _remove(self, block: int) -> None:
         """Take a leaf that nobody uses out of its tree."""
         del self._unused_of(block)[block]
-        node = self._nodes.pop(block)
-        assert node.above is not None
-        assert not node.users
-        assert not node.below
-        del node.above.below[node.above.place(node.tokens)]
-
-
-def _common(first: tuple[int, ...], second: tuple[int, ...]) -> int:
-    """How many tokens two sequences have in common before they differ."""
-    pairs = enumerate(zip(first, second, strict=False))
-    return next((at for at, (one, other) in pairs if one != other), min(len(first), len(second)))
+        self._trees.remove(block)

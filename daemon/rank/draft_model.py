@@ -15,7 +15,7 @@ import numpy as np
 
 from motley.daemon.rank.cache_blocks import BlockStore
 from motley.daemon.rank.executor import Executor
-from motley.daemon.rank.schedule import Request
+from motley.daemon.rank.request import Request
 from motley.daemon.rank.steps import Close, More, Open, SpanPlan, Step, split
 from motley.daemon.sampling.choice import LogitsError, NeedMore, choose, initial_want
 from motley.daemon.sampling.parameters import SamplingParams

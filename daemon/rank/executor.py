@@ -13,9 +13,12 @@ import numpy as np
 import numpy.typing as npt
 from google.protobuf.message import DecodeError
 
+from motley.daemon.rank.kept_block import KeptBlock
+from motley.daemon.rank.kept_file import KeptFile
 from motley.daemon.rank.steps import (
     Able,
     Close,
+    Keep,
     Message,
     More,
     Move,
@@ -23,6 +26,8 @@ from motley.daemon.rank.steps import (
     Numbers,
     Open,
     Renumber,
+    Restore,
+    Restored,
     SpanPlan,
     Step,
     StepError,
@@ -32,8 +37,7 @@ from motley.daemon.rank.steps import (
 )
 from motley.daemon.sampling.parameters import SamplingParams
 from motley.daemon.sampling.shard import ShardSampler
-from motley.plugins.block_holder import BlockHolder
-from motley.plugins.engine import F32, CacheBlocks, Engine, Span
+from motley.plugins.engine import F32, CacheBlocks, Engine, Span, blocks_in_memory
 from motley.protocol import mesh_pb2 as pb
 from motley.transport import StatsSnapshot
 
@@ -66,6 +70,15 @@ class DecodeTimes:
     collectives: int = 0
     steps: deque[tuple[float, float, float]] = field(default_factory=lambda: deque(maxlen=STEP_HISTORY))
     """(compute, wire, wait) of each of the latest steps, until someone has told of them and clears it."""
+
+
+class FarPlace(Protocol):
+    """Where the far ones of a rank's cache blocks are: on its disk, or another machine has them."""
+
+    @property
+    def lost(self) -> str:
+        """Why they are lost, so that what was computed with them may be wrong; empty: they are there."""
+        ...
 
 
 class _Sequence:
@@ -150,7 +163,8 @@ class Executor:
         vocabulary: range,
         words_per_unit: int,
         stats: Clocks,
-        holder: BlockHolder | None = None,
+        far: FarPlace | None = None,
+        kept: KeptFile | None = None,
     ) -> None:
         """
         Args:
@@ -160,7 +174,9 @@ class Executor:
             vocabulary: token ids whose logits this rank computes.
             words_per_unit: tokens in a unit of the vocabulary; masses are summed by these first.
             stats: of the collectives that the engine uses.
-            holder: keeps the far ones of the blocks for the engine; None: there is none.
+            far: where the far ones of the blocks are; None: there are none, or they cannot be lost.
+            kept: keeps blocks for another start of the session; None: none are kept. The engine is then one that
+                `keeps_prefixes`.
         """
         self._engine = engine
         self._blocks = blocks
@@ -169,7 +185,8 @@ class Executor:
         self._vocabulary = vocabulary
         self._words_per_unit = words_per_unit
         self._stats = stats
-        self._holder = holder
+        self._far = far
+        self.kept = kept
         self._sequences: dict[int, _Sequence] = {}
         self.times = DecodeTimes()
 
@@ -179,7 +196,7 @@ class Executor:
         Returns:
             What rank 0 is to be told; None: nothing. If the message asks for candidates, summaries of this rank's
             logits for all wanted rows in order, as `motley.daemon.rank.steps.join` puts them together. If it is a
-            `Move`, the encoded `Moved`.
+            `Move` or a `Keep`, the encoded `Moved`; if it is a `Restore`, the encoded `Restored`.
 
         Raises:
             StepError: the message does not fit the state of this rank.
@@ -209,11 +226,21 @@ class Executor:
                 self._check_pairs(pairs)
                 for sequence in self._sequences.values():
                     sequence.renumber(pairs)
+            case Keep(blocks):
+                return self._keep(blocks).encode()
+            case Restore(blocks):
+                kept = self._kept_for(blocks)
+                return Restored([kept.read(block, blocks_in_memory(self._engine)) for block in blocks]).encode()
             case Stop():
                 pass
-            case Able() | Moved():
+            case Able() | Moved() | Restored():
                 raise StepError(f"a rank is told what only rank 0 is to hear: {message}")
         return None
+
+    @property
+    def able(self) -> Able:
+        """What this rank is able to do."""
+        return Able(self.most_spans, self.kept.plan if self.kept else 0)
 
     @property
     def most_spans(self) -> int:
@@ -253,13 +280,37 @@ class Executor:
         try:
             self._engine.move([(block, far) for block, far in pairs.tolist()])
         except OSError as error:
-            where = "written to the disk" if self._holder is None else "moved to another machine"
-            return Moved(f"cache blocks cannot be {where}: {error}")
+            return Moved(f"cache blocks cannot be moved: {error}")
+        return Moved()
+
+    def _kept_for(self, blocks: Sequence[KeptBlock]) -> KeptFile:
+        """The file for blocks that are to be kept or read.
+
+        Raises:
+            StepError: there are no such blocks, or none are kept.
+        """
+        count, windowed = self._blocks.count, self._blocks.windowed
+        if self.kept is None:
+            raise StepError("blocks are to be kept or read, of which this rank keeps none")
+        for block in blocks:
+            known = 0 <= block.number < count and -1 <= block.windowed < windowed
+            if not known or not 1 <= len(block.tokens) <= self._blocks.tokens:
+                raise StepError(f"{block} is to be kept or read; there are {count} blocks, {windowed} with a window")
+        return self.kept
+
+    def _keep(self, blocks: Sequence[KeptBlock]) -> Moved:
+        """Write blocks to the file in which they are kept."""
+        kept = self._kept_for(blocks)
+        try:
+            for block in blocks:
+                kept.write(block, blocks_in_memory(self._engine))
+        except OSError as error:
+            return Moved(f"prefixes cannot be kept on the disk: {error}")
         return Moved()
 
     def _step(self, step: Step) -> bytes | None:
-        """Some tokens of some sequences; the summaries of the wanted rows in order, None if there are none. If there is
-        a holder of blocks, whether it is lost comes first, see `tell_loss`."""
+        """Some tokens of some sequences; the summaries of the wanted rows in order, None if there are none. If there
+        are far blocks, whether they are lost comes first, see `tell_loss`."""
         began, before = time.perf_counter(), self._stats.snapshot()
         tokens = step.tokens.tolist()
         spans = []
@@ -278,8 +329,8 @@ class Executor:
         summaries = self._summarise(step.spans, logits)
         if all(plan.rows == plan.wanted == 1 for plan in step.spans):
             self._count(len(step.spans), time.perf_counter() - began, before)
-        if self._holder is not None:
-            return tell_loss(self._holder.lost, join(summaries))
+        if self._blocks.far:
+            return tell_loss(self._far.lost if self._far else "", join(summaries))
         return join(summaries) if summaries else None
 
     def _summarise(self, plans: Sequence[SpanPlan], logits: F32) -> list[bytes]:

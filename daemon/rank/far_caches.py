@@ -1,18 +1,19 @@
 """What rank 0 knows of the session's far cache blocks: whether they can be written to, and whether they are lost.
 
-Far blocks are on every rank's disk, or other machines keep them, which may be lost (`held`).
+Far blocks are on every rank's disk, or other machines keep them (`held`). They are lost when a disk cannot be read any
+more, or such a machine is gone.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from motley.daemon.rank.all_ranks import from_rank, trouble_of
 from motley.daemon.rank.cache_blocks import Pairs
-from motley.daemon.rank.steps import Message, Move, Moved, StepError, decode, split_loss
+from motley.daemon.rank.steps import Message, Move, split_loss
 
 RETRY_S = 5.0
 """Seconds after which blocks are moved again, once a rank could not."""
@@ -22,7 +23,7 @@ class FarCaches:
     """The far blocks of a session, as rank 0 sees them.
 
     Attributes:
-        held: whether other machines keep them; when one is lost, the session goes on without them all.
+        held: whether other machines keep them, which are lost once blocks cannot be moved there.
         trouble: why blocks could not be moved the last time, or are lost; empty: all is well.
         losing: why they are lost, between the moment when that is known and that when the schedule goes on without.
         lost: why there are none any more; empty: there are, or never were.
@@ -47,14 +48,12 @@ class FarCaches:
         now = time.perf_counter()
         if now < self._due:
             return False
-        told = self._told(Move(np.array(pairs, np.int32)))
-        trouble = [f"rank {rank}: {each}" for rank, data in enumerate(told) if (each := _trouble(rank, data))]
-        self.trouble = "; ".join(trouble)
-        if trouble:
+        self.trouble = trouble_of(self._told(Move(np.array(pairs, np.int32))))
+        if self.trouble:
             self._due = now + RETRY_S
-        if trouble and self.held:
+        if self.trouble and self.held:
             self.losing = self.trouble
-        return not trouble
+        return not self.trouble
 
     def summaries(self, told: Sequence[bytes]) -> Sequence[bytes]:
         """What ranks have told of a step without the losses, of which each tells too where blocks are `held`.
@@ -74,25 +73,3 @@ class FarCaches:
         """Go on without them."""
         self.lost, self.losing = self.losing, ""
         self.trouble = f"far cache blocks are lost ({self.lost}); their tokens are computed again"
-
-
-@contextmanager
-def from_rank(rank: int) -> Iterator[None]:
-    """Errors name the rank that a message is from."""
-    try:
-        yield
-    except StepError as error:
-        raise StepError(f"rank {rank}: {error}") from error
-
-
-def _trouble(rank: int, data: bytes) -> str:
-    """Why a rank could not move blocks; empty: it could.
-
-    Raises:
-        StepError: it tells something else.
-    """
-    with from_rank(rank):
-        message = decode(data)
-    if not isinstance(message, Moved):
-        raise StepError(f"rank {rank} has not said whether it moved blocks, but {message}")
-    return message.trouble

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import mmap
-import os
 import tempfile
 from collections.abc import Iterable
 from contextlib import ExitStack
 from math import prod
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from motley.daemon.machine.files import take_room, write_all
 from motley.plugins.engine import CacheBlocks, CacheSpec
+from motley.plugins.native.mapped import Guard
 from motley.protocol.wording import human_bytes
 
 ALIGNED = 64
 """Each array begins at a multiple of so many bytes."""
-_CHUNK = 1 << 20
 
 
 class DiskFull(Exception):
@@ -57,7 +57,7 @@ class FarFile:
             try:
                 folder.mkdir(parents=True, exist_ok=True)
                 file = stack.enter_context(tempfile.TemporaryFile(dir=folder, buffering=0))
-                _allocate(file, max(1, size))
+                take_room(file, max(1, size))
                 mapped = mmap.mmap(file.fileno(), max(1, size), access=mmap.ACCESS_READ)
             except OSError as error:
                 raise DiskFull(
@@ -66,7 +66,15 @@ class FarFile:
                 ) from error
             stack.pop_all()
         self._file = file
+        self._folder = folder
+        self._guard = Guard(mapped)
         self._bytes = np.frombuffer(mapped, np.uint8)
+
+    @property
+    def lost(self) -> str:
+        """Why what is in the file is not to be relied upon any more; empty: all that was read could be. What could not
+        is zeros."""
+        return f"KV caches cannot be read from the disk of {self._folder}" if self._guard.broken else ""
 
     def read(self, name: str) -> npt.NDArray[Any]:
         start, shape, dtype = self._places[name]
@@ -75,33 +83,9 @@ class FarFile:
     def write(self, name: str, number: int, values: npt.NDArray[Any]) -> None:
         start, _, _ = self._places[name]
         self._file.seek(start + number * values.nbytes)
-        _write(self._file, values.data.cast("B"))
+        write_all(self._file, values.data.cast("B"))
 
     def close(self) -> None:
         """Give up the file. What was read of it stays valid while it is held."""
         self._bytes = self._bytes[:0]
         self._file.close()
-
-
-def _allocate(file: IO[bytes], size: int) -> None:
-    """Take so many bytes on the disk for a file, all zero.
-
-    Raises:
-        OSError: there are fewer.
-    """
-    if hasattr(os, "posix_fallocate"):
-        os.posix_fallocate(file.fileno(), 0, size)
-        return
-    zeros = memoryview(bytes(_CHUNK))
-    for start in range(0, size, _CHUNK):
-        _write(file, zeros[: size - start])
-
-
-def _write(file: IO[bytes], data: memoryview) -> None:
-    """Write all of some bytes.
-
-    Raises:
-        OSError: not all of them can be written.
-    """
-    while data:
-        data = data[file.write(data) :]

@@ -20,17 +20,28 @@ from motley.daemon.models.keys import ConfigError
 from motley.daemon.rank.executor import Executor
 from motley.daemon.rank.far_file import FarFile
 from motley.daemon.rank.gate import Gate, reference_answers
+from motley.daemon.rank.kept_file import FOLDER, KeptFile, plan_key
 from motley.daemon.rank.peers import Peers
 from motley.daemon.rank.window_blocks import WindowBlocks
 from motley.daemon.weights.cache import ShareCache
 from motley.plugins.block_holder import BlockHolder
-from motley.plugins.engine import CACHE_FORMATS, CacheBlocks, EngineOptions, load_engine, on_gpu
+from motley.plugins.engine import (
+    CACHE_FORMATS,
+    CacheBlocks,
+    EngineError,
+    EngineOptions,
+    keeps_prefixes,
+    load_engine,
+    on_gpu,
+)
 from motley.protocol import GPU_RESERVE
 from motley.protocol import mesh_pb2 as pb
 from motley.protocol.wording import human_bytes
 
 MOST_BLOCKS = 2**31 - 1
 """Blocks have numbers of 32 bits with a sign."""
+KEPT_PART = 5
+"""Blocks that are kept on the disk may take a part of what shares may take there: so many times less."""
 ENGINE_S = 1800.0
 """An engine that is not made and examined after so many seconds hangs: from then on no sign of life is given."""
 
@@ -91,11 +102,16 @@ def load_rank(
         LoadError: the model's files differ from those that were planned for, or do not come.
         CheckpointError: they changed while they were read.
         ConfigError: the caches have no room for a sequence, or the model cannot be had like that.
-        DiskFull: there is no room on the disk for the cache blocks that are to be there.
+        DiskFull: there is no room on the disk for the cache blocks that are to be there, or to be kept there.
         GpuFull: its engine computes on a GPU that is too small or too busy.
         GateError: the engine computes wrongly.
         Exception: what `open_planned`, `build_rank_graph`, `PlannedModel.share` and the engine raise.
     """
+    if assignment.keep_prefixes and not keeps_prefixes(assignment.engine):
+        raise EngineError(
+            f"engine {assignment.engine!r} cannot keep prefixes on a disk between starts; start the session without"
+            " keeping them, or with another engine"
+        )
     model, blocks = assignment.model, cache_blocks(assignment)
     shares = [share_from_proto(share) for share in assignment.shares]
     with open_planned(assignment, models, progress, assignment.shares[rank].quantisation) as planned:
@@ -136,11 +152,24 @@ def load_rank(
                     replace(graph, blocks=blocks, far=far, holder=holder), gate, options
                 )
                 stack.callback(engine.close)
+                kept = None
+                if assignment.keep_prefixes:
+                    key = plan_key(assignment, rank, share_file.parent.name)
+                    kept = KeptFile(cache.folder / FOLDER, key, blocks, graph.caches, cache.limit // KEPT_PART)
+                    stack.callback(kept.close)
                 gate.open(engine, expected, partial(ask_reference, anew=True))
             share_bytes = sum(place.weight.all_bytes for place in declared.weights)
             embed = partial(opened.source.rows, EMBEDDING)
             executor = Executor(
-                engine, blocks, graph.context, embed, declared.words, declared.words_per_unit, peers, holder
+                engine,
+                blocks,
+                graph.context,
+                embed,
+                declared.words,
+                declared.words_per_unit,
+                peers,
+                holder or far,
+                kept,
             )
             yield LoadedRank(
                 executor=executor,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, count, islice
 from typing import Any
@@ -16,29 +16,21 @@ from typing import Any
 import numpy as np
 
 from motley.daemon.pipe.daemon import Commands, Tell
+from motley.daemon.rank.all_ranks import AllRanks, by_row
 from motley.daemon.rank.cache_blocks import BlockStore
+from motley.daemon.rank.client import Client, logprob_row
 from motley.daemon.rank.constraints import Preparing
 from motley.daemon.rank.draft_model import DraftModel
 from motley.daemon.rank.drafting import Drafting
 from motley.daemon.rank.drafts import Lookup
 from motley.daemon.rank.executor import STEP_HISTORY, Executor
-from motley.daemon.rank.far_caches import FarCaches, from_rank
+from motley.daemon.rank.far_caches import FarCaches
+from motley.daemon.rank.kept_block import plan_of
+from motley.daemon.rank.kept_prefixes import KeptPrefixes
 from motley.daemon.rank.pace import Pace
-from motley.daemon.rank.schedule import Part, Plan, Request, Schedule
-from motley.daemon.rank.steps import (
-    Able,
-    Close,
-    Message,
-    More,
-    Open,
-    Renumber,
-    SpanPlan,
-    Step,
-    StepError,
-    Stop,
-    decode,
-    split,
-)
+from motley.daemon.rank.request import Request
+from motley.daemon.rank.schedule import Part, Plan, Schedule
+from motley.daemon.rank.steps import Close, More, Open, Renumber, SpanPlan, Step
 from motley.daemon.rank.window_blocks import WindowBlocks
 from motley.daemon.sampling.choice import Choice, LogitsError, NeedMore, choose, initial_want
 from motley.daemon.sampling.constraint import Constraint, ConstraintError
@@ -56,33 +48,6 @@ ACTIVITY_S = 0.5
 """Seconds between two messages that tell the daemon what is under way."""
 SIGN_OF_LIFE_S = 10.0
 """Seconds without news after which a client hears that its request lives."""
-
-
-@dataclass(eq=False)
-class _Client:
-    """A request's owner, and how its tokens are chosen.
-
-    Attributes:
-        arrived: when.
-        spoken: when it last heard something.
-        constraint: what its answer must be; None: anything.
-    """
-
-    decode: wp.Decode
-    params: SamplingParams
-    request: Request
-    arrived: float
-    spoken: float
-    constraint: Constraint | None = None
-
-    @property
-    def generated(self) -> int:
-        return self.request.generated
-
-    @property
-    def answer(self) -> list[int]:
-        """The tokens that have been generated."""
-        return self.request.tokens[self.request.prompt :]
 
 
 @dataclass
@@ -114,7 +79,7 @@ class Scheduler:
         alike: prompts up to this length have the same rotary tables.
         tell: tells the daemon `tokens` and `activity`.
         check: called now and then while there is nothing to do, to see whether everyone is still there.
-        held: whether other machines keep the far ones of the blocks; when one is lost, it goes on without them all.
+        held: whether other machines keep the far ones of the blocks.
         report: called after each request, to tell where this rank's time went.
         draft_model: guesses tokens; None: there is none.
         step_ms: what the latest decode steps have taken, in milliseconds.
@@ -136,7 +101,8 @@ class Scheduler:
     step_ms: deque[float] = field(default_factory=lambda: deque(maxlen=STEP_HISTORY))
 
     def __post_init__(self) -> None:
-        self._clients: dict[Request, _Client] = {}
+        self._ranks = AllRanks(self.executor, self.communicator)
+        self._clients: dict[Request, Client] = {}
         self._held: set[Request] = set()
         """Requests whose clients are slow: they are not in the schedule for now."""
         self._arrivals = count()
@@ -145,7 +111,9 @@ class Scheduler:
         """There is one once the followers have told what they are able to do."""
         self._activity_due = 0.0
         """From when on the daemon is to be told what is under way."""
-        self._far = FarCaches(self.held, self._told)
+        self._far = FarCaches(self.held, self._ranks.told)
+        self._kept: KeptPrefixes | None = None
+        """There are such once there is a schedule, if the session keeps prefixes."""
         self._stuck = False
         """Whether nothing could be computed in the last step."""
 
@@ -157,17 +125,45 @@ class Scheduler:
             TransportError, EngineError: a rank is lost, or cannot compute.
             Exception: what `commands`, `tell`, `check` and `report` raise.
         """
+        more_to_do = False
+        """Whether there is something that new requests are not to wait for in full: a piece of it is done at a time."""
         while True:
             wait_s = PREPARING_LOOK_S if self._preparing else LOOK_S
-            for command in commands(0.0 if self._busy and not self._stuck else wait_s):
+            for command in commands(0.0 if more_to_do or (self._busy and not self._stuck) else wait_s):
                 self._obey(command)
             for order, came, constraint in self._preparing.ready():
                 self._accept_constrained(order, came, constraint)
-            if self._busy:
+            if self._kept and self._kept.restoring:
+                self._kept.restore()
+                more_to_do = True
+            elif self._busy:
                 self._advance(self._made_schedule())
+                more_to_do = False
             else:
                 self.check()
+                more_to_do = self._keep()
             self._show_life(time.perf_counter())
+
+    def keep_prefixes(self, seconds: float) -> None:
+        """Have all ranks write what is in the caches to their disks, as far as so many seconds suffice; errors as
+        `run`."""
+        deadline = time.perf_counter() + seconds
+        while self._kept and not self._kept.restoring and time.perf_counter() < deadline and self._kept.keep():
+            pass
+
+    def _keep(self) -> bool:
+        """While there are no requests, read prefixes that are kept, or keep some; whether there is more to do."""
+        if self.executor.kept is None:
+            return False
+        if self._kept is None:
+            if self._ranks.are_loaded():
+                self._made_schedule()
+            return self._kept is not None
+        before = self._kept.trouble, self._kept.count
+        more = self._kept.keep()
+        if (self._kept.trouble, self._kept.count) != before:
+            self.tell(activity=self._activity())
+        return more
 
     @property
     def _busy(self) -> bool:
@@ -176,7 +172,7 @@ class Scheduler:
 
     def stop(self) -> None:
         """Tell the followers that the session is over."""
-        self._broadcast(Stop())
+        self._ranks.stop()
 
     def _obey(self, command: wp.WorkerCommand) -> None:
         match command.WhichOneof("body"):
@@ -224,7 +220,7 @@ class Scheduler:
             lookup=None if decode.without_drafts else Lookup(),
             sampling=decode.sampling,
         )
-        client = _Client(decode, params, request, arrived=now, spoken=now, constraint=constraint)
+        client = Client(decode, params, request, arrived=now, spoken=now, constraint=constraint)
         self._clients[request] = client
         self._made_schedule().add(request)
         self._shorten(client)
@@ -254,25 +250,20 @@ class Scheduler:
 
     def _made_schedule(self) -> Schedule:
         if self._schedule is None:
-            spans = min([self.executor.most_spans, *map(self._ability, range(1, self.communicator.size))])
+            able = self._ranks.abilities()
             blocks = self.blocks
             windows = WindowBlocks(blocks.windowed, blocks.window, blocks.tokens) if blocks.windowed else None
             store = BlockStore(blocks.count, blocks.tokens, blocks.far, self._far.copy, windows)
             pace = Pace(self.max_rows, self.halves)
             sequences = min(self.sequences, self.max_rows)
             drafting = Drafting(self.draft_model) if self.draft_model else None
+            spans = min(each.spans for each in able)
             self._schedule = Schedule(
                 store, pace, sequences=sequences, spans=spans, rows=self.max_rows, drafting=drafting
             )
+            if (file := self.executor.kept) is not None:
+                self._kept = KeptPrefixes(file, plan_of([each.plan for each in able]), store, self._ranks.told)
         return self._schedule
-
-    def _ability(self, rank: int) -> int:
-        """How many spans a follower can take in one step, which it has said once it was loaded."""
-        with from_rank(rank):
-            message = decode(self._hear(rank))
-        if not isinstance(message, Able):
-            raise StepError(f"rank {rank} has not said how many spans it can take, but {message}")
-        return message.spans
 
     def _advance(self, schedule: Schedule) -> None:
         """Have every rank execute the next step, and settle on the tokens that it decides."""
@@ -280,12 +271,12 @@ class Scheduler:
         plan = schedule.next()
         planned = time.perf_counter()  # a draft model and moved blocks may have taken their time
         if plan.moved:
-            self._do(Renumber(np.array(plan.moved, np.int32)))
+            self._ranks.do(Renumber(np.array(plan.moved, np.int32)))
         for slot in plan.closed:
-            self._do(Close(slot))
+            self._ranks.do(Close(slot))
         for request in plan.opened:
             sampling = request.sampling.SerializeToString()
-            self._do(Open(request.slot, request.prompt, sampling, np.array(request.tokens, np.int32)))
+            self._ranks.do(Open(request.slot, request.prompt, sampling, np.array(request.tokens, np.int32)))
         self._stuck = not plan.parts and not self._far.losing
         if self._stuck:
             return
@@ -294,33 +285,35 @@ class Scheduler:
         if self._far.losing:
             self._go_on_near(schedule)
             return
+        if self._kept:
+            self._kept.changed()
         ended = time.perf_counter()
         schedule.computed(plan, ended - planned)
         if plan.rows == plan.answers:
             self.step_ms.append(1e3 * (ended - began))  # first: a request that ends has it reported
         if wanted:
-            rows = _by_row(told, wanted)
+            rows = by_row(told, wanted)
             deciding = [part for part in plan.parts if part.wanted]
             self._settle(schedule, [_Decision(part, [*islice(rows, part.wanted)]) for part in deciding])
 
     def _told_of(self, plan: Plan, wanted: bool) -> Sequence[bytes]:
         """Have every rank compute a step, and hear what each of them tells, by rank: nothing if no row is wanted."""
         step = self._step(plan)
-        if not wanted and not self.held:
-            self._do(step)
+        if not wanted and not self.blocks.far:
+            self._ranks.do(step)
             return []
-        told = self._told(step)
-        return self._far.summaries(told) if self.held else told
+        told = self._ranks.told(step)
+        return self._far.summaries(told) if self.blocks.far else told
 
     def _go_on_near(self, schedule: Schedule) -> None:
         """Go on without far blocks, which are lost: what was computed with them is computed again."""
         self._far.lose()
         for slot in schedule.lose_far():
-            self._do(Close(slot))
+            self._ranks.do(Close(slot))
         for client in list(self._clients.values()):
             self._shorten(client)
 
-    def _shorten(self, client: _Client) -> None:
+    def _shorten(self, client: Client) -> None:
         """Once far blocks are lost, let a request have no more tokens than near ones hold: it ends with the last of
         these, or now, if it has as many."""
         request, room = client.request, self.blocks.count * self.blocks.tokens
@@ -366,8 +359,8 @@ class Scheduler:
                     (each.part.request.slot, each.row, want)
                     for each, want in zip(undecided, filter(None, wants), strict=True)
                 ]
-                more = self._told(More(*np.array(fields, np.int32).T))
-                for decision, told in zip(undecided, _by_row(more, len(undecided)), strict=True):
+                more = self._ranks.told(More(*np.array(fields, np.int32).T))
+                for decision, told in zip(undecided, by_row(more, len(undecided)), strict=True):
                     decision.told[decision.row] = told
             decisions = undecided
 
@@ -396,7 +389,7 @@ class Scheduler:
                 return 0
             if isinstance(choice, NeedMore):
                 return choice.want
-            finish = self._finish(client, choice)
+            finish = client.finish(choice)
             right = not finish and decision.row < part.guesses and choice.token == guessed[decision.row]
             if not right:
                 schedule.guessed(part, decision.row)
@@ -405,21 +398,13 @@ class Scheduler:
                 return 0
             decision.row += 1
 
-    def _finish(self, client: _Client, choice: Choice) -> str:
-        """Why a request ends with a token; empty: it goes on."""
-        if choice.token in client.decode.stop_tokens:
-            return "stop"
-        if client.constraint is not None and client.constraint.ends([*client.answer, choice.token]):
-            return "stop"
-        return "length" if client.generated + 1 >= client.decode.max_tokens else ""
-
-    def _go_on(self, client: _Client, choice: Choice, finish: str) -> None:
+    def _go_on(self, client: Client, choice: Choice, finish: str) -> None:
         """Tell a request's next token, with which it may end."""
         decode = client.decode
         client.request.tokens.append(choice.token)
         said: dict[str, Any] = {"ids": [choice.token], "finish": finish}
         if client.params.logprobs:
-            said["logprobs"] = [_logprob_row(choice)]
+            said["logprobs"] = [logprob_row(choice)]
         client.spoken = time.perf_counter()
         if client.generated == len(decode.written) + 1:
             said["prefill_s"] = client.spoken - client.arrived
@@ -429,7 +414,7 @@ class Scheduler:
             self._end(client)
         self._say(decode.request_id, **said)
 
-    def _end(self, client: _Client, broken: bool = False) -> None:
+    def _end(self, client: Client, broken: bool = False) -> None:
         """Let go of a request; `broken`: what was computed for it is nothing to begin another one with."""
         del self._clients[client.request]
         if client.request in self._held:
@@ -441,7 +426,8 @@ class Scheduler:
 
     def _activity(self) -> pb.Activity:
         activity = self._made_schedule().activity
-        activity.trouble = self._far.trouble
+        activity.trouble = "; ".join(filter(None, (self._far.trouble, self._kept.trouble if self._kept else "")))
+        activity.blocks_on_disk = self._kept.count if self._kept else 0
         return activity
 
     def _withdraw(self, request: Request, broken: bool = False) -> None:
@@ -449,7 +435,7 @@ class Scheduler:
         slot = request.slot
         self._made_schedule().remove(request, broken)
         if slot >= 0:
-            self._do(Close(slot))
+            self._ranks.do(Close(slot))
             self.report()
 
     def _show_life(self, now: float) -> None:
@@ -462,48 +448,5 @@ class Scheduler:
                 client.spoken = now
                 self._say(client.decode.request_id)
 
-    def _told(self, message: Message) -> list[bytes]:
-        """Have every rank execute a message; what each of them tells, by rank."""
-        own = self._do(message)
-        assert own is not None
-        return [own, *self._hear_all()]
-
-    def _hear_all(self) -> Iterator[bytes]:
-        """What the followers tell, by rank."""
-        return map(self._hear, range(1, self.communicator.size))
-
-    def _hear(self, rank: int) -> bytes:
-        return self.communicator.recv(rank, self.communicator.deadline_s)
-
-    def _do(self, message: Message) -> bytes | None:
-        """Have every rank, this one included, execute a message."""
-        self._broadcast(message)
-        return self.executor.execute(message)
-
-    def _broadcast(self, message: Message) -> None:
-        """Send a message to every follower."""
-        if self.communicator.size > 1:
-            self.communicator.broadcast_message(message.encode(), 0, None)
-
     def _say(self, request_id: str, **said: Any) -> None:
         self.tell(tokens=wp.Tokens(request_id=request_id, **said))
-
-
-def _by_row(told: Sequence[bytes], count: int) -> Iterator[Sequence[bytes]]:
-    """Give, for each of so many wanted rows, the summaries by rank, from what every rank tells of all of them.
-
-    Raises:
-        StepError: a rank tells of more or fewer; the message names it.
-    """
-    by_rank = []
-    for rank, data in enumerate(told):
-        with from_rank(rank):
-            by_rank.append(split(data, count))
-    return zip(*by_rank, strict=True)
-
-
-def _logprob_row(choice: Choice) -> pb.LogprobRow:
-    return pb.LogprobRow(
-        chosen=pb.TokenLogprob(id=choice.token, logprob=choice.logprob),
-        top=[pb.TokenLogprob(id=token, logprob=logprob) for token, logprob in choice.top],
-    )

@@ -13,12 +13,15 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from motley.daemon.rank.kept_block import KeptBlock, decode_blocks
+
 Numbers = npt.NDArray[np.int32]
 
 _OPEN = struct.Struct("<BIII")
 _STEP = struct.Struct("<BBII")
 _SLOT = struct.Struct("<BI")
 _COUNT = struct.Struct("<BI")
+_ABLE = struct.Struct("<BIQ")
 _LENGTH = struct.Struct("<I")
 _FIELDS = 8
 """Numbers that a `Step` has of each span, besides its blocks."""
@@ -113,14 +116,20 @@ class Step:
 
 @dataclass(frozen=True)
 class Able:
-    """Said to rank 0 by every other rank once it is loaded: how many spans its engine can take in a step, at least
-    one."""
+    """Said to rank 0 by every other rank once it is loaded.
+
+    Attributes:
+        spans: how many its engine can take in a step, at least one.
+        plan: a number for what its kept blocks are for (`motley.daemon.rank.kept_file.KeptFile.plan`); 0: it keeps
+            none.
+    """
 
     spans: int
+    plan: int = 0
 
     def encode(self) -> bytes:
         """Write the message as bytes, which `decode` reads."""
-        return _COUNT.pack(7, self.spans)
+        return _ABLE.pack(7, self.spans, self.plan)
 
 
 @dataclass(frozen=True)
@@ -140,7 +149,7 @@ class Move:
 
 @dataclass(frozen=True)
 class Moved:
-    """Said to rank 0 by every rank after a `Move`.
+    """Said to rank 0 by every rank after a `Move` or a `Keep`.
 
     Attributes:
         trouble: why blocks could not be written, which are as they were; empty: they could.
@@ -166,6 +175,39 @@ class Renumber:
     def encode(self) -> bytes:
         """Write the message as bytes, which `decode` reads."""
         return b"\x0a" + self.pairs.tobytes()
+
+
+@dataclass(frozen=True)
+class Keep:
+    """Write blocks to the file in which they are kept for another start, and say how it went (`Moved`)."""
+
+    blocks: Sequence[KeptBlock]
+
+    def encode(self) -> bytes:
+        """Write the message as bytes, which `decode` reads."""
+        return b"\x0b" + b"".join(block.encode() for block in self.blocks)
+
+
+@dataclass(frozen=True)
+class Restore:
+    """Read blocks from the file in which they are kept, and say which are there (`Restored`). No sequence has them."""
+
+    blocks: Sequence[KeptBlock]
+
+    def encode(self) -> bytes:
+        """Write the message as bytes, which `decode` reads."""
+        return b"\x0c" + b"".join(block.encode() for block in self.blocks)
+
+
+@dataclass(frozen=True)
+class Restored:
+    """Said to rank 0 by every rank after a `Restore`: for each of the blocks what `KeptFile.read` gives."""
+
+    there: Sequence[int]
+
+    def encode(self) -> bytes:
+        """Write the message as bytes, which `decode` reads."""
+        return b"\x0d" + bytes(self.there)
 
 
 @dataclass(frozen=True)
@@ -207,7 +249,7 @@ class Stop:
         return b"\x05"
 
 
-Message = Open | Step | Able | Move | Moved | Renumber | More | Close | Stop
+Message = Open | Step | Able | Move | Moved | Renumber | Keep | Restore | Restored | More | Close | Stop
 
 
 def decode(data: bytes) -> Message:
@@ -242,16 +284,22 @@ def decode(data: bytes) -> Message:
             case 5 if len(data) == 1:
                 return Stop()
             case 7:
-                _, spans = _COUNT.unpack(data)
+                _, spans, plan = _ABLE.unpack(data)
                 if not spans:
                     raise StepError("an Able of no span")
-                return Able(spans)
+                return Able(spans, plan)
             case 8:
                 return Move(_pairs(data))
             case 9:
                 return Moved(data[1:].decode())
             case 10:
                 return Renumber(_pairs(data))
+            case 11:
+                return Keep(decode_blocks(data[1:]))
+            case 12:
+                return Restore(decode_blocks(data[1:]))
+            case 13:
+                return Restored(tuple(data[1:]))
     except (struct.error, IndexError, ValueError) as error:
         raise StepError(f"a step message of {len(data)} bytes is malformed: {error}") from error
     raise StepError(f"a step message of {len(data)} bytes has the unknown kind {data[0]}")
@@ -292,10 +340,10 @@ def _step(data: bytes) -> Step:
 
 
 def tell_loss(lost: str, summaries: bytes) -> bytes:
-    """What a rank tells of a step if a machine keeps blocks for it.
+    """What a rank tells of a step if there are far blocks.
 
     Args:
-        lost: why that machine is gone, so that what was computed may be wrong; empty: it is there.
+        lost: why these are lost, so that what was computed may be wrong; empty: they are there.
         summaries: as `join` puts them together.
     """
     return _LENGTH.pack(len(lost.encode())) + lost.encode() + summaries

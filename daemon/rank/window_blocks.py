@@ -8,7 +8,7 @@ windowed block belongs to one of the other blocks, by whose number it is known h
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 
 class WindowBlocks:
@@ -43,6 +43,14 @@ class WindowBlocks:
         """How many running sequences hold each."""
         self._unheld: OrderedDict[int, None] = OrderedDict()
         """Those that belong to a block and that nobody holds, least recently held first."""
+
+    def adopt(self, numbers: Mapping[int, int]) -> None:
+        """Begin with windowed blocks, by the blocks that they belong to, that hold something already; no other has been
+        given away yet."""
+        self._numbers.update(numbers)
+        self._owners.update((number, block) for block, number in numbers.items())
+        self._unheld.update(dict.fromkeys(numbers.values()))
+        self._free = [number for number in self._free if number not in self._owners]
 
     @staticmethod
     def needed(window: int, tokens: int) -> int:

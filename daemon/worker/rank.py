@@ -16,7 +16,7 @@ from motley.daemon.rank.executor import Executor
 from motley.daemon.rank.loading import LoadedRank, load_rank
 from motley.daemon.rank.peers import Peers
 from motley.daemon.rank.scheduler import Scheduler
-from motley.daemon.rank.steps import Able, Close, Stop, decode
+from motley.daemon.rank.steps import Close, Stop, decode
 from motley.daemon.worker.membership import membership, protection, with_hosts
 from motley.daemon.worker.worker import CONNECT_S, Worker
 from motley.protocol import mesh_pb2 as pb
@@ -24,6 +24,8 @@ from motley.transport import Communicator, Listener, Messenger, TransportError, 
 
 LOOK_S = 0.5
 """Seconds between two looks for what the daemon wants, while there is nothing to execute."""
+KEEP_S = 2.0
+"""Seconds that keeping prefixes may take when the session ends; a worker that takes long to end is killed."""
 PROGRESS_S = 0.2
 """Seconds between two reports on how far the loading is."""
 
@@ -86,7 +88,7 @@ class Rank:
             guesses = number == 0 and assignment.HasField("draft")
             draft_model = self._load_draft_model(stack, loaded) if guesses else None
             if number != 0:
-                communicator.send(Able(loaded.executor.most_spans).encode(), 0)
+                communicator.send(loaded.executor.able.encode(), 0)
             ready = pb.Ready(
                 share_bytes=loaded.share_bytes,
                 rss_bytes=resident_bytes().now,
@@ -149,6 +151,7 @@ class Rank:
             scheduler.run(self._daemon.commands)
         except Released:
             with contextlib.suppress(TransportError):
+                scheduler.keep_prefixes(KEEP_S)
                 scheduler.stop()
             raise
 

@@ -100,6 +100,17 @@ def lacking_disk(node: str, capabilities: Capabilities, engine: str) -> str:
     )
 
 
+def lacking_prefixes(node: str, capabilities: Capabilities, engine: str) -> str:
+    """Why a rank with this engine, which the node has, cannot keep prefixes on a disk between starts; empty: it can."""
+    able = [each.name for each in capabilities.engines if each.keeps_prefixes]
+    if engine in able:
+        return ""
+    return (
+        f"engine {engine!r} of node {node!r} cannot keep prefixes on a disk between starts; engines there that can:"
+        f" {', '.join(able) or 'none'}"
+    )
+
+
 def lacking_format(node: str, capabilities: Capabilities, engine: str, cache_format: str) -> str:
     """Why a rank with this engine, which the node has, cannot keep its KV caches in a format; empty: it can."""
     told = next(each for each in capabilities.engines if each.name == engine)

@@ -13,6 +13,7 @@ from motley.orchestrator.planning.setup import (
     lacking_disk,
     lacking_format,
     lacking_holders,
+    lacking_prefixes,
     setup_of,
 )
 from motley.orchestrator.serving.errors import refusal
@@ -136,6 +137,8 @@ def participant(request: SessionRequest, node: Node, place: Place) -> Participan
         raise refusal("unusable_engine", lacking, "cache_disk_tokens")
     if request.cache_node_tokens and (lacking := lacking_holders(node.name, node.capabilities, engine)):
         raise refusal("unusable_engine", lacking, "cache_node_tokens")
+    if request.keep_prefixes and (lacking := lacking_prefixes(node.name, node.capabilities, engine)):
+        raise refusal("unusable_engine", lacking, "keep_prefixes")
     return Participant(node, setup)
 
 

@@ -207,6 +207,7 @@ function activityOf(activity) {
       fact("Guesses accepted", part(activity.accepted_drafts, activity.tried_drafts)),
       fact("Tokens generated", activity.generated_tokens),
       activity.far_blocks > 0 && fact("Far blocks in use", part(activity.far_blocks_used, activity.far_blocks)),
+      activity.blocks_on_disk > 0 && fact("Blocks kept on disk for the next start", activity.blocks_on_disk),
       activity.windowed_blocks > 0
         && fact("Blocks of layers with a window in use", part(activity.windowed_blocks_used, activity.windowed_blocks))),
     activity.trouble && h("p", { class: "failure" }, activity.trouble),
@@ -244,6 +245,7 @@ function sessionCard(session) {
       session.cache_disk_tokens > 0 && `${session.cache_disk_tokens} on disk`,
       session.cache_node_tokens > 0 && `${session.cache_node_tokens} on ${session.cache_holders.map((holder) => holder.node).join(" and ")}`,
       session.cache_format !== "fp32" && `caches in ${session.cache_format}`,
+      session.keep_prefixes && "prefixes kept on disk",
       session.draft_model && `${session.draft_model.split(/[\\/]/).pop()} guesses tokens`,
       session.weight_bytes > 0 && `${scaled(session.weight_bytes, "B")} of weights`,
       session.experts && `experts ${session.experts}`,
@@ -281,10 +283,11 @@ $("sessions").addEventListener("click", (event) => {
 
 $("create").addEventListener("submit", async (event) => {
   event.preventDefault();
-  const { model, quantisation, context, shares, experts, replicas } = event.target.elements;
+  const { model, quantisation, context, shares, experts, replicas, keep_prefixes: keep } = event.target.elements;
   const body = { model: model.value.trim(), quantisation: quantisation.value, experts: experts.value };
   if (replicas.value) body.replicas = replicas.valueAsNumber;
   if (context.value) body.context = context.valueAsNumber;
+  if (keep.checked) body.keep_prefixes = true;
   if (shares.value.trim()) body.shares = shares.value.trim().split(/[\s,;]+/).map(Number);
   tell($("create-error"), "");
   const button = $("start");

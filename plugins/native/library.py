@@ -173,6 +173,9 @@ FUNCTIONS: tuple[tuple[str, list[Any], Any], ...] = (
     ("attention", [POINTER(Attention)], c_int32),
     ("queries", [POINTER(Attention), c_int64, c_void_p], c_int32),
     ("answer", [POINTER(Question)], c_int32),
+    ("guard", [c_void_p, c_int64], c_int32),
+    ("is_broken", [c_int32], c_int32),
+    ("unguard", [c_int32], None),
 )
 
 

@@ -67,6 +67,7 @@ class OnnxRuntimeEngine:
     reads_far_blocks = True
     asks_block_holders = True
     keeps_windows = True
+    keeps_prefixes = True
 
     def __init__(self, graph: RankGraph, collectives: Collectives, options: EngineOptions) -> None:
         options.check_extra("onnxruntime")
@@ -120,6 +121,11 @@ class OnnxRuntimeEngine:
         if options.exact:
             self._test_rows()
             self._alone = False
+
+    @property
+    def cached(self) -> Mapping[str, Array]:
+        """See `motley.plugins.engine.blocks_in_memory`."""
+        return self._blocks
 
     @property
     def most_spans(self) -> int:

@@ -81,6 +81,7 @@ def test_what_a_session_does_is_a_line() -> None:
     told = {"active": 1, "waiting": 2, "blocks": 64, "blocks_used": 12, "blocks_kept": 4}
     told |= {"prompt_tokens": 70, "cached_tokens": 32, "tried_drafts": 0, "accepted_drafts": 0}
     told |= {"far_blocks": 0, "far_blocks_used": 0, "trouble": "", "windowed_blocks": 0, "windowed_blocks_used": 0}
+    told |= {"blocks_on_disk": 0}
     line = "1 request under way, 2 waiting; 12 of 64 blocks in use, 4 kept; 32 of 70 prompt tokens found in caches"
     assert activity({"activity": told, "cache_node_tokens": 0}) == line
     guessed = told | {"tried_drafts": 5, "accepted_drafts": 3}
@@ -92,6 +93,11 @@ def test_what_a_session_does_is_a_line() -> None:
     )
     on_nodes = told | {"far_blocks": 30, "far_blocks_used": 7}
     assert activity({"activity": on_nodes, "cache_node_tokens": 9}) == f"{line}; 7 of 30 blocks on other nodes in use"
+    kept = told | {"blocks_on_disk": 8, "trouble": "rank 1: no disk"}
+    assert (
+        activity({"activity": kept, "cache_node_tokens": 0})
+        == f"{line}; 8 kept on disk for the next start (rank 1: no disk)"
+    )
     windowed = told | {"windowed_blocks": 25, "windowed_blocks_used": 3}
     assert (
         activity({"activity": windowed, "cache_node_tokens": 0})

@@ -364,9 +364,10 @@ async def test_a_killed_orchestrator_is_told_in_one_line(tmp_path: Path) -> None
 
 async def test_cache(there: Mesh, tmp_path: Path) -> None:
     where = ("--cache", str(tmp_path / "cache"))
-    assert said_json("cache", "ls", *where) == {"folder": where[1], "bytes": 0, "shares": [], "damaged": []}
+    nothing = {"shares": [], "damaged": [], "prefixes": []}
+    assert said_json("cache", "ls", *where) == {"folder": where[1], "bytes": 0, **nothing}
     await there.join("cached", cache=tmp_path / "cache")
-    session = await there.session(nodes=["cached"], quantisation="int8")
+    session = await there.session(nodes=["cached"], quantisation="int8", keep_prefixes=True)
     (share,) = said_json("cache", "ls", *where)["shares"]
     assert (share["model"], share["quantisation"], share["block"]) == (str(BUNDLED), "int8", 128)
     assert share["fraction"] == pytest.approx(1)
@@ -376,7 +377,9 @@ async def test_cache(there: Mesh, tmp_path: Path) -> None:
     async with Client(there.url) as client:
         await client.call("DELETE", f"/api/sessions/{session['id']}")
     listed = said_json("cache", "ls", *where)
-    assert listed["bytes"] == share["bytes"] > 2e6
+    (prefixes,) = listed["prefixes"]
+    assert listed["bytes"] - prefixes["bytes"] == share["bytes"] > 2e6
+    assert prefixes["bytes"] > 1e6
     assert [entry["key"] for entry in listed["shares"]] == [share["key"]]
     _, out, _ = command("cache", "ls", BUNDLED.name, *where)
     assert share["key"][:8] in out
@@ -394,9 +397,10 @@ async def test_cache(there: Mesh, tmp_path: Path) -> None:
     assert re.search(r"damaged: abababab +│.* 3 MB", out)
     assert command("cache", "rm", "abab", *where)[1] == "removed 1 of 1 share, 3 MB\n"
     assert not damaged.exists()
+    assert re.search(r"│ prefixes .* 1 │", command("cache", "ls", *where)[1])
     status, out, _ = command("cache", "rm", "--all", *where)
     assert (status, out) == (0, f"removed 1 of 1 share, {share['bytes'] / 1e6:.3g} MB\n")
-    assert said_json("cache", "ls", *where)["shares"] == []
+    assert said_json("cache", "ls", *where) == {"folder": where[1], "bytes": 0, **nothing}
 
 
 def test_run_without_a_mesh_is_a_mesh_of_one(tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ UNUSUAL: dict[str, Any] = {
     "cache_tokens": 1000,
     "cache_disk_tokens": 5000,
     "cache_format": "int8",
+    "keep_prefixes": True,
     "sequences": 3,
     "queue": 0,
     "draft_model": "small",

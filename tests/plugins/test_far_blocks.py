@@ -121,3 +121,18 @@ def test_the_file_is_nobody_elses_and_its_room_is_taken(tmp_path: Path) -> None:
     assert not file.read("key_cache.3").any()
     file.close()
     assert not [*(tmp_path / "new").iterdir()]
+
+
+def test_what_the_disk_cannot_read_any_more_is_zeros_and_told(tmp_path: Path) -> None:
+    file = FarFile(tmp_path, CacheBlocks(2, 32, far=40), [CacheSpec(3, 2, 64)])
+    values = np.ones((2, 32, 64), np.float32)
+    for number in range(40):
+        file.write("value_cache.3", number, values)
+    assert file.read("value_cache.3").all()
+    assert file.lost == ""
+    os.ftruncate(file._file.fileno(), file.size - 2 * values.nbytes)
+    kept = file.read("value_cache.3")
+    assert kept[:38].all()
+    assert not kept[39].any()
+    assert file.lost == f"KV caches cannot be read from the disk of {tmp_path}"
+    file.close()

@@ -264,7 +264,7 @@ class FarBlocks(Blocks):
                 found[prefix] = below.block
                 walk(below, prefix)
 
-        for root, node in self.store._roots.items():
+        for root, node in self.store._trees.roots.items():
             walk(node, (root, ()))
         dropped, self.kept = self.kept.keys() - found.keys(), found
         return {*dropped}
@@ -427,7 +427,7 @@ def test_a_root_without_prefixes_takes_no_memory() -> None:
     store = BlockStore(2, 1)
     for root in range(100):
         run(store, [1, 2], root)
-    assert len(store._roots) == 1
+    assert len(store._trees.roots) == 1
 
 
 @pytest.mark.parametrize(("count", "tokens"), [(0, 1), (1, 0), (-1, 4)])

@@ -13,7 +13,8 @@ from motley.daemon.rank.cache_blocks import BlockStore
 from motley.daemon.rank.drafting import ADVANCE_S, CHUNK, Drafting
 from motley.daemon.rank.drafts import Lookup
 from motley.daemon.rank.pace import Pace
-from motley.daemon.rank.schedule import Request, Schedule
+from motley.daemon.rank.request import Request
+from motley.daemon.rank.schedule import Schedule
 
 
 class Drafter:

@@ -118,7 +118,7 @@ def test_blocks_are_copied_and_then_every_sequence_has_the_copies() -> None:
 def test_a_disk_that_cannot_be_written_to_is_told() -> None:
     told = a_rank().execute(Move(pairs((1, 13))))
     assert told is not None
-    assert decode(told) == Moved("cache blocks cannot be written to the disk: no disk")
+    assert decode(told) == Moved("cache blocks cannot be moved: no disk")
 
 
 @pytest.mark.parametrize("wrong", [(10, 11), (1, 2), (1, 14)], ids=["from far", "to near", "beyond"])

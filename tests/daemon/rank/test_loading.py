@@ -7,7 +7,7 @@ import os
 import shutil
 import threading
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +20,17 @@ from motley.daemon.models.cutting.profile import profile
 from motley.daemon.models.cutting.units import units
 from motley.daemon.models.keys import ConfigError
 from motley.daemon.rank.far_file import DiskFull
+from motley.daemon.rank.kept_block import KeptBlock
 from motley.daemon.rank.loading import GpuFull, LoadedRank, cache_blocks, check_gpu_room, load_rank
 from motley.daemon.rank.peers import Peers
-from motley.daemon.rank.steps import Move, Moved, Open, SpanPlan, Step
+from motley.daemon.rank.steps import Keep, Move, Moved, Open, Restore, Restored, SpanPlan, Step
 from motley.daemon.weights.cache import ShareCache
 from motley.daemon.weights.checkpoints.checkpoint import CheckpointError
 from motley.daemon.weights.checkpoints.safetensors_checkpoint import SafetensorsCheckpoint
 from motley.daemon.weights.share_file import write_share
 from motley.daemon.weights.spec import SHARE_FILE
 from motley.daemon.worker.failures import failure_of
-from motley.plugins.engine import CacheBlocks, Engine, EngineError, RankGraph, load_engine
+from motley.plugins.engine import CacheBlocks, Engine, EngineError, RankGraph, blocks_in_memory, load_engine
 from motley.plugins.onnxruntime.engine import OnnxRuntimeEngine
 from motley.plugins.reference.engine import ReferenceEngine
 from motley.protocol import GPU_RESERVE
@@ -252,7 +253,7 @@ def test_a_disk_that_is_full_is_told(alone: Peers, tmp_path: Path, monkeypatch: 
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("motley.daemon.rank.far_file._allocate", full)
+    monkeypatch.setattr("motley.daemon.rank.far_file.take_room", full)
     order = assignment(CASE, "int8")
     order.far_blocks = 40
     cache = ShareCache(tmp_path / "shares")
@@ -263,6 +264,50 @@ def test_a_disk_that_is_full_is_told(alone: Peers, tmp_path: Path, monkeypatch: 
     ):
         pass
     assert failure_of(error.value).code == "disk_full"
+
+
+def test_blocks_that_were_kept_are_in_memory_after_another_start(alone: Peers, tmp_path: Path) -> None:
+    order, cache = assignment(CASE, "int8"), ShareCache(tmp_path / "shares")
+    order.keep_prefixes = True
+    block = KeptBlock(0, -1, 77, 0, 0, tuple(CASE.tokens[:32]))
+
+    def started() -> AbstractContextManager[LoadedRank]:
+        return load_rank(order, 0, alone, models=None, cache=cache, threads=1, progress=lambda done, total: None)
+
+    with started() as rank:
+        assert summary(rank)
+        assert rank.executor.execute(Keep([block])) == Moved().encode()
+        blocks = {name: own[0].copy() for name, own in blocks_in_memory(rank.executor._engine).items()}
+        assert all(own.any() for own in blocks.values())
+    with started() as rank:
+        for name, own in blocks_in_memory(rank.executor._engine).items():
+            assert not np.array_equal(own[0], blocks[name])
+        assert rank.executor.execute(Restore([block, block._replace(what=78)])) == Restored([1, 0]).encode()
+        for name, own in blocks_in_memory(rank.executor._engine).items():
+            np.testing.assert_array_equal(own[0], blocks[name])
+
+
+def test_prefixes_that_a_disk_has_no_room_for_are_refused(
+    alone: Peers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("motley.daemon.rank.kept_file.take_room", full)
+    order, cache = assignment(CASE, "int8"), ShareCache(tmp_path / "shares")
+    order.keep_prefixes = True
+    with (
+        pytest.raises(DiskFull, match=r"cannot be kept in .*No space left.*without keeping prefixes") as error,
+        load_rank(order, 0, alone, models=None, cache=cache, threads=1, progress=lambda done, total: None),
+    ):
+        pass
+    assert failure_of(error.value).code == "disk_full"
+    order.engine = "reference"
+    with (
+        pytest.raises(EngineError, match="engine 'reference' cannot keep prefixes on a disk"),
+        load_rank(order, 0, alone, models=None, cache=cache, threads=1, progress=lambda done, total: None),
+    ):
+        pass
 
 
 @pytest.mark.parametrize(("blocks", "far"), [(0, 100), (1, CASE.model.context // 32 - 2)])

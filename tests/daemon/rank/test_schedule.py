@@ -8,7 +8,8 @@ from itertools import count
 from motley.daemon.rank.cache_blocks import BlockStore
 from motley.daemon.rank.drafts import PROBE, Lookup
 from motley.daemon.rank.pace import Pace
-from motley.daemon.rank.schedule import Plan, Request, Schedule
+from motley.daemon.rank.request import Request
+from motley.daemon.rank.schedule import Plan, Schedule
 
 ARRIVALS = count()
 

@@ -10,7 +10,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import count, pairwise
+from itertools import count, pairwise, zip_longest
 from typing import Any, cast
 
 import numpy as np
@@ -23,9 +23,10 @@ from motley.daemon.rank import drafts, far_caches, scheduler
 from motley.daemon.rank.draft_model import DraftModel
 from motley.daemon.rank.drafting import Drafting
 from motley.daemon.rank.executor import Executor
-from motley.daemon.rank.schedule import Request
+from motley.daemon.rank.kept_file import KeptFile
+from motley.daemon.rank.request import Request
 from motley.daemon.rank.scheduler import Scheduler
-from motley.daemon.rank.steps import Able, Close, Message, More, Open, Step, StepError, decode, join
+from motley.daemon.rank.steps import Close, Message, More, Open, Step, StepError, decode, join
 from motley.plugins.engine import F32, CacheBlocks, Span
 from motley.protocol import mesh_pb2 as pb
 from motley.protocol import worker_pb2 as wp
@@ -74,6 +75,15 @@ class Engine:
     """i64[windowed, tokens]: the same of a layer with a window."""
     moves: int = 0
     steps: list[list[Span]] = field(default_factory=list)
+
+    @property
+    def cached(self) -> dict[str, NDArray[np.int64]]:
+        """The arrays of its blocks, of two layers, the second with a window; a token is as long as two floats."""
+        return {f"{name}_cache.{layer}": own for name in ("key", "value") for layer, own in enumerate(self._layers)}
+
+    @property
+    def _layers(self) -> tuple[NDArray[np.int64], ...]:
+        return self.held, self.windowed
 
     def __post_init__(self) -> None:
         self.held = np.full((self.blocks.count + self.blocks.far, self.blocks.tokens), -1)
@@ -147,7 +157,7 @@ class Followers:
         self.messages: list[Message] = []
         """What the scheduler has said."""
         self._executors = executors
-        self._told = [deque([Able(executor.most_spans).encode()]) for executor in executors]
+        self._told = [deque([executor.able.encode()]) for executor in executors]
         self._told_of_steps = told_of_steps
 
     def broadcast_message(self, data: bytes, _root: int, _timeout: None) -> None:
@@ -157,6 +167,9 @@ class Followers:
             summary = executor.execute(message)
             if summary is not None:
                 told.append(self._told_of_steps(summary) if isinstance(message, Step) else summary)
+
+    def wait_message(self, rank: int, _seconds: float) -> bool:
+        return bool(self._told[rank - 1])
 
     def recv(self, rank: int, _timeout: float) -> bytes:
         return self._told[rank - 1].popleft()
@@ -212,8 +225,9 @@ class Session:
         sequences: requests that are under way at a time.
         draft: a draft model, if there is one.
         unwritable: see `Engine.unwritable`, of the last rank.
-        lost_after: steps after which another machine that keeps the far blocks of the last rank is lost; None: each
-            rank has them on its disk.
+        kept: the files in which each rank keeps blocks between two sessions; empty: none are kept.
+        lost_after: steps after which the far blocks of the last rank are lost; None: never.
+        held: whether another machine keeps them; else each rank has them on its disk.
     """
 
     def __init__(
@@ -227,6 +241,8 @@ class Session:
         draft: Draft | None = None,
         unwritable: Collection[int] = (),
         lost_after: int | None = None,
+        kept: Sequence[KeptFile] = (),
+        held: bool = False,
     ) -> None:
         last = len(most) - 1
         holders = [
@@ -255,8 +271,9 @@ class Session:
                 BLOCK,
                 Stats(),
                 cast(Any, engine.holder),
+                file,
             )
-            for engine in self.engines
+            for engine, file in zip_longest(self.engines, kept)
         ]
         self.followers = Followers(executors[1:], told_of_steps)
         communicator = cast(Communicator, self.followers)
@@ -264,6 +281,8 @@ class Session:
         self.ends: dict[str, str] = {}
         """Why each request has ended, in the order in which they did."""
         self.failures: dict[str, pb.Failure] = {}
+        self.cached: dict[str, int] = {}
+        """Tokens of the prompt of each request that were found in the caches."""
         self.signs_of_life: Counter[str] = Counter()
         self.activities: list[pb.Activity] = []
         """What the daemon has been told of all requests together."""
@@ -280,7 +299,7 @@ class Session:
             check=lambda: None,
             report=lambda: None,
             draft_model=draft.model if draft else None,
-            held=lost_after is not None,
+            held=held,
         )
         self._draft = draft
 
@@ -335,6 +354,8 @@ class Session:
     def _hear(self, tokens: wp.Tokens) -> None:
         assert tokens.request_id not in self.ends
         self.texts.setdefault(tokens.request_id, []).extend(tokens.ids)
+        if tokens.cached_tokens:
+            self.cached[tokens.request_id] = tokens.cached_tokens
         if tokens.finish:
             self.ends[tokens.request_id] = tokens.finish
         elif not tokens.ids:
@@ -434,26 +455,28 @@ def drawn_requests(data: st.DataObject, number: int) -> list[wp.Decode]:
     ),
     st.integers(1, 12),
     st.integers(0, 60),
+    st.booleans(),
 )
-def test_a_machine_that_keeps_blocks_and_is_lost_shows_in_no_text(
-    data: st.DataObject, most: tuple[int, ...], blocks: CacheBlocks, number: int, lost_after: int
+def test_a_machine_or_a_disk_that_keeps_blocks_and_is_lost_shows_in_no_text(
+    data: st.DataObject, most: tuple[int, ...], blocks: CacheBlocks, number: int, lost_after: int, held: bool
 ) -> None:
     """Whatever was computed with what it had is computed again."""
     requests = drawn_requests(data, number)
-    session = Session(most, blocks, lost_after=lost_after, memory=data.draw(st.sampled_from((2, LONGEST))))
+    memory = data.draw(st.sampled_from((2, LONGEST)))
+    session = Session(most, blocks, lost_after=lost_after, memory=memory, held=held)
     arrivals = {each.request_id: data.draw(st.integers(0, 40)) for each in requests}
     session.run(requests, arrivals)
     assert_as_alone(session, requests, most=most, blocks=blocks, memory=session.engines[0].memory)
     assert not session.failures
 
 
-@given(st.data(), st.sampled_from(((16,), (2, 128, 16))), st.integers(1, 6), st.integers(0, 60))
-def test_without_the_machine_that_kept_blocks_texts_are_as_long_as_the_others_hold(
-    data: st.DataObject, most: tuple[int, ...], number: int, lost_after: int
+@given(st.data(), st.sampled_from(((16,), (2, 128, 16))), st.integers(1, 6), st.integers(0, 60), st.booleans())
+def test_without_what_kept_blocks_texts_are_as_long_as_the_others_hold(
+    data: st.DataObject, most: tuple[int, ...], number: int, lost_after: int, held: bool
 ) -> None:
     """They are the beginning of what they would have been; who has more already is told why it ends."""
     requests, blocks = drawn_requests(data, number), CacheBlocks(4, 5, far=20)
-    session = Session(most, blocks, lost_after=lost_after)
+    session = Session(most, blocks, lost_after=lost_after, held=held)
     session.run(requests)
     for each in requests:
         text, end = alone(each, most=most, blocks=blocks)
@@ -470,7 +493,7 @@ def test_without_the_machine_that_kept_blocks_texts_are_as_long_as_the_others_ho
 
 def test_a_machine_that_is_lost_while_blocks_move_is_done_without() -> None:
     """When nothing can be computed without moving them."""
-    session = Session((16, 16), CacheBlocks(16, 4, far=16), lost_after=4)
+    session = Session((16, 16), CacheBlocks(16, 4, far=16), lost_after=4, held=True)
     requests = [request(str(number), [number] * 20, 30) for number in range(8)]
     session.run(requests)
     assert_as_alone(session, requests, most=(16, 16))
@@ -591,7 +614,7 @@ def test_a_request_waits_while_the_disk_cannot_be_written_to(monkeypatch: pytest
     session.run([asked])
     assert_as_alone(session, [asked])
     told = [activity.trouble for activity in session.activities]
-    assert told.count("rank 1: cache blocks cannot be written to the disk: no disk") == 7
+    assert told.count("rank 1: cache blocks cannot be moved: no disk") == 7
     assert told[0] == told[-1] == ""
 
 

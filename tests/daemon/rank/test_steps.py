@@ -7,15 +7,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from motley.daemon.rank.kept_block import KeptBlock
 from motley.daemon.rank.steps import (
     Able,
     Close,
+    Keep,
     Message,
     More,
     Move,
     Moved,
     Open,
     Renumber,
+    Restore,
+    Restored,
     SpanPlan,
     Step,
     StepError,
@@ -60,9 +64,17 @@ def steps(draw: st.DrawFn) -> Step:
     return Step(spans, np.array(known, np.int32), draw(st.booleans()))
 
 
+whats = st.integers(0, 2**64 - 1)
+places = st.integers(-1, 2**31 - 1)
+kept = st.lists(
+    st.builds(KeptBlock, places, places, whats, whats, places, tokens.map(lambda ids: tuple(ids.tolist()))), max_size=3
+)
 pairs = columns(2).map(lambda fields: np.ascontiguousarray(np.array(fields, np.int32).T))
 messages = st.one_of(
-    st.builds(Able, st.integers(1, 2**32 - 1)),
+    st.builds(Able, st.integers(1, 2**32 - 1), whats),
+    st.builds(Keep, kept),
+    st.builds(Restore, kept),
+    st.builds(Restored, st.lists(st.integers(0, 255), max_size=9).map(tuple)),
     st.builds(Move, pairs),
     st.builds(Moved, st.text(max_size=20)),
     st.builds(Renumber, pairs),
@@ -104,7 +116,9 @@ def test_a_message_cut_short_is_refused_or_another_message(message: Message, dat
         again = decode(short)
     except StepError:
         return
-    assert isinstance(message, Open | Move | Moved | Renumber), "only their lists and words can be shorter"
+    assert isinstance(message, Open | Move | Moved | Renumber | Keep | Restore | Restored), (
+        "only their lists and words can be shorter"
+    )
     assert again.encode() == short
 
 

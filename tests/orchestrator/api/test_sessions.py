@@ -194,7 +194,7 @@ async def test_what_a_session_does_is_told_once_somebody_has_asked_it(mesh: Any,
     told = {"active": 2, "waiting": 1, "blocks": 9, "blocks_used": 5, "blocks_kept": 3, "block_tokens": 32}
     counted = {"prompt_tokens": 70, "cached_tokens": 64, "generated_tokens": 8, "tried_drafts": 4, "accepted_drafts": 0}
     counted |= {"far_blocks": 4, "far_blocks_used": 2, "trouble": "rank 0: no disk"}
-    counted |= {"windowed_blocks": 6, "windowed_blocks_used": 1}
+    counted |= {"windowed_blocks": 6, "windowed_blocks_used": 1, "blocks_on_disk": 7}
     await node.event(ready, activity=Activity(**told, **counted))
     body = await mesh.poll(f"/api/sessions/{session['id']}", lambda body: body["activity"])
     assert body["activity"] == told | counted
