@@ -16,7 +16,7 @@ from motley.cli.show import results, table
 from motley.protocol.wording import counted, short_bytes
 
 if TYPE_CHECKING:
-    from motley.daemon.rank.kept_file import FoundFile
+    from motley.daemon.rank.blocks.kept_file import FoundFile
     from motley.daemon.weights.cache import Entry
 
 SHOWN_KEY = 8
@@ -44,7 +44,7 @@ def ls(
     as_json: Annotated[bool, typer.Option("--json", help="One line of JSON.")] = False,
 ) -> None:
     """List the models that have shares there, used last first."""
-    from motley.daemon.rank.kept_file import FOLDER, kept_files
+    from motley.daemon.rank.blocks.kept_file import FOLDER, kept_files
     from motley.daemon.weights.cache import ShareCache
 
     kept = ShareCache(cache)
@@ -91,7 +91,7 @@ def rm(
     cache: Cache = None,
 ) -> None:
     """Remove a model's shares, or single ones; they are made anew when they are wanted. --all: kept prefixes too."""
-    from motley.daemon.rank.kept_file import FOLDER, kept_files
+    from motley.daemon.rank.blocks.kept_file import FOLDER, kept_files
     from motley.daemon.weights.cache import ShareCache
 
     if bool(names) == everything:

@@ -13,7 +13,7 @@ from itertools import count
 
 import numpy as np
 
-from motley.daemon.rank.cache_blocks import BlockStore
+from motley.daemon.rank.blocks.cache_blocks import BlockStore
 from motley.daemon.rank.executor import Executor
 from motley.daemon.rank.request import Request
 from motley.daemon.rank.steps import Close, More, Open, SpanPlan, Step, split

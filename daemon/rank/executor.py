@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 from google.protobuf.message import DecodeError
 
-from motley.daemon.rank.kept_block import KeptBlock
-from motley.daemon.rank.kept_file import KeptFile
+from motley.daemon.rank.blocks.kept_block import KeptBlock
+from motley.daemon.rank.blocks.kept_file import KeptFile
 from motley.daemon.rank.steps import (
     Able,
     Close,

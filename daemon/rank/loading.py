@@ -17,12 +17,12 @@ from motley.daemon.models.cutting.share import Share
 from motley.daemon.models.description.model import EMBEDDING
 from motley.daemon.models.graph.rank_graph import build_rank_graph
 from motley.daemon.models.keys import ConfigError
+from motley.daemon.rank.blocks.far_file import FarFile
+from motley.daemon.rank.blocks.kept_file import FOLDER, KeptFile, plan_key
+from motley.daemon.rank.blocks.window_blocks import WindowBlocks
 from motley.daemon.rank.executor import Executor
-from motley.daemon.rank.far_file import FarFile
 from motley.daemon.rank.gate import Gate, reference_answers
-from motley.daemon.rank.kept_file import FOLDER, KeptFile, plan_key
 from motley.daemon.rank.peers import Peers
-from motley.daemon.rank.window_blocks import WindowBlocks
 from motley.daemon.weights.cache import ShareCache
 from motley.plugins.block_holder import BlockHolder
 from motley.plugins.engine import (

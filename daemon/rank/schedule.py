@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import NamedTuple
 
-from motley.daemon.rank.cache_blocks import BlockStore
+from motley.daemon.rank.blocks.cache_blocks import BlockStore
 from motley.daemon.rank.drafting import Drafting
 from motley.daemon.rank.drafts import MOST, how_many
 from motley.daemon.rank.pace import Pace, Size

@@ -17,21 +17,21 @@ import numpy as np
 
 from motley.daemon.pipe.daemon import Commands, Tell
 from motley.daemon.rank.all_ranks import AllRanks, by_row
-from motley.daemon.rank.cache_blocks import BlockStore
+from motley.daemon.rank.blocks.cache_blocks import BlockStore
+from motley.daemon.rank.blocks.far_caches import FarCaches
+from motley.daemon.rank.blocks.kept_block import plan_of
+from motley.daemon.rank.blocks.kept_prefixes import KeptPrefixes
+from motley.daemon.rank.blocks.window_blocks import WindowBlocks
 from motley.daemon.rank.client import Client, logprob_row
 from motley.daemon.rank.constraints import Preparing
 from motley.daemon.rank.draft_model import DraftModel
 from motley.daemon.rank.drafting import Drafting
 from motley.daemon.rank.drafts import Lookup
 from motley.daemon.rank.executor import STEP_HISTORY, Executor
-from motley.daemon.rank.far_caches import FarCaches
-from motley.daemon.rank.kept_block import plan_of
-from motley.daemon.rank.kept_prefixes import KeptPrefixes
 from motley.daemon.rank.pace import Pace
 from motley.daemon.rank.request import Request
 from motley.daemon.rank.schedule import Part, Plan, Schedule
 from motley.daemon.rank.steps import Close, More, Open, Renumber, SpanPlan, Step
-from motley.daemon.rank.window_blocks import WindowBlocks
 from motley.daemon.sampling.choice import Choice, LogitsError, NeedMore, choose, initial_want
 from motley.daemon.sampling.constraint import Constraint, ConstraintError
 from motley.daemon.sampling.parameters import SamplingError, SamplingParams

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from motley.daemon.rank.kept_block import KeptBlock, decode_blocks
+from motley.daemon.rank.blocks.kept_block import KeptBlock, decode_blocks
 
 Numbers = npt.NDArray[np.int32]
 
@@ -120,8 +120,8 @@ class Able:
 
     Attributes:
         spans: how many its engine can take in a step, at least one.
-        plan: a number for what its kept blocks are for (`motley.daemon.rank.kept_file.KeptFile.plan`); 0: it keeps
-            none.
+        plan: a number for what its kept blocks are for, see `motley.daemon.rank.blocks.kept_file.KeptFile.plan`; 0: it
+            keeps none.
     """
 
     spans: int

@@ -8,7 +8,7 @@ from motley.daemon.loading.fetching import LoadError
 from motley.daemon.models.cutting.share import ShareError
 from motley.daemon.models.keys import ConfigError
 from motley.daemon.pipe.daemon import OrderError
-from motley.daemon.rank.far_file import DiskFull
+from motley.daemon.rank.blocks.far_file import DiskFull
 from motley.daemon.rank.loading import GpuFull
 from motley.daemon.rank.steps import StepError
 from motley.daemon.sampling.parameters import SamplingError

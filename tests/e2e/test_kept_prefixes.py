@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from motley.cli.client import Client
-from motley.daemon.rank.kept_file import FOLDER
+from motley.daemon.rank.blocks.kept_file import FOLDER
 from tests.e2e.processes import BUNDLED, Mesh
 from tests.e2e.test_cache_holders import until
 from tests.e2e.test_survival import worker_of

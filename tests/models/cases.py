@@ -26,7 +26,7 @@ from motley.daemon.models.files import OpenModel, open_model, open_weights
 from motley.daemon.models.graph.rank_graph import Declared, build_rank_graph
 from motley.daemon.models.keys import Keys
 from motley.daemon.models.reading import describe, read_model
-from motley.daemon.rank.far_file import FarFile
+from motley.daemon.rank.blocks.far_file import FarFile
 from motley.daemon.weights.share_file import write_share
 from motley.daemon.weights.spec import SHARE_FILE
 from motley.plugins.engine import F32, CacheBlocks, Engine, EngineFactory, EngineOptions, RankGraph, Span

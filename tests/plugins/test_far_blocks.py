@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from motley.daemon.models.cutting.units import units
-from motley.daemon.rank.far_file import DiskFull, FarFile
+from motley.daemon.rank.blocks.far_file import DiskFull, FarFile
 from motley.plugins.cuda.engine import CudaEngine
 from motley.plugins.engine import (
     CACHE_FORMATS,

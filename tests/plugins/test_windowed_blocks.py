@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from motley.daemon.models.cutting.units import units
-from motley.daemon.rank.window_blocks import WindowBlocks
+from motley.daemon.rank.blocks.window_blocks import WindowBlocks
 from motley.plugins.cuda.engine import CudaEngine
 from motley.plugins.engine import (
     CACHE_FORMATS,

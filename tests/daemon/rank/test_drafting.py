@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from motley.daemon.rank.cache_blocks import BlockStore
+from motley.daemon.rank.blocks.cache_blocks import BlockStore
 from motley.daemon.rank.drafting import ADVANCE_S, CHUNK, Drafting
 from motley.daemon.rank.drafts import Lookup
 from motley.daemon.rank.pace import Pace

@@ -19,8 +19,8 @@ from motley.daemon.models.cutting.holding import for_engine
 from motley.daemon.models.cutting.profile import profile
 from motley.daemon.models.cutting.units import units
 from motley.daemon.models.keys import ConfigError
-from motley.daemon.rank.far_file import DiskFull
-from motley.daemon.rank.kept_block import KeptBlock
+from motley.daemon.rank.blocks.far_file import DiskFull
+from motley.daemon.rank.blocks.kept_block import KeptBlock
 from motley.daemon.rank.loading import GpuFull, LoadedRank, cache_blocks, check_gpu_room, load_rank
 from motley.daemon.rank.peers import Peers
 from motley.daemon.rank.steps import Keep, Move, Moved, Open, Restore, Restored, SpanPlan, Step
@@ -253,7 +253,7 @@ def test_a_disk_that_is_full_is_told(alone: Peers, tmp_path: Path, monkeypatch: 
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("motley.daemon.rank.far_file.take_room", full)
+    monkeypatch.setattr("motley.daemon.rank.blocks.far_file.take_room", full)
     order = assignment(CASE, "int8")
     order.far_blocks = 40
     cache = ShareCache(tmp_path / "shares")
@@ -293,7 +293,7 @@ def test_prefixes_that_a_disk_has_no_room_for_are_refused(
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("motley.daemon.rank.kept_file.take_room", full)
+    monkeypatch.setattr("motley.daemon.rank.blocks.kept_file.take_room", full)
     order, cache = assignment(CASE, "int8"), ShareCache(tmp_path / "shares")
     order.keep_prefixes = True
     with (

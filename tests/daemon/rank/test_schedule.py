@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import count
 
-from motley.daemon.rank.cache_blocks import BlockStore
+from motley.daemon.rank.blocks.cache_blocks import BlockStore
 from motley.daemon.rank.drafts import PROBE, Lookup
 from motley.daemon.rank.pace import Pace
 from motley.daemon.rank.request import Request

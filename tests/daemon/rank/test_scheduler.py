@@ -19,11 +19,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from motley.daemon.rank import drafts, far_caches, scheduler
+from motley.daemon.rank import drafts, scheduler
+from motley.daemon.rank.blocks import far_caches
+from motley.daemon.rank.blocks.kept_file import KeptFile
 from motley.daemon.rank.draft_model import DraftModel
 from motley.daemon.rank.drafting import Drafting
 from motley.daemon.rank.executor import Executor
-from motley.daemon.rank.kept_file import KeptFile
 from motley.daemon.rank.request import Request
 from motley.daemon.rank.scheduler import Scheduler
 from motley.daemon.rank.steps import Close, Message, More, Open, Step, StepError, decode, join

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from motley.daemon.rank.kept_block import KeptBlock
+from motley.daemon.rank.blocks.kept_block import KeptBlock
 from motley.daemon.rank.steps import (
     Able,
     Close,

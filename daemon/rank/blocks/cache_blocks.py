@@ -3,13 +3,13 @@
 Every engine of a session keeps keys and values in blocks of the same numbers (`motley.plugins.engine.CacheBlocks`).
 Rank 0 has the one `BlockStore` and tells every rank which blocks a sequence has.
 
-Blocks that can be found form trees (`motley.daemon.rank.block_trees`). A sequence that uses a block uses all blocks
-above it too. So if nobody uses a block, nobody uses those below it either.
+Blocks that can be found form trees (`motley.daemon.rank.blocks.block_trees`). A sequence that uses a block uses all
+blocks above it too. So if nobody uses a block, nobody uses those below it either.
 
 Blocks are *near*, in the memory that engines compute in, or *far*: only read. When near ones are used up, what has been
 written is copied to far ones; it stays there until it is dropped.
 
-Layers with a window may have blocks of their own, which come and go with these (`motley.daemon.rank.window_blocks`).
+Layers with a window may have their own blocks, which come and go with these: `motley.daemon.rank.blocks.window_blocks`.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from motley.daemon.rank.block_trees import BlockTrees, Node
-from motley.daemon.rank.window_blocks import WindowBlocks
+from motley.daemon.rank.blocks.block_trees import BlockTrees, Node
+from motley.daemon.rank.blocks.window_blocks import WindowBlocks
 
 Pairs = Sequence[tuple[int, int]]
 """Numbers of blocks: of one, and of the far one that it is copied to."""

@@ -3,8 +3,8 @@
 It has a place for each block in memory, which is written again when the block has come to hold something else; so the
 file is as large as the caches, and no larger. Layers with a window have places of their own, as they have blocks.
 
-A place has a CRC-32, the block's label (`motley.daemon.rank.kept_block`) and what the block holds. Nothing is flushed:
-what a power cut leaves of a block is found out when it is read, as is what a failing disk makes of it.
+A place has a CRC-32, the block's label (`motley.daemon.rank.blocks.kept_block`) and what the block holds. Nothing is
+flushed: what a power cut leaves of a block is found out when it is read, as is what a failing disk makes of it.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ import numpy as np
 import numpy.typing as npt
 
 from motley.daemon.machine.files import own_file, take_room, write_all
-from motley.daemon.rank.far_file import DiskFull
-from motley.daemon.rank.kept_block import KeptBlock, decode_block, label_bytes
+from motley.daemon.rank.blocks.far_file import DiskFull
+from motley.daemon.rank.blocks.kept_block import KeptBlock, decode_block, label_bytes
 from motley.plugins.engine import CacheBlocks, CacheSpec
 from motley.protocol import mesh_pb2 as pb
 

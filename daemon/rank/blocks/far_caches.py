@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from motley.daemon.rank.all_ranks import from_rank, trouble_of
-from motley.daemon.rank.cache_blocks import Pairs
+from motley.daemon.rank.blocks.cache_blocks import Pairs
 from motley.daemon.rank.steps import Message, Move, split_loss
 
 RETRY_S = 5.0

@@ -1,7 +1,7 @@
 """Rank 0's part in keeping prefixes on the disks of all ranks, for the next start of a session that is planned alike.
 
-Each rank has a file with a place for each of its blocks (`motley.daemon.rank.kept_file`), and every place has a label
-that says which tokens are there, and what comes before them. At the start, rank 0 reads the labels of its own file,
+Each rank has a file with a place for each of its blocks (`motley.daemon.rank.blocks.kept_file`), and every place has a
+label that says which tokens are there, and what comes before them. At the start, rank 0 reads the labels of its own file,
 asks all ranks for these blocks, and begins with those that every rank has undamaged. Later, when there is nothing else
 to do, all ranks write what has come since.
 """
@@ -13,9 +13,9 @@ import time
 from collections.abc import Callable, Sequence
 
 from motley.daemon.rank.all_ranks import from_rank, trouble_of
-from motley.daemon.rank.cache_blocks import BlockStore, Placed
-from motley.daemon.rank.kept_block import FIRST, KeptBlock, found_in, what_of
-from motley.daemon.rank.kept_file import KeptFile
+from motley.daemon.rank.blocks.cache_blocks import BlockStore, Placed
+from motley.daemon.rank.blocks.kept_block import FIRST, KeptBlock, found_in, what_of
+from motley.daemon.rank.blocks.kept_file import KeptFile
 from motley.daemon.rank.steps import Keep, Message, Restore, Restored, StepError, decode
 
 logger = logging.getLogger(__name__)

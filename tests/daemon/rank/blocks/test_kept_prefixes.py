@@ -12,10 +12,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from motley.daemon.rank import kept_file, kept_prefixes
-from motley.daemon.rank.far_file import DiskFull
-from motley.daemon.rank.kept_block import FIRST, KeptBlock, decode_blocks, found_in, label_bytes, plan_of, what_of
-from motley.daemon.rank.kept_file import KeptFile, plan_key
+from motley.daemon.rank.blocks import kept_file, kept_prefixes
+from motley.daemon.rank.blocks.far_file import DiskFull
+from motley.daemon.rank.blocks.kept_block import (
+    FIRST,
+    KeptBlock,
+    decode_blocks,
+    found_in,
+    label_bytes,
+    plan_of,
+    what_of,
+)
+from motley.daemon.rank.blocks.kept_file import KeptFile, plan_key
 from motley.daemon.rank.steps import Able, Keep, Restore
 from motley.plugins.engine import CacheBlocks, CacheSpec
 from motley.protocol import mesh_pb2 as pb

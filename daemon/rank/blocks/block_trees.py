@@ -1,7 +1,7 @@
 """Which cache blocks hold which prefixes: trees, in which each block hangs on the block with the tokens before its own.
 
 So the blocks of a prefix are a path down from a root. All are whole, except that a leaf may have fewer tokens, where a
-sequence ended in it. Who uses a block, and what becomes of it, `motley.daemon.rank.cache_blocks` says.
+sequence ended in it. Who uses a block, and what becomes of it, `motley.daemon.rank.blocks.cache_blocks` says.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ class KeptBlock(NamedTuple):
         windowed: the number of what layers with a window have for it, and of the place of that; -1: nothing.
         what: a number that says what it holds, see `what_of`.
         above: what the block with the tokens before holds; `FIRST`: there is none.
-        root: which rotary tables its keys are turned by (`motley.daemon.rank.cache_blocks.BlockStore.find`).
+        root: which rotary tables its keys are turned by (`motley.daemon.rank.blocks.cache_blocks.BlockStore.find`).
         tokens: whose keys and values it holds.
     """
 
@@ -85,7 +85,7 @@ def what_of(plan: int, above: int, root: int, tokens: Sequence[int]) -> int:
 
 
 def plan_of(ranks: Sequence[int]) -> int:
-    """One number for what all ranks tell of what they keep, by rank (`motley.daemon.rank.kept_file.KeptFile.plan`)."""
+    """One number for what all ranks tell of what they keep, by rank (`KeptFile.plan` of each)."""
     told = blake2b(struct.pack(f"<{len(ranks)}Q", *ranks), digest_size=8).digest()
     return int.from_bytes(told, "little")
 

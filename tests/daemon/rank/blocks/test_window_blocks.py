@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from motley.daemon.rank.cache_blocks import BlockStore
-from motley.daemon.rank.window_blocks import WindowBlocks
+from motley.daemon.rank.blocks.cache_blocks import BlockStore
+from motley.daemon.rank.blocks.window_blocks import WindowBlocks
 
 SIZE, WINDOW = 4, 6
 

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
-from motley.daemon.rank import cache_blocks
-from motley.daemon.rank.cache_blocks import BlockStore
+from motley.daemon.rank.blocks import cache_blocks
+from motley.daemon.rank.blocks.cache_blocks import BlockStore
 
 Prefix = tuple[int, tuple[int, ...]]
 """A root, and tokens from the first of a sequence."""
