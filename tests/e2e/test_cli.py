@@ -158,7 +158,10 @@ async def test_demo(tmp_path: Path) -> None:
     assert len(set(fractions)) > 1
 
 
-@pytest.mark.parametrize(("kill", "killed"), [((), "machine-c"), (("--kill", "leader"), "machine-a")])
+@pytest.mark.parametrize(
+    ("kill", "killed"),
+    [pytest.param((), "machine-c", marks=pytest.mark.soak), (("--kill", "leader"), "machine-a")],
+)
 async def test_demo_of_survival(kill: tuple[str, ...], killed: str) -> None:
     answer = await last_json("demo", "--survive", "--tokens", "60", *kill)
     assert answer["killed"] == [killed]

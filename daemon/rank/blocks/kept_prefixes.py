@@ -1,9 +1,9 @@
 """Rank 0's part in keeping prefixes on the disks of all ranks, for the next start of a session that is planned alike.
 
 Each rank has a file with a place for each of its blocks (`motley.daemon.rank.blocks.kept_file`), and every place has a
-label that says which tokens are there, and what comes before them. At the start, rank 0 reads the labels of its own file,
-asks all ranks for these blocks, and begins with those that every rank has undamaged. Later, when there is nothing else
-to do, all ranks write what has come since.
+label that says which tokens are there, and what comes before them. At the start, rank 0 reads the labels of its own
+file, asks all ranks for these blocks, and begins with those that every rank has undamaged. Later, when there is
+nothing else to do, all ranks write what has come since.
 """
 
 from __future__ import annotations
