@@ -35,7 +35,7 @@ is ready, its rank sees that for itself, and the leader does without all of them
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from motley.orchestrator.assignments import Assignments
@@ -45,6 +45,7 @@ from motley.orchestrator.experts.messages import to_message
 from motley.orchestrator.experts.questions import Answer, Question
 from motley.orchestrator.experts.recovery import bound_nodes
 from motley.orchestrator.experts.registry import UNREACHABLE_S, ExpertMap
+from motley.orchestrator.losses import PROVEN_S, Losses
 from motley.orchestrator.nodes import what_became
 from motley.orchestrator.planning.caches import Caches
 from motley.orchestrator.planning.cost import Forecast
@@ -78,12 +79,6 @@ RELEASE_S = 10.0
 CLEAR_S = 1.0
 """When a rank is lost, the others have so long to end before there is a new plan; where one takes longer, its memory is
 not free, so the plan does without its node if it can."""
-LOSSES = 10
-"""When ranks were lost so often in a row, another loss ends the session: what it is lost by comes again and again."""
-PROVEN_S = 10.0
-"""The row is over when a session has generated tokens, or has been ready for so long."""
-AGAIN_S = 60.0
-"""A node whose process has died is tried again, but not if that happened twice within this time."""
 
 Command = tuple[str, RankCommand]
 """The id of a node, and what to tell one of the workers there."""
@@ -117,23 +112,6 @@ class ModelKnown:
     copies: Mapping[str, Described]
 
 
-@dataclass(frozen=True)
-class Loss:
-    """A rank of a session was lost, and the session goes on.
-
-    Attributes:
-        at: when.
-        why: and what was lost.
-        node: the name of the node where that was; empty: nobody knows.
-        epoch: in which that was.
-    """
-
-    at: float
-    why: Failure
-    node: str
-    epoch: int
-
-
 @dataclass
 class Session:
     """One session. Its methods are told what has happened, and return what its workers are to be told."""
@@ -156,12 +134,8 @@ class Session:
     """What was found out of its model, for further plans; None: not all of that yet."""
     serves: bool = False
     """It has been ready, so it takes requests, which wait while it recovers."""
-    losses: list[Loss] = field(default_factory=list)
-    """Of ranks, after each of which it has got, or is to get, a new plan."""
-    lingering: dict[tuple[int, int], str] = field(default_factory=dict)
-    """Ids of nodes by epoch and index of a worker that had not ended when there was a new plan."""
-    losses_in_a_row: int = 0
-    """See `PROVEN_S`."""
+    losses: Losses = field(default_factory=Losses)
+    """Of ranks."""
     ranks: list[Rank] = field(default_factory=list)
     holders: list[CacheHolder] = field(default_factory=list)
     """Where its ranks have far cache blocks, one for each rank; none: they have them themselves, or have none."""
@@ -223,19 +197,13 @@ class Session:
 
     @property
     def suspects(self) -> set[str]:
-        """While it recovers: ids of nodes that the new plan should do without, as what was lost was lost there, but
-        for a process that died for the first time in a while."""
-        loss = self.losses[-1]
-        blamed = self.worker(loss.why.lost_rank - 1)
-        if blamed is None:
-            return set()
-        again = any(each.node == loss.node and loss.at - each.at < AGAIN_S for each in self.losses[:-1])
-        return {blamed.node_id} if again or not blamed.died else set()
+        """While it recovers: ids of nodes that the new plan should do without, see `Losses.suspects`."""
+        return self.losses.suspects(self.workers)
 
     @property
     def unreleased(self) -> set[str]:
         """While it recovers: ids of nodes where a worker of a plan before has not ended yet."""
-        return {*self.lingering.values(), *(worker.node_id for worker in self.workers if not worker.gone)}
+        return self.losses.occupied | {worker.node_id for worker in self.workers if not worker.gone}
 
     @property
     def over(self) -> bool:
@@ -273,7 +241,7 @@ class Session:
         """
         assert self.unplanned
         if self.state is State.RECOVERING:
-            self.lingering |= {(self.epoch, worker.index): worker.node_id for worker in self.workers if not worker.gone}
+            self.losses.linger(self.epoch, self.workers)
             self.epoch += 1
             self.activity = None
         self.profile, self.ranks, self.caches, self.experts = profile, list(ranks), caches, experts
@@ -285,7 +253,7 @@ class Session:
     def on_event(self, node_id: str, event: RankEvent, now: float) -> list[Command]:
         """A worker said something. Ignored unless it comes from the worker's node, and from the plan of now."""
         if event.WhichOneof("body") in ("released", "failed"):
-            self.lingering.pop((event.epoch, event.rank), None)
+            self.losses.ended(event.epoch, event.rank)
         worker = self.worker(event.rank)
         if event.epoch != self.epoch or worker is None or worker.node_id != node_id:
             return []
@@ -302,8 +270,9 @@ class Session:
                 return self._on_end(worker, failure, now)
             case "failed":
                 failure = self._blame(worker, event.failed)
-                if self.state is State.RECOVERING and failure.lost_rank == worker.index + 1 and self._is_blamed(worker):
-                    self._explain(failure)
+                blames_itself = failure.lost_rank == worker.index + 1
+                if self.state is State.RECOVERING and blames_itself and self.losses.blames(worker):
+                    self.losses.explain(failure)
                 if self.failure and failure.lost_rank == self.failure.lost_rank == worker.index + 1:
                     self.failure = failure  # others have missed it before it could say why itself
                 return self._on_end(worker, failure, now)
@@ -312,7 +281,7 @@ class Session:
             case "activity" if worker is self.leader:
                 self.activity = event.activity
                 if event.activity.generated_tokens:
-                    self.losses_in_a_row = 0
+                    self.losses.prove()
             case "listening" if self.alive:
                 worker.address = event.listening
                 return self._on_progress(worker, now)
@@ -342,7 +311,7 @@ class Session:
         """
         if self.experts:
             self.experts.on_node_lost(node_id)
-        self.lingering = {key: where for key, where in self.lingering.items() if where != node_id}
+        self.losses.node_lost(node_id)
         lost = [worker for worker in self.workers if worker.node_id == node_id and not worker.gone]
         if self.state is State.READY and lost and all(isinstance(worker, CacheHolder) for worker in lost):
             return self._lose_caches(lost, f"node {lost[0].node_name!r} {what_became(reason)}")
@@ -357,8 +326,8 @@ class Session:
         roles = " and ".join(worker.role for worker in lost)
         message = f"node {lost[0].node_name!r} ({roles}) {what_became(reason)}"
         failure = Failure(code="node_lost", message=message, lost_rank=lost[0].index + 1)
-        if self.state is State.RECOVERING and any(self._is_blamed(worker) for worker in lost):
-            self._explain(failure)  # others have missed its rank before
+        if self.state is State.RECOVERING and any(map(self.losses.blames, lost)):
+            self.losses.explain(failure)  # others have missed its rank before
         return self._lose_rank(failure, now, ". Start its daemon again, or start a session without it")
 
     def on_time(self, now: float) -> list[Command]:
@@ -371,7 +340,7 @@ class Session:
             unread = [w for w in unready if w.loading.done_bytes < w.loading.total_bytes]
             return self._stuck(unread or unready, "gave no sign of life in connecting and loading", waited, now)
         if self.state is State.READY and waited > PROVEN_S:
-            self.losses_in_a_row = 0
+            self.losses.prove()
         if not self.alive and waited > EXPLAIN_S:
             self._explained_late = True
         if not self.alive and waited > RELEASE_S:
@@ -387,14 +356,6 @@ class Session:
             return self._go_on(now)
         return []
 
-    def _is_blamed(self, worker: Worker) -> bool:
-        """Whether the session recovers and this worker is taken for what was lost."""
-        return self.losses[-1].why.lost_rank == worker.index + 1
-
-    def _explain(self, failure: Failure) -> None:
-        """Learn, while the session recovers, a better reason for what was lost."""
-        self.losses[-1] = replace(self.losses[-1], why=failure)
-
     def _lose_rank(self, failure: Failure, now: float, advice: str = "") -> list[Command]:
         """Stop all workers, as the session cannot serve as it is planned, to plan anew once they are gone, or for good.
 
@@ -406,12 +367,11 @@ class Session:
         if not self.serves or not self.request.recover:
             failure.message += advice
             return self.fail(failure, now)
-        self.losses_in_a_row += 1
-        if self.losses_in_a_row > LOSSES:
-            failure.message = f"ranks were lost {self.losses_in_a_row} times in a row, the last time: {failure.message}"
+        self.losses.add(failure, self.worker(failure.lost_rank - 1), self.epoch, now)
+        if self.losses.too_many:
+            times = self.losses.in_a_row
+            failure.message = f"ranks were lost {times} times in a row, the last time: {failure.message}"
             return self.fail(failure, now)
-        blamed = self.worker(failure.lost_rank - 1)
-        self.losses.append(Loss(now, failure, blamed.node_name if blamed else "", self.epoch))
         self.state = State.RECOVERING
         return self._release(now)
 

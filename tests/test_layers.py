@@ -59,7 +59,7 @@ ORCHESTRATOR = (
     {"links"},
     {"planning"},
     {"workers"},
-    {"experts"},
+    {"experts", "losses"},
     {"assignments", "sessions", "session_table"},
     {"control", "serving"},
     {"api"},

@@ -70,7 +70,7 @@ class _Numbers(Collector):
         # Of two that share a name, one has ended and is being forgotten.
         named = [one for one in self._sessions if one.name and one is self._sessions.named(one.name)]
         yield from self._of_requests(named)
-        losses = [([session.name], len(session.losses)) for session in named]
+        losses = [([session.name], session.losses.count) for session in named]
         yield _counter(
             "rank_losses", "Ranks that were lost, after which a session got another plan.", ["model"], losses
         )

@@ -13,10 +13,11 @@ from motley.orchestrator.api.plans import forecast_json
 from motley.orchestrator.api.schema import read_json
 from motley.orchestrator.api.session_parameters import session_request
 from motley.orchestrator.experts.hosts import ExpertHost
+from motley.orchestrator.losses import Loss
 from motley.orchestrator.serving.errors import ServingError
 from motley.orchestrator.serving.lifecycle import Lifecycle
 from motley.orchestrator.session_table import SessionTable
-from motley.orchestrator.sessions import Loss, Session, State
+from motley.orchestrator.sessions import Session, State
 from motley.orchestrator.workers import CacheHolder, Rank, Worker
 from motley.protocol.mesh_pb2 import Timing
 
@@ -102,7 +103,7 @@ def session_json(session: Session, steps: bool = False) -> dict[str, Any]:
         },
         "explained": session.explained,
         "epoch": session.epoch,
-        "losses": [_loss_json(loss) for loss in session.losses],
+        "losses": [_loss_json(loss) for loss in session.losses.last],
         "created": int(session.created),
         "family": profile.family,
         "parameters": profile.parameters,

@@ -77,10 +77,12 @@ class Recovery:
 
     async def _recover(self, session: Session) -> None:
         """Start a session by a new plan, or have it fail."""
-        _log.warning("session %s (%s) has lost a rank: %s", session.id, session.name, session.losses[-1].why.message)
+        _log.warning(
+            "session %s (%s) has lost a rank: %s", session.id, session.name, session.losses.last[-1].why.message
+        )
         try:
             while (hindrance := await self._try(session)) is not None:
-                at, why = session.losses[-1].at, session.losses[-1].why
+                at, why = session.losses.last[-1].at, session.losses.last[-1].why
                 if self._clock() - at > PATIENCE_S:
                     message = f"{why.message}. It cannot go on with the nodes that are left: {hindrance}"
                     self._fail(session, Failure(code=why.code, message=message, lost_rank=why.lost_rank))

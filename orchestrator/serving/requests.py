@@ -170,7 +170,7 @@ class Requests:
         if oldest := next((request for request in asked if not request.told), None):
             oldest.fruitless += 1
             if oldest.fruitless >= FRUITLESS:
-                why = session.losses[-1].why
+                why = session.losses.last[-1].why
                 message = f"{FRUITLESS} times in a row a rank was lost before there was a token: {why.message}"
                 self._break_off(oldest, Failure(code=why.code, message=message, lost_rank=why.lost_rank))
 
