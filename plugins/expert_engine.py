@@ -13,7 +13,8 @@ from typing import Protocol
 
 import onnx
 
-from motley.plugins.engine import F32, EngineKind, EngineOptions
+from motley.plugins.engine import F32, EngineOptions
+from motley.plugins.installed import EngineKind
 
 
 @dataclass(frozen=True)

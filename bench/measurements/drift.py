@@ -47,7 +47,8 @@ from motley.daemon.weights.share_file import write_share
 from motley.daemon.weights.spec import SHARE_FILE, Encoding
 from motley.daemon.weights.stored import Source
 from motley.orchestrator.planning.shares import Candidate, plan_shares
-from motley.plugins.engine import F32, EngineOptions, RankGraph, Span, load_engine
+from motley.plugins.engine import F32, EngineOptions, RankGraph, Span
+from motley.plugins.installed import load_engine
 from motley.plugins.nodes import attributes_of, is_collective
 from motley.plugins.reference.operators import OPERATORS
 from motley.transport import Communicator

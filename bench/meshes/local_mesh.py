@@ -23,7 +23,7 @@ from motley.orchestrator.planning.placement.terms import ExpertKey
 from motley.orchestrator.planning.setup import Setup
 from motley.orchestrator.planning.shares import Candidate, RankPlan, plan_shares, trunk_profile
 from motley.orchestrator.session_request import SessionRequest
-from motley.plugins.engine import cache_formats, has_whole_caches, keeps_windows
+from motley.plugins.installed import cache_formats, has_whole_caches, keeps_windows
 from motley.protocol import mesh_pb2 as pb
 from motley.protocol import worker_pb2 as wp
 

@@ -11,8 +11,8 @@ import os
 
 from motley.daemon.machine.gpus import gpus
 from motley.daemon.node.child import end_with_owner, kill_child, start_child
-from motley.plugins.engine import (
-    EngineError,
+from motley.plugins.engine import EngineError
+from motley.plugins.installed import (
     asks_block_holders,
     cache_formats,
     engine_names,

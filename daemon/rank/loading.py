@@ -25,15 +25,8 @@ from motley.daemon.rank.gate import Gate, reference_answers
 from motley.daemon.rank.peers import Peers
 from motley.daemon.weights.cache import ShareCache
 from motley.plugins.block_holder import BlockHolder
-from motley.plugins.engine import (
-    CACHE_FORMATS,
-    CacheBlocks,
-    EngineError,
-    EngineOptions,
-    keeps_prefixes,
-    load_engine,
-    on_gpu,
-)
+from motley.plugins.engine import CACHE_FORMATS, CacheBlocks, EngineError, EngineOptions
+from motley.plugins.installed import keeps_prefixes, load_engine, on_gpu
 from motley.protocol import GPU_RESERVE
 from motley.protocol import mesh_pb2 as pb
 from motley.protocol.wording import human_bytes

@@ -76,7 +76,7 @@ class CudaEngine:
 
     @staticmethod
     def check_machine() -> None:
-        """See `motley.plugins.engine.lacking`."""
+        """See `motley.plugins.installed.lacking`."""
         try:
             check_gpu()
         except CudaError as error:

@@ -147,12 +147,12 @@ class WebGpuEngine:
 
     @classmethod
     def check_machine(cls) -> None:
-        """See `motley.plugins.engine.lacking`."""
+        """See `motley.plugins.installed.lacking`."""
         Gpu(cls.provider)
 
     @classmethod
     def measure_bandwidth(cls) -> float:
-        """See `motley.plugins.engine.measured_bandwidth`."""
+        """See `motley.plugins.installed.measured_bandwidth`."""
         return Gpu(cls.provider).measure_bandwidth()
 
     def __init__(self, graph: RankGraph, collectives: Collectives, options: EngineOptions) -> None:

@@ -86,7 +86,7 @@ class TensorRTEngine:
 
     @classmethod
     def check_machine(cls) -> None:
-        """See `motley.plugins.engine.lacking`."""
+        """See `motley.plugins.installed.lacking`."""
         open_library()
         try:
             check_gpu()

@@ -10,7 +10,8 @@ import pytest
 
 from motley.daemon.models.cutting.share import Share
 from motley.daemon.models.cutting.units import units
-from motley.plugins.engine import F32, EngineError, EngineOptions, Span, load_engine
+from motley.plugins.engine import F32, EngineError, EngineOptions, Span
+from motley.plugins.installed import load_engine
 from motley.plugins.reference.engine import ReferenceEngine
 from motley.plugins.reference.operators import OPERATORS
 from tests.models.cases import (

@@ -25,7 +25,8 @@ from motley.daemon.weights.share_file import write_share
 from motley.daemon.weights.spec import SHARE_FILE
 from motley.orchestrator.planning.caches import Caches, blocks_of, with_windows
 from motley.orchestrator.planning.setup import Setup
-from motley.plugins.engine import CacheBlocks, EngineOptions, Span, load_engine
+from motley.plugins.engine import CacheBlocks, EngineOptions, Span
+from motley.plugins.installed import load_engine
 from tests.models.cases import whole_share
 from tests.models.local_group import LocalGroup
 

@@ -17,16 +17,8 @@ from motley.bench.random_models.writing import synthesise
 from motley.daemon.models.cutting.profile import profile
 from motley.daemon.models.cutting.units import units
 from motley.plugins.cuda.engine import CudaEngine
-from motley.plugins.engine import (
-    CACHE_FORMATS,
-    F32,
-    CacheBlocks,
-    EngineError,
-    EngineFactory,
-    EngineOptions,
-    Span,
-    cache_formats,
-)
+from motley.plugins.engine import CACHE_FORMATS, F32, CacheBlocks, EngineError, EngineFactory, EngineOptions, Span
+from motley.plugins.installed import cache_formats
 from motley.plugins.onnxruntime.engine import OnnxRuntimeEngine
 from motley.plugins.reference.caches import int8_codes
 from motley.plugins.reference.engine import ReferenceEngine

@@ -24,8 +24,8 @@ from motley.plugins.engine import (
     EngineFactory,
     EngineOptions,
     Span,
-    reads_far_blocks,
 )
+from motley.plugins.installed import reads_far_blocks
 from motley.plugins.onnxruntime.engine import OnnxRuntimeEngine
 from motley.plugins.reference.engine import ReferenceEngine
 from motley.plugins.tensorrt.engine import TensorRTEngine

@@ -14,16 +14,8 @@ import pytest
 from motley.daemon.models.cutting.units import units
 from motley.daemon.rank.blocks.window_blocks import WindowBlocks
 from motley.plugins.cuda.engine import CudaEngine
-from motley.plugins.engine import (
-    CACHE_FORMATS,
-    F32,
-    CacheBlocks,
-    EngineError,
-    EngineFactory,
-    EngineOptions,
-    Span,
-    keeps_windows,
-)
+from motley.plugins.engine import CACHE_FORMATS, F32, CacheBlocks, EngineError, EngineFactory, EngineOptions, Span
+from motley.plugins.installed import keeps_windows
 from motley.plugins.onnxruntime.engine import OnnxRuntimeEngine
 from motley.plugins.reference.engine import ReferenceEngine
 from motley.plugins.tensorrt.engine import TensorRTEngine

@@ -12,8 +12,9 @@ from collections.abc import Callable, Collection, Container, Iterator, Mapping
 from contextlib import suppress
 
 from ..errors import PeerLost
-from .connecting import Arrival, Connector, Listener
+from .connecting import Arrival, Connector
 from .link import Link, Waitable, close_gently
+from .listening import Listener
 from .wire import Decoder, Frame, Purpose, WireError
 
 ANSWER_S = 0.25

@@ -19,7 +19,7 @@ from motley.daemon.models.description.operations import Linear
 from motley.daemon.models.keys import ConfigError
 from motley.daemon.weights.spec import Encoding
 from motley.daemon.weights.stored import Format
-from motley.plugins.engine import keeps_fp16
+from motley.plugins.installed import keeps_fp16
 from motley.protocol import BLOCKS
 
 STORED = "stored"

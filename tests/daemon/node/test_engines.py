@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from motley.daemon.node import engines
-from motley.plugins.engine import CACHE_FORMATS, engine_names
+from motley.plugins.engine import CACHE_FORMATS
+from motley.plugins.installed import engine_names
 
 PACKAGE = """
 import os

@@ -30,7 +30,8 @@ from motley.daemon.weights.checkpoints.safetensors_checkpoint import Safetensors
 from motley.daemon.weights.share_file import write_share
 from motley.daemon.weights.spec import SHARE_FILE
 from motley.daemon.worker.failures import failure_of
-from motley.plugins.engine import CacheBlocks, Engine, EngineError, RankGraph, blocks_in_memory, load_engine
+from motley.plugins.engine import CacheBlocks, Engine, EngineError, RankGraph, blocks_in_memory
+from motley.plugins.installed import load_engine
 from motley.plugins.onnxruntime.engine import OnnxRuntimeEngine
 from motley.plugins.reference.engine import ReferenceEngine
 from motley.protocol import GPU_RESERVE
@@ -346,7 +347,7 @@ def test_a_gpu_that_is_full_is_refused_before_anything_is_read(
     weights += planned.mlp_units * planned.mlp_unit_bytes
     cache_bytes = planned.kv_groups * planned.cache_bytes_per_token * CASE.model.context
     room = 64 << 20 if fits else weights + cache_bytes
-    monkeypatch.setattr("motley.plugins.engine.load_engine", lambda name: OnGpu)
+    monkeypatch.setattr("motley.plugins.installed.load_engine", lambda name: OnGpu)
     monkeypatch.setattr(
         "motley.daemon.rank.loading.load_engine", lambda name: OnGpu if name == "onnxruntime" else ReferenceEngine
     )

@@ -18,7 +18,8 @@ from motley.daemon.models.description.model import Model, expected_shapes
 from motley.daemon.models.description.operations import Route
 from motley.daemon.models.keys import ConfigError
 from motley.daemon.models.reading import read_model
-from motley.plugins.engine import F32, CacheBlocks, EngineError, EngineFactory, EngineOptions, Span, load_engine
+from motley.plugins.engine import F32, CacheBlocks, EngineError, EngineFactory, EngineOptions, Span
+from motley.plugins.installed import load_engine
 from motley.plugins.onnxruntime.engine import OnnxRuntimeEngine
 from motley.plugins.onnxruntime.experts import _LocalExpert
 from motley.plugins.reference.engine import ReferenceEngine

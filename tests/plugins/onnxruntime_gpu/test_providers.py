@@ -9,7 +9,8 @@ from types import ModuleType
 import pytest
 
 from motley.daemon.models.cutting.units import units
-from motley.plugins.engine import DOMAIN, EngineError, engine_names, lacking, load_engine, on_gpu
+from motley.plugins.engine import DOMAIN, EngineError
+from motley.plugins.installed import engine_names, lacking, load_engine, on_gpu
 from motley.plugins.onnxruntime_gpu.device import Gpu
 from motley.plugins.onnxruntime_gpu.engine import CudaProviderEngine, TensorRtRtxProviderEngine, WebGpuEngine
 from motley.plugins.onnxruntime_gpu.lowering import lowered_for

@@ -15,8 +15,9 @@ import pytest
 from motley.daemon.models.cutting.units import units
 from motley.daemon.models.graph.rank_graph import build_rank_graph
 from motley.daemon.models.keys import ConfigError
-from motley.plugins.engine import F32, Collectives, EngineError, EngineMemoryError, EngineOptions, RankGraph, on_gpu
+from motley.plugins.engine import F32, Collectives, EngineError, EngineMemoryError, EngineOptions, RankGraph
 from motley.plugins.expert_engine import Expert
+from motley.plugins.installed import on_gpu
 from motley.plugins.mixture import Compute
 from motley.plugins.reference.device import Device, open_device
 from motley.plugins.reference.engine import ReferenceEngine, ReferenceExperts

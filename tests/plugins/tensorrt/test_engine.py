@@ -27,16 +27,8 @@ from motley.daemon.models.graph.rank_graph import Declared, build_rank_graph
 from motley.daemon.models.keys import ConfigError
 from motley.daemon.rank.gate import Gate, reference_answers
 from motley.plugins import nccl
-from motley.plugins.engine import (
-    F32,
-    CacheBlocks,
-    EngineError,
-    EngineFactory,
-    EngineMemoryError,
-    EngineOptions,
-    Span,
-    has_whole_caches,
-)
+from motley.plugins.engine import F32, CacheBlocks, EngineError, EngineFactory, EngineMemoryError, EngineOptions, Span
+from motley.plugins.installed import has_whole_caches
 from motley.plugins.mapped_share import MappedShare
 from motley.plugins.nccl.library import NAME
 from motley.plugins.onnxruntime.engine import OnnxRuntimeEngine
