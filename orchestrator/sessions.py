@@ -30,6 +30,8 @@ the session fail. A host may be a group of workers on several nodes, which come 
 
 A session may have *cache holders*, one for each rank. They come up as ranks do, too. When one is lost once the session
 is ready, its rank sees that for itself, and the leader does without all of them: the others are released.
+
+All of this is one state machine in one file, though a long one: who reads what an event does has to see all states.
 """
 
 from __future__ import annotations

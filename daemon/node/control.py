@@ -1,15 +1,11 @@
-"""The daemon's conversation with the orchestrator, over one stream, and the workers that it starts for it.
-
-Where rank 0 of a session is on this node, requests are turned into token ids here and its tokens into text, so that the
-worker's one thread does nothing but steps.
-"""
+"""The daemon's conversation with the orchestrator, over one stream, and the workers that it starts for it."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -21,12 +17,13 @@ from motley.daemon.machine.gpus import gpus
 from motley.daemon.machine.memory import available_memory
 from motley.daemon.models.files import load_tokenizer
 from motley.daemon.node.address import listening_host
+from motley.daemon.node.answering import Answering
 from motley.daemon.node.describe import DescribeError, describe_apart, look
+from motley.daemon.node.held_rank import HeldRank, RankKey
 from motley.daemon.node.outbox import LIMIT_BYTES, Outbox
 from motley.daemon.node.probing import Unreachable, probe_link
 from motley.daemon.node.rendering import TemplateApart
 from motley.daemon.node.worker import RankWorker, WorkerError
-from motley.daemon.text.generation import Generation, RequestError
 from motley.daemon.text.tokenizer import Tokenizer, TokenizerError
 from motley.daemon.weights.cache import ShareCache
 from motley.daemon.weights.hub import ModelNotFound, resolve
@@ -88,47 +85,8 @@ class NodeSettings:
     threads: int
 
 
-@dataclass
-class _Rank:
-    """A rank, an expert host or a cache holder, that this node holds, from its assignment to the end of its worker.
-
-    Attributes:
-        command: the assignment.
-        tokenizer: of the session's model, on the node of rank 0, once that is ready.
-        template: of the tokenizer, which a process of its own runs; None: there is none.
-        tokenising: held while a request of the session is turned into tokens.
-        generations: requests under way on rank 0, by id.
-        knows_words: whether rank 0's worker has been told the vocabulary, which constraints need.
-        releasing: whether it was asked to end.
-    """
-
-    command: pb.RankCommand
-    worker: RankWorker | None = None
-    tokenizer: Tokenizer | None = None
-    template: TemplateApart | None = None
-    tokenising: asyncio.Lock = field(default_factory=asyncio.Lock)
-    generations: dict[str, Generation] = field(default_factory=dict)
-    knows_words: bool = False
-    releasing: bool = False
-
-    @property
-    def role(self) -> str:
-        """What it is on this node, for people."""
-        rank, assigned = self.command.rank, self.command.assign
-        if rank < assigned.size:
-            return f"rank {rank}"
-        return f"caches of rank {rank - assigned.size}" if assigned.cache_holders else "experts"
-
-    def event(self, **body: Any) -> pb.RankEvent:
-        """What the orchestrator is told of it: a field of `RankEvent`, by name."""
-        command = self.command
-        return pb.RankEvent(session=command.session, epoch=command.epoch, rank=command.rank, **body)
-
-
 RankObserver = Callable[[str, pb.RankEvent], None]
-"""Called with what a rank is on this node (`_Rank.role`), and what the orchestrator is told of it."""
-_Key = tuple[str, int]
-"""A session, and the number of a rank in it."""
+"""Called with what a rank is on this node (`HeldRank.role`), and what the orchestrator is told of it."""
 
 
 class Control:
@@ -140,11 +98,10 @@ class Control:
         self._outbox = Outbox()
         self._overflow = asyncio.Event()
         """The outbox was full, so something was not said: the conversation must end."""
-        self._ranks: dict[_Key, _Rank] = {}
+        self._ranks: dict[RankKey, HeldRank] = {}
+        self._answering = Answering(self._ranks, self._say)
         self._tasks: set[asyncio.Task[None]] = set()
         self._gpus: list[pb.Gpu] = []
-        self._preparing: set[str] = set()
-        """Requests that are being turned into tokens; a cancelled one is taken out."""
         self._describing: dict[str, asyncio.Task[None]] = {}
         """By the orchestrator's id: models that are being described."""
 
@@ -283,11 +240,14 @@ class Control:
             case "rank":
                 self._command(message.rank)
             case "generate":
-                self._generate(message.generate)
+                self._answering.begin(message.generate.request_id)
+                self._spawn(self._answering.answer(message.generate))
             case "cancel":
-                self._cancel(message.cancel.request_id)
+                if describing := self._describing.pop(message.cancel.request_id, None):
+                    describing.cancel()
+                self._answering.cancel(message.cancel.request_id)
             case "hold":
-                self._to_worker_of(message.hold.request_id, wp.WorkerCommand(hold=message.hold))
+                self._answering.to_worker_of(message.hold.request_id, wp.WorkerCommand(hold=message.hold))
             case "probe":
                 self._spawn(self._probe(message.probe))
 
@@ -336,7 +296,7 @@ class Control:
             self._say(rank=pb.RankEvent(session=key[0], epoch=command.epoch, rank=key[1], failed=failure))
         elif body == "assign":
             before = self._ranks.get(key)
-            self._ranks[key] = _Rank(command)
+            self._ranks[key] = HeldRank(command)
             self._spawn(self._hold(key, self._ranks[key], before))
         elif (rank := self._ranks.get(key)) is None or rank.command.epoch != command.epoch:
             if body == "release":
@@ -347,7 +307,7 @@ class Control:
         elif rank.worker is not None and body in PASSED_ON:
             rank.worker.send(wp.WorkerCommand(**{body: getattr(command, body)}))
 
-    async def _hold(self, key: _Key, rank: _Rank, before: _Rank | None) -> None:
+    async def _hold(self, key: RankKey, rank: HeldRank, before: HeldRank | None) -> None:
         """See a rank's worker through its life, then report its end, whatever ended it.
 
         Args:
@@ -377,7 +337,7 @@ class Control:
         else:
             self._rank_event(rank, rank.event(failed=failure))  # the orchestrator asks another rank 0 for its requests
 
-    async def _serve(self, rank: _Rank) -> pb.Failure | None:
+    async def _serve(self, rank: HeldRank) -> pb.Failure | None:
         """Start a rank's worker and pass on what it says until it is gone; why it ended, if it was not asked to."""
         settings, command = self._settings, rank.command
         worker = rank.worker = await RankWorker.start(
@@ -395,7 +355,7 @@ class Control:
                 case None:
                     pass
                 case "tokens":
-                    self._on_tokens(rank, event.tokens)
+                    self._answering.on_tokens(rank, event.tokens)
                 case "failed":
                     return event.failed
                 case "released":
@@ -415,92 +375,15 @@ class Control:
         status = await worker.exit_status()
         return pb.Failure(code="worker_died", message=_how_died(status))
 
-    async def _end(self, rank: _Rank) -> None:
+    async def _end(self, rank: HeldRank) -> None:
         """Have a rank's worker end; `_hold` reports it."""
         rank.releasing = True
         if rank.worker is not None:
             await rank.worker.stop()
 
-    def _rank_event(self, rank: _Rank, event: pb.RankEvent) -> None:
+    def _rank_event(self, rank: HeldRank, event: pb.RankEvent) -> None:
         self._observe(rank.role, event)
         self._say(rank=event)
-
-    # ------------------------------------------------------------ requests
-
-    def _generate(self, request: pb.Generate) -> asyncio.Task[None]:
-        """Begin to answer a request, which may be cancelled from now on."""
-        self._preparing.add(request.request_id)
-        return self._spawn(self._prepare(request))
-
-    async def _prepare(self, request: pb.Generate) -> None:
-        """Turn a request into tokens, beside the event loop and one of each session at a time, and hand it to rank 0's
-        worker."""
-        rank = self._ranks.get((request.session, 0))
-        if rank is None or rank.tokenizer is None:
-            self._preparing.discard(request.request_id)
-            message = f"this node does not lead a ready session {request.session!r}"
-            self._fail(request.request_id, pb.Failure(code="session_not_ready", message=message))
-            return
-        try:
-            async with rank.tokenising:
-                generation = await asyncio.to_thread(Generation, request, rank.tokenizer, rank.command.assign.context)
-        except RequestError as error:
-            self._fail(request.request_id, pb.Failure(code=error.code, message=str(error), param=error.param))
-            return
-        except Exception as error:
-            logger.exception("request %s", request.request_id)
-            failure = pb.Failure(code="internal_error", message=f"{type(error).__name__}: {error}")
-            self._fail(request.request_id, failure)
-            return
-        finally:
-            cancelled = request.request_id not in self._preparing
-            self._preparing.discard(request.request_id)
-        if cancelled:
-            self._say(delta=pb.Delta(request_id=request.request_id, finish="cancelled"))
-        elif rank.worker is None or self._ranks.get((request.session, 0)) is not rank:
-            failure = pb.Failure(code="session_closed", message=f"session {request.session!r} was closed")
-            self._fail(request.request_id, failure)
-        else:
-            rank.generations[request.request_id] = generation
-            if generation.words is not None and not rank.knows_words:
-                rank.knows_words = True
-                rank.worker.send(wp.WorkerCommand(vocabulary=generation.words))
-            rank.worker.send(wp.WorkerCommand(decode=generation.start()))
-
-    def _on_tokens(self, rank: _Rank, tokens: wp.Tokens) -> None:
-        generation = rank.generations.get(tokens.request_id)
-        if generation is None:
-            return  # cancelled or stopped while these were under way
-        try:
-            delta = generation.on_tokens(tokens)
-        except Exception as error:  # of the tokenizer: its trouble with these tokens is this request's alone
-            logger.exception("request %s: its tokens cannot be turned into text", tokens.request_id)
-            why = f"the answer cannot be turned into text: {type(error).__name__}: {error}"
-            self._fail(tokens.request_id, pb.Failure(code="internal_error", message=why))
-            ended, running = True, not tokens.finish
-        else:
-            if delta is not None:
-                self._say(delta=delta)
-            ended, running = generation.finished, generation.cancel_worker
-        if ended:
-            del rank.generations[tokens.request_id]
-            if running and rank.worker is not None:
-                rank.worker.send(wp.WorkerCommand(cancel=tokens.request_id))
-
-    def _cancel(self, request_id: str) -> None:
-        if describing := self._describing.pop(request_id, None):
-            describing.cancel()
-        self._preparing.discard(request_id)
-        self._to_worker_of(request_id, wp.WorkerCommand(cancel=request_id))
-
-    def _to_worker_of(self, request_id: str, command: wp.WorkerCommand) -> None:
-        """Tell rank 0's worker something about a request, if that is being answered."""
-        for rank in self._ranks.values():
-            if request_id in rank.generations and rank.worker is not None:
-                rank.worker.send(command)
-
-    def _fail(self, request_id: str, failure: pb.Failure) -> None:
-        self._say(delta=pb.Delta(request_id=request_id, finish="error", failure=failure))
 
 
 async def _admitted(call: Any, patience: float, settings: NodeSettings) -> NodeSettings:

@@ -10,7 +10,8 @@ from typing import Any, cast
 import pytest
 
 from motley.daemon.node import rendering
-from motley.daemon.node.control import Control, NodeSettings, _Rank
+from motley.daemon.node.control import Control, NodeSettings
+from motley.daemon.node.held_rank import HeldRank
 from motley.daemon.node.rendering import TemplateApart
 from motley.daemon.node.worker import RankWorker
 from motley.daemon.text.templates import ChatTemplate
@@ -67,16 +68,17 @@ class Node:
         for session, tokenizer in tokenizers.items():
             worker = self.workers[session] = Worker()
             command = pb.RankCommand(session=session, assign=pb.Assignment(context=1000, size=1))
-            rank = _Rank(command, worker=cast(RankWorker, worker), tokenizer=tokenizer)
+            rank = HeldRank(command, worker=cast(RankWorker, worker), tokenizer=tokenizer)
             self.control._ranks[session, 0] = rank
 
     async def generate(self, request_id: str, session: str, content: str) -> None:
         messages = json.dumps([{"role": "user", "content": content}])
         request = pb.Generate(request_id=request_id, session=session, messages_json=messages, sampling=SAMPLING)
-        await self.control._generate(request)
+        self.control._answering.begin(request.request_id)
+        await self.control._answering.answer(request)
 
     def tokens(self, session: str, request_id: str, *ids: int, finish: str = "") -> None:
-        self.control._on_tokens(
+        self.control._answering.on_tokens(
             self.control._ranks[session, 0], wp.Tokens(request_id=request_id, ids=ids, finish=finish)
         )
 

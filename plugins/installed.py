@@ -1,0 +1,157 @@
+"""The engines that are installed: finding one by its name, and what each says that it can do.
+
+An engine says so by attributes of its class, which are told below; what it does not say, it cannot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from typing import Generic, TypeVar
+
+from motley.plugins.engine import CACHE_FORMATS, EngineError, EngineFactory
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class EngineKind(Generic[T]):
+    """The engines of one kind: those that are installed in an entry-point group.
+
+    Attributes:
+        group: the name of the group.
+        what: what one of them is called in messages.
+    """
+
+    group: str
+    what: str
+
+    def names(self) -> list[str]:
+        return sorted(point.name for point in entry_points(group=self.group))
+
+    def load(self, name: str) -> T:
+        """Find one by its entry-point name.
+
+        Raises:
+            EngineError: no such engine, or it lacks a package it needs.
+        """
+        for point in entry_points(group=self.group, name=name):
+            try:
+                factory: T = point.load()
+            except ImportError as error:
+                raise EngineError(f"{self.what} {name!r} needs a package that is missing: {error}") from error
+            return factory
+        raise EngineError(f"no {self.what} is called {name!r}; installed: {', '.join(self.names()) or 'none'}")
+
+
+ENGINES: EngineKind[EngineFactory] = EngineKind("motley.engines", "engine")
+engine_names, load_engine = ENGINES.names, ENGINES.load
+
+
+def keeps_fp16(name: str) -> bool:
+    """Whether an engine holds FP16 matrices as they are: then its class has ``keeps_fp16 = True``.
+
+    Raises:
+        EngineError: as `load_engine`.
+    """
+    return getattr(load_engine(name), "keeps_fp16", False)
+
+
+def has_whole_caches(name: str) -> bool:
+    """Whether an engine can only have a sequence's whole cache in one block: then its class has
+    ``has_whole_caches = True``.
+
+    Raises:
+        EngineError: as `load_engine`.
+    """
+    return getattr(load_engine(name), "has_whole_caches", False)
+
+
+def reads_far_blocks(name: str) -> bool:
+    """Whether an engine can have far cache blocks (`FarBlocks`): then its class has ``reads_far_blocks = True``.
+
+    Raises:
+        EngineError: as `load_engine`.
+    """
+    return getattr(load_engine(name), "reads_far_blocks", False)
+
+
+def keeps_windows(name: str) -> bool:
+    """Whether an engine can give layers with a window fewer cache blocks than others (`CacheBlocks.windowed`): then its
+    class has ``keeps_windows = True``.
+
+    Raises:
+        EngineError: as `load_engine`.
+    """
+    return getattr(load_engine(name), "keeps_windows", False)
+
+
+def keeps_prefixes(name: str) -> bool:
+    """Whether an engine's cache blocks can be read and written between two steps (`blocks_in_memory`), so that they can
+    be kept on a disk for another start: then its class has ``keeps_prefixes = True``.
+
+    Raises:
+        EngineError: as `load_engine`.
+    """
+    return getattr(load_engine(name), "keeps_prefixes", False)
+
+
+def asks_block_holders(name: str) -> bool:
+    """Whether an engine can have cache blocks on another machine (`motley.plugins.block_holder`): then its class has
+    ``asks_block_holders = True``.
+
+    Raises:
+        EngineError: as `load_engine`.
+    """
+    return getattr(load_engine(name), "asks_block_holders", False)
+
+
+def cache_formats(name: str) -> tuple[str, ...]:
+    """The formats of `CACHE_FORMATS` in which an engine can keep keys and values: its class's ``cache_formats``,
+    unless it has ``fp32`` alone.
+
+    Raises:
+        EngineError: as `load_engine`.
+    """
+    formats: tuple[str, ...] = getattr(load_engine(name), "cache_formats", CACHE_FORMATS[:1])
+    return formats
+
+
+def on_gpu(name: str, extra: Mapping[str, str] | None = None) -> bool:
+    """Whether an engine with these settings (`EngineOptions.extra`) computes on a GPU, in its memory.
+
+    Engines that always do say so: ``on_gpu = True`` in their class. Those that can do either have the setting
+    ``device``, with ``cuda`` for the GPU.
+
+    Raises:
+        EngineError: as `load_engine`.
+    """
+    return getattr(load_engine(name), "on_gpu", False) or (extra or {}).get("device") == "cuda"
+
+
+def measured_bandwidth(name: str) -> float:
+    """How fast an engine reads the memory of the GPU that it computes on, in bytes/s; 0: it cannot measure that.
+
+    Engines that can have a function ``measure_bandwidth`` in their class. It may raise whatever the device does.
+
+    Raises:
+        EngineError: as `load_engine`.
+    """
+    measure: Callable[[], float] | None = getattr(load_engine(name), "measure_bandwidth", None)
+    return measure() if measure is not None else 0.0
+
+
+def lacking(name: str) -> str:
+    """Why an engine cannot run on this machine; empty: nothing is known to be in its way.
+
+    Engines that need more than their packages find out in a function ``check_machine`` of their class, which raises
+    `EngineError`.
+    """
+    try:
+        check: Callable[[], None] | None = getattr(load_engine(name), "check_machine", None)
+        if check is not None:
+            check()
+    except EngineError as error:
+        return str(error)
+    return ""
