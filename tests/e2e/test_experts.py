@@ -143,7 +143,7 @@ async def test_exact_answers_depend_on_neither_nodes_nor_company(
         assert all(answers == seen[0] for answers in seen)
 
 
-@pytest.mark.parametrize(("trunk", "victims"), [(1, "dcb"), (2, "dc")])
+@pytest.mark.parametrize(("trunk", "victims"), [pytest.param(1, "dcb", marks=pytest.mark.soak), (2, "dc")])
 async def test_a_kill_every_ten_tokens_does_not_show_in_the_text(
     trunk: int, victims: str, model: Path, tmp_path: Path
 ) -> None:

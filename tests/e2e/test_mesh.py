@@ -24,6 +24,8 @@ from tests.ports import unanswered_port
 
 GREEDY = {"model": BUNDLED.name, "prompt": "ROMEO:", "max_tokens": 24, "temperature": 0}
 
+SOAK = pytest.mark.soak
+
 
 async def text_of(url: str, **changes: object) -> str:
     async with Client(url) as client:
@@ -46,7 +48,7 @@ async def test_every_split_writes_the_same_and_the_openai_client_can_talk_to_it(
     assert all(len(node.family()) == 1 for node in there.nodes.values()), "a closed session left a worker behind"
 
 
-@pytest.mark.parametrize("cache_format", ["fp16", "int8"])
+@pytest.mark.parametrize("cache_format", [pytest.param("fp16", marks=SOAK), "int8"])
 async def test_narrow_caches_write_the_same_at_every_split_and_from_known_prefixes(
     cache_format: str, there: Mesh
 ) -> None:
@@ -118,7 +120,15 @@ async def test_requests_share_a_context_that_is_too_small_for_all(there: Mesh) -
     assert together == alone
 
 
-@pytest.mark.parametrize("how", [{"quantisation": "int8"}, {"exact": True}, {"cache_format": "int8"}], ids=str)
+@pytest.mark.parametrize(
+    "how",
+    [
+        pytest.param({"quantisation": "int8"}, marks=SOAK),
+        {"exact": True},
+        pytest.param({"cache_format": "int8"}, marks=SOAK),
+    ],
+    ids=str,
+)
 async def test_a_context_four_times_the_caches_in_memory_writes_the_same_text(how: dict[str, Any], there: Mesh) -> None:
     """What does not fit lies on both nodes' disks. A prompt that begins alike finds it there."""
     lines = "ROMEO:\nO, she doth teach the torches to burn bright!\n"
@@ -205,7 +215,7 @@ async def test_the_reference_engine_serves_too(there: Mesh) -> None:
     assert await text_of(there.url, max_tokens=6) == by_reference
 
 
-@pytest.mark.parametrize("wire", ["bf16", "int8"])
+@pytest.mark.parametrize("wire", [pytest.param("bf16", marks=SOAK), "int8"])
 async def test_sums_may_travel_narrow(wire: str, there: Mesh) -> None:
     session = await there.session(nodes=["a", "b", "c"], wire=wire)
     assert session["wire"] == wire
