@@ -5,10 +5,10 @@ A token takes the time of the slowest rank in the attention, in the MLPs and in 
 the soonest done with one more, which is exact. Where a KV group is cut in parts, a rank's time also depends on where
 its range begins, and the best cut is found by dynamic programming.
 
-If that fits everybody's memory, nothing is quicker. Else one begins with the shares of `plan_shares`, which fits
-wherever anything does, and looks for better ones: attention and vocabulary units are moved between two ranks as long as
-that helps, and for each try the MLP's units go, by the same rule as above, where there is still memory. Where there are
-few ways to cut, all of them are tried.
+If that fits everybody's memory, nothing is quicker. Else, where there are few ways to cut attention and vocabulary, all
+of them are tried, and for each the MLP's units go, by the same rule as above, where there is still memory. Where there
+are many, one begins with the shares of `plan_shares`, which misses only what fits to the byte, and attention and
+vocabulary units are moved between two ranks as long as that helps.
 """
 
 from __future__ import annotations
@@ -105,15 +105,16 @@ class _Cutting:
 
     def squeezed(self) -> list[RankPlan]:
         """Shares for where memory binds; errors as `quickest_shares`."""
-        start = plan_shares(self._profiles, self._candidates, self._cache_tokens)
-        best = self._seconds(start), start
         ranks = len(self._candidates)
         ways = comb(self._attention_units + ranks - 1, ranks - 1) * comb(self._vocabulary_units + ranks - 1, ranks - 1)
         if ways <= FEW_CUTS:
             every = (_ways(units, ranks) for units in (self._attention_units, self._vocabulary_units))
-            for attention, vocabulary in product(*every):
-                best = min(best, self._filled(attention, vocabulary), key=lambda found: found[0])
-            return best[1]
+            tried = (self._filled(attention, vocabulary) for attention, vocabulary in product(*every))
+            seconds, plans = min(tried, key=lambda found: found[0])
+            if seconds < inf:
+                return plans
+        start = plan_shares(self._profiles, self._candidates, self._cache_tokens)
+        best = self._seconds(start), start
         tries, moved = 0, True
         while moved:
             moved = False
