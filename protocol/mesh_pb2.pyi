@@ -691,7 +691,7 @@ class Sampling(_message.Message):
     def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., seed: _Optional[int] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., top_logprobs: _Optional[int] = ..., logprobs: _Optional[bool] = ...) -> None: ...
 
 class Generate(_message.Message):
-    __slots__ = ("request_id", "session", "messages_json", "prompt", "prompt_tokens", "sampling", "max_tokens", "stop", "ignore_eos", "echo", "without_drafts", "usual_tokens", "written", "constraint", "tools_json", "tool_choice", "one_call", "reasoning_effort")
+    __slots__ = ("request_id", "session", "messages_json", "prompt", "prompt_tokens", "sampling", "max_tokens", "stop", "ignore_eos", "echo", "without_drafts", "usual_tokens", "written", "constraint", "tools_json", "tool_choice", "one_call", "reasoning_effort", "asked_at")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
     MESSAGES_JSON_FIELD_NUMBER: _ClassVar[int]
@@ -710,6 +710,7 @@ class Generate(_message.Message):
     TOOL_CHOICE_FIELD_NUMBER: _ClassVar[int]
     ONE_CALL_FIELD_NUMBER: _ClassVar[int]
     REASONING_EFFORT_FIELD_NUMBER: _ClassVar[int]
+    ASKED_AT_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     session: str
     messages_json: str
@@ -728,7 +729,8 @@ class Generate(_message.Message):
     tool_choice: str
     one_call: bool
     reasoning_effort: str
-    def __init__(self, request_id: _Optional[str] = ..., session: _Optional[str] = ..., messages_json: _Optional[str] = ..., prompt: _Optional[str] = ..., prompt_tokens: _Optional[_Union[TokenIds, _Mapping]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., max_tokens: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., ignore_eos: _Optional[bool] = ..., echo: _Optional[bool] = ..., without_drafts: _Optional[bool] = ..., usual_tokens: _Optional[int] = ..., written: _Optional[_Iterable[int]] = ..., constraint: _Optional[_Union[Constraint, _Mapping]] = ..., tools_json: _Optional[str] = ..., tool_choice: _Optional[str] = ..., one_call: _Optional[bool] = ..., reasoning_effort: _Optional[str] = ...) -> None: ...
+    asked_at: str
+    def __init__(self, request_id: _Optional[str] = ..., session: _Optional[str] = ..., messages_json: _Optional[str] = ..., prompt: _Optional[str] = ..., prompt_tokens: _Optional[_Union[TokenIds, _Mapping]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., max_tokens: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., ignore_eos: _Optional[bool] = ..., echo: _Optional[bool] = ..., without_drafts: _Optional[bool] = ..., usual_tokens: _Optional[int] = ..., written: _Optional[_Iterable[int]] = ..., constraint: _Optional[_Union[Constraint, _Mapping]] = ..., tools_json: _Optional[str] = ..., tool_choice: _Optional[str] = ..., one_call: _Optional[bool] = ..., reasoning_effort: _Optional[str] = ..., asked_at: _Optional[str] = ...) -> None: ...
 
 class Constraint(_message.Message):
     __slots__ = ("json_schema", "regex", "grammar", "param", "thoughts")

@@ -15,6 +15,7 @@ from motley.daemon.text.answer_parts import THINK, THOUGHT, AnswerParts, call_fo
 from motley.daemon.text.messages import ChatError
 from motley.daemon.text.stops import StopChecker
 from motley.daemon.text.streaming import IncrementalDecoder
+from motley.daemon.text.templates import ASKED_AT
 from motley.daemon.text.tokenizer import Tokenizer
 from motley.protocol import mesh_pb2 as pb
 from motley.protocol import worker_pb2 as wp
@@ -175,6 +176,8 @@ def _prompt(request: pb.Generate, tokenizer: Tokenizer) -> list[int]:
             raise RequestError("invalid_request", f"messages are not valid JSON: {error}", "messages") from error
         try:
             options = {"tools": json.loads(request.tools_json)} if request.tools_json else {}
+            if request.asked_at:
+                options[ASKED_AT] = request.asked_at
             if request.reasoning_effort:
                 options["reasoning_effort"] = request.reasoning_effort
             prompt = tokenizer.encode_chat(messages, options)

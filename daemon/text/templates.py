@@ -16,6 +16,9 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from motley.daemon.text.messages import Chat, ChatError
 
 NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
+ASKED_AT = "asked_at"
+"""An option: when the client asked, in ISO 8601. A template that tells the date writes the same text by it when the
+request is answered anew, on another machine or after midnight."""
 
 
 class _Generation(Extension):
@@ -30,10 +33,6 @@ class _Generation(Extension):
 
 def _raise_exception(message: str) -> None:
     raise TemplateError(message)
-
-
-def _strftime_now(form: str) -> str:
-    return datetime.now().strftime(form)
 
 
 def _tojson(
@@ -78,7 +77,7 @@ class ChatTemplate:
             trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
         )
         environment.filters["tojson"] = _tojson  # jinja2's own escapes HTML
-        environment.globals.update(raise_exception=_raise_exception, strftime_now=_strftime_now)
+        environment.globals.update(raise_exception=_raise_exception)
         self.source = source
         try:
             self._template = environment.from_string(source)
@@ -91,15 +90,17 @@ class ChatTemplate:
         Args:
             chat: as `messages.check_messages` returns it.
             special: the texts of ``bos_token``, ``eos_token``, ..., which templates refer to by these names.
-            options: what else the template may know: ``tools``, as OpenAI has them, or ``reasoning_effort``.
+            options: what else the template may know: ``tools``, as OpenAI has them, or ``reasoning_effort``; and
+                `ASKED_AT`, the time that it takes for now.
 
         Raises:
             ChatError: the template refuses the chat, or fails.
         """
+        asked_at = options.get(ASKED_AT)
+        now = datetime.fromisoformat(asked_at) if asked_at else datetime.now()
+        known = {"tools": None, "documents": None, "strftime_now": now.strftime, **options, **special}
         try:
-            return self._template.render(
-                {"tools": None, "documents": None, **options, **special}, messages=chat, add_generation_prompt=True
-            )
+            return self._template.render(known, messages=chat, add_generation_prompt=True)
         except TemplateError as error:
             raise ChatError(f"the model's chat template refuses these messages: {error}") from error
         except Exception as error:  # the template is foreign code: it can raise anything

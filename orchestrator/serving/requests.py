@@ -14,6 +14,7 @@ import contextlib
 import secrets
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 
 from motley.orchestrator.control import Control
 from motley.orchestrator.nodes import Node
@@ -118,6 +119,7 @@ class Requests:
         requests: list[_Request] = []
         for number, generate in enumerate(generates):
             generate.request_id, generate.session = secrets.token_hex(8), session.id
+            generate.asked_at = datetime.now().isoformat(timespec="seconds")
             request = self._requests[generate.request_id] = _Request(generate, session, tally, now, now, number, deltas)
             requests.append(request)
         self.resume(session)

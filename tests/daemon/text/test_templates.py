@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from motley.daemon.text.messages import ChatError
+from motley.daemon.text.templates import ASKED_AT
 from motley.daemon.text.tokenizer import Tokenizer
 from tests.daemon.text.made_tokenizers import BOS, EOS, FIRST_BYTE, WriteFolder, bytes_tokenizer
 
@@ -121,3 +122,9 @@ def test_empty_extra_fields_are_ignored(folder: WriteFolder) -> None:
     tokenizer = Tokenizer.load(folder(bytes_tokenizer(), "{{ messages | tojson }}"))
     ids = tokenizer.encode_chat([{"role": "user", "content": "x", "refusal": None, "tool_calls": []}])
     assert json.loads(tokenizer.decode(ids)) == [{"role": "user", "content": "x"}]
+
+
+def test_now_is_when_the_client_asked(folder: WriteFolder) -> None:
+    tokenizer = Tokenizer.load(folder(bytes_tokenizer(), "{{ strftime_now('%d %b %Y %H:%M') }}"))
+    asked = tokenizer.encode_chat(ASK, {ASKED_AT: "2026-02-28T23:59:58"})
+    assert tokenizer.decode(asked) == "28 Feb 2026 23:59"
