@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import replace
 
 from motley.orchestrator.links import LinkTable
@@ -102,18 +102,38 @@ class Recovery:
         """Start a session by the best plan that is possible now; what is wrong with the last one, if none is."""
         assert session.known is not None, "it has been planned before"
         lacking = await self._lacking(session, session.known)
-        blocked = lacking | session.unreleased | self._unable(session.request)
-        why = ""
+        reasons = {
+            "cannot compute what the session asks for": self._unable(session.request),
+            "has not ended its last worker yet": session.unreleased,
+            "does not have the model": lacking,
+        }
+        blocked = set[str]().union(*reasons.values())
+        why = in_the_way = self._in_the_way(reasons)
         for request, avoid in _requests(session.request, list(self._nodes), blocked, session.suspects - blocked):
             if session.state is not State.RECOVERING:
                 return None
             try:
                 await self._start(session, session.known, request, avoid)
             except _Refusal as error:
-                why = str(error)
+                why = in_the_way or str(error)
             else:
                 return None
         return why if session.state is State.RECOVERING else None
+
+    def _in_the_way(self, reasons: Mapping[str, Container[str]]) -> str:
+        """Why none of the nodes that are there can take part; empty: one can, or none is there.
+
+        Args:
+            reasons: what may be in a node's way, each with the ids of the nodes of which it is true.
+        """
+        told = []
+        for node in self._nodes:
+            if node.alive:
+                why = next((why for why, those in reasons.items() if node.id in those), None)
+                if why is None:
+                    return ""
+                told.append(f"node {node.name!r} {why}")
+        return "; ".join(told)
 
     async def _lacking(self, session: Session, known: ModelKnown) -> set[str]:
         """Ids of the nodes that are known not to have the files of a session's model, or do not say."""

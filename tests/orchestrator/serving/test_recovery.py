@@ -147,7 +147,7 @@ async def test_a_node_without_the_model_is_no_spare(
     await trio[0].leave()
     words = await task
     assert "node 'pc' (rank 0) is lost" in words
-    assert "It cannot go on with the nodes that are left: no node is in the mesh" in words
+    assert "It cannot go on with the nodes that are left: node 'spare' does not have the model" in words
     body = await mesh.session(session["id"], "failed")
     assert body["failure"]["code"] == "node_lost"
 
