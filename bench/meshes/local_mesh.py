@@ -45,7 +45,9 @@ class MeshSpec:
 
     Attributes:
         weights: relative speed of each rank; their number is the number of ranks.
-        cache_tokens: what all sequences together may have in the caches; at least the context, which it is if less.
+        cache_tokens: what all sequences together may have in the caches in memory; at least what the context has that
+            disks have no room for, which it is if less.
+        disk_tokens: what they may have besides on the disk of every rank.
         cache_format: what keys and values are kept as: "fp32", "fp16" or "int8".
         pin: one core per rank, in order, where there are enough.
         link: the network to emulate between the ranks, as `motley.bench.meshes.emulator.LinkSpec.parse` reads it; "":
@@ -64,6 +66,7 @@ class MeshSpec:
     block: int = 128
     context: int = 1024
     cache_tokens: int = 0
+    disk_tokens: int = 0
     cache_format: str = SessionRequest.cache_format
     engine: str = "onnxruntime"
     threads: int = 1
@@ -75,6 +78,11 @@ class MeshSpec:
     hosts: Sequence[Collection[ExpertKey]] = ()
     cache: Path | None = None
     draft_model: Path | None = None
+
+    @property
+    def memory_tokens(self) -> int:
+        """What all sequences together may have in the caches in memory."""
+        return max(self.context - self.disk_tokens, self.cache_tokens)
 
 
 class LocalMesh:
@@ -189,7 +197,7 @@ class LocalMesh:
             profile = trunk_profile(profile)
         plenty = 1 << 60
         candidates = [Candidate(f"rank {rank}", weight, plenty) for rank, weight in enumerate(spec.weights)]
-        caches, engine = Caches(spec.context, max(spec.context, spec.cache_tokens)), spec.engine
+        caches, engine = Caches(spec.context, spec.memory_tokens, spec.disk_tokens), spec.engine
         whole, windows = has_whole_caches(engine), keeps_windows(engine)
         setup = Setup(engine, spec.quantisation, on_gpu=False, has_whole_caches=whole, keeps_windows=windows)
         blocks = blocks_of(caches, profile, [setup])
@@ -204,6 +212,7 @@ class LocalMesh:
             cache_block_tokens=blocks.tokens,
             windowed_blocks=blocks.windowed,
             window=blocks.window,
+            far_blocks=blocks.on_disk,
             sequences=SessionRequest.sequences,
             engine=spec.engine,
             threads=spec.threads,
@@ -248,7 +257,7 @@ class LocalMesh:
         model = pb.ModelSpec(source=str(draft), quantisation=spec.quantisation, block=spec.block)
         profile = (await asyncio.to_thread(describe, model, None, str(spec.model))).profile
         setup = Setup(spec.engine, spec.quantisation, on_gpu=False, has_whole_caches=has_whole_caches(spec.engine))
-        caches = Caches(spec.context, max(spec.context, spec.cache_tokens))
+        caches = Caches(spec.context, spec.memory_tokens, spec.disk_tokens)
         return plan_draft(model, profile, setup, caches).assignment()
 
     def _entry(self, rank: int) -> Sequence[str]:

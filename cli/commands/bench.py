@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from motley.cli.commands.bench_caches import CACHES_EXAMPLE, caches
 from motley.cli.commands.bench_chaos import chaos
 from motley.cli.commands.bench_device import DEVICE_EXAMPLE, device
 from motley.cli.commands.bench_drafts import DRAFTS_EXAMPLE, drafts
@@ -48,6 +49,7 @@ def register(app: typer.Typer) -> None:
 
 
 bench.command(epilog=SERVE_EXAMPLE)(serve)
+bench.command(epilog=CACHES_EXAMPLE)(caches)
 bench.command(epilog="Example: motley bench chaos --minutes 5 --seed 3 --json")(chaos)
 bench.command(epilog=DEVICE_EXAMPLE)(device)
 bench.command(epilog=DRAFTS_EXAMPLE)(drafts)

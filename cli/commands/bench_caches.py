@@ -1,0 +1,71 @@
+"""`motley bench caches`: what it costs to have a part of a long context on disks."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from motley.cli.errors import CliError
+from motley.cli.interrupt import run
+from motley.cli.options import CacheFormats, Quant, Quantisation, parse_link
+from motley.cli.show import loading_bars, results, table
+
+CACHES_EXAMPLE = "Example: motley bench caches --model ./tinyllama --ranks 2 --context 2048 --memory 512"
+
+
+def caches(
+    model: Annotated[Path, typer.Option(help="Model folder (see `motley bench synth`).")],
+    ranks: Annotated[int, typer.Option(min=1, max=16, help="Rank processes to start here.")] = 1,
+    context: Annotated[int, typer.Option(min=8, help="Tokens of prompt and answer together.")] = 1024,
+    memory: Annotated[
+        int, typer.Option(min=1, help="Tokens that memory has room for; the others are on the disk of every rank.")
+    ] = 256,
+    tokens: Annotated[int, typer.Option(min=2, max=4000, help="Tokens of the answer.")] = 32,
+    quant: Quant = Quantisation.INT4,
+    link: Annotated[str, typer.Option(help="Emulate a network, as `motley bench latency` does.")] = "none",
+    threads: Annotated[int, typer.Option(min=1, help="Compute threads per rank.")] = 1,
+    engine: Annotated[str, typer.Option(help="Engine by name.")] = "onnxruntime",
+    cache_format: CacheFormats = None,
+    as_json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
+) -> None:
+    """How fast a long context is read and continued with a part of its caches on disks, against all in memory."""
+    from motley.bench.measurements.far_caches import measure_far_caches
+    from motley.bench.meshes.local_mesh import MeshSpec
+    from motley.daemon.models.files import open_model
+    from motley.daemon.weights.hub import resolve
+
+    folder = resolve(str(model), None)
+    with open_model(folder) as opened:
+        vocabulary, longest = opened.model.vocabulary, opened.model.context
+    if context > longest:
+        raise CliError(f"--context {context} is too long for this model: it has {longest} tokens of context")
+    if tokens >= context:
+        raise CliError(f"--tokens {tokens} leaves no room for a prompt in --context {context}")
+    if memory >= context:
+        raise CliError(f"--memory {memory} has room for all of --context {context}: nothing would be on disks")
+    spec = MeshSpec(
+        model=folder,
+        weights=[1.0] * ranks,
+        quantisation=quant,
+        context=context,
+        cache_format=cache_format or MeshSpec.cache_format,
+        engine=engine,
+        threads=threads,
+        pin=True,
+        link=parse_link(link),
+    )
+    with loading_bars() as progress:
+        measured = run(measure_far_caches(spec, memory, tokens, vocabulary, progress.advance_to))
+    if as_json:
+        print(json.dumps(asdict(measured)))
+        return
+    rows = [
+        [f"{own.memory_tokens}", f"{own.disk_tokens}", f"{own.prompt_tokens_per_s:.0f}", f"{own.ms_per_token:.2f}"]
+        for own in (measured.in_memory, measured.on_disk)
+    ]
+    title = f"a context of {context} tokens, {'the same text' if measured.same_text else 'not the same text'}"
+    results.print(table(["tokens in memory", "on disks", "prompt tokens/s", "ms/token"], rows, title=title))
