@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from motley.orchestrator.planning.draft import Draft
 from motley.orchestrator.planning.setup import Setup
 from motley.orchestrator.planning.shares import RankPlan
-from motley.protocol.mesh_pb2 import Gpu, Loading, Ready, Timing
+from motley.protocol.mesh_pb2 import Gpu, Loading, Loan, Ready, Timing
 
 
 @dataclass
@@ -99,6 +99,8 @@ class Rank(Worker):
     timing: Timing | None = None
     draft: Draft | None = None
     """A model that guesses tokens beside it."""
+    loan: Loan | None = field(default=None, repr=False)
+    """Where it reads the model, of which its node has no files."""
 
     @property
     def memory_bytes(self) -> int:

@@ -28,12 +28,13 @@ DAEMON = {
     "sampling": set[str](),
     "text": {"sampling", "weights"},
     "models": {"text", "weights"},
-    "loading": {"models", "weights"},
+    "lending": {"machine", "weights"},
+    "loading": {"lending", "models", "weights"},
     "experts": {"loading", "machine", "models", "pipe", "weights"},
     "caches": {"pipe"},
     "rank": {"caches", "experts", "loading", "machine", "models", "pipe", "sampling", "weights"},
-    "worker": {"caches", "experts", "loading", "machine", "models", "pipe", "rank", "sampling", "weights"},
-    "node": {"loading", "machine", "models", "pipe", "text", "weights"},
+    "worker": {"caches", "experts", "lending", "loading", "machine", "models", "pipe", "rank", "sampling", "weights"},
+    "node": {"lending", "loading", "machine", "models", "pipe", "text", "weights"},
 }
 """By room, which others it may import. The node starts worker processes by their module's name."""
 

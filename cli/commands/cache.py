@@ -16,6 +16,7 @@ from motley.cli.show import results, table
 from motley.protocol.wording import counted, short_bytes
 
 if TYPE_CHECKING:
+    from motley.daemon.lending.mirror import FoundMirror
     from motley.daemon.rank.blocks.kept_file import FoundFile
     from motley.daemon.weights.cache import Entry
 
@@ -44,6 +45,7 @@ def ls(
     as_json: Annotated[bool, typer.Option("--json", help="One line of JSON.")] = False,
 ) -> None:
     """List the models that have shares there, used last first."""
+    from motley.daemon.lending.mirror import found_mirrors
     from motley.daemon.rank.blocks.kept_file import FOLDER, kept_files
     from motley.daemon.weights.cache import ShareCache
 
@@ -55,12 +57,16 @@ def ls(
         if not entries:
             raise CliError(f"there are no shares of a model {model!r}; `motley cache ls` lists the models")
     prefixes = [] if model else kept_files(kept.folder / FOLDER)
-    total = sum(entry.size for entry in entries) + sum(file.size for file in prefixes) + sum(damaged.values())
+    borrowed = [] if model else found_mirrors(kept.folder)
+    besides: dict[str, Sequence[FoundFile | FoundMirror]] = {"prefixes": prefixes, "borrowed": borrowed}
+    total = sum(each.size for each in entries) + sum(damaged.values())
+    total += sum(each.size for others in besides.values() for each in others)
     if as_json:
         sound = [_described(entry) for entry in entries]
         broken = [{"key": key, "bytes": size} for key, size in damaged.items()]
-        known = [{"bytes": file.size, "last_used": _when(file.used).isoformat()} for file in prefixes]
-        told = {"folder": str(kept.folder), "bytes": total, "shares": sound, "damaged": broken, "prefixes": known}
+        told: dict[str, object] = {"folder": str(kept.folder), "bytes": total, "shares": sound, "damaged": broken}
+        for name, others in besides.items():
+            told[name] = [{"bytes": each.size, "last_used": _when(each.used).isoformat()} for each in others]
         print(json.dumps(told))
         return
     title = f"{kept.folder}: {short_bytes(total)}"
@@ -74,7 +80,7 @@ def ls(
     for entry in entries:
         groups.setdefault((entry.label.model, _held(entry)), []).append(entry)
     rows = [[*group, _how_many(members), *_size_and_day(members)] for group, members in groups.items()]
-    rows += [["prefixes", "-", str(len(prefixes)), *_size_and_day(prefixes)]] if prefixes else []
+    rows += [[name, "-", str(len(others)), *_size_and_day(others)] for name, others in besides.items() if others]
     rows += [[f"damaged: {key[:SHOWN_KEY]}", "-", "-", short_bytes(size), "-"] for key, size in damaged.items()]
     others = [row[1:] for row in (columns, *rows)]
     room = results.width - sum(max(map(len, column)) for column in zip(*others, strict=True)) - 3 * len(columns) - 1
@@ -90,7 +96,9 @@ def rm(
     everything: Annotated[bool, typer.Option("--all", help="Remove all that are not in use.")] = False,
     cache: Cache = None,
 ) -> None:
-    """Remove a model's shares, or single ones; they are made anew when they are wanted. --all: kept prefixes too."""
+    """Remove a model's shares, or single ones; they are made anew when they are wanted. --all: kept prefixes, and what
+    other nodes have lent of models, too."""
+    from motley.daemon.lending.mirror import found_mirrors
     from motley.daemon.rank.blocks.kept_file import FOLDER, kept_files
     from motley.daemon.weights.cache import ShareCache
 
@@ -102,8 +110,10 @@ def rm(
     wanted = sizes if everything else dict.fromkeys(key for name in names or [] for key in _find(name, entries, sizes))
     removed = [key for key in wanted if kept.remove(key)]
     kept.sweep()
-    for file in kept_files(kept.folder / FOLDER) if everything else ():
-        file.remove()
+    if everything:
+        besides: list[FoundFile | FoundMirror] = [*kept_files(kept.folder / FOLDER), *found_mirrors(kept.folder)]
+        for other in besides:
+            other.remove()
     size = short_bytes(sum(sizes[key] for key in removed))
     print(f"removed {len(removed)} of {counted(len(wanted), 'share')}, {size}")
     if len(removed) < len(wanted):
@@ -155,7 +165,7 @@ def _when(seconds: float) -> datetime:
     return datetime.fromtimestamp(seconds, UTC)
 
 
-def _size_and_day(entries: Sequence[Entry | FoundFile]) -> list[str]:
+def _size_and_day(entries: Sequence[Entry | FoundFile | FoundMirror]) -> list[str]:
     used = datetime.fromtimestamp(max(entry.used for entry in entries))
     return [short_bytes(sum(entry.size for entry in entries)), f"{used:%Y-%m-%d}"]
 

@@ -185,7 +185,7 @@ class ExpertLoader:
     # -- in the loading thread --------------------------------------------------------------------------------------
 
     def _open(self) -> _Model:
-        planned = self._files.enter_context(open_planned(self._assignment, self._models, self._on_fetched))
+        planned = self._files.enter_context(open_planned(self._assignment, self._models, self._cache, self._on_fetched))
         spec, opened = planned.spec, planned.opened
         cut = units(opened.model, planned.quantisation, spec.block, opened.stored, spec.exact, planned.beside)
         return _Model(planned, cut)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
+from motley.daemon.lending.borrower import Borrower
 from motley.daemon.loading.fetching import LoadError, fetch
 from motley.daemon.loading.progress import Progress
 from motley.daemon.models.cutting.holding import for_engine
@@ -22,6 +23,9 @@ from motley.daemon.weights.checkpoints.checkpoint import CheckpointError
 from motley.daemon.weights.share_file import write_share
 from motley.daemon.weights.spec import Placed
 from motley.protocol import mesh_pb2 as pb
+
+_ELEMENTS = 8 << 20
+"""Of a matrix that is read through, so many at a time."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,7 @@ class PlannedModel:
         path: of its folder or GGUF file.
         fingerprint, stamp: of its files; the one reads samples of them, the other sees files that were edited.
         beside: other quantisations that ranks of the session may hold it in.
+        borrower: brings its bytes here, of which another node has the files; None: they are here.
         elements: of its weights, without the embeddings, which no share holds unless they are the head too.
     """
 
@@ -47,6 +52,7 @@ class PlannedModel:
     stamp: str
     beside: Collection[str]
     elements: int
+    borrower: Borrower | None
 
     def share(
         self, cache: ShareCache, weights: Sequence[Placed], size: int, progress: Progress, expert: str = ""
@@ -74,24 +80,48 @@ class PlannedModel:
         label = Label(self.spec.source, self.quantisation, self.spec.block, elements / self.elements, expert)
         return cache.hold(key, label, size, write, progress)
 
+    def end_loan(self, matrix: str, progress: Progress) -> None:
+        """Have no more lent of the model than what is here, once all of a matrix is, whose rows are read later.
+
+        Args:
+            progress: told how far that is.
+
+        Raises:
+            CheckpointError, LendingError: the rest of the matrix does not come.
+        """
+        if self.borrower is None:
+            return
+        rows, columns = self.opened.source.shape(matrix)
+        at_once = max(1, _ELEMENTS // columns)
+        for first in range(0, rows, at_once):
+            self.opened.source.rows(matrix, range(first, min(rows, first + at_once)))
+            progress(min(rows, first + at_once) * columns, rows * columns)
+        self.borrower.end()
+
 
 @contextlib.contextmanager
 def open_planned(
-    assignment: pb.Assignment, models: Path | None, progress: Progress, quantisation: str = ""
+    assignment: pb.Assignment, models: Path | None, cache: ShareCache, progress: Progress, quantisation: str = ""
 ) -> Iterator[PlannedModel]:
-    """Open the model of an assignment, downloading it if need be.
+    """Open the model of an assignment, downloading it if need be, or borrowing it from the node that the assignment
+    names.
 
     Args:
         models: the folder in which model names are looked up, if there is one.
+        cache: what is borrowed is kept beside the shares.
         progress: told how far a download is.
         quantisation: in which it is to be held here; empty: that of the session.
 
     Raises:
         LoadError: its files differ from those that were planned for, or do not come.
-        Exception: what `fetch` and `open_model` raise.
+        Exception: what `fetch`, `Borrower` and `open_model` raise.
     """
-    path = fetch(assignment.model.source, models, progress)
-    with open_model(path) as opened:
+    with contextlib.ExitStack() as stack:
+        borrower = None
+        if assignment.HasField("loan"):
+            borrower = stack.enter_context(Borrower(assignment.loan, cache.folder, cache.limit))
+        path = borrower.place if borrower else fetch(assignment.model.source, models, progress)
+        opened = stack.enter_context(open_model(path, borrower.bring if borrower else None))
         stamp, fingerprint = opened.source.stamp(), opened.source.fingerprint()
         if fingerprint != assignment.fingerprint:
             raise LoadError(
@@ -103,4 +133,4 @@ def open_planned(
         model = assignment.model
         asked = quantisation or model.quantisation
         held, beside = for_engine(asked, assignment.engine), {model.quantisation, *model.beside} - {asked}
-        yield PlannedModel(opened, model, held, path, fingerprint, stamp, beside, elements)
+        yield PlannedModel(opened, model, held, path, fingerprint, stamp, beside, elements, borrower)

@@ -11,6 +11,8 @@ FILES = 1 << 16
 _CHUNK = 1 << 20
 _BEYOND = 1 << 62
 """A place in files that none is long enough for."""
+_SET_SPARSE = 0x900C4
+"""Windows' FSCTL_SET_SPARSE."""
 
 
 def raise_file_limit() -> None:
@@ -69,6 +71,17 @@ def take_room(file: IO[bytes], size: int) -> None:
     zeros = memoryview(bytes(_CHUNK))
     for start in range(file.seek(0, os.SEEK_END), size, _CHUNK):
         write_all(file, zeros[: size - start])
+
+
+def make_sparse(file: IO[bytes]) -> None:
+    """Have an open file take no room on its disk where nothing was written, where that must be asked for: on Windows.
+    File systems that cannot take room for all of it."""
+    if sys.platform == "win32":
+        import ctypes
+        import msvcrt
+
+        handle, told = ctypes.c_void_p(msvcrt.get_osfhandle(file.fileno())), ctypes.c_ulong()
+        ctypes.windll.kernel32.DeviceIoControl(handle, _SET_SPARSE, None, 0, None, 0, ctypes.byref(told), None)
 
 
 def write_all(file: IO[bytes], data: memoryview) -> None:

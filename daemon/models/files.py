@@ -20,7 +20,7 @@ from motley.daemon.weights.checkpoints.mxfp4 import FORMAT
 from motley.daemon.weights.checkpoints.mxfp4_checkpoint import BLOCKS, Mxfp4Checkpoint
 from motley.daemon.weights.checkpoints.packed import PACKED, PackedCheckpoint
 from motley.daemon.weights.checkpoints.safetensors_checkpoint import SafetensorsCheckpoint
-from motley.daemon.weights.checkpoints.tensor_files import TensorFiles
+from motley.daemon.weights.checkpoints.tensor_files import Bring, TensorFiles
 from motley.daemon.weights.located import Located
 from motley.daemon.weights.stored import Source
 
@@ -37,16 +37,19 @@ class OpenModel:
     stored: Formats
 
 
-def open_weights(path: Path) -> TensorFiles:
+def open_weights(path: Path, bring: Bring | None = None) -> TensorFiles:
     """Open a model's weights.
+
+    Args:
+        bring: what brings their bytes here, where not all of them are.
 
     Raises:
         ConfigError: they are packed in a way that cannot be read.
         CheckpointError: they are absent or broken.
     """
     if path.is_file():
-        return GgufCheckpoint(path)
-    checkpoint, called, ending = _open_folder(path)
+        return GgufCheckpoint(path, bring)
+    checkpoint, called, ending = _open_folder(path, bring)
     packed = next((name for name in checkpoint.names() if name.endswith((PACKED, BLOCKS))), None)
     if not called and packed is not None:
         problem = f"{packed!r} is packed, but config.json has no quantization_config for it"
@@ -61,15 +64,15 @@ def open_weights(path: Path) -> TensorFiles:
     raise CheckpointError(f"{path}: {problem}")
 
 
-def _open_folder(path: Path) -> tuple[SafetensorsCheckpoint, str, str]:
+def _open_folder(path: Path, bring: Bring | None) -> tuple[SafetensorsCheckpoint, str, str]:
     """A folder's weights; how its config calls their packing, and what the names of packed tensors end in."""
     match read_packing(path):
         case None:
-            return SafetensorsCheckpoint(path), "", ""
+            return SafetensorsCheckpoint(path, bring), "", ""
         case "mxfp4":
-            return Mxfp4Checkpoint(path), FORMAT.called, BLOCKS
+            return Mxfp4Checkpoint(path, bring), FORMAT.called, BLOCKS
         case packing:
-            return PackedCheckpoint(path, packing), packing.called, PACKED
+            return PackedCheckpoint(path, packing, bring), packing.called, PACKED
 
 
 def read_model(path: Path) -> Model:
@@ -86,14 +89,17 @@ def read_model(path: Path) -> Model:
 
 
 @contextmanager
-def open_model(path: Path) -> Iterator[OpenModel]:
+def open_model(path: Path, bring: Bring | None = None) -> Iterator[OpenModel]:
     """Open a model, and make sure that its weights are what its config says.
+
+    Args:
+        bring: as `open_weights` has it.
 
     Raises:
         ConfigError: the config is absent or broken, or asks for something that is not supported.
         CheckpointError: the weights are absent or broken, or do not fit the config.
     """
-    with open_weights(path) as files:
+    with open_weights(path, bring) as files:
         model = gguf_model(files) if isinstance(files, GgufCheckpoint) else reading.read_model(path)
         source = Located(files, tensors(model))
         source.expect(expected_shapes(model))

@@ -13,6 +13,8 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from motley.daemon.lending.mirror import borrowed_place
+from motley.daemon.lending.wire import LendingError
 from motley.daemon.machine.gpus import gpus
 from motley.daemon.machine.memory import available_memory
 from motley.daemon.models.files import load_tokenizer
@@ -20,6 +22,7 @@ from motley.daemon.node.address import listening_host
 from motley.daemon.node.answering import Answering
 from motley.daemon.node.describe import DescribeError, describe_apart, look
 from motley.daemon.node.held_rank import HeldRank, RankKey
+from motley.daemon.node.lending import lend
 from motley.daemon.node.outbox import LIMIT_BYTES, Outbox
 from motley.daemon.node.probing import Unreachable, probe_link
 from motley.daemon.node.rendering import TemplateApart
@@ -250,6 +253,8 @@ class Control:
                 self._answering.to_worker_of(message.hold.request_id, wp.WorkerCommand(hold=message.hold))
             case "probe":
                 self._spawn(self._probe(message.probe))
+            case "lend":
+                self._spawn(self._lend(message.lend))
 
     async def _probe(self, probe: pb.Probe) -> None:
         """Measure the link to another node, and tell what became of it."""
@@ -267,6 +272,17 @@ class Control:
             self._say(probed=pb.Probed(id=probe.id, failure=f"{type(error).__name__}: {error}"))
         else:
             self._say(probed=pb.Probed(id=probe.id, latency_s=link.latency_s, bandwidth=link.bandwidth))
+
+    async def _lend(self, order: pb.Lend) -> None:
+        """Lend a model's files until nobody borrows them any more."""
+        settings = self._settings
+        try:
+            host = listening_host(settings.address)
+            async with lend(order, settings.models, settings.address, host) as lent:
+                self._say(lent=lent)
+        except Exception as error:
+            logger.exception("lending %s", order.source)
+            self._say(lent=pb.Lent(id=order.id, failure=f"{type(error).__name__}: {error}"))
 
     async def _describe(self, request: pb.Describe) -> None:
         try:
@@ -318,7 +334,7 @@ class Control:
             if before is not None:
                 await self._end(before)
             failure = await self._serve(rank)
-        except (WorkerError, TokenizerError, ModelNotFound) as error:
+        except (WorkerError, TokenizerError, ModelNotFound, LendingError) as error:
             failure = pb.Failure(code="load_failed", message=str(error))
         except Exception as error:
             logger.exception("rank %d of session %s", command.rank, command.session)
@@ -364,8 +380,7 @@ class Control:
                     self._rank_event(rank, rank.event(listening=join_address(settings.address, event.listening)))
                 case body:
                     if body == "ready" and command.rank == 0:
-                        source = command.assign.model.source
-                        tokenizer = await asyncio.to_thread(_load_tokenizer, source, settings.models)
+                        tokenizer = await asyncio.to_thread(_load_tokenizer, command.assign, settings)
                         if tokenizer.template is not None:
                             rank.template = await asyncio.to_thread(TemplateApart, tokenizer.template)
                             tokenizer.template = rank.template
@@ -414,8 +429,11 @@ async def _read(call: Any, patience: float) -> Any:
         return await call.read()
 
 
-def _load_tokenizer(source: str, models: Path | None) -> Tokenizer:
-    return load_tokenizer(resolve(source, models))
+def _load_tokenizer(assigned: pb.Assignment, settings: NodeSettings) -> Tokenizer:
+    """The tokenizer of a model whose rank 0 is here: that may have borrowed it."""
+    if assigned.HasField("loan"):
+        return load_tokenizer(borrowed_place(settings.cache.folder, assigned.loan.files))
+    return load_tokenizer(resolve(assigned.model.source, settings.models))
 
 
 def _how_died(status: int) -> str:

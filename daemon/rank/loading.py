@@ -107,7 +107,7 @@ def load_rank(
         )
     model, blocks = assignment.model, cache_blocks(assignment)
     shares = [share_from_proto(share) for share in assignment.shares]
-    with open_planned(assignment, models, progress, assignment.shares[rank].quantisation) as planned:
+    with open_planned(assignment, models, cache, progress, assignment.shares[rank].quantisation) as planned:
         opened = planned.opened
         declared = build_rank_graph(
             opened.model,
@@ -130,6 +130,7 @@ def load_rank(
         loaded = partial(progress, declared.share_bytes, declared.share_bytes)
         with contextlib.ExitStack() as stack:
             share_file = stack.enter_context(planned.share(cache, declared.weights, declared.share_bytes, progress))
+            planned.end_loan(EMBEDDING, progress)
             graph = declared.bind(share_file)  # what is examined has near blocks alone
             far = None
             with signs_of_life(loaded, ENGINE_S):

@@ -88,8 +88,8 @@ def find_here(source: str, models_dir: Path | None = None) -> Path | None:
     if _PATH.match(source):
         places = " or ".join(str(place.absolute()) for place in tried)
         raise ModelNotFound(
-            f"no model {source!r}: there is no folder or GGUF file {places}; give the path of one, the same on every"
-            " node, or owner/name of a model on huggingface.co"
+            f"no model {source!r}: there is no folder or GGUF file {places}; give the path of one on any node, or"
+            " owner/name of a model on huggingface.co"
         )
     if _HUB_ID.fullmatch(source):
         return None
@@ -97,6 +97,17 @@ def find_here(source: str, models_dir: Path | None = None) -> Path | None:
     raise ModelNotFound(
         f"no model {source!r}: there is no folder or GGUF file {places}, and it is not a hub id; give {A_MODEL}"
     )
+
+
+def files_of(place: Path) -> list[Path]:
+    """The files of a model that Motley reads, by name: those of its folder, or a GGUF file and its other parts.
+
+    Args:
+        place: as `resolve` returns it.
+    """
+    if place.is_file():
+        return sorted(place.parent.glob(_all_parts(place.name))) if _FIRST_PART in place.name else [place]
+    return sorted({file for pattern in _NEEDED for file in place.glob(pattern) if file.is_file()})
 
 
 def no_model(file: Path) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from motley.daemon.experts.calls import ExpertsMissing
+from motley.daemon.lending.wire import LendingError
 from motley.daemon.loading.answers import GateError
 from motley.daemon.loading.fetching import LoadError
 from motley.daemon.models.cutting.share import ShareError
@@ -42,7 +43,9 @@ def failure_of(error: Exception) -> pb.Failure:
             return pb.Failure(code="experts_missing", message=str(error))
         case StepError() | SummaryError() | SamplingError():
             return pb.Failure(code="step_error", message=str(error))
-        case ConfigError() | ShareError() | CheckpointError() | ShareFileError() | ModelNotFound() | LoadError():
+        case ConfigError() | ShareError() | CheckpointError() | ShareFileError():
+            return pb.Failure(code="load_failed", message=str(error))
+        case ModelNotFound() | LoadError() | LendingError():
             return pb.Failure(code="load_failed", message=str(error))
         case GpuFull():
             return pb.Failure(code="insufficient_memory", message=str(error))

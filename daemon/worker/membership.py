@@ -69,7 +69,8 @@ def _agreement(assignment: pb.Assignment, group: pb.Group | None = None) -> byte
     agreed.CopyFrom(assignment)
     # These may differ from rank to rank.
     for own in (
-        *("secret", "tls", "plain", "engine", "engine_options", "threads", "hosts", "group", "draft", "holder_bytes"),
+        *("secret", "tls", "plain", "engine", "engine_options", "threads"),
+        *("hosts", "group", "draft", "holder_bytes", "loan"),
     ):
         agreed.ClearField(own)
     if assignment.hosts:  # others may have joined: that there are some is agreed on

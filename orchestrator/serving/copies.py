@@ -16,6 +16,16 @@ Copies = Mapping[str, Described]
 would have to fetch the model."""
 
 
+def is_missing(copies: Copies, name: str) -> bool:
+    """Whether a node has said that it has no files of a model, and cannot fetch them."""
+    return name in copies and copies[name].failure.code == MISSING
+
+
+def has_files(copies: Copies, name: str, fingerprint: str) -> bool:
+    """Whether a node has said that it has exactly these files of a model."""
+    return name in copies and copies[name].profile.fingerprint == fingerprint
+
+
 def check_copies(model: str, copies: Copies, nodes: Iterable[str]) -> None:
     """Make sure that nodes have a model, and the same files.
 
@@ -40,7 +50,7 @@ def check_copies(model: str, copies: Copies, nodes: Iterable[str]) -> None:
         only = f" Or use only nodes that have it: `--nodes {','.join(having)}`." if having else ""
         raise refusal(
             MISSING,
-            f"{_nodes(lacking)} {verb} no model {model!r}. Put it there under the same path, or into the folder that"
+            f"{_nodes(lacking)} {verb} no model {model!r}. Put it there, at this path or in the folder that"
             f" `motley join --models FOLDER` is told there.{only}{told}",
             "model",
         )

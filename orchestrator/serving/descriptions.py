@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from motley.orchestrator.control import Control
@@ -59,14 +59,20 @@ class Descriptions:
         """
         return self._profiles(session, spec, node, await self._described(session, spec, node))
 
-    async def survey(self, session: Session, spec: ModelSpec, nodes: Sequence[Node]) -> tuple[Profiles, Copies]:
-        """What a session's model costs, as the first node says, and what all of them have of it, as far as they say so
-        in time.
+    async def survey(
+        self, session: Session, spec: ModelSpec, nodes: Sequence[Node], there: Iterable[Node]
+    ) -> tuple[Profiles, Copies]:
+        """What a session's model costs, as the first node says that has it, and what all of them have of it, as far as
+        they say so in time.
+
+        Args:
+            nodes: that may take part.
+            there: all nodes: where none of the former has the model, these are asked too.
 
         Raises:
             DescriptionError: the model cannot be served.
-            ServingError: the session was closed, the first node has no such model (the message names all that have
-                none), is lost or says nothing of use.
+            ServingError: the session was closed, no node has such a model (the message names all that have none), or
+                the node that is asked is lost or says nothing of use.
         """
         first, *others = {node.id: node for node in nodes}.values()
         copies: dict[str, Described] = {}
@@ -79,7 +85,16 @@ class Descriptions:
             for task in looks:
                 task.cancel()
         if described.failure.code == MISSING:
-            check_copies(session.request.model, copies, [node.name for node in (first, *others)])
+            own = {node.id: node for node in nodes}
+            more = [node for node in there if node.alive and node.id not in own]
+            if more and not any(each.profile.fingerprint for each in copies.values()):
+                copies |= await self.look(session, spec, more, LOOK_S)
+            having = (node for node in (*own.values(), *more) if copies.get(node.name, Described()).profile.fingerprint)
+            lender = next(having, None)
+            if lender is None:
+                check_copies(session.request.model, copies, [node.name for node in own.values()])
+            else:
+                first, described = lender, await self._described(session, spec, lender)
         return self._profiles(session, spec, first, described), copies
 
     async def look(self, session: Session, spec: ModelSpec, nodes: Sequence[Node], within_s: float) -> Copies:

@@ -85,7 +85,9 @@ class Forecasts:
         try:
             spec = wanted_model(request, participants)
             session = Session(secrets.token_hex(4), request, "", time.time())  # in no table: nobody is to wait for it
-            profiles, _ = await self._descriptions.survey(session, spec, [one.node for one in participants])
+            profiles, _ = await self._descriptions.survey(
+                session, spec, [one.node for one in participants], self._nodes
+            )
             profile = profiles[spec.quantisation]
             engines = {one.node.name: one.node.capabilities.expert_engines for one in participants}
             if not alone and is_parallel(request, profile, engines):

@@ -21,6 +21,7 @@ from motley.orchestrator.serving.errors import ServingError, refusal
 from motley.orchestrator.serving.fitting import Fitting
 from motley.orchestrator.serving.forecasts import forecast_of
 from motley.orchestrator.serving.layouts import Layouts
+from motley.orchestrator.serving.lending import Lending
 from motley.orchestrator.serving.participants import choose_participants, wanted_model
 from motley.orchestrator.serving.sizes import caches_of
 from motley.orchestrator.session_request import SessionRequest
@@ -42,6 +43,7 @@ class Lifecycle:
         links: LinkTable,
         sessions: SessionTable,
         descriptions: Descriptions,
+        lending: Lending,
         layouts: Layouts,
         fitting: Fitting,
         carrier: Carrier,
@@ -51,6 +53,7 @@ class Lifecycle:
         self._links = links
         self._sessions = sessions
         self._descriptions = descriptions
+        self._lending = lending
         self._layouts = layouts
         self._fitting = fitting
         self._carrier = carrier
@@ -69,8 +72,11 @@ class Lifecycle:
             spec = wanted_model(request, participants)
             session = self._sessions.open(request, time.time())
             try:
-                profiles, copies = await self._descriptions.survey(session, spec, [one.node for one in participants])
+                taking = [one.node for one in participants]
+                profiles, copies = await self._descriptions.survey(session, spec, taking, self._nodes)
                 profile = profiles[spec.quantisation]
+                self._carrier.check_planning(session)
+                loans = await self._lending.begin(spec, profile.fingerprint, copies, self._nodes, taking)
                 self._carrier.check_planning(session)
                 caches = caches_of(request, profile)
                 draft = None
@@ -85,8 +91,10 @@ class Lifecycle:
                     raise type(error)(f"{error}\n{hint}" if hint else str(error)) from error
                 reading = [*ranks, *(experts.hosts + experts.members if experts else ())]
                 involved = {participants[0].node.name, *(worker.node_name for worker in reading)}
-                names = dict.fromkeys(one.node.name for one in participants if one.node.name in involved)
-                check_copies(request.model, copies, names)
+                if loans and not experts:  # whoever computes experts reads them whenever they move
+                    loans.give(ranks)
+                    involved -= loans.borrowers
+                check_copies(request.model, copies, dict.fromkeys(one.name for one in taking if one.name in involved))
                 session.known = ModelKnown(spec, profiles, copies)
                 holders = self._layouts.place_holders(ranks, caches, profile)
                 session.forecast = None if experts else forecast_of(ranks, profiles, request, self._nodes, self._links)

@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import replace
+from itertools import chain
 
 from motley.orchestrator.links import LinkTable
 from motley.orchestrator.nodes import Node, NodeTable
@@ -18,11 +19,13 @@ from motley.orchestrator.planning.placement.terms import PlacementError
 from motley.orchestrator.planning.setup import SetupError
 from motley.orchestrator.planning.shares import PlanError
 from motley.orchestrator.serving.carrier import Carrier
+from motley.orchestrator.serving.copies import Copies, has_files, is_missing
 from motley.orchestrator.serving.descriptions import Descriptions
 from motley.orchestrator.serving.drafts import describe_draft
 from motley.orchestrator.serving.errors import ServingError
 from motley.orchestrator.serving.forecasts import forecast_of
 from motley.orchestrator.serving.layouts import Layouts
+from motley.orchestrator.serving.lending import Lending
 from motley.orchestrator.serving.participants import choose_participants, participant
 from motley.orchestrator.session_request import Place, SessionRequest
 from motley.orchestrator.sessions import ModelKnown, Session, State
@@ -52,6 +55,7 @@ class Recovery:
         nodes: NodeTable,
         links: LinkTable,
         descriptions: Descriptions,
+        lending: Lending,
         layouts: Layouts,
         carrier: Carrier,
         clock: Callable[[], float],
@@ -59,6 +63,7 @@ class Recovery:
         self._nodes = nodes
         self._links = links
         self._descriptions = descriptions
+        self._lending = lending
         self._layouts = layouts
         self._carrier = carrier
         self._clock = clock
@@ -101,7 +106,8 @@ class Recovery:
     async def _try(self, session: Session) -> str | None:
         """Start a session by the best plan that is possible now; what is wrong with the last one, if none is."""
         assert session.known is not None, "it has been planned before"
-        lacking = await self._lacking(session, session.known)
+        copies = await self._copies(session, session.known)
+        lacking, borrowing = self._lacking(session, copies)
         reasons = {
             "cannot compute what the session asks for": self._unable(session.request),
             "has not ended its last worker yet": session.unreleased,
@@ -109,11 +115,15 @@ class Recovery:
         }
         blocked = set[str]().union(*reasons.values())
         why = in_the_way = self._in_the_way(reasons)
-        for request, avoid in _requests(session.request, list(self._nodes), blocked, session.suspects - blocked):
+        without, nodes = blocked | borrowing, list(self._nodes)
+        attempts = _requests(session.request, nodes, without, session.suspects - without)
+        if borrowing - blocked:
+            attempts = chain(attempts, _requests(session.request, nodes, blocked, session.suspects - blocked))
+        for request, avoid in attempts:
             if session.state is not State.RECOVERING:
                 return None
             try:
-                await self._start(session, session.known, request, avoid)
+                await self._start(session, session.known, copies, request, avoid)
             except _Refusal as error:
                 why = in_the_way or str(error)
             else:
@@ -135,21 +145,29 @@ class Recovery:
                 told.append(f"node {node.name!r} {why}")
         return "; ".join(told)
 
-    async def _lacking(self, session: Session, known: ModelKnown) -> set[str]:
-        """Ids of the nodes that are known not to have the files of a session's model, or do not say."""
+    async def _copies(self, session: Session, known: ModelKnown) -> Copies:
+        """What nodes have of a session's model: those that had none when it was first planned may have it now."""
+        new = [node for node in self._nodes if node.alive and not _had(known, node)]
+        return {**known.copies, **await self._descriptions.look(session, known.spec, new, LOOK_S)}
+
+    def _lacking(self, session: Session, copies: Copies) -> tuple[set[str], set[str]]:
+        """Ids of the nodes that cannot have the files of a session's model, as far as is known, and of those that would
+        have to borrow all that they need of it: others have what they needed before."""
+        assert session.known is not None
         alive = [node for node in self._nodes if node.alive]
-        new = [node for node in alive if node.name not in known.copies or known.copies[node.name].HasField("failure")]
-        copies = {**known.copies, **await self._descriptions.look(session, known.spec, new, LOOK_S)}
         fingerprint = session.profile.fingerprint
-
-        def has(node: Node) -> bool:
+        lacking, borrowing = set[str](), set[str]()
+        have_borrowed = {rank.node_name for rank in session.ranks if rank.loan}
+        lenders = session.experts is None and any(has_files(copies, node.name, fingerprint) for node in alive)
+        for node in alive:
             own = copies.get(node.name)
-            if own is None or own.HasField("failure"):
-                return False
-            would_fetch = not own.profile.fingerprint  # which only nodes of the first plan are to
-            return node not in new if would_fetch else own.profile.fingerprint == fingerprint
-
-        return {node.id for node in alive if not has(node)}
+            would_fetch = own is not None and not own.HasField("failure") and not own.profile.fingerprint
+            if lenders and is_missing(copies, node.name):
+                if node.name not in have_borrowed:
+                    borrowing.add(node.id)
+            elif not has_files(copies, node.name, fingerprint) and not (would_fetch and _had(session.known, node)):
+                lacking.add(node.id)  # only nodes of the first plan are to fetch it
+        return lacking, borrowing
 
     def _unable(self, request: SessionRequest) -> set[str]:
         """Ids of the nodes that cannot compute what a session asks for, but for those that it names."""
@@ -161,7 +179,9 @@ class Recovery:
                 unable.add(node.id)
         return unable
 
-    async def _start(self, session: Session, known: ModelKnown, request: SessionRequest, avoid: Container[str]) -> None:
+    async def _start(
+        self, session: Session, known: ModelKnown, copies: Copies, request: SessionRequest, avoid: Container[str]
+    ) -> None:
         """Plan a session as another request would have it, and start its workers.
 
         Raises:
@@ -169,29 +189,41 @@ class Recovery:
         """
         caches, model = session.caches, (known.spec, known.profiles)
         draft = await self._draft(session, request, avoid)
+        taking = [one.node for one in choose_participants(request, self._but(avoid))]
+        loans = await self._lending.begin(known.spec, session.profile.fingerprint, copies, self._nodes, taking)
         try:
             ranks, experts = await self._layouts.lay_out(session, request, *model, caches, draft, avoid)
         except _Refusal:
             if draft is None or session.state is not State.RECOVERING:
                 raise
             ranks, experts = await self._layouts.lay_out(session, request, *model, caches, None, avoid)
+        if loans:
+            loans.give(ranks)
         holders = self._layouts.place_holders(ranks, caches, session.profile, avoid)
         session.forecast = None if experts else forecast_of(ranks, known.profiles, request, self._nodes, self._links)
         commands = session.assign(known.spec, session.profile, ranks, caches, self._clock(), experts, holders)
         self._carrier.carry_out(session, commands)
+
+    def _but(self, avoid: Container[str]) -> list[Node]:
+        return [node for node in self._nodes if node.id not in avoid]
 
     async def _draft(self, session: Session, request: SessionRequest, avoid: Container[str]) -> Draft | None:
         """The draft model beside the new rank 0; None: there was none, or that node cannot have it, which changes no
         text."""
         if not request.draft_model:
             return None
-        first = choose_participants(request, [node for node in self._nodes if node.id not in avoid])[0]
+        first = choose_participants(request, self._but(avoid))[0]
         try:
             async with asyncio.timeout(DRAFT_S):
                 return await describe_draft(self._descriptions, session, first, session.caches)
         except (ServingError, PlanError, TimeoutError) as error:
             _log.warning("session %s (%s) goes on without its draft model: %s", session.id, session.name, error)
             return None
+
+
+def _had(known: ModelKnown, node: Node) -> bool:
+    """Whether a node had the files of a model, or was to fetch them, when that was first planned."""
+    return node.name in known.copies and not known.copies[node.name].HasField("failure")
 
 
 def _requests(

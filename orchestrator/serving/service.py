@@ -14,6 +14,7 @@ from motley.orchestrator.serving.descriptions import Descriptions
 from motley.orchestrator.serving.fitting import Fitting
 from motley.orchestrator.serving.forecasts import Forecasts
 from motley.orchestrator.serving.layouts import Layouts
+from motley.orchestrator.serving.lending import Lending
 from motley.orchestrator.serving.lifecycle import Lifecycle
 from motley.orchestrator.serving.memory import Memory
 from motley.orchestrator.serving.planner import Planner
@@ -44,14 +45,15 @@ class Serving:
         self._planner = Planner()
         self._descriptions = Descriptions(control)
         self._carrier = Carrier(self.sessions, control, self.requests)
+        self._lending = Lending(control)
         memory = Memory(nodes, self.sessions)
         layouts = Layouts(nodes, self.links, memory, self._planner, self._carrier, clock)
         fitting = Fitting(nodes, self._descriptions, layouts, self._carrier)
         self.lifecycle = Lifecycle(
-            nodes, self.links, self.sessions, self._descriptions, layouts, fitting, self._carrier, clock
+            nodes, self.links, self.sessions, self._descriptions, self._lending, layouts, fitting, self._carrier, clock
         )
         self.upkeep = Upkeep(nodes, memory, self._planner, self._carrier, clock)
-        self._recovery = Recovery(nodes, self.links, self._descriptions, layouts, self._carrier, clock)
+        self._recovery = Recovery(nodes, self.links, self._descriptions, self._lending, layouts, self._carrier, clock)
         self.forecasts = Forecasts(nodes, self.links, memory, self._descriptions, self._planner, self._carrier)
         self._probes = Probes(nodes, self.links, self.sessions, control, clock)
 
@@ -63,11 +65,14 @@ class Serving:
                 self._on_rank_event(node, message.rank)
             case "delta":
                 self.requests.on_delta(node, message.delta)
+            case "lent":
+                self._lending.on_lent(node, message.lent)
             case "probed":
                 self._probes.on_probed(node, message.probed)
 
     def on_lost(self, node: Node) -> None:
         self._descriptions.on_lost(node)
+        self._lending.on_lost(node)
         self._probes.on_lost(node)
         for session in self.sessions:
             self._go_on(session, lambda session: session.on_node_lost(node.id, node.lost, self._clock()))

@@ -207,10 +207,16 @@ class Mesh:
         self.cache = cache
 
     async def join(
-        self, name: str, memory: str = "2GB", cache: Path | None = None, on: Sequence[str] = (), **environment: str
+        self,
+        name: str,
+        memory: str = "2GB",
+        cache: Path | None = None,
+        on: Sequence[str] = (),
+        models: Path | None = None,
+        **environment: str,
     ) -> MotleyProcess:
         arguments = ("join", self.target, "--name", name, "--memory", memory, "--threads", "1")
-        where = ("--cache", str(cache or self.cache))
+        where = ("--cache", str(cache or self.cache), *(("--models", str(models)) if models else ()))
         environment["MOTLEY_TOKEN"] = self.token
         node = await MotleyProcess.start(*arguments, *where, entry="tests.e2e.node", on=on, **environment)
         self.nodes[name] = node

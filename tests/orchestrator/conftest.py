@@ -34,6 +34,8 @@ from motley.protocol.mesh_pb2 import (
     Heartbeat,
     Hello,
     HostedExperts,
+    Lend,
+    Lent,
     Loading,
     ModelProfile,
     NodeMessage,
@@ -110,6 +112,8 @@ class ScriptedNode:
         generated: every request received.
         cancelled: request ids cancelled.
         held: the requests that are held now.
+        lends: every order to lend a model.
+        refuses_to_lend: why it does not; empty: it does.
         ways: by the name of another node, what this one finds of its way there; it measures no others.
     """
 
@@ -130,6 +134,8 @@ class ScriptedNode:
         self.heartbeats = True
         self.answer: Callable[[Generate], AsyncIterator[Delta]] = say
         self.on_describe: Callable[[Describe], Described | None] = lambda _: Described(profile=small_profile())
+        self.lends: list[Lend] = []
+        self.refuses_to_lend = ""
         self.on_rank: Callable[[RankCommand], Awaitable[None]] = self.obey
         self.commands: list[RankCommand] = []
         self.generated: list[Generate] = []
@@ -248,6 +254,11 @@ class ScriptedNode:
                 if described := self.on_describe(message.describe):
                     described.request_id = message.describe.request_id
                     await self.send(described=described)
+            case "lend":
+                self.lends.append(message.lend)
+                refused = self.refuses_to_lend
+                where = {} if refused else {"listening": f"{self.name}:5000", "files": "f1"}
+                await self.send(lent=Lent(id=message.lend.id, failure=refused, **where))
             case "probe" if not message.probe.address:
                 await self.send(probed=Probed(id=message.probe.id, listening=f"{self.name}:4000"))
             case "probe":

@@ -23,7 +23,7 @@ import numpy as np
 from motley.daemon.weights.checkpoints.checkpoint import CheckpointError
 from motley.daemon.weights.checkpoints.gguf_blocks import READABLE, block_size, dequantise, exact_format, unpack
 from motley.daemon.weights.checkpoints.gguf_header import read_header
-from motley.daemon.weights.checkpoints.tensor_files import TensorFiles, TensorInfo
+from motley.daemon.weights.checkpoints.tensor_files import Bring, TensorFiles, TensorInfo
 from motley.daemon.weights.spec import Piece
 from motley.daemon.weights.stored import F32, U8, Codes, Format, converted, whole_blocks, within
 
@@ -160,11 +160,11 @@ class GgufCheckpoint(TensorFiles):
     readable = READABLE
     naming = " (by its Hugging Face name)"
 
-    def __init__(self, file: Path) -> None:
+    def __init__(self, file: Path, bring: Bring | None = None) -> None:
         self.file = file
         self.metadata: dict[str, Any] = {}
         self._data: dict[Path, int] = {}
-        super().__init__(file)
+        super().__init__(file, bring)
 
     def _open(self) -> None:
         parts = gguf_parts(self.file)
@@ -222,8 +222,8 @@ class GgufCheckpoint(TensorFiles):
             header = bytearray(min(end, self._sizes[file]))
             self._read_at(file, 0, memoryview(header))
             digest.update(header)
-        for _, info in sorted(self._tensors.items()):
-            digest.update(self._sample(info))
+        for _, _, sample in self._samples():
+            digest.update(sample)
         return digest.hexdigest()
 
     def _values(self, name: str, rows: Sequence[int], columns: range) -> F32:

@@ -30,6 +30,7 @@ import numpy.typing as npt
 
 from motley.daemon.weights.checkpoints.checkpoint import CheckpointError
 from motley.daemon.weights.checkpoints.safetensors_checkpoint import READABLE, SafetensorsCheckpoint
+from motley.daemon.weights.checkpoints.tensor_files import Bring
 from motley.daemon.weights.quantise import ZERO_POINT
 from motley.daemon.weights.spec import Encoding, Piece
 from motley.daemon.weights.stored import F32, U8, Codes, Format, converted, dequantised, whole_blocks, within
@@ -78,8 +79,8 @@ class PackedCheckpoint(SafetensorsCheckpoint):
         CheckpointError: as `SafetensorsCheckpoint`.
     """
 
-    def __init__(self, folder: Path, packing: Packing) -> None:
-        super().__init__(folder)
+    def __init__(self, folder: Path, packing: Packing, bring: Bring | None = None) -> None:
+        super().__init__(folder, bring)
         self._packing = packing
         self._per_word = 32 // packing.bits
         self._formats: dict[str, Format] = {}

@@ -118,9 +118,9 @@ class SafetensorsCheckpoint(TensorFiles):
         except OSError as error:
             raise CheckpointError(f"{config}: cannot be read: {error.strerror or error}") from error
         digest.update(json.dumps(sorted((file.name, size) for file, size in self._sizes.items())).encode())
-        for name, info in sorted(self._tensors.items()):
+        for name, info, sample in self._samples():
             digest.update(json.dumps([name, info.dtype, info.shape]).encode())
-            digest.update(self._sample(info))
+            digest.update(sample)
         return digest.hexdigest()
 
 

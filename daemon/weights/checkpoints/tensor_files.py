@@ -12,7 +12,7 @@ import json
 import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from io import FileIO
 from pathlib import Path
@@ -33,6 +33,10 @@ _GAP = 1 << 14
 """Bytes between two wanted ones that cost no more to read than another call does."""
 _SAMPLE = 64
 """Bytes of each tensor that enter a fingerprint."""
+Bring = Callable[[Path, Sequence[tuple[int, int]]], None]
+"""Makes sure that stretches of a file, (offset, length) in bytes, are on this machine, before they are read: where the
+files are another machine's."""
+
 _INNER = re.compile(r"(?P<outer>.+)\[(?P<number>\d+)\]", re.ASCII)
 
 
@@ -59,7 +63,8 @@ class TensorInfo:
 
 
 class TensorFiles(ABC):
-    """The tensors in some files (`motley.daemon.weights.stored.Source`).
+    """The tensors in some files (`motley.daemon.weights.stored.Source`), each opened by its path and, where not all
+    of its bytes are here, what brings them.
 
     A tensor X of three dimensions is there as matrices too, and a matrix X as vectors: ``X[3]`` is the third of them,
     counted from 0. Rows and columns of pieces may have steps.
@@ -79,8 +84,9 @@ class TensorFiles(ABC):
     readable: ClassVar[Collection[str]]
     naming: ClassVar[str] = ""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, bring: Bring | None = None) -> None:
         self.path = path
+        self._bring = bring
         self._files: dict[Path, FileIO] = {}
         self._sizes: dict[Path, int] = {}
         self._tensors: dict[str, TensorInfo] = {}
@@ -267,22 +273,29 @@ class TensorFiles(ABC):
         together = apart and apart - line <= _GAP
         each = apart if together else line
         at_once = max(1, _SCRATCH // each)
+        if self._bring is not None:
+            self._bring(info.file, [(start + row * info.row_bytes, line) for row in rows])
         for done in range(0, len(rows), at_once):
             part = rows[done : done + at_once]
             size = each * (len(part) - 1) + line
             raw = self._buffer(size)
             if together:
-                self._read_at(info.file, start + part[0] * info.row_bytes, raw)
+                self._read_here(info.file, start + part[0] * info.row_bytes, raw)
             else:
                 for index, row in enumerate(part):
-                    self._read_at(info.file, start + row * info.row_bytes, raw[index * line : (index + 1) * line])
+                    self._read_here(info.file, start + row * info.row_bytes, raw[index * line : (index + 1) * line])
             yield slice(done, done + len(part)), np.ndarray((len(part), line), np.uint8, raw, strides=(each, 1))
 
-    def _sample(self, info: TensorInfo) -> bytearray:
-        """A few bytes from the middle of a tensor: two fine-tunes of one model differ in nothing else."""
-        sample = bytearray(min(_SAMPLE, info.size))
-        self._read_at(info.file, info.offset + (info.size - len(sample)) // 2, memoryview(sample))
-        return sample
+    def _samples(self) -> Iterator[tuple[str, TensorInfo, bytearray]]:
+        """A few bytes from the middle of every tensor, by name: two fine-tunes of one model differ in nothing else."""
+        sampled = {name: _sample_of(info) for name, info in sorted(self._tensors.items())}
+        if self._bring is not None:
+            for file in self._files:
+                self._bring(file, [place for name, place in sampled.items() if self._tensors[name].file == file])
+        for name, (offset, size) in sampled.items():
+            sample = bytearray(size)
+            self._read_here(self._tensors[name].file, offset, memoryview(sample))
+            yield name, self._tensors[name], sample
 
     def _buffer(self, size: int) -> memoryview:
         """The scratch buffer, at least as large as this, as much of it."""
@@ -312,6 +325,13 @@ class TensorFiles(ABC):
         self._tensors[name] = info
 
     def _read_at(self, path: Path, offset: int, view: memoryview) -> None:
+        """Read as many bytes as `view` has."""
+        if self._bring is not None:
+            self._bring(path, [(offset, len(view))])
+        self._read_here(path, offset, view)
+
+    def _read_here(self, path: Path, offset: int, view: memoryview) -> None:
+        """Read bytes that are on this machine already."""
         file = self._files[path]
         try:
             file.seek(offset)
@@ -347,6 +367,12 @@ class TensorFiles(ABC):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _sample_of(info: TensorInfo) -> tuple[int, int]:
+    """Where the bytes of a tensor lie that enter a fingerprint: offset and length."""
+    size = min(_SAMPLE, info.size)
+    return info.offset + (info.size - size) // 2, size
 
 
 def check_rows(name: str, count: int, ids: Sequence[int]) -> None:

@@ -46,7 +46,7 @@ def test_without_a_majority_all_are_named() -> None:
 
 def test_all_that_lack_it_are_named_and_how_to_go_on() -> None:
     said = refused(a=has("1"), b=lacks(), c=has("1"), d=lacks())
-    assert said.startswith("model_missing: nodes 'b' and 'd' have no model 'bard'. Put it there under the same path")
+    assert said.startswith("model_missing: nodes 'b' and 'd' have no model 'bard'. Put it there, at this path or in")
     assert "`motley join --models FOLDER`" in said
     assert said.endswith(" Or use only nodes that have it: `--nodes a,c`.")
     assert "use only" not in refused(a=lacks(), b=lacks())
@@ -57,18 +57,77 @@ def test_what_is_fetched_and_who_has_not_answered_is_no_difference() -> None:
     check_copies("bard", {"a": has("1"), "b": has("1"), "c": has("2"), "d": lacks()}, ["a", "b"])
 
 
-async def test_nodes_that_lack_a_model_are_named_together(mesh: Any, new_node: Any) -> None:
-    """Whether or not the one that is asked first has it; a node that takes no part need not have it."""
-    for name in ("a", "b", "c", "d"):
+async def test_a_model_that_nobody_has_is_refused_and_all_are_named(mesh: Any, new_node: Any) -> None:
+    for name in ("b", "d"):
         node = await mesh.join(new_node(name))
-        if name in "bd":
-            node.on_describe = lambda _: lacks()
-    for nodes in (["a", "b", "c", "d"], ["b", "a", "d"]):
-        status, body = await mesh.call("POST", "/api/sessions", {"model": "bard", "nodes": nodes})
-        assert (status, body["error"]["code"], body["error"]["param"]) == (422, "model_missing", "model")
-        assert "nodes 'b' and 'd' have no model 'bard'" in body["error"]["message"]
+        node.on_describe = lambda _: lacks()
+    status, body = await mesh.call("POST", "/api/sessions", {"model": "bard", "nodes": ["b", "d"]})
+    assert (status, body["error"]["code"], body["error"]["param"]) == (422, "model_missing", "model")
+    assert "nodes 'b' and 'd' have no model 'bard'" in body["error"]["message"]
     assert await mesh.call("GET", "/api/sessions") == (200, {"sessions": []})
-    await mesh.serve(nodes=["a", "c"])
+
+
+@pytest.fixture
+async def four(mesh: Any, new_node: Any) -> dict[str, Any]:
+    """Nodes by name, of which `b` and `d` have no files."""
+    nodes = {name: await mesh.join(new_node(name)) for name in ("a", "b", "c", "d")}
+    nodes["b"].on_describe = nodes["d"].on_describe = lambda _: lacks()
+    return nodes
+
+
+def loans_of(node: Any) -> list[Any]:
+    return [command.assign.loan for command in node.commands if command.WhichOneof("body") == "assign"]
+
+
+@pytest.mark.parametrize("taking", [["a", "b", "d"], ["b", "a", "d"], ["b", "d"]])
+async def test_ranks_without_the_model_borrow_it(taking: list[str], mesh: Any, four: dict[str, Any]) -> None:
+    """Of a node that has it, which need not take part; each has a certificate of its own."""
+    await mesh.serve(nodes=taking)
+    (order,) = four["a"].lends
+    assert not any(four[name].lends for name in "bcd")
+    assert (order.source, order.fingerprint, order.members) == ("bard", small_profile().fingerprint, len(taking) + 1)
+    certificates = {order.tls.certificate}
+    for rank, name in enumerate(taking):
+        (loan,) = loans_of(four[name])
+        if name == "a":
+            assert not loan.id
+            continue
+        assert (loan.id, loan.node, loan.address, loan.files) == (order.id, "a", "a:5000", "f1")
+        assert (loan.member, loan.members, loan.secret) == (rank + 1, order.members, order.secret)
+        certificates.add(loan.tls.certificate)
+    assert len(certificates) == 3
+    _, body = await mesh.call("GET", "/api/sessions")
+    assert "loan" not in str(body), "credentials are nobody's business"
+
+
+async def test_who_cannot_lend_is_passed_over(mesh: Any, four: dict[str, Any]) -> None:
+    four["a"].refuses_to_lend = "the files have changed"
+    await mesh.serve(nodes=["a", "b", "c"])
+    assert [len(four[name].lends) for name in "abcd"] == [1, 0, 1, 0]
+    assert loans_of(four["b"])[0].node == "c"
+
+
+async def test_where_nobody_can_lend_the_reasons_are_told(mesh: Any, four: dict[str, Any]) -> None:
+    four["a"].refuses_to_lend, four["c"].refuses_to_lend = "the files have changed", "no port is free"
+    status, body = await mesh.call("POST", "/api/sessions", {"model": "bard", "nodes": ["a", "b", "c"]})
+    assert (status, body["error"]["code"]) == (422, "model_missing")
+    assert "a: the files have changed\n  c: no port is free" in body["error"]["message"]
+
+
+async def test_a_session_can_be_planned_for_nodes_without_the_model(mesh: Any, four: dict[str, Any]) -> None:
+    status, _ = await mesh.call("POST", "/api/plan", {"model": "bard", "nodes": ["b", "d"]})
+    assert status == 200
+    assert not four["a"].lends
+
+
+async def test_after_a_loss_who_has_borrowed_borrows_again(mesh: Any, four: dict[str, Any]) -> None:
+    session = await mesh.serve(nodes=["b", "a"])
+    died = Failure(code="worker_died", message="its worker process was killed by signal 9")
+    await four["b"].event(four["b"].commands[0], failed=died)
+    await mesh.poll(f"/api/sessions/{session['id']}", lambda body: body["epoch"] == 2 and body["state"] == "ready")
+    first, second = loans_of(four["b"])
+    assert first.id != second.id
+    assert [order.id for order in four["a"].lends] == [first.id, second.id]
 
 
 async def test_a_differing_copy_is_named_before_anything_is_loaded(mesh: Any, new_node: Any) -> None:

@@ -1,0 +1,94 @@
+"""Lending a model's files to ranks on other nodes, in a process of its own: the daemon talks meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, closing
+from pathlib import Path
+
+from motley.daemon.lending.lender import Lender, membership, serve
+from motley.daemon.lending.wire import LendingError
+from motley.daemon.models.files import open_weights
+from motley.daemon.models.keys import ConfigError
+from motley.daemon.node.child import end_with_owner, kill_child, start_child
+from motley.daemon.weights.checkpoints.checkpoint import CheckpointError
+from motley.daemon.weights.hub import ModelNotFound, find_here
+from motley.protocol import mesh_pb2 as pb
+from motley.protocol.address import join_address
+from motley.transport import Listener, Messenger, Tls, TransportError
+
+BEGIN_S = 60.0
+"""A lender has so many seconds to open the model."""
+
+
+@asynccontextmanager
+async def lend(order: pb.Lend, models: Path | None, address: str, host: str) -> AsyncIterator[pb.Lent]:
+    """Begin to lend a model, for as long as the context lasts or somebody borrows: the context waits for that.
+
+    Args:
+        models: the folder in which model names are looked up, if there is one.
+        address: under which other nodes reach this one.
+        host: where the lender listens.
+
+    Yields:
+        what the orchestrator is to be told.
+    """
+    process = await start_child("motley.daemon.node.lending", stdout=asyncio.subprocess.PIPE)
+    try:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        told = {"lend": order.SerializeToString().hex(), "models": str(models) if models else None, "host": host}
+        process.stdin.write(json.dumps(told).encode() + b"\n")
+        try:
+            async with asyncio.timeout(BEGIN_S):
+                said = json.loads(await process.stdout.readline() or "null")
+        except TimeoutError:
+            said = {"refused": f"it has not opened the model within {BEGIN_S:.0f} s"}
+        if not said:
+            said = {"refused": f"its lender ended with status {await process.wait()}"}
+        if "refused" in said:
+            yield pb.Lent(id=order.id, failure=said["refused"])
+            return
+        yield pb.Lent(id=order.id, listening=join_address(address, said["port"]), files=said["files"])
+        await process.wait()
+    finally:
+        await kill_child(process)
+
+
+def main() -> int:
+    """The process: one order on standard input and one answer on standard output, both a line of JSON. It ends when
+    nobody borrows any more, or its owner does; the exit status is 1 if there is nothing to lend."""
+    told = json.loads(sys.stdin.readline() or "null")
+    if told is None:
+        return 1
+    end_with_owner()
+    order = pb.Lend.FromString(bytes.fromhex(told["lend"]))
+    try:
+        place = find_here(order.source, Path(told["models"]) if told["models"] else None)
+        if place is None:
+            raise LendingError(f"{order.source!r} is not here")
+        with open_weights(place) as weights:
+            if weights.fingerprint() != order.fingerprint:
+                raise LendingError(f"{place}: these are not the files that the session was planned for")
+        lender = Lender(place)
+        security = Tls(order.tls.certificate, order.tls.key, order.tls.authority)
+        listener = Listener(told["host"])
+    except (ModelNotFound, ConfigError, CheckpointError, LendingError, TransportError, OSError) as error:
+        print(json.dumps({"refused": str(error)}), flush=True)
+        return 1
+    own, borrowers = membership(order.id, 0, order.members, order.secret), range(1, order.members)
+    with (
+        closing(lender),
+        closing(listener),
+        closing(Messenger(own, security, listener=listener, accepts=borrowers)) as open_,
+    ):
+        print(json.dumps({"port": listener.port, "files": lender.files.key}), flush=True)
+        serve(lender, open_)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,128 @@
+"""Has a node that has a model's files lend them to the ranks of a session whose nodes have none."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from motley.orchestrator.certificates import issue_credentials
+from motley.orchestrator.control import Control
+from motley.orchestrator.nodes import Node, what_became
+from motley.orchestrator.serving.copies import Copies, has_files, is_missing
+from motley.orchestrator.serving.errors import refusal
+from motley.orchestrator.workers import Rank
+from motley.protocol.mesh_pb2 import Credentials, Lend, Lent, Loan, ModelSpec, OrchestratorMessage
+
+LEND_S = 70.0
+"""A node that has not said that it lends so long after it was asked is given up; it has 60 s to open the model."""
+
+
+@dataclass(frozen=True)
+class Loans:
+    """A model that is lent to ranks of one session, and the nodes that have none of their own.
+
+    Attributes:
+        lent: by whom and where, without what is a borrower's own.
+        borrowers: names of these nodes.
+        credentials: of the members of the loan: the lender, then whoever borrows.
+    """
+
+    lent: Loan
+    borrowers: frozenset[str]
+    credentials: Sequence[Credentials]
+
+    def give(self, ranks: Iterable[Rank]) -> None:
+        """Tell the ranks on these nodes where to read the model."""
+        for rank in ranks:
+            if rank.node_name in self.borrowers:
+                member = rank.index + 1
+                rank.loan = Loan(member=member, tls=self.credentials[member])
+                rank.loan.MergeFrom(self.lent)
+
+
+class Lending:
+    """Who is asked to lend a model, until it says where."""
+
+    def __init__(self, control: Control) -> None:
+        self._control = control
+        self._asked: dict[str, tuple[Node, asyncio.Future[Lent]]] = {}
+        """By the id of the loan."""
+
+    async def begin(
+        self, spec: ModelSpec, fingerprint: str, copies: Copies, there: Iterable[Node], taking: Sequence[Node]
+    ) -> Loans | None:
+        """Have a model lent to the nodes that are to take part and have none of its files.
+
+        Args:
+            fingerprint: of the files.
+            copies: what nodes have of the model.
+            there: the nodes that may lend it.
+            taking: those that are to have ranks, one for each rank.
+
+        Returns:
+            None: all of these have it, or nobody does.
+
+        Raises:
+            ServingError: the nodes that have it cannot lend it.
+        """
+        borrowers = frozenset(node.name for node in taking if is_missing(copies, node.name))
+        lenders = [node for node in there if node.alive and has_files(copies, node.name, fingerprint)]
+        if not borrowers or not lenders:
+            return None
+        refused = []
+        for lender in lenders:
+            number = f"loan-{secrets.token_hex(8)}"
+            credentials = issue_credentials(number, len(taking) + 1)
+            order = Lend(
+                id=number,
+                source=spec.source,
+                fingerprint=fingerprint,
+                members=len(credentials),
+                secret=secrets.token_bytes(32),
+                tls=credentials[0],
+            )
+            lent = await self._ask(lender, order)
+            if not lent.failure:
+                loan = Loan(
+                    id=number,
+                    node=lender.name,
+                    address=lent.listening,
+                    files=lent.files,
+                    members=order.members,
+                    secret=order.secret,
+                )
+                return Loans(loan, borrowers, credentials)
+            refused.append(f"\n  {lender.name}: {lent.failure}")
+        names = ", ".join(sorted(borrowers))
+        raise refusal(
+            "model_missing",
+            f"{names}: no files of model {spec.source!r}, and nobody lends them:{''.join(refused)}",
+            "model",
+        )
+
+    def on_lent(self, node: Node, lent: Lent) -> None:
+        """A node says that it lends a model, or why not; ignored if it was not asked."""
+        asked = self._asked.get(lent.id)
+        if asked is not None and asked[0] is node and not asked[1].done():
+            asked[1].set_result(lent)
+
+    def on_lost(self, node: Node) -> None:
+        """A node will not answer any more."""
+        for number, (asked, answer) in self._asked.items():
+            if asked is node and not answer.done():
+                answer.set_result(Lent(id=number, failure=what_became(node.lost)))
+
+    async def _ask(self, node: Node, order: Lend) -> Lent:
+        """What a node says to an order, or what has become of it."""
+        answer: asyncio.Future[Lent] = asyncio.get_running_loop().create_future()
+        self._asked[order.id] = node, answer
+        self._control.send(node.id, OrchestratorMessage(lend=order))
+        try:
+            async with asyncio.timeout(LEND_S):
+                return await answer
+        except TimeoutError:
+            return Lent(failure=f"it has not answered within {LEND_S:.0f} s")
+        finally:
+            del self._asked[order.id]

@@ -1,0 +1,60 @@
+"""A model's folder on one machine is enough: the others read of it what their shares need."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from motley.cli.client import Client
+from motley.daemon.lending.mirror import FOLDER
+from tests.e2e.processes import BUNDLED, Mesh, chatting_model, mesh
+from tests.e2e.test_survival import GREEDY, SAMPLED, streamed, undisturbed
+
+CHAT = {"messages": [{"role": "user", "content": "Speak!"}], "max_tokens": 20, "ignore_eos": True, "temperature": 0}
+
+
+async def chat(there: Mesh, name: str) -> str:
+    async with Client(there.url) as client:
+        answer = await client.call("POST", "/v1/chat/completions", {**CHAT, "model": name})
+        text: str = answer["choices"][0]["message"]["content"]
+        return text
+
+
+def taken(cache: Path) -> int:
+    """Bytes on the disk of what a node has borrowed."""
+    return sum(file.stat().st_blocks * 512 for file in (cache / FOLDER).rglob("*.safetensors") if file.is_file())
+
+
+async def test_a_folder_on_one_machine_is_enough(tmp_path: Path) -> None:
+    """For rank 0, too, whose node has the tokenizer and the template from there. Nobody's text changes, neither when a
+    borrower dies in the middle of an answer, nor when the lender does, of which nothing more is needed then."""
+    owner = tmp_path / "owner"
+    owner.mkdir()
+    shutil.move(chatting_model(tmp_path), owner / "bard")
+    nowhere = tmp_path / "nowhere"
+    nowhere.mkdir()
+    async with mesh(tmp_path) as there:
+        caches = {name: tmp_path / f"cache-{name}" for name in "abc"}
+        for name, models in (("a", owner), ("b", nowhere), ("c", nowhere)):
+            await there.join(name, cache=caches[name], models=models)
+        own = await there.session(model=str(BUNDLED), nodes=["a", "b"], shares=[2, 3], exact=True, name="own")
+        texts = [await undisturbed(there.url, {**body, "model": "own"}) for body in (GREEDY, SAMPLED)]
+        how: dict[str, Any] = {"model": "bard", "exact": True, "name": "lent", "shares": [2, 3]}
+        await there.session(nodes=["b", "c"], **how)
+        assert [await undisturbed(there.url, {**body, "model": "lent"}) for body in (GREEDY, SAMPLED)] == texts
+        spoken = await chat(there, "lent")
+        whole = (BUNDLED / "model.safetensors").stat().st_size
+        assert all(0 < taken(caches[name]) < whole for name in "bc")
+
+        def die(name: str) -> None:
+            workers = [one for one in there.nodes[name].family() if "motley.daemon.worker.process" in one.cmdline()]
+            workers[0].kill()  # its only rank
+
+        text, _ = await streamed(there.url, {**GREEDY, "model": "lent"}, 20, lambda: die("c"))
+        assert text == texts[0]
+        assert await chat(there, "lent") == spoken
+        async with Client(there.url) as client:
+            await client.call("DELETE", f"/api/sessions/{own['id']}")
+        await there.nodes.pop("a").kill()
+        assert await undisturbed(there.url, {**SAMPLED, "model": "lent"}) == texts[1]
