@@ -80,7 +80,7 @@ def ls(
     for entry in entries:
         groups.setdefault((entry.label.model, _held(entry)), []).append(entry)
     rows = [[*group, _how_many(members), *_size_and_day(members)] for group, members in groups.items()]
-    rows += [[name, "-", str(len(others)), *_size_and_day(others)] for name, others in besides.items() if others]
+    rows += [[name, "-", str(len(found)), *_size_and_day(found)] for name, found in besides.items() if found]
     rows += [[f"damaged: {key[:SHOWN_KEY]}", "-", "-", short_bytes(size), "-"] for key, size in damaged.items()]
     others = [row[1:] for row in (columns, *rows)]
     room = results.width - sum(max(map(len, column)) for column in zip(*others, strict=True)) - 3 * len(columns) - 1
