@@ -82,8 +82,8 @@ def ls(
     rows = [[*group, _how_many(members), *_size_and_day(members)] for group, members in groups.items()]
     rows += [[name, "-", str(len(found)), *_size_and_day(found)] for name, found in besides.items() if found]
     rows += [[f"damaged: {key[:SHOWN_KEY]}", "-", "-", short_bytes(size), "-"] for key, size in damaged.items()]
-    others = [row[1:] for row in (columns, *rows)]
-    room = results.width - sum(max(map(len, column)) for column in zip(*others, strict=True)) - 3 * len(columns) - 1
+    behind = [row[1:] for row in (columns, *rows)]
+    room = results.width - sum(max(map(len, column)) for column in zip(*behind, strict=True)) - 3 * len(columns) - 1
     results.print(table(columns, [[end_of(row[0], room), *row[1:]] for row in rows], title=title))
 
 
