@@ -10,7 +10,7 @@ from rich.markup import escape
 from motley.cli.show import console, loading_bars
 from motley.daemon.machine.trouble_log import TroubleLog
 from motley.daemon.node.app import Observer
-from motley.daemon.node.control import NodeSettings
+from motley.daemon.node.settings import NodeSettings
 from motley.protocol import mesh_pb2 as pb
 from motley.protocol.wording import counted, short_bytes
 

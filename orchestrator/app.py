@@ -133,7 +133,7 @@ class Orchestrator:
             self.api_key = load_api_key(config.state_dir)
         nodes = NodeTable(time.monotonic, _elapsed)
         control = Control(self._identity, nodes, self._address_here)
-        serving = control.listener = Serving(nodes, control, time.monotonic)
+        serving = control.listener = Serving(nodes, control, time.monotonic, config.state_dir)
         async with contextlib.AsyncExitStack() as stack:
             allowed = limits()
             await self._start_grpc(stack, self._identity, control, allowed)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 from urllib.parse import unquote
@@ -16,6 +16,7 @@ import grpc.aio
 from motley.orchestrator.identity import Identity
 from motley.orchestrator.limits import HELLO_BYTES
 from motley.orchestrator.nodes import (
+    CONNECTION_ENDED,
     HEARTBEAT_S,
     LEFT,
     SILENCE_S,
@@ -27,7 +28,7 @@ from motley.orchestrator.nodes import (
 )
 from motley.protocol import PROTOCOL, VERSION
 from motley.protocol.address import is_loopback
-from motley.protocol.mesh_pb2 import Empty, Hello, NodeMessage, OrchestratorMessage, Welcome
+from motley.protocol.mesh_pb2 import Empty, HeldRank, Hello, NodeMessage, OrchestratorMessage, Welcome
 from motley.protocol.mesh_pb2_grpc import MeshServicer
 
 STOPS = "the orchestrator stops"
@@ -48,6 +49,9 @@ class Listener(Protocol):
     def on_message(self, node: Node, message: NodeMessage) -> None:
         """A node says something that is not about its being there."""
 
+    def on_joined(self, node: Node, held: Sequence[HeldRank]) -> None:
+        """A node is there, with ranks that it has kept since it was there before."""
+
     def on_lost(self, node: Node) -> None:
         """A node is gone, for the reason in `node.lost`."""
 
@@ -65,7 +69,7 @@ class _Stream:
 
     outbox: asyncio.Queue[OrchestratorMessage] = field(default_factory=lambda: asyncio.Queue(OUTBOX))
     leash: asyncio.Timeout = field(default_factory=lambda: asyncio.timeout(None))
-    reason: str = "its connection ended"
+    reason: str = CONNECTION_ENDED
     """Why the node is lost, once it is."""
 
     def end(self, reason: str) -> None:
@@ -113,16 +117,18 @@ class Control(MeshServicer):
 
         Messages are read from `context`: gRPC's iterator outlives the stream, and keeps the last one.
         """
-        node = await self._admit(context)
-        if isinstance(node, _Refusal):
-            _log.warning("refused %s: %s", _address_of(context), node.why)
-            _end(context, node.code, node.why)
+        admitted = await self._admit(context)
+        if isinstance(admitted, _Refusal):
+            _log.warning("refused %s: %s", _address_of(context), admitted.why)
+            _end(context, admitted.code, admitted.why)
             return
+        node, held = admitted
         _log.info("node %s joined (%s)", node.name, node.address, extra={"node": node.name})
         stream = self._streams[node.id] = _Stream()
         self.send(
             node.id, OrchestratorMessage(welcome=Welcome(node_id=node.id, heartbeat_s=HEARTBEAT_S, silence_s=SILENCE_S))
         )
+        self.listener.on_joined(node, held)
         writer = asyncio.create_task(_write(context, stream))
         try:
             with contextlib.suppress(TimeoutError):
@@ -137,8 +143,8 @@ class Control(MeshServicer):
             self.listener.on_lost(node)
         _end(context, grpc.StatusCode.ABORTED, f"this node is out of the mesh: {stream.reason}")
 
-    async def _admit(self, context: Context) -> Node | _Refusal:
-        """Have a node show its token, then say Hello, and register it."""
+    async def _admit(self, context: Context) -> tuple[Node, Sequence[HeldRank]] | _Refusal:
+        """Have a node show its token, then say Hello, and register it; with it, what it says that it holds."""
         told = dict(context.invocation_metadata() or ())
         if wrong := _wrong_version(str(told.get(PROTOCOL, ""))):
             return _Refusal(grpc.StatusCode.FAILED_PRECONDITION, wrong)
@@ -156,7 +162,7 @@ class Control(MeshServicer):
             why = f"no other machine can reach this node at {hello.address}; give --advertise another address of it"
             return _Refusal(grpc.StatusCode.INVALID_ARGUMENT, why)
         try:
-            return self._nodes.join(hello)
+            return self._nodes.join(hello), hello.held
         except HelloError as error:
             return _Refusal(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         except NameTakenError as error:

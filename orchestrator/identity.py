@@ -7,15 +7,14 @@ its only root (for the name "motley"), and only then sends the secret.
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import hmac
-import os
 import re
 import secrets
 from dataclasses import dataclass
 from pathlib import Path
 
+from motley.orchestrator.files import write_private
 from motley.transport.certificates import Papers, self_signed
 
 SERVER_NAME = "motley"
@@ -65,7 +64,7 @@ def load_identity(state_dir: Path, secret: str | None = None) -> Identity:
         papers = None if pem is None else Papers.read(pem)
         if papers is None or papers.expires - datetime.datetime.now(datetime.UTC) < RENEW_BEFORE:
             papers = self_signed(SERVER_NAME, LIFETIME)
-            _write_private(path, papers.certificate + papers.key)
+            write_private(path, papers.certificate + papers.key)
         join_secret = _secret(state_dir / "join_secret", secret)
     except ValueError as error:
         raise IdentityError(f"{path} is damaged ({error}); delete it, then let every node join anew") from error
@@ -94,7 +93,7 @@ def _secret(path: Path, given: str | None) -> str:
     kept = None if given is not None else _read(path)
     if given is None and kept is None:
         given = secrets.token_hex(16)
-        _write_private(path, given.encode())
+        write_private(path, given.encode())
     secret = given if given is not None else (kept or b"").decode(errors="replace").strip()
     if not _SECRET.fullmatch(secret):
         source = "the token given" if kept is None else str(path)
@@ -108,17 +107,3 @@ def _read(path: Path) -> bytes | None:
         return path.read_bytes()
     except FileNotFoundError:
         return None
-
-
-def _write_private(path: Path, content: bytes) -> None:
-    """Write a file that only its owner can read (on Windows: as the folder allows), whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
-    try:
-        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            file.write(content)
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise

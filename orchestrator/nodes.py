@@ -27,6 +27,8 @@ FORGET_LEFT_S = 120.0
 """A node that has left is listed for so long: whoever ended its daemon knows of it."""
 LEFT = "its daemon was ended there"
 """The reason of a node that has said itself that it leaves."""
+CONNECTION_ENDED = "its connection ended"
+"""The reason of a node whose stream is no more, without a word: its daemon was killed, say, or the network was cut."""
 COLOURS = 8
 """How many colours the page has for nodes."""
 

@@ -36,7 +36,7 @@ All of this is one state machine in one file, though a long one: who reads what 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -48,12 +48,12 @@ from motley.orchestrator.experts.questions import Answer, Question
 from motley.orchestrator.experts.recovery import bound_nodes
 from motley.orchestrator.experts.registry import UNREACHABLE_S, ExpertMap
 from motley.orchestrator.losses import PROVEN_S, Losses
-from motley.orchestrator.nodes import what_became
+from motley.orchestrator.nodes import CONNECTION_ENDED, LEFT, what_became
 from motley.orchestrator.planning.caches import Caches
 from motley.orchestrator.planning.cost import Forecast
 from motley.orchestrator.planning.placement.terms import PlacementError, expert_name
 from motley.orchestrator.session_request import SessionRequest
-from motley.orchestrator.workers import CacheHolder, Rank, Worker
+from motley.orchestrator.workers import Away, CacheHolder, Rank, Worker
 from motley.protocol import MAX_RANKS
 from motley.protocol.mesh_pb2 import (
     Activity,
@@ -78,6 +78,13 @@ EXPLAIN_S = 2.0
 """Whoever is to blame for the end of a session has so long to say why, while its clients wait."""
 RELEASE_S = 10.0
 """A rank that was told to stop, and does not say that it has, is taken for gone after this."""
+RETURN_S = 3.0
+"""A node whose connection ended, and that has the leader or all ranks, is back so soon, or lost: it may have been
+killed."""
+CUT_S = 15.0
+"""A node that has fallen silent, likewise: its network may be cut for a while."""
+AWAY_S = 3600.0
+"""Any other node may be cut off for so long: the ranks themselves see whether it computes."""
 CLEAR_S = 1.0
 """When a rank is lost, the others have so long to end before there is a new plan; where one takes longer, its memory is
 not free, so the plan does without its node if it can."""
@@ -186,6 +193,11 @@ class Session:
     def takes_requests(self) -> bool:
         """Whether requests can be given to the session: it is ready, or recovers, and then they wait."""
         return self.serves and self.alive
+
+    @property
+    def answers(self) -> bool:
+        """Whether its leader can be asked: it is ready, and can be reached."""
+        return self.state is State.READY and self.leader.away is None
 
     @property
     def unplanned(self) -> bool:
@@ -307,7 +319,40 @@ class Session:
         return []
 
     def on_node_lost(self, node_id: str, reason: str, now: float) -> list[Command]:
-        """A node is lost, whether it is one of this session's or not.
+        """A node's stream has ended, whether it is one of this session's or not.
+
+        While a session is ready, that need not be the end of the node's ranks: unless it has said that it leaves, it
+        is waited for, see `on_time`. Those that compute with its ranks tell sooner if these are gone.
+        """
+        lost = [worker for worker in self.workers if worker.node_id == node_id and not worker.gone]
+        if self.state is not State.READY or self.experts or reason == LEFT or not lost:
+            return self._on_node_gone(node_id, reason, now)
+        self.losses.node_lost(node_id)
+        patience = RETURN_S if reason.startswith(CONNECTION_ENDED) else CUT_S
+        for worker in lost:
+            worker.away = Away(now, patience, reason)
+        return []
+
+    def on_node_back(self, node_id: str, name: str, held: Collection[tuple[int, int]], now: float) -> list[Command]:
+        """A node has joined that was cut off before, under the same name.
+
+        Args:
+            held: what it has kept of this session's workers, by epoch and index.
+        """
+        commands: list[Command] = []
+        for worker in self.workers:
+            if worker.away is None or worker.gone or worker.node_name != name:
+                continue
+            worker.away, worker.node_id = None, node_id
+            if (self.epoch, worker.index) not in held:
+                worker.died = True
+                message = f"{worker}: its worker process ended while its node was cut off ({worker.node_name})"
+                failure = Failure(code="worker_died", message=message, lost_rank=worker.index + 1)
+                commands += self._on_end(worker, failure, now)
+        return commands
+
+    def _on_node_gone(self, node_id: str, reason: str, now: float) -> list[Command]:
+        """A node is lost, or not waited for any more.
 
         A session that is ready goes on if only expert hosts or cache holders were on the node; else see `_lose_rank`.
         """
@@ -343,6 +388,9 @@ class Session:
             return self._stuck(unread or unready, "gave no sign of life in connecting and loading", waited, now)
         if self.state is State.READY and waited > PROVEN_S:
             self.losses.prove()
+        if self.state is State.READY and (overdue := self._overdue(now)) is not None:
+            assert overdue.away is not None
+            return self._on_node_gone(overdue.node_id, overdue.away.why, now)
         if not self.alive and waited > EXPLAIN_S:
             self._explained_late = True
         if not self.alive and waited > RELEASE_S:
@@ -357,6 +405,20 @@ class Session:
                 return self._give_up(self.experts, now)
             return self._go_on(now)
         return []
+
+    def _overdue(self, now: float) -> Worker | None:
+        """A worker whose node was cut off, and is not waited for any longer."""
+        alone = self.leader.away is not None or all(rank.away for rank in self.ranks)
+        return next(
+            (
+                worker
+                for worker in self.workers
+                if worker.away
+                and not worker.gone
+                and now - worker.away.since > (worker.away.patience_s if alone else AWAY_S)
+            ),
+            None,
+        )
 
     def _lose_rank(self, failure: Failure, now: float, advice: str = "") -> list[Command]:
         """Stop all workers, as the session cannot serve as it is planned, to plan anew once they are gone, or for good.
@@ -538,6 +600,9 @@ class Session:
         """The failure that a worker reported, with the names of its node and of the one to blame."""
         message = f"{worker}: {failure.message}"
         blamed = self.worker(failure.lost_rank - 1)
+        if blamed is not None and blamed.away is not None:
+            message = f"node {blamed.node_name!r} ({blamed.role}) {what_became(blamed.away.why)}"
+            return Failure(code="node_lost", message=message, lost_rank=failure.lost_rank)
         finder = self.worker(failure.found_by - 1) or worker
         if blamed is not None and finder not in (blamed, worker):
             message += f" (between {finder} and {blamed})"
@@ -551,6 +616,8 @@ class Session:
 
     def _release(self, now: float) -> list[Command]:
         self.deadline_from = now
+        for worker in self.workers:
+            worker.gone = worker.gone or worker.away is not None  # it hears of it when it is back
         return [self._command(worker, release=Release()) for worker in self.workers if not worker.gone]
 
     def _assign(self, worker: Worker) -> Command:

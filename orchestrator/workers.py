@@ -10,6 +10,21 @@ from motley.orchestrator.planning.shares import RankPlan
 from motley.protocol.mesh_pb2 import Gpu, Loading, Loan, Ready, Timing
 
 
+@dataclass(frozen=True)
+class Away:
+    """A node's stream to the orchestrator is no more, while its workers may well compute on.
+
+    Attributes:
+        since: when that was.
+        patience_s: how long it is waited for if the session's requests wait for it.
+        why: what became of the stream.
+    """
+
+    since: float
+    patience_s: float
+    why: str
+
+
 @dataclass
 class Worker:
     """A worker process of a session, and what it has said of itself."""
@@ -26,6 +41,8 @@ class Worker:
     ready: Ready | None = field(default=None, kw_only=True)
     gone: bool = field(default=False, kw_only=True)
     """Its process has ended, its node is lost, or it was given up."""
+    away: Away | None = field(default=None, kw_only=True)
+    """Its node is cut off from the orchestrator; None: it is there, or lost."""
     died: bool = field(default=False, kw_only=True)
     """Its process has ended by itself: it was killed, or it crashed."""
 
@@ -57,8 +74,10 @@ class Worker:
 
     @property
     def state(self) -> str:
-        """For people: ``starting``, ``loading``, ``ready`` or ``gone``."""
-        return "gone" if self.gone else "ready" if self.ready else "loading" if self.address else "starting"
+        """For people: ``starting``, ``loading``, ``ready``, ``cut off`` or ``gone``."""
+        if self.gone or self.away:
+            return "gone" if self.gone else "cut off"
+        return "ready" if self.ready else "loading" if self.address else "starting"
 
     def __str__(self) -> str:
         return f"node {self.node_name!r} ({self.role})"

@@ -27,18 +27,30 @@ class NodeMessage(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., described: _Optional[_Union[Described, _Mapping]] = ..., rank: _Optional[_Union[RankEvent, _Mapping]] = ..., delta: _Optional[_Union[Delta, _Mapping]] = ..., leaving: _Optional[_Union[Empty, _Mapping]] = ..., probed: _Optional[_Union[Probed, _Mapping]] = ..., lent: _Optional[_Union[Lent, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol", "version", "name", "address", "capabilities")
+    __slots__ = ("protocol", "version", "name", "address", "capabilities", "held")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     CAPABILITIES_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     version: str
     name: str
     address: str
     capabilities: Capabilities
-    def __init__(self, protocol: _Optional[int] = ..., version: _Optional[str] = ..., name: _Optional[str] = ..., address: _Optional[str] = ..., capabilities: _Optional[_Union[Capabilities, _Mapping]] = ...) -> None: ...
+    held: _containers.RepeatedCompositeFieldContainer[HeldRank]
+    def __init__(self, protocol: _Optional[int] = ..., version: _Optional[str] = ..., name: _Optional[str] = ..., address: _Optional[str] = ..., capabilities: _Optional[_Union[Capabilities, _Mapping]] = ..., held: _Optional[_Iterable[_Union[HeldRank, _Mapping]]] = ...) -> None: ...
+
+class HeldRank(_message.Message):
+    __slots__ = ("session", "epoch", "rank")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    session: str
+    epoch: int
+    rank: int
+    def __init__(self, session: _Optional[str] = ..., epoch: _Optional[int] = ..., rank: _Optional[int] = ...) -> None: ...
 
 class Capabilities(_message.Message):
     __slots__ = ("platform", "cpu", "cores", "memory_bytes", "memory_bandwidth", "gpus", "zone", "engines", "expert_engines", "no_gpu", "speeds", "call_s")

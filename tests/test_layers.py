@@ -56,12 +56,12 @@ BENCH = {
 """By room, which others it may import."""
 
 ORCHESTRATOR = (
-    {"session_request", "nodes", "identity", "certificates", "addresses", "limits"},
+    {"session_request", "nodes", "files", "identity", "certificates", "addresses", "limits"},
     {"links"},
     {"planning"},
     {"workers"},
     {"experts", "losses"},
-    {"assignments", "sessions", "session_table"},
+    {"assignments", "sessions", "session_files", "session_table"},
     {"control", "serving"},
     {"api"},
     {"app"},

@@ -102,6 +102,15 @@ class Answering:
         self._preparing.discard(request_id)
         self.to_worker_of(request_id, wp.WorkerCommand(cancel=request_id))
 
+    def abandon(self) -> None:
+        """Answer nothing further that has been asked for."""
+        self._preparing.clear()
+        for rank in self._ranks.values():
+            for request_id in rank.generations:
+                if rank.worker is not None:
+                    rank.worker.send(wp.WorkerCommand(cancel=request_id))
+            rank.generations.clear()
+
     def to_worker_of(self, request_id: str, command: wp.WorkerCommand) -> None:
         """Tell rank 0's worker something about a request, if that is being answered."""
         for rank in self._ranks.values():

@@ -5,18 +5,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from motley.daemon.node.capabilities import measure
-from motley.daemon.node.control import Control, NameTaken, NodeSettings, OrchestratorLost
+from motley.daemon.node.control import Control, NameTaken, OrchestratorLost
 from motley.daemon.node.engines import installed_engines
+from motley.daemon.node.ranks import Ranks
+from motley.daemon.node.settings import NodeSettings
 from motley.daemon.node.speeds import compute_speed
 from motley.daemon.node.trust import JoinToken, TrustError, check_name, open_channel
 from motley.daemon.weights.cache import ShareCache
 from motley.protocol import mesh_pb2 as pb
 from motley.protocol.address import parse_address
 
+KEEP_S = 3600.0
+"""An orchestrator that has been away for so long is not waited for any more: the memory is wanted."""
 RETRY_S = (1.0, 2.0, 4.0, 8.0)
 """Seconds between attempts to return to an orchestrator that was lost; the last pause repeats."""
 
@@ -36,6 +41,7 @@ class DaemonConfig:
         threads: compute threads; by default every usable core.
         models: folder in which model names are looked up.
         cache: where shares are kept, on a real disk.
+        keep_s: how long ranks are kept while the orchestrator is away, in seconds.
     """
 
     orchestrator: str
@@ -47,6 +53,7 @@ class DaemonConfig:
     threads: int = 0
     models: Path | None = None
     cache: ShareCache = field(default_factory=ShareCache)
+    keep_s: float = KEEP_S
 
     @property
     def node_name(self) -> str:
@@ -101,24 +108,32 @@ async def run_daemon(config: DaemonConfig, observer: Observer) -> None:
     )
     attempt = 0
     joined_once = False
+    alone_since = 0.0  # when the orchestrator was lost; 0: it is there
 
     def joined(node_id: str, settings: NodeSettings) -> None:
-        nonlocal attempt, joined_once
-        attempt, joined_once = 0, True
+        nonlocal attempt, joined_once, alone_since
+        attempt, joined_once, alone_since = 0, True, 0.0
         observer.joined(node_id, settings)
 
-    while True:
-        try:
-            channel = await open_channel(host, port, token)
-            async with channel:
-                await Control(settings, observer.rank).stay(channel, token.secret, joined)
-        except (TrustError, OrchestratorLost, NameTaken) as error:
-            if not joined_once:
-                raise
-            pause = RETRY_S[min(attempt, len(RETRY_S) - 1)]
-            attempt += 1
-            observer.lost(str(error), pause)
-            await asyncio.sleep(pause)
+    ranks = Ranks(settings, observer.rank)
+    try:
+        while True:
+            try:
+                channel = await open_channel(host, port, token)
+                async with channel:
+                    await Control(settings, ranks).stay(channel, token.secret, joined)
+            except (TrustError, OrchestratorLost, NameTaken) as error:
+                if not joined_once:
+                    raise
+                alone_since = alone_since or time.monotonic()
+                if time.monotonic() - alone_since > config.keep_s:
+                    await ranks.end()
+                pause = RETRY_S[min(attempt, len(RETRY_S) - 1)]
+                attempt += 1
+                observer.lost(str(error), pause)
+                await asyncio.sleep(pause)
+    finally:
+        await ranks.end()
 
 
 def _address_towards(host: str, port: int) -> str:

@@ -1,39 +1,30 @@
-"""The daemon's conversation with the orchestrator, over one stream, and the workers that it starts for it."""
+"""The daemon's conversation with the orchestrator, over one stream."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import grpc
 import grpc.aio
 
-from motley.daemon.lending.mirror import borrowed_place
-from motley.daemon.lending.wire import LendingError
 from motley.daemon.machine.gpus import gpus
 from motley.daemon.machine.memory import available_memory
-from motley.daemon.models.files import load_tokenizer
 from motley.daemon.node.address import listening_host
-from motley.daemon.node.answering import Answering
 from motley.daemon.node.describe import DescribeError, describe_apart, look
-from motley.daemon.node.held_rank import HeldRank, RankKey
 from motley.daemon.node.lending import lend
 from motley.daemon.node.outbox import LIMIT_BYTES, Outbox
 from motley.daemon.node.probing import Unreachable, probe_link
-from motley.daemon.node.rendering import TemplateApart
-from motley.daemon.node.worker import RankWorker, WorkerError
-from motley.daemon.text.tokenizer import Tokenizer, TokenizerError
-from motley.daemon.weights.cache import ShareCache
-from motley.daemon.weights.hub import ModelNotFound, resolve
+from motley.daemon.node.ranks import Ranks
+from motley.daemon.node.settings import NodeSettings
 from motley.protocol import PROTOCOL, VERSION
 from motley.protocol import mesh_pb2 as pb
 from motley.protocol import worker_pb2 as wp
-from motley.protocol.address import is_loopback, join_address
+from motley.protocol.address import is_loopback
 from motley.protocol.mesh_pb2_grpc import MeshStub
 from motley.protocol.wording import human_bytes
 
@@ -54,10 +45,6 @@ ENDED = {grpc.StatusCode.ABORTED, grpc.StatusCode.DEADLINE_EXCEEDED}
 """The orchestrator's ways to end a stream with a reason; with other codes, the reason is gRPC's."""
 
 
-PASSED_ON = {"peers", "placement", "host"}
-"""Commands to a rank that go to its worker as they come."""
-
-
 class JoinRefused(Exception):
     """The orchestrator does not take this node; trying again will not help."""
 
@@ -70,39 +57,19 @@ class OrchestratorLost(Exception):
     """The stream to the orchestrator ended."""
 
 
-@dataclass(frozen=True)
-class NodeSettings:
-    """What a node brings to the mesh.
-
-    Attributes:
-        address: address under which other nodes reach this one's rank workers; a loopback one only where no other
-            machine takes part, or none is known.
-        threads: compute threads of each rank.
-    """
-
-    name: str
-    address: str
-    capabilities: pb.Capabilities
-    models: Path | None
-    cache: ShareCache
-    threads: int
-
-
-RankObserver = Callable[[str, pb.RankEvent], None]
-"""Called with what a rank is on this node (`HeldRank.role`), and what the orchestrator is told of it."""
-
-
 class Control:
     """One stay of a node in the mesh, from the stream's first message to its end. Not to be used again."""
 
-    def __init__(self, settings: NodeSettings, observe: RankObserver) -> None:
+    def __init__(self, settings: NodeSettings, ranks: Ranks) -> None:
+        """
+        Args:
+            ranks: that the node holds, also between two stays.
+        """
         self._settings = settings
-        self._observe = observe
+        self._ranks = ranks
         self._outbox = Outbox()
         self._overflow = asyncio.Event()
         """The outbox was full, so something was not said: the conversation must end."""
-        self._ranks: dict[RankKey, HeldRank] = {}
-        self._answering = Answering(self._ranks, self._say)
         self._tasks: set[asyncio.Task[None]] = set()
         self._gpus: list[pb.Gpu] = []
         self._describing: dict[str, asyncio.Task[None]] = {}
@@ -125,12 +92,14 @@ class Control:
         patience = WELCOME_S
         try:
             settings = self._settings = await _admitted(call, patience, self._settings)
+            self._ranks.attach(self, settings)
             hello = pb.Hello(
                 protocol=VERSION,
                 version=version("motley"),
                 name=settings.name,
                 address=settings.address,
                 capabilities=settings.capabilities,
+                held=self._ranks.told,
             )
             await call.write(pb.NodeMessage(hello=hello))
             first = await _read(call, patience)
@@ -149,7 +118,7 @@ class Control:
                 await asyncio.wait({listener}, timeout=LEAVE_S)  # it knows why, where it is the stream that has ended
             except asyncio.CancelledError:
                 # The listener was not cancelled, which would end the stream.
-                self._say(leaving=pb.Empty())
+                self.say(leaving=pb.Empty())
                 await asyncio.wait({listener}, timeout=LEAVE_S)
                 raise
             if not listener.done():
@@ -177,7 +146,7 @@ class Control:
             call.cancel()
             for task in talk:
                 task.cancel()
-            await asyncio.gather(*map(self._end, list(self._ranks.values())))
+            await self._ranks.detach()
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, *talk, return_exceptions=True)
@@ -194,7 +163,7 @@ class Control:
         due = loop.time()
         while True:
             if loop.time() >= due:
-                message = pb.NodeMessage(heartbeat=self._heartbeat())
+                message = pb.NodeMessage(heartbeat=self.heartbeat())
                 due = loop.time() + heartbeat_s
             else:
                 try:
@@ -204,7 +173,8 @@ class Control:
                     continue
             await call.write(message)
 
-    def _heartbeat(self) -> pb.Heartbeat:
+    def heartbeat(self) -> pb.Heartbeat:
+        """What is free on this machine now."""
         return pb.Heartbeat(memory_available_bytes=available_memory(), gpus=self._gpus)
 
     async def _watch_outbox(self) -> None:
@@ -222,7 +192,7 @@ class Control:
             self._gpus = await asyncio.to_thread(gpus)
             await asyncio.sleep(every_s)
 
-    def _say(self, **body: Any) -> None:
+    def say(self, **body: Any) -> None:
         """Send the orchestrator a message: a field of `NodeMessage`, by name. If too many wait, it is lost by that."""
         try:
             self._outbox.put_nowait(pb.NodeMessage(**body))
@@ -241,16 +211,16 @@ class Control:
             case "describe":
                 self._describing[message.describe.request_id] = self._spawn(self._describe(message.describe))
             case "rank":
-                self._command(message.rank)
+                self._ranks.command(message.rank)
             case "generate":
-                self._answering.begin(message.generate.request_id)
-                self._spawn(self._answering.answer(message.generate))
+                self._ranks.answering.begin(message.generate.request_id)
+                self._spawn(self._ranks.answering.answer(message.generate))
             case "cancel":
                 if describing := self._describing.pop(message.cancel.request_id, None):
                     describing.cancel()
-                self._answering.cancel(message.cancel.request_id)
+                self._ranks.answering.cancel(message.cancel.request_id)
             case "hold":
-                self._answering.to_worker_of(message.hold.request_id, wp.WorkerCommand(hold=message.hold))
+                self._ranks.answering.to_worker_of(message.hold.request_id, wp.WorkerCommand(hold=message.hold))
             case "probe":
                 self._spawn(self._probe(message.probe))
             case "lend":
@@ -261,17 +231,17 @@ class Control:
         loop = asyncio.get_running_loop()
 
         def listening(address: str) -> None:
-            loop.call_soon_threadsafe(lambda: self._say(probed=pb.Probed(id=probe.id, listening=address)))
+            loop.call_soon_threadsafe(lambda: self.say(probed=pb.Probed(id=probe.id, listening=address)))
 
         try:
             link = await asyncio.to_thread(probe_link, probe, self._settings.address, listening)
         except Unreachable as error:
-            self._say(probed=pb.Probed(id=probe.id, failure=str(error)))
+            self.say(probed=pb.Probed(id=probe.id, failure=str(error)))
         except Exception as error:
             logger.exception("measuring a link")
-            self._say(probed=pb.Probed(id=probe.id, failure=f"{type(error).__name__}: {error}"))
+            self.say(probed=pb.Probed(id=probe.id, failure=f"{type(error).__name__}: {error}"))
         else:
-            self._say(probed=pb.Probed(id=probe.id, latency_s=link.latency_s, bandwidth=link.bandwidth))
+            self.say(probed=pb.Probed(id=probe.id, latency_s=link.latency_s, bandwidth=link.bandwidth))
 
     async def _lend(self, order: pb.Lend) -> None:
         """Lend a model's files until nobody borrows them any more."""
@@ -279,10 +249,10 @@ class Control:
         try:
             host = listening_host(settings.address)
             async with lend(order, settings.models, settings.address, host) as lent:
-                self._say(lent=lent)
+                self.say(lent=lent)
         except Exception as error:
             logger.exception("lending %s", order.source)
-            self._say(lent=pb.Lent(id=order.id, failure=f"{type(error).__name__}: {error}"))
+            self.say(lent=pb.Lent(id=order.id, failure=f"{type(error).__name__}: {error}"))
 
     async def _describe(self, request: pb.Describe) -> None:
         try:
@@ -299,106 +269,7 @@ class Control:
         finally:
             self._describing.pop(request.request_id, None)
         described.request_id = request.request_id
-        self._say(described=described)
-
-    # ------------------------------------------------------------ ranks
-
-    def _command(self, command: pb.RankCommand) -> None:
-        key = (command.session, command.rank)
-        body = command.WhichOneof("body")
-        if body == "assign" and key in self._ranks and self._ranks[key].command.epoch == command.epoch:
-            message = f"node {self._settings.name!r} holds rank {command.rank} of session {command.session} already"
-            failure = pb.Failure(code="internal_error", message=message)
-            self._say(rank=pb.RankEvent(session=key[0], epoch=command.epoch, rank=key[1], failed=failure))
-        elif body == "assign":
-            before = self._ranks.get(key)
-            self._ranks[key] = HeldRank(command)
-            self._spawn(self._hold(key, self._ranks[key], before))
-        elif (rank := self._ranks.get(key)) is None or rank.command.epoch != command.epoch:
-            if body == "release":
-                gone = pb.RankEvent(session=key[0], epoch=command.epoch, rank=key[1], released=pb.Empty())
-                self._say(rank=gone)
-        elif body == "release":
-            self._spawn(self._end(rank))
-        elif rank.worker is not None and body in PASSED_ON:
-            rank.worker.send(wp.WorkerCommand(**{body: getattr(command, body)}))
-
-    async def _hold(self, key: RankKey, rank: HeldRank, before: HeldRank | None) -> None:
-        """See a rank's worker through its life, then report its end, whatever ended it.
-
-        Args:
-            before: the same rank in an epoch before, which must end first.
-        """
-        command = rank.command
-        try:
-            if before is not None:
-                await self._end(before)
-            failure = await self._serve(rank)
-        except (WorkerError, TokenizerError, ModelNotFound, LendingError) as error:
-            failure = pb.Failure(code="load_failed", message=str(error))
-        except Exception as error:
-            logger.exception("rank %d of session %s", command.rank, command.session)
-            failure = pb.Failure(code="internal_error", message=f"{type(error).__name__}: {error}")
-        finally:
-            asked = rank.releasing
-            if rank.template is not None:
-                await asyncio.to_thread(rank.template.close)
-            if rank.worker is not None:
-                await rank.worker.stop()
-            if self._ranks.get(key) is rank:
-                del self._ranks[key]
-        self._say(heartbeat=self._heartbeat())  # what is planned next counts on the memory that is free now
-        if failure is None or asked:
-            self._rank_event(rank, rank.event(released=pb.Empty()))
-        else:
-            self._rank_event(rank, rank.event(failed=failure))  # the orchestrator asks another rank 0 for its requests
-
-    async def _serve(self, rank: HeldRank) -> pb.Failure | None:
-        """Start a rank's worker and pass on what it says until it is gone; why it ended, if it was not asked to."""
-        settings, command = self._settings, rank.command
-        worker = rank.worker = await RankWorker.start(
-            cache=settings.cache,
-            models=settings.models,
-            host=listening_host(settings.address),
-            threads=settings.threads,
-        )
-        if rank.releasing:
-            return None
-        start = wp.Start(session=command.session, epoch=command.epoch, rank=command.rank, assignment=command.assign)
-        worker.send(wp.WorkerCommand(start=start))
-        async for event in worker.events():
-            match event.WhichOneof("body"):
-                case None:
-                    pass
-                case "tokens":
-                    self._answering.on_tokens(rank, event.tokens)
-                case "failed":
-                    return event.failed
-                case "released":
-                    return None
-                case "listening":
-                    self._rank_event(rank, rank.event(listening=join_address(settings.address, event.listening)))
-                case body:
-                    if body == "ready" and command.rank == 0:
-                        tokenizer = await asyncio.to_thread(_load_tokenizer, command.assign, settings)
-                        if tokenizer.template is not None:
-                            rank.template = await asyncio.to_thread(TemplateApart, tokenizer.template)
-                            tokenizer.template = rank.template
-                        rank.tokenizer = tokenizer
-                    self._rank_event(rank, rank.event(**{body: getattr(event, body)}))
-        await worker.stop()  # it hung up: nothing more can come
-        status = await worker.exit_status()
-        return pb.Failure(code="worker_died", message=_how_died(status))
-
-    async def _end(self, rank: HeldRank) -> None:
-        """Have a rank's worker end; `_hold` reports it."""
-        rank.releasing = True
-        if rank.worker is not None:
-            await rank.worker.stop()
-
-    def _rank_event(self, rank: HeldRank, event: pb.RankEvent) -> None:
-        self._observe(rank.role, event)
-        self._say(rank=event)
+        self.say(described=described)
 
 
 async def _admitted(call: Any, patience: float, settings: NodeSettings) -> NodeSettings:
@@ -427,15 +298,3 @@ async def _read(call: Any, patience: float) -> Any:
     """The next message. Not by `asyncio.wait_for`: that can lose a cancellation that meets an error (Python 3.11)."""
     async with asyncio.timeout(patience):
         return await call.read()
-
-
-def _load_tokenizer(assigned: pb.Assignment, settings: NodeSettings) -> Tokenizer:
-    """The tokenizer of a model whose rank 0 is here: that may have borrowed it."""
-    if assigned.HasField("loan"):
-        return load_tokenizer(borrowed_place(settings.cache.folder, assigned.loan.files))
-    return load_tokenizer(resolve(assigned.model.source, settings.models))
-
-
-def _how_died(status: int) -> str:
-    how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
-    return f"its worker process {how}"

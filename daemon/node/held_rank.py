@@ -27,6 +27,7 @@ class HeldRank:
         tokenising: held while a request of the session is turned into tokens.
         generations: requests under way on rank 0, by id.
         knows_words: whether rank 0's worker has been told the vocabulary, which constraints need.
+        ready: whether it computes, as its worker has said.
         releasing: whether it was asked to end.
     """
 
@@ -37,6 +38,7 @@ class HeldRank:
     tokenising: asyncio.Lock = field(default_factory=asyncio.Lock)
     generations: dict[str, Generation] = field(default_factory=dict)
     knows_words: bool = False
+    ready: bool = False
     releasing: bool = False
 
     @property

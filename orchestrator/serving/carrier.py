@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 
 from motley.orchestrator.control import Control
 from motley.orchestrator.serving.errors import SHUTTING_DOWN, ServingError, refusal
+from motley.orchestrator.serving.kept_sessions import KeptSessions
 from motley.orchestrator.serving.requests import Requests
 from motley.orchestrator.session_table import SessionTable
 from motley.orchestrator.sessions import Command, Session, State
@@ -16,8 +17,9 @@ from motley.protocol.mesh_pb2 import OrchestratorMessage
 class Carrier:
     """Must be given everything that a session returns."""
 
-    def __init__(self, sessions: SessionTable, control: Control, requests: Requests) -> None:
+    def __init__(self, sessions: SessionTable, control: Control, requests: Requests, kept: KeptSessions) -> None:
         self._sessions = sessions
+        self._kept = kept
         self._control = control
         self._requests = requests
         self._changed = asyncio.Event()
@@ -29,12 +31,15 @@ class Carrier:
         when it has, and forget it once it is over."""
         for node_id, command in commands:
             self._control.send(node_id, OrchestratorMessage(rank=command))
+        self._kept.note(session)
         if session.explained or session.state is State.CLOSING:  # soon: whoever is to blame is released
             self._requests.end(session, session.failure or self.closed(session).failure)
         elif session.state is State.RECOVERING:
             self._requests.suspend(session)
-        elif session.state is State.READY:
+        elif session.answers:
             self._requests.resume(session)
+        elif session.state is State.READY:
+            self._requests.set_aside(session)
         if session.state is State.CLOSING and session.over:
             self._sessions.remove(session)
             self._requests.forget(session)

@@ -21,7 +21,7 @@ from motley.orchestrator.nodes import Node
 from motley.orchestrator.serving.errors import BusyError, ServingError, refusal, unready
 from motley.orchestrator.serving.places import Places
 from motley.orchestrator.serving.tally import Outcome, Tally, outcome_of
-from motley.orchestrator.sessions import Session, State
+from motley.orchestrator.sessions import Session
 from motley.protocol.mesh_pb2 import Cancel, Delta, Failure, Generate, Hold, OrchestratorMessage
 from motley.protocol.wording import counted
 
@@ -157,18 +157,24 @@ class Requests:
         for request in self._of(session):
             self._break_off(request, failure)
 
-    def suspend(self, session: Session) -> None:
-        """The leader of a session is no more: what it still says of the requests that it was asked is ignored.
-
-        Of those that it has told no token of, the oldest ends when that has happened too often: it may be what ranks
-        are lost by.
-        """
+    def set_aside(self, session: Session) -> list[_Request]:
+        """The leader of a session cannot be reached, or is no more: what it still says of the requests that it was
+        asked is ignored. They wait until it is asked again; which these are."""
         asked = [request for request in self._of(session) if request.asked]
         for request in asked:
             del self._requests[request.id]
             request.generate.request_id = secrets.token_hex(8)
             self._requests[request.id] = request
             request.asked = request.held = False
+        return asked
+
+    def suspend(self, session: Session) -> None:
+        """A rank of a session is lost: its requests wait as `set_aside` has it.
+
+        Of those that the leader has told no token of, the oldest ends when that has happened too often: it may be what
+        ranks are lost by.
+        """
+        asked = self.set_aside(session)
         if oldest := next((request for request in asked if not request.told), None):
             oldest.fruitless += 1
             if oldest.fruitless >= FRUITLESS:
@@ -177,8 +183,8 @@ class Requests:
                 self._break_off(oldest, Failure(code=why.code, message=message, lost_rank=why.lost_rank))
 
     def resume(self, session: Session) -> None:
-        """Ask the leader of a session, if that is ready, for what the requests still lack that wait for one."""
-        if session.state is not State.READY:
+        """Ask the leader of a session, if that can be asked, for what the requests still lack that wait for one."""
+        if not session.answers:
             return
         for request in [each for each in self._of(session) if not each.asked]:
             request.asked, request.told, request.heard = True, False, self._clock()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from motley.orchestrator.control import Control
 from motley.orchestrator.links import LinkTable
@@ -13,6 +14,7 @@ from motley.orchestrator.serving.carrier import Carrier
 from motley.orchestrator.serving.descriptions import Descriptions
 from motley.orchestrator.serving.fitting import Fitting
 from motley.orchestrator.serving.forecasts import Forecasts
+from motley.orchestrator.serving.kept_sessions import KeptSessions
 from motley.orchestrator.serving.layouts import Layouts
 from motley.orchestrator.serving.lending import Lending
 from motley.orchestrator.serving.lifecycle import Lifecycle
@@ -24,7 +26,15 @@ from motley.orchestrator.serving.requests import Requests
 from motley.orchestrator.serving.upkeep import Upkeep
 from motley.orchestrator.session_table import SessionTable
 from motley.orchestrator.sessions import Command, Session
-from motley.protocol.mesh_pb2 import Failure, NodeMessage, OrchestratorMessage, RankCommand, RankEvent, Release
+from motley.protocol.mesh_pb2 import (
+    Failure,
+    HeldRank,
+    NodeMessage,
+    OrchestratorMessage,
+    RankCommand,
+    RankEvent,
+    Release,
+)
 
 TICK_S = 0.25
 """How often deadlines are looked at."""
@@ -35,7 +45,13 @@ _log = logging.getLogger(__name__)
 class Serving:
     """A `motley.orchestrator.control.Listener`."""
 
-    def __init__(self, nodes: NodeTable, control: Control, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, nodes: NodeTable, control: Control, clock: Callable[[], float], state_dir: Path | None = None
+    ) -> None:
+        """
+        Args:
+            state_dir: where sessions are kept that outlive the orchestrator; None: they do not.
+        """
         self.nodes = nodes
         self.sessions = SessionTable()
         self.links = LinkTable(clock)
@@ -44,7 +60,9 @@ class Serving:
         self._clock = clock
         self._planner = Planner()
         self._descriptions = Descriptions(control)
-        self._carrier = Carrier(self.sessions, control, self.requests)
+        kept = KeptSessions(state_dir)
+        self._carrier = Carrier(self.sessions, control, self.requests, kept)
+        kept.take_up(self.sessions, clock())
         self._lending = Lending(control)
         memory = Memory(nodes, self.sessions)
         layouts = Layouts(nodes, self.links, memory, self._planner, self._carrier, clock)
@@ -69,6 +87,22 @@ class Serving:
                 self._lending.on_lent(node, message.lent)
             case "probed":
                 self._probes.on_probed(node, message.probed)
+
+    def on_joined(self, node: Node, held: Sequence[HeldRank]) -> None:
+        """Take up the ranks that a node has kept while it was cut off; those that nobody wants any more are ended."""
+        for session in self.sessions:
+            kept = {(each.epoch, each.rank) for each in held if each.session == session.id}
+
+            def back(session: Session, kept: set[tuple[int, int]] = kept) -> list[Command]:
+                return session.on_node_back(node.id, node.name, kept, self._clock())
+
+            self._go_on(session, back)
+        for each in held:
+            own = self.sessions.get(each.session)
+            worker = own.worker(each.rank) if own else None
+            if own is None or own.epoch != each.epoch or worker is None or worker.gone or worker.node_id != node.id:
+                release = RankCommand(session=each.session, epoch=each.epoch, rank=each.rank, release=Release())
+                self._control.send(node.id, OrchestratorMessage(rank=release))
 
     def on_lost(self, node: Node) -> None:
         self._descriptions.on_lost(node)

@@ -10,8 +10,10 @@ import pytest
 
 from motley.daemon.loading import fetching
 from motley.daemon.loading.fetching import LoadError
-from motley.daemon.node.control import Control, NodeSettings
+from motley.daemon.node.control import Control
 from motley.daemon.node.describe import describe, look
+from motley.daemon.node.ranks import Ranks
+from motley.daemon.node.settings import NodeSettings
 from motley.daemon.weights.cache import ShareCache
 from motley.protocol import mesh_pb2 as pb
 from tests.daemon.text.made_tokenizers import SHAKESPEARE
@@ -76,7 +78,7 @@ async def test_a_node_says_what_is_here(control: Control) -> None:
 def control(tmp_path: Path) -> Control:
     """Of a node that is asked, and whose answers lie in its outbox."""
     settings = NodeSettings("pc", "127.0.0.1", pb.Capabilities(), None, ShareCache(tmp_path), 1)
-    return Control(settings, lambda role, event: None)
+    return Control(settings, Ranks(settings, lambda role, event: None))
 
 
 ASKED = pb.OrchestratorMessage(describe=pb.Describe(request_id="7", model=pb.ModelSpec(source="m")))

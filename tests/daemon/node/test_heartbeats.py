@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
-from motley.daemon.node.control import Control, NodeSettings, OrchestratorLost
+from motley.daemon.node.control import Control, OrchestratorLost
+from motley.daemon.node.ranks import Ranks
+from motley.daemon.node.settings import NodeSettings
 from motley.daemon.weights.cache import ShareCache
 from motley.protocol import mesh_pb2 as pb
 
@@ -29,7 +31,7 @@ class Stream:
 
 def control_of(folder: Path) -> Control:
     settings = NodeSettings("pc", "127.0.0.1", pb.Capabilities(), None, ShareCache(folder), 1)
-    return Control(settings, lambda role, event: None)
+    return Control(settings, Ranks(settings, lambda role, event: None))
 
 
 async def test_they_tell_what_is_free_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,13 +58,13 @@ async def test_they_do_not_wait_for_all_else_that_is_to_be_said(tmp_path: Path) 
     class Busy:
         async def write(self, message: pb.NodeMessage) -> None:
             nonlocal beats
-            control._say(delta=pb.Delta(text="there is always more to say"))
+            control.say(delta=pb.Delta(text="there is always more to say"))
             beats += message.HasField("heartbeat")
             if beats == 3:
                 over.set()
             await asyncio.sleep(0)
 
-    control._say(delta=pb.Delta(text="something"))
+    control.say(delta=pb.Delta(text="something"))
     sender = asyncio.create_task(control._send(Busy(), 0.001))
     try:
         async with asyncio.timeout(5):
@@ -131,7 +133,7 @@ async def test_a_node_does_not_grow_for_an_orchestrator_that_reads_slowly(
     async def read_slowly(message: pb.NodeMessage) -> None:
         """A message now and then, while there is more to say than that."""
         for _ in range(100):
-            control._say(delta=pb.Delta(text="x" * 1000))
+            control.say(delta=pb.Delta(text="x" * 1000))
         await asyncio.sleep(0.001)
 
     with pytest.raises(OrchestratorLost, match=r"too slow: 1\.05 MB wait to be sent"):

@@ -10,9 +10,11 @@ from typing import Any, cast
 import pytest
 
 from motley.daemon.node import rendering
-from motley.daemon.node.control import Control, NodeSettings
+from motley.daemon.node.control import Control
 from motley.daemon.node.held_rank import HeldRank
+from motley.daemon.node.ranks import Ranks
 from motley.daemon.node.rendering import TemplateApart
+from motley.daemon.node.settings import NodeSettings
 from motley.daemon.node.worker import RankWorker
 from motley.daemon.text.templates import ChatTemplate
 from motley.daemon.text.tokenizer import Tokenizer
@@ -63,23 +65,25 @@ class Node:
 
     def __init__(self, folder: Path, **tokenizers: Tokenizer) -> None:
         settings = NodeSettings("pc", "127.0.0.1", pb.Capabilities(), None, ShareCache(folder), 1)
-        self.control = Control(settings, lambda role, event: None)
+        self.ranks = Ranks(settings, lambda role, event: None)
+        self.control = Control(settings, self.ranks)
+        self.ranks.attach(self.control, settings)
         self.workers: dict[str, Worker] = {}
         for session, tokenizer in tokenizers.items():
             worker = self.workers[session] = Worker()
             command = pb.RankCommand(session=session, assign=pb.Assignment(context=1000, size=1))
             rank = HeldRank(command, worker=cast(RankWorker, worker), tokenizer=tokenizer)
-            self.control._ranks[session, 0] = rank
+            self.ranks._held[session, 0] = rank
 
     async def generate(self, request_id: str, session: str, content: str) -> None:
         messages = json.dumps([{"role": "user", "content": content}])
         request = pb.Generate(request_id=request_id, session=session, messages_json=messages, sampling=SAMPLING)
-        self.control._answering.begin(request.request_id)
-        await self.control._answering.answer(request)
+        self.ranks.answering.begin(request.request_id)
+        await self.ranks.answering.answer(request)
 
     def tokens(self, session: str, request_id: str, *ids: int, finish: str = "") -> None:
-        self.control._answering.on_tokens(
-            self.control._ranks[session, 0], wp.Tokens(request_id=request_id, ids=ids, finish=finish)
+        self.ranks.answering.on_tokens(
+            self.ranks._held[session, 0], wp.Tokens(request_id=request_id, ids=ids, finish=finish)
         )
 
     def heard(self) -> list[pb.Delta]:

@@ -1,0 +1,109 @@
+"""Sessions live on their own links: neither a cut of the control plane nor the orchestrator's death ends their ranks."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import signal
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from motley.cli.client import Client
+from tests.e2e.processes import BUNDLED, Mesh, MotleyProcess, mesh
+from tests.e2e.test_survival import GREEDY, SAMPLED, streamed, undisturbed, worker_of
+
+
+def workers(there: Mesh, *names: str) -> list[psutil.Process]:
+    return [worker_of(there.nodes[name]) for name in names]
+
+
+async def session_of(there: Mesh, number: str) -> dict[str, Any]:
+    async with Client(there.url) as client:
+        told: dict[str, Any] = await client.call("GET", f"/api/sessions/{number}")
+        return told
+
+
+async def until_ready(there: Mesh, number: str) -> dict[str, Any]:
+    """The session, once it is ready and nobody is cut off."""
+    async with asyncio.timeout(90):
+        while True:
+            told = await session_of(there, number)
+            if told["state"] == "ready" and all(rank["state"] == "ready" for rank in told["ranks"]):
+                return told
+            await asyncio.sleep(0.1)
+
+
+async def restarted(there: Mesh, folder: Path) -> None:
+    """Start the orchestrator again where it was, with the same state."""
+    ports = (there.target.rpartition(":")[2], re.search(r":(\d+)$", there.url)[1])  # type: ignore[index]
+    arguments = ("up", "--no-node", "--host", "127.0.0.1", "--port", ports[0], "--http-port", ports[1])
+    there.orchestrator = await MotleyProcess.start(*arguments, "--state", str(folder / "state"))
+    await there.orchestrator.line(r"API: http://")
+
+
+async def test_a_killed_orchestrator_takes_its_sessions_up_again(tmp_path: Path) -> None:
+    """The same session, epoch and processes; one whose rank ended meanwhile is planned anew; ranks of a session that
+    nobody knows are ended."""
+    async with mesh(tmp_path, "a", "b", "c") as there:
+        session = await there.session(nodes=["a", "b"], exact=True, name="kept")
+        other = await there.session(nodes=["c"], name="other")
+        forgotten = await there.session(nodes=["c"], name="forgotten")
+        texts = [await undisturbed(there.url, {**body, "model": "kept"}) for body in (GREEDY, SAMPLED)]
+        before = workers(there, "a", "b")
+        of_c = [each for each in there.nodes["c"].family() if "motley.daemon.worker.process" in each.cmdline()]
+        assert len(of_c) == 2
+        (tmp_path / "state" / "sessions" / f"{forgotten['id']}.json").unlink()
+        await there.orchestrator.end(signal.SIGKILL)
+        min(of_c, key=lambda process: process.create_time()).kill()
+        await restarted(there, tmp_path)
+        told = await until_ready(there, session["id"])
+        assert (told["epoch"], told["name"], told["losses"]) == (1, "kept", [])
+        assert workers(there, "a", "b") == before
+        assert [await undisturbed(there.url, {**body, "model": "kept"}) for body in (GREEDY, SAMPLED)] == texts
+        told = await until_ready(there, other["id"])
+        assert told["epoch"] == 2
+        assert "ended while its node was cut off" in told["losses"][0]["message"]
+        async with asyncio.timeout(30):
+            while len([each for each in there.nodes["c"].family() if "worker.process" in str(each.cmdline())]) != 1:
+                await asyncio.sleep(0.1)
+        async with Client(there.url) as client:
+            names = {each["name"] for each in (await client.call("GET", "/api/sessions"))["sessions"]}
+            assert names == {"kept", "other"}
+            await client.call("DELETE", f"/api/sessions/{session['id']}")
+        kept = [json.loads(file.read_bytes())["name"] for file in (tmp_path / "state" / "sessions").iterdir()]
+        assert kept == ["other"]
+
+
+async def test_a_cut_of_the_control_plane_alone_ends_no_stream(tmp_path: Path) -> None:
+    """The orchestrator stands still for longer than nodes wait for it: they come back, ranks are what they were, and
+    what was being written goes on, token by token."""
+    async with mesh(tmp_path, "a", "b") as there:
+        session = await there.session(nodes=["a", "b"], exact=True)
+        expected = await undisturbed(there.url, SAMPLED)
+        before = workers(there, "a", "b")
+
+        def cut() -> None:
+            there.orchestrator.process.send_signal(signal.SIGSTOP)
+            asyncio.get_running_loop().call_later(12, there.orchestrator.process.send_signal, signal.SIGCONT)
+
+        text, told = await streamed(there.url, SAMPLED, 20, cut)
+        assert text == expected
+        assert told == SAMPLED["max_tokens"]
+        assert workers(there, "a", "b") == before
+        assert (await until_ready(there, session["id"]))["epoch"] == 1
+
+
+async def test_a_machine_that_does_not_come_back_is_lost_to_a_restarted_orchestrator(tmp_path: Path) -> None:
+    async with mesh(tmp_path, "a", "b") as there:
+        session = await there.session(nodes=["a", "b"], exact=True, model=str(BUNDLED))
+        expected = await undisturbed(there.url, GREEDY)
+        await there.orchestrator.end(signal.SIGKILL)
+        await there.nodes.pop("b").kill()
+        await restarted(there, tmp_path)
+        told = await until_ready(there, session["id"])
+        assert told["epoch"] == 2
+        assert [rank["node"] for rank in told["ranks"]] == ["a"]
+        assert await undisturbed(there.url, GREEDY) == expected
