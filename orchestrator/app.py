@@ -31,6 +31,7 @@ from motley.orchestrator.control import Control
 from motley.orchestrator.identity import Identity, load_api_key, load_identity
 from motley.orchestrator.limits import SHAKE_HANDS_S, Limits, limits
 from motley.orchestrator.nodes import NodeTable
+from motley.orchestrator.serving.kept_answers import KeptAnswers
 from motley.orchestrator.serving.service import Serving
 from motley.protocol import MESSAGE_BYTES
 from motley.protocol.address import is_loopback, join_address
@@ -196,7 +197,7 @@ class Orchestrator:
             *SessionsApi(sessions, serving.lifecycle).routes(),
             *PlansApi(serving.forecasts).routes(),
             *ExpertsApi(sessions, serving.upkeep).routes(),
-            *OpenAiApi(sessions, serving.requests).routes(),
+            *OpenAiApi(sessions, serving.requests, KeptAnswers(config.state_dir)).routes(),
             *OperatorsApi(serving.nodes, sessions, serving.requests).routes(),
         ]
         app.router.add_routes([*routes, openapi_route(routes)])

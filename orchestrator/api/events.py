@@ -18,11 +18,14 @@ class EventStream:
     All methods raise ConnectionError once the client has gone.
     """
 
-    def __init__(self, http: web.Request, patience: Patience) -> None:
+    def __init__(self, http: web.Request, patience: Patience, after: int | None = None) -> None:
         """
         Args:
             patience: entered; told what is written.
+            after: events have numbers, from 1 on, and those up to this one the client has; None: they have none.
         """
+        self._after = after
+        self._number = 0
         headers = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
         self.response = web.StreamResponse(headers=headers)
         self._http = http
@@ -41,8 +44,12 @@ class EventStream:
         return max(0.0, self._written_at + COMMENT_S - self._clock())
 
     async def event(self, data: str) -> None:
-        """Write an event; `data` is one line."""
-        await self._write(f"data: {data}\n\n")
+        """Write an event, unless the client has it; `data` is one line."""
+        self._number += 1
+        if self._after is None:
+            await self._write(f"data: {data}\n\n")
+        elif self._number > self._after:
+            await self._write(f"id: {self._number}\ndata: {data}\n\n")
 
     async def comment(self) -> None:
         """Write a line that clients ignore."""
@@ -50,6 +57,8 @@ class EventStream:
 
     async def end(self) -> None:
         """Nothing more is written; wait until the client has taken everything."""
+        if not self.begun:
+            await self.response.prepare(self._http)
         await finish(self._http, self.response)
 
     async def _write(self, text: str) -> None:

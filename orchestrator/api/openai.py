@@ -13,12 +13,14 @@ from typing import Any
 
 from aiohttp import web
 
+from motley.orchestrator.api.again import digest_of, idempotency_key, last_event
 from motley.orchestrator.api.errors import ApiError
 from motley.orchestrator.api.events import EventStream
 from motley.orchestrator.api.generates import Generates, chat_generates, completion_generates
 from motley.orchestrator.api.schema import read_json
 from motley.orchestrator.api.slow_clients import Patience, finish
 from motley.orchestrator.serving.errors import BusyError, ServingError, unready
+from motley.orchestrator.serving.kept_answers import KeptAnswers
 from motley.orchestrator.serving.requests import Answers, Requests
 from motley.orchestrator.session_table import SessionTable
 from motley.orchestrator.sessions import Session
@@ -30,9 +32,10 @@ LEAST_LOGPROB = -9999.0
 
 
 class OpenAiApi:
-    def __init__(self, sessions: SessionTable, requests: Requests) -> None:
+    def __init__(self, sessions: SessionTable, requests: Requests, kept: KeptAnswers) -> None:
         self._sessions = sessions
         self._requests = requests
+        self._kept = kept
 
     def routes(self) -> list[web.RouteDef]:
         return [
@@ -75,15 +78,24 @@ class OpenAiApi:
             "model": session.name,
             "system_fingerprint": f"fp_{session.profile.fingerprint[:12]}",
         }
+        kept, after = None, None
         try:
-            async with self._requests.generate(session, asked.each) as answers:
-                choices = [_Choice(form(index)) for index in range(len(asked.each))]
+            if key := idempotency_key(http):
+                after = last_event(http)
+                kept = await self._kept.take(key, await digest_of(http), str(envelope["id"]))
+                envelope |= {"id": kept.id, "created": kept.created}
+            each = kept.generates if kept and kept.generates else asked.each
+            async with self._requests.generate(session, each, kept) as answers:
+                choices = [_Choice(form(index)) for index in range(len(each))]
                 if asked.stream:
-                    return await _stream(http, asked, choices, envelope, answers)
+                    return await _stream(http, asked, choices, envelope, answers, after)
                 return await _whole(http, asked, choices, envelope, answers)
         except ServingError as error:
             wait = error.retry_after_s if isinstance(error, BusyError) else None
             raise ApiError.from_failure(error.failure, retry_after_s=wait) from error
+        finally:
+            if kept is not None:
+                self._kept.let_go(kept)
 
 
 class _Form(ABC):
@@ -296,13 +308,18 @@ def _merged(deltas: Sequence[Delta]) -> Delta:
 
 
 async def _stream(
-    http: web.Request, asked: Generates, choices: Sequence[_Choice], envelope: dict[str, Any], answers: Answers
+    http: web.Request,
+    asked: Generates,
+    choices: Sequence[_Choice],
+    envelope: dict[str, Any],
+    answers: Answers,
+    after: int | None,
 ) -> web.StreamResponse:
     """Server-sent events. The first delta is awaited before the headers go out, for as long as a stream may be silent,
     so that an answer that fails at once has a status of its own; one that fails later ends with an error event and
     without ``[DONE]``."""
     with Patience(http) as patience, suppress(ConnectionError):  # a client has gone: leaving cancels the request
-        stream = EventStream(http, patience)
+        stream = EventStream(http, patience, after)
         try:
             await _write_answers(stream, asked, choices, envelope, answers)
         except ServingError as error:

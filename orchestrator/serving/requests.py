@@ -19,6 +19,7 @@ from datetime import datetime
 from motley.orchestrator.control import Control
 from motley.orchestrator.nodes import Node
 from motley.orchestrator.serving.errors import BusyError, ServingError, refusal, unready
+from motley.orchestrator.serving.kept_answers import KeptAnswer
 from motley.orchestrator.serving.places import Places
 from motley.orchestrator.serving.tally import Outcome, Tally, outcome_of
 from motley.orchestrator.sessions import Session
@@ -45,6 +46,7 @@ class _Request:
         tally: of its session.
         heard: when the leader last said something of it, or when it began.
         token_at: when it last said tokens of it, or when it began.
+        kept: where what comes of it is kept, too; None: nowhere.
         number: among those that were made together, from 0 on.
         deltas: of all that were made together, that have not been taken.
         answered: whether there have been tokens.
@@ -62,6 +64,7 @@ class _Request:
     token_at: float
     number: int
     deltas: asyncio.Queue[tuple[_Request, Delta]] = field(repr=False)
+    kept: KeptAnswer | None = field(default=None, repr=False)
     answered: bool = False
     untaken: int = 0
     held: bool = False
@@ -74,6 +77,12 @@ class _Request:
         return self.generate.request_id
 
     def put(self, delta: Delta) -> None:
+        if self.kept is not None:
+            self.kept.put(self.number, delta)
+        self.tell(delta)
+
+    def tell(self, delta: Delta) -> None:
+        """Have a delta wait for the client."""
         self.deltas.put_nowait((self, delta))
         self.untaken += delta.ByteSize()
 
@@ -97,8 +106,13 @@ class Requests:
         """By session."""
 
     @contextlib.asynccontextmanager
-    async def generate(self, session: Session, generates: Sequence[Generate]) -> AsyncIterator[Answers]:
+    async def generate(
+        self, session: Session, generates: Sequence[Generate], kept: KeptAnswer | None = None
+    ) -> AsyncIterator[Answers]:
         """Run requests, each for one answer. Leaving the context cancels those whose last delta has not come.
+
+        Args:
+            kept: what has come of the same requests before, which comes first now; what comes is kept there.
 
         Raises:
             BusyError: the session has no places for so many more; its nodes have heard nothing of these.
@@ -107,7 +121,8 @@ class Requests:
         """
         if not session.takes_requests:
             raise unready(session)
-        places, tally, count = self.places(session), self.tally(session), len(generates)
+        complete = kept.finished if kept else set()
+        places, tally, count = self.places(session), self.tally(session), len(generates) - len(complete)
         if count > places.number:
             limit = f"{session.name!r} takes {counted(places.number, 'request')} at a time"
             raise refusal("invalid_request", f"{count} answers are asked for, each of which is a request; {limit}")
@@ -119,9 +134,15 @@ class Requests:
         requests: list[_Request] = []
         for number, generate in enumerate(generates):
             generate.request_id, generate.session = secrets.token_hex(8), session.id
-            generate.asked_at = datetime.now().isoformat(timespec="seconds")
-            request = self._requests[generate.request_id] = _Request(generate, session, tally, now, now, number, deltas)
-            requests.append(request)
+            generate.asked_at = generate.asked_at or datetime.now().isoformat(timespec="seconds")
+            requests.append(_Request(generate, session, tally, now, now, number, deltas, kept))
+        if kept and not kept.generates:
+            kept.ask(generates)
+        for number, delta in kept.deltas if kept else ():
+            requests[number].tell(delta)
+        for request in requests:
+            if request.number not in complete:
+                self._requests[request.id] = request
         self.resume(session)
         try:
             yield Answers(requests, deltas, self._clock, self._go_on)

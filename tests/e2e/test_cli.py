@@ -367,7 +367,7 @@ async def test_a_killed_orchestrator_is_told_in_one_line(tmp_path: Path) -> None
 
 async def test_cache(there: Mesh, tmp_path: Path) -> None:
     where = ("--cache", str(tmp_path / "cache"))
-    nothing = {"shares": [], "damaged": [], "prefixes": []}
+    nothing = {"shares": [], "damaged": [], "prefixes": [], "borrowed": []}
     assert said_json("cache", "ls", *where) == {"folder": where[1], "bytes": 0, **nothing}
     await there.join("cached", cache=tmp_path / "cache")
     session = await there.session(nodes=["cached"], quantisation="int8", keep_prefixes=True)

@@ -1,4 +1,4 @@
-"""Sessions live on their own links: neither a cut of the control plane nor the orchestrator's death ends their ranks."""
+"""Sessions live on their own links: cuts of the control plane and the orchestrator's death do not end their ranks."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import asyncio
 import json
 import re
 import signal
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import psutil
 
 from motley.cli.client import Client
@@ -33,6 +35,14 @@ async def until_ready(there: Mesh, number: str) -> dict[str, Any]:
             told = await session_of(there, number)
             if told["state"] == "ready" and all(rank["state"] == "ready" for rank in told["ranks"]):
                 return told
+            await asyncio.sleep(0.1)
+
+
+async def until_one_worker(node: MotleyProcess) -> None:
+    async with asyncio.timeout(30):
+        while True:
+            if len([each for each in node.family() if "motley.daemon.worker.process" in each.cmdline()]) == 1:
+                return
             await asyncio.sleep(0.1)
 
 
@@ -66,9 +76,7 @@ async def test_a_killed_orchestrator_takes_its_sessions_up_again(tmp_path: Path)
         told = await until_ready(there, other["id"])
         assert told["epoch"] == 2
         assert "ended while its node was cut off" in told["losses"][0]["message"]
-        async with asyncio.timeout(30):
-            while len([each for each in there.nodes["c"].family() if "worker.process" in str(each.cmdline())]) != 1:
-                await asyncio.sleep(0.1)
+        await until_one_worker(there.nodes["c"])
         async with Client(there.url) as client:
             names = {each["name"] for each in (await client.call("GET", "/api/sessions"))["sessions"]}
             assert names == {"kept", "other"}
@@ -107,3 +115,37 @@ async def test_a_machine_that_does_not_come_back_is_lost_to_a_restarted_orchestr
         assert told["epoch"] == 2
         assert [rank["node"] for rank in told["ranks"]] == ["a"]
         assert await undisturbed(there.url, GREEDY) == expected
+
+
+async def test_an_answer_is_taken_up_after_the_orchestrator_s_death(tmp_path: Path) -> None:
+    """By its key, from the first token on or from the last event that the client has, with its log-probabilities."""
+    async with mesh(tmp_path, "a", "b") as there:
+        session = await there.session(nodes=["a", "b"], exact=True)
+        async with Client(there.url) as client:
+            expected = (await client.call("POST", "/v1/completions", SAMPLED))["choices"][0]
+        body, headers = {**SAMPLED, "stream": True}, {"Idempotency-Key": "mine"}
+        has: list[dict[str, Any]] = []
+        async with aiohttp.ClientSession(there.url) as http:
+            with suppress(aiohttp.ClientError):
+                async with http.post("/v1/completions", json=body, headers=headers) as response:
+                    async for line in response.content:
+                        if line.startswith(b"data: "):
+                            has.append(json.loads(line[6:]))
+                        if len(has) == 30:
+                            there.orchestrator.process.kill()
+            assert 30 <= len(has) < 200
+            await there.orchestrator.wait()
+            await restarted(there, tmp_path)
+            headers["Last-Event-ID"] = str(len(has))
+            async with http.post("/v1/completions", json=body, headers=headers) as response:
+                assert response.status == 200
+                lines = (await response.text()).splitlines()
+            has += [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+            assert "".join(event["choices"][0]["text"] for event in has) == expected["text"]
+            whole = {**headers, "Last-Event-ID": "0"}
+            async with http.post("/v1/completions", json=body, headers=whole) as response:
+                lines = (await response.text()).splitlines()
+            told = [json.loads(line[6:])["choices"][0] for line in lines if line.startswith("data: {")]
+        rows = [choice["logprobs"] for choice in told if choice["logprobs"]]
+        assert [value for row in rows for value in row["token_logprobs"]] == expected["logprobs"]["token_logprobs"]
+        assert (await until_ready(there, session["id"]))["epoch"] == 1

@@ -7,12 +7,23 @@ from typing import Any
 import pytest
 
 from motley.orchestrator.assignments import model_spec
+from motley.orchestrator.nodes import CONNECTION_ENDED, LEFT
 from motley.orchestrator.planning.caches import Caches
 from motley.orchestrator.planning.setup import Setup
 from motley.orchestrator.planning.shares import Candidate, plan_shares
 from motley.orchestrator.session_request import SessionRequest
 from motley.orchestrator.session_table import NameInUseError, SessionTable
-from motley.orchestrator.sessions import LISTEN_S, PROGRESS_S, RELEASE_S, Command, Session, State
+from motley.orchestrator.sessions import (
+    AWAY_S,
+    CUT_S,
+    LISTEN_S,
+    PROGRESS_S,
+    RELEASE_S,
+    RETURN_S,
+    Command,
+    Session,
+    State,
+)
 from motley.orchestrator.workers import CacheHolder, Rank
 from motley.protocol.mesh_pb2 import Activity, Empty, Failure, Loading, ModelProfile, RankEvent, Ready, Timing
 
@@ -127,7 +138,7 @@ def test_memory_of_caches_elsewhere_is_promised_until_they_are_lost(held: Sessio
     table.add(held)
     assert table.reserved("box") == 2 * 77
     assert table.promised("box") == 0, "they have written to all of it"
-    held.on_node_lost("box", "was lost", 5)
+    held.on_node_lost("box", LEFT, 5)
     assert table.reserved("box") == 0
 
 
@@ -148,10 +159,10 @@ def test_a_lost_cache_holder_does_not_end_the_session_and_the_others_are_release
 
 
 def test_a_node_with_cache_holders_alone_does_not_end_the_session_when_it_is_lost(held: Session) -> None:
-    assert held.on_node_lost("box", "was lost", 5) == []
+    assert held.on_node_lost("box", LEFT, 5) == []
     assert held.state is State.READY
     assert all(own.gone and "node 'box'" in own.lost for own in held.holders)
-    assert held.on_node_lost("laptop", "was lost", 6) != []
+    assert held.on_node_lost("laptop", LEFT, 6) != []
     assert held.state is State.FAILED
 
 
@@ -206,12 +217,67 @@ def test_whoever_is_to_blame_is_not_waited_for_long(session: Session) -> None:
 
 def test_a_lost_node_fails_the_session_by_name(session: Session) -> None:
     make_ready(session)
-    commands = session.on_node_lost("laptop", "no heartbeat for 5 s", 9)
+    commands = session.on_node_lost("laptop", LEFT, 9)
     assert kinds(commands) == [("pc", 0, "release"), ("box", 2, "release")]
     assert session.failure is not None
     assert (session.failure.code, session.failure.lost_rank) == ("node_lost", 2)
-    assert "node 'laptop' (rank 1) is lost: no heartbeat for 5 s" in session.failure.message
+    assert f"node 'laptop' (rank 1) has left: {LEFT}" in session.failure.message
     assert session.on_node_lost("stranger", "gone", 9) == []
+
+
+def test_a_node_that_is_cut_off_is_waited_for(session: Session) -> None:
+    """As long as the other ranks do not miss its rank; it comes back under another id."""
+    make_ready(session)
+    assert session.on_node_lost("laptop", CONNECTION_ENDED, 9) == []
+    assert [worker.state for worker in session.workers] == ["ready", "cut off", "ready"]
+    assert session.answers, "its leader is there"
+    assert session.on_time(AWAY_S) == []
+    assert session.on_node_back("new", "laptop", {(1, 1)}, 3000) == []
+    assert (session.state, session.workers[1].node_id, session.workers[1].away) == (State.READY, "new", None)
+    assert session.on_time(2 * AWAY_S) == []
+    failed = Failure(code="peer_lost", message="rank 2 said nothing", lost_rank=3)
+    assert session.on_event("new", event(1, failed=failed), 3001) != []
+
+
+def test_who_is_missed_by_the_others_while_it_is_cut_off_is_lost(session: Session) -> None:
+    make_ready(session)
+    session.on_node_lost("laptop", CONNECTION_ENDED, 9)
+    failed = Failure(code="peer_lost", message="rank 1 has gone", lost_rank=2)
+    assert kinds(session.on_event("box", event(2, failed=failed), 10)) == [("pc", 0, "release")]
+    assert session.failure is not None
+    assert (session.failure.code, session.failure.lost_rank) == ("node_lost", 2)
+    assert "node 'laptop' (rank 1) is lost: its connection ended" in session.failure.message
+
+
+@pytest.mark.parametrize(("why", "patience"), [(CONNECTION_ENDED, RETURN_S), ("no heartbeat for 8 s", CUT_S)])
+def test_a_leader_that_is_cut_off_is_waited_for_only_so_long(session: Session, why: str, patience: float) -> None:
+    """As requests wait for it: less long where its daemon may have been killed."""
+    make_ready(session)
+    session.on_node_lost("pc", why, 9)
+    assert not session.answers
+    assert session.on_time(9 + patience) == []
+    assert kinds(session.on_time(9.1 + patience)) == [("laptop", 1, "release"), ("box", 2, "release")]
+    assert session.failure is not None
+    assert f"node 'pc' (rank 0) is lost: {why}" in session.failure.message
+
+
+def test_a_node_that_comes_back_without_its_rank_has_lost_it(session: Session) -> None:
+    make_ready(session)
+    session.on_node_lost("laptop", CONNECTION_ENDED, 9)
+    commands = session.on_node_back("new", "laptop", {(1, 0), (2, 1)}, 10)
+    assert kinds(commands) == [("pc", 0, "release"), ("box", 2, "release")]
+    assert session.failure is not None
+    assert session.failure.code == "worker_died"
+    assert session.on_node_back("newer", "stranger", set(), 11) == []
+
+
+def test_who_is_cut_off_is_not_waited_for_when_a_session_is_closed(session: Session) -> None:
+    make_ready(session)
+    session.on_node_lost("laptop", CONNECTION_ENDED, 9)
+    assert kinds(session.close(10)) == [("pc", 0, "release"), ("box", 2, "release")]
+    for node, rank in (("pc", 0), ("box", 2)):
+        session.on_event(node, event(rank, released=Empty()), 11)
+    assert session.over
 
 
 def test_ranks_that_do_not_listen_are_named(session: Session) -> None:

@@ -1,0 +1,133 @@
+"""A session that is kept in a file is taken up as it was, but that its nodes are still to come back."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from motley.orchestrator.assignments import model_spec
+from motley.orchestrator.planning.caches import Caches
+from motley.orchestrator.planning.cost import Forecast
+from motley.orchestrator.planning.draft import plan_draft
+from motley.orchestrator.planning.setup import Setup
+from motley.orchestrator.planning.shares import Candidate, plan_shares
+from motley.orchestrator.serving.kept_sessions import FOLDER, KeptSessions
+from motley.orchestrator.session_files import SessionFileError, pack, read
+from motley.orchestrator.session_request import SessionRequest
+from motley.orchestrator.session_table import SessionTable
+from motley.orchestrator.sessions import ModelKnown, Session, State
+from motley.orchestrator.workers import Away, CacheHolder, Rank
+from motley.protocol.mesh_pb2 import Described, Empty, Failure, Loan, ModelProfile, RankEvent, Ready
+
+NODES = ["pc", "laptop"]
+SETUP = Setup("onnxruntime", "int4", False, keeps_windows=True)
+AWAY = Away(100.0, 30.0, "restarted")
+
+
+@pytest.fixture
+def session(profile: ModelProfile) -> Session:
+    """Ready, with all that a session may have."""
+    caches = Caches(300, 130, node_tokens=300)
+    plans = plan_shares([profile] * 2, [Candidate(name, 1.0, 10**9) for name in NODES], 100)
+    nodes = ("pc", "webgpu@laptop")
+    request = SessionRequest("bard", name="Bard", nodes=nodes, engines={"pc": "onnxruntime"}, exact=True)
+    session = Session("s", request, "Bard", created=5.5)
+    ranks = [Rank(i, name, name, 10**9, plan, SETUP) for i, (name, plan) in enumerate(zip(NODES, plans, strict=True))]
+    ranks[0].draft = plan_draft(model_spec(request, "int4"), profile, SETUP, caches)
+    ranks[1].loan = Loan(id="l", secret=b"nobody's business")
+    holders = [CacheHolder(2 + rank, "box", "box", 10**9, rank=rank, blocks_bytes=70, fixed_bytes=7) for rank in (0, 1)]
+    spec = model_spec(request, "int4", ["int8"])
+    copies = {"laptop": Described(failure=Failure(code="model_missing")), "pc": Described(profile=profile)}
+    session.known = ModelKnown(spec, {"int4": profile, "int8": profile}, copies)
+    session.forecast = Forecast(0.1, 0.2, 0.3, 0.4)
+    session.assign(spec, profile, ranks, caches, 0, holders=holders)
+    for body in ({"listening": "here:1"}, {"ready": Ready(share_bytes=7, rss_bytes=9, pid=3)}):
+        for worker in session.workers:
+            session.on_event(worker.node_id, RankEvent(session="s", epoch=1, rank=worker.index, **body), 1)
+    assert session.state is State.READY
+    return session
+
+
+def test_it_is_taken_up_as_it_was(session: Session) -> None:
+    session.epoch = 3
+    again = read(pack(session), AWAY)
+    for name in ("id", "request", "name", "created", "profile", "caches", "epoch", "known", "forecast", "serves"):
+        assert getattr(again, name) == getattr(session, name), name
+    assert all(worker.away == AWAY for worker in again.workers)
+    for own, before in zip(again.workers, session.workers, strict=True):
+        own.node_id, own.away = before.node_id, None
+        if isinstance(own, Rank) and isinstance(before, Rank):
+            assert (own.loan is None) == (before.loan is None)
+            own.loan = before.loan
+        assert own == before
+    assert b"nobody" not in pack(session), "what is secret is not in the file"
+
+
+def test_it_waits_for_its_nodes_and_answers_when_they_are_back(session: Session) -> None:
+    again = read(pack(session), AWAY)
+    assert again.takes_requests
+    assert not again.answers
+    for name, held in (("pc", {(1, 0)}), ("laptop", {(1, 1)}), ("box", {(1, 2), (1, 3)})):
+        assert again.on_node_back(f"new-{name}", name, held, 101) == []
+    assert again.answers
+    late = read(pack(session), AWAY)
+    assert late.on_time(130) == []
+    late.on_time(130.1)
+    assert late.state is State.RECOVERING
+    assert "is lost: restarted" in late.losses.last[-1].why.message
+
+
+@given(cut=st.integers(0, 3000), at=st.integers(0, 3000), byte=st.integers(0, 255))
+def test_a_damaged_file_is_refused_or_read(cut: int, at: int, byte: int) -> None:
+    content = bytearray(json.dumps({"format": 1, "id": "s", "request": {"model": "bard"}, "ranks": []}).encode())
+    content[at % len(content)] = byte
+    with pytest.raises(SessionFileError):
+        read(bytes(content[:cut]), AWAY)
+
+
+def test_another_format_is_not_read(session: Session) -> None:
+    told = json.loads(pack(session))
+    with pytest.raises(SessionFileError, match="of format 2"):
+        read(json.dumps({**told, "format": 2}).encode(), AWAY)
+
+
+def test_files_come_and_go_with_sessions(session: Session, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    kept, file = KeptSessions(tmp_path), tmp_path / FOLDER / "s.json"
+    kept.note(replace(session, state=State.LOADING))
+    assert not file.exists()
+    kept.note(session)
+    assert file.stat().st_mode & 0o777 == 0o600
+    (tmp_path / FOLDER / "broken.json").write_text("{}")
+    table = SessionTable()
+    later = KeptSessions(tmp_path)
+    later.take_up(table, 100.0)
+    (own,) = table
+    assert own.id == "s"
+    assert "broken.json: this session cannot be taken up" in caplog.text
+    own.close(101)
+    later.note(own)
+    assert not file.exists()
+    KeptSessions(None).note(session)
+    KeptSessions(None).take_up(table, 0.0)
+
+
+def test_a_session_that_was_planned_anew_is_kept_as_it_is_now(session: Session, tmp_path: Path) -> None:
+    kept = KeptSessions(tmp_path)
+    kept.note(session)
+    session.on_event("laptop", RankEvent(session="s", epoch=1, rank=1, failed=Failure(code="worker_died")), 3)
+    kept.note(session)
+    for worker in session.workers:
+        session.on_event(worker.node_id, RankEvent(session="s", epoch=1, rank=worker.index, released=Empty()), 4)
+    assert session.known is not None
+    rank = Rank(0, "pc", "pc", 10**9, session.ranks[0].plan, SETUP)
+    session.assign(session.known.spec, session.profile, [rank], session.caches, 5)
+    for body in ({"listening": "here:1"}, {"ready": Ready(share_bytes=7)}):
+        session.on_event("pc", RankEvent(session="s", epoch=2, rank=0, **body), 6)
+    kept.note(session)
+    again = read((tmp_path / FOLDER / "s.json").read_bytes(), AWAY)
+    assert (again.epoch, len(again.workers)) == (2, 1)
