@@ -42,6 +42,10 @@ class Narrator(Observer):
             return
         console.print(f"[yellow]lost the orchestrator[/]: {escape(why)}; trying again in {retry_s:.0f} s")
 
+    def dismissed(self) -> None:
+        """Say that somebody wanted this node to leave."""
+        console.print("left the mesh, as `motley leave` asked")
+
     def rank(self, role: str, event: pb.RankEvent) -> None:
         """Show how a rank or an expert host of this node (`role`, in words) is: loading, ready, failed or released."""
         who = f"{role} of session {escape(event.session)}"

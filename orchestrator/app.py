@@ -193,8 +193,8 @@ class Orchestrator:
         app = web.Application(middlewares=middlewares, client_max_size=MAX_BODY)
         sessions = serving.sessions
         routes = [
-            *NodesApi(serving.nodes, sessions, serving.links).routes(),
-            *SessionsApi(sessions, serving.lifecycle).routes(),
+            *NodesApi(serving.nodes, sessions, serving.links, serving.rearranging).routes(),
+            *SessionsApi(sessions, serving.lifecycle, serving.rearranging).routes(),
             *PlansApi(serving.forecasts).routes(),
             *ExpertsApi(sessions, serving.upkeep).routes(),
             *OpenAiApi(sessions, serving.requests, KeptAnswers(config.state_dir)).routes(),

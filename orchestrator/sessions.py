@@ -121,6 +121,23 @@ class ModelKnown:
     copies: Mapping[str, Described]
 
 
+@dataclass(frozen=True)
+class Interruption:
+    """Why a session is planned anew.
+
+    Attributes:
+        at: since when it serves nobody.
+        why: and, if no plan fits, why it ends.
+        lost: whether ranks were lost; else somebody wants another plan.
+        avoid: ids of nodes that the new plan should do without.
+    """
+
+    at: float
+    why: Failure
+    lost: bool = True
+    avoid: frozenset[str] = frozenset()
+
+
 @dataclass
 class Session:
     """One session. Its methods are told what has happened, and return what its workers are to be told."""
@@ -145,6 +162,8 @@ class Session:
     """It has been ready, so it takes requests, which wait while it recovers."""
     losses: Losses = field(default_factory=Losses)
     """Of ranks."""
+    interruption: Interruption | None = None
+    """Why it was planned anew the last time, or is to be; None: it never was."""
     ranks: list[Rank] = field(default_factory=list)
     holders: list[CacheHolder] = field(default_factory=list)
     """Where its ranks have far cache blocks, one for each rank; none: they have them themselves, or have none."""
@@ -212,7 +231,7 @@ class Session:
     @property
     def suspects(self) -> set[str]:
         """While it recovers: ids of nodes that the new plan should do without, see `Losses.suspects`."""
-        return self.losses.suspects(self.workers)
+        return self.losses.suspects(self.workers) if self.interruption and self.interruption.lost else set()
 
     @property
     def unreleased(self) -> set[str]:
@@ -285,7 +304,7 @@ class Session:
             case "failed":
                 failure = self._blame(worker, event.failed)
                 blames_itself = failure.lost_rank == worker.index + 1
-                if self.state is State.RECOVERING and blames_itself and self.losses.blames(worker):
+                if self._recovers_from_loss and blames_itself and self.losses.blames(worker):
                     self.losses.explain(failure)
                 if self.failure and failure.lost_rank == self.failure.lost_rank == worker.index + 1:
                     self.failure = failure  # others have missed it before it could say why itself
@@ -373,7 +392,7 @@ class Session:
         roles = " and ".join(worker.role for worker in lost)
         message = f"node {lost[0].node_name!r} ({roles}) {what_became(reason)}"
         failure = Failure(code="node_lost", message=message, lost_rank=lost[0].index + 1)
-        if self.state is State.RECOVERING and any(map(self.losses.blames, lost)):
+        if self._recovers_from_loss and any(map(self.losses.blames, lost)):
             self.losses.explain(failure)  # others have missed its rank before
         return self._lose_rank(failure, now, ". Start its daemon again, or start a session without it")
 
@@ -436,8 +455,26 @@ class Session:
             times = self.losses.in_a_row
             failure.message = f"ranks were lost {times} times in a row, the last time: {failure.message}"
             return self.fail(failure, now)
-        self.state = State.RECOVERING
+        return self._interrupt(Interruption(now, failure), now)
+
+    def replan(self, why: str, avoid: Collection[str], now: float) -> list[Command]:
+        """Stop all workers to plan the session anew, though nothing is lost. It must be ready.
+
+        Args:
+            why: for people.
+            avoid: ids of nodes that the new plan should do without.
+        """
+        assert self.state is State.READY
+        failure = Failure(code="replanned", message=why)
+        return self._interrupt(Interruption(now, failure, lost=False, avoid=frozenset(avoid)), now)
+
+    def _interrupt(self, interruption: Interruption, now: float) -> list[Command]:
+        self.interruption, self.state = interruption, State.RECOVERING
         return self._release(now)
+
+    @property
+    def _recovers_from_loss(self) -> bool:
+        return self.state is State.RECOVERING and self.interruption is not None and self.interruption.lost
 
     def fail(self, failure: Failure, now: float) -> list[Command]:
         """End the session because it cannot serve any more: stop its workers."""

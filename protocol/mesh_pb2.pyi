@@ -231,7 +231,7 @@ class ModelProfile(_message.Message):
     def __init__(self, name: _Optional[str] = ..., fingerprint: _Optional[str] = ..., layers: _Optional[int] = ..., kv_groups: _Optional[int] = ..., attention_splits: _Optional[_Iterable[int]] = ..., mlp_units: _Optional[int] = ..., vocabulary_units: _Optional[int] = ..., attention_query_bytes: _Optional[int] = ..., attention_kv_bytes: _Optional[int] = ..., mlp_unit_bytes: _Optional[int] = ..., vocabulary_unit_bytes: _Optional[int] = ..., cache_bytes_per_token: _Optional[int] = ..., fixed_bytes: _Optional[int] = ..., context_length: _Optional[int] = ..., family: _Optional[str] = ..., parameters: _Optional[int] = ..., matrices: _Optional[str] = ..., hidden: _Optional[int] = ..., expert_layers: _Optional[_Iterable[int]] = ..., expert_count: _Optional[int] = ..., experts_per_token: _Optional[int] = ..., expert_bytes: _Optional[int] = ..., trunk_mlp_unit_bytes: _Optional[int] = ..., trunk_fixed_bytes: _Optional[int] = ..., host_fixed_bytes: _Optional[int] = ..., expert_weight_bytes: _Optional[int] = ..., chats: _Optional[bool] = ..., windowed_bytes_per_token: _Optional[int] = ..., window: _Optional[int] = ...) -> None: ...
 
 class OrchestratorMessage(_message.Message):
-    __slots__ = ("welcome", "describe", "rank", "generate", "cancel", "beat", "hold", "probe", "lend")
+    __slots__ = ("welcome", "describe", "rank", "generate", "cancel", "beat", "hold", "probe", "lend", "leave")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     DESCRIBE_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
@@ -241,6 +241,7 @@ class OrchestratorMessage(_message.Message):
     HOLD_FIELD_NUMBER: _ClassVar[int]
     PROBE_FIELD_NUMBER: _ClassVar[int]
     LEND_FIELD_NUMBER: _ClassVar[int]
+    LEAVE_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     describe: Describe
     rank: RankCommand
@@ -250,7 +251,8 @@ class OrchestratorMessage(_message.Message):
     hold: Hold
     probe: Probe
     lend: Lend
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., describe: _Optional[_Union[Describe, _Mapping]] = ..., rank: _Optional[_Union[RankCommand, _Mapping]] = ..., generate: _Optional[_Union[Generate, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., beat: _Optional[_Union[Empty, _Mapping]] = ..., hold: _Optional[_Union[Hold, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., lend: _Optional[_Union[Lend, _Mapping]] = ...) -> None: ...
+    leave: Empty
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., describe: _Optional[_Union[Describe, _Mapping]] = ..., rank: _Optional[_Union[RankCommand, _Mapping]] = ..., generate: _Optional[_Union[Generate, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., beat: _Optional[_Union[Empty, _Mapping]] = ..., hold: _Optional[_Union[Hold, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., lend: _Optional[_Union[Lend, _Mapping]] = ..., leave: _Optional[_Union[Empty, _Mapping]] = ...) -> None: ...
 
 class Lend(_message.Message):
     __slots__ = ("id", "source", "fingerprint", "members", "secret", "tls")

@@ -97,6 +97,7 @@ async def _serve(config: OrchestratorConfig, local: DaemonConfig | None) -> None
             daemon = asyncio.create_task(run_daemon(node, narrator))
             try:
                 await asyncio.shield(daemon)
+                await asyncio.Event().wait()  # the node has left the mesh, not the orchestrator
             finally:
                 narrator.leaving = True
                 await orchestrator.stop()  # before the node goes, so that requests end for the right reason

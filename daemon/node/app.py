@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from motley.daemon.node.capabilities import measure
-from motley.daemon.node.control import Control, NameTaken, OrchestratorLost
+from motley.daemon.node.control import AskedToLeave, Control, NameTaken, OrchestratorLost
 from motley.daemon.node.engines import installed_engines
 from motley.daemon.node.ranks import Ranks
 from motley.daemon.node.settings import NodeSettings
@@ -70,6 +70,9 @@ class Observer:
     def lost(self, why: str, retry_s: float) -> None:
         """The orchestrator is gone; another attempt follows."""
 
+    def dismissed(self) -> None:
+        """Somebody has asked this node to leave the mesh, and it does."""
+
     def rank(self, role: str, event: pb.RankEvent) -> None:
         """A rank or expert host of this node loads, is ready, or has ended.
 
@@ -80,7 +83,8 @@ class Observer:
 
 
 async def run_daemon(config: DaemonConfig, observer: Observer) -> None:
-    """Join the mesh and stay until cancelled; an orchestrator that is lost later is looked for again.
+    """Join the mesh and stay until cancelled, or until somebody asks this node to leave; an orchestrator that is lost
+    later is looked for again.
 
     Raises:
         TrustError: at the first attempt, nobody answers or somebody else does.
@@ -122,6 +126,9 @@ async def run_daemon(config: DaemonConfig, observer: Observer) -> None:
                 channel = await open_channel(host, port, token)
                 async with channel:
                     await Control(settings, ranks).stay(channel, token.secret, joined)
+            except AskedToLeave:
+                observer.dismissed()
+                return
             except (TrustError, OrchestratorLost, NameTaken) as error:
                 if not joined_once:
                     raise

@@ -57,6 +57,10 @@ class OrchestratorLost(Exception):
     """The stream to the orchestrator ended."""
 
 
+class AskedToLeave(Exception):
+    """Somebody wants this node to leave the mesh."""
+
+
 class Control:
     """One stay of a node in the mesh, from the stream's first message to its end. Not to be used again."""
 
@@ -72,6 +76,8 @@ class Control:
         """The outbox was full, so something was not said: the conversation must end."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._gpus: list[pb.Gpu] = []
+        self._leaves = False
+        """It was asked to leave, and has said that it does."""
         self._describing: dict[str, asyncio.Task[None]] = {}
         """By the orchestrator's id: models that are being described."""
 
@@ -83,6 +89,7 @@ class Control:
 
         Raises:
             JoinRefused: wrong token, version or name.
+            AskedToLeave: `motley leave` was run.
             OrchestratorLost: the stream broke or was closed.
         """
         call = MeshStub(channel).Join(  # type: ignore[no-untyped-call]
@@ -134,6 +141,8 @@ class Control:
         except TimeoutError:
             raise OrchestratorLost(f"the orchestrator said nothing for {patience:.0f} s") from None
         except grpc.aio.AioRpcError as error:
+            if self._leaves:
+                raise AskedToLeave from None
             if error.code() is grpc.StatusCode.ALREADY_EXISTS:
                 raise NameTaken(error.details()) from error
             if error.code() in REFUSALS:
@@ -225,6 +234,9 @@ class Control:
                 self._spawn(self._probe(message.probe))
             case "lend":
                 self._spawn(self._lend(message.lend))
+            case "leave":
+                self._leaves = True
+                self.say(leaving=pb.Empty())
 
     async def _probe(self, probe: pb.Probe) -> None:
         """Measure the link to another node, and tell what became of it."""

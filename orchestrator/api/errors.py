@@ -22,6 +22,7 @@ _STATUS = {
     "unusable_engine": 400,
     "model_not_found": 404,
     "name_in_use": 409,
+    "cannot_move": 409,
     "idempotency_key_reused": 422,
     "no_expert_hosts": 409,
     "experts_moving": 409,

@@ -6,19 +6,32 @@ from typing import Any
 
 from aiohttp import web
 
+from motley.orchestrator.api.errors import ApiError
 from motley.orchestrator.links import LinkTable
 from motley.orchestrator.nodes import Node, NodeTable
+from motley.orchestrator.serving.errors import ServingError
+from motley.orchestrator.serving.rearranging import Rearranging
 from motley.orchestrator.session_table import SessionTable
 
 
 class NodesApi:
-    def __init__(self, nodes: NodeTable, sessions: SessionTable, links: LinkTable) -> None:
+    def __init__(self, nodes: NodeTable, sessions: SessionTable, links: LinkTable, rearranging: Rearranging) -> None:
         self._nodes = nodes
         self._sessions = sessions
         self._links = links
+        self._rearranging = rearranging
 
     def routes(self) -> list[web.RouteDef]:
-        return [web.get("/api/nodes", self.nodes)]
+        return [web.get("/api/nodes", self.nodes), web.post("/api/nodes/{name}/leave", self.leave)]
+
+    async def leave(self, request: web.Request) -> web.Response:
+        """Have a node leave the mesh once its sessions go on without it; answers when it has been told to."""
+        name = request.match_info["name"]
+        try:
+            moved = await self._rearranging.leave(name)
+        except ServingError as error:
+            raise ApiError.from_failure(error.failure) from error
+        return web.json_response({"node": name, "moved": moved})
 
     async def nodes(self, _: web.Request) -> web.Response:
         return web.json_response({"nodes": [self._node_json(node) for node in self._nodes]})

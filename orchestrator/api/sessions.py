@@ -16,6 +16,7 @@ from motley.orchestrator.experts.hosts import ExpertHost
 from motley.orchestrator.losses import Loss
 from motley.orchestrator.serving.errors import ServingError
 from motley.orchestrator.serving.lifecycle import Lifecycle
+from motley.orchestrator.serving.rearranging import Rearranging
 from motley.orchestrator.session_table import SessionTable
 from motley.orchestrator.sessions import Session, State
 from motley.orchestrator.workers import CacheHolder, Rank, Worker
@@ -26,9 +27,10 @@ UNSERVABLE = 422
 
 
 class SessionsApi:
-    def __init__(self, sessions: SessionTable, lifecycle: Lifecycle) -> None:
+    def __init__(self, sessions: SessionTable, lifecycle: Lifecycle, rearranging: Rearranging) -> None:
         self._sessions = sessions
         self._lifecycle = lifecycle
+        self._rearranging = rearranging
 
     def routes(self) -> list[web.RouteDef]:
         return [
@@ -36,6 +38,7 @@ class SessionsApi:
             web.post("/api/sessions", self.create),
             web.get("/api/sessions/{id}", self.session),
             web.delete("/api/sessions/{id}", self.delete),
+            web.post("/api/sessions/{id}/rebalance", self.rebalance),
         ]
 
     async def sessions(self, _: web.Request) -> web.Response:
@@ -60,6 +63,19 @@ class SessionsApi:
             except ServingError as error:
                 raise ApiError.from_failure(error.failure) from error
         return web.json_response(session_json(session), status=201)
+
+    async def rebalance(self, request: web.Request) -> web.Response:
+        """Plan a session anew if that makes it quicker, or, with ``?force=true``, in any case; answers when it is ready
+        again."""
+        session, force = find_session(self._sessions, request), request.query.get("force", "false")
+        if force not in ("true", "false"):
+            raise ApiError(400, f"force can be 'true' or 'false', not {force!r}", param="force", code="invalid_value")
+        try:
+            told = await self._rearranging.rebalance(session, force=force == "true")
+        except ServingError as error:
+            raise ApiError.from_failure(error.failure) from error
+        body = {"changed": told.changed, "before_ms": told.before_ms, "after_ms": told.after_ms}
+        return web.json_response({**body, "session": session_json(session)})
 
     async def delete(self, request: web.Request) -> web.Response:
         """Release all ranks; answers when they are gone."""

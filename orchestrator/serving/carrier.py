@@ -34,11 +34,11 @@ class Carrier:
         self._kept.note(session)
         if session.explained or session.state is State.CLOSING:  # soon: whoever is to blame is released
             self._requests.end(session, session.failure or self.closed(session).failure)
-        elif session.state is State.RECOVERING:
+        elif session.state is State.RECOVERING and session.interruption and session.interruption.lost:
             self._requests.suspend(session)
         elif session.answers:
             self._requests.resume(session)
-        elif session.state is State.READY:
+        elif session.serves and session.alive:
             self._requests.set_aside(session)
         if session.state is State.CLOSING and session.over:
             self._sessions.remove(session)

@@ -23,6 +23,7 @@ from motley.orchestrator.serving.participants import Participant, choose_partici
 from motley.orchestrator.serving.planner import Planner
 from motley.orchestrator.serving.ranks import check_together, network_of, team_of
 from motley.orchestrator.serving.sizes import caches_of
+from motley.orchestrator.serving.substitutes import among, anywhere
 from motley.orchestrator.session_request import SessionRequest
 from motley.orchestrator.sessions import Session
 from motley.orchestrator.workers import Rank
@@ -101,6 +102,24 @@ class Forecasts:
             raise refusal("insufficient_memory", str(error)) from error
         names = [each.name for each in chooser.candidates]
         return Planned(profile, names, choice, await self._planner.runners_up(chooser, choice))
+
+    async def anew(self, session: Session) -> Choice:
+        """The best plan that a session without experts on hosts would get now, if it had none: on the nodes that its
+        request names, as far as they are there.
+
+        Raises:
+            PlanError: there is none.
+            ServingError: an engine that it names is not there.
+        """
+        assert session.known is not None
+        there = {node.name for node in self._nodes if node.alive}
+        named = there & {place.node for place in session.request.places}
+        request = among(session.request, there) if named else anywhere(session.request, there)
+        participants = choose_participants(request, self._nodes)
+        memory = self._memory.but_for(session)
+        team = team_of(request, session.known.profiles, session.caches, participants, memory)
+        chooser = team.chooser(request, self._links, Workload(wire=request.wire), with_draft=False)
+        return await self._planner.choose(chooser)
 
     def _chooser(
         self,

@@ -10,6 +10,7 @@ from motley.orchestrator.experts.registry import Free
 from motley.orchestrator.nodes import Node, NodeTable
 from motley.orchestrator.planning.setup import gpu_room
 from motley.orchestrator.session_table import SessionTable
+from motley.orchestrator.sessions import Session
 from motley.orchestrator.workers import Rank, Worker
 from motley.protocol.mesh_pb2 import Gpu
 
@@ -20,9 +21,18 @@ JITTER_BYTES = 64 << 20
 class Memory:
     """The memory of all nodes, as of now."""
 
-    def __init__(self, nodes: NodeTable, sessions: SessionTable) -> None:
+    def __init__(self, nodes: NodeTable, sessions: SessionTable, without: Session | None = None) -> None:
+        """
+        Args:
+            without: count the nodes' own memory that this session's workers have as free.
+        """
         self._nodes = nodes
         self._sessions = sessions
+        self._without = without
+
+    def but_for(self, session: Session) -> Memory:
+        """What there would be if this session had no workers."""
+        return Memory(self._nodes, self._sessions, session)
 
     def free(self, node: Node, jitter: int = 0) -> int:
         """Bytes that new workers may use on a node.
@@ -30,10 +40,12 @@ class Memory:
         Args:
             jitter: so many bytes more are taken to be free there than the node has told.
         """
-        offered = node.capabilities.memory_bytes - self._sessions.reserved(node.id)
+        workers = self._without.workers if self._without else ()
+        back = sum(each.host_bytes for each in workers if each.node_id == node.id and not each.gone)
+        offered = node.capabilities.memory_bytes - self._sessions.reserved(node.id) + back
         if not node.memory_available:
             return max(0, offered)
-        return max(0, min(offered, node.memory_available + jitter - self._sessions.promised(node.id)))
+        return max(0, min(offered, node.memory_available + jitter - self._sessions.promised(node.id) + back))
 
     def promised_gpu(self, node: Node, gpu: Gpu) -> int:
         """Bytes of a node's GPU that ranks were promised and have not taken yet."""

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Container, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Container, Mapping
 from itertools import chain
 
 from motley.orchestrator.links import LinkTable
@@ -27,6 +26,7 @@ from motley.orchestrator.serving.forecasts import forecast_of
 from motley.orchestrator.serving.layouts import Layouts
 from motley.orchestrator.serving.lending import Lending
 from motley.orchestrator.serving.participants import choose_participants, participant
+from motley.orchestrator.serving.substitutes import substitutes
 from motley.orchestrator.session_request import Place, SessionRequest
 from motley.orchestrator.sessions import ModelKnown, Session, State
 from motley.protocol.mesh_pb2 import Failure
@@ -82,13 +82,13 @@ class Recovery:
 
     async def _recover(self, session: Session) -> None:
         """Start a session by a new plan, or have it fail."""
-        _log.warning(
-            "session %s (%s) has lost a rank: %s", session.id, session.name, session.losses.last[-1].why.message
-        )
+        assert session.interruption is not None
+        what = "has lost a rank" if session.interruption.lost else "is planned anew"
+        _log.warning("session %s (%s) %s: %s", session.id, session.name, what, session.interruption.why.message)
         try:
             while (hindrance := await self._try(session)) is not None:
-                at, why = session.losses.last[-1].at, session.losses.last[-1].why
-                if self._clock() - at > PATIENCE_S:
+                why = session.losses.last[-1].why if session.interruption.lost else session.interruption.why
+                if self._clock() - session.interruption.at > PATIENCE_S:
                     message = f"{why.message}. It cannot go on with the nodes that are left: {hindrance}"
                     self._fail(session, Failure(code=why.code, message=message, lost_rank=why.lost_rank))
                     return
@@ -108,6 +108,8 @@ class Recovery:
         assert session.known is not None, "it has been planned before"
         copies = await self._copies(session, session.known)
         lacking, borrowing = self._lacking(session, copies)
+        assert session.interruption is not None
+        avoid = set(session.interruption.avoid)
         reasons = {
             "cannot compute what the session asks for": self._unable(session.request),
             "has not ended its last worker yet": session.unreleased,
@@ -115,10 +117,13 @@ class Recovery:
         }
         blocked = set[str]().union(*reasons.values())
         why = in_the_way = self._in_the_way(reasons)
-        without, nodes = blocked | borrowing, list(self._nodes)
-        attempts = _requests(session.request, nodes, without, session.suspects - without)
-        if borrowing - blocked:
-            attempts = chain(attempts, _requests(session.request, nodes, blocked, session.suspects - blocked))
+        nodes, suspects = list(self._nodes), session.suspects
+        tried = [blocked | borrowing | avoid, blocked | avoid, blocked]
+        attempts = chain.from_iterable(
+            substitutes(session.request, nodes, out, suspects - out)
+            for number, out in enumerate(tried)
+            if out not in tried[:number]
+        )
         for request, avoid in attempts:
             if session.state is not State.RECOVERING:
                 return None
@@ -224,43 +229,3 @@ class Recovery:
 def _had(known: ModelKnown, node: Node) -> bool:
     """Whether a node had the files of a model, or was to fetch them, when that was first planned."""
     return node.name in known.copies and not known.copies[node.name].HasField("failure")
-
-
-def _requests(
-    request: SessionRequest, nodes: list[Node], blocked: Container[str], suspects: Container[str]
-) -> Iterator[tuple[SessionRequest, set[str]]]:
-    """What to try, the best first: requests, each with ids of nodes that are to take no part. First without those that
-    are suspected, and with no nodes but those that the request names, if it names any.
-
-    Args:
-        blocked: ids of nodes that cannot take part.
-    """
-    for allowed in ((), suspects):
-        avoid = {node.id for node in nodes if node.id in blocked or (not allowed and node.id in suspects)}
-        there = {node.name for node in nodes if node.alive and node.id not in avoid}
-        if there & {place.node for place in request.places}:
-            yield _among(request, there), avoid
-        yield _anywhere(request, there), avoid
-        if not suspects:
-            return
-
-
-def _among(request: SessionRequest, there: Container[str]) -> SessionRequest:
-    """A request for those nodes of its own that are there, with the weights that it has for them."""
-    kept = [place.node in there for place in request.places]
-    own = _of_nodes(request, there)
-    nodes = tuple(name for name, keep in zip(request.nodes, kept, strict=True) if keep)
-    shares = tuple(share for share, keep in zip(request.shares, kept, strict=False) if keep)
-    return replace(own, nodes=nodes, shares=shares if any(shares) else ())
-
-
-def _anywhere(request: SessionRequest, there: Container[str]) -> SessionRequest:
-    """A request for any nodes, in any shares, with as few replicas and ranks of a trunk as can be."""
-    return replace(_of_nodes(request, there), nodes=(), shares=(), replicas=1, trunk=1)
-
-
-def _of_nodes(request: SessionRequest, there: Container[str]) -> SessionRequest:
-    """A request without what it has for nodes that are not there."""
-    engines = {name: engine for name, engine in request.engines.items() if name in there}
-    quantisations = {name: own for name, own in request.quantisations.items() if name in there}
-    return replace(request, engines=engines, quantisations=quantisations)

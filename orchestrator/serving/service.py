@@ -21,6 +21,7 @@ from motley.orchestrator.serving.lifecycle import Lifecycle
 from motley.orchestrator.serving.memory import Memory
 from motley.orchestrator.serving.planner import Planner
 from motley.orchestrator.serving.probes import Probes
+from motley.orchestrator.serving.rearranging import Rearranging
 from motley.orchestrator.serving.recovery import Recovery
 from motley.orchestrator.serving.requests import Requests
 from motley.orchestrator.serving.upkeep import Upkeep
@@ -73,6 +74,9 @@ class Serving:
         self.upkeep = Upkeep(nodes, memory, self._planner, self._carrier, clock)
         self._recovery = Recovery(nodes, self.links, self._descriptions, self._lending, layouts, self._carrier, clock)
         self.forecasts = Forecasts(nodes, self.links, memory, self._descriptions, self._planner, self._carrier)
+        self.rearranging = Rearranging(
+            nodes, self.links, self.sessions, self.forecasts, self._recovery, self._carrier, control, clock
+        )
         self._probes = Probes(nodes, self.links, self.sessions, control, clock)
 
     def on_message(self, node: Node, message: NodeMessage) -> None:

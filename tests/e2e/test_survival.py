@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 
 from motley.cli.client import Client
-from tests.e2e.processes import MotleyProcess, mesh
+from tests.e2e.processes import MotleyProcess, mesh, motley
 
 HOW = {"model": "shakespeare-2.6m", "prompt": "ROMEO:", "max_tokens": 200, "ignore_eos": True}
 GREEDY = {**HOW, "temperature": 0}
@@ -73,3 +73,32 @@ async def test_an_answer_goes_on_whoever_dies(tmp_path: Path) -> None:
         assert state["epoch"] == 5
         assert [loss["node"] for loss in state["losses"]] == ["b", "a", "c", "a"]
         assert {rank["node"] for rank in state["ranks"]} == {"b"}
+
+
+async def test_a_machine_that_is_asked_to_leave_leaves_and_nobody_notices(tmp_path: Path) -> None:
+    """The one with rank 0, in the middle of an answer; later another joins, and a better plan has it take part."""
+    async with mesh(tmp_path, "a", "b") as there:
+        session = await there.session(nodes=["a", "b"], exact=True)
+        expected = await undisturbed(there.url, SAMPLED)
+        asked: list[asyncio.Task[tuple[int, str, str]]] = []
+
+        def leave() -> None:
+            asked.append(asyncio.create_task(motley("leave", "a", MOTLEY_URL=there.url)))
+
+        text, told = await streamed(there.url, SAMPLED, 20, leave)
+        assert (text, told) == (expected, SAMPLED["max_tokens"])
+        assert await asked[0] == (0, "a leaves; without it go on: shakespeare-2.6m\n", "")
+        leaver = there.nodes.pop("a")
+        assert await leaver.wait() == 0
+        assert any("left the mesh, as `motley leave` asked" in line for line in leaver.lines)
+        await there.join("c")
+        status, out, _ = await motley("rebalance", session["id"], "--force", MOTLEY_URL=there.url)
+        assert (status, out.startswith("planned anew, forecast ")) == (0, True)
+        assert await undisturbed(there.url, SAMPLED) == expected
+        status, out, err = await motley("leave", "b", MOTLEY_URL=there.url)
+        assert (status, out) == (0, "b leaves; without it go on: shakespeare-2.6m\n"), err
+        assert await undisturbed(there.url, SAMPLED) == expected
+        async with Client(there.url) as client:
+            state = await client.call("GET", f"/api/sessions/{session['id']}")
+        assert (state["epoch"], state["losses"]) == (4, [])
+        assert [rank["node"] for rank in state["ranks"]] == ["c"]

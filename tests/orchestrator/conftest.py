@@ -113,6 +113,7 @@ class ScriptedNode:
         cancelled: request ids cancelled.
         held: the requests that are held now.
         lends: every order to lend a model.
+        asked_to_leave: whether it was.
         refuses_to_lend: why it does not; empty: it does.
         ways: by the name of another node, what this one finds of its way there; it measures no others.
     """
@@ -136,6 +137,7 @@ class ScriptedNode:
         self.on_describe: Callable[[Describe], Described | None] = lambda _: Described(profile=small_profile())
         self.lends: list[Lend] = []
         self.refuses_to_lend = ""
+        self.asked_to_leave = False
         self.on_rank: Callable[[RankCommand], Awaitable[None]] = self.obey
         self.commands: list[RankCommand] = []
         self.generated: list[Generate] = []
@@ -254,6 +256,8 @@ class ScriptedNode:
                 if described := self.on_describe(message.describe):
                     described.request_id = message.describe.request_id
                     await self.send(described=described)
+            case "leave":
+                self.asked_to_leave = True
             case "lend":
                 self.lends.append(message.lend)
                 refused = self.refuses_to_lend
