@@ -427,17 +427,14 @@ class Session:
 
     def _overdue(self, now: float) -> Worker | None:
         """A worker whose node was cut off, and is not waited for any longer."""
-        alone = self.leader.away is not None or all(rank.away for rank in self.ranks)
-        return next(
-            (
-                worker
-                for worker in self.workers
-                if worker.away
-                and not worker.gone
-                and now - worker.away.since > (worker.away.patience_s if alone else AWAY_S)
-            ),
-            None,
-        )
+        waited_for = self.leader.away is not None or all(rank.away for rank in self.ranks)
+        computing = {rank.node_id for rank in self.ranks}
+        for worker in self.workers:
+            if worker.away and not worker.gone:
+                urgent = waited_for or worker.node_id not in computing  # nobody tells whether a cache holder is there
+                if now - worker.away.since > (worker.away.patience_s if urgent else AWAY_S):
+                    return worker
+        return None
 
     def _lose_rank(self, failure: Failure, now: float, advice: str = "") -> list[Command]:
         """Stop all workers, as the session cannot serve as it is planned, to plan anew once they are gone, or for good.

@@ -8,8 +8,10 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import secrets
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -22,6 +24,8 @@ GAP_S = (1.0, 6.0)
 """Seconds from one event to the next, at least and at most."""
 SILENCE_S = 0.5
 """A shorter silence is nothing to notice."""
+AGAIN_S = 0.2
+"""A client whose connection has died tries again so soon."""
 ANSWER_S = 300.0
 """An answer that takes longer is lost."""
 PROMPTS = ("ROMEO:", "JULIET:", "KING RICHARD III:", "First Citizen:", "DUKE VINCENTIO:", "HAMLET:")
@@ -71,8 +75,7 @@ class _Run:
 async def measure_chaos(
     url: str,
     model: str,
-    machines: Sequence[str],
-    deeds: Mapping[str, Do],
+    deeds: Mapping[str, Mapping[str, Do]],
     *,
     seconds: float,
     events: int,
@@ -86,8 +89,7 @@ async def measure_chaos(
     Args:
         url: of the API.
         model: as it is called there; it must be served.
-        machines: names of machines.
-        deeds: what can be done to one, by name.
+        deeds: what can be done, by name, to each machine, by name.
         seconds: after so many nothing more is done, ...
         events: ... or after so many events.
         clients: answers under way at a time, half of them sampled.
@@ -103,7 +105,7 @@ async def measure_chaos(
         done = asyncio.Event()
         asking = [asyncio.create_task(_client(http, run, bodies, expected, first, done)) for first in range(clients)]
         try:
-            await _disturb(run, machines, deeds, events, random.Random(seed), told)
+            await _disturb(run, deeds, events, random.Random(seed), told)
         finally:
             done.set()
             await asyncio.gather(*asking)
@@ -123,25 +125,25 @@ async def measure_chaos(
 
 async def _disturb(
     run: _Run,
-    machines: Sequence[str],
-    deeds: Mapping[str, Do],
+    deeds: Mapping[str, Mapping[str, Do]],
     most: int,
     dice: random.Random,
     told: Callable[[str], None],
 ) -> None:
-    """Do things to machines until it is enough; one machine is always left alone."""
+    """Do things to machines until it is enough; two machines are always left alone."""
     busy: dict[str, asyncio.Task[None]] = {}
     while len(run.events) < most and time.perf_counter() < run.ends:
         await asyncio.sleep(dice.uniform(*GAP_S))
         for name in [name for name, task in busy.items() if task.done()]:
             busy.pop(name).result()
-        free = [name for name in machines if name not in busy]
-        if len(free) < 2:
+        free = [name for name in deeds if name not in busy]
+        if len(free) < 3:
             continue
-        machine, what = dice.choice(free), dice.choice(sorted(deeds))
+        machine = dice.choice(free)
+        what = dice.choice(sorted(deeds[machine]))
         told(f"{what} {machine}")
         run.events.append(what)
-        busy[machine] = asyncio.create_task(deeds[what](machine))
+        busy[machine] = asyncio.create_task(deeds[machine][what](machine))
     await asyncio.gather(*busy.values())
 
 
@@ -174,23 +176,42 @@ def _body(model: str, prompt: str, tokens: int, sampled: bool) -> dict[str, Any]
 
 
 async def _ask(http: aiohttp.ClientSession, body: dict[str, Any], heard: list[float]) -> str:
-    """The text of an answer.
+    """The text of an answer, which is taken up again when its connection dies.
 
     Raises:
         ValueError: it broke off; the message says why.
+        TimeoutError: it took longer than `ANSWER_S`.
     """
-    pieces: list[str] = []
-    async with http.post("/v1/completions", json=body) as response:
-        if response.status != 200:
-            raise ValueError(f"{response.status}: {await response.text()}")
-        async for line in response.content:
-            data = line.decode().strip().removeprefix("data: ")
-            if data == "[DONE]":
-                return "".join(pieces)
-            if data.startswith("{"):
-                event = json.loads(data)
-                if "error" in event:
-                    raise ValueError(event["error"]["message"])
-                heard.append(time.perf_counter())
-                pieces += [choice["text"] for choice in event["choices"]]
-    raise ValueError("it ended without [DONE]")
+    key, events = secrets.token_hex(8), dict[int, str]()
+    async with asyncio.timeout(ANSWER_S):
+        while True:
+            headers = {"Idempotency-Key": key, "Last-Event-ID": str(max(events, default=0))}
+            with suppress(aiohttp.ClientError):
+                async with http.post("/v1/completions", json=body, headers=headers) as response:
+                    if response.status != 200:
+                        raise ValueError(f"{response.status}: {await response.text()}")
+                    if await _is_read(response, events, heard):
+                        return "".join(events[number] for number in sorted(events))
+            await asyncio.sleep(AGAIN_S)
+
+
+async def _is_read(response: aiohttp.ClientResponse, events: dict[int, str], heard: list[float]) -> bool:
+    """Read events, by number; whether they came to the last one.
+
+    Raises:
+        ValueError: one tells of an error.
+    """
+    number = 0
+    async for line in response.content:
+        name, _, data = line.decode().strip().partition(": ")
+        if name == "id":
+            number = int(data)
+        if data == "[DONE]":
+            return True
+        if data.startswith("{"):
+            event = json.loads(data)
+            if "error" in event:
+                raise ValueError(event["error"]["message"])
+            heard.append(time.perf_counter())
+            events[number] = "".join(choice["text"] for choice in event["choices"])
+    return False

@@ -1,4 +1,4 @@
-"""`motley bench chaos`: daemons on this machine that are killed, stopped and started again while they answer."""
+"""`motley bench chaos`: daemons, and the orchestrator, are killed, stopped and started again while they answer."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import json
 import logging
 import random
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import psutil
 import typer
@@ -19,6 +20,9 @@ from motley.cli.errors import CliError
 from motley.cli.interrupt import run
 from motley.cli.show import console, loading_bars
 
+if TYPE_CHECKING:
+    from motley.bench.measurements.chaos import Do
+
 MODEL = MODELS / "shakespeare-2.6m"
 MEMORY = 10**9
 """Bytes that every daemon may use: any of them could hold the model."""
@@ -26,7 +30,12 @@ AWAY_S = (0.0, 5.0)
 """Seconds for which a machine is gone, at least and at most."""
 STOPPED_S = (0.5, 9.0)
 """Seconds for which one stands still: shorter and longer than its peers wait."""
+DOWN_S = (0.0, 5.0)
+"""Seconds for which the orchestrator is gone."""
+CUTS_S = (1.0, 3.0, 10.0)
+"""Seconds for which the control plane is cut: shorter and longer than nodes wait."""
 JOIN_S = 60.0
+ORCHESTRATOR = "the orchestrator"
 WORKER = "motley.daemon.worker.process"
 
 
@@ -54,16 +63,15 @@ async def _chaos(minutes: float, events: int, machines: int, clients: int, token
 
     logging.getLogger("motley").setLevel(logging.ERROR)  # what is done to machines is told here
     names = node_names(machines)
-    async with mesh_of_processes([MEMORY] * machines) as mesh:
+    async with mesh_of_processes([MEMORY] * machines, apart=True) as mesh:
         wanted = {"model": str(MODEL), "exact": True, "nodes": names}
         with loading_bars() as bars:
             await mesh.client.wait_ready(await mesh.client.call("POST", "/api/sessions", wanted), bars.advance_to)
-        before = _memory_here()
+        before = _memory_of(mesh)
         report = await measure_chaos(
             mesh.url,
             MODEL.name,
-            names,
-            _Deeds(mesh, random.Random(seed)).by_name(),
+            _Deeds(mesh, random.Random(seed)).by_machine(names),
             seconds=60 * minutes,
             events=events,
             clients=clients,
@@ -72,9 +80,11 @@ async def _chaos(minutes: float, events: int, machines: int, clients: int, token
             told=console.print,
         )
         (session,) = await mesh.client.sessions()
+        if session["state"] != "ready":
+            raise CliError(f"the session is {session['state']} in the end: {session['failure']}")
         ranks = {rank["node"] for rank in session["ranks"] if rank["state"] == "ready"}
         leaked = sum(max(0, len(_workers(daemon.pid)) - (name in ranks)) for name, daemon in mesh.daemons.items())
-        grown = _memory_here() - before
+        grown = _memory_of(mesh) - before
     console.print(
         f"{report.events} events, {report.answers} answers: {report.equal} as undisturbed, {report.lost} lost; epoch"
         f" {session['epoch']}; the orchestrator has grown by {grown / 1e6:.1f} MB"
@@ -89,13 +99,17 @@ class _Deeds:
         self._mesh = mesh
         self._dice = dice
 
-    def by_name(self) -> dict[str, Any]:
-        return {
+    def by_machine(self, names: Sequence[str]) -> dict[str, dict[str, Do]]:
+        """What can be done to each daemon's machine, and to the orchestrator, by name."""
+        to_machine: dict[str, Do] = {
             "kill the worker of": self._kill_worker,
             "kill": self._kill,
             "stop": self._stop,
             "end": self._end,
+            "ask to leave": self._ask_to_leave,
         }
+        to_orchestrator: dict[str, Do] = {"restart": self._restart, "stand still": self._stand_still}
+        return {**dict.fromkeys(names, to_machine), ORCHESTRATOR: to_orchestrator}
 
     async def _kill_worker(self, name: str) -> None:
         for process in _workers(self._mesh.daemons[name].pid):
@@ -122,15 +136,41 @@ class _Deeds:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.resume()
 
+    async def _ask_to_leave(self, name: str) -> None:
+        """Have a node leave while its session goes on, unless that cannot do without it now."""
+        with contextlib.suppress(CliError):
+            await self._mesh.client.call("POST", f"/api/nodes/{name}/leave")
+            await self._come_back(name)
+
+    async def _restart(self, _: str) -> None:
+        """Kill the orchestrator, and start it again after a while."""
+        orchestrator = self._mesh.orchestrator
+        assert orchestrator is not None
+        orchestrator.process.kill()
+        await orchestrator.process.wait()
+        await asyncio.sleep(self._dice.uniform(*DOWN_S))
+        await orchestrator.start()
+
+    async def _stand_still(self, _: str) -> None:
+        """Stop the orchestrator, so that the control plane is cut."""
+        assert self._mesh.orchestrator is not None
+        process = psutil.Process(self._mesh.orchestrator.process.pid)
+        process.suspend()
+        await asyncio.sleep(self._dice.choice(CUTS_S))
+        process.resume()
+
     async def _come_back(self, name: str) -> None:
         await self._mesh.daemons[name].wait()
         await asyncio.sleep(self._dice.uniform(*AWAY_S))
         await self._mesh.start(name, MEMORY)
         until = time.monotonic() + JOIN_S
         while time.monotonic() < until:
-            nodes = (await self._mesh.client.call("GET", "/api/nodes"))["nodes"]
-            if any(node["name"] == name and node["state"] == "alive" for node in nodes):
-                return
+            if self._mesh.daemons[name].returncode is not None:  # the orchestrator was away when it wanted to join
+                await self._mesh.start(name, MEMORY)
+            with contextlib.suppress(CliError):  # the orchestrator may be away
+                nodes = (await self._mesh.client.call("GET", "/api/nodes"))["nodes"]
+                if any(node["name"] == name and node["state"] == "alive" for node in nodes):
+                    return
             await asyncio.sleep(0.1)
         raise CliError(f"{name} was started again and did not join within {JOIN_S:.0f} s")
 
@@ -145,6 +185,7 @@ def _workers(daemon: int) -> list[psutil.Process]:
     return found
 
 
-def _memory_here() -> int:
-    """Bytes of memory of this process, in which the orchestrator is."""
-    return int(psutil.Process().memory_info().rss)
+def _memory_of(mesh: DemoMesh) -> int:
+    """Bytes of memory of the orchestrator's process."""
+    assert mesh.orchestrator is not None
+    return int(psutil.Process(mesh.orchestrator.process.pid).memory_info().rss)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import sys
 import tempfile
 import time
@@ -16,6 +17,7 @@ from typing import Any
 import psutil
 
 from motley.cli.client import Client
+from motley.cli.errors import CliError
 from motley.cli.mesh_of_one import wait_for_nodes
 from motley.cli.show import console
 from motley.daemon.node.child import start_child
@@ -23,6 +25,8 @@ from motley.protocol.wording import short_bytes
 
 MODELS = Path(__file__).parents[1] / "models"
 STOP_S = 10.0
+UP_S = 60.0
+"""An orchestrator that is a process of its own listens so soon."""
 TEMPERATURE = 0.8
 TOP_K = 40
 
@@ -51,23 +55,80 @@ class DemoMesh:
 
     Attributes:
         start: starts a daemon with so many bytes of memory; it joins by itself.
+        orchestrator: where that is a process of its own.
     """
 
     url: str
     client: Client
     daemons: dict[str, asyncio.subprocess.Process]
     start: Callable[[str, int], Awaitable[None]]
+    orchestrator: OrchestratorProcess | None = None
+
+
+class OrchestratorProcess:
+    """An orchestrator in a process of its own, on loopback, which can be killed and started again where it was.
+
+    Attributes:
+        process: as it runs now.
+        http_url, local_target, join_token: as `motley.orchestrator.app.Orchestrator` has them.
+    """
+
+    process: asyncio.subprocess.Process
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._ports = ("0", "0")
+        self.http_url = self.local_target = self.join_token = ""
+
+    async def start(self) -> None:
+        """Start it, with the state that it had.
+
+        Raises:
+            CliError: it does not come up.
+        """
+        log = self._folder / "orchestrator.log"
+        where = ("--host", "127.0.0.1", "--port", self._ports[0], "--http-port", self._ports[1])
+        state = str(self._folder / "state")
+        with log.open("wb") as stderr:
+            self.process = await start_child(
+                *("motley.cli.main", "up", "--no-node", *where, "--state", state, "--end-with-stdin"),
+                env={**os.environ, "COLUMNS": "500"},
+                stdout=asyncio.subprocess.DEVNULL,
+                stderr=stderr,
+            )
+        until = time.monotonic() + UP_S
+        while time.monotonic() < until and self.process.returncode is None:
+            said = await asyncio.to_thread(log.read_text, "utf-8", "replace")
+            api, join = (
+                re.search(r"API: (http://\S+:(\d+))/v1", said),
+                re.search(r"join (\S+:(\d+)) --token (\S+)", said),
+            )
+            if api and join:
+                self.http_url, self.local_target, self.join_token = api[1], join[1], join[3]
+                self._ports = (join[2], api[2])
+                return
+            await asyncio.sleep(0.05)
+        raise CliError("the orchestrator does not come up")
+
+    async def stop(self) -> None:
+        """End it, politely at first."""
+        await _end(self.process)
 
 
 @asynccontextmanager
-async def mesh_of_processes(limits: list[int], threads: int = 1) -> AsyncIterator[DemoMesh]:
-    """An orchestrator here and a daemon process per memory limit, all on loopback, ended with the context."""
+async def mesh_of_processes(limits: list[int], threads: int = 1, *, apart: bool = False) -> AsyncIterator[DemoMesh]:
+    """An orchestrator here and a daemon process per memory limit, all on loopback, ended with the context.
+
+    Args:
+        apart: the orchestrator is a process of its own, too.
+    """
     from motley.orchestrator.app import Orchestrator, OrchestratorConfig
 
     with tempfile.TemporaryDirectory(prefix="motley-demo-") as folder:
-        orchestrator = Orchestrator(
-            OrchestratorConfig(host="127.0.0.1", grpc_port=0, http_port=0, state_dir=Path(folder))
-        )
+        orchestrator: Orchestrator | OrchestratorProcess = OrchestratorProcess(Path(folder))
+        if not apart:
+            own = OrchestratorConfig(host="127.0.0.1", grpc_port=0, http_port=0, state_dir=Path(folder))
+            orchestrator = Orchestrator(own)
         await orchestrator.start()
         daemons: dict[str, asyncio.subprocess.Process] = {}
         ends: list[asyncio.Task[str]] = []
@@ -83,7 +144,8 @@ async def mesh_of_processes(limits: list[int], threads: int = 1) -> AsyncIterato
             ends = [asyncio.create_task(_last_words(daemon, _log(folder, name))) for name, daemon in daemons.items()]
             async with Client(orchestrator.http_url) as client:
                 await wait_for_nodes(client, len(daemons), *ends)
-                yield DemoMesh(orchestrator.http_url, client, daemons, start)
+                process = orchestrator if isinstance(orchestrator, OrchestratorProcess) else None
+                yield DemoMesh(orchestrator.http_url, client, daemons, start, process)
         finally:
             try:
                 await orchestrator.stop()

@@ -42,6 +42,7 @@ def up(
     cache_limit: CacheLimit = "50GB",
     advertise: Advertise = "",
     zone: Zone = "",
+    end_with_stdin: Annotated[bool, typer.Option("--end-with-stdin", hidden=True)] = False,
 ) -> None:
     """Start an orchestrator, with this machine as its first node, until Ctrl-C."""
     import platformdirs
@@ -67,7 +68,7 @@ def up(
         advertise=advertise,
         zone=zone,
     )
-    run(_serve(orchestrator, local if node else None))
+    run(_serve(orchestrator, local if node else None), end_with_stdin=end_with_stdin)
 
 
 async def _serve(config: OrchestratorConfig, local: DaemonConfig | None) -> None:

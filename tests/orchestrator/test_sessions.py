@@ -166,6 +166,15 @@ def test_a_node_with_cache_holders_alone_does_not_end_the_session_when_it_is_los
     assert held.state is State.FAILED
 
 
+def test_a_node_with_cache_holders_alone_is_waited_for_only_so_long(held: Session) -> None:
+    assert held.on_node_lost("box", CONNECTION_ENDED, 5) == []
+    assert held.on_time(5 + RETURN_S) == []
+    assert not any(own.gone for own in held.holders)
+    held.on_time(5.1 + RETURN_S)
+    assert held.state is State.READY
+    assert all(own.gone and "node 'box'" in own.lost for own in held.holders)
+
+
 def test_a_failed_rank_ends_the_session_and_releases_the_others(session: Session) -> None:
     make_ready(session)
     failed = Failure(code="peer_lost", message="rank 2 said nothing", lost_rank=3)
