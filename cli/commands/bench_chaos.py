@@ -34,6 +34,8 @@ DOWN_S = (0.0, 5.0)
 """Seconds for which the orchestrator is gone."""
 CUTS_S = (1.0, 3.0, 10.0)
 """Seconds for which the control plane is cut: shorter and longer than nodes wait."""
+LEAVE_S = 5.0
+"""A daemon that was asked to leave, and does, has ended so soon."""
 JOIN_S = 60.0
 ORCHESTRATOR = "the orchestrator"
 WORKER = "motley.daemon.worker.process"
@@ -140,6 +142,8 @@ class _Deeds:
         """Have a node leave while its session goes on, unless that cannot do without it now."""
         with contextlib.suppress(CliError):
             await self._mesh.client.call("POST", f"/api/nodes/{name}/leave")
+        with contextlib.suppress(TimeoutError):  # it stays: it is needed, or the orchestrator was killed meanwhile
+            await asyncio.wait_for(self._mesh.daemons[name].wait(), LEAVE_S)
             await self._come_back(name)
 
     async def _restart(self, _: str) -> None:

@@ -83,6 +83,8 @@ class Ranks:
     async def end(self) -> None:
         """End all ranks."""
         await asyncio.gather(*map(self._end, self._held.values()))
+        for task in self._tasks:
+            task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _say(self, **body: Any) -> None:

@@ -46,11 +46,15 @@ class Carrier:
             for other in self._sessions:
                 if other.experts is not None:
                     other.experts.retry()
+        self.look()
+
+    def look(self) -> None:
+        """Have whoever waits in `until` look again."""
         self._changed.set()
         self._changed = asyncio.Event()
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Wait until a condition on sessions holds."""
+        """Wait until a condition on sessions or nodes holds."""
         while not condition():
             await self._changed.wait()
 

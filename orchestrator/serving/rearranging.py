@@ -24,6 +24,8 @@ from motley.protocol.mesh_pb2 import Empty, OrchestratorMessage
 
 GAIN = 0.05
 """A plan that saves a smaller part of a token's time is not worth the interruption."""
+LEAVE_S = 10.0
+"""A node that nothing is left to do for leaves so soon."""
 MOVE_S = 600.0
 """A session has so long to be ready by its new plan: ranks may have to read much."""
 
@@ -69,7 +71,8 @@ class Rearranging:
         """Have a node leave the mesh: its sessions go on without it first, while they answer; their names.
 
         Raises:
-            ServingError: there is no such node, a session is not ready, or cannot do without the node.
+            ServingError: there is no such node, a session is not ready, or cannot do without the node, or the node does
+                not leave.
         """
         node = next((node for node in self._nodes if node.alive and node.name == name), None)
         if node is None:
@@ -85,6 +88,11 @@ class Rearranging:
                 message = f"session {session.id} ({session.name}) {why}. Close it first, or add a node"
                 raise refusal("cannot_move", message, "node")
         self._control.send(node.id, OrchestratorMessage(leave=Empty()))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LEAVE_S):
+                await self._carrier.until(lambda: not node.alive)
+        if node.alive:
+            raise refusal("timed_out", f"node {name!r} does not leave: it has not answered for {LEAVE_S:.0f} s")
         return [session.name for session in concerned]
 
     async def rebalance(self, session: Session, *, force: bool) -> Rebalanced:

@@ -114,6 +114,7 @@ class Serving:
         self._probes.on_lost(node)
         for session in self.sessions:
             self._go_on(session, lambda session: session.on_node_lost(node.id, node.lost, self._clock()))
+        self._carrier.look()
 
     def _on_rank_event(self, node: Node, event: RankEvent) -> None:
         session = self.sessions.get(event.session)

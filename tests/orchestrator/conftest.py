@@ -258,6 +258,7 @@ class ScriptedNode:
                     await self.send(described=described)
             case "leave":
                 self.asked_to_leave = True
+                await self.send(leaving=Empty())
             case "lend":
                 self.lends.append(message.lend)
                 refused = self.refuses_to_lend
