@@ -15,6 +15,8 @@ import grpc.aio
 from aiohttp import web
 
 from motley.orchestrator.addresses import own_addresses
+from motley.orchestrator.api.anthropic import AnthropicApi
+from motley.orchestrator.api.asking import Asking
 from motley.orchestrator.api.door import IDLE_S, Door
 from motley.orchestrator.api.errors import errors_as_json
 from motley.orchestrator.api.experts import ExpertsApi
@@ -26,6 +28,7 @@ from motley.orchestrator.api.operators import HEALTH_PATH, OperatorsApi
 from motley.orchestrator.api.plans import PlansApi
 from motley.orchestrator.api.request_id import tell_request_id
 from motley.orchestrator.api.sessions import SessionsApi
+from motley.orchestrator.api.tokens import TokensApi
 from motley.orchestrator.api.web import PAGE_PATHS, page_routes
 from motley.orchestrator.control import Control
 from motley.orchestrator.identity import Identity, load_api_key, load_identity
@@ -192,12 +195,15 @@ class Orchestrator:
         middlewares = [errors_as_json, guard(self.api_key, public=PAGE_PATHS | {HEALTH_PATH})]
         app = web.Application(middlewares=middlewares, client_max_size=MAX_BODY)
         sessions = serving.sessions
+        asking = Asking(sessions, serving.requests, KeptAnswers(config.state_dir))
         routes = [
             *NodesApi(serving.nodes, sessions, serving.links, serving.rearranging).routes(),
             *SessionsApi(sessions, serving.lifecycle, serving.rearranging).routes(),
             *PlansApi(serving.forecasts).routes(),
             *ExpertsApi(sessions, serving.upkeep).routes(),
-            *OpenAiApi(sessions, serving.requests, KeptAnswers(config.state_dir)).routes(),
+            *OpenAiApi(sessions, asking).routes(),
+            *AnthropicApi(asking).routes(),
+            *TokensApi(asking).routes(),
             *OperatorsApi(serving.nodes, sessions, serving.requests).routes(),
         ]
         app.router.add_routes([*routes, openapi_route(routes)])

@@ -759,7 +759,7 @@ class Sampling(_message.Message):
     def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., seed: _Optional[int] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., top_logprobs: _Optional[int] = ..., logprobs: _Optional[bool] = ...) -> None: ...
 
 class Generate(_message.Message):
-    __slots__ = ("request_id", "session", "messages_json", "prompt", "prompt_tokens", "sampling", "max_tokens", "stop", "ignore_eos", "echo", "without_drafts", "usual_tokens", "written", "constraint", "tools_json", "tool_choice", "one_call", "reasoning_effort", "asked_at")
+    __slots__ = ("request_id", "session", "messages_json", "prompt", "prompt_tokens", "sampling", "max_tokens", "stop", "ignore_eos", "echo", "without_drafts", "usual_tokens", "written", "constraint", "tools_json", "tool_choice", "one_call", "reasoning_effort", "only_prompt", "asked_at")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
     MESSAGES_JSON_FIELD_NUMBER: _ClassVar[int]
@@ -778,6 +778,7 @@ class Generate(_message.Message):
     TOOL_CHOICE_FIELD_NUMBER: _ClassVar[int]
     ONE_CALL_FIELD_NUMBER: _ClassVar[int]
     REASONING_EFFORT_FIELD_NUMBER: _ClassVar[int]
+    ONLY_PROMPT_FIELD_NUMBER: _ClassVar[int]
     ASKED_AT_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     session: str
@@ -797,8 +798,9 @@ class Generate(_message.Message):
     tool_choice: str
     one_call: bool
     reasoning_effort: str
+    only_prompt: bool
     asked_at: str
-    def __init__(self, request_id: _Optional[str] = ..., session: _Optional[str] = ..., messages_json: _Optional[str] = ..., prompt: _Optional[str] = ..., prompt_tokens: _Optional[_Union[TokenIds, _Mapping]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., max_tokens: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., ignore_eos: _Optional[bool] = ..., echo: _Optional[bool] = ..., without_drafts: _Optional[bool] = ..., usual_tokens: _Optional[int] = ..., written: _Optional[_Iterable[int]] = ..., constraint: _Optional[_Union[Constraint, _Mapping]] = ..., tools_json: _Optional[str] = ..., tool_choice: _Optional[str] = ..., one_call: _Optional[bool] = ..., reasoning_effort: _Optional[str] = ..., asked_at: _Optional[str] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., session: _Optional[str] = ..., messages_json: _Optional[str] = ..., prompt: _Optional[str] = ..., prompt_tokens: _Optional[_Union[TokenIds, _Mapping]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., max_tokens: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., ignore_eos: _Optional[bool] = ..., echo: _Optional[bool] = ..., without_drafts: _Optional[bool] = ..., usual_tokens: _Optional[int] = ..., written: _Optional[_Iterable[int]] = ..., constraint: _Optional[_Union[Constraint, _Mapping]] = ..., tools_json: _Optional[str] = ..., tool_choice: _Optional[str] = ..., one_call: _Optional[bool] = ..., reasoning_effort: _Optional[str] = ..., only_prompt: _Optional[bool] = ..., asked_at: _Optional[str] = ...) -> None: ...
 
 class Constraint(_message.Message):
     __slots__ = ("json_schema", "regex", "grammar", "param", "thoughts")
@@ -877,7 +879,7 @@ class CallPiece(_message.Message):
     def __init__(self, index: _Optional[int] = ..., id: _Optional[str] = ..., name: _Optional[str] = ..., arguments: _Optional[str] = ...) -> None: ...
 
 class Delta(_message.Message):
-    __slots__ = ("request_id", "text", "ids", "logprobs", "finish", "failure", "prompt_tokens", "completion_tokens", "prefill_s", "cached_tokens", "accepted_drafts", "reasoning", "calls")
+    __slots__ = ("request_id", "text", "ids", "logprobs", "finish", "failure", "prompt_tokens", "completion_tokens", "prefill_s", "cached_tokens", "accepted_drafts", "reasoning", "calls", "stopped_by")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     IDS_FIELD_NUMBER: _ClassVar[int]
@@ -891,6 +893,7 @@ class Delta(_message.Message):
     ACCEPTED_DRAFTS_FIELD_NUMBER: _ClassVar[int]
     REASONING_FIELD_NUMBER: _ClassVar[int]
     CALLS_FIELD_NUMBER: _ClassVar[int]
+    STOPPED_BY_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     text: str
     ids: _containers.RepeatedScalarFieldContainer[int]
@@ -904,4 +907,5 @@ class Delta(_message.Message):
     accepted_drafts: int
     reasoning: str
     calls: _containers.RepeatedCompositeFieldContainer[CallPiece]
-    def __init__(self, request_id: _Optional[str] = ..., text: _Optional[str] = ..., ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[LogprobRow, _Mapping]]] = ..., finish: _Optional[str] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., prefill_s: _Optional[float] = ..., cached_tokens: _Optional[int] = ..., accepted_drafts: _Optional[int] = ..., reasoning: _Optional[str] = ..., calls: _Optional[_Iterable[_Union[CallPiece, _Mapping]]] = ...) -> None: ...
+    stopped_by: str
+    def __init__(self, request_id: _Optional[str] = ..., text: _Optional[str] = ..., ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[LogprobRow, _Mapping]]] = ..., finish: _Optional[str] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., prefill_s: _Optional[float] = ..., cached_tokens: _Optional[int] = ..., accepted_drafts: _Optional[int] = ..., reasoning: _Optional[str] = ..., calls: _Optional[_Iterable[_Union[CallPiece, _Mapping]]] = ..., stopped_by: _Optional[str] = ...) -> None: ...

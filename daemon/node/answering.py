@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from motley.daemon.node.held_rank import HeldRank, RankKey
-from motley.daemon.text.generation import Generation, RequestError
+from motley.daemon.text.generation import Generation, RequestError, told_prompt
 from motley.protocol import mesh_pb2 as pb
 from motley.protocol import worker_pb2 as wp
 
@@ -52,6 +52,9 @@ class Answering:
             return
         try:
             async with rank.tokenising:
+                if request.only_prompt:
+                    self._say(delta=await asyncio.to_thread(told_prompt, request, rank.tokenizer))
+                    return
                 generation = await asyncio.to_thread(Generation, request, rank.tokenizer, rank.command.assign.context)
         except RequestError as error:
             self._fail(request.request_id, pb.Failure(code=error.code, message=str(error), param=error.param))

@@ -126,6 +126,7 @@ class Generation:
             ids=ids,
             logprobs=[self._with_texts(row) for row in tokens.logprobs[: len(ids)]],
             finish=finish,
+            stopped_by=self._stops.stopped_by if finish else "",
         )
         self._take_apart(delta, text, bool(finish))
         if self._request.one_call and self._parts is not None and self._parts.complete:
@@ -164,6 +165,18 @@ class Generation:
             entry.text = self._tokenizer.token_text(entry.id)
             entry.raw = self._tokenizer.token_bytes(entry.id)
         return named
+
+
+def told_prompt(request: pb.Generate, tokenizer: Tokenizer) -> pb.Delta:
+    """What the orchestrator is told of a request's prompt alone.
+
+    Raises:
+        RequestError: it cannot be had.
+    """
+    _check_tools(request, tokenizer)
+    prompt = _prompt(request, tokenizer)
+    text = tokenizer.decode(prompt) if request.echo else ""
+    return pb.Delta(request_id=request.request_id, text=text, ids=prompt, finish="stop", prompt_tokens=len(prompt))
 
 
 def _prompt(request: pb.Generate, tokenizer: Tokenizer) -> list[int]:

@@ -23,17 +23,20 @@ class StopChecker:
         self._stops = tuple(stops)
         self._held = ""
         self.stopped = False
+        self.stopped_by = ""
+        """The stop string that the text came to; empty: none yet."""
 
     def push(self, text: str) -> str:
         """The text that may be shown now. Empty once `stopped`."""
         if self.stopped:
             return ""
         text = self._held + text
-        found = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
+        found = [(at + len(stop), at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
         if found:
+            _, at, self.stopped_by = min(found)
             self.stopped = True
             self._held = ""
-            return text[: min(found)[1]]
+            return text[:at]
         first = max(0, len(text) + 1 - max(map(len, self._stops), default=0))
         show = next(
             (at for at in range(first, len(text)) if any(stop.startswith(text[at:]) for stop in self._stops)),

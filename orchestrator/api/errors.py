@@ -1,4 +1,4 @@
-"""Errors as clients see them: OpenAI's form, with a fitting HTTP status, on every route."""
+"""Errors as clients see them, with a fitting HTTP status: in OpenAI's form, on Anthropic's routes in theirs."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from aiohttp.typedefs import Handler
 
 from motley.protocol.mesh_pb2 import Failure
 from motley.protocol.wording import human_bytes
+
+ANTHROPIC = "/v1/messages"
+"""Where Anthropic's routes begin."""
 
 _log = logging.getLogger(__name__)
 
@@ -41,6 +44,20 @@ _STATUS = {
     "timed_out": 504,
 }
 """HTTP status by `Failure.code`."""
+
+_ANTHROPIC_KINDS = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    409: "conflict_error",
+    413: "request_too_large",
+    422: "invalid_request_error",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
 
 
 class ApiError(Exception):
@@ -89,33 +106,46 @@ class ApiError(Exception):
                 kind = "server_error"
         return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
 
-    def response(self) -> web.Response:
+    @property
+    def anthropic_body(self) -> dict[str, Any]:
+        """The error as Anthropic has it."""
+        usual = "api_error" if self.status >= 500 else "invalid_request_error"
+        return {"type": "error", "error": {"type": _ANTHROPIC_KINDS.get(self.status, usual), "message": str(self)}}
+
+    def response(self, path: str = "") -> web.Response:
+        """The error as an answer.
+
+        Args:
+            path: of the request.
+        """
         headers = {"WWW-Authenticate": "Bearer"} if self.status == 401 else {}
         if self.retry_after_s is not None:
             headers["Retry-After"] = str(self.retry_after_s)
-        return web.json_response(self.body, status=self.status, headers=headers)
+        body = self.anthropic_body if path.startswith(ANTHROPIC) else self.body
+        return web.json_response(body, status=self.status, headers=headers)
 
 
 @web.middleware
 async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Give every error OpenAI's form, whoever raised it."""
+    """Give every error the form that its route has, whoever raised it."""
     try:
         return await handler(request)
     except ApiError as error:
-        return error.response()
+        return error.response(request.path)
     except web.HTTPNotFound:
-        return ApiError(404, f"there is no {request.path}", code="not_found").response()
+        return ApiError(404, f"there is no {request.path}", code="not_found").response(request.path)
     except web.HTTPMethodNotAllowed as error:
         allowed = ", ".join(sorted(error.allowed_methods))
         message = f"{request.path} takes {allowed}, not {request.method}"
-        response = ApiError(405, message, code="method_not_allowed").response()
+        response = ApiError(405, message, code="method_not_allowed").response(request.path)
         response.headers["Allow"] = allowed
         return response
     except web.HTTPRequestEntityTooLarge:
         message = f"the request is longer than {human_bytes(request.client_max_size)}"
-        return ApiError(413, message, code="request_too_large").response()
+        return ApiError(413, message, code="request_too_large").response(request.path)
     except web.HTTPException as error:
-        return ApiError(error.status, error.reason).response()
+        return ApiError(error.status, error.reason).response(request.path)
     except Exception:
         _log.exception("%s %s failed", request.method, request.path)
-        return ApiError(500, "an internal error; the orchestrator's log has more", code="internal_error").response()
+        why = "an internal error; the orchestrator's log has more"
+        return ApiError(500, why, code="internal_error").response(request.path)

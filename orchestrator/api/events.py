@@ -43,13 +43,18 @@ class EventStream:
         """Seconds until a comment is due, unless something is written before."""
         return max(0.0, self._written_at + COMMENT_S - self._clock())
 
-    async def event(self, data: str) -> None:
-        """Write an event, unless the client has it; `data` is one line."""
+    async def event(self, data: str, kind: str = "") -> None:
+        """Write an event, unless the client has it; `data` is one line.
+
+        Args:
+            kind: its name; empty: it has none.
+        """
         self._number += 1
+        named = f"event: {kind}\n" if kind else ""
         if self._after is None:
-            await self._write(f"data: {data}\n\n")
+            await self._write(f"{named}data: {data}\n\n")
         elif self._number > self._after:
-            await self._write(f"id: {self._number}\ndata: {data}\n\n")
+            await self._write(f"id: {self._number}\n{named}data: {data}\n\n")
 
     async def comment(self) -> None:
         """Write a line that clients ignore."""

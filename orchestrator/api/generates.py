@@ -69,7 +69,7 @@ def chat_generates(body: object) -> Generates:
         ApiError: 400, naming the parameter.
     """
     chat = read(CHAT, body)
-    messages = json.dumps([_message(each) for each in chat.messages], ensure_ascii=False, separators=(",", ":"))
+    messages = json.dumps([message_of(each) for each in chat.messages], ensure_ascii=False, separators=(",", ":"))
     generate = Generate(
         messages_json=messages,
         max_tokens=chat.max_completion_tokens or chat.max_tokens or 0,
@@ -157,7 +157,7 @@ def _constraint(request: Request) -> Constraint | None:
     return None
 
 
-def _message(message: Message) -> dict[str, Any]:
+def message_of(message: Message) -> dict[str, Any]:
     """A message as the leader takes it."""
     role = "system" if message.role == "developer" else message.role
     said: dict[str, Any] = {"role": role, "content": "".join(part.text for part in message.content or ())}

@@ -30,10 +30,10 @@ def guard(api_key: str | None, public: Collection[str] = ()) -> Middleware:
         if api_key is None:
             _check_local(request)
         elif request.path not in public:
-            scheme, _, shown = request.headers.get("Authorization", "").partition(" ")
-            right = hmac.compare_digest(shown.strip().encode(errors="replace"), api_key.encode())
-            if scheme.lower() != "bearer" or not right:
-                message = "missing or wrong API key; send it as `Authorization: Bearer KEY`"
+            scheme, _, bearer = request.headers.get("Authorization", "").partition(" ")
+            shown = bearer.strip() if scheme.lower() == "bearer" else request.headers.get("x-api-key", "")
+            if not hmac.compare_digest(shown.encode(errors="replace"), api_key.encode()):
+                message = "missing or wrong API key; send it as `Authorization: Bearer KEY`, or as `x-api-key: KEY`"
                 raise ApiError(401, message, code="invalid_api_key")
         return await handler(request)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import secrets
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -13,15 +12,14 @@ from typing import Any
 
 from aiohttp import web
 
-from motley.orchestrator.api.again import digest_of, idempotency_key, last_event
+from motley.orchestrator.api.asking import Asking
 from motley.orchestrator.api.errors import ApiError
 from motley.orchestrator.api.events import EventStream
 from motley.orchestrator.api.generates import Generates, chat_generates, completion_generates
 from motley.orchestrator.api.schema import read_json
 from motley.orchestrator.api.slow_clients import Patience, finish
-from motley.orchestrator.serving.errors import BusyError, ServingError, unready
-from motley.orchestrator.serving.kept_answers import KeptAnswers
-from motley.orchestrator.serving.requests import Answers, Requests
+from motley.orchestrator.serving.errors import ServingError, unready
+from motley.orchestrator.serving.requests import Answers
 from motley.orchestrator.session_table import SessionTable
 from motley.orchestrator.sessions import Session
 from motley.protocol.mesh_pb2 import CallPiece, Delta, LogprobRow, TokenLogprob
@@ -32,10 +30,9 @@ LEAST_LOGPROB = -9999.0
 
 
 class OpenAiApi:
-    def __init__(self, sessions: SessionTable, requests: Requests, kept: KeptAnswers) -> None:
+    def __init__(self, sessions: SessionTable, asking: Asking) -> None:
         self._sessions = sessions
-        self._requests = requests
-        self._kept = kept
+        self._asking = asking
 
     def routes(self) -> list[web.RouteDef]:
         return [
@@ -51,7 +48,7 @@ class OpenAiApi:
 
     async def model(self, request: web.Request) -> web.Response:
         """A model that is ready; one that is not is refused as a request to it would be."""
-        session = self._session(request.match_info["model"])
+        session = self._asking.session(request.match_info["model"])
         if not session.takes_requests:
             raise ApiError.from_failure(unready(session).failure)
         return web.json_response(_model(session))
@@ -62,40 +59,18 @@ class OpenAiApi:
     async def completions(self, request: web.Request) -> web.StreamResponse:
         return await self._answer(request, completion_generates(await read_json(request)), _Completion)
 
-    def _session(self, model: str) -> Session:
-        session = self._sessions.named(model)
-        if session is None:
-            served = ", ".join(s.name for s in self._sessions if s.takes_requests) or "none"
-            message = f"no model named {model!r} is served; served: {served}"
-            raise ApiError(404, message, param="model", code="model_not_found")
-        return session
-
     async def _answer(self, http: web.Request, asked: Generates, form: type[_Form]) -> web.StreamResponse:
-        session = self._session(asked.model)
-        envelope = {
-            "id": form.prefix + secrets.token_hex(12),
-            "created": int(time.time()),
-            "model": session.name,
-            "system_fingerprint": f"fp_{session.profile.fingerprint[:12]}",
-        }
-        kept, after = None, None
-        try:
-            if key := idempotency_key(http):
-                after = last_event(http)
-                kept = await self._kept.take(key, await digest_of(http), str(envelope["id"]))
-                envelope |= {"id": kept.id, "created": kept.created}
-            each = kept.generates if kept and kept.generates else asked.each
-            async with self._requests.generate(session, each, kept) as answers:
-                choices = [_Choice(form(index)) for index in range(len(each))]
-                if asked.stream:
-                    return await _stream(http, asked, choices, envelope, answers, after)
-                return await _whole(http, asked, choices, envelope, answers)
-        except ServingError as error:
-            wait = error.retry_after_s if isinstance(error, BusyError) else None
-            raise ApiError.from_failure(error.failure, retry_after_s=wait) from error
-        finally:
-            if kept is not None:
-                self._kept.let_go(kept)
+        async with self._asking.answers(http, asked.model, asked.each, form.prefix) as given:
+            envelope = {
+                "id": given.id,
+                "created": given.created,
+                "model": given.session.name,
+                "system_fingerprint": f"fp_{given.session.profile.fingerprint[:12]}",
+            }
+            choices = [_Choice(form(index)) for index in range(given.count)]
+            if asked.stream:
+                return await _stream(http, asked, choices, envelope, given.answers, given.after)
+            return await _whole(http, asked, choices, envelope, given.answers)
 
 
 class _Form(ABC):

@@ -161,7 +161,7 @@ class Requests:
         request.heard = self._clock()
         if delta.text:
             request.generate.echo = False  # the prompt came with it, if it was asked for
-        if delta.ids:
+        if delta.ids and not request.generate.only_prompt:
             request.generate.written.extend(delta.ids)
             request.told, request.fruitless = True, 0
             request.count(request.heard)

@@ -9,6 +9,7 @@ from typing import Any
 import jsonschema
 import pytest
 
+from motley.cli.client import Client
 from tests.e2e.processes import Mesh, chatting_model
 
 TEMPLATE = """{% for tool in tools or [] %}<tools>{{ tool | tojson }}</tools>
@@ -103,3 +104,39 @@ async def test_thoughts_come_apart_from_what_is_said(there: Mesh, tmp_path: Path
         thought = "".join(getattr(piece, "reasoning_content", None) or "" for piece in pieces)
         assert thought == message.reasoning_content
         assert not "".join(piece.content or "" for piece in pieces)
+
+
+async def test_anthropic_s_client_calls_tools(there: Mesh, tmp_path: Path) -> None:
+    """The same session, text for text, as OpenAI's does; streamed, counted, and kept to the tool's schema."""
+    import anthropic
+
+    model = chatting_model(tmp_path)
+    (model / "chat_template.jinja").write_text(TEMPLATE)
+    await there.session(model=str(model), name="talker", nodes=["a", "c"], shares=[1, 2])
+    async with anthropic.AsyncAnthropic(base_url=there.url, api_key="unused", max_retries=0) as client:
+        history: list[Any] = [{"role": "user", "content": "Go!"}]
+        tool = {"name": "go", "description": "Go there.", "input_schema": PARAMETERS}
+        asked: dict[str, Any] = {"model": "talker", "max_tokens": 300, "messages": history, "tools": [tool]}
+        asked |= {"tool_choice": {"type": "any", "disable_parallel_tool_use": True}, "extra_body": {"temperature": 0}}
+        whole = await client.messages.create(**asked)
+        assert whole.stop_reason == "tool_use"
+        (call,) = whole.content
+        jsonschema.validate(call.input, PARAMETERS)
+        async with client.messages.stream(**asked) as stream:
+            streamed = await stream.get_final_message()
+        assert streamed.content[0].input == call.input
+        assert streamed.usage.output_tokens == whole.usage.output_tokens
+        counted = await client.messages.count_tokens(model="talker", messages=history, tools=[tool])
+        assert counted.input_tokens == whole.usage.input_tokens + whole.usage.cache_read_input_tokens
+        answered = {"type": "tool_result", "tool_use_id": call.id, "content": "It is far."}
+        goes_on = [*history, {"role": "assistant", "content": whole.content}, {"role": "user", "content": [answered]}]
+        last = await client.messages.create(model="talker", max_tokens=8, messages=goes_on, stop_sequences=["\n"])
+        assert last.stop_reason in ("max_tokens", "stop_sequence")
+        wrong = {**tool, "input_schema": {"type": "array", "uniqueItems": True}}
+        with pytest.raises(anthropic.BadRequestError, match="uniqueItems"):
+            await client.messages.create(**{**asked, "tools": [wrong]})
+    async with Client(there.url) as http:
+        told = await http.call("POST", "/tokenize", {"model": "talker", "prompt": "ROMEO:"})
+        assert told["count"] == len(told["tokens"]) > 0
+        back = await http.call("POST", "/detokenize", {"model": "talker", "tokens": told["tokens"]})
+        assert back["prompt"] == "ROMEO:"

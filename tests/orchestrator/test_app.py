@@ -89,7 +89,11 @@ async def test_bound_to_the_network_an_address_to_dial_and_an_api_key_are_made(t
         assert await status(url) == 401
         assert await status(url, Authorization="Bearer wrong") == 401
         assert await status(url, Authorization=f"Basic {key}") == 401
-        assert await status(url, Authorization=f"Bearer {key}") == (404 if path == "/nothing" else 200)
+        there = 404 if path == "/nothing" else 200
+        assert await status(url, Authorization=f"Bearer {key}") == there
+        assert await status(url, **{"x-api-key": key}) == there, "as Anthropic's clients send it"
+        assert await status(url, **{"x-api-key": "wrong"}) == 401
+        assert await status(url, Authorization="Bearer wrong", **{"x-api-key": key}) == 401
     url = f"{orchestrator.http_url}/v1/models"
     assert await status(url, Authorization=f"Bearer {key}", Host="motley.example") == 200
     await orchestrator.stop()
