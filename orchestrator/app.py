@@ -27,6 +27,7 @@ from motley.orchestrator.api.openapi import openapi_route
 from motley.orchestrator.api.operators import HEALTH_PATH, OperatorsApi
 from motley.orchestrator.api.plans import PlansApi
 from motley.orchestrator.api.request_id import tell_request_id
+from motley.orchestrator.api.responses import ResponsesApi
 from motley.orchestrator.api.sessions import SessionsApi
 from motley.orchestrator.api.tokens import TokensApi
 from motley.orchestrator.api.web import PAGE_PATHS, page_routes
@@ -202,6 +203,7 @@ class Orchestrator:
             *PlansApi(serving.forecasts).routes(),
             *ExpertsApi(sessions, serving.upkeep).routes(),
             *OpenAiApi(sessions, asking).routes(),
+            *ResponsesApi(asking).routes(),
             *AnthropicApi(asking).routes(),
             *TokensApi(asking).routes(),
             *OperatorsApi(serving.nodes, sessions, serving.requests).routes(),

@@ -144,7 +144,7 @@ class _Chat(_Form):
         self, kind: str, told: dict[str, Any], rows: Sequence[LogprobRow], finish: str | None
     ) -> dict[str, Any]:
         finish = "tool_calls" if self._calls and finish == "stop" else finish
-        return {"index": self._index, kind: told, "logprobs": _chat_logprobs(rows), "finish_reason": finish}
+        return {"index": self._index, kind: told, "logprobs": chat_logprobs(rows), "finish_reason": finish}
 
 
 def _call_piece(piece: CallPiece) -> dict[str, Any]:
@@ -359,7 +359,8 @@ def _usage(choices: Sequence[_Choice], n: int) -> dict[str, Any]:
     }
 
 
-def _chat_logprobs(rows: Sequence[LogprobRow]) -> dict[str, Any] | None:
+def chat_logprobs(rows: Sequence[LogprobRow]) -> dict[str, Any] | None:
+    """Log-probabilities as chats tell them; None: there are none."""
     if not rows:
         return None
 

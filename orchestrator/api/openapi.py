@@ -14,12 +14,14 @@ from pydantic import TypeAdapter
 from motley.orchestrator.api.anthropic_generates import COUNT, MESSAGES
 from motley.orchestrator.api.generates import CHAT, COMPLETION
 from motley.orchestrator.api.plans import PLAN
+from motley.orchestrator.api.responses_generates import RESPONSE
 from motley.orchestrator.api.session_parameters import SESSION
 from motley.orchestrator.api.tokens import DETOKENIZE, TOKENIZE
 
 _BODIES: dict[tuple[str, str], tuple[str, TypeAdapter[Any]]] = {
     ("POST", "/v1/chat/completions"): ("ChatRequest", CHAT),
     ("POST", "/v1/completions"): ("CompletionRequest", COMPLETION),
+    ("POST", "/v1/responses"): ("ResponseRequest", RESPONSE),
     ("POST", "/v1/messages"): ("MessagesRequest", MESSAGES),
     ("POST", "/v1/messages/count_tokens"): ("CountRequest", COUNT),
     ("POST", "/tokenize"): ("TokenizeRequest", TOKENIZE),

@@ -140,3 +140,46 @@ async def test_anthropic_s_client_calls_tools(there: Mesh, tmp_path: Path) -> No
         assert told["count"] == len(told["tokens"]) > 0
         back = await http.call("POST", "/detokenize", {"model": "talker", "tokens": told["tokens"]})
         assert back["prompt"] == "ROMEO:"
+
+
+async def test_the_responses_api_calls_tools(there: Mesh, tmp_path: Path) -> None:
+    """And goes on with what they came to; the same text as a chat has."""
+    import openai
+
+    model = chatting_model(tmp_path)
+    (model / "chat_template.jinja").write_text(TEMPLATE)
+    await there.session(model=str(model), name="responder", nodes=["b", "c"], shares=[1, 2])
+    async with openai.AsyncOpenAI(base_url=f"{there.url}/v1", api_key="unused", max_retries=0) as client:
+        tool: Any = {"type": "function", **GO["function"], "strict": True}
+        asked: dict[str, Any] = {"model": "responder", "tools": [tool], "temperature": 0, "max_output_tokens": 300}
+        first = await client.responses.create(
+            **asked, input="Go!", tool_choice="required", parallel_tool_calls=False, store=False
+        )
+        (call,) = first.output
+        jsonschema.validate(json.loads(call.arguments), PARAMETERS)
+        items: list[Any] = [{"role": "user", "content": "Go!"}, call]
+        items.append({"type": "function_call_output", "call_id": call.call_id, "output": "It is far."})
+        asked["max_output_tokens"] = 8
+        events = [event async for event in await client.responses.create(**asked, input=items, stream=True)]
+        streamed = events[-1].response
+        assert (streamed.status, streamed.usage.output_tokens) == ("incomplete", 8)
+        chat: list[Any] = [
+            {"role": "user", "content": "Go!"},
+            {
+                "role": "assistant",
+                "content": "",
+                "tool_calls": [
+                    {
+                        "id": call.call_id,
+                        "type": "function",
+                        "function": {"name": call.name, "arguments": call.arguments},
+                    }
+                ],
+            },
+            {"role": "tool", "tool_call_id": call.call_id, "content": "It is far."},
+        ]
+        same = await client.chat.completions.create(
+            model="responder", messages=chat, tools=[GO], temperature=0, max_tokens=8
+        )
+        assert streamed.usage.input_tokens == same.usage.prompt_tokens
+        assert streamed.output_text == (same.choices[0].message.content or "")
