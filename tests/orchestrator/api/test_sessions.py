@@ -280,6 +280,7 @@ async def test_a_lost_node_fails_the_session_and_releases_the_rest(mesh: Any, ne
     stays, goes = await mesh.join(new_node("stays")), await mesh.join(new_node("goes"))
     session = await mesh.serve(recover=False)
     await goes.leave()
+    await mesh.poll("/api/nodes", lambda body: body["nodes"][1]["state"] == "lost")
     lost = Failure(code="peer_lost", message="rank 1 has gone", lost_rank=2)
     await stays.event(stays.commands[0], failed=lost)
     failed = await mesh.session(session["id"], "failed")

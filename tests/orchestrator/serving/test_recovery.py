@@ -92,6 +92,7 @@ async def test_a_stream_goes_on_when_the_node_of_rank_0_is_lost(mesh: Any, trio:
 async def test_named_nodes_that_are_left_come_first_and_others_after_them(mesh: Any, trio: list[Any]) -> None:
     session = await mesh.serve(nodes=["laptop", "pc"], shares=[3, 1])
     await trio[0].leave()
+    await mesh.poll("/api/nodes", lambda body: body["nodes"][0]["state"] == "lost")
     lost = Failure(code="peer_lost", message="rank 1 has gone", lost_rank=2)
     await trio[1].event(of_kind(trio[1], "assign")[-1], failed=lost)
     body = await planned_anew(mesh, session, 2)
