@@ -85,7 +85,11 @@ def with_adapters(model: nn.Module, rank: int, alpha: float, dropout: float, tar
         fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
     )
     try:
-        adapted: nn.Module = get_peft_model(model, config)
+        with warnings.catch_warnings():
+            warnings.filterwarnings(
+                "ignore", "The following (rank|alpha)_pattern", RuntimeWarning
+            )  # of peft's own for experts
+            adapted: nn.Module = get_peft_model(model, config)
     except ValueError as error:
         raise TrainingError(f"adapters cannot be made: {error}") from error
     return adapted

@@ -30,6 +30,8 @@ class Settings:
         cut: longer examples are cut; otherwise they are refused.
         held_out: the share of the examples that is not learnt but evaluated with, unless there is a file of its own.
         evaluate_every: steps between two evaluations; 0: before the first and after the last step only.
+        memory: how memory is spared, some of `motley.training.memory.switches.SWITCHES`.
+        near: tokens that are near to each one, for the softmax over near tokens.
     """
 
     steps: int = 100
@@ -48,6 +50,8 @@ class Settings:
     cut: bool = True
     held_out: float = 0.05
     evaluate_every: int = 0
+    memory: tuple[str, ...] = ()
+    near: int = 1000
 
 
 def rate_at(step: int, settings: Settings) -> float:

@@ -24,6 +24,8 @@ from motley.training.settings import Settings, agree, rate_at
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from motley.training.memory.spared import Spared
+
 ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
 """What a PEFT folder has."""
 _UNKNOWN_CONTEXT = 1024
@@ -130,6 +132,11 @@ class _Training:
 
         torch.manual_seed(settings.seed)  # before the adapters are drawn
         self._model = with_adapters(model, settings.rank, settings.alpha, settings.dropout, settings.targets)
+        self._spared: Spared | None = None
+        if settings.memory:
+            from motley.training.memory.spared import spare
+
+            self._spared = spare(self._model, settings.memory, settings.near, out / "memory")
         self._trained = [weight for weight in self._model.parameters() if weight.requires_grad]
         self._optimiser = torch.optim.AdamW(self._trained, weight_decay=settings.weight_decay)
         self._settings, self._learnt, self._evaluated = settings, learnt, evaluated
@@ -158,6 +165,8 @@ class _Training:
                 self._checkpoints.save(done, self._save)
         with written_whole(self._out / "adapter") as partial:
             save_adapter(self._model, partial)
+        if self._spared is not None:
+            self._spared.close()
         return began_at
 
     def _add(self, point: Point) -> None:
@@ -178,7 +187,7 @@ class _Training:
         tokens = sum(int((example.labels != IGNORED).sum()) for example in chosen)
         total = 0.0
         for batch in batches:
-            loss = summed_loss(self._model, batch) / tokens
+            loss = self._summed_loss(batch) / tokens
             loss.backward()
             total += float(loss.detach())
         norm = torch.nn.utils.clip_grad_norm_(self._trained, settings.clip)
@@ -190,6 +199,9 @@ class _Training:
         self._optimiser.zero_grad(set_to_none=True)
         return total
 
+    def _summed_loss(self, batch: Sequence[Example]) -> Tensor:
+        return summed_loss(self._model, batch) if self._spared is None else self._spared.summed_loss(batch)
+
     def _evaluate(self) -> float:
         """The mean loss of the tokens of the examples that are held out, in nats."""
         import torch
@@ -199,7 +211,7 @@ class _Training:
         with torch.no_grad():
             for begin in range(0, len(self._evaluated), self._settings.batch):
                 batch = self._evaluated[begin : begin + self._settings.batch]
-                total += float(summed_loss(self._model, batch))
+                total += float(self._summed_loss(batch))
                 tokens += sum(int((example.labels != IGNORED).sum()) for example in batch)
         return total / tokens
 

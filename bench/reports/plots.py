@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from motley.bench.measurements.drift import Drift
     from motley.bench.measurements.latency import LatencyReport
+    from motley.bench.measurements.placement import Placed
     from motley.bench.measurements.serve import Served
     from motley.training.files import Point
 
@@ -133,6 +134,27 @@ def plot_losses(points: Sequence[Point], path: Path) -> None:
     _tidy(axes)
     figure.legend(ncols=2, **LEGEND)
     figure.suptitle("What the adapter has learnt", fontweight="bold")
+    _save(figure, path)
+
+
+def plot_placement(rows: Sequence[Placed], path: Path) -> None:
+    """Draw to a PNG file what assignments of parts to nodes are worth, by the number of nodes.
+
+    Raises:
+        PlotError: matplotlib is missing, or the file cannot be written.
+    """
+    figure = _figure(8, 4.2)
+    axes = figure.subplots()
+    nodes = [row.nodes for row in rows]
+    for name, colour in (("best", FP32), ("greedy", FP16), ("random", COLOURS["wait"])):
+        axes.plot(nodes, [getattr(row, name) for row in rows], color=colour, marker="o", label=name)
+    axes.set_xlabel("nodes")
+    axes.set_ylabel("affinity per part")
+    axes.set_xticks(nodes)
+    axes.grid(alpha=0.3)
+    _tidy(axes)
+    figure.legend(ncols=3, **LEGEND)
+    figure.suptitle(f"{rows[0].parts} parts of a model on nodes", fontweight="bold")
     _save(figure, path)
 
 

@@ -79,6 +79,15 @@ def train(
     evaluate_every: Annotated[
         int, typer.Option(min=0, help="Steps between evaluations.", show_default="before and after")
     ] = 0,
+    memory: Annotated[
+        str,
+        typer.Option(
+            help="Spare memory: tight, or some of int4,layers,near,labels: the base in int4, a layer at a time, a"
+            " softmax over near tokens, logits where labels are.",
+            show_default="plain float32",
+        ),
+    ] = "",
+    near: Annotated[int, typer.Option(min=1, help="Tokens near to each that is learnt, for --memory near.")] = 1000,
     plot: Annotated[Path | None, typer.Option(help="Draw the losses to this PNG file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
 ) -> None:
@@ -89,6 +98,7 @@ def train(
     from motley.bench.reports.plots import plot_losses, require_plotting
     from motley.daemon.weights.hub import resolve
     from motley.training.errors import require_extra
+    from motley.training.memory.switches import parse_switches
     from motley.training.settings import Settings
 
     require_extra("torch", "transformers", "peft")
@@ -111,6 +121,8 @@ def train(
         cut=too_long is TooLong.CUT,
         held_out=held_out_share,
         evaluate_every=evaluate_every,
+        memory=parse_switches(memory),
+        near=near,
     )
     folder = resolve(model, None)
     if not folder.is_dir():
