@@ -129,7 +129,7 @@ def train(
         raise CliError(f"{folder}: a GGUF file cannot be trained; give the model's folder with safetensors")
     with console.status("loading torch and the model"):  # which takes seconds
         from motley.training.training import train as run
-    with _curve(steps) as told:
+    with _alone_in(out), _curve(steps) as told:
         trained = run(
             folder, data, out, settings, held_out=held_out, template=template, keep_every=keep_every, told=told
         )
@@ -148,6 +148,26 @@ def train(
     if trained.cut or trained.unanswered:
         results.print(f"{trained.cut} examples were cut to the context, {trained.unanswered} had no answer in it")
     results.print(f"the adapter is {escape(str(out / 'adapter'))}", highlight=False, soft_wrap=True)
+
+
+@contextmanager
+def _alone_in(out: Path) -> Iterator[None]:
+    """Keep others from training in the same folder while the context lasts.
+
+    Raises:
+        CliError: another one does already, or the folder cannot be made.
+    """
+    from motley.daemon.machine.files import own_file
+
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        lock = (out / "lock").open("wb")
+    except OSError as error:
+        raise CliError(f"--out: {out} cannot be written: {error.strerror or error}") from None
+    with lock:
+        if not own_file(lock):
+            raise CliError(f"--out: another `motley train` is at work in {out}")
+        yield
 
 
 @contextmanager
