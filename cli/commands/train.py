@@ -146,7 +146,8 @@ def train(
         before, after = trained.perplexity
         results.print(f"perplexity of {counted(trained.held_out, 'held-out example')}: {before:.2f} to {after:.2f}")
     if trained.cut or trained.unanswered:
-        results.print(f"{trained.cut} examples were cut to the context, {trained.unanswered} had no answer in it")
+        cut = counted(trained.cut, "example")
+        results.print(f"cut to the context: {cut}; left out, without an answer in it: {trained.unanswered}")
     results.print(f"the adapter is {escape(str(out / 'adapter'))}", highlight=False, soft_wrap=True)
 
 
