@@ -86,9 +86,9 @@ def with_adapters(model: nn.Module, rank: int, alpha: float, dropout: float, tar
     )
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings(
-                "ignore", "The following (rank|alpha)_pattern", RuntimeWarning
-            )  # of peft's own for experts
+            warnings.simplefilter("ignore", FutureWarning)  # of peft, and what transformers tells it
+            # Peft's own patterns for experts, where those get no adapters.
+            warnings.filterwarnings("ignore", "The following (rank|alpha)_pattern", RuntimeWarning)
             adapted: nn.Module = get_peft_model(model, config)
     except ValueError as error:
         raise TrainingError(f"adapters cannot be made: {error}") from error
