@@ -6,7 +6,7 @@ NATIVE := setup.py $(wildcard plugins/native/*.[ch]) plugins/nccl/library.c
 CORES := $(shell getconf _NPROCESSORS_ONLN)
 # One process more than there are cores, as tests of real daemons wait now and then.
 PARALLEL := -n $(shell expr $(CORES) + 1)
-PACKAGES := bench cli daemon orchestrator plugins protocol transport
+PACKAGES := bench cli daemon orchestrator plugins protocol training transport
 
 .PHONY: demo test soak gpu lint format protocol nccl clean
 

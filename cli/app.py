@@ -6,7 +6,21 @@ from typing import Annotated
 
 import typer
 
-from motley.cli.commands import bench, cache, demo, devices, experts, join, plan, rearrange, run, status, up
+from motley.cli.commands import (
+    adapters,
+    bench,
+    cache,
+    demo,
+    devices,
+    experts,
+    join,
+    plan,
+    rearrange,
+    run,
+    status,
+    train,
+    up,
+)
 
 app = typer.Typer(
     name="motley",
@@ -35,5 +49,5 @@ def motley(
     """Your mismatched machines as one: run a language model that none of them can hold."""
 
 
-for group in (up, join, plan, run, status, rearrange, devices, experts, cache, demo, bench):
+for group in (up, join, plan, run, status, rearrange, devices, experts, cache, train, adapters, demo, bench):
     group.register(app)

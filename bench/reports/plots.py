@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
     from motley.bench.measurements.drift import Drift
     from motley.bench.measurements.latency import LatencyReport
+    from motley.bench.measurements.placement import Placed
     from motley.bench.measurements.serve import Served
+    from motley.training.files import Point
 
 COLOURS = {"compute": "#3b6fb6", "wire": "#d1495b", "wait": "#f0c067", "lead": "#c4c4c4"}
 MEANINGS = {
@@ -110,6 +112,49 @@ def plot_served(rows: Sequence[Served], path: Path) -> None:
         _tidy(axes)
     figure.legend(*waits.get_legend_handles_labels(), ncols=4, **LEGEND)
     figure.suptitle(f"{rows[0].requests} requests at each rate", fontweight="bold")
+    _save(figure, path)
+
+
+def plot_losses(points: Sequence[Point], path: Path) -> None:
+    """Draw to a PNG file the losses of a training by step, and those of examples that it did not learn.
+
+    Raises:
+        PlotError: matplotlib is missing, or the file cannot be written.
+    """
+    figure = _figure(8, 4.2)
+    axes = figure.subplots()
+    learnt = [(point.step, point.loss) for point in points if point.loss is not None]
+    held_out = [(point.step, point.held_out) for point in points if point.held_out is not None]
+    axes.plot(*zip(*learnt, strict=True), color=FP32, linewidth=1, label="what is learnt")
+    if held_out:
+        axes.plot(*zip(*held_out, strict=True), color=FP16, marker="o", label="held-out")
+    axes.set_xlabel("step")
+    axes.set_ylabel("loss, nats per token")
+    axes.grid(alpha=0.3)
+    _tidy(axes)
+    figure.legend(ncols=2, **LEGEND)
+    figure.suptitle("What the adapter has learnt", fontweight="bold")
+    _save(figure, path)
+
+
+def plot_placement(rows: Sequence[Placed], path: Path) -> None:
+    """Draw to a PNG file what assignments of parts to nodes are worth, by the number of nodes.
+
+    Raises:
+        PlotError: matplotlib is missing, or the file cannot be written.
+    """
+    figure = _figure(8, 4.2)
+    axes = figure.subplots()
+    nodes = [row.nodes for row in rows]
+    for name, colour in (("best", FP32), ("greedy", FP16), ("random", COLOURS["wait"])):
+        axes.plot(nodes, [getattr(row, name) for row in rows], color=colour, marker="o", label=name)
+    axes.set_xlabel("nodes")
+    axes.set_ylabel("affinity per part")
+    axes.set_xticks(nodes)
+    axes.grid(alpha=0.3)
+    _tidy(axes)
+    figure.legend(ncols=3, **LEGEND)
+    figure.suptitle(f"{rows[0].parts} parts of a model on nodes", fontweight="bold")
     _save(figure, path)
 
 

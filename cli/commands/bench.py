@@ -15,6 +15,7 @@ from motley.cli.commands.bench_chaos import chaos
 from motley.cli.commands.bench_device import DEVICE_EXAMPLE, device
 from motley.cli.commands.bench_drafts import DRAFTS_EXAMPLE, drafts
 from motley.cli.commands.bench_forecast import FORECAST_EXAMPLE, forecast
+from motley.cli.commands.bench_parts import PARTS_EXAMPLE, parts
 from motley.cli.commands.bench_reading import READING_EXAMPLE, reading
 from motley.cli.commands.bench_serve import SERVE_EXAMPLE, serve
 from motley.cli.commands.bench_tables import (
@@ -26,6 +27,7 @@ from motley.cli.commands.bench_tables import (
     show_throughput,
     show_wire_formats,
 )
+from motley.cli.commands.bench_train import TRAIN_EXAMPLE, train
 from motley.cli.errors import CliError
 from motley.cli.interrupt import run
 from motley.cli.options import CacheFormats, Choice, Exact, Quant, Quantisation, parse_link, parse_shares
@@ -54,7 +56,9 @@ bench.command(epilog="Example: motley bench chaos --minutes 5 --seed 3 --json")(
 bench.command(epilog=DEVICE_EXAMPLE)(device)
 bench.command(epilog=DRAFTS_EXAMPLE)(drafts)
 bench.command(epilog=FORECAST_EXAMPLE)(forecast)
+bench.command(epilog=PARTS_EXAMPLE)(parts)
 bench.command(epilog=READING_EXAMPLE)(reading)
+bench.command(epilog=TRAIN_EXAMPLE)(train)
 
 
 @bench.command(

@@ -7,13 +7,28 @@ from pathlib import Path
 
 import pytest
 
-from motley.bench.reports.plots import DPI, PlotError, plot_drift, plot_latency, plot_report, require_plotting
+from motley.bench.measurements.placement import Placed
+from motley.bench.reports.plots import (
+    DPI,
+    PlotError,
+    plot_drift,
+    plot_latency,
+    plot_losses,
+    plot_placement,
+    plot_report,
+    require_plotting,
+)
+from motley.training.files import Point
 from tests.bench.made_reports import DRIFT, latency_report
 
 PICTURES: dict[str, Callable[[Path], None]] = {
     "tokens": lambda path: plot_latency([latency_report(ranks=3)], path),
     "settings": lambda path: plot_latency([latency_report(), latency_report(link="1ms,1Gbit")], path),
     "drift": lambda path: plot_drift(DRIFT, path),
+    "losses": lambda path: plot_losses([Point(0, held_out=2.0), Point(1, 2.1), Point(2, 1.9, 1e-4, 1.8)], path),
+    "placement": lambda path: plot_placement(
+        [Placed(4, 4, 0.9, 0.8, 0.5, 1.0), Placed(8, 4, 0.95, 0.9, 0.5, 1.0)], path
+    ),
     "report": lambda path: plot_report([latency_report()] * 4, latency_report(), DRIFT, path),
 }
 

@@ -1,0 +1,140 @@
+"""How much memory a training takes, and how long a step, with each way to spare memory added to those before it.
+
+A Llama with random weights gets adapters and is trained on random tokens, of which a share are learnt. Every row is
+measured in a process of its own: the most memory it had resident while it trained, less what it had before it made the
+model. What loading takes is not counted.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import psutil
+
+from motley.training.errors import TrainingError, require_extra
+
+SHAPE = {
+    "vocab_size": 32_000,
+    "hidden_size": 512,
+    "intermediate_size": 1376,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "tie_word_embeddings": True,
+}
+"""Of this machine's size: 60 million weights."""
+TECHNIQUES: dict[str, tuple[str, ...]] = {
+    "lora": (),
+    "+ int4": ("int4",),
+    "+ layers": ("int4", "layers"),
+    "+ near": ("int4", "layers", "near"),
+    "+ labels": ("int4", "layers", "near", "labels"),
+}
+"""By name, the switches of `motley.training.memory`."""
+LEARNT = 0.3
+"""The share of the tokens that are learnt."""
+STEPS = 2
+DEADLINE_S = 3600.0
+
+
+@dataclass(frozen=True)
+class TrainingRow:
+    """What a technique takes at a context.
+
+    Attributes:
+        peak_mb: the most memory beyond that of the process before, in MB.
+        step_s: the last of `STEPS` steps, in seconds.
+    """
+
+    context: int
+    technique: str
+    peak_mb: float
+    step_s: float
+
+
+def measure_training(
+    contexts: Sequence[int],
+    shape: dict[str, int] = SHAPE,
+    near: int = 1000,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> list[TrainingRow]:
+    """Measure every technique at every context.
+
+    Args:
+        progress: called with the rows that are measured and all of them.
+
+    Raises:
+        TrainingError: the extra is missing, this is no Linux, or a process ran out of memory.
+    """
+    require_extra("torch", "transformers", "peft")
+    if platform.system() != "Linux":
+        raise TrainingError("the peak of a process's memory can be begun anew on Linux only")
+    rows: list[TrainingRow] = []
+    total = len(contexts) * len(TECHNIQUES)
+    for context in contexts:
+        for technique in TECHNIQUES:
+            progress(len(rows), total)
+            asked = json.dumps({"context": context, "technique": technique, "shape": shape, "near": near})
+            said = subprocess.run(
+                [sys.executable, "-m", __name__, asked], capture_output=True, text=True, timeout=DEADLINE_S
+            )
+            if said.returncode:
+                why = said.stderr.strip().splitlines()[-1:] or [f"status {said.returncode}; out of memory?"]
+                raise TrainingError(f"{technique} at {context} tokens: {why[0]}")
+            rows.append(TrainingRow(**json.loads(said.stdout.splitlines()[-1])))
+    progress(total, total)
+    return rows
+
+
+def ratio_at(rows: Sequence[TrainingRow], context: int) -> float | None:
+    """How many times more memory plain LoRA takes at a context than all techniques do; None: not measured there."""
+    peaks = [row.peak_mb for row in rows if row.context == context]
+    return round(peaks[0] / peaks[-1], 2) if peaks else None
+
+
+def _measure(context: int, technique: str, shape: dict[str, int], near: int) -> TrainingRow:
+    """Measure one row in this process, which does nothing else."""
+    import torch
+    from transformers import AutoModelForCausalLM, LlamaConfig
+
+    from motley.training.base import with_adapters
+    from motley.training.examples import IGNORED, Example
+    from motley.training.memory.spared import spare
+    from motley.training.training import summed_loss
+
+    torch.manual_seed(0)
+    before = psutil.Process().memory_info().rss
+    config = LlamaConfig(**shape, max_position_embeddings=context)
+    model = with_adapters(AutoModelForCausalLM.from_config(config, dtype=torch.float32), 8, 16.0, 0.0, ())
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(0, shape["vocab_size"], context)
+    labels = np.append(np.where(rng.random(context - 1) < LEARNT, tokens[1:], IGNORED), IGNORED)
+    batch = [Example(tokens, labels)]
+    with TemporaryDirectory(prefix="motley-train-") as folder:
+        switches = TECHNIQUES[technique]
+        spared = spare(model, switches, near, Path(folder)) if switches else None
+        optimiser = torch.optim.AdamW([weight for weight in model.parameters() if weight.requires_grad])
+        model.train()
+        Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+        for _ in range(STEPS):
+            began = time.perf_counter()
+            (spared.summed_loss(batch) if spared else summed_loss(model, batch)).backward()
+            optimiser.step()
+            optimiser.zero_grad()
+            step_s = time.perf_counter() - began
+    lines = Path("/proc/self/status").read_text().splitlines()
+    peak = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
+    return TrainingRow(context, technique, round((peak - before) / 1e6, 1), round(step_s, 3))
+
+
+if __name__ == "__main__":
+    print(json.dumps(asdict(_measure(**json.loads(sys.argv[1])))))

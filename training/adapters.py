@@ -1,0 +1,192 @@
+"""Adapters in PEFT's format: read, merged and written with NumPy alone, as an adapter or into their model's weights."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable, Sequence
+from math import sqrt
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from motley.training.errors import TrainingError
+from motley.training.files import Curve, written_whole
+from motley.training.merging import (
+    F32,
+    Change,
+    Changes,
+    How,
+    dare,
+    module_names,
+    nearest_of_rank,
+    normalised,
+    ties,
+    weighted_mean,
+    weights_of_losses,
+)
+from motley.training.tensors import tensors_of, write_tensors
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+_PREFIX = "base_model.model."
+_MATRIX = re.compile(re.escape(_PREFIX) + r"(?P<module>.+)\.lora_(?P<side>[AB])\.weight")
+
+
+def read_adapter(folder: Path) -> tuple[dict[str, Any], dict[str, Change]]:
+    """Read a PEFT folder: its config, and what it does to which module.
+
+    Raises:
+        TrainingError: it is none, is damaged, or is no plain LoRA.
+    """
+    try:
+        config = json.loads((folder / CONFIG).read_bytes())
+    except (OSError, ValueError) as error:
+        raise TrainingError(f"{folder / CONFIG}: no adapter in PEFT's format: {error}") from error
+    if not isinstance(config, dict) or config.get("peft_type") != "LORA" or config.get("use_dora"):
+        raise TrainingError(f"{folder}: not a plain LoRA adapter; others cannot be merged")
+    sides: dict[str, dict[str, F32]] = {}
+    for name, values in tensors_of(folder / WEIGHTS).items():
+        match = _MATRIX.fullmatch(name)
+        if match is None:
+            raise TrainingError(f"{folder}: {name} is no matrix of LoRA of a linear module, and cannot be merged")
+        sides.setdefault(match["module"], {})[match["side"]] = values.astype(np.float32)
+    changes = {}
+    for module, pair in sides.items():
+        if set(pair) != {"A", "B"} or pair["A"].shape[0] != pair["B"].shape[1]:
+            raise TrainingError(f"{folder}: {module}: LoRA's two matrices do not fit each other")
+        changes[module] = Change(pair["A"], np.float32(_scale(config, module, pair["A"].shape[0])) * pair["B"])
+    if not changes:
+        raise TrainingError(f"{folder}: the adapter changes nothing")
+    return config, changes
+
+
+def _scale(config: dict[str, Any], module: str, rank: int) -> float:
+    alpha = config.get("lora_alpha", 8)
+    for pattern, other in (config.get("alpha_pattern") or {}).items():
+        if re.match(rf"(.*\.)?({pattern})$", module):
+            alpha = other
+            break
+    return float(alpha) / (sqrt(rank) if config.get("use_rslora") else rank)
+
+
+def write_adapter(folder: Path, like: dict[str, Any], changes: Changes) -> None:
+    """Write a PEFT folder.
+
+    Args:
+        like: the config of an adapter of the same model.
+        changes: all of one rank.
+
+    Raises:
+        TrainingError: the disk is full or cannot be written.
+    """
+    rank = next(iter(changes.values())).a.shape[0]
+    own = {"r": rank, "lora_alpha": rank, "use_rslora": False, "rank_pattern": {}, "alpha_pattern": {}}
+    own |= {"target_modules": sorted(changes), "inference_mode": True}
+    matrices = {}
+    for module, change in sorted(changes.items()):
+        matrices[f"{_PREFIX}{module}.lora_A.weight"] = change.a
+        matrices[f"{_PREFIX}{module}.lora_B.weight"] = change.b
+    with written_whole(folder) as partial:
+        partial.mkdir()
+        (partial / CONFIG).write_text(json.dumps(like | own, indent=2), encoding="utf-8")
+        write_tensors(partial / WEIGHTS, matrices)
+
+
+def merge(
+    folders: Sequence[Path],
+    how: How,
+    out: Path,
+    *,
+    weights: Sequence[float] = (),
+    density: float = 0.2,
+    seed: int = 0,
+    rank: int = 0,
+    into: Path | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> float:
+    """Merge adapters into one, or into a checkpoint's weights.
+
+    Args:
+        folders: PEFT folders of one model.
+        weights: of the adapters; empty: equal ones, or by `How.LOSS` those of the held-out losses beside them.
+        density: the share of values that TIES and DARE keep.
+        rank: of the adapter that is made of TIES or DARE; 0: that of all adapters together.
+        into: a model's folder; `out` becomes a copy of it with changed weights.
+        progress: called with the modules that are done and all of them.
+
+    Returns:
+        The largest share of a module's change that the rank could not hold; 0 for means, and into weights.
+
+    Raises:
+        TrainingError: an adapter or the model cannot be read, they do not fit each other, or the disk is full.
+    """
+    if out.exists():
+        raise TrainingError(f"{out} exists already: choose another folder")
+    read = [read_adapter(folder) for folder in folders]
+    config, adapters = read[0][0], [changes for _, changes in read]
+    names = module_names(adapters)
+    if how is How.LOSS and not weights:
+        weights = weights_of_losses([_held_out_loss(folder) for folder in folders])
+    shares = normalised(weights, len(folders))
+    if how in (How.LINEAR, How.LOSS):
+        mean = weighted_mean(adapters, shares)
+        if into is None:
+            write_adapter(out, config, mean)
+            return 0.0
+
+    def change(name: str) -> F32:
+        progress(names.index(name), len(names))
+        if how is How.TIES:
+            return ties(adapters, shares, density, name)
+        return dare(adapters, shares, density, seed, name) if how is How.DARE else mean[name].dense
+
+    if into is not None:
+        _write_into(into, out, names, change, transposed=bool(config.get("fan_in_fan_out")))
+        return 0.0
+    together = sum(max(each.a.shape[0] for each in adapter.values()) for adapter in adapters)
+    made = {name: nearest_of_rank(change(name), rank or together) for name in names}
+    write_adapter(out, config, {name: near for name, (near, _) in made.items()})
+    return max(missed for _, missed in made.values())
+
+
+def _held_out_loss(folder: Path) -> float:
+    """The loss that `motley train` measured last beside an adapter that it made."""
+    losses = [point.held_out for point in Curve(folder.parent / "losses.jsonl").read() if point.held_out is not None]
+    if not losses:
+        raise TrainingError(f"{folder}: no held-out loss is known of this adapter: give --weights")
+    return losses[-1]
+
+
+def _write_into(
+    model: Path, out: Path, names: Sequence[str], change: Callable[[str], F32], *, transposed: bool
+) -> None:
+    files = sorted(model.glob("*.safetensors"))
+    shards = {file: tensors_of(file) for file in files}
+    known = [tensor for tensors in shards.values() for tensor in tensors]
+    places = {_place(model, name, known): name for name in names}
+    with written_whole(out) as partial:
+        partial.mkdir()
+        for file in model.iterdir():
+            if file.is_file() and file not in shards:
+                shutil.copyfile(file, partial / file.name)
+        for file, tensors in shards.items():
+            changed: dict[str, Any] = dict(tensors)
+            for tensor in tensors.keys() & places.keys():
+                added = change(places[tensor])
+                added = added.T if transposed else added
+                if added.shape != tensors[tensor].shape:
+                    raise TrainingError(f"{model}: {tensor} is of another shape than the adapters' {places[tensor]}")
+                changed[tensor] = (tensors[tensor].astype(np.float32) + added).astype(tensors[tensor].dtype)
+            write_tensors(partial / file.name, changed)
+
+
+def _place(model: Path, module: str, known: Sequence[str]) -> str:
+    """The tensor of a checkpoint that is a module's matrix; some checkpoints lack the first part of its name."""
+    wanted = f"{module}.weight"
+    candidates = [wanted, wanted.partition(".")[2]]
+    for candidate in candidates:
+        if candidate in known:
+            return candidate
+    raise TrainingError(f"{model}: has no tensor {wanted}, which the adapters change: they are of another model")

@@ -1,0 +1,147 @@
+"""A Hugging Face causal language model, frozen, with the adapters that are trained; and its tokenizer."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from motley.training.errors import TrainingError, require_extra
+from motley.training.lines import Render
+
+if TYPE_CHECKING:
+    from torch import nn
+
+_CONTEXTS = ("max_position_embeddings", "n_positions", "context_length", "seq_length", "max_seq_len")
+"""What configs call the number of tokens that their models read."""
+
+
+def load_base(folder: Path) -> nn.Module:
+    """Load a causal language model in float32.
+
+    Raises:
+        TrainingError: the extra is missing, the folder holds no model, or one without a causal head.
+    """
+    require_extra("torch", "transformers", "peft")
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    try:
+        config = AutoConfig.from_pretrained(folder)
+    except (OSError, ValueError) as error:
+        raise TrainingError(f"{folder}: no model that transformers knows: {error}") from error
+    if type(config) not in AutoModelForCausalLM._model_mapping:
+        raise TrainingError(f"{folder}: a model of type {config.model_type!r} has no causal language head")
+    try:
+        model, told = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise TrainingError(f"{folder}: the model cannot be loaded: {error}") from error
+    if missing := sorted(told["missing_keys"]):
+        raise TrainingError(
+            f"{folder}: the checkpoint lacks {', '.join(missing[:4])}: a model without a causal head, or incomplete"
+        )
+    _check_causal(model, folder)
+    loaded: nn.Module = model
+    return loaded
+
+
+def _check_causal(model: Any, folder: Path) -> None:
+    """See that a later token does not change what is said of an earlier one."""
+    import torch
+
+    with torch.no_grad():
+        first, second = (model(torch.tensor([[1, 2, last]]), use_cache=False).logits[0, :2] for last in (1, 2))
+    if not torch.allclose(first, second, rtol=1e-3, atol=1e-4):
+        raise TrainingError(f"{folder}: not a causal language model: its tokens see those after them")
+
+
+def context_of(model: nn.Module) -> int | None:
+    """How many tokens a model reads at most; None: its config does not say."""
+    values = [getattr(model.config, name, None) for name in _CONTEXTS]
+    return next((value for value in values if isinstance(value, int)), None)
+
+
+def with_adapters(model: nn.Module, rank: int, alpha: float, dropout: float, targets: Sequence[str]) -> nn.Module:
+    """Freeze a model and give it LoRA's matrices, which alone are trained.
+
+    Args:
+        targets: names of the modules that get them; empty: every linear one but the head.
+
+    Raises:
+        TrainingError: no module is called so.
+    """
+    from peft import LoraConfig, TaskType, get_peft_model
+    from transformers.pytorch_utils import Conv1D
+
+    config = LoraConfig(
+        task_type=TaskType.CAUSAL_LM,
+        r=rank,
+        lora_alpha=alpha,
+        lora_dropout=dropout,
+        target_modules=list(targets) or "all-linear",
+        fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
+    )
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # of peft, and what transformers tells it
+            # Peft's own patterns for experts, where those get no adapters.
+            warnings.filterwarnings("ignore", "The following (rank|alpha)_pattern", RuntimeWarning)
+            adapted: nn.Module = get_peft_model(model, config)
+    except ValueError as error:
+        raise TrainingError(f"adapters cannot be made: {error}") from error
+    return adapted
+
+
+def save_adapter(model: nn.Module, folder: Path) -> None:
+    """Write the adapters in PEFT's format."""
+    model.save_pretrained(str(folder), save_embedding_layers=False)
+
+
+class HubTokenizer:
+    """A model's tokenizer and chat template, as `motley.training.examples.Encoder` and `Render`.
+
+    Attributes:
+        end: the token that ends a text; None: there is none.
+        render: writes chats.
+    """
+
+    def __init__(self, folder: Path, template: Path | None) -> None:
+        """
+        Args:
+            template: a file with a chat template to use instead of the model's.
+
+        Raises:
+            TrainingError: there is no tokenizer, or none that tells where its tokens are in a text.
+        """
+        require_extra("transformers")
+        from transformers import AutoTokenizer
+
+        try:
+            self._tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+            if template is not None:
+                self._tokenizer.chat_template = template.read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise TrainingError(f"{folder}: the tokenizer cannot be loaded: {error}") from error
+        if not self._tokenizer.is_fast:
+            raise TrainingError(f"{folder}: its tokenizer does not tell where tokens are in a text (no tokenizer.json)")
+        self.end: int | None = self._tokenizer.eos_token_id
+        self.render: Render = self._render
+
+    def encode(self, text: str, whole: bool) -> tuple[list[int], list[tuple[int, int]]]:
+        """See `Encoder.encode`."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that a text is longer than the model reads, which we see to
+            told = self._tokenizer(text, add_special_tokens=not whole, return_offsets_mapping=True, verbose=False)
+        return told["input_ids"], told["offset_mapping"]
+
+    def _render(self, messages: Sequence[Mapping[str, Any]], opens: bool) -> str:
+        if self._tokenizer.chat_template is None:
+            raise TrainingError("a chat, but the model has no chat template: give one (--template)")
+        try:
+            text: str = self._tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=opens)
+        except Exception as error:  # the template is foreign code: it can raise anything
+            raise TrainingError(f"the chat template refuses these messages: {error}") from error
+        return text

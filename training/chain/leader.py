@@ -1,0 +1,169 @@
+"""The leader of a chain: it runs the model's own code, and what its layers elsewhere are handed crosses to them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import sqrt
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from motley.training.chain.crossing import receive, send
+from motley.training.chain.cut import forget
+from motley.training.chain.part import squared_norm, trained_of, walk
+from motley.training.errors import TrainingError
+from motley.training.examples import IGNORED, Example, batch_of
+from motley.training.files import Point
+from motley.training.memory.layers import decoder_layers
+from motley.training.settings import Settings, rate_at
+from motley.training.training import summed_loss
+from motley.transport import Communicator
+
+
+class Leader:
+    """Rank 0 of a chain. Its model computes as ever, forward and backward, with some of its layers elsewhere."""
+
+    def __init__(
+        self, communicator: Communicator, model: nn.Module, parts: Sequence[range], weight_decay: float
+    ) -> None:
+        """
+        Args:
+            model: with adapters, drawn from the same seed at every rank; layers of other ranks are freed.
+            parts: the layers of each rank, see `motley.training.chain.cut.cut`.
+
+        Raises:
+            TrainingError: the model has no list of layers.
+        """
+        self._communicator, self._model, self._parts = communicator, model, parts
+        layers = list(decoder_layers(model))
+        self._elsewhere = layers[parts[0].stop :]
+        self._widths = _widths(model, self._elsewhere)
+        self._adapters = [trained_of(layers[part.start : part.stop]) for part in parts[1:]]
+        forget(self._elsewhere)
+        self._trained = trained_of([model])
+        self._optimiser = torch.optim.AdamW(self._trained, weight_decay=weight_decay)
+        self._anchor = torch.zeros(0, requires_grad=True)
+        self._calls: list[tuple[Any, Any]] = []
+        self._hidden: Tensor | None = None
+        for index, layer in enumerate(self._elsewhere):
+            layer.forward = self._stand_in(index)
+
+    def step(self, rate: float, clip: float) -> float:
+        """Go a step at all ranks along the gradients, whose norm over all of them is clipped; returns that norm."""
+        self._tell_all({"do": "norm"})
+        norm = sqrt(squared_norm(self._trained) + sum(receive(self._communicator, rank) for rank in self._others))
+        scale = min(1.0, clip / (norm + 1e-6))
+        self._tell_all({"do": "step", "rate": rate, "scale": scale})
+        walk(self._optimiser, self._trained, rate, scale)
+        return norm
+
+    def end(self) -> None:
+        """Fetch the adapters of all ranks into the model, which can be saved then, and dismiss the others."""
+        self._tell_all({"do": "adapters"})
+        for rank, weights in zip(self._others, self._adapters, strict=True):
+            for weight, value in zip(weights, receive(self._communicator, rank), strict=True):
+                weight.data = value
+        self._tell_all({"do": "end"})
+        self._communicator.flush()
+
+    @property
+    def _others(self) -> range:
+        return range(1, self._communicator.size)
+
+    def _tell_all(self, what: dict[str, Any]) -> None:
+        for rank in self._others:
+            send(self._communicator, what, rank)
+
+    def _stand_in(self, index: int) -> Callable[..., Any]:
+        """What a layer does that is elsewhere: it notes what it is handed; the last one has all of them computed."""
+
+        def forward(hidden: Tensor, *args: Any, **kwargs: Any) -> Any:
+            if index == 0:
+                self._calls, self._hidden = [], hidden
+            elif hidden is not self._hidden:
+                raise TrainingError("this model changes what goes from layer to layer: it cannot be cut between them")
+            self._calls.append((args, kwargs))
+            if index == len(self._elsewhere) - 1:
+                trains = torch.is_grad_enabled()
+                hidden = _Crossing.apply(self, hidden, self._anchor) if trains else self.cross(hidden, trains=False)
+            width = self._widths[index]
+            return hidden if width is None else (hidden, *[None] * (width - 1))
+
+        return forward
+
+    def cross(self, hidden: Tensor, *, trains: bool) -> Tensor:
+        """Have the layers that are elsewhere computed for hidden states, which come back from the last rank."""
+        noise = int(torch.randint(1 << 31, ()))
+        first = self._parts[1].start
+        for rank, part in enumerate(self._parts[1:], 1):
+            calls = self._calls[part.start - first : part.stop - first]
+            send(self._communicator, {"do": "forward", "calls": calls, "trains": trains, "noise": noise + rank}, rank)
+        send(self._communicator, hidden, 1)
+        came: Tensor = receive(self._communicator, self._communicator.size - 1)
+        return came
+
+    def cross_back(self, gradient: Tensor) -> Tensor:
+        """The gradient of what crossed, given that of what came back."""
+        self._tell_all({"do": "backward"})
+        send(self._communicator, gradient, self._communicator.size - 1)
+        came: Tensor = receive(self._communicator, 1)
+        return came
+
+
+class _Crossing(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, leader: Leader, hidden: Tensor, anchor: Tensor) -> Tensor:
+        ctx.leader = leader
+        return leader.cross(hidden, trains=True)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor, None]:
+        return None, ctx.leader.cross_back(gradient), None
+
+
+def _widths(model: nn.Module, layers: Sequence[nn.Module]) -> list[int | None]:
+    """How many values each layer returns; None: hidden states alone, in no tuple."""
+    told: list[int | None] = []
+
+    def hear(layer: nn.Module, args: Any, out: Any) -> None:
+        told.append(len(out) if isinstance(out, tuple) else None)
+
+    hooks = [layer.register_forward_hook(hear) for layer in layers]
+    with torch.no_grad():
+        model(input_ids=torch.tensor([[1, 2]]), use_cache=False)
+    for hook in hooks:
+        hook.remove()
+    return told
+
+
+def lead(
+    leader: Leader,
+    model: nn.Module,
+    learnt: Sequence[Example],
+    settings: Settings,
+    told: Callable[[Point], None] = lambda point: None,
+) -> list[Point]:
+    """Train over a chain as `motley.training.training.train` does in one process; returns a point for every step.
+
+    Raises:
+        motley.transport.TransportError: a rank is gone.
+    """
+    points = []
+    for step in range(settings.steps):
+        model.train()
+        torch.manual_seed((settings.seed << 32) ^ step)
+        size = settings.batch * settings.accumulate
+        chosen = [learnt[index] for index in batch_of(step, size, len(learnt), settings.seed)]
+        tokens = sum(int((example.labels != IGNORED).sum()) for example in chosen)
+        total = 0.0
+        for begin in range(0, size, settings.batch):
+            loss = summed_loss(model, chosen[begin : begin + settings.batch]) / tokens
+            loss.backward()
+            total += float(loss.detach())
+        rate = rate_at(step, settings)
+        leader.step(rate, settings.clip)
+        points.append(Point(step + 1, total, rate))
+        told(points[-1])
+    leader.end()
+    return points

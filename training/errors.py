@@ -1,0 +1,35 @@
+"""What can be wrong with a training, told in one error, and whether what it needs is installed."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+
+MAX_PROBLEMS = 8
+"""Of data with many bad lines, as many are named."""
+
+
+class TrainingError(Exception):
+    """A training cannot begin or go on; the message says what is wrong, where, and what to do."""
+
+
+def refuse_all(problems: Sequence[str]) -> None:
+    """Raise one error for all problems, a line each, at most `MAX_PROBLEMS`.
+
+    Raises:
+        TrainingError: there are any.
+    """
+    if problems:
+        more = len(problems) - MAX_PROBLEMS
+        raise TrainingError("\n".join([*problems[:MAX_PROBLEMS], *([f"... and {more} more"] if more > 0 else [])]))
+
+
+def require_extra(*packages: str) -> None:
+    """Find out whether packages of the extra ``train`` are installed, before anything that needs them is begun.
+
+    Raises:
+        TrainingError: one is missing; the message says how to install it.
+    """
+    missing = [name for name in packages if importlib.util.find_spec(name) is None]
+    if missing:
+        raise TrainingError(f"training needs {', '.join(missing)}: pip install 'motley[train]'")

@@ -1,0 +1,66 @@
+"""A model with adapters whose training spares memory in some of the ways of `motley.training.memory`, and its loss."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from motley.training.examples import IGNORED, Example, padded
+from motley.training.memory.head import NarrowHead, narrow_head, near_tokens, union_of
+from motley.training.memory.layers import one_by_one, remove_files
+from motley.training.memory.quantised import quantise_base
+from motley.training.memory.switches import INT4, LABELS, LAYERS, NEAR
+
+
+class Spared:
+    """What `spare` has made of a model.
+
+    Attributes:
+        folder: where things wait on disk.
+    """
+
+    def __init__(
+        self, model: nn.Module, head: NarrowHead, near: Tensor | None, labels_only: bool, folder: Path
+    ) -> None:
+        self._model, self._head, self._near, self._labels_only = model, head, near, labels_only
+        self.folder = folder
+
+    def close(self) -> None:
+        """Remove what has waited on disk; the model cannot be used any more. The table of near tokens is kept."""
+        remove_files(self.folder)
+
+    def summed_loss(self, batch: Sequence[Example]) -> Tensor:
+        """As `motley.training.training.summed_loss`; the softmax is over near tokens in training only."""
+        tokens, labels = map(torch.from_numpy, padded(batch))
+        learnt = labels != IGNORED
+        wanted = labels[learnt]
+        chosen = union_of(self._near, wanted) if self._near is not None and self._model.training else None
+        self._head.positions, self._head.tokens = learnt if self._labels_only else None, chosen
+        logits = self._model(input_ids=tokens, use_cache=False).logits
+        if not self._labels_only:
+            logits = logits[learnt]
+        targets = wanted if chosen is None else torch.searchsorted(chosen, wanted)
+        return functional.cross_entropy(logits.float().flatten(0, -2), targets, reduction="sum")
+
+
+def spare(model: nn.Module, switches: Collection[str], near: int, folder: Path) -> Spared:
+    """Change a model with adapters so that its training takes less memory.
+
+    Args:
+        switches: of `SWITCHES`.
+        near: how many tokens are near to each.
+        folder: for what waits on disk.
+
+    Raises:
+        TrainingError: the model has no layers, or the disk is full.
+    """
+    if INT4 in switches:
+        quantise_base(model)
+    table = near_tokens(model, near, folder / f"near-{near}.npy") if NEAR in switches else None
+    if LAYERS in switches:
+        one_by_one(model, folder)
+    return Spared(model, narrow_head(model), table, LABELS in switches, folder)

@@ -1,0 +1,163 @@
+"""Several adapters of one model made one: as an exact weighted mean, by TIES, or by DARE.
+
+An adapter changes a matrix by ``scale * B @ A``. The mean of such changes is kept exactly, with the ranks of all
+adapters together. TIES (arXiv 2306.01708) and DARE (arXiv 2311.03099) choose among a change's single values, so what
+they make has any rank; an adapter of it is the nearest one of a given rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from hashlib import sha256
+from math import exp
+
+import numpy as np
+import numpy.typing as npt
+
+from motley.training.errors import TrainingError
+
+F32 = npt.NDArray[np.float32]
+
+
+class How(StrEnum):
+    """The ways to merge: the weighted mean; the mean weighed by 1 / perplexity; TIES; DARE."""
+
+    LINEAR = "linear"
+    LOSS = "loss"
+    TIES = "ties"
+    DARE = "dare"
+
+
+@dataclass(frozen=True)
+class Change:
+    """What an adapter does to a matrix W f32[N, K]: it adds ``b @ a`` to it, the scale being in `b`.
+
+    Attributes:
+        a: f32[R, K].
+        b: f32[N, R].
+    """
+
+    a: F32
+    b: F32
+
+    @property
+    def dense(self) -> F32:
+        """The change itself, f32[N, K]."""
+        return self.b @ self.a
+
+
+Changes = Mapping[str, Change]
+"""By the name of the module whose matrix is changed."""
+
+
+def weights_of_losses(losses: Sequence[float]) -> list[float]:
+    """Weights, 1 in sum, in proportion to 1 / perplexity, from held-out losses in nats per token."""
+    inverse = [exp(min(losses) - loss) for loss in losses]
+    return [each / sum(inverse) for each in inverse]
+
+
+def normalised(weights: Sequence[float], count: int) -> list[float]:
+    """The weights of `count` adapters over their sum; equal ones where none are given.
+
+    Raises:
+        TrainingError: there are not as many, one is below zero, or all are zero.
+    """
+    weights = list(weights) or [1.0] * count
+    if len(weights) != count or min(weights) < 0 or sum(weights) <= 0:
+        raise TrainingError(f"weights should be {count} numbers, none below zero and not all zero")
+    return [weight / sum(weights) for weight in weights]
+
+
+def weighted_mean(adapters: Sequence[Changes], weights: Sequence[float]) -> dict[str, Change]:
+    """The exact mean of the adapters' changes, whose rank is that of all of them together.
+
+    An adapter that leaves a module alone changes it by nothing. All modules get the same rank.
+    """
+    ranks = [max(change.a.shape[0] for change in adapter.values()) for adapter in adapters]
+    merged = {}
+    for name, like in _modules(adapters).items():
+        parts_a, parts_b = [], []
+        for adapter, weight, rank in zip(adapters, weights, ranks, strict=True):
+            a, b = np.zeros((rank, like.a.shape[1]), np.float32), np.zeros((like.b.shape[0], rank), np.float32)
+            if change := adapter.get(name):
+                own = change.a.shape[0]
+                a[:own], b[:, :own] = change.a, weight * change.b
+            parts_a.append(a)
+            parts_b.append(b)
+        merged[name] = Change(np.concatenate(parts_a), np.concatenate(parts_b, axis=1))
+    return merged
+
+
+def ties(adapters: Sequence[Changes], weights: Sequence[float], density: float, name: str) -> F32:
+    """One module's change by TIES: of each adapter's change the largest values stay; of those, where signs differ, the
+    ones on the side that weighs more; and of these the weighted mean.
+
+    Args:
+        density: the share of the values that stay.
+    """
+    like = _modules(adapters)[name]
+    trimmed = np.stack([_trimmed(_dense(adapter, name, like), density) for adapter in adapters])
+    scales = np.array(weights, np.float32)[:, None, None]
+    side = np.sign((scales * trimmed).sum(axis=0))
+    agreeing = (np.sign(trimmed) == side) & (trimmed != 0)
+    total = (scales * agreeing).sum(axis=0)
+    mean: F32 = (scales * trimmed * agreeing).sum(axis=0) / np.where(total > 0, total, 1)
+    return mean
+
+
+def _trimmed(values: F32, density: float) -> F32:
+    kept = max(1, round(density * values.size))
+    least = np.partition(np.abs(values).ravel(), values.size - kept)[values.size - kept]
+    return np.where(np.abs(values) >= least, values, np.float32(0))
+
+
+def dare(adapters: Sequence[Changes], weights: Sequence[float], density: float, seed: int, name: str) -> F32:
+    """One module's change by DARE: of each adapter's change values are dropped by chance, those that stay are scaled
+    up, so that the expectation is what it was, and the weighted mean is taken.
+
+    Args:
+        density: how likely a value stays.
+    """
+    like = _modules(adapters)[name]
+    digest = int.from_bytes(sha256(name.encode()).digest()[:8], "little")
+    merged = np.zeros((like.b.shape[0], like.a.shape[1]), np.float32)
+    for index, (adapter, weight) in enumerate(zip(adapters, weights, strict=True)):
+        stays = np.random.default_rng([seed, digest, index]).random(merged.shape) < density
+        merged += np.where(stays, _dense(adapter, name, like), 0) * np.float32(weight / density)
+    return merged
+
+
+def nearest_of_rank(change: F32, rank: int) -> tuple[Change, float]:
+    """The change of a rank that is nearest to any f32[N, K], and what it misses of it: 0 nothing, 1 all."""
+    left, values, right = np.linalg.svd(change, full_matrices=False)
+    missed = float(np.sqrt((values[rank:] ** 2).sum() / max(float((values**2).sum()), 1e-30)))
+    roots = np.sqrt(values[:rank])
+    a, b = np.zeros((rank, change.shape[1]), np.float32), np.zeros((change.shape[0], rank), np.float32)
+    a[: len(roots)], b[:, : len(roots)] = roots[:, None] * right[:rank], left[:, :rank] * roots
+    return Change(a, b), missed
+
+
+def module_names(adapters: Sequence[Changes]) -> list[str]:
+    """The modules that any of the adapters changes.
+
+    Raises:
+        TrainingError: two of them change matrices of different shapes under one name.
+    """
+    return list(_modules(adapters))
+
+
+def _modules(adapters: Sequence[Changes]) -> dict[str, Change]:
+    found: dict[str, Change] = {}
+    for adapter in adapters:
+        for name, change in adapter.items():
+            like = found.setdefault(name, change)
+            if (like.b.shape[0], like.a.shape[1]) != (change.b.shape[0], change.a.shape[1]):
+                raise TrainingError(f"{name}: the adapters are not of one model: their matrices differ in shape")
+    return found
+
+
+def _dense(adapter: Changes, name: str, like: Change) -> F32:
+    change = adapter.get(name)
+    return change.dense if change else np.zeros((like.b.shape[0], like.a.shape[1]), np.float32)
