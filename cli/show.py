@@ -183,13 +183,13 @@ def session_table(session: dict[str, Any]) -> RenderableType:
 
 
 def losses(session: dict[str, Any]) -> str:
-    """What machines a session has lost and goes on without, or is about to; empty if there are none."""
+    """What machines a session has lost and goes on without, or why it is planned anew now; empty: nothing."""
+    if session["interrupted_by"]:
+        return f"requests wait for another plan: {session['interrupted_by']}"
     if not session["losses"] or session["failure"]:
         return ""
     times, last = counted(len(session["losses"]), "time"), session["losses"][-1]["message"]
-    if session["state"] == "ready":
-        return f"it has lost a machine or a process {times} and gone on, the last time: {last}"
-    return f"requests wait, as it goes on with what is left: {last}"
+    return f"it has lost a machine or a process {times} and gone on, the last time: {last}"
 
 
 def waiting(session: dict[str, Any]) -> str:

@@ -119,6 +119,9 @@ def session_json(session: Session, steps: bool = False) -> dict[str, Any]:
         },
         "explained": session.explained,
         "epoch": session.epoch,
+        "interrupted_by": session.interruption.why.message
+        if session.state is State.RECOVERING and session.interruption
+        else None,
         "losses": [_loss_json(loss) for loss in session.losses.last],
         "created": int(session.created),
         "family": profile.family,

@@ -214,12 +214,12 @@ function activityOf(activity) {
   );
 }
 
-function lossesOf(losses, state) {
+function lossesOf(losses, interruptedBy) {
+  if (interruptedBy !== null) return h("p", { class: "waiting" }, `Requests wait for another plan: ${interruptedBy}`);
   if (losses.length === 0) return false;
   const { message } = losses[losses.length - 1];
   const times = losses.length === 1 ? "one time" : `${losses.length} times`;
-  const words = state === "ready" ? `Has lost a machine or a process ${times} and gone on, the last time` : "Requests wait, as it goes on with what is left";
-  return h("p", { class: state === "ready" ? "quiet" : "waiting" }, `${words}: ${message}`);
+  return h("p", { class: "quiet" }, `Has lost a machine or a process ${times} and gone on, the last time: ${message}`);
 }
 
 function sessionCard(session) {
@@ -253,7 +253,7 @@ function sessionCard(session) {
     h("p", { class: "quiet path" }, session.model),
     failure && h("p", { class: "failure" }, `Failed: ${failure.message}`),
     ON_THE_WAY[state] && h("p", {}, ON_THE_WAY[state]),
-    !failure && lossesOf(session.losses, state),
+    !failure && lossesOf(session.losses, session.interrupted_by),
     session.forecast && quiet(joined(
       `Forecast: ${ms(session.forecast.ms_per_token)} ms per token`,
       `compute ${ms(session.forecast.compute_ms)}, wire ${ms(session.forecast.wire_ms)}, wait ${ms(session.forecast.wait_ms)}`,
