@@ -80,7 +80,10 @@ class Asking:
         try:
             if key := idempotency_key(http):
                 after = last_event(http)
-                kept = await self._kept.take(key, await digest_of(http), id_)
+                of_model = (
+                    f"{key} {session.profile.fingerprint}"  # what another model has begun is nothing to go on with
+                )
+                kept = await self._kept.take(of_model, await digest_of(http), id_)
                 id_, created = kept.id, kept.created
                 each = kept.generates or each
             async with self._requests.generate(session, each, kept) as answers:

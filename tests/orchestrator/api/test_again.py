@@ -12,7 +12,9 @@ import pytest
 
 from motley.orchestrator.serving import kept_answers
 from motley.orchestrator.serving.kept_answers import KeptAnswers
-from motley.protocol.mesh_pb2 import Delta, Generate
+from motley.protocol.mesh_pb2 import Delta, Described, Generate
+
+from ..conftest import small_profile
 
 ASKED = {"model": "bard", "prompt": "Once", "max_tokens": 20}
 WORDS = ["Once ", "upon ", "a ", "time"]
@@ -140,6 +142,22 @@ async def test_a_key_is_for_one_request(mesh: Any, bard: Any) -> None:
             body = await response.json()
             assert response.status == status
     assert body["error"]["code"] == "idempotency_key_reused"
+
+
+async def test_another_model_of_the_same_name_goes_on_with_nothing(mesh: Any, new_node: Any) -> None:
+    node = await mesh.join(new_node("pc"))
+    asked = {"json": ASKED, "headers": keyed("k1")}
+    for fingerprint in ("f1", "f1", "f2"):
+        other = small_profile()
+        other.fingerprint = fingerprint
+        node.on_describe = lambda _, other=other: Described(profile=other)
+        node.answer = Teller()
+        session = await mesh.serve()
+        async with mesh.http.post("/v1/completions", **asked) as response:
+            assert response.status == 200
+        assert (await mesh.call("DELETE", f"/api/sessions/{session['id']}"))[0] == 200
+    assert len(node.generated) == 2, "the second was told again, the third was asked for anew"
+    assert not node.generated[1].written
 
 
 async def test_a_failed_request_is_tried_anew(mesh: Any, bard: Any) -> None:
