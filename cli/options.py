@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn, TypeVar
 
 import typer
 
+from motley.cli.durations import seconds
 from motley.cli.errors import CliError
 from motley.cli.machine import fit_to_machine
 from motley.cli.show import console
@@ -203,6 +204,14 @@ Memory = Annotated[str, typer.Option(help="Memory that ranks may use here, such 
 Zone = Annotated[
     str, typer.Option(help="What fails together with this machine: a room, a fuse. Replicas are kept in several.")
 ]
+KeepWithout = Annotated[
+    str,
+    typer.Option(
+        "--keep-without-orchestrator",
+        metavar="DURATION",
+        help="How long ranks here go on when the orchestrator cannot be reached, such as 30m. 0s: not at all.",
+    ),
+]
 Threads = Annotated[int, typer.Option(min=0, help="Compute threads per rank. 0: every usable core.")]
 Models = Annotated[
     Path | None, typer.Option(help="Folder in which model names are looked up.", file_okay=False, exists=True)
@@ -217,6 +226,18 @@ CacheLimit = Annotated[str, typer.Option(help="Space for them; those used least 
 Advertise = Annotated[str, typer.Option(help="Address under which other nodes reach this one.")]
 
 
+def _duration(option: str, text: str) -> float:
+    """The seconds that an option says.
+
+    Raises:
+        CliError: it is no duration.
+    """
+    try:
+        return seconds(text)
+    except ValueError as error:
+        raise CliError(f"{option}: {error}") from None
+
+
 def daemon_config(
     *,
     name: str | None,
@@ -229,12 +250,13 @@ def daemon_config(
     orchestrator: str = "",
     token: str = "",
     advertise: str = "",
+    keep: str = "1h",
 ) -> DaemonConfig:
     """Make a daemon's configuration from what was typed, fitted to this machine.
 
     Raises:
         CliError: `name` is blank, `zone` is long or not printable, `memory` or `cache_limit` is no size, `memory`
-            holds nothing, or `advertise` is no address.
+            holds nothing, `advertise` is no address, or `keep` no duration.
     """
     from motley.daemon.machine.memory import available_memory
     from motley.daemon.models.cutting.profile import RUNTIME_BYTES
@@ -258,6 +280,7 @@ def daemon_config(
             name=name or "",
             advertise=advertise,
             zone=zone,
+            keep_s=_duration("--keep-without-orchestrator", keep),
             memory_limit=limit,
             threads=threads,
             models=models,

@@ -9,7 +9,18 @@ import typer
 
 from motley.cli.errors import CliError
 from motley.cli.interrupt import run
-from motley.cli.options import Advertise, Cache, CacheLimit, Memory, Models, Name, Threads, Zone, daemon_config
+from motley.cli.options import (
+    Advertise,
+    Cache,
+    CacheLimit,
+    KeepWithout,
+    Memory,
+    Models,
+    Name,
+    Threads,
+    Zone,
+    daemon_config,
+)
 from motley.cli.show import console
 
 
@@ -30,6 +41,7 @@ def join(
     cache_limit: CacheLimit = "50GB",
     advertise: Advertise = "",
     zone: Zone = "",
+    keep: KeepWithout = "1h",
     end_with_stdin: Annotated[bool, typer.Option("--end-with-stdin", hidden=True)] = False,
 ) -> None:
     """Give this machine to the mesh of an orchestrator, until Ctrl-C."""
@@ -53,6 +65,7 @@ def join(
         cache_limit=cache_limit,
         advertise=advertise,
         zone=zone,
+        keep=keep,
     )
     raise_file_limit()
     MeshLog().listen()

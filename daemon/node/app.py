@@ -133,7 +133,7 @@ async def run_daemon(config: DaemonConfig, observer: Observer) -> None:
                 if not joined_once:
                     raise
                 alone_since = alone_since or time.monotonic()
-                if time.monotonic() - alone_since > config.keep_s:
+                if time.monotonic() - alone_since >= config.keep_s:
                     await ranks.end()
                 pause = RETRY_S[min(attempt, len(RETRY_S) - 1)]
                 attempt += 1
