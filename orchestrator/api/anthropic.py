@@ -15,7 +15,7 @@ from motley.orchestrator.api.asking import Asking, Given
 from motley.orchestrator.api.errors import ANTHROPIC, ApiError
 from motley.orchestrator.api.events import EventStream
 from motley.orchestrator.api.schema import read, read_json
-from motley.orchestrator.api.slow_clients import Patience, finish
+from motley.orchestrator.api.slow_clients import Patience, give
 from motley.orchestrator.serving.errors import ServingError
 from motley.protocol.mesh_pb2 import CallPiece, Delta
 
@@ -177,11 +177,7 @@ async def _whole(http: web.Request, asked: MessagesRequest, given: Given) -> web
         blocks.take(last)
     blocks.end()
     body = {**_message(given, blocks.content), **_stop(last, blocks.calls), "usage": _usage(last)}
-    response = web.json_response(body)
-    with Patience(http), suppress(ConnectionError):
-        await response.prepare(http)
-        await finish(http, response)
-    return response
+    return await give(http, body)
 
 
 async def _stream(http: web.Request, asked: MessagesRequest, given: Given) -> web.StreamResponse:

@@ -19,12 +19,11 @@ from motley.orchestrator.api.anthropic_schema import (
     ToolResultBlock,
     ToolUseBlock,
 )
+from motley.orchestrator.api.generates import LEAST_TOP_P
 from motley.protocol.mesh_pb2 import Constraint, Generate, Sampling
 
 MESSAGES = TypeAdapter(MessagesRequest)
 COUNT = TypeAdapter(CountRequest)
-_LEAST_TOP_P = 1e-9
-"""What a top_p of 0 comes to: only the likeliest token passes."""
 
 
 def generate_of(asked: MessagesRequest) -> Generate:
@@ -36,7 +35,7 @@ def generate_of(asked: MessagesRequest) -> Generate:
         Sampling(
             temperature=asked.temperature,
             top_k=asked.top_k,
-            top_p=asked.top_p or _LEAST_TOP_P,
+            top_p=asked.top_p or LEAST_TOP_P,
             repetition_penalty=1.0,
             seed=secrets.randbits(64),
         )

@@ -36,7 +36,7 @@ USUAL_TOKENS = 16
 """Of a completion that does not say ``max_tokens``."""
 MAX_BYTES = 8 * 1024 * 1024
 """Of prompts, each counted for every answer to it, as the leader is sent it as often."""
-_LEAST_TOP_P = 1e-9
+LEAST_TOP_P = 1e-9
 """What a top_p of 0 comes to: only the likeliest token passes."""
 
 CHAT = TypeAdapter(ChatRequest)
@@ -131,7 +131,7 @@ def _sampling(request: Request, logprobs: bool, top_logprobs: int) -> Sampling:
     return Sampling(
         temperature=request.temperature,
         top_k=request.top_k,
-        top_p=request.top_p or _LEAST_TOP_P,
+        top_p=request.top_p or LEAST_TOP_P,
         min_p=request.min_p,
         repetition_penalty=request.repetition_penalty,
         presence_penalty=request.presence_penalty,

@@ -17,7 +17,7 @@ from motley.orchestrator.api.errors import ApiError
 from motley.orchestrator.api.events import EventStream
 from motley.orchestrator.api.generates import Generates, chat_generates, completion_generates
 from motley.orchestrator.api.schema import read_json
-from motley.orchestrator.api.slow_clients import Patience, finish
+from motley.orchestrator.api.slow_clients import Patience, give
 from motley.orchestrator.serving.errors import ServingError, unready
 from motley.orchestrator.serving.requests import Answers
 from motley.orchestrator.session_table import SessionTable
@@ -265,11 +265,7 @@ async def _whole(
         "usage": _usage(choices, asked.n),
         **_timings(choices),
     }
-    response = web.json_response(body)
-    with Patience(http), suppress(ConnectionError):
-        await response.prepare(http)
-        await finish(http, response)
-    return response
+    return await give(http, body)
 
 
 def _merged(deltas: Sequence[Delta]) -> Delta:

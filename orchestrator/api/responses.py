@@ -17,7 +17,7 @@ from motley.orchestrator.api.openai import chat_logprobs
 from motley.orchestrator.api.responses_generates import RESPONSE, generate_of
 from motley.orchestrator.api.responses_schema import ResponseRequest
 from motley.orchestrator.api.schema import read, read_json
-from motley.orchestrator.api.slow_clients import Patience, finish
+from motley.orchestrator.api.slow_clients import Patience, give
 from motley.orchestrator.serving.errors import ServingError
 from motley.protocol.mesh_pb2 import CallPiece, Delta
 
@@ -160,7 +160,7 @@ def _response(asked: ResponseRequest, given: Given, status: str, output: list[di
 
 def _ended(asked: ResponseRequest, given: Given, output: _Output, last: Delta) -> dict[str, Any]:
     """The response once its last piece has come."""
-    status = "incomplete" if last.finish == "length" else "completed"
+    status = _status(last)
     body = _response(asked, given, status, output.items)
     if status == "incomplete":
         body["incomplete_details"] = {"reason": "max_output_tokens"}
@@ -186,11 +186,7 @@ async def _whole(http: web.Request, asked: ResponseRequest, given: Given) -> web
         last = came[1]
         output.take(last)
     output.end(_status(last))
-    response = web.json_response(_ended(asked, given, output, last))
-    with Patience(http), suppress(ConnectionError):
-        await response.prepare(http)
-        await finish(http, response)
-    return response
+    return await give(http, _ended(asked, given, output, last))
 
 
 async def _stream(http: web.Request, asked: ResponseRequest, given: Given) -> web.StreamResponse:

@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from motley.orchestrator.api.generates import LEAST_TOP_P
 from motley.orchestrator.api.responses_schema import (
     LOGPROBS,
     CallItem,
@@ -24,8 +25,6 @@ from motley.orchestrator.api.responses_schema import (
 from motley.protocol.mesh_pb2 import Constraint, Generate, Sampling
 
 RESPONSE = TypeAdapter(ResponseRequest)
-_LEAST_TOP_P = 1e-9
-"""What a top_p of 0 comes to: only the likeliest token passes."""
 
 
 def generate_of(asked: ResponseRequest) -> Generate:
@@ -36,7 +35,7 @@ def generate_of(asked: ResponseRequest) -> Generate:
         reasoning_effort=(asked.reasoning and asked.reasoning.effort) or "",
         sampling=Sampling(
             temperature=asked.temperature,
-            top_p=asked.top_p or _LEAST_TOP_P,
+            top_p=asked.top_p or LEAST_TOP_P,
             repetition_penalty=1.0,
             seed=secrets.randbits(64),
             logprobs=LOGPROBS in asked.include,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from aiohttp import web
 
@@ -73,3 +74,12 @@ async def finish(http: web.Request, response: web.StreamResponse) -> None:
         await response.write_eof()
     finally:
         transport.set_write_buffer_limits()
+
+
+async def give(http: web.Request, body: Any) -> web.Response:
+    """Answer with JSON, and wait until the client has taken it, or is gone."""
+    response = web.json_response(body)
+    with Patience(http), suppress(ConnectionError):
+        await response.prepare(http)
+        await finish(http, response)
+    return response
