@@ -8,9 +8,7 @@ import typer
 
 from motley.cli.commands import (
     adapters,
-    bench,
     cache,
-    demo,
     devices,
     experts,
     join,
@@ -21,6 +19,8 @@ from motley.cli.commands import (
     train,
     up,
 )
+from motley.cli.commands.bench import group as bench
+from motley.cli.commands.demo import group as demo
 
 app = typer.Typer(
     name="motley",

@@ -15,27 +15,27 @@ import grpc.aio
 from aiohttp import web
 
 from motley.orchestrator.addresses import own_addresses
-from motley.orchestrator.api.anthropic import AnthropicApi
+from motley.orchestrator.api.anthropic.routes import AnthropicApi
 from motley.orchestrator.api.asking import Asking
 from motley.orchestrator.api.door import IDLE_S, Door
 from motley.orchestrator.api.errors import errors_as_json
-from motley.orchestrator.api.experts import ExpertsApi
 from motley.orchestrator.api.guard import guard
-from motley.orchestrator.api.nodes import NodesApi
-from motley.orchestrator.api.openai import OpenAiApi
+from motley.orchestrator.api.mesh.experts import ExpertsApi
+from motley.orchestrator.api.mesh.nodes import NodesApi
+from motley.orchestrator.api.mesh.plans import PlansApi
+from motley.orchestrator.api.mesh.sessions import SessionsApi
+from motley.orchestrator.api.openai.routes import OpenAiApi
 from motley.orchestrator.api.openapi import openapi_route
 from motley.orchestrator.api.operators import HEALTH_PATH, OperatorsApi
-from motley.orchestrator.api.plans import PlansApi
 from motley.orchestrator.api.request_id import tell_request_id
-from motley.orchestrator.api.responses import ResponsesApi
-from motley.orchestrator.api.sessions import SessionsApi
+from motley.orchestrator.api.responses.routes import ResponsesApi
 from motley.orchestrator.api.tokens import TokensApi
 from motley.orchestrator.api.web import PAGE_PATHS, page_routes
 from motley.orchestrator.control import Control
 from motley.orchestrator.identity import Identity, load_api_key, load_identity
 from motley.orchestrator.limits import SHAKE_HANDS_S, Limits, limits
 from motley.orchestrator.nodes import NodeTable
-from motley.orchestrator.serving.kept_answers import KeptAnswers
+from motley.orchestrator.serving.answering.kept_answers import KeptAnswers
 from motley.orchestrator.serving.service import Serving
 from motley.protocol import MESSAGE_BYTES
 from motley.protocol.address import is_loopback, join_address

@@ -183,7 +183,7 @@ def _check(body: dict[str, Any]) -> None:
     Raises:
         CliError: naming the option.
     """
-    from motley.orchestrator.api.generates import chat_generates, completion_generates
+    from motley.orchestrator.api.openai.generates import chat_generates, completion_generates
     from motley.orchestrator.api.schema import FieldError
 
     generates = completion_generates if "prompt" in body else chat_generates
@@ -200,8 +200,8 @@ def _session(body: dict[str, Any]) -> SessionRequest:
     Raises:
         CliError: naming the option.
     """
+    from motley.orchestrator.api.mesh.session_parameters import session_request
     from motley.orchestrator.api.schema import FieldError
-    from motley.orchestrator.api.session_parameters import session_request
 
     try:
         return session_request(body)

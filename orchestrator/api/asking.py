@@ -12,9 +12,9 @@ from aiohttp import web
 
 from motley.orchestrator.api.again import digest_of, idempotency_key, last_event
 from motley.orchestrator.api.errors import ApiError
+from motley.orchestrator.serving.answering.kept_answers import KeptAnswers
+from motley.orchestrator.serving.answering.requests import Answers, Requests
 from motley.orchestrator.serving.errors import BusyError, ServingError
-from motley.orchestrator.serving.kept_answers import KeptAnswers
-from motley.orchestrator.serving.requests import Answers, Requests
 from motley.orchestrator.session_table import SessionTable
 from motley.orchestrator.sessions import Session
 from motley.protocol.mesh_pb2 import Generate

@@ -11,11 +11,11 @@ from typing import Any
 from aiohttp import web
 from pydantic import TypeAdapter
 
-from motley.orchestrator.api.anthropic_generates import COUNT, MESSAGES
-from motley.orchestrator.api.generates import CHAT, COMPLETION
-from motley.orchestrator.api.plans import PLAN
-from motley.orchestrator.api.responses_generates import RESPONSE
-from motley.orchestrator.api.session_parameters import SESSION
+from motley.orchestrator.api.anthropic.generates import COUNT, MESSAGES
+from motley.orchestrator.api.mesh.plans import PLAN
+from motley.orchestrator.api.mesh.session_parameters import SESSION
+from motley.orchestrator.api.openai.generates import CHAT, COMPLETION
+from motley.orchestrator.api.responses.generates import RESPONSE
 from motley.orchestrator.api.tokens import DETOKENIZE, TOKENIZE
 
 _BODIES: dict[tuple[str, str], tuple[str, TypeAdapter[Any]]] = {

@@ -1,8 +1,8 @@
 """What operators look at: whether the orchestrator lives, and its numbers in Prometheus's text format.
 
 The numbers come from the tables when they are asked for; nothing is counted for them alone but how requests go
-(`motley.orchestrator.serving.tally`). Labels are names of nodes and of sessions that there are, and words from fixed
-lists, never what a client has sent, so their number is bounded. What adds up begins at 0 with each session.
+(`motley.orchestrator.serving.answering.tally`). Labels are names of nodes and of sessions that there are, and words
+from fixed lists, never what a client has sent, so their number is bounded. What adds up begins at 0 with each session.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from motley.orchestrator.nodes import NodeTable
-from motley.orchestrator.serving.requests import Requests
-from motley.orchestrator.serving.tally import Histogram, Outcome
+from motley.orchestrator.serving.answering.requests import Requests
+from motley.orchestrator.serving.answering.tally import Histogram, Outcome
 from motley.orchestrator.session_table import SessionTable
 from motley.orchestrator.sessions import Session, State
 from motley.orchestrator.workers import Rank

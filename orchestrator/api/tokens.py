@@ -10,8 +10,8 @@ from aiohttp import web
 from pydantic import Field, TypeAdapter, model_validator
 
 from motley.orchestrator.api.asking import Asking
-from motley.orchestrator.api.generates import message_of
-from motley.orchestrator.api.openai_schema import Message, TokenId
+from motley.orchestrator.api.openai.generates import message_of
+from motley.orchestrator.api.openai.schema import Message, TokenId
 from motley.orchestrator.api.schema import Body, Text, read, read_json, refuse
 from motley.protocol.mesh_pb2 import Generate, TokenIds
 

@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Callable, Iterable
 
 from motley.orchestrator.control import Control
+from motley.orchestrator.serving.answering.requests import Requests
 from motley.orchestrator.serving.errors import SHUTTING_DOWN, ServingError, refusal
 from motley.orchestrator.serving.kept_sessions import KeptSessions
-from motley.orchestrator.serving.requests import Requests
 from motley.orchestrator.session_table import SessionTable
 from motley.orchestrator.sessions import Command, Session, State
 from motley.protocol.mesh_pb2 import OrchestratorMessage

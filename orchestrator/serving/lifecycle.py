@@ -14,16 +14,16 @@ from motley.orchestrator.planning.placement.terms import PlacementError
 from motley.orchestrator.planning.setup import SetupError
 from motley.orchestrator.planning.shares import PlanError
 from motley.orchestrator.serving.carrier import Carrier
-from motley.orchestrator.serving.copies import check_copies
-from motley.orchestrator.serving.descriptions import Descriptions
-from motley.orchestrator.serving.drafts import describe_draft
 from motley.orchestrator.serving.errors import ServingError, refusal
-from motley.orchestrator.serving.fitting import Fitting
-from motley.orchestrator.serving.forecasts import forecast_of
-from motley.orchestrator.serving.layouts import Layouts
 from motley.orchestrator.serving.lending import Lending
-from motley.orchestrator.serving.participants import choose_participants, wanted_model
-from motley.orchestrator.serving.sizes import caches_of
+from motley.orchestrator.serving.plans.copies import check_copies
+from motley.orchestrator.serving.plans.descriptions import Descriptions
+from motley.orchestrator.serving.plans.drafts import describe_draft
+from motley.orchestrator.serving.plans.fitting import Fitting
+from motley.orchestrator.serving.plans.forecasts import forecast_of
+from motley.orchestrator.serving.plans.layouts import Layouts
+from motley.orchestrator.serving.plans.participants import choose_participants, wanted_model
+from motley.orchestrator.serving.plans.sizes import caches_of
 from motley.orchestrator.session_request import SessionRequest
 from motley.orchestrator.session_table import NameInUseError, SessionTable
 from motley.orchestrator.sessions import ModelKnown, Session, State

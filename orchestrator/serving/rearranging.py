@@ -16,7 +16,7 @@ from motley.orchestrator.nodes import Node, NodeTable
 from motley.orchestrator.planning.shares import PlanError
 from motley.orchestrator.serving.carrier import Carrier
 from motley.orchestrator.serving.errors import refusal
-from motley.orchestrator.serving.forecasts import Forecasts, forecast_of
+from motley.orchestrator.serving.plans.forecasts import Forecasts, forecast_of
 from motley.orchestrator.serving.recovery import Recovery
 from motley.orchestrator.session_table import SessionTable
 from motley.orchestrator.sessions import Session, State

@@ -18,15 +18,15 @@ from motley.orchestrator.planning.placement.terms import PlacementError
 from motley.orchestrator.planning.setup import SetupError
 from motley.orchestrator.planning.shares import PlanError
 from motley.orchestrator.serving.carrier import Carrier
-from motley.orchestrator.serving.copies import Copies, has_files, is_missing
-from motley.orchestrator.serving.descriptions import Descriptions
-from motley.orchestrator.serving.drafts import describe_draft
 from motley.orchestrator.serving.errors import ServingError
-from motley.orchestrator.serving.forecasts import forecast_of
-from motley.orchestrator.serving.layouts import Layouts
 from motley.orchestrator.serving.lending import Lending
-from motley.orchestrator.serving.participants import choose_participants, participant
-from motley.orchestrator.serving.substitutes import substitutes
+from motley.orchestrator.serving.plans.copies import Copies, has_files, is_missing
+from motley.orchestrator.serving.plans.descriptions import Descriptions
+from motley.orchestrator.serving.plans.drafts import describe_draft
+from motley.orchestrator.serving.plans.forecasts import forecast_of
+from motley.orchestrator.serving.plans.layouts import Layouts
+from motley.orchestrator.serving.plans.participants import choose_participants, participant
+from motley.orchestrator.serving.plans.substitutes import substitutes
 from motley.orchestrator.session_request import Place, SessionRequest
 from motley.orchestrator.sessions import ModelKnown, Session, State
 from motley.protocol.mesh_pb2 import Failure

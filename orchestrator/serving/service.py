@@ -10,20 +10,20 @@ from pathlib import Path
 from motley.orchestrator.control import Control
 from motley.orchestrator.links import LinkTable
 from motley.orchestrator.nodes import Node, NodeTable
+from motley.orchestrator.serving.answering.requests import Requests
 from motley.orchestrator.serving.carrier import Carrier
-from motley.orchestrator.serving.descriptions import Descriptions
-from motley.orchestrator.serving.fitting import Fitting
-from motley.orchestrator.serving.forecasts import Forecasts
 from motley.orchestrator.serving.kept_sessions import KeptSessions
-from motley.orchestrator.serving.layouts import Layouts
 from motley.orchestrator.serving.lending import Lending
 from motley.orchestrator.serving.lifecycle import Lifecycle
-from motley.orchestrator.serving.memory import Memory
-from motley.orchestrator.serving.planner import Planner
+from motley.orchestrator.serving.plans.descriptions import Descriptions
+from motley.orchestrator.serving.plans.fitting import Fitting
+from motley.orchestrator.serving.plans.forecasts import Forecasts
+from motley.orchestrator.serving.plans.layouts import Layouts
+from motley.orchestrator.serving.plans.memory import Memory
+from motley.orchestrator.serving.plans.planner import Planner
 from motley.orchestrator.serving.probes import Probes
 from motley.orchestrator.serving.rearranging import Rearranging
 from motley.orchestrator.serving.recovery import Recovery
-from motley.orchestrator.serving.requests import Requests
 from motley.orchestrator.serving.upkeep import Upkeep
 from motley.orchestrator.session_table import SessionTable
 from motley.orchestrator.sessions import Command, Session

@@ -15,9 +15,9 @@ from motley.orchestrator.nodes import NodeTable
 from motley.orchestrator.planning.placement.terms import PlacementError
 from motley.orchestrator.serving.carrier import Carrier
 from motley.orchestrator.serving.errors import refusal, unready
-from motley.orchestrator.serving.memory import Memory
-from motley.orchestrator.serving.participants import able_hosts
-from motley.orchestrator.serving.planner import Planner
+from motley.orchestrator.serving.plans.memory import Memory
+from motley.orchestrator.serving.plans.participants import able_hosts
+from motley.orchestrator.serving.plans.planner import Planner
 from motley.orchestrator.sessions import Session, State
 from motley.protocol import MAX_RANKS
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from motley.orchestrator.api.sessions import session_json
+from motley.orchestrator.api.mesh.sessions import session_json
 from motley.orchestrator.assignments import model_spec
 from motley.orchestrator.experts.hosts import ExpertHost, Member
 from motley.orchestrator.experts.messages import from_message, to_message

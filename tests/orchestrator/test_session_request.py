@@ -8,7 +8,7 @@ from typing import Any, get_args
 import pytest
 
 from motley.cli import options
-from motley.orchestrator.api.session_parameters import SESSION, session_request
+from motley.orchestrator.api.mesh.session_parameters import SESSION, session_request
 from motley.orchestrator.session_request import (
     CACHE_FORMATS,
     Block,

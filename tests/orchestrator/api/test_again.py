@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from motley.orchestrator.serving import kept_answers
-from motley.orchestrator.serving.kept_answers import KeptAnswers
+from motley.orchestrator.serving.answering import kept_answers
+from motley.orchestrator.serving.answering.kept_answers import KeptAnswers
 from motley.protocol.mesh_pb2 import Delta, Described, Generate
 
 from ..conftest import small_profile

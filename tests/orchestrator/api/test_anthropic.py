@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from motley.orchestrator.api.anthropic_generates import COUNT, MESSAGES, generate_of, prompt_of
+from motley.orchestrator.api.anthropic.generates import COUNT, MESSAGES, generate_of, prompt_of
 from motley.orchestrator.api.errors import ApiError
 from motley.orchestrator.api.schema import read
 from motley.protocol.mesh_pb2 import CallPiece, Delta, Generate

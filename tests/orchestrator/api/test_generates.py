@@ -11,7 +11,7 @@ from hypothesis import event, given
 from hypothesis import strategies as st
 
 from motley.orchestrator.api.errors import ApiError
-from motley.orchestrator.api.generates import Generates, chat_generates, completion_generates
+from motley.orchestrator.api.openai.generates import Generates, chat_generates, completion_generates
 
 USER = {"role": "user", "content": "Hi"}
 

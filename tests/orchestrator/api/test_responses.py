@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from motley.orchestrator.api.errors import ApiError
-from motley.orchestrator.api.responses_generates import RESPONSE, generate_of
+from motley.orchestrator.api.responses.generates import RESPONSE, generate_of
 from motley.orchestrator.api.schema import read
 from motley.protocol.mesh_pb2 import Delta, Generate, LogprobRow, TokenLogprob
 

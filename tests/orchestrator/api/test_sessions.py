@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from motley.orchestrator.serving import fitting, lifecycle
+from motley.orchestrator.serving import lifecycle
+from motley.orchestrator.serving.plans import fitting
 from motley.protocol.mesh_pb2 import (
     Activity,
     Describe,

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from motley.orchestrator.api import events, slow_clients
-from motley.orchestrator.serving import requests
+from motley.orchestrator.serving.answering import requests
 from motley.protocol.mesh_pb2 import Delta, Generate
 
 from ..conftest import ScriptedNode, say

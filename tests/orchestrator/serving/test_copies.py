@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from motley.orchestrator.serving import descriptions
-from motley.orchestrator.serving.copies import check_copies
 from motley.orchestrator.serving.errors import ServingError
+from motley.orchestrator.serving.plans import descriptions
+from motley.orchestrator.serving.plans.copies import check_copies
 from motley.protocol.mesh_pb2 import Describe, Described, Failure, ModelProfile
 
 from ..conftest import small_profile

@@ -13,7 +13,7 @@ from motley.orchestrator.experts.questions import Answer, Question
 from motley.orchestrator.planning.choice import Chooser
 from motley.orchestrator.planning.groups import slice_bytes
 from motley.orchestrator.planning.placement.terms import PlacementError
-from motley.orchestrator.serving.planner import Planner
+from motley.orchestrator.serving.plans.planner import Planner
 from motley.protocol.mesh_pb2 import (
     Described,
     ModelProfile,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from motley.orchestrator.nodes import Node, NodeTable
 from motley.orchestrator.planning.setup import Setup
 from motley.orchestrator.planning.shares import RankPlan
-from motley.orchestrator.serving.memory import JITTER_BYTES, Memory
+from motley.orchestrator.serving.plans.memory import JITTER_BYTES, Memory
 from motley.orchestrator.session_request import SessionRequest
 from motley.orchestrator.session_table import SessionTable
 from motley.orchestrator.sessions import Session

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from motley.orchestrator.serving.places import ENDS, Places
+from motley.orchestrator.serving.answering.places import ENDS, Places
 
 
 def left(*ends: float) -> Places:

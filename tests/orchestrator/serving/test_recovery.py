@@ -10,7 +10,7 @@ import pytest
 
 from motley.orchestrator.losses import LOSSES
 from motley.orchestrator.serving import recovery
-from motley.orchestrator.serving.requests import FRUITLESS
+from motley.orchestrator.serving.answering.requests import FRUITLESS
 from motley.protocol.mesh_pb2 import Delta, Described, Failure, Generate, RankCommand
 
 from ..conftest import DEADLINE_S, of_kind

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from motley.orchestrator.serving.tally import Histogram, Outcome, outcome_of
+from motley.orchestrator.serving.answering.tally import Histogram, Outcome, outcome_of
 
 
 def test_times_are_counted_between_bounds_that_belong_to_what_is_below() -> None:

@@ -18,10 +18,10 @@ from datetime import datetime
 
 from motley.orchestrator.control import Control
 from motley.orchestrator.nodes import Node
+from motley.orchestrator.serving.answering.kept_answers import KeptAnswer
+from motley.orchestrator.serving.answering.places import Places
+from motley.orchestrator.serving.answering.tally import Outcome, Tally, outcome_of
 from motley.orchestrator.serving.errors import BusyError, ServingError, refusal, unready
-from motley.orchestrator.serving.kept_answers import KeptAnswer
-from motley.orchestrator.serving.places import Places
-from motley.orchestrator.serving.tally import Outcome, Tally, outcome_of
 from motley.orchestrator.sessions import Session
 from motley.protocol.mesh_pb2 import Cancel, Delta, Failure, Generate, Hold, OrchestratorMessage
 from motley.protocol.wording import counted

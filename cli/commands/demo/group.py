@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from motley.cli.client import Client
-from motley.cli.commands.demo_mesh import (
+from motley.cli.commands.demo.mesh import (
     MODELS,
     STOP_S,
     check_text,
@@ -74,11 +74,11 @@ def demo(
         which = "--moe" if moe else "--survive"
         raise CliError(f"--device {device} is for the demonstration without {which}: leave out one of them")
     if moe:
-        from motley.cli.commands.demo_moe import demo_moe
+        from motley.cli.commands.demo.moe import demo_moe
 
         report = run(demo_moe(ranks or MOE_RANKS, prompt, tokens, seed, quiet=as_json))
     elif survive:
-        from motley.cli.commands.demo_survive import demo_survive
+        from motley.cli.commands.demo.survive import demo_survive
 
         report = run(demo_survive(ranks or RANKS, prompt, tokens, seed, kill, quiet=as_json))
     else:

@@ -9,8 +9,8 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from motley.orchestrator.api.generates import LEAST_TOP_P
-from motley.orchestrator.api.responses_schema import (
+from motley.orchestrator.api.openai.generates import LEAST_TOP_P
+from motley.orchestrator.api.responses.schema import (
     LOGPROBS,
     CallItem,
     JsonFormat,

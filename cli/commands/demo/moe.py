@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 from motley.cli.client import Client
-from motley.cli.commands.demo_mesh import (
+from motley.cli.commands.demo.mesh import (
     MODELS,
     check_text,
     completion,

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from motley.orchestrator.api.anthropic_schema import (
+from motley.orchestrator.api.anthropic.schema import (
     CountRequest,
     Message,
     MessagesRequest,
@@ -19,7 +19,7 @@ from motley.orchestrator.api.anthropic_schema import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from motley.orchestrator.api.generates import LEAST_TOP_P
+from motley.orchestrator.api.openai.generates import LEAST_TOP_P
 from motley.protocol.mesh_pb2 import Constraint, Generate, Sampling
 
 MESSAGES = TypeAdapter(MessagesRequest)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from motley.orchestrator.assignments import draft_spec
 from motley.orchestrator.planning.caches import Caches
 from motley.orchestrator.planning.draft import Draft, plan_draft
-from motley.orchestrator.serving.descriptions import Descriptions
-from motley.orchestrator.serving.participants import Participant, draft_setup
+from motley.orchestrator.serving.plans.descriptions import Descriptions
+from motley.orchestrator.serving.plans.participants import Participant, draft_setup
 from motley.orchestrator.sessions import Session
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from aiohttp import web
 
-from motley.orchestrator.api.anthropic_generates import COUNT, MESSAGES, generate_of, prompt_of
-from motley.orchestrator.api.anthropic_schema import MessagesRequest
+from motley.orchestrator.api.anthropic.generates import COUNT, MESSAGES, generate_of, prompt_of
+from motley.orchestrator.api.anthropic.schema import MessagesRequest
 from motley.orchestrator.api.asking import Asking, Given
 from motley.orchestrator.api.errors import ANTHROPIC, ApiError
 from motley.orchestrator.api.events import EventStream

@@ -10,15 +10,15 @@ from typing import Annotated, Any
 
 import typer
 
-from motley.cli.commands.bench_caches import CACHES_EXAMPLE, caches
-from motley.cli.commands.bench_chaos import chaos
-from motley.cli.commands.bench_device import DEVICE_EXAMPLE, device
-from motley.cli.commands.bench_drafts import DRAFTS_EXAMPLE, drafts
-from motley.cli.commands.bench_forecast import FORECAST_EXAMPLE, forecast
-from motley.cli.commands.bench_parts import PARTS_EXAMPLE, parts
-from motley.cli.commands.bench_reading import READING_EXAMPLE, reading
-from motley.cli.commands.bench_serve import SERVE_EXAMPLE, serve
-from motley.cli.commands.bench_tables import (
+from motley.cli.commands.bench.caches import CACHES_EXAMPLE, caches
+from motley.cli.commands.bench.chaos import chaos
+from motley.cli.commands.bench.device import DEVICE_EXAMPLE, device
+from motley.cli.commands.bench.drafts import DRAFTS_EXAMPLE, drafts
+from motley.cli.commands.bench.forecast import FORECAST_EXAMPLE, forecast
+from motley.cli.commands.bench.parts import PARTS_EXAMPLE, parts
+from motley.cli.commands.bench.reading import READING_EXAMPLE, reading
+from motley.cli.commands.bench.serve import SERVE_EXAMPLE, serve
+from motley.cli.commands.bench.tables import (
     show_cache_formats,
     show_drift,
     show_latency,
@@ -27,7 +27,7 @@ from motley.cli.commands.bench_tables import (
     show_throughput,
     show_wire_formats,
 )
-from motley.cli.commands.bench_train import TRAIN_EXAMPLE, train
+from motley.cli.commands.bench.train import TRAIN_EXAMPLE, train
 from motley.cli.errors import CliError
 from motley.cli.interrupt import run
 from motley.cli.options import CacheFormats, Choice, Exact, Quant, Quantisation, parse_link, parse_shares

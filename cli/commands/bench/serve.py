@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from motley.cli.client import ApiKey
-from motley.cli.commands.bench_tables import show_served
+from motley.cli.commands.bench.tables import show_served
 from motley.cli.errors import CliError
 from motley.cli.interrupt import run
 from motley.cli.options import CacheFormats, CacheTokens, Quant, Quantisation
@@ -91,7 +91,7 @@ async def _serve_and_measure(
     """Start daemons here that serve `load.model`, a folder, in equal shares, and measure them."""
     import psutil
 
-    from motley.cli.commands.demo_mesh import mesh_of_processes, node_names
+    from motley.cli.commands.demo.mesh import mesh_of_processes, node_names
 
     memory = int(0.9 * psutil.virtual_memory().available) // ranks
     async with mesh_of_processes([memory] * ranks, threads) as mesh:

@@ -15,10 +15,10 @@ from motley.orchestrator.planning.placement.terms import PlacementError
 from motley.orchestrator.planning.setup import SetupError
 from motley.orchestrator.planning.shares import PlanError
 from motley.orchestrator.serving.carrier import Carrier
-from motley.orchestrator.serving.descriptions import Descriptions, Profiles
 from motley.orchestrator.serving.errors import DescriptionError, ServingError
-from motley.orchestrator.serving.layouts import Layouts
-from motley.orchestrator.serving.participants import Participant, able_hosts, participant, wanted_model
+from motley.orchestrator.serving.plans.descriptions import Descriptions, Profiles
+from motley.orchestrator.serving.plans.layouts import Layouts
+from motley.orchestrator.serving.plans.participants import Participant, able_hosts, participant, wanted_model
 from motley.orchestrator.session_request import Place, Quantisation, SessionRequest
 from motley.orchestrator.sessions import Session
 from motley.protocol.mesh_pb2 import ModelSpec

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from motley.orchestrator.api.openai_schema import StreamOptions, TokenCount
+from motley.orchestrator.api.openai.schema import StreamOptions, TokenCount
 from motley.orchestrator.api.schema import Body, Neutral, Text, refuse
 
 ITEMS = ("message", "function_call", "function_call_output", "reasoning")

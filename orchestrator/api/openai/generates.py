@@ -20,7 +20,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from motley.orchestrator.api.openai_schema import (
+from motley.orchestrator.api.openai.schema import (
     ChatRequest,
     CompletionRequest,
     JsonFormat,

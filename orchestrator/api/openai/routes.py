@@ -15,11 +15,11 @@ from aiohttp import web
 from motley.orchestrator.api.asking import Asking
 from motley.orchestrator.api.errors import ApiError
 from motley.orchestrator.api.events import EventStream
-from motley.orchestrator.api.generates import Generates, chat_generates, completion_generates
+from motley.orchestrator.api.openai.generates import Generates, chat_generates, completion_generates
 from motley.orchestrator.api.schema import read_json
 from motley.orchestrator.api.slow_clients import Patience, give
+from motley.orchestrator.serving.answering.requests import Answers
 from motley.orchestrator.serving.errors import ServingError, unready
-from motley.orchestrator.serving.requests import Answers
 from motley.orchestrator.session_table import SessionTable
 from motley.orchestrator.sessions import Session
 from motley.protocol.mesh_pb2 import CallPiece, Delta, LogprobRow, TokenLogprob

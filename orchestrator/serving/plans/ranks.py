@@ -24,11 +24,11 @@ from motley.orchestrator.planning.shares import (
     usable,
 )
 from motley.orchestrator.planning.trunk import Forecast
-from motley.orchestrator.serving.descriptions import Profiles
 from motley.orchestrator.serving.errors import refusal
-from motley.orchestrator.serving.memory import Memory
-from motley.orchestrator.serving.participants import Participant
-from motley.orchestrator.serving.planner import Planner
+from motley.orchestrator.serving.plans.descriptions import Profiles
+from motley.orchestrator.serving.plans.memory import Memory
+from motley.orchestrator.serving.plans.participants import Participant
+from motley.orchestrator.serving.plans.planner import Planner
 from motley.orchestrator.session_request import SessionRequest
 from motley.orchestrator.workers import Rank
 from motley.protocol.mesh_pb2 import ModelProfile

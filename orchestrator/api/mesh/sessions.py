@@ -9,9 +9,9 @@ from typing import Any
 from aiohttp import web
 
 from motley.orchestrator.api.errors import ApiError
-from motley.orchestrator.api.plans import forecast_json
+from motley.orchestrator.api.mesh.plans import forecast_json
+from motley.orchestrator.api.mesh.session_parameters import session_request
 from motley.orchestrator.api.schema import read_json
-from motley.orchestrator.api.session_parameters import session_request
 from motley.orchestrator.experts.hosts import ExpertHost
 from motley.orchestrator.losses import Loss
 from motley.orchestrator.serving.errors import ServingError

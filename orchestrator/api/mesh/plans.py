@@ -8,15 +8,15 @@ from aiohttp import web
 from pydantic import ConfigDict, Field, TypeAdapter
 
 from motley.orchestrator.api.errors import ApiError
+from motley.orchestrator.api.mesh.session_parameters import session_request
 from motley.orchestrator.api.schema import Body, FieldError, Text, read, read_json
-from motley.orchestrator.api.session_parameters import session_request
 from motley.orchestrator.links import UNKNOWN_BANDWIDTH, UNKNOWN_LATENCY_S
 from motley.orchestrator.planning.choice import Choice
 from motley.orchestrator.planning.cost import Forecast
 from motley.orchestrator.planning.machines import Machine, what_if
 from motley.orchestrator.planning.shares import Candidate
 from motley.orchestrator.serving.errors import ServingError
-from motley.orchestrator.serving.forecasts import Forecasts, Planned
+from motley.orchestrator.serving.plans.forecasts import Forecasts, Planned
 from motley.orchestrator.session_request import MAX_SEQUENCES
 from motley.protocol import MAX_RANKS
 

@@ -19,12 +19,12 @@ from motley.orchestrator.planning.placement.terms import PlacementError
 from motley.orchestrator.planning.setup import can_hold_caches
 from motley.orchestrator.planning.shares import PlanError
 from motley.orchestrator.serving.carrier import Carrier
-from motley.orchestrator.serving.descriptions import Profiles
 from motley.orchestrator.serving.errors import refusal
-from motley.orchestrator.serving.memory import Memory
-from motley.orchestrator.serving.participants import Participant, check_alive, choose_participants
-from motley.orchestrator.serving.planner import Planner
-from motley.orchestrator.serving.ranks import plan_ranks, plan_trunks
+from motley.orchestrator.serving.plans.descriptions import Profiles
+from motley.orchestrator.serving.plans.memory import Memory
+from motley.orchestrator.serving.plans.participants import Participant, check_alive, choose_participants
+from motley.orchestrator.serving.plans.planner import Planner
+from motley.orchestrator.serving.plans.ranks import plan_ranks, plan_trunks
 from motley.orchestrator.session_request import SessionRequest
 from motley.orchestrator.sessions import Session
 from motley.orchestrator.workers import CacheHolder, Rank

@@ -11,7 +11,7 @@ from aiohttp import web
 from numpy.typing import NDArray
 
 from motley.orchestrator.api.errors import ApiError
-from motley.orchestrator.api.sessions import find_session
+from motley.orchestrator.api.mesh.sessions import find_session
 from motley.orchestrator.experts.hosts import ExpertHost
 from motley.orchestrator.experts.registry import ExpertMap
 from motley.orchestrator.planning.placement.terms import ExpertKey

@@ -16,14 +16,14 @@ from motley.orchestrator.planning.machines import Machine
 from motley.orchestrator.planning.setup import SetupError
 from motley.orchestrator.planning.shares import Candidate, PlanError
 from motley.orchestrator.serving.carrier import Carrier
-from motley.orchestrator.serving.descriptions import Descriptions, Profiles
 from motley.orchestrator.serving.errors import refusal
-from motley.orchestrator.serving.memory import Memory
-from motley.orchestrator.serving.participants import Participant, choose_participants, wanted_model
-from motley.orchestrator.serving.planner import Planner
-from motley.orchestrator.serving.ranks import check_together, network_of, team_of
-from motley.orchestrator.serving.sizes import caches_of
-from motley.orchestrator.serving.substitutes import among, anywhere
+from motley.orchestrator.serving.plans.descriptions import Descriptions, Profiles
+from motley.orchestrator.serving.plans.memory import Memory
+from motley.orchestrator.serving.plans.participants import Participant, choose_participants, wanted_model
+from motley.orchestrator.serving.plans.planner import Planner
+from motley.orchestrator.serving.plans.ranks import check_together, network_of, team_of
+from motley.orchestrator.serving.plans.sizes import caches_of
+from motley.orchestrator.serving.plans.substitutes import among, anywhere
 from motley.orchestrator.session_request import SessionRequest
 from motley.orchestrator.sessions import Session
 from motley.orchestrator.workers import Rank

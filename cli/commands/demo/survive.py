@@ -7,7 +7,7 @@ import logging
 from itertools import pairwise
 from typing import Any
 
-from motley.cli.commands.demo_mesh import (
+from motley.cli.commands.demo.mesh import (
     MODELS,
     completion,
     kill_halfway,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import psutil
 import typer
 
-from motley.cli.commands.demo_mesh import MODELS, DemoMesh, family, kill_daemon, mesh_of_processes, node_names
+from motley.cli.commands.demo.mesh import MODELS, DemoMesh, family, kill_daemon, mesh_of_processes, node_names
 from motley.cli.errors import CliError
 from motley.cli.interrupt import run
 from motley.cli.show import console, loading_bars

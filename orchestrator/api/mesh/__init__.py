@@ -1,0 +1,1 @@
+"""The mesh's own routes: nodes, sessions, plans, experts."""
