@@ -23,7 +23,6 @@ from motley.orchestrator.planning.cost import (
     Workload,
     forecast,
     lead_s,
-    part_of,
 )
 from motley.orchestrator.planning.quickest import quickest_shares
 from motley.orchestrator.planning.shares import Candidate, PlanError, RankPlan, pour
@@ -122,7 +121,7 @@ class Chooser:
         profiles = [self.profiles[number] for number in members]
         candidates = [self.candidates[number] for number in members]
         plans = quickest_shares(profiles, candidates, self.cache_tokens, self.work)
-        network = part_of(self.network, members)
+        network = self.network.among(members)
         return Choice(members, plans, forecast(profiles, candidates, plans, network, self.work))
 
     def _exactly(self, usable: Sequence[int]) -> Choice | None:

@@ -199,12 +199,3 @@ def sum_s(elements: int, itemsize: float, key: _Key) -> float:
     """Seconds of an all-reduce of so many float32 values, as transport would do it."""
     network = key.network
     return choose(all_reduce(elements, len(network.latency)), 4, network, wire_itemsize=itemsize).seconds
-
-
-def part_of(network: Network, ranks: Sequence[int]) -> Network:
-    """The network of some of the ranks alone."""
-
-    def among(matrix: Sequence[Sequence[float]]) -> list[list[float]]:
-        return [[matrix[one][other] for other in ranks] for one in ranks]
-
-    return Network(among(network.latency), among(network.bandwidth), network.frame_s, network.byte_s)
