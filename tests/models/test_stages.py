@@ -11,10 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from motley.daemon.models.cutting.profile import profile
 from motley.daemon.models.cutting.share import Share, ShareError
 from motley.daemon.models.cutting.stages import stages_of
 from motley.daemon.models.cutting.units import units
 from motley.daemon.models.graph.rank_graph import build_rank_graph
+from motley.orchestrator.planning.shares import Candidate, plan_shares
+from motley.orchestrator.planning.stages import stage_profile
 from motley.plugins.engine import EngineOptions
 from motley.plugins.onnxruntime.engine import OnnxRuntimeEngine
 from motley.plugins.reference.engine import ReferenceEngine
@@ -72,6 +75,29 @@ def test_a_stage_is_cut_like_a_model_but_for_the_head() -> None:
         build_rank_graph(case.model, [wrong, last], 0, "fp32", 32, 64)
     with pytest.raises(ShareError, match=r"mlp units of the last rank stop at 1; .*layers 0 to 0 are counted"):
         build_rank_graph(case.model, [replace(first, mlp=range(1)), last], 0, "fp32", 32, 64)
+
+
+@pytest.mark.parametrize("case", golden_cases(), ids=str)
+def test_what_a_stage_costs_is_what_its_graph_holds(case: Case) -> None:
+    """As of a model of the stage's layers, and without the head where another stage has that."""
+    model = case.changed(vocab_size=64)  # so that no vocabulary unit is shorter than the others
+    quantisation = "int8" if model.hidden % 16 == 0 else "fp32"
+    told, cut, count = profile(model, quantisation, 32), units(model, quantisation, 32), len(model.layers)
+    assert sum(costs.layers for costs in told.layer_costs) == count
+    sizes = []
+    for rank, layers in enumerate((range(1), range(1, count))):
+        shares = staged_shares(cut, [(range(1), 1), (range(1, count), 1)])
+        declared = build_rank_graph(model, shares, rank, quantisation, 32, 64)
+        own = stage_profile(told, layers)
+        heads = sum(spec.heads * spec.head_dim for spec in declared.caches)
+        assert own.kv_groups * own.cache_bytes_per_token == 2 * 4 * heads
+        (plan,) = plan_shares([own], [Candidate("a", 1.0, 1 << 40)], 0)
+        held = sum(place.weight.all_bytes for place in declared.weights)
+        assert plan.weight_bytes <= held + sum(w.weight.all_bytes for w in declared.weights if len(w.weight.shape) == 1)
+        assert held <= plan.weight_bytes + own.fixed_bytes - told.host_fixed_bytes
+        sizes.append(held)
+    whole = build_rank_graph(model, [whole_share(cut)], 0, quantisation, 32, 64)
+    assert sum(sizes) == sum(place.weight.all_bytes for place in whole.weights)
 
 
 @pytest.mark.parametrize("case", others_soak(golden_cases()), ids=str)
