@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import accumulate, groupby, pairwise
 
 from motley.orchestrator.planning.shares import RankPlan
 from motley.protocol.mesh_pb2 import LayerCosts, ModelProfile
@@ -45,6 +46,12 @@ def stage_profile(profile: ModelProfile, layers: range) -> ModelProfile:
 def own_profile(profile: ModelProfile, plan: RankPlan) -> ModelProfile:
     """What the layers cost that a rank has a share of."""
     return stage_profile(profile, plan.layers) if plan.layers else profile
+
+
+def ranks_by_stage(plans: Sequence[RankPlan]) -> list[range]:
+    """The ranks of every stage, in order, of ranks with such shares."""
+    counts = [len([*alike]) for _, alike in groupby(plan.layers for plan in plans)]
+    return [range(*bounds) for bounds in pairwise(accumulate(counts, initial=0))]
 
 
 def plans_of_stage(

@@ -11,7 +11,7 @@ from motley.orchestrator.api.errors import ApiError
 from motley.orchestrator.api.mesh.session_parameters import session_request
 from motley.orchestrator.api.schema import Body, FieldError, Text, read, read_json
 from motley.orchestrator.links import UNKNOWN_BANDWIDTH, UNKNOWN_LATENCY_S
-from motley.orchestrator.planning.choice import Choice
+from motley.orchestrator.planning.arrangement import Choice
 from motley.orchestrator.planning.cost import Forecast
 from motley.orchestrator.planning.machines import Machine, what_if
 from motley.orchestrator.planning.shares import Candidate

@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 
 from motley.orchestrator.links import OWN_BANDWIDTH, OWN_LATENCY_S, LinkTable
 from motley.orchestrator.nodes import NodeTable
-from motley.orchestrator.planning.choice import Choice, Chooser, RunnersUp
+from motley.orchestrator.planning.arrangement import Choice
+from motley.orchestrator.planning.choice import Chooser, RunnersUp
 from motley.orchestrator.planning.cost import Forecast, Workload, forecast
 from motley.orchestrator.planning.layout import LayoutError, is_parallel
 from motley.orchestrator.planning.machines import Machine
