@@ -140,7 +140,9 @@ class Forecasts:
             offers = [machine.offer for machine in machines]
             nowhere = Network([], [])
             room = caches.blocks(whole=False).room
-            return Chooser([profile] * len(offers), offers, room, _widened(nowhere, machines), work)
+            return Chooser(
+                [profile] * len(offers), offers, room, _widened(nowhere, machines), work, stages=request.stages
+            )
         team = team_of(request, profiles, caches, participants, self._memory)
         there = team.chooser(request, self._links, work, with_draft=False)
         check_together([team.participants[number].node for number in there.required], self._links)
