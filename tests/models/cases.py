@@ -36,18 +36,18 @@ from tests.models.local_group import LocalGroup
 from tests.plugins.sequences import Sequences
 
 GOLDEN = Path(__file__).parent / "golden"
-OTHER_PARTS = ("vision_tower.", "multi_modal_projector.")
+OTHER_PARTS = ("vision_tower.", "multi_modal_projector.", "model.visual.", "mtp.")
 """What the names of tensors begin with that are not of a text part."""
 TELLING = {
     *("gemma3-softcaps", "glm4-moe-qk-norm", "gpt-oss-mxfp4", "llama-biases-odd-sizes", "llama-llama3-rope-tied"),
     *("llama-mqa", "mistral-window", "mixtral-fused-window", "olmo2", "olmoe-clipped-normalised", "phi3-longrope"),
     *("qwen2-moe", "qwen2-some-windows", "qwen3-biases-some-windows", "qwen3-moe-not-normalised"),
-    *("granite", "smollm3-biases-some-windows"),
+    *("granite", "smollm3-biases-some-windows", "qwen3-next", "qwen3-5"),
 }
 """Golden cases that have what their family has, and most of what its other cases have."""
 MADE_OF_OTHERS = {"exaone4", "olmo3", "seed_oss"}
 """Families of which each part is in a telling case of another family; so they have none in `TELLING`."""
-BLOCKS = CacheBlocks(count=160, tokens=8)
+BLOCKS = CacheBlocks(count=160, tokens=8, slots=8)
 """Of the caches of a `LocalSession`: small ones, so that a sequence has several."""
 T = TypeVar("T")
 

@@ -51,7 +51,9 @@ def error(got: F32, expected: F32) -> float:
 @every_case
 def test_float64_on_one_rank(case: Case, tmp_path: Path) -> None:
     with session(case, tmp_path, extra=FLOAT64) as ranks:
-        assert error(ranks.step(case.tokens[:-1], 0), case.logits) < 5e-6  # what transformers rounds to float32
+        recurrent = any(layer.recurrence for layer in case.model.layers)
+        rounded = 3e-5 if recurrent else 5e-6  # what transformers rounds to float32; recurrences it computes in that
+        assert error(ranks.step(case.tokens[:-1], 0), case.logits) < rounded
 
 
 @pytest.mark.parametrize(("case", "count"), by_turns([1, 2, 3, 5, 8]))

@@ -9,11 +9,11 @@ from motley.daemon.models.cutting.holding import FLOATS, Formats, told
 from motley.daemon.models.cutting.units import Units, units
 from motley.daemon.models.description.axes import Axis, Heads, Kind, W
 from motley.daemon.models.description.model import Model, parameters
-from motley.daemon.models.description.operations import Attend, Experts, Linear, Operation, weights_of
+from motley.daemon.models.description.operations import Attend, DeltaRule, Experts, Linear, Operation, weights_of
 from motley.daemon.weights.places import numbered
 from motley.daemon.weights.spec import Piece, Weight
 from motley.daemon.weights.stored import Format
-from motley.plugins.engine import EngineOptions, cached_bytes
+from motley.plugins.engine import EngineOptions, StateSpec, cached_bytes
 from motley.protocol import mesh_pb2
 
 RUNTIME_BYTES = 192 << 20
@@ -72,6 +72,7 @@ def profile(
         cache_bytes_per_token=count.cached,
         windowed_bytes_per_token=count.windowed,
         window=count.window,
+        state_bytes=count.state,
         fixed_bytes=trunk_fixed + sessions + count.expert_biases,
         context_length=model.context,
         family=model.family,
@@ -98,6 +99,7 @@ class _Count:
         replicated: of what every rank has.
         expert_biases: of the biases that experts add to their results; any one of the ranks that have slices of them
             may have them.
+        state: bytes of a sequence's recurrent states, of one KV group.
         cached: bytes that a token takes in the caches, of one KV group.
         windowed: those of them that are of layers with a window.
         window: the widest of these, in positions; 0: there is none.
@@ -107,7 +109,7 @@ class _Count:
         self._cut = cut
         self._cache_format = cache_format
         self.query = self.key_value = self.mlp = self.experts = self.replicated = self.expert_biases = 0
-        self.cached = self.windowed = self.window = 0
+        self.state = self.cached = self.windowed = self.window = 0
 
     def add(self, operations: Collection[Operation]) -> None:
         """Count the weights of some operations, and of all experts that they name."""
@@ -120,6 +122,12 @@ class _Count:
                 self.cached += a_token
                 self.windowed += a_token * bool(each.window)
                 self.window = max(self.window, each.window)
+            if isinstance(each, DeltaRule):
+                keys = -(-each.heads.keys // self._cut.kv_groups)
+                own = StateSpec(
+                    each.layer, keys, each.heads.group, each.heads.key_size, each.heads.value_size, each.reach
+                )
+                self.state += own.bytes
             if isinstance(each, Experts):
                 matrices = [w for one in each.body for w in weights_of(one)]
                 for number in range(each.count):
@@ -168,7 +176,7 @@ class _Count:
 
     def bytes_of(self, w: W, rows: int, columns: int, expert: int | None = None) -> int:
         """Bytes of some rows and columns of a matrix as it is held, without its bias."""
-        form = FLOATS if w.routes else self._cut.held[numbered(w.name, expert)]
+        form = FLOATS if w.routes else self._cut.held.get(numbered(w.name, expert), FLOATS)
         return _held_bytes(form, rows, columns)
 
 

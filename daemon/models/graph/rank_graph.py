@@ -33,14 +33,14 @@ from motley.daemon.models.cutting.holding import Formats
 from motley.daemon.models.cutting.share import Share
 from motley.daemon.models.cutting.units import Units, units, validate_shares
 from motley.daemon.models.description.model import Layer, Model
-from motley.daemon.models.description.operations import Attend, Experts, WholeNorm
+from motley.daemon.models.description.operations import Attend, DeltaRule, Experts, WholeNorm
 from motley.daemon.models.description.rope import Rope, rotary_tables
 from motley.daemon.models.graph.nodes import Nodes, declared_value, whole_model
 from motley.daemon.models.graph.rank_norms import lower_whole_norm
 from motley.daemon.models.graph.rank_sums import RankSums
 from motley.daemon.models.keys import ConfigError
 from motley.daemon.weights.spec import SHARE_FILE, Placed, lay_out
-from motley.plugins.engine import DOMAIN, F32, CacheBlocks, CacheSpec, RankGraph
+from motley.plugins.engine import DOMAIN, F32, CacheBlocks, CacheSpec, RankGraph, StateSpec
 from motley.protocol import CACHE_BLOCK
 
 TABLES_KEPT = 8
@@ -70,11 +70,13 @@ class Declared:
     context: int
     """The longest sequence, tokens."""
     blocks: CacheBlocks
+    states: Sequence[StateSpec]
+    """Of the layers with a recurrent state of which this rank has heads."""
 
     @property
     def cache_bytes(self) -> int:
-        """How many bytes the KV caches take: all blocks."""
-        return self.blocks.bytes_of(self.caches)
+        """How many bytes the KV caches take, all blocks, and recurrent states, all slots."""
+        return self.blocks.bytes_of(self.caches) + self.blocks.slots * sum(each.bytes for each in self.states)
 
     def bind(self, share_file: Path) -> RankGraph:
         """The graph with its weights in `share_file`, which is called `SHARE_FILE` in a folder of its own."""
@@ -89,6 +91,7 @@ class Declared:
             vocabulary=len(self.words),
             context=self.context,
             blocks=self.blocks,
+            states=self.states,
         )
 
 
@@ -156,6 +159,7 @@ class _RankNodes(RankSums):
 
         placed, share_bytes = lay_out(self.weights)
         attentions = [layer.attention for layer in model.layers]
+        deltas = [layer.recurrence for layer in model.layers]
         caches = [spec for attend in attentions if attend is not None and (spec := self._cache(attend)).heads]
         ropes = _tables_of(model) if caches else {}
         alike = _alike(ropes, context)
@@ -192,6 +196,7 @@ class _RankNodes(RankSums):
             words_per_unit=self.cut.vocabulary_rows,
             context=context,
             blocks=blocks,
+            states=[spec for delta in deltas if delta is not None and (spec := self._state(delta)).keys],
         )
 
     def _lower_layer(self, layer: Layer) -> None:
@@ -202,6 +207,11 @@ class _RankNodes(RankSums):
     def _cache(self, attend: Attend) -> CacheSpec:
         heads = attend.heads.size
         return CacheSpec(attend.layer, self.width(attend.k.axis) // heads, heads, attend.window)
+
+    def _state(self, delta: DeltaRule) -> StateSpec:
+        heads = delta.heads
+        keys = self.width(delta.q.axis) // heads.key_size
+        return StateSpec(delta.layer, keys, heads.group, heads.key_size, heads.value_size, delta.reach)
 
     def rotary_size(self, attend: Attend) -> int:
         """How many elements of each head are rotated."""
