@@ -45,7 +45,7 @@ TELLING = {
     *("granite", "smollm3-biases-some-windows", "qwen3-next", "qwen3-5"),
 }
 """Golden cases that have what their family has, and most of what its other cases have."""
-MADE_OF_OTHERS = {"exaone4", "olmo3", "seed_oss"}
+MADE_OF_OTHERS = {"exaone4", "olmo3", "qwen3_5_moe", "seed_oss"}
 """Families of which each part is in a telling case of another family; so they have none in `TELLING`."""
 BLOCKS = CacheBlocks(count=160, tokens=8, slots=8)
 """Of the caches of a `LocalSession`: small ones, so that a sequence has several."""
@@ -77,6 +77,11 @@ class Case:
     def attentions(self) -> list[Attend]:
         """Of every layer."""
         return [layer.attention for layer in self.model.layers if layer.attention]
+
+    @property
+    def recurrent(self) -> bool:
+        """Whether layers have recurrent states."""
+        return any(layer.recurrence for layer in self.model.layers)
 
     @property
     def windows(self) -> list[int]:

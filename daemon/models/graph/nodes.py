@@ -41,7 +41,7 @@ from motley.daemon.models.description.operations import (
     WholeNorm,
 )
 from motley.daemon.models.graph.cached_attention import CACHED_ATTENTION, CACHED_ATTENTION_WITH_SINKS
-from motley.daemon.models.graph.recurrence import lower_delta_rule, lower_head_parts
+from motley.daemon.models.graph.recurrence import lower_head_parts
 from motley.daemon.models.graph.routing import Router
 from motley.daemon.models.keys import ConfigError
 from motley.daemon.weights.places import numbered
@@ -156,7 +156,7 @@ class Nodes:
             case Attend():
                 self._attend(operation)
             case DeltaRule():
-                lower_delta_rule(self, operation)
+                self.delta_rule(operation)
             case Gated():
                 self._gated(operation)
             case Scale(x, y, by):
@@ -185,6 +185,10 @@ class Nodes:
     def whole_norm(self, operation: WholeNorm) -> None:
         """Norm over everyone's parts of an axis; only ranks can."""
         raise AssertionError(f"{operation.name} is computed by ranks")
+
+    def delta_rule(self, operation: DeltaRule) -> None:
+        """Read and change a recurrent state; only ranks have any."""
+        raise AssertionError(f"{operation.y.name} is computed by ranks")
 
     def experts(self, operation: Experts) -> None:
         """The sum over a row's experts; only ranks make it."""

@@ -38,6 +38,7 @@ from motley.daemon.models.description.rope import Rope, rotary_tables
 from motley.daemon.models.graph.nodes import Nodes, declared_value, whole_model
 from motley.daemon.models.graph.rank_norms import lower_whole_norm
 from motley.daemon.models.graph.rank_sums import RankSums
+from motley.daemon.models.graph.recurrence import lower_delta_rule
 from motley.daemon.models.keys import ConfigError
 from motley.daemon.weights.spec import SHARE_FILE, Placed, lay_out
 from motley.plugins.engine import DOMAIN, F32, CacheBlocks, CacheSpec, RankGraph, StateSpec
@@ -196,7 +197,7 @@ class _RankNodes(RankSums):
             words_per_unit=self.cut.vocabulary_rows,
             context=context,
             blocks=blocks,
-            states=[spec for delta in deltas if delta is not None and (spec := self._state(delta)).keys],
+            states=[own for delta in deltas if delta is not None and (own := self._state(delta)).keys],
         )
 
     def _lower_layer(self, layer: Layer) -> None:
@@ -266,6 +267,10 @@ class _RankNodes(RankSums):
         graph = expert_body(body, operation)
         self.weights += body.weights
         return graph
+
+    def delta_rule(self, operation: DeltaRule) -> None:
+        """See `motley.daemon.models.graph.recurrence`."""
+        lower_delta_rule(self, operation)
 
     def whole_norm(self, operation: WholeNorm) -> None:
         """See `motley.daemon.models.graph.rank_norms`."""

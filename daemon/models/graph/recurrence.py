@@ -11,6 +11,7 @@ from motley.plugins.engine import DOMAIN
 
 if TYPE_CHECKING:
     from motley.daemon.models.graph.nodes import Nodes
+    from motley.daemon.models.graph.rank_sums import RankSums
 
 
 def lower_head_parts(nodes: Nodes, parts: HeadParts) -> None:
@@ -26,7 +27,7 @@ def lower_head_parts(nodes: Nodes, parts: HeadParts) -> None:
         nodes.given(y, nodes.node("Reshape", [f"{y.name}.heads", rows], y.name))
 
 
-def lower_delta_rule(nodes: Nodes, delta: DeltaRule) -> None:
+def lower_delta_rule(nodes: RankSums, delta: DeltaRule) -> None:
     """The node ``motley.GatedDelta`` of what an owner has of the heads, see `motley.plugins.engine`."""
     heads, at = delta.heads, delta.y.name
 
@@ -37,7 +38,10 @@ def lower_delta_rule(nodes: Nodes, delta: DeltaRule) -> None:
         pieces = tuple(Piece(w.name, rows, columns(w)) for w in ws for rows in nodes.holding.ranges(w.out))
         return nodes.weight(Weight(f"{at}.{name}", pieces))
 
-    operands = [nodes.read(each) for each in (delta.q, delta.k, delta.v, delta.z, delta.b, delta.a)]
+    values = (delta.q, delta.k, delta.v, delta.z, delta.b, delta.a)
+    operands = [nodes.read(each) for each in values]
+    for each in values:  # some are made before the products of others
+        nodes.crosses(nodes.read(each), nodes.width(each.axis))
     operands += [weight("filters", *delta.filters), weight("decay", delta.decay)]
     operands += [weight("bias", delta.bias), weight("gain", delta.gain)]
     nodes.node(
@@ -52,4 +56,5 @@ def lower_delta_rule(nodes: Nodes, delta: DeltaRule) -> None:
         value_size=heads.value_size,
         epsilon=delta.epsilon,
     )
+    nodes.crosses(at, nodes.width(delta.y.axis))
     nodes.given(delta.y)
