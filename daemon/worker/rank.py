@@ -152,6 +152,7 @@ class Rank:
             report=lambda: self._report(loaded.executor, list(scheduler.step_ms)),
             draft_model=draft_model,
             held=self._holder is not None,
+            recurrent=loaded.recurrent,
         )
         try:
             scheduler.run(self._daemon.commands)
