@@ -27,10 +27,12 @@ EXPECTED = {
     "motley.daemon.weights.share_file.ShareFileError",
     "motley.plugins.engine.EngineError",
     "motley.daemon.node.worker.WorkerError",
+    "motley.orchestrator.api.certificate.CertificateError",
     "motley.orchestrator.app.OrchestratorError",
     "motley.orchestrator.identity.IdentityError",
     "motley.orchestrator.planning.placement.terms.PlacementError",
     "motley.orchestrator.planning.shares.PlanError",
+    "motley.orchestrator.store.store.StoreError",
     "motley.training.errors.TrainingError",
 }
 """The names of expected exceptions; importing them here would load every part of Motley for every command."""

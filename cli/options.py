@@ -258,6 +258,7 @@ def daemon_config(
         CliError: `name` is blank, `zone` is long or not printable, `memory` or `cache_limit` is no size, `memory`
             holds nothing, `advertise` is no address, or `keep` no duration.
     """
+    from motley.cli.home import meshes
     from motley.daemon.machine.memory import available_memory
     from motley.daemon.models.cutting.profile import RUNTIME_BYTES
     from motley.daemon.node.app import DaemonConfig
@@ -284,6 +285,7 @@ def daemon_config(
             memory_limit=limit,
             threads=threads,
             models=models,
+            meshes=meshes(),
             cache=ShareCache(cache, _size("--cache-limit", cache_limit)),
         )
     )

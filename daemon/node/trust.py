@@ -15,6 +15,7 @@ import socket
 import ssl
 import threading
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import grpc.aio
 
@@ -57,6 +58,17 @@ class JoinToken:
         return cls(secret, fingerprint)
 
 
+class Trusted(NamedTuple):
+    """An orchestrator that is the one that a token was made by.
+
+    Attributes:
+        certificate: the mesh's, PEM.
+    """
+
+    channel: grpc.aio.Channel
+    certificate: str
+
+
 async def check_name(host: str) -> None:
     """Make sure that a host's name is known here; an address always is.
 
@@ -91,7 +103,7 @@ async def check_name(host: str) -> None:
         )
 
 
-async def open_channel(host: str, port: int, token: JoinToken) -> grpc.aio.Channel:
+async def open_channel(host: str, port: int, token: JoinToken) -> Trusted:
     """An encrypted channel to the orchestrator that made `token`.
 
     Raises:
@@ -134,12 +146,13 @@ async def open_channel(host: str, port: int, token: JoinToken) -> grpc.aio.Chann
             f"the orchestrator at {host}:{port} is not the one this join token is from (its certificate's fingerprint "
             f"has {differ} from character {alike + 1} on); copy the line that its `motley up` prints now"
         )
-    credentials = grpc.ssl_channel_credentials(ssl.DER_cert_to_PEM_cert(certificate).encode())
-    return grpc.aio.secure_channel(
+    pem = ssl.DER_cert_to_PEM_cert(certificate)
+    channel = grpc.aio.secure_channel(
         join_address(host, port),
-        credentials,
+        grpc.ssl_channel_credentials(pem.encode()),
         options=[
             ("grpc.ssl_target_name_override", CERTIFICATE_NAME),
             ("grpc.max_receive_message_length", MESSAGE_BYTES),
         ],
     )
+    return Trusted(channel, pem)

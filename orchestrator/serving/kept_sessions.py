@@ -10,11 +10,11 @@ import contextlib
 import logging
 from pathlib import Path
 
-from motley.orchestrator.files import write_private
 from motley.orchestrator.session_files import SessionFileError, pack, read
 from motley.orchestrator.session_table import SessionTable
 from motley.orchestrator.sessions import Session, State
 from motley.orchestrator.workers import Away
+from motley.protocol.files import write_private
 
 FOLDER = "sessions"
 """In the state folder."""

@@ -11,6 +11,7 @@ import re
 import shutil
 import signal
 import sys
+import tempfile
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
@@ -65,7 +66,13 @@ class MotleyProcess:
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.PIPE,
             cwd=ROOT,
-            env={**os.environ, "COLUMNS": "200", **environment},
+            # A home of its own: what one mesh leaves there, no command of another test should find.
+            env={
+                **os.environ,
+                "COLUMNS": "200",
+                "MOTLEY_HOME": tempfile.mkdtemp(dir=os.environ["MOTLEY_HOME"]),
+                **environment,
+            },
             process_group=0 if own_group else None,
         )
         return cls(process)
