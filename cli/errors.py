@@ -20,6 +20,7 @@ EXPECTED = {
     "motley.daemon.node.control.OrchestratorLost",
     "motley.daemon.models.keys.ConfigError",
     "motley.daemon.text.tokenizer.TokenizerError",
+    "motley.daemon.node.pairing.PairingRefused",
     "motley.daemon.node.trust.TrustError",
     "motley.daemon.weights.cache.CacheError",
     "motley.daemon.weights.checkpoints.checkpoint.CheckpointError",

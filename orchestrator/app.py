@@ -8,6 +8,7 @@ import logging
 import socket
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,6 +42,7 @@ from motley.orchestrator.control import Control, ForNodes
 from motley.orchestrator.identity import SERVER_NAME, Identity, IdentityError, load_identity
 from motley.orchestrator.limits import SHAKE_HANDS_S, Limits, limits
 from motley.orchestrator.nodes import NodeTable
+from motley.orchestrator.pairings import Pairing, Pairings
 from motley.orchestrator.serving.answering.kept_answers import KeptAnswers
 from motley.orchestrator.serving.service import Serving
 from motley.orchestrator.store.keys import Keys, Scope
@@ -118,6 +120,8 @@ class Orchestrator:
         """Lets nodes join, for a day from the start on."""
         self.api_key: str | None = None
         """The first API key, if it was made at this start: nobody knows it later."""
+        self.show_code: Callable[[Pairing], None] = lambda pairing: None
+        """Called when a machine wants to join, with the code that is to be typed there."""
         self.operator_key = new_secret()
         """May do everything, as long as this process lives: for commands of whoever has started it."""
 
@@ -194,12 +198,15 @@ class Orchestrator:
             self.join_token = identity.join_token(secret)
             nodes = NodeTable(time.monotonic, _elapsed)
             trust = b"" if certificate.issued else certificate.trusted
-            told = ForNodes(self._address_here, self._url_for_nodes, lambda: trust)
-            control = Control(nodes, known.tokens, known.members, known.audit, told)
+            told = ForNodes(identity.join_token, self._address_here, self._url_for_nodes, lambda: trust)
+            pairings = Pairings(time.monotonic)
+            control = Control(
+                nodes, known.tokens, known.members, pairings, known.audit, told, lambda pairing: self.show_code(pairing)
+            )
             serving = control.listener = Serving(nodes, control, time.monotonic, config.state_dir)
             allowed = limits()
             await self._start_grpc(stack, identity, control, allowed)
-            access = AccessApi(identity, known.keys, known.tokens, known.members, nodes, control, known.audit)
+            access = AccessApi(identity, known.keys, known.tokens, known.members, pairings, nodes, control, known.audit)
             await self._start_http(stack, serving, known, access, certificate, allowed)
             for work in (serving.watch(), certificate.keep_valid()):
                 stack.callback(asyncio.create_task(work).cancel)

@@ -26,6 +26,7 @@ from motley.orchestrator.nodes import (
     NodeTable,
     what_became,
 )
+from motley.orchestrator.pairings import Pairing, PairingError, Pairings
 from motley.orchestrator.store.members import Member, Members
 from motley.orchestrator.store.store import StoreError
 from motley.orchestrator.store.tokens import Token, Tokens
@@ -33,7 +34,10 @@ from motley.protocol import PROTOCOL, VERSION
 from motley.protocol.address import is_loopback
 from motley.protocol.mesh_pb2 import Empty, HeldRank, Hello, NodeMessage, OrchestratorMessage, Welcome
 from motley.protocol.mesh_pb2_grpc import MeshServicer
+from motley.protocol.pairing import NAME, PAIRING, PAKE, SEALED, WrongCode, hand_over
 
+PAIRED_S = 600.0
+"""A join token that was got by a code is valid for so long."""
 STOPS = "the orchestrator stops"
 REVOKED = "it was revoked (`motley nodes revoke`)"
 """The reason of a node that somebody has shut out."""
@@ -66,11 +70,13 @@ class ForNodes:
     """What nodes are told of the orchestrator's machine.
 
     Attributes:
+        join_token: makes one of a secret.
         address: where other machines may reach nodes on this one, or "".
         api_url: where a node reaches the API, or "": nowhere; by whether it is on this machine.
         api_trust: the certificate by which it knows the API, in PEM; empty: the mesh's authority has signed it.
     """
 
+    join_token: Callable[[str], str]
     address: Callable[[], str]
     api_url: Callable[[bool], str]
     api_trust: Callable[[], bytes]
@@ -112,8 +118,23 @@ class Control(MeshServicer):
 
     listener: Listener
 
-    def __init__(self, nodes: NodeTable, tokens: Tokens, members: Members, audit: Audit, told: ForNodes) -> None:
+    def __init__(
+        self,
+        nodes: NodeTable,
+        tokens: Tokens,
+        members: Members,
+        pairings: Pairings,
+        audit: Audit,
+        told: ForNodes,
+        show_code: Callable[[Pairing], None],
+    ) -> None:
+        """
+        Args:
+            show_code: is to show whoever runs the orchestrator a machine's name and the code that it is asked for.
+        """
         self._nodes = nodes
+        self._pairings = pairings
+        self._show_code = show_code
         self._tokens = tokens
         self._members = members
         self._audit = audit
@@ -180,6 +201,42 @@ class Control(MeshServicer):
             _log.log(level, "node %s %s", node.name, what_became(node.lost), extra={"node": node.name})
             self.listener.on_lost(node)
         _end(context, grpc.StatusCode.ABORTED, f"this node is out of the mesh: {stream.reason}")
+
+    async def Pair(self, _: AsyncIterator[Empty], context: Context) -> None:
+        """A step of handing a join token to a machine whose owner types the code that is shown here. Nothing is read
+        but metadata."""
+        told = dict(context.invocation_metadata() or ())
+        if wrong := _wrong_version(str(told.get(PROTOCOL, ""))):
+            _end(context, grpc.StatusCode.FAILED_PRECONDITION, wrong)
+            return
+        try:
+            if NAME in told:
+                name = unquote(str(told[NAME]))
+                pairing = self._pairings.ask(name, _address_of(context).rpartition(":")[0])
+                self._show_code(pairing)
+                await context.send_initial_metadata([(PAIRING, pairing.id)])
+                return
+            pairing = self._pairings.attempt(str(told.get(PAIRING, "")))
+            message = told.get(PAKE, b"")
+            if not pairing.token:
+                pairing.token = await self._make_token(pairing)
+            if not isinstance(message, bytes):
+                raise WrongCode("that is no message of a key exchange")
+            own, sealed = await asyncio.to_thread(hand_over, pairing.code, message, pairing.token)
+            await context.send_initial_metadata([(PAKE, own), (SEALED, sealed)])
+        except (PairingError, WrongCode, StoreError) as error:
+            _log.warning("refused %s: %s", _address_of(context), error)
+            _end(context, grpc.StatusCode.PERMISSION_DENIED, str(error))
+
+    async def _make_token(self, pairing: Pairing) -> str:
+        """
+        Raises:
+            StoreError: it cannot be written.
+        """
+        token, secret = await self._tokens.create(f"for {pairing.name}, by a code", PAIRED_S, 1)
+        by = f"a code, from {pairing.address}"
+        self._audit.note("token created", id=token.id, note=token.note, uses=1, by=by)
+        return self._told.join_token(secret)
 
     async def _admit(self, context: Context) -> _Admitted | _Refusal:
         """Have a node show a join token, or its own secret, then say Hello, and register it."""

@@ -40,6 +40,7 @@ def register(app: typer.Typer) -> None:
     token.command("create", epilog="Example: motley token create --single-use --expires 1h")(create_token)
     token.command("ls", epilog="Example: motley token ls --json")(list_tokens)
     token.command("rm", epilog="Example: motley token rm 1f3a90bc")(remove_token)
+    token.command("codes", epilog="Example: motley token codes")(list_codes)
     app.add_typer(token, name="token")
     nodes = typer.Typer(no_args_is_help=True, help="Machines that belong to the mesh, whether they are on or not.")
     nodes.command("ls", epilog="Example: motley nodes ls --json")(list_nodes)
@@ -109,6 +110,13 @@ def list_tokens(url: Url = "", api_key: ApiKey = "", as_json: AsJson = False) ->
     tokens = _call(url, api_key, "GET", "/api/tokens")["tokens"]
     rows = [[token["id"], token["note"] or "-", _validity(token), _when(token["created"])] for token in tokens]
     _show(tokens, ["token", "for", "valid", "made"], rows, as_json)
+
+
+def list_codes(url: Url = "", api_key: ApiKey = "", as_json: AsJson = False) -> None:
+    """List the machines that want to join now, with the code that is to be typed on each."""
+    wanting = _call(url, api_key, "GET", "/api/pairings")["pairings"]
+    rows = [[each["name"], each["address"], each["code"]] for each in wanting]
+    _show(wanting, ["machine", "address", "code"], rows, as_json)
 
 
 def remove_token(

@@ -3,23 +3,39 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from contextlib import closing
+import socket
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, closing
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.markup import escape
 
 from motley.cli.errors import CliError
 from motley.cli.interrupt import run
-from motley.cli.options import Advertise, Cache, CacheLimit, Memory, Models, Name, Threads, Zone, daemon_config
+from motley.cli.options import (
+    Advertise,
+    Cache,
+    CacheLimit,
+    DataPorts,
+    Memory,
+    Models,
+    Name,
+    Threads,
+    Zone,
+    daemon_config,
+)
 from motley.cli.show import console
+from motley.protocol.address import parse_address
+from motley.protocol.announcing import Announced, announced, is_address
 
 if TYPE_CHECKING:
     from motley.daemon.node.app import DaemonConfig
     from motley.daemon.node.membership import Membership
     from motley.orchestrator.app import Orchestrator, OrchestratorConfig
+    from motley.orchestrator.pairings import Pairing
 
 
 def register(app: typer.Typer) -> None:
@@ -70,6 +86,10 @@ def up(
     cache: Cache = None,
     cache_limit: CacheLimit = "50GB",
     advertise: Advertise = "",
+    data_ports: DataPorts = "",
+    announce: Annotated[
+        bool, typer.Option(help="Whether machines in the local network can find this mesh by `motley join` (mDNS).")
+    ] = True,
     zone: Zone = "",
     end_with_stdin: Annotated[bool, typer.Option("--end-with-stdin", hidden=True)] = False,
 ) -> None:
@@ -102,12 +122,13 @@ def up(
         cache=cache,
         cache_limit=cache_limit,
         advertise=advertise,
+        data_ports=data_ports,
         zone=zone,
     )
-    run(_serve(orchestrator, local if node else None), end_with_stdin=end_with_stdin)
+    run(_serve(orchestrator, local if node else None, announce), end_with_stdin=end_with_stdin)
 
 
-async def _serve(config: OrchestratorConfig, local: DaemonConfig | None) -> None:
+async def _serve(config: OrchestratorConfig, local: DaemonConfig | None, announce: bool) -> None:
     from motley.cli.home import meshes
     from motley.cli.narrator import MeshLog, Narrator
     from motley.daemon.machine.files import raise_file_limit
@@ -117,9 +138,11 @@ async def _serve(config: OrchestratorConfig, local: DaemonConfig | None) -> None
 
     raise_file_limit()
     orchestrator = Orchestrator(config)
+    orchestrator.show_code = _show_code
     MeshLog(local.node_name if local else None).listen()
     await orchestrator.start()
     mine = _of_operator(orchestrator)
+    stack = AsyncExitStack()
     try:
         mine.keep(meshes())
         console.print(f"[bold]Motley is up.[/] API: {orchestrator.http_url}/v1, page: {orchestrator.http_url}/")
@@ -134,6 +157,8 @@ async def _serve(config: OrchestratorConfig, local: DaemonConfig | None) -> None
             )
         for line in how_to_join(orchestrator.join_targets, orchestrator.local_target, orchestrator.join_token):
             console.print(line, soft_wrap=True, highlight=False)
+        if announce:
+            await stack.enter_async_context(_announced(orchestrator))
         if local is None:
             await asyncio.Event().wait()
             return
@@ -149,8 +174,34 @@ async def _serve(config: OrchestratorConfig, local: DaemonConfig | None) -> None
                 daemon.cancel()
                 await asyncio.gather(daemon, return_exceptions=True)
     finally:  # without a node, or if it could not be started; a second stop does nothing
+        await stack.aclose()
         forget(meshes(), mine)
         await orchestrator.stop()
+
+
+def _show_code(pairing: Pairing) -> None:
+    from motley.protocol.pairing import shown
+
+    console.print(
+        f"[bold]{escape(pairing.name)}[/] ({pairing.address}) wants to join. If that is your machine, type there:"
+        f" [bold]{shown(pairing.code)}[/]",
+        highlight=False,
+    )
+
+
+@asynccontextmanager
+async def _announced(orchestrator: Orchestrator) -> AsyncIterator[None]:
+    """Let `motley join` find the mesh, where other machines can reach it; without that it goes on all the same."""
+    targets = [parse_address(target) for target in orchestrator.join_targets]
+    addresses = [host for host, _ in targets if is_address(host)]
+    async with AsyncExitStack() as stack:
+        if addresses:
+            mesh = Announced(socket.gethostname(), tuple(addresses), targets[0][1], orchestrator.fingerprint[:16])
+            try:
+                await stack.enter_async_context(announced(mesh))
+            except Exception as error:  # whatever a network of the day does not like
+                console.print(f"[yellow]`motley join` will not find this mesh by itself[/]: {escape(str(error))}")
+        yield
 
 
 def _of_operator(orchestrator: Orchestrator) -> Membership:
@@ -177,7 +228,10 @@ def how_to_join(targets: Sequence[str], local: str, token: str) -> list[str]:
     """
     if not targets:
         return ["Nodes on this machine, and no others, join with:", f"  motley join {local} --token {token}"]
-    lines = ["Other machines join with:", f"  motley join {targets[0]} --token {token}"]
+    lines = [
+        "Other machines join with `motley join`, and a code that is shown here then; or, for a day, with:",
+        f"  motley join {targets[0]} --token {token}",
+    ]
     if others := targets[1:]:
         lines.append(f"Where that address cannot be reached, one of these may be: {', '.join(others)}")
     return lines

@@ -44,6 +44,7 @@ class DaemonConfig:
         zone: what fails together with this machine; empty: nothing is known to.
         memory_limit: bytes that ranks may use here; by default what is available.
         threads: compute threads; by default every usable core.
+        ports: the first and the last of those that rank workers listen on; (0, 0): any that are free.
         models: folder in which model names are looked up.
         cache: where shares are kept, on a real disk.
         keep_s: how long ranks are kept while the orchestrator is away, in seconds.
@@ -56,6 +57,7 @@ class DaemonConfig:
     zone: str = ""
     memory_limit: int | None = None
     threads: int = 0
+    ports: tuple[int, int] = (0, 0)
     models: Path | None = None
     cache: ShareCache = field(default_factory=ShareCache)
     keep_s: float = KEEP_S
@@ -117,6 +119,7 @@ async def run_daemon(config: DaemonConfig, observer: Observer) -> None:
         models=config.models,
         cache=config.cache,
         threads=config.threads or capabilities.cores,
+        ports=config.ports,
     )
     attempt = 0
     joined_once = False

@@ -14,7 +14,6 @@ import grpc.aio
 
 from motley.daemon.machine.gpus import gpus
 from motley.daemon.machine.memory import available_memory
-from motley.daemon.node.address import listening_host
 from motley.daemon.node.describe import DescribeError, describe_apart, look
 from motley.daemon.node.lending import lend
 from motley.daemon.node.outbox import LIMIT_BYTES, Outbox
@@ -254,7 +253,7 @@ class Control:
             loop.call_soon_threadsafe(lambda: self.say(probed=pb.Probed(id=probe.id, listening=address)))
 
         try:
-            link = await asyncio.to_thread(probe_link, probe, self._settings.address, listening)
+            link = await asyncio.to_thread(probe_link, probe, self._settings.address, listening, self._settings.ports)
         except Unreachable as error:
             self.say(probed=pb.Probed(id=probe.id, failure=str(error)))
         except Exception as error:
@@ -265,10 +264,8 @@ class Control:
 
     async def _lend(self, order: pb.Lend) -> None:
         """Lend a model's files until nobody borrows them any more."""
-        settings = self._settings
         try:
-            host = listening_host(settings.address)
-            async with lend(order, settings.models, settings.address, host) as lent:
+            async with lend(order, self._settings) as lent:
                 self.say(lent=lent)
         except Exception as error:
             logger.exception("lending %s", order.source)

@@ -14,6 +14,7 @@ from motley.orchestrator.audit import Audit
 from motley.orchestrator.control import Control
 from motley.orchestrator.identity import Identity
 from motley.orchestrator.nodes import NodeTable
+from motley.orchestrator.pairings import Pairings
 from motley.orchestrator.store.keys import Key, Keys, Scope
 from motley.orchestrator.store.members import Members
 from motley.orchestrator.store.store import StoreError
@@ -49,6 +50,7 @@ class AccessApi:
         keys: Keys,
         tokens: Tokens,
         members: Members,
+        pairings: Pairings,
         nodes: NodeTable,
         control: Control,
         audit: Audit,
@@ -57,6 +59,7 @@ class AccessApi:
         self._keys = keys
         self._tokens = tokens
         self._members = members
+        self._pairings = pairings
         self._nodes = nodes
         self._control = control
         self._audit = audit
@@ -71,6 +74,7 @@ class AccessApi:
             web.delete("/api/tokens/{id}", self.remove_token),
             web.get("/api/members", self.members),
             web.delete("/api/members/{name}", self.revoke),
+            web.get("/api/pairings", self.pairings),
         ]
 
     async def keys(self, _: web.Request) -> web.Response:
@@ -137,6 +141,14 @@ class AccessApi:
             for member in self._members
         ]
         return web.json_response({"members": told})
+
+    async def pairings(self, _: web.Request) -> web.Response:
+        """Machines that want to join, with the codes to be typed there."""
+        told = [
+            {"name": each.name, "address": each.address, "code": each.code, "tries_left": each.tries_left}
+            for each in self._pairings
+        ]
+        return web.json_response({"pairings": told})
 
     async def revoke(self, request: web.Request) -> web.Response:
         """Shut a machine out: its connection ends, and neither its own secret nor its join token is valid any more."""
