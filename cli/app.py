@@ -11,6 +11,7 @@ from motley.cli.commands import (
     adapters,
     cache,
     devices,
+    doctor,
     experts,
     join,
     plan,
@@ -50,5 +51,21 @@ def motley(
     """Your mismatched machines as one: run a language model that none of them can hold."""
 
 
-for group in (up, join, plan, run, status, rearrange, access, devices, experts, cache, train, adapters, demo, bench):
+for group in (
+    up,
+    join,
+    plan,
+    run,
+    status,
+    rearrange,
+    access,
+    doctor,
+    devices,
+    experts,
+    cache,
+    train,
+    adapters,
+    demo,
+    bench,
+):
     group.register(app)

@@ -294,14 +294,14 @@ def daemon_config(
             memory_limit=limit,
             threads=threads,
             models=models,
-            ports=_ports(data_ports) if data_ports else (0, 0),
+            ports=parse_ports(data_ports) if data_ports else (0, 0),
             meshes=meshes(),
             cache=ShareCache(cache, _size("--cache-limit", cache_limit)),
         )
     )
 
 
-def _ports(text: str) -> tuple[int, int]:
+def parse_ports(text: str) -> tuple[int, int]:
     """Read ``7340-7359``.
 
     Raises:

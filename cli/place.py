@@ -57,7 +57,9 @@ async def find_place(url: str, api_key: str) -> Place:
 
 
 def _place(kept: Membership, api_key: str) -> Place:
-    return Place(kept.api_url, api_key or kept.key, kept.api_trust, kept.api_name)
+    # What a node keeps for good is not told to whoever may listen without TLS, where an open API wants none.
+    key = kept.key if kept.api_url.startswith("https://") or not kept.name else ""
+    return Place(kept.api_url, api_key or key, kept.api_trust, kept.api_name)
 
 
 async def _is_there(url: str) -> bool:
