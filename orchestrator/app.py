@@ -50,6 +50,7 @@ from motley.orchestrator.store.members import Members
 from motley.orchestrator.store.secret import new_secret
 from motley.orchestrator.store.store import Store
 from motley.orchestrator.store.tokens import Tokens
+from motley.orchestrator.store.usage import Usage
 from motley.protocol import MESSAGE_BYTES
 from motley.protocol.address import is_loopback, join_address
 from motley.protocol.mesh_pb2_grpc import add_MeshServicer_to_server
@@ -193,6 +194,7 @@ class Orchestrator:
             store = Store(config.state_dir, config.database)
             stack.callback(store.close)
             known = _Known(store, config.state_dir)
+            stack.push_async_callback(known.usage.flush_or_tell)
             certificate = self._certificate = self._make_certificate(identity)
             _, secret = await known.tokens.create("made at the start", TOKEN_S)
             self.join_token = identity.join_token(secret)
@@ -206,9 +208,11 @@ class Orchestrator:
             serving = control.listener = Serving(nodes, control, time.monotonic, config.state_dir)
             allowed = limits()
             await self._start_grpc(stack, identity, control, allowed)
-            access = AccessApi(identity, known.keys, known.tokens, known.members, pairings, nodes, control, known.audit)
+            access = AccessApi(
+                identity, known.keys, known.tokens, known.members, pairings, known.usage, nodes, control, known.audit
+            )
             await self._start_http(stack, serving, known, access, certificate, allowed)
-            for work in (serving.watch(), certificate.keep_valid()):
+            for work in (serving.watch(), certificate.keep_valid(), known.usage.keep()):
                 stack.callback(asyncio.create_task(work).cancel)
             stack.push_async_callback(serving.stop)
             self._stack = stack.pop_all()
@@ -294,7 +298,7 @@ class Orchestrator:
         middlewares = [errors_as_json, cors.middleware(), guard.middleware()]
         app = web.Application(middlewares=middlewares, client_max_size=MAX_BODY)
         sessions = serving.sessions
-        asking = Asking(sessions, serving.requests, KeptAnswers(config.state_dir))
+        asking = Asking(sessions, serving.requests, KeptAnswers(config.state_dir), known.usage)
         routes = [
             *NodesApi(serving.nodes, sessions, serving.links, serving.rearranging).routes(),
             *SessionsApi(sessions, serving.lifecycle, serving.rearranging).routes(),
@@ -348,6 +352,7 @@ class _Known:
         self.tokens = Tokens(store)
         self.members = Members(store, self.tokens)
         self.keys = Keys(store)
+        self.usage = Usage(store)
         self.audit = Audit(state_dir)
 
 

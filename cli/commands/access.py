@@ -35,6 +35,7 @@ def register(app: typer.Typer) -> None:
     keys.command("create", epilog="Example: motley keys create --note 'Open WebUI'")(create_key)
     keys.command("ls", epilog="Example: motley keys ls --json")(list_keys)
     keys.command("rm", epilog="Example: motley keys rm 1f3a90bc")(remove_key)
+    keys.command("usage", epilog="Example: motley keys usage --json")(usage)
     app.add_typer(keys, name="keys")
     token = typer.Typer(no_args_is_help=True, help="Join tokens: with one, a machine can become a node of the mesh.")
     token.command("create", epilog="Example: motley token create --single-use --expires 1h")(create_token)
@@ -81,6 +82,14 @@ def remove_key(
     """Make an API key invalid, at once."""
     _call(url, api_key, "DELETE", f"/api/keys/{quote(key, safe='')}")
     print(f"key {key} is no longer valid")
+
+
+def usage(url: Url = "", api_key: ApiKey = "", as_json: AsJson = False) -> None:
+    """Show who has asked how much of which model, by day (UTC)."""
+    told = _call(url, api_key, "GET", "/api/usage")["usage"]
+    columns = ["day", "caller", "model", "requests", "prompt_tokens", "completion_tokens"]
+    rows = [[str(each[column]) for column in columns] for each in told]
+    _show(told, [column.replace("_", " ") for column in columns], rows, as_json)
 
 
 def create_token(

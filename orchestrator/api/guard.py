@@ -24,8 +24,8 @@ from motley.protocol.address import is_loopback
 
 CALLER = web.RequestKey("caller", Caller)
 """Where a request has its `Caller`."""
-ADMIN_PATHS = ("/api/keys", "/api/tokens", "/api/members", "/api/pairings")
-"""What says who belongs to the mesh: these, and what is below them, are for admins."""
+ADMIN_PATHS = ("/api/keys", "/api/tokens", "/api/members", "/api/pairings", "/api/usage")
+"""Who belongs to the mesh, and who has used it how much: these, and what is below them, are for admins."""
 _HOST = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:]+)]|(?P<name>[^:\[\]]+))(?::\d+)?")
 
 

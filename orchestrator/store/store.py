@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Executable, RowMapping, Table, create_engine, event, insert, select
+from sqlalchemy import Executable, RowMapping, Select, Table, create_engine, event, insert, select
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import NullPool
@@ -71,8 +71,7 @@ class Store:
             StoreError: they cannot be read.
         """
         try:
-            with self._engine.connect() as connection:
-                return connection.execute(select(table)).mappings().all()
+            return self._read(select(table))
         except SQLAlchemyError as error:
             raise StoreError(f"cannot read {table.name} of {self._where}: {error}") from error
 
@@ -89,6 +88,19 @@ class Store:
             why = str(error) or f"no answer within {WAIT_S:.0f} s"
             raise StoreError(f"cannot write to {self._where}: {why}") from error
 
+    async def read(self, query: Select[Any]) -> Sequence[RowMapping]:
+        """The rows that a query finds.
+
+        Raises:
+            StoreError: they cannot be read, or not within `WAIT_S`.
+        """
+        found = asyncio.get_running_loop().run_in_executor(self._thread, self._read, query)
+        try:
+            return await asyncio.wait_for(asyncio.shield(found), WAIT_S)
+        except (SQLAlchemyError, TimeoutError) as error:
+            why = str(error) or f"no answer within {WAIT_S:.0f} s"
+            raise StoreError(f"cannot read {self._where}: {why}") from error
+
     def write_now(self, *statements: Executable) -> None:
         """As `write`, but blocking: for the orchestrator's start.
 
@@ -104,6 +116,10 @@ class Store:
         """Finish what is being written."""
         self._thread.shutdown(wait=True)
         self._engine.dispose()
+
+    def _read(self, query: Select[Any]) -> Sequence[RowMapping]:
+        with self._engine.connect() as connection:
+            return connection.execute(query).mappings().all()
 
     def _write(self, statements: Sequence[Executable]) -> None:
         with self._engine.begin() as connection:

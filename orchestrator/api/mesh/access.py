@@ -19,6 +19,7 @@ from motley.orchestrator.store.keys import Key, Keys, Scope
 from motley.orchestrator.store.members import Members
 from motley.orchestrator.store.store import StoreError
 from motley.orchestrator.store.tokens import Token, Tokens
+from motley.orchestrator.store.usage import Usage
 
 YEAR_S = 366 * 86400.0
 Note = Annotated[str, Field(max_length=100)]
@@ -51,6 +52,7 @@ class AccessApi:
         tokens: Tokens,
         members: Members,
         pairings: Pairings,
+        usage: Usage,
         nodes: NodeTable,
         control: Control,
         audit: Audit,
@@ -60,6 +62,7 @@ class AccessApi:
         self._tokens = tokens
         self._members = members
         self._pairings = pairings
+        self._usage = usage
         self._nodes = nodes
         self._control = control
         self._audit = audit
@@ -75,6 +78,7 @@ class AccessApi:
             web.get("/api/members", self.members),
             web.delete("/api/members/{name}", self.revoke),
             web.get("/api/pairings", self.pairings),
+            web.get("/api/usage", self.usage),
         ]
 
     async def keys(self, _: web.Request) -> web.Response:
@@ -149,6 +153,14 @@ class AccessApi:
             for each in self._pairings
         ]
         return web.json_response({"pairings": told})
+
+    async def usage(self, _: web.Request) -> web.Response:
+        """Requests and tokens by day, caller and model."""
+        try:
+            rows = await self._usage.rows()
+        except StoreError as error:
+            raise _unwritten(error) from error
+        return web.json_response({"usage": [dict(row) for row in rows]})
 
     async def revoke(self, request: web.Request) -> web.Response:
         """Shut a machine out: its connection ends, and neither its own secret nor its join token is valid any more."""
