@@ -212,7 +212,7 @@ class Orchestrator:
                 identity, known.keys, known.tokens, known.members, pairings, known.usage, nodes, control, known.audit
             )
             await self._start_http(stack, serving, known, access, certificate, allowed)
-            for work in (serving.watch(), certificate.keep_valid(), known.usage.keep()):
+            for work in (serving.watch(), serving.begin_anew(), certificate.keep_valid(), known.usage.keep()):
                 stack.callback(asyncio.create_task(work).cancel)
             stack.push_async_callback(serving.stop)
             self._stack = stack.pop_all()
