@@ -19,6 +19,9 @@ AGAIN_S = 5.0
 GIVE_UP_S = 600.0
 """... until so much time has passed since the restart."""
 
+UNWANTED = {"name_in_use", "session_closed"}
+"""By these refusals somebody has begun another, or does not want it any more."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -53,7 +56,7 @@ class Reopening:
             try:
                 await self._lifecycle.create(wanted.request)
             except ServingError as error:
-                if error.failure.code != "name_in_use" and self._clock() - began < GIVE_UP_S:
+                if error.failure.code not in UNWANTED and self._clock() - began < GIVE_UP_S:
                     await asyncio.sleep(AGAIN_S)
                     continue
                 _log.warning("session %s (%s) is not begun anew: %s", session_id, name, error)
