@@ -134,6 +134,7 @@ async def _serve(config: OrchestratorConfig, local: DaemonConfig | None, announc
     from motley.daemon.machine.files import raise_file_limit
     from motley.daemon.node.app import run_daemon
     from motley.daemon.node.membership import forget
+    from motley.orchestrator.api.certificate import AUTHORITY
     from motley.orchestrator.app import Orchestrator
 
     raise_file_limit()
@@ -149,6 +150,8 @@ async def _serve(config: OrchestratorConfig, local: DaemonConfig | None, announc
         if orchestrator.network_url is not None:
             url = orchestrator.network_url
             console.print(f"On other machines: API {url}/v1, page {url}/", soft_wrap=True)
+            if url.startswith("https://") and config.certificate is None:
+                console.print(f"They trust {config.state_dir / AUTHORITY}, nodes do already", soft_wrap=True)
         if orchestrator.api_key is not None:
             console.print(
                 f"They need this API key, which is shown only now (`motley keys` makes others): {orchestrator.api_key}",

@@ -14,6 +14,8 @@ from motley.protocol.files import write_private
 
 FILE = "api.pem"
 """In the state folder: the certificate that was issued last, and its key."""
+AUTHORITY = "authority.pem"
+"""There, too: the certificate of the mesh's authority, for clients to trust. It is no secret."""
 LOOK_S = 3600.0
 """How often is looked whether there must be another."""
 
@@ -89,6 +91,7 @@ class ApiCertificate:
         if addresses != self._known or now > self._until - API_LIFETIME / 3:
             papers = self._identity.issue_api(addresses)
             write_private(self._file, papers.certificate + papers.key)
+            write_private(self._file.with_name(AUTHORITY), self._identity.certificate_pem)
             self.context.load_cert_chain(self._file)
             self._known, self._until = addresses, papers.expires
 
