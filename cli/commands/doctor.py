@@ -160,12 +160,13 @@ def _firewall() -> str:
     """What lets only some ports in on this machine; "": nothing that is noticed without being an administrator."""
     if sys.platform == "win32":
         with contextlib.suppress(OSError, subprocess.SubprocessError):
-            said = subprocess.run(
-                ["netsh", "advfirewall", "show", "currentprofile", "state"], capture_output=True, timeout=ASK_S
-            ).stdout
+            asked = ["netsh", "advfirewall", "show", "currentprofile", "state"]
+            said = subprocess.run(asked, capture_output=True, timeout=ASK_S).stdout
             return "Windows' firewall" if b"ON" in said.upper().split() else ""
-        return ""
-    with contextlib.suppress(OSError):
-        if "ENABLED=yes" in Path("/etc/ufw/ufw.conf").read_text("utf-8"):
-            return "ufw"
-    return "firewalld" if Path("/run/firewalld").exists() else ""
+    else:
+        with contextlib.suppress(OSError):
+            if "ENABLED=yes" in Path("/etc/ufw/ufw.conf").read_text("utf-8"):
+                return "ufw"
+        if Path("/run/firewalld").exists():
+            return "firewalld"
+    return ""
