@@ -58,7 +58,10 @@ from motley.protocol.mesh_pb2_grpc import add_MeshServicer_to_server
 MAX_BODY = 2 * 1024 * 1024
 """Bytes of a request body. A prompt must pass to its node in one gRPC message, of at most 4 MiB."""
 TOKEN_S = 86400.0
-"""The join token that is made at every start is valid for a day."""
+"""The join token that is made at every start is valid for a day, ..."""
+TOKENS_KEPT = 10
+"""... and those of so many starts are."""
+TOKEN_NOTE = "made at the start"
 STOP_S = 1.0
 """Connections that are still open when the orchestrator stops are cut after this."""
 
@@ -196,11 +199,9 @@ class Orchestrator:
             known = _Known(store, config.state_dir)
             stack.push_async_callback(known.usage.flush_or_tell)
             certificate = self._certificate = self._make_certificate(identity)
-            _, secret = await known.tokens.create("made at the start", TOKEN_S)
-            self.join_token = identity.join_token(secret)
+            self.join_token = identity.join_token(await _start_token(known.tokens))
             nodes = NodeTable(time.monotonic, _elapsed)
-            trust = b"" if certificate.issued else certificate.trusted
-            told = ForNodes(identity.join_token, self._address_here, self._url_for_nodes, lambda: trust)
+            told = ForNodes(identity.join_token, self._address_here, self._url_for_nodes, lambda: certificate.given)
             pairings = Pairings(time.monotonic)
             control = Control(
                 nodes, known.tokens, known.members, pairings, known.audit, told, lambda pairing: self.show_code(pairing)
@@ -354,6 +355,14 @@ class _Known:
         self.keys = Keys(store)
         self.usage = Usage(store)
         self.audit = Audit(state_dir)
+
+
+async def _start_token(tokens: Tokens) -> str:
+    """A join token for this start; those of the latest starts stay valid, as somebody may be typing one."""
+    for old in [token for token in tokens if token.note == TOKEN_NOTE][: 1 - TOKENS_KEPT]:
+        await tokens.remove(old.id)
+    _, secret = await tokens.create(TOKEN_NOTE, TOKEN_S)
+    return secret
 
 
 def _cannot_listen(whom: str, host: str, port: int, option: str) -> OrchestratorError:

@@ -139,6 +139,8 @@ class Control(MeshServicer):
         self._members = members
         self._audit = audit
         self._told = told
+        self._joining = asyncio.Lock()
+        """Of several nodes that want one name at a time, one gets it, and the others change nothing."""
         self._streams: dict[str, _Stream] = {}
 
     def send(self, node_id: str, message: OrchestratorMessage) -> None:
@@ -260,9 +262,10 @@ class Control(MeshServicer):
             why = f"no other machine can reach this node at {hello.address}; give --advertise another address of it"
             return _Refusal(grpc.StatusCode.INVALID_ARGUMENT, why)
         try:
-            self._nodes.check(hello)
-            key = await self._let_in(hello.name, shown, secret)
-            node = self._nodes.join(hello)
+            async with self._joining:
+                self._nodes.check(hello)
+                key = await self._let_in(hello.name, shown, secret)
+                node = self._nodes.join(hello)
         except HelloError as error:
             return _Refusal(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         except NameTakenError as error:

@@ -13,7 +13,7 @@ from pathlib import Path
 from motley.daemon.node.capabilities import measure
 from motley.daemon.node.control import AskedToLeave, Control, NameTaken, OrchestratorLost, TokenRefused
 from motley.daemon.node.engines import installed_engines
-from motley.daemon.node.membership import Membership, find
+from motley.daemon.node.membership import Membership, find, forget
 from motley.daemon.node.ranks import Ranks
 from motley.daemon.node.settings import NodeSettings
 from motley.daemon.node.speeds import compute_speed
@@ -146,9 +146,11 @@ async def run_daemon(config: DaemonConfig, observer: Observer) -> None:
                 observer.dismissed()
                 return
             except TokenRefused:
+                if config.meshes and (kept := find(config.meshes, token.fingerprint, config.node_name)):
+                    forget(config.meshes, kept)  # this machine was revoked: it needs a token, or a code
                 if joined_once or token == given:
                     raise
-                token = given  # what was kept is of no use any more: it was revoked, say, and has a new token
+                token = given
             except (TrustError, OrchestratorLost, NameTaken) as error:
                 if not joined_once:
                     raise

@@ -30,6 +30,7 @@ class ApiCertificate:
     """
     Attributes:
         context: for servers; what is renewed holds for connections from then on.
+        given: the certificate that was given, in PEM; empty: the mesh's authority has issued one.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class ApiCertificate:
         self._addresses = addresses
         self._given = given
         self._known: object = None
+        self.given = b""
         self._until = datetime.datetime.now(datetime.UTC)
         self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self.context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -68,12 +70,7 @@ class ApiCertificate:
     @property
     def trusted(self) -> bytes:
         """What clients of the mesh trust, in PEM: the certificate given, or the mesh's authority."""
-        return self._given[0].read_bytes() if self._given else self._identity.certificate_pem
-
-    @property
-    def issued(self) -> bool:
-        """Whether the mesh's authority has issued it."""
-        return self._given is None
+        return self.given or self._identity.certificate_pem
 
     def renew(self) -> None:
         """Load a certificate if there must be another: files were changed, or addresses, or it ends in a month. Blocks.
@@ -85,7 +82,7 @@ class ApiCertificate:
             changed = tuple(file.stat().st_mtime_ns for file in self._given)
             if changed != self._known:
                 self.context.load_cert_chain(*self._given)
-                self._known = changed
+                self.given, self._known = self._given[0].read_bytes(), changed
             return
         now, addresses = datetime.datetime.now(datetime.UTC), list(self._addresses())
         if addresses != self._known or now > self._until - API_LIFETIME / 3:

@@ -49,10 +49,9 @@ class Guard:
         @web.middleware
         async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
             if self.open_on_loopback and not request.secure:
-                self._check_local(request)
-                request[CALLER] = LOCAL
+                request[CALLER] = _admitted(request, self._local_caller(request))
             elif request.path not in self.public:
-                request[CALLER] = self._caller(request)
+                request[CALLER] = _admitted(request, self._caller(request))
             return await handler(request)
 
         return check
@@ -64,19 +63,30 @@ class Guard:
         if caller is None:
             message = "missing or wrong API key; send it as `Authorization: Bearer KEY`, or as `x-api-key: KEY`"
             raise ApiError(401, message, code="invalid_api_key")
-        if caller.scope is not Scope.ADMIN and _is_below(request.path, ADMIN_PATHS):
-            message = f"{caller.name} may use the mesh, but not say who belongs to it: that takes a key of scope admin"
-            raise ApiError(403, message, code="insufficient_scope")
         return caller
 
-    def _check_local(self, request: web.Request) -> None:
+    def _local_caller(self, request: web.Request) -> Caller:
         host = _HOST.fullmatch(request.host)
         if host is None or not is_loopback(host["v6"] or host["name"]):
             message = f"this server answers to localhost only, not to {request.host!r}; use http://127.0.0.1"
             raise ApiError(403, message, code="wrong_host")
         origin = request.headers.get("Origin")
-        if origin is not None and origin != f"http://{request.host}" and origin not in self.origins:
+        if origin is None or origin == f"http://{request.host}":
+            return LOCAL
+        if origin not in self.origins:
             raise ApiError(403, f"a web page of {origin} may not use this server", code="wrong_origin")
+        return Caller(f"a page of {origin}", Scope.USE)
+
+
+def _admitted(request: web.Request, caller: Caller) -> Caller:
+    """
+    Raises:
+        ApiError: 403, the path is not for this caller.
+    """
+    if caller.scope is not Scope.ADMIN and _is_below(request.path, ADMIN_PATHS):
+        message = f"{caller.name} may use the mesh, but not say who belongs to it: that takes a key of scope admin"
+        raise ApiError(403, message, code="insufficient_scope")
+    return caller
 
 
 def _is_below(path: str, parents: Collection[str]) -> bool:

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Executable, RowMapping, Select, Table, create_engine, event, insert, select
+from sqlalchemy import URL, Executable, RowMapping, Select, Table, create_engine, event, insert, select
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import NullPool
@@ -46,7 +46,7 @@ class Store:
                 self._engine = create_engine(url, poolclass=NullPool, connect_args=_arguments(url))
             else:
                 _make_private(state_dir / FILE)
-                self._engine = create_engine(f"sqlite:///{state_dir / FILE}")
+                self._engine = create_engine(URL.create("sqlite", database=str(state_dir / FILE)))
             if self._engine.dialect.name == "sqlite":
                 event.listen(self._engine, "connect", _careful)
             with self._engine.begin() as connection:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 from collections.abc import AsyncIterator
@@ -13,6 +14,7 @@ import grpc
 import grpc.aio
 import pytest
 
+from motley.orchestrator import app
 from motley.orchestrator.app import Orchestrator, OrchestratorConfig, OrchestratorError
 from motley.protocol.mesh_pb2 import Empty
 
@@ -184,6 +186,34 @@ async def test_web_pages_read_answers_only_if_their_origin_was_named(tmp_path: P
         for origin, status, there in (("http://localhost:3000", 200, True), ("http://evil.example", 403, False)):
             async with http.get("/v1/models", headers={"Origin": origin}) as response:
                 assert (response.status, allowed in response.headers) == (status, there)
+            async with http.post("/api/keys", json={}, headers={"Origin": origin}) as response:
+                assert response.status == 403, "no page may make keys"
             async with http.options("/v1/models", headers={"Origin": origin, **asks}) as response:
                 assert (response.status == 204, allowed in response.headers) == (there, there)
     await orchestrator.stop()
+
+
+async def test_of_two_machines_that_want_one_name_the_first_stays_a_member(mesh: Any, new_node: Any) -> None:
+    made = (await token(mesh))["token"]
+    two = [new_node("laptop"), new_node("laptop")]
+    came = await asyncio.gather(
+        *(node.join(mesh.orchestrator.local_target, made) for node in two), return_exceptions=True
+    )
+    assert sorted(isinstance(each, grpc.aio.AioRpcError) for each in came) == [False, True]
+    first = two[came.index(None)]
+    await gone(first)
+    await first.join(mesh.orchestrator.local_target, f"{first.key}.{mesh.orchestrator.fingerprint}")
+    await first.leave()
+
+
+async def test_the_tokens_of_the_latest_starts_only_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app, "TOKENS_KEPT", 2)
+    ids = []
+    for _ in range(3):
+        orchestrator = Orchestrator(OrchestratorConfig("127.0.0.1", 0, http_port=0, state_dir=tmp_path))
+        await orchestrator.start()
+        _, body = await ask(orchestrator.http_url, "GET", "/api/tokens", "")
+        ids.append([each["id"] for each in body["tokens"]])
+        await orchestrator.stop()
+    assert [len(each) for each in ids] == [1, 2, 2]
+    assert ids[2][0] == ids[1][1]
