@@ -217,8 +217,8 @@ DataPorts = Annotated[
     str,
     typer.Option(
         metavar="FIRST-LAST",
-        help="Ports on which other nodes reach this one's ranks, such as 7340-7359, for a rule of a firewall; some ten"
-        " for each session. Default: any.",
+        help="Ports on which other nodes reach this one's ranks, such as 7340-7359, for a rule of a firewall; a session"
+        " takes one for each of its ranks and hosts here, and some for moments. Default: any.",
     ),
 ]
 Models = Annotated[

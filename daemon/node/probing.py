@@ -45,7 +45,7 @@ def probe_link(
     )
     security = Tls(probe.tls.certificate, probe.tls.key, probe.tls.authority)
     try:
-        with closing(Listener(listening_host(address), *ports)) as listener:
+        with closing(Listener(listening_host(address), *((0, 0) if dials else ports))) as listener:
             if not dials:
                 listening(join_address(address, listener.port))
             addresses = [probe.address, ""]
