@@ -50,7 +50,7 @@ async def find_mesh(orchestrator: str, token: str, name: str) -> tuple[str, str]
     known = next((own for own in all_kept(meshes()) if (own.name, own.fingerprint) == (name, fingerprint)), None)
     if known is not None:
         return orchestrator, known.token
-    console.print(f"Where `motley up` runs for {orchestrator}, a code of eight digits is shown now.")
+    console.print(f"Where `motley up` runs for {orchestrator}, a code of eight digits is shown now.", markup=False)
     try:
         return orchestrator, await pair(host, port, name, _ask_for_code)
     except PairingRefused as error:

@@ -151,15 +151,11 @@ async def _serve(config: OrchestratorConfig, local: DaemonConfig | None, announc
             url = orchestrator.network_url
             console.print(f"On other machines: API {url}/v1, page {url}/", soft_wrap=True)
             if url.startswith("https://") and config.certificate is None:
-                console.print(f"They trust {config.state_dir / AUTHORITY}, nodes do already", soft_wrap=True)
+                tell([f"Clients there trust it by this certificate, which nodes have: {config.state_dir / AUTHORITY}"])
         if orchestrator.api_key is not None:
-            console.print(
-                f"They need this API key, which is shown only now (`motley keys` makes others): {orchestrator.api_key}",
-                soft_wrap=True,
-                highlight=False,
-            )
-        for line in how_to_join(orchestrator.join_targets, orchestrator.local_target, orchestrator.join_token):
-            console.print(line, soft_wrap=True, highlight=False)
+            shown_once = "Clients there need this API key, which is shown only now (`motley keys` makes others):"
+            tell([f"{shown_once} {orchestrator.api_key}"])
+        tell(how_to_join(orchestrator.join_targets, orchestrator.local_target, orchestrator.join_token))
         if announce:
             await stack.enter_async_context(_announced(orchestrator))
         if local is None:
@@ -220,6 +216,12 @@ def _of_operator(orchestrator: Orchestrator) -> Membership:
         api_trust=orchestrator.api_trust.decode(),
         api_name=orchestrator.api_name,
     )
+
+
+def tell(lines: Sequence[str]) -> None:
+    """Print lines as they are, whatever is in them: brackets of IPv6 addresses, say."""
+    for line in lines:
+        console.print(line, soft_wrap=True, highlight=False, markup=False)
 
 
 def how_to_join(targets: Sequence[str], local: str, token: str) -> list[str]:
