@@ -13,7 +13,7 @@ from motley.cli.home import meshes
 from motley.cli.show import console
 from motley.daemon.node.membership import Membership, all_kept
 from motley.daemon.node.pairing import PairingRefused, pair
-from motley.daemon.node.trust import fetch_certificate, fingerprint_of
+from motley.daemon.node.trust import TrustError, fetch_certificate, fingerprint_of
 from motley.protocol.address import join_address, parse_address
 from motley.protocol.announcing import Announced, meshes_here
 from motley.protocol.pairing import typed
@@ -46,10 +46,16 @@ async def find_mesh(orchestrator: str, token: str, name: str) -> tuple[str, str]
         raise CliError(str(error)) from None
     if token:
         return orchestrator, token
-    fingerprint = fingerprint_of(await fetch_certificate(host, port))
-    known = next((own for own in all_kept(meshes()) if (own.name, own.fingerprint) == (name, fingerprint)), None)
-    if known is not None:
-        return orchestrator, known.token
+    kept = [own for own in all_kept(meshes()) if own.name == name]
+    try:
+        fingerprint = fingerprint_of(await fetch_certificate(host, port))
+        known = [own for own in kept if own.fingerprint == fingerprint]
+    except TrustError:  # which is the daemon's to wait for, or to tell, where this machine was there before
+        known = [own for own in kept if own.orchestrator == orchestrator]
+        if not known:
+            raise
+    if known:
+        return orchestrator, known[0].token
     console.print(f"Where `motley up` runs for {orchestrator}, a code of eight digits is shown now.", markup=False)
     try:
         return orchestrator, await pair(host, port, name, _ask_for_code)
