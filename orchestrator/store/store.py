@@ -43,10 +43,12 @@ class Store:
         self._where = _shown(url) if url else str(state_dir / FILE)
         try:
             if url:
-                self._engine = create_engine(url, poolclass=NullPool, connect_args=_arguments(url))
+                self._engine = create_engine(
+                    url, poolclass=NullPool, connect_args=_arguments(url), hide_parameters=True
+                )
             else:
                 _make_private(state_dir / FILE)
-                self._engine = create_engine(URL.create("sqlite", database=str(state_dir / FILE)))
+                self._engine = create_engine(URL.create("sqlite", database=str(state_dir / FILE)), hide_parameters=True)
             if self._engine.dialect.name == "sqlite":
                 event.listen(self._engine, "connect", _careful)
             with self._engine.begin() as connection:
