@@ -7,9 +7,11 @@ from typing import Annotated
 import typer
 
 from motley.cli.commands import (
+    access,
     adapters,
     cache,
     devices,
+    doctor,
     experts,
     join,
     plan,
@@ -49,5 +51,21 @@ def motley(
     """Your mismatched machines as one: run a language model that none of them can hold."""
 
 
-for group in (up, join, plan, run, status, rearrange, devices, experts, cache, train, adapters, demo, bench):
+for group in (
+    up,
+    join,
+    plan,
+    run,
+    status,
+    rearrange,
+    access,
+    doctor,
+    devices,
+    experts,
+    cache,
+    train,
+    adapters,
+    demo,
+    bench,
+):
     group.register(app)

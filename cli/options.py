@@ -221,6 +221,14 @@ KeepWithout = Annotated[
     ),
 ]
 Threads = Annotated[int, typer.Option(min=0, help="Compute threads per rank. 0: every usable core.")]
+DataPorts = Annotated[
+    str,
+    typer.Option(
+        metavar="FIRST-LAST",
+        help="Ports on which other nodes reach this one's ranks, such as 7340-7359, for a rule of a firewall; a session"
+        " takes one for each of its ranks and hosts here, and some for moments. Default: any.",
+    ),
+]
 Models = Annotated[
     Path | None, typer.Option(help="Folder in which model names are looked up.", file_okay=False, exists=True)
 ]
@@ -259,13 +267,15 @@ def daemon_config(
     token: str = "",
     advertise: str = "",
     keep: str = "1h",
+    data_ports: str = "",
 ) -> DaemonConfig:
     """Make a daemon's configuration from what was typed, fitted to this machine.
 
     Raises:
         CliError: `name` is blank, `zone` is long or not printable, `memory` or `cache_limit` is no size, `memory`
-            holds nothing, `advertise` is no address, or `keep` no duration.
+            holds nothing, `advertise` is no address, `keep` no duration, or `data_ports` no ports.
     """
+    from motley.cli.home import meshes
     from motley.daemon.machine.memory import available_memory
     from motley.daemon.models.cutting.profile import RUNTIME_BYTES
     from motley.daemon.node.app import DaemonConfig
@@ -292,9 +302,23 @@ def daemon_config(
             memory_limit=limit,
             threads=threads,
             models=models,
+            ports=parse_ports(data_ports) if data_ports else (0, 0),
+            meshes=meshes(),
             cache=ShareCache(cache, _size("--cache-limit", cache_limit)),
         )
     )
+
+
+def parse_ports(text: str) -> tuple[int, int]:
+    """Read ``7340-7359``.
+
+    Raises:
+        CliError: it is no such range.
+    """
+    first, _, last = text.partition("-")
+    if first.isdecimal() and last.isdecimal() and 1024 <= int(first) <= int(last) < 1 << 16:
+        return int(first), int(last)
+    raise CliError(f"--data-ports wants two ports from 1024 to 65535, like 7340-7359, not {text!r}")
 
 
 def by_node(option: str, typed: Sequence[str], choices: Collection[str] = ()) -> tuple[str | None, dict[str, str]]:

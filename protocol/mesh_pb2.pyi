@@ -359,14 +359,20 @@ class Probed(_message.Message):
     def __init__(self, id: _Optional[str] = ..., listening: _Optional[str] = ..., latency_s: _Optional[float] = ..., bandwidth: _Optional[float] = ..., failure: _Optional[str] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("node_id", "heartbeat_s", "silence_s")
+    __slots__ = ("node_id", "heartbeat_s", "silence_s", "key", "api_url", "api_trust")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_S_FIELD_NUMBER: _ClassVar[int]
     SILENCE_S_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    API_URL_FIELD_NUMBER: _ClassVar[int]
+    API_TRUST_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     heartbeat_s: float
     silence_s: float
-    def __init__(self, node_id: _Optional[str] = ..., heartbeat_s: _Optional[float] = ..., silence_s: _Optional[float] = ...) -> None: ...
+    key: str
+    api_url: str
+    api_trust: bytes
+    def __init__(self, node_id: _Optional[str] = ..., heartbeat_s: _Optional[float] = ..., silence_s: _Optional[float] = ..., key: _Optional[str] = ..., api_url: _Optional[str] = ..., api_trust: _Optional[bytes] = ...) -> None: ...
 
 class Describe(_message.Message):
     __slots__ = ("request_id", "model", "tokens_of", "only_here")

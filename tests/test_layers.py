@@ -57,7 +57,7 @@ BENCH = {
 """By room, which others it may import."""
 
 ORCHESTRATOR = (
-    {"session_request", "nodes", "files", "identity", "certificates", "addresses", "limits"},
+    {"session_request", "nodes", "identity", "certificates", "addresses", "limits", "audit", "store", "pairings"},
     {"links"},
     {"planning"},
     {"workers"},

@@ -156,6 +156,7 @@ class Ranks:
             cache=settings.cache,
             models=settings.models,
             host=listening_host(settings.address),
+            ports=settings.ports,
             threads=settings.threads,
         )
         if rank.releasing:

@@ -24,6 +24,7 @@ from motley.orchestrator.serving.plans.planner import Planner
 from motley.orchestrator.serving.probes import Probes
 from motley.orchestrator.serving.rearranging import Rearranging
 from motley.orchestrator.serving.recovery import Recovery
+from motley.orchestrator.serving.reopening import Reopening
 from motley.orchestrator.serving.upkeep import Upkeep
 from motley.orchestrator.session_table import SessionTable
 from motley.orchestrator.sessions import Command, Session
@@ -63,7 +64,7 @@ class Serving:
         self._descriptions = Descriptions(control)
         kept = KeptSessions(state_dir)
         self._carrier = Carrier(self.sessions, control, self.requests, kept)
-        kept.take_up(self.sessions, clock())
+        self._wanted = kept.take_up(self.sessions, clock())
         self._lending = Lending(control)
         memory = Memory(nodes, self.sessions)
         layouts = Layouts(nodes, self.links, memory, self._planner, self._carrier, clock)
@@ -71,6 +72,7 @@ class Serving:
         self.lifecycle = Lifecycle(
             nodes, self.links, self.sessions, self._descriptions, self._lending, layouts, fitting, self._carrier, clock
         )
+        self._reopening = Reopening(nodes, self.lifecycle, kept, self._carrier, clock)
         self.upkeep = Upkeep(nodes, memory, self._planner, self._carrier, clock)
         self._recovery = Recovery(nodes, self.links, self._descriptions, self._lending, layouts, self._carrier, clock)
         self.forecasts = Forecasts(nodes, self.links, memory, self._descriptions, self._planner, self._carrier)
@@ -107,6 +109,7 @@ class Serving:
             if own is None or own.epoch != each.epoch or worker is None or worker.gone or worker.node_id != node.id:
                 release = RankCommand(session=each.session, epoch=each.epoch, rank=each.rank, release=Release())
                 self._control.send(node.id, OrchestratorMessage(rank=release))
+        self._carrier.look()
 
     def on_lost(self, node: Node) -> None:
         self._descriptions.on_lost(node)
@@ -123,6 +126,10 @@ class Serving:
         elif event.WhichOneof("body") not in ("released", "failed"):  # a worker that outlived its session
             release = RankCommand(session=event.session, epoch=event.epoch, rank=event.rank, release=Release())
             self._control.send(node.id, OrchestratorMessage(rank=release))
+
+    async def begin_anew(self) -> None:
+        """Begin the sessions that there were before a restart, and that cannot be taken up."""
+        await self._reopening.begin_anew(self._wanted)
 
     async def watch(self) -> None:
         """Notice silent nodes and passed deadlines, for ever."""
