@@ -12,6 +12,7 @@ from motley.cli.commands import (
     devices,
     experts,
     join,
+    lease,
     plan,
     rearrange,
     run,
@@ -49,5 +50,5 @@ def motley(
     """Your mismatched machines as one: run a language model that none of them can hold."""
 
 
-for group in (up, join, plan, run, status, rearrange, devices, experts, cache, train, adapters, demo, bench):
+for group in (up, join, plan, run, status, rearrange, lease, devices, experts, cache, train, adapters, demo, bench):
     group.register(app)

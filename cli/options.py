@@ -212,6 +212,15 @@ KeepWithout = Annotated[
         help="How long ranks here go on when the orchestrator cannot be reached, such as 30m. 0s: not at all.",
     ),
 ]
+GpuMemory = Annotated[
+    str, typer.Option(help="Memory of its first GPU that ranks may use, such as 6GB. Default: what is free there.")
+]
+LeaseLimit = Annotated[
+    str,
+    typer.Option(
+        metavar="DURATION", help="How long a lease of this machine lasts at most (`motley lease take`), such as 8h."
+    ),
+]
 Threads = Annotated[int, typer.Option(min=0, help="Compute threads per rank. 0: every usable core.")]
 Models = Annotated[
     Path | None, typer.Option(help="Folder in which model names are looked up.", file_okay=False, exists=True)
@@ -226,7 +235,7 @@ CacheLimit = Annotated[str, typer.Option(help="Space for them; those used least 
 Advertise = Annotated[str, typer.Option(help="Address under which other nodes reach this one.")]
 
 
-def _duration(option: str, text: str) -> float:
+def duration(option: str, text: str) -> float:
     """The seconds that an option says.
 
     Raises:
@@ -251,12 +260,16 @@ def daemon_config(
     token: str = "",
     advertise: str = "",
     keep: str = "1h",
+    wait: str = "0s",
+    gpu_memory: str = "",
+    lease_limit: str = "2h",
 ) -> DaemonConfig:
     """Make a daemon's configuration from what was typed, fitted to this machine.
 
     Raises:
         CliError: `name` is blank, `zone` is long or not printable, `memory` or `cache_limit` is no size, `memory`
-            holds nothing, `advertise` is no address, or `keep` no duration.
+            holds nothing, `gpu_memory` is no size, `advertise` is no address, or `keep`, `wait` or `lease_limit` no
+            duration.
     """
     from motley.daemon.machine.memory import available_memory
     from motley.daemon.models.cutting.profile import RUNTIME_BYTES
@@ -267,7 +280,7 @@ def daemon_config(
         raise CliError("--name is blank; leave it out to take the host's name")
     if len(zone) > 64 or not zone.isprintable():
         raise CliError("--zone has up to 64 printable characters")
-    limit = _size("--memory", memory) if memory else None
+    limit = size("--memory", memory) if memory else None
     if limit is not None and limit <= RUNTIME_BYTES:
         least = short_bytes(RUNTIME_BYTES)
         raise CliError(f"--memory: {memory} holds nothing: a rank takes {least} before its weights; give it more")
@@ -280,11 +293,14 @@ def daemon_config(
             name=name or "",
             advertise=advertise,
             zone=zone,
-            keep_s=_duration("--keep-without-orchestrator", keep),
+            keep_s=duration("--keep-without-orchestrator", keep),
+            wait_s=duration("--wait", wait),
             memory_limit=limit,
+            gpu_limit=size("--gpu-memory", gpu_memory) if gpu_memory else 0,
+            lease_limit_s=duration("--lease-limit", lease_limit),
             threads=threads,
             models=models,
-            cache=ShareCache(cache, _size("--cache-limit", cache_limit)),
+            cache=ShareCache(cache, size("--cache-limit", cache_limit)),
         )
     )
 
@@ -363,7 +379,12 @@ def parse_nodes(text: str) -> list[str]:
     return names
 
 
-def _size(option: str, typed: str) -> int:
+def size(option: str, typed: str) -> int:
+    """The bytes that an option says.
+
+    Raises:
+        CliError: it is no size.
+    """
     from motley.cli.sizes import parse_size
 
     try:

@@ -13,7 +13,9 @@ from motley.cli.options import (
     Advertise,
     Cache,
     CacheLimit,
+    GpuMemory,
     KeepWithout,
+    LeaseLimit,
     Memory,
     Models,
     Name,
@@ -35,6 +37,7 @@ def join(
     ],
     name: Name = None,
     memory: Memory = "",
+    gpu_memory: GpuMemory = "",
     threads: Threads = 0,
     models: Models = None,
     cache: Cache = None,
@@ -42,6 +45,11 @@ def join(
     advertise: Advertise = "",
     zone: Zone = "",
     keep: KeepWithout = "1h",
+    wait: Annotated[
+        str,
+        typer.Option(metavar="DURATION", help="How long to wait for an orchestrator that is not up. 0: not at all."),
+    ] = "1h",
+    lease_limit: LeaseLimit = "2h",
     end_with_stdin: Annotated[bool, typer.Option("--end-with-stdin", hidden=True)] = False,
 ) -> None:
     """Give this machine to the mesh of an orchestrator, until Ctrl-C."""
@@ -66,6 +74,9 @@ def join(
         advertise=advertise,
         zone=zone,
         keep=keep,
+        wait=wait,
+        gpu_memory=gpu_memory,
+        lease_limit=lease_limit,
     )
     raise_file_limit()
     MeshLog().listen()

@@ -12,7 +12,19 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from motley.cli.interrupt import run
-from motley.cli.options import Advertise, Cache, CacheLimit, Memory, Models, Name, Threads, Zone, daemon_config
+from motley.cli.options import (
+    Advertise,
+    Cache,
+    CacheLimit,
+    GpuMemory,
+    LeaseLimit,
+    Memory,
+    Models,
+    Name,
+    Threads,
+    Zone,
+    daemon_config,
+)
 from motley.cli.show import console
 
 if TYPE_CHECKING:
@@ -36,12 +48,14 @@ def up(
     node: Annotated[bool, typer.Option(help="Whether this machine is a node too.")] = True,
     name: Name = None,
     memory: Memory = "",
+    gpu_memory: GpuMemory = "",
     threads: Threads = 0,
     models: Models = None,
     cache: Cache = None,
     cache_limit: CacheLimit = "50GB",
     advertise: Advertise = "",
     zone: Zone = "",
+    lease_limit: LeaseLimit = "2h",
     end_with_stdin: Annotated[bool, typer.Option("--end-with-stdin", hidden=True)] = False,
 ) -> None:
     """Start an orchestrator, with this machine as its first node, until Ctrl-C."""
@@ -67,6 +81,8 @@ def up(
         cache_limit=cache_limit,
         advertise=advertise,
         zone=zone,
+        gpu_memory=gpu_memory,
+        lease_limit=lease_limit,
     )
     run(_serve(orchestrator, local if node else None), end_with_stdin=end_with_stdin)
 

@@ -9,13 +9,16 @@ import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from motley.daemon.lease.file import LeaseFile
+from motley.daemon.lease.lease import LIMIT_S
 from motley.daemon.node.capabilities import measure
 from motley.daemon.node.control import AskedToLeave, Control, NameTaken, OrchestratorLost
 from motley.daemon.node.engines import installed_engines
+from motley.daemon.node.leasing import Leasing
 from motley.daemon.node.ranks import Ranks
 from motley.daemon.node.settings import NodeSettings
 from motley.daemon.node.speeds import compute_speed
-from motley.daemon.node.trust import JoinToken, TrustError, check_name, open_channel
+from motley.daemon.node.trust import JoinToken, NotThere, TrustError, check_name, open_channel
 from motley.daemon.weights.cache import ShareCache
 from motley.protocol import mesh_pb2 as pb
 from motley.protocol.address import parse_address
@@ -42,6 +45,10 @@ class DaemonConfig:
         models: folder in which model names are looked up.
         cache: where shares are kept, on a real disk.
         keep_s: how long ranks are kept while the orchestrator is away, in seconds.
+        wait_s: how long an orchestrator is waited for that is not there yet, in seconds.
+        gpu_limit: bytes that ranks may use of its first GPU; 0: what is free there.
+        lease: the file in which programs take devices back; by default the usual one of this user.
+        lease_limit_s: a lease lasts so long at most, in seconds.
     """
 
     orchestrator: str
@@ -54,6 +61,10 @@ class DaemonConfig:
     models: Path | None = None
     cache: ShareCache = field(default_factory=ShareCache)
     keep_s: float = KEEP_S
+    wait_s: float = 0.0
+    gpu_limit: int = 0
+    lease: LeaseFile = field(default_factory=LeaseFile)
+    lease_limit_s: float = LIMIT_S
 
     @property
     def node_name(self) -> str:
@@ -66,6 +77,9 @@ class Observer:
 
     def joined(self, node_id: str, settings: NodeSettings) -> None:
         """The orchestrator has welcomed this node."""
+
+    def waits(self, why: str, retry_s: float) -> None:
+        """The orchestrator is not there yet; another attempt follows."""
 
     def lost(self, why: str, retry_s: float) -> None:
         """The orchestrator is gone; another attempt follows."""
@@ -87,7 +101,7 @@ async def run_daemon(config: DaemonConfig, observer: Observer) -> None:
     later is looked for again.
 
     Raises:
-        TrustError: at the first attempt, nobody answers or somebody else does.
+        TrustError: before this node has joined, nobody answers for as long as it waits, or somebody else does.
         JoinRefused: the orchestrator does not take this node.
         CacheError: the folder for shares cannot be used.
     """
@@ -98,6 +112,7 @@ async def run_daemon(config: DaemonConfig, observer: Observer) -> None:
     engines = await installed_engines()
     capabilities = await asyncio.to_thread(measure, engines, config.memory_limit, config.threads or None)
     capabilities.zone = config.zone
+    capabilities.gpu_bytes = config.gpu_limit
     await asyncio.to_thread(config.cache.prepare)
     if speed := await compute_speed(config.threads or capabilities.cores, config.cache.folder):
         capabilities.speeds.extend(pb.FormatSpeed(**asdict(each)) for each in speed.formats)
@@ -120,26 +135,36 @@ async def run_daemon(config: DaemonConfig, observer: Observer) -> None:
         observer.joined(node_id, settings)
 
     ranks = Ranks(settings, observer.rank)
+    leasing = Leasing(config.node_name, ranks, config.lease, config.lease_limit_s)
+    await leasing.look()
+    following = asyncio.create_task(leasing.follow())
+    began = time.monotonic()
     try:
         while True:
             try:
                 channel = await open_channel(host, port, token)
                 async with channel:
-                    await Control(settings, ranks).stay(channel, token.secret, joined)
+                    await Control(settings, ranks, leasing).stay(channel, token.secret, joined)
             except AskedToLeave:
                 observer.dismissed()
                 return
             except (TrustError, OrchestratorLost, NameTaken) as error:
+                pause = RETRY_S[min(attempt, len(RETRY_S) - 1)]
+                attempt += 1
                 if not joined_once:
-                    raise
+                    if not isinstance(error, NotThere) or time.monotonic() - began + pause > config.wait_s:
+                        raise
+                    observer.waits(str(error), pause)
+                    await asyncio.sleep(pause)
+                    continue
                 alone_since = alone_since or time.monotonic()
                 if time.monotonic() - alone_since >= config.keep_s:
                     await ranks.end()
-                pause = RETRY_S[min(attempt, len(RETRY_S) - 1)]
-                attempt += 1
                 observer.lost(str(error), pause)
                 await asyncio.sleep(pause)
     finally:
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
         await ranks.end()
 
 
