@@ -8,6 +8,7 @@ import typer
 
 from motley.cli.commands import (
     adapters,
+    budget,
     cache,
     devices,
     experts,
@@ -50,5 +51,6 @@ def motley(
     """Your mismatched machines as one: run a language model that none of them can hold."""
 
 
-for group in (up, join, plan, run, status, rearrange, lease, devices, experts, cache, train, adapters, demo, bench):
+GROUPS = (up, join, plan, run, status, rearrange, lease, budget, devices, experts, cache, train, adapters, demo, bench)
+for group in GROUPS:
     group.register(app)

@@ -198,7 +198,7 @@ class Orchestrator:
         sessions = serving.sessions
         asking = Asking(sessions, serving.requests, KeptAnswers(config.state_dir))
         routes = [
-            *NodesApi(serving.nodes, sessions, serving.links, serving.rearranging).routes(),
+            *NodesApi(serving.nodes, sessions, serving.links, serving.rearranging, serving.orders).routes(),
             *SessionsApi(sessions, serving.lifecycle, serving.rearranging).routes(),
             *PlansApi(serving.forecasts).routes(),
             *ExpertsApi(sessions, serving.upkeep).routes(),

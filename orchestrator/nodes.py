@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import math
 import secrets
+import time
 import zlib
 from collections.abc import Callable, Container, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from motley.protocol.mesh_pb2 import Capabilities, Gpu, Hello
+from motley.protocol.devices import covers, device_words
+from motley.protocol.mesh_pb2 import Budget, Capabilities, Gpu, Hello, Lease
 
 HEARTBEAT_S = 1.0
 """How often a node shows life."""
@@ -59,6 +61,8 @@ class Node:
     """Bytes free on the machine by its last heartbeat; 0: not told yet."""
     gpus: Sequence[Gpu] = ()
     """Its GPUs, as of then."""
+    lease: Lease = field(default_factory=Lease)
+    """How a device there stands that somebody takes back for a while."""
     lost: str = ""
     """Why the node is lost; empty while it is alive."""
     lost_at: float = 0.0
@@ -71,6 +75,16 @@ class Node:
     def left(self) -> bool:
         """Whether the node is gone because somebody ended its daemon."""
         return self.lost == LEFT
+
+    def taken_back(self, on_gpu: bool) -> str:
+        """Why ranks may not compute on its GPU, or else its processor, as somebody has taken it back; empty: they
+        may. To follow the name of the node."""
+        lease = self.lease
+        if lease.state not in ("draining", "leased") or not covers(lease.device, on_gpu):
+            return ""
+        what_for = f" for {lease.reason}" if lease.reason else ""
+        until = time.strftime("%H:%M", time.localtime(lease.expires_at))
+        return f"has lent {device_words(lease.device)} to {lease.holder!r}{what_for} until {until}"
 
     @property
     def state(self) -> str:
@@ -151,12 +165,17 @@ class NodeTable:
             joined=now,
             last_sign=now,
             gpus=hello.capabilities.gpus,
+            lease=hello.lease,
         )
         if namesake is None:
             self._nodes[node.id] = node
         else:
             self._nodes = {one.id: one for one in (node if old is namesake else old for old in self)}
         return node
+
+    def named(self, name: str) -> Node | None:
+        """The live node of this name, if there is one."""
+        return next((node for node in self if node.alive and node.name == name), None)
 
     def show_life(self, node_id: str) -> None:
         """A node has said something, whatever that is."""
@@ -167,6 +186,11 @@ class NodeTable:
         node = self._nodes[node_id]
         node.memory_available = memory_available
         node.gpus = gpus or node.gpus
+
+    def offer(self, node_id: str, budget: Budget) -> None:
+        """A node lets ranks have so much memory from now on."""
+        capabilities = self._nodes[node_id].capabilities
+        capabilities.memory_bytes, capabilities.gpu_bytes = budget.memory_bytes, budget.gpu_bytes
 
     def overdue(self) -> list[Node]:
         """Live nodes that have been silent for `SILENCE_S`."""

@@ -63,7 +63,7 @@ ORCHESTRATOR = (
     {"planning"},
     {"workers"},
     {"experts", "losses"},
-    {"assignments", "sessions", "session_files", "session_table"},
+    {"assignments", "cut_off", "sessions", "session_files", "session_table"},
     {"control", "serving"},
     {"api"},
     {"app"},

@@ -55,7 +55,7 @@ def take(
     api_key: ApiKey = "",
 ) -> None:
     """Take a device back, and wait until nothing of the mesh computes on it."""
-    from motley.daemon.lease.lease import ALL, CPU, GPU
+    from motley.protocol.devices import ALL, CPU, GPU
 
     lasting = duration("--for", how_long)
     if lasting <= 0:
@@ -94,8 +94,8 @@ def show(
 ) -> None:
     """Show the lease of this machine, and whether the mesh has made way."""
     if node:
-        told = run(_told_of(node, url, api_key))
-        print(json.dumps(told) if as_json else _there_words(told))
+        there = run(_told_of(node, url, api_key))
+        print(json.dumps(there) if as_json else _there_words(node, there))
         return
     from motley.daemon.lease.file import began
     from motley.daemon.lease.lease import LeaseError
@@ -172,7 +172,7 @@ async def _take_there(node: str, order: dict[str, object], url: str, api_key: st
             if time.monotonic() > until:
                 raise CliError(f"the lease is taken, but after {WAIT_S:.0f} s {node} has not made way")
             await asyncio.sleep(POLL_S)
-    print(_there_words(told))
+    print(_there_words(node, told))
 
 
 async def _call(node: str, method: str, body: dict[str, object] | None, url: str, api_key: str) -> None:
@@ -195,14 +195,14 @@ async def _told_of(node: str, url: str, api_key: str) -> dict[str, object]:
     return told
 
 
-def _there_words(told: dict[str, object]) -> str:
-    if told["device"] is None:
-        return str(told["trouble"] or "no lease")
-    return f"{told['words']}: {told['state']}"
+def _there_words(node: str, told: dict[str, object]) -> str:
+    if told["words"] is None:
+        return f"{node}: {told['trouble'] or 'no lease'}"
+    return f"{node} {told['words']}: {told['state']}"
 
 
 def _words(lease: Lease) -> str:
-    from motley.daemon.lease.lease import device_words
+    from motley.protocol.devices import device_words
 
     until = time.strftime("%H:%M", time.localtime(lease.expires_at))
     what_for = f" for {lease.reason}" if lease.reason else ""

@@ -56,6 +56,11 @@ def status(
             if link["failure"]:
                 why = f"{node['name']} cannot reach {link['to']}: {link['failure']}"
                 results.print(f"[red]{escape(why)}[/]", soft_wrap=True)
+        if node["lease"]["words"]:
+            results.print(f"[yellow]{escape(node['name'])} {escape(node['lease']['words'])}[/]", soft_wrap=True)
+        if node["lease"]["trouble"]:
+            why = f"{node['name']}: it is taken for no lease: {node['lease']['trouble']}"
+            results.print(f"[red]{escape(why)}[/]", soft_wrap=True)
     for node in nodes:
         if node["state"] == "lost":
             why = f"lost {ago(node['gone_s'])}: {node['lost']}"

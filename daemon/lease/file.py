@@ -15,9 +15,10 @@ from pathlib import Path
 import platformdirs
 import psutil
 
-from motley.daemon.lease.lease import Lease, LeaseError, device_words, read_lease, write_lease
+from motley.daemon.lease.lease import Lease, LeaseError, read_lease, write_lease
 from motley.daemon.lease.states import State
 from motley.daemon.machine.files import own_file
+from motley.protocol.devices import device_words
 
 LOCK_S = 5.0
 """Programs have the lock for no longer than it takes to write a few lines."""

@@ -10,15 +10,14 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from motley.protocol.devices import ALL, CPU, GPU
+
 LIMIT_S = 7200.0
 """A lease lasts so long at most, unless the daemon was told otherwise: somebody may forget to give it back."""
 CLOCK_S = 60.0
 """So far in the future may a lease have been granted: clocks of programs are not all alike."""
 BEGUN_S = 2.0
 """Systems tell when a process began to no more than about a second."""
-ALL, CPU, GPU = "all", "cpu", "gpu:"
-"""Devices: the whole machine, its processor, and ``gpu:0``, its first GPU."""
-
 Device = Annotated[str, Field(pattern=rf"^({ALL}|{CPU}|{GPU}\d{{1,2}})$")]
 Words = Annotated[str, Field(max_length=200, pattern=r"^[^\x00-\x1f\x7f]*$")]
 
@@ -49,7 +48,7 @@ class Lease(_Told):
     """See above.
 
     Attributes:
-        device: `ALL`, `CPU`, or `GPU` with a number.
+        device: as `motley.protocol.devices` calls it.
         granted_at, expires_at: in Unix time.
         reason: what for, for people.
     """
@@ -104,20 +103,3 @@ def read_lease(content: bytes) -> Lease:
 def write_lease(lease: Lease) -> bytes:
     """A lease as a file has it."""
     return lease.model_dump_json(exclude_none=True, indent=1).encode() + b"\n"
-
-
-def is_device(text: str) -> bool:
-    """Whether a text names a device."""
-    number = text.removeprefix(GPU)
-    return text in (ALL, CPU) or (text != number and number.isascii() and number.isdigit() and len(number) < 3)
-
-
-def covers(device: str, on_gpu: bool) -> bool:
-    """Whether a lease of a device is about what computes on the processor, or on the first GPU: no other is used."""
-    return device == ALL or device == (f"{GPU}0" if on_gpu else CPU)
-
-
-def device_words(device: str) -> str:
-    """A device for people."""
-    named = {ALL: "the whole machine", CPU: "the processor", f"{GPU}0": "the GPU"}
-    return named.get(device, f"GPU {device.removeprefix(GPU)}")

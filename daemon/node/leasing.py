@@ -12,10 +12,11 @@ import os
 import time
 
 from motley.daemon.lease.file import LeaseFile, Told, began
-from motley.daemon.lease.lease import LIMIT_S, Holder, Lease, LeaseError, covers, device_words, is_device
+from motley.daemon.lease.lease import LIMIT_S, Holder, Lease, LeaseError
 from motley.daemon.lease.states import Course
 from motley.daemon.node.ranks import Ranks
 from motley.protocol import mesh_pb2 as pb
+from motley.protocol.devices import covers, device_words, is_device
 
 POLL_S = 0.5
 """How often the file is looked at."""

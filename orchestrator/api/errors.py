@@ -29,6 +29,7 @@ _STATUS = {
     "idempotency_key_reused": 422,
     "no_expert_hosts": 409,
     "experts_moving": 409,
+    "device_leased": 409,
     "insufficient_memory": 422,
     "unreachable_nodes": 422,
     "too_many_requests": 429,

@@ -74,7 +74,7 @@ class Rearranging:
             ServingError: there is no such node, a session is not ready, or cannot do without the node, or the node does
                 not leave.
         """
-        node = next((node for node in self._nodes if node.alive and node.name == name), None)
+        node = self._nodes.named(name)
         if node is None:
             there = ", ".join(sorted(node.name for node in self._nodes if node.alive)) or "none"
             raise refusal("unknown_node", f"no live node is named {name!r}; live nodes: {there}", "node")
@@ -126,7 +126,7 @@ class Rearranging:
         self._recovery.look_after(session)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(MOVE_S):
-                await self._carrier.until(lambda: session.state is State.READY or not session.alive)
+                await self._carrier.until(lambda: session.state in (State.READY, State.PAUSED) or not session.alive)
 
 
 def _check_movable(session: Session) -> None:

@@ -15,6 +15,8 @@ from motley.orchestrator.serving.carrier import Carrier
 from motley.orchestrator.serving.kept_sessions import KeptSessions
 from motley.orchestrator.serving.lending import Lending
 from motley.orchestrator.serving.lifecycle import Lifecycle
+from motley.orchestrator.serving.making_way import MakingWay
+from motley.orchestrator.serving.orders import Orders
 from motley.orchestrator.serving.plans.descriptions import Descriptions
 from motley.orchestrator.serving.plans.fitting import Fitting
 from motley.orchestrator.serving.plans.forecasts import Forecasts
@@ -77,6 +79,8 @@ class Serving:
         self.rearranging = Rearranging(
             nodes, self.links, self.sessions, self.forecasts, self._recovery, self._carrier, control, clock
         )
+        self.orders = Orders(nodes, control)
+        self._making_way = MakingWay(nodes, self.sessions, self.forecasts, self._recovery, self._carrier, clock)
         self._probes = Probes(nodes, self.links, self.sessions, control, clock)
 
     def on_message(self, node: Node, message: NodeMessage) -> None:
@@ -91,6 +95,8 @@ class Serving:
                 self._lending.on_lent(node, message.lent)
             case "probed":
                 self._probes.on_probed(node, message.probed)
+            case "done":
+                self.orders.on_done(node, message.done)
 
     def on_joined(self, node: Node, held: Sequence[HeldRank]) -> None:
         """Take up the ranks that a node has kept while it was cut off; those that nobody wants any more are ended."""
@@ -108,7 +114,13 @@ class Serving:
                 release = RankCommand(session=each.session, epoch=each.epoch, rank=each.rank, release=Release())
                 self._control.send(node.id, OrchestratorMessage(rank=release))
 
+    def on_offer(self, node: Node) -> None:
+        """Have sessions make way on a node, or grow there, as it has said."""
+        for session in self.sessions:
+            self._go_on(session, lambda _: [])
+
     def on_lost(self, node: Node) -> None:
+        self.orders.on_lost(node)
         self._descriptions.on_lost(node)
         self._lending.on_lost(node)
         self._probes.on_lost(node)
@@ -147,6 +159,7 @@ class Serving:
         """Let a session take a step, and carry out what it decides. A fault of ours in it ends this session alone."""
         try:
             self._carrier.carry_out(session, step(session))
+            self._making_way.look_after(session)
             self.upkeep.look_after(session)
             self._recovery.look_after(session)
         except Exception as error:
@@ -164,5 +177,6 @@ class Serving:
         """Close every session, for the orchestrator stops."""
         await self.lifecycle.close_all()
         await self.upkeep.finish()
+        await self._making_way.finish()
         await self._recovery.finish()
         self._planner.stop()

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import hashlib
 import ssl
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -22,10 +23,13 @@ from motley.orchestrator.app import Orchestrator, OrchestratorConfig
 from motley.protocol import PROTOCOL, VERSION
 from motley.protocol.mesh_pb2 import (
     Assignment,
+    Budget,
+    BudgetOrder,
     Capabilities,
     Delta,
     Describe,
     Described,
+    Done,
     Empty,
     Engine,
     ExpertReport,
@@ -34,6 +38,8 @@ from motley.protocol.mesh_pb2 import (
     Heartbeat,
     Hello,
     HostedExperts,
+    Lease,
+    LeaseOrder,
     Lend,
     Lent,
     Loading,
@@ -114,6 +120,7 @@ class ScriptedNode:
         held: the requests that are held now.
         lends: every order to lend a model.
         asked_to_leave: whether it was.
+        orders: every order about a lease or a budget, which it carries out.
         refuses_to_lend: why it does not; empty: it does.
         ways: by the name of another node, what this one finds of its way there; it measures no others.
     """
@@ -137,6 +144,8 @@ class ScriptedNode:
         self.on_describe: Callable[[Describe], Described | None] = lambda _: Described(profile=small_profile())
         self.lends: list[Lend] = []
         self.refuses_to_lend = ""
+        self.orders: list[LeaseOrder | BudgetOrder] = []
+        self.leased = Lease()
         self.asked_to_leave = False
         self.on_rank: Callable[[RankCommand], Awaitable[None]] = self.obey
         self.commands: list[RankCommand] = []
@@ -171,6 +180,7 @@ class ScriptedNode:
                     name=self.name,
                     address=self.address,
                     capabilities=self.capabilities,
+                    lease=self.leased,
                 )
             )
             welcome = await self._call.read()
@@ -186,6 +196,13 @@ class ScriptedNode:
     async def send(self, **body: Any) -> None:
         async with self._writing:  # a gRPC stream takes one write at a time
             await self._call.write(NodeMessage(**body))
+
+    async def lease(self, device: str) -> None:
+        """Say that somebody has taken a device back, or, of none, that it is given again."""
+        until = time.time() + 3600
+        self.leased = Lease(state="leased", device=device, holder="game", expires_at=until) if device else Lease()
+        if self.node_id:
+            await self.send(lease=self.leased)
 
     async def event(self, command: RankCommand, **body: Any) -> None:
         """Say something as the rank that `command` is for."""
@@ -259,6 +276,15 @@ class ScriptedNode:
             case "leave":
                 self.asked_to_leave = True
                 await self.send(leaving=Empty())
+            case "lease_order":
+                self.orders.append(message.lease_order)
+                await self.lease("" if message.lease_order.give else message.lease_order.device)
+                await self.send(done=Done(id=message.lease_order.id))
+            case "budget_order":
+                order = message.budget_order
+                self.orders.append(order)
+                await self.send(budget=Budget(memory_bytes=order.memory_bytes, gpu_bytes=order.gpu_bytes))
+                await self.send(done=Done(id=order.id))
             case "lend":
                 self.lends.append(message.lend)
                 refused = self.refuses_to_lend

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from motley.orchestrator.assignments import model_spec
+from motley.orchestrator.cut_off import AWAY_S, CUT_S, RETURN_S
 from motley.orchestrator.nodes import CONNECTION_ENDED, LEFT
 from motley.orchestrator.planning.caches import Caches
 from motley.orchestrator.planning.setup import Setup
@@ -14,12 +15,9 @@ from motley.orchestrator.planning.shares import Candidate, plan_shares
 from motley.orchestrator.session_request import SessionRequest
 from motley.orchestrator.session_table import NameInUseError, SessionTable
 from motley.orchestrator.sessions import (
-    AWAY_S,
-    CUT_S,
     LISTEN_S,
     PROGRESS_S,
     RELEASE_S,
-    RETURN_S,
     Command,
     Session,
     State,

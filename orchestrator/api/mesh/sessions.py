@@ -119,9 +119,7 @@ def session_json(session: Session, steps: bool = False) -> dict[str, Any]:
         },
         "explained": session.explained,
         "epoch": session.epoch,
-        "interrupted_by": session.interruption.why.message
-        if session.state is State.RECOVERING and session.interruption
-        else None,
+        "interrupted_by": _interrupted_by(session),
         "losses": [_loss_json(loss) for loss in session.losses.last],
         "created": int(session.created),
         "family": profile.family,
@@ -147,6 +145,13 @@ def session_json(session: Session, steps: bool = False) -> dict[str, Any]:
         timing = session.ranks[0].timing if session.ranks else None
         body["step_ms"] = list(timing.step_ms) if timing else []
     return body
+
+
+def _interrupted_by(session: Session) -> str | None:
+    """Why a session is planned anew now, or paused; None: it is not."""
+    if session.state is State.PAUSED and session.pause:
+        return session.pause.message
+    return session.interruption.why.message if session.state is State.RECOVERING and session.interruption else None
 
 
 def _loss_json(loss: Loss) -> dict[str, Any]:

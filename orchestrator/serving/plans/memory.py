@@ -51,6 +51,20 @@ class Memory:
         """Bytes of a node's GPU that ranks were promised and have not taken yet."""
         return self._sessions.promised_gpu(node.id, gpu)
 
+    def gpu_room(self, node: Node, beside: int = 0) -> int:
+        """Bytes that new ranks may take on a node's first GPU.
+
+        Args:
+            beside: bytes that something else is to take there.
+        """
+        gpu, budget = node.gpus[0], node.capabilities.gpu_bytes
+        ranks = self._without.ranks if self._without else ()
+        back = sum(rank.gpu_bytes for rank in ranks if rank.node_id == node.id and not rank.gone)
+        room = gpu_room(gpu, self.promised_gpu(node, gpu) + beside - back)
+        if not budget:
+            return room
+        return max(0, min(room, budget - self._sessions.reserved_gpu(node.id) + back - beside))
+
     def beside(self, engine: str, planned: Sequence[Worker] = ()) -> Free:
         """Bytes free on a node, by the node's id, beside workers that are planned but not reserved yet: none on one
         that is unknown, as it has joined anew, say.
@@ -72,8 +86,7 @@ class Memory:
             node = nodes[node_id]
             left = self.free(node) - taken[node_id]
             if node.gpus and any(each.name == engine and each.on_gpu for each in node.capabilities.engines):
-                gpu = node.gpus[0]
-                left = min(left, gpu_room(gpu, self.promised_gpu(node, gpu)) - taken_on_gpu[node_id])
+                left = min(left, self.gpu_room(node) - taken_on_gpu[node_id])
             return max(0, left)
 
         return free

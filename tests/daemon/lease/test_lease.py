@@ -23,12 +23,11 @@ from motley.daemon.lease.lease import (
     Holder,
     Lease,
     LeaseError,
-    covers,
-    is_device,
     read_lease,
     write_lease,
 )
 from motley.daemon.lease.states import State
+from motley.protocol.devices import covers, is_device
 
 GOOD: dict[str, Any] = {"holder": {"name": "game"}, "granted_at": 100, "expires_at": 200.5, "device": "gpu:0"}
 NAMES = st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs"]), min_size=1, max_size=200)
