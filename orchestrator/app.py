@@ -78,6 +78,8 @@ class OrchestratorConfig:
     token: str | None = None
     """Lets nodes join, instead of the secret kept in `state_dir`."""
     api_key: str | None = None
+    rebalance_at: float = 0.2
+    """A session that nobody asks anything is planned anew when that saves this part of a token's time; 0: never."""
     advertise: str = ""
     """Address under which other machines reach this one; empty: they are told those that it has."""
 
@@ -138,7 +140,7 @@ class Orchestrator:
             self.api_key = load_api_key(config.state_dir)
         nodes = NodeTable(time.monotonic, _elapsed)
         control = Control(self._identity, nodes, self._address_here)
-        serving = control.listener = Serving(nodes, control, time.monotonic, config.state_dir)
+        serving = control.listener = Serving(nodes, control, time.monotonic, config.state_dir, config.rebalance_at)
         async with contextlib.AsyncExitStack() as stack:
             allowed = limits()
             await self._start_grpc(stack, self._identity, control, allowed)

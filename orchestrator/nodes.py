@@ -13,6 +13,7 @@ import zlib
 from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from motley.orchestrator.flapping import Flapping
 from motley.protocol.devices import covers, device_words
 from motley.protocol.mesh_pb2 import Budget, Capabilities, Gpu, Hello, Lease
 
@@ -113,6 +114,7 @@ class NodeTable:
         self._clock = clock
         self._elapsed = elapsed or clock
         self._nodes: dict[str, Node] = {}
+        self._flapping = Flapping(clock)
         self._looked: tuple[float, float] | None = None
         """When somebody last looked, by both clocks: until then this process did not stand still."""
         self._resumed = -math.inf
@@ -205,6 +207,7 @@ class NodeTable:
         if reason != LEFT and now - self._resumed < SILENCE_S:
             reason += f", after the orchestrator itself had stood still for {self._still_s:.0f} s (was it asleep?)"
         node.lost, node.lost_at = reason, now
+        self._flapping.went(node.name)
 
     def _notice_standstill(self) -> None:
         """If this process itself stood still (a laptop asleep, say), that is not the nodes' silence."""
@@ -221,6 +224,20 @@ class NodeTable:
             patience = FORGET_LEFT_S if node.left else FORGET_S
             if not node.alive and self.gone_s(node) > patience and node.name not in wanted:
                 del self._nodes[node.id]
+
+    def aside_s(self, node: Node) -> float:
+        """For how many seconds more a node is set aside, as it comes and goes; 0: it is not."""
+        return self._flapping.aside_s(node.name)
+
+    def set_aside(self, named: Container[str]) -> set[str]:
+        """Ids of the live nodes that are to take no part as they come and go, unless all do.
+
+        Args:
+            named: names of nodes that take part all the same.
+        """
+        alive = [node for node in self if node.alive]
+        aside = {node.id for node in alive if node.name not in named and self.aside_s(node)}
+        return aside if len(aside) < len(alive) else set()
 
     def silence_s(self, node: Node) -> float:
         """Seconds since the node last said anything."""

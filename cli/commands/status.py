@@ -56,6 +56,9 @@ def status(
             if link["failure"]:
                 why = f"{node['name']} cannot reach {link['to']}: {link['failure']}"
                 results.print(f"[red]{escape(why)}[/]", soft_wrap=True)
+        if node["aside_s"]:
+            aside = f"{node['name']} comes and goes: it is set aside for {node['aside_s'] / 60:.0f} min more"
+            results.print(f"[yellow]{escape(aside)}[/]", soft_wrap=True)
         if node["lease"]["words"]:
             results.print(f"[yellow]{escape(node['name'])} {escape(node['lease']['words'])}[/]", soft_wrap=True)
         if node["lease"]["trouble"]:

@@ -45,6 +45,14 @@ def up(
     http_port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the API. 0: any free one.")] = 8000,
     api_key: Annotated[str, typer.Option(envvar="MOTLEY_API_KEY", help="Key that clients must show.")] = "",
     state: Annotated[Path | None, typer.Option(help="Folder for the mesh's identity.", file_okay=False)] = None,
+    rebalance_at: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            max=0.99,
+            help="Plan an idle session anew by itself when that saves this part of a token's time. 0: never.",
+        ),
+    ] = 0.2,
     node: Annotated[bool, typer.Option(help="Whether this machine is a node too.")] = True,
     name: Name = None,
     memory: Memory = "",
@@ -71,6 +79,7 @@ def up(
         state_dir=state or Path(platformdirs.user_data_dir("motley", appauthor=False)),
         api_key=api_key or None,
         advertise=advertise,
+        rebalance_at=rebalance_at,
     )
     local = daemon_config(
         name=name,

@@ -129,7 +129,8 @@ class Recovery:
         blocked = set[str]().union(*reasons.values())
         why = in_the_way = self._in_the_way(reasons)
         nodes, suspects = list(self._nodes), session.suspects
-        tried = [blocked | borrowing | avoid, blocked | avoid, blocked]
+        aside = self._nodes.set_aside(())
+        tried = [blocked | borrowing | avoid | aside, blocked | borrowing | avoid, blocked | avoid, blocked]
         attempts = chain.from_iterable(
             substitutes(session.request, nodes, out, suspects - out)
             for number, out in enumerate(tried)

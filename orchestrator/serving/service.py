@@ -12,6 +12,7 @@ from motley.orchestrator.links import LinkTable
 from motley.orchestrator.nodes import Node, NodeTable
 from motley.orchestrator.serving.answering.requests import Requests
 from motley.orchestrator.serving.carrier import Carrier
+from motley.orchestrator.serving.improving import Improving
 from motley.orchestrator.serving.kept_sessions import KeptSessions
 from motley.orchestrator.serving.lending import Lending
 from motley.orchestrator.serving.lifecycle import Lifecycle
@@ -49,11 +50,17 @@ class Serving:
     """A `motley.orchestrator.control.Listener`."""
 
     def __init__(
-        self, nodes: NodeTable, control: Control, clock: Callable[[], float], state_dir: Path | None = None
+        self,
+        nodes: NodeTable,
+        control: Control,
+        clock: Callable[[], float],
+        state_dir: Path | None = None,
+        rebalance_at: float = 0.0,
     ) -> None:
         """
         Args:
             state_dir: where sessions are kept that outlive the orchestrator; None: they do not.
+            rebalance_at: see `Improving`.
         """
         self.nodes = nodes
         self.sessions = SessionTable()
@@ -78,6 +85,9 @@ class Serving:
         self.forecasts = Forecasts(nodes, self.links, memory, self._descriptions, self._planner, self._carrier)
         self.rearranging = Rearranging(
             nodes, self.links, self.sessions, self.forecasts, self._recovery, self._carrier, control, clock
+        )
+        self._improving = Improving(
+            nodes, self.links, self.sessions, self.requests, self.rearranging, clock, rebalance_at
         )
         self.orders = Orders(nodes, control)
         self._making_way = MakingWay(nodes, self.sessions, self.forecasts, self._recovery, self._carrier, clock)
@@ -153,6 +163,7 @@ class Serving:
             self._go_on(session, lambda session: session.on_time(now))
         self._control.drop_silent()
         self._probes.begin()
+        self._improving.begin()
         self.nodes.forget(set[str]().union(*(session.node_names for session in self.sessions)))
 
     def _go_on(self, session: Session, step: Callable[[Session], list[Command]]) -> None:
@@ -177,6 +188,7 @@ class Serving:
         """Close every session, for the orchestrator stops."""
         await self.lifecycle.close_all()
         await self.upkeep.finish()
+        await self._improving.finish()
         await self._making_way.finish()
         await self._recovery.finish()
         self._planner.stop()

@@ -71,6 +71,7 @@ function nodeCard(node) {
       node.speeds.length > 0 && fact("Computes", node.speeds.map((own) => `${own.format} ${scaled(own.bytes_per_s, "B/s")}`).join(", ")),
       reached.length > 0 && fact("Links", reached.map((link) => `${link.to} ${link.latency_ms.toFixed(2)} ms, ${scaled(link.bandwidth, "B/s")}`).join("; ")),
       fact("Serves", workers.join("; ") || "nothing")),
+    node.aside_s !== null && h("p", { class: "waiting" }, `Comes and goes: it is set aside for ${Math.ceil(node.aside_s / 60)} min more.`),
     node.lease.words !== null && h("p", { class: "waiting" }, `Its machine ${node.lease.words}.`),
     node.lease.trouble !== null && h("p", { class: "failure" }, `Taken for no lease: ${node.lease.trouble}`),
     node.links.filter((link) => link.failure).map((link) => h("p", { class: "failure" }, `Cannot reach ${link.to}: ${link.failure}`)),

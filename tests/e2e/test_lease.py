@@ -57,7 +57,7 @@ async def test_a_machine_is_taken_back_and_given_again(tmp_path: Path) -> None:
         assert (await lease("a", "give")).startswith("given back: the whole machine")
         assert (await until(there, "ready", ["a", "b"]))["epoch"] == 3
 
-        holder = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+        holder = await asyncio.create_subprocess_exec(sys.executable, "-c", "input()", stdin=subprocess.PIPE)
         await lease("b", "take", "--cpu", "--pid", str(holder.pid))
         await until(there, "ready", ["a"])
         await lease("a", "take")
@@ -65,7 +65,7 @@ async def test_a_machine_is_taken_back_and_given_again(tmp_path: Path) -> None:
             waiting = asyncio.create_task(undisturbed(there.url, GREEDY))
             told = await client.call("GET", f"/api/sessions/{session['id']}")
             assert "node 'a' has lent the whole machine to" in told["interrupted_by"]
-        holder.communicate()
+        await holder.communicate()
         assert await waiting == expected[0], "on the machine whose lease has ended with its holder"
         await until(there, "ready", ["b"])
         files["a"].write_text("{damaged")

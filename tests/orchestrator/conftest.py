@@ -378,8 +378,10 @@ async def join_able(mesh: Any, new_node: Any, **memory: int) -> dict[str, Any]:
 
 
 @pytest.fixture
-async def mesh(tmp_path: Path) -> AsyncIterator[Mesh]:
-    config = OrchestratorConfig(host="127.0.0.1", grpc_port=0, http_port=0, state_dir=tmp_path / "state")
+async def mesh(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Mesh]:
+    """Its parameter, if it has one, is what idle sessions must save to be planned anew."""
+    where = {"grpc_port": 0, "http_port": 0, "state_dir": tmp_path / "state"}
+    config = OrchestratorConfig(host="127.0.0.1", rebalance_at=getattr(request, "param", 0.0), **where)
     orchestrator = Orchestrator(config)
     await orchestrator.start()
     async with aiohttp.ClientSession(orchestrator.http_url) as http:

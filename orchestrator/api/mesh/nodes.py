@@ -158,6 +158,7 @@ class NodesApi:
                 for each in capabilities.speeds
             ],
             "links": self._links_json(node),
+            "aside_s": round(self._nodes.aside_s(node), 3) or None,
             "lease": _lease_json(node),
             "memory_bytes": capabilities.memory_bytes,
             "gpu_budget_bytes": capabilities.gpu_bytes or None,

@@ -16,7 +16,7 @@ from motley.orchestrator.experts.hosts import ExpertHost
 from motley.orchestrator.losses import Loss
 from motley.orchestrator.serving.errors import ServingError
 from motley.orchestrator.serving.lifecycle import Lifecycle
-from motley.orchestrator.serving.rearranging import Rearranging
+from motley.orchestrator.serving.rearranging import GAIN, Rearranging
 from motley.orchestrator.session_table import SessionTable
 from motley.orchestrator.sessions import Session, State
 from motley.orchestrator.workers import CacheHolder, Rank, Worker
@@ -71,7 +71,7 @@ class SessionsApi:
         if force not in ("true", "false"):
             raise ApiError(400, f"force can be 'true' or 'false', not {force!r}", param="force", code="invalid_value")
         try:
-            told = await self._rearranging.rebalance(session, force=force == "true")
+            told = await self._rearranging.rebalance(session, -1.0 if force == "true" else GAIN)
         except ServingError as error:
             raise ApiError.from_failure(error.failure) from error
         body = {"changed": told.changed, "before_ms": told.before_ms, "after_ms": told.after_ms}

@@ -121,10 +121,12 @@ class Forecasts:
     async def _anew(self, session: Session) -> tuple[list[str], Choice]:
         """As `anew`, with the names of all that were considered."""
         assert session.known is not None
-        there = {node.name for node in self._nodes if node.alive and not taken_back(session.request, node)}
+        aside = self._nodes.set_aside({place.node for place in session.request.places})
+        nodes = [node for node in self._nodes if node.id not in aside]
+        there = {node.name for node in nodes if node.alive and not taken_back(session.request, node)}
         named = there & {place.node for place in session.request.places}
         request = among(session.request, there) if named else anywhere(session.request, there)
-        participants = choose_participants(request, self._nodes)
+        participants = choose_participants(request, nodes)
         memory = self._memory.but_for(session)
         team = team_of(request, session.known.profiles, session.caches, participants, memory)
         chooser = team.chooser(request, self._links, Workload(wire=request.wire), with_draft=False)

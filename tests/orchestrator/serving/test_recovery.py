@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 
+from motley.orchestrator.app import Orchestrator, OrchestratorConfig
 from motley.orchestrator.losses import LOSSES
-from motley.orchestrator.serving import recovery
+from motley.orchestrator.serving import kept_sessions, recovery
 from motley.orchestrator.serving.answering.requests import FRUITLESS
 from motley.protocol.mesh_pb2 import Delta, Described, Failure, Generate, RankCommand
 
-from ..conftest import of_kind
+from ..conftest import Mesh, of_kind
 from .conftest import STREAM, text_of, two_words_at_a_time
 
 
@@ -128,6 +132,28 @@ async def test_a_session_that_found_no_plan_comes_back_by_itself_when_a_node_doe
     body = await planned_anew(mesh, session, 2)
     assert (body["failure"], body["interrupted_by"]) == (None, None)
     assert (await mesh.call("POST", "/v1/completions", {**STREAM, "stream": False}))[0] == 200
+
+
+async def test_a_session_of_before_a_restart_waits_for_its_nodes(
+    mesh: Any, bard: Any, new_node: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if they do not come as soon as they should."""
+    monkeypatch.setattr(recovery, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(kept_sessions, "RETURN_S", 0.1)
+    (session,) = (await mesh.call("GET", "/api/sessions"))[1]["sessions"]
+    shutil.copytree(tmp_path / "state", tmp_path / "again")
+    again = Orchestrator(OrchestratorConfig("127.0.0.1", 0, "127.0.0.1", 0, tmp_path / "again"))
+    await again.start()
+    try:
+        async with aiohttp.ClientSession(again.http_url) as http:
+            restarted = Mesh(again, http)
+            assert "no node is in the mesh" in (await restarted.session(session["id"], "paused"))["interrupted_by"]
+            node = await restarted.join(new_node("pc"))
+            assert (await planned_anew(restarted, session, 2))["name"] == "bard"
+            assert (await restarted.call("POST", "/v1/completions", {**STREAM, "stream": False}))[0] == 200
+            await node.leave()
+    finally:
+        await again.stop()
 
 
 async def test_a_machine_that_is_lost_for_a_moment_takes_its_session_up_again(
