@@ -221,6 +221,15 @@ LeaseLimit = Annotated[
         metavar="DURATION", help="How long a lease of this machine lasts at most (`motley lease take`), such as 8h."
     ),
 ]
+YieldToOption = Annotated[
+    str,
+    typer.Option(
+        "--yield-to",
+        metavar="gpu,full-screen,cpu=PERCENT",
+        help="Take a lease by itself while other programs use the GPU, one has the whole screen (on Windows), or they"
+        " use more than so much of the processor. Default: none of these.",
+    ),
+]
 Threads = Annotated[int, typer.Option(min=0, help="Compute threads per rank. 0: every usable core.")]
 Models = Annotated[
     Path | None, typer.Option(help="Folder in which model names are looked up.", file_okay=False, exists=True)
@@ -263,14 +272,16 @@ def daemon_config(
     wait: str = "0s",
     gpu_memory: str = "",
     lease_limit: str = "2h",
+    yield_to: str = "",
 ) -> DaemonConfig:
     """Make a daemon's configuration from what was typed, fitted to this machine.
 
     Raises:
         CliError: `name` is blank, `zone` is long or not printable, `memory` or `cache_limit` is no size, `memory`
             holds nothing, `gpu_memory` is no size, `advertise` is no address, or `keep`, `wait` or `lease_limit` no
-            duration.
+            duration, or `yield_to` says nothing that is known.
     """
+    from motley.daemon.lease.rules import YieldTo
     from motley.daemon.machine.memory import available_memory
     from motley.daemon.models.cutting.profile import RUNTIME_BYTES
     from motley.daemon.node.app import DaemonConfig
@@ -286,6 +297,10 @@ def daemon_config(
         raise CliError(f"--memory: {memory} holds nothing: a rank takes {least} before its weights; give it more")
     if limit is not None and limit > (available := available_memory()):
         console.print(f"[yellow]--memory {memory}[/] is cut to the {short_bytes(available)} that are available here")
+    try:
+        yielding = YieldTo.parse(yield_to)
+    except ValueError as error:
+        raise CliError(f"--yield-to: {error}") from None
     return fit_to_machine(
         DaemonConfig(
             orchestrator=orchestrator,
@@ -298,6 +313,7 @@ def daemon_config(
             memory_limit=limit,
             gpu_limit=size("--gpu-memory", gpu_memory) if gpu_memory else 0,
             lease_limit_s=duration("--lease-limit", lease_limit),
+            yield_to=yielding,
             threads=threads,
             models=models,
             cache=ShareCache(cache, size("--cache-limit", cache_limit)),

@@ -20,6 +20,7 @@ from motley.cli.options import (
     Models,
     Name,
     Threads,
+    YieldToOption,
     Zone,
     daemon_config,
 )
@@ -50,6 +51,7 @@ def join(
         typer.Option(metavar="DURATION", help="How long to wait for an orchestrator that is not up. 0: not at all."),
     ] = "1h",
     lease_limit: LeaseLimit = "2h",
+    yield_to: YieldToOption = "",
     end_with_stdin: Annotated[bool, typer.Option("--end-with-stdin", hidden=True)] = False,
 ) -> None:
     """Give this machine to the mesh of an orchestrator, until Ctrl-C."""
@@ -77,6 +79,7 @@ def join(
         wait=wait,
         gpu_memory=gpu_memory,
         lease_limit=lease_limit,
+        yield_to=yield_to,
     )
     raise_file_limit()
     MeshLog().listen()

@@ -22,6 +22,7 @@ from motley.cli.options import (
     Models,
     Name,
     Threads,
+    YieldToOption,
     Zone,
     daemon_config,
 )
@@ -64,6 +65,7 @@ def up(
     advertise: Advertise = "",
     zone: Zone = "",
     lease_limit: LeaseLimit = "2h",
+    yield_to: YieldToOption = "",
     end_with_stdin: Annotated[bool, typer.Option("--end-with-stdin", hidden=True)] = False,
 ) -> None:
     """Start an orchestrator, with this machine as its first node, until Ctrl-C."""
@@ -92,6 +94,7 @@ def up(
         zone=zone,
         gpu_memory=gpu_memory,
         lease_limit=lease_limit,
+        yield_to=yield_to,
     )
     run(_serve(orchestrator, local if node else None), end_with_stdin=end_with_stdin)
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from motley.daemon.lease.file import LeaseFile
 from motley.daemon.lease.lease import LIMIT_S
+from motley.daemon.lease.rules import YieldTo
 from motley.daemon.node.capabilities import measure
 from motley.daemon.node.control import AskedToLeave, Control, NameTaken, OrchestratorLost
 from motley.daemon.node.engines import installed_engines
@@ -49,6 +50,7 @@ class DaemonConfig:
         gpu_limit: bytes that ranks may use of its first GPU; 0: what is free there.
         lease: the file in which programs take devices back; by default the usual one of this user.
         lease_limit_s: a lease lasts so long at most, in seconds.
+        yield_to: to what other programs a lease is taken by itself.
     """
 
     orchestrator: str
@@ -65,6 +67,7 @@ class DaemonConfig:
     gpu_limit: int = 0
     lease: LeaseFile = field(default_factory=LeaseFile)
     lease_limit_s: float = LIMIT_S
+    yield_to: YieldTo = field(default_factory=YieldTo)
 
     @property
     def node_name(self) -> str:
@@ -135,7 +138,7 @@ async def run_daemon(config: DaemonConfig, observer: Observer) -> None:
         observer.joined(node_id, settings)
 
     ranks = Ranks(settings, observer.rank)
-    leasing = Leasing(config.node_name, ranks, config.lease, config.lease_limit_s)
+    leasing = Leasing(config.node_name, ranks, config.lease, config.lease_limit_s, config.yield_to)
     await leasing.look()
     following = asyncio.create_task(leasing.follow())
     began = time.monotonic()

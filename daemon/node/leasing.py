@@ -13,13 +13,19 @@ import time
 
 from motley.daemon.lease.file import LeaseFile, Told, began
 from motley.daemon.lease.lease import LIMIT_S, Holder, Lease, LeaseError
+from motley.daemon.lease.rules import Rules, Seen, YieldTo
 from motley.daemon.lease.states import Course
+from motley.daemon.machine.others import OthersOnProcessor, family, has_full_screen, others_on_gpu
 from motley.daemon.node.ranks import Ranks
 from motley.protocol import mesh_pb2 as pb
 from motley.protocol.devices import covers, device_words, is_device
 
 POLL_S = 0.5
-"""How often the file is looked at."""
+"""How often the file is looked at, ..."""
+RULES_S = 2.0
+"""... and how often other programs, if they matter."""
+RENEW_S = 60.0
+"""A rule's lease that ends so soon is taken again, if what it was taken for goes on."""
 
 logger = logging.getLogger(__name__)
 
@@ -27,13 +33,18 @@ logger = logging.getLogger(__name__)
 class Leasing:
     """The lease of this machine, for as long as the daemon lives."""
 
-    def __init__(self, node: str, ranks: Ranks, file: LeaseFile, limit_s: float = LIMIT_S) -> None:
+    def __init__(
+        self, node: str, ranks: Ranks, file: LeaseFile, limit_s: float = LIMIT_S, yield_to: YieldTo | None = None
+    ) -> None:
         """
         Args:
             node: this node's name.
             ranks: that make way.
             limit_s: no lease lasts longer.
+            yield_to: to what a lease is taken by itself; None: to nothing.
         """
+        self._rules = Rules(yield_to or YieldTo())
+        self._on_processor = OthersOnProcessor()
         self._node = node
         self._ranks = ranks
         self._file = file
@@ -52,11 +63,14 @@ class Leasing:
         return told
 
     async def follow(self) -> None:
-        """Look at the file now and then, until cancelled."""
-        before = None
+        """Look at the file, and at what other programs do, now and then, until cancelled."""
+        before, rules_due = None, 0.0
         try:
             while True:
                 try:
+                    if self._rules.to and time.monotonic() >= rules_due:
+                        rules_due = time.monotonic() + RULES_S
+                        await asyncio.to_thread(self.obey_rules)
                     await self.look()
                 except Exception:  # a fault of ours, which must not leave a lease without effect for ever
                     logger.exception("following the lease of this machine")
@@ -95,6 +109,35 @@ class Leasing:
             message = f"{lease.holder.name!r} has taken {device_words(lease.device)} of node {self._node!r} back"
             failure = pb.Failure(code="device_leased", message=message)
             await asyncio.gather(*(self._ranks.take_away(key, failure) for key in self._on(lease.device)))
+
+    def obey_rules(self) -> None:
+        """Take a lease, or end it, as other programs here have it; somebody else's is left alone."""
+        own = family()
+        to = self._rules.to
+        seen = Seen(
+            on_gpu=others_on_gpu(own) if to.gpu else "",
+            full_screen=to.full_screen and has_full_screen(),
+            cpu=self._on_processor.part(own) if to.cpu else 0.0,
+        )
+        wanted = self._rules.wanted(seen, time.monotonic())
+        mine = self._lease if self._lease and self._lease.holder.pid == os.getpid() else None
+        now = time.time()
+        try:
+            if wanted is None:
+                if mine is not None:
+                    self._file.give(mine)
+            elif (mine is None and self._lease is None) or (mine is not None and self._is_stale(mine, wanted[0], now)):
+                holder = Holder(name=f"the rule of node {self._node}"[:200], pid=os.getpid(), started_at=None)
+                device, reason = wanted
+                until = now + self._limit_s
+                lease = Lease(holder=holder, granted_at=now, expires_at=until, device=device, reason=reason[:200])
+                self._file.take(lease, self._limit_s)
+        except (LeaseError, ValueError) as error:
+            logger.warning("a rule cannot change the lease: %s", error)
+
+    def _is_stale(self, lease: Lease, device: str, now: float) -> bool:
+        """Whether a rule's lease must be written anew: it is of another device, or ends soon."""
+        return lease.device != device or lease.end(self._limit_s) - now < RENEW_S
 
     def _on(self, device: str) -> list[tuple[str, int]]:
         """The ranks that compute on a device."""

@@ -65,7 +65,7 @@ async def test_a_machine_is_taken_back_and_given_again(tmp_path: Path) -> None:
             waiting = asyncio.create_task(undisturbed(there.url, GREEDY))
             told = await client.call("GET", f"/api/sessions/{session['id']}")
             assert "node 'a' has lent the whole machine to" in told["interrupted_by"]
-        await holder.communicate()
+        await holder.communicate(b"\n")
         assert await waiting == expected[0], "on the machine whose lease has ended with its holder"
         await until(there, "ready", ["b"])
         files["a"].write_text("{damaged")
