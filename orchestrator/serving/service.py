@@ -74,7 +74,7 @@ class Serving:
         self._carrier = Carrier(self.sessions, control, self.requests, kept)
         kept.take_up(self.sessions, clock())
         self._lending = Lending(control)
-        memory = Memory(nodes, self.sessions)
+        memory = Memory(nodes, self.sessions, self.links)
         layouts = Layouts(nodes, self.links, memory, self._planner, self._carrier, clock)
         fitting = Fitting(nodes, self._descriptions, layouts, self._carrier)
         self.lifecycle = Lifecycle(

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from motley.orchestrator.experts.registry import Free
+from motley.orchestrator.links import LinkTable
 from motley.orchestrator.nodes import Node, NodeTable
 from motley.orchestrator.planning.setup import gpu_room
 from motley.orchestrator.session_table import SessionTable
@@ -21,18 +22,21 @@ JITTER_BYTES = 64 << 20
 class Memory:
     """The memory of all nodes, as of now."""
 
-    def __init__(self, nodes: NodeTable, sessions: SessionTable, without: Session | None = None) -> None:
+    def __init__(
+        self, nodes: NodeTable, sessions: SessionTable, links: LinkTable, without: Session | None = None
+    ) -> None:
         """
         Args:
             without: count the nodes' own memory that this session's workers have as free.
         """
         self._nodes = nodes
         self._sessions = sessions
+        self._links = links
         self._without = without
 
     def but_for(self, session: Session) -> Memory:
         """What there would be if this session had no workers."""
-        return Memory(self._nodes, self._sessions, session)
+        return Memory(self._nodes, self._sessions, self._links, session)
 
     def free(self, node: Node, jitter: int = 0) -> int:
         """Bytes that new workers may use on a node.
@@ -65,11 +69,12 @@ class Memory:
             return room
         return max(0, min(room, budget - self._sessions.reserved_gpu(node.id) + back - beside))
 
-    def beside(self, engine: str, planned: Sequence[Worker] = ()) -> Free:
+    def beside(self, engine: str, planned: Sequence[Worker] = (), reaching: Sequence[Worker] = ()) -> Free:
         """Bytes free on a node, by the node's id, beside workers that are planned but not reserved yet: none on one
-        that is unknown, as it has joined anew, say.
+        that is unknown, as it has joined anew, say, or that cannot reach all ranks, or be reached.
 
         Args:
+            reaching: workers that are reserved already, whose ranks it must reach, too.
             engine: that is to compute experts there: where it does so on the node's GPU, there must be as many bytes on
                 that. Empty: what is planned needs the node's own memory only.
         """
@@ -80,8 +85,11 @@ class Memory:
                 taken_on_gpu[worker.node_id] += worker.gpu_bytes
         nodes = {node.id: node for node in self._nodes}
 
+        homes = {worker.node_id for worker in (*planned, *reaching) if isinstance(worker, Rank)}
+        trunk = [nodes[node_id] for node_id in homes if node_id in nodes]
+
         def free(node_id: str) -> int:
-            if node_id not in nodes:
+            if node_id not in nodes or any(self._links.are_apart(nodes[node_id], other) for other in trunk):
                 return 0
             node = nodes[node_id]
             left = self.free(node) - taken[node_id]
