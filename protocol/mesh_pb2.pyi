@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class NodeMessage(_message.Message):
-    __slots__ = ("hello", "heartbeat", "described", "rank", "delta", "leaving", "probed", "lent", "lease", "budget", "done")
+    __slots__ = ("hello", "heartbeat", "described", "rank", "delta", "leaving", "probed", "lent", "lease", "budget", "done", "relayed")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     DESCRIBED_FIELD_NUMBER: _ClassVar[int]
@@ -19,6 +19,7 @@ class NodeMessage(_message.Message):
     LEASE_FIELD_NUMBER: _ClassVar[int]
     BUDGET_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
+    RELAYED_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     heartbeat: Heartbeat
     described: Described
@@ -30,7 +31,8 @@ class NodeMessage(_message.Message):
     lease: Lease
     budget: Budget
     done: Done
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., described: _Optional[_Union[Described, _Mapping]] = ..., rank: _Optional[_Union[RankEvent, _Mapping]] = ..., delta: _Optional[_Union[Delta, _Mapping]] = ..., leaving: _Optional[_Union[Empty, _Mapping]] = ..., probed: _Optional[_Union[Probed, _Mapping]] = ..., lent: _Optional[_Union[Lent, _Mapping]] = ..., lease: _Optional[_Union[Lease, _Mapping]] = ..., budget: _Optional[_Union[Budget, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ...) -> None: ...
+    relayed: Relayed
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., described: _Optional[_Union[Described, _Mapping]] = ..., rank: _Optional[_Union[RankEvent, _Mapping]] = ..., delta: _Optional[_Union[Delta, _Mapping]] = ..., leaving: _Optional[_Union[Empty, _Mapping]] = ..., probed: _Optional[_Union[Probed, _Mapping]] = ..., lent: _Optional[_Union[Lent, _Mapping]] = ..., lease: _Optional[_Union[Lease, _Mapping]] = ..., budget: _Optional[_Union[Budget, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., relayed: _Optional[_Union[Relayed, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("protocol", "version", "name", "address", "capabilities", "held", "lease")
@@ -273,7 +275,7 @@ class ModelProfile(_message.Message):
     def __init__(self, name: _Optional[str] = ..., fingerprint: _Optional[str] = ..., layers: _Optional[int] = ..., kv_groups: _Optional[int] = ..., attention_splits: _Optional[_Iterable[int]] = ..., mlp_units: _Optional[int] = ..., vocabulary_units: _Optional[int] = ..., attention_query_bytes: _Optional[int] = ..., attention_kv_bytes: _Optional[int] = ..., mlp_unit_bytes: _Optional[int] = ..., vocabulary_unit_bytes: _Optional[int] = ..., cache_bytes_per_token: _Optional[int] = ..., fixed_bytes: _Optional[int] = ..., context_length: _Optional[int] = ..., family: _Optional[str] = ..., parameters: _Optional[int] = ..., matrices: _Optional[str] = ..., hidden: _Optional[int] = ..., expert_layers: _Optional[_Iterable[int]] = ..., expert_count: _Optional[int] = ..., experts_per_token: _Optional[int] = ..., expert_bytes: _Optional[int] = ..., trunk_mlp_unit_bytes: _Optional[int] = ..., trunk_fixed_bytes: _Optional[int] = ..., host_fixed_bytes: _Optional[int] = ..., expert_weight_bytes: _Optional[int] = ..., chats: _Optional[bool] = ..., windowed_bytes_per_token: _Optional[int] = ..., window: _Optional[int] = ...) -> None: ...
 
 class OrchestratorMessage(_message.Message):
-    __slots__ = ("welcome", "describe", "rank", "generate", "cancel", "beat", "hold", "probe", "lend", "leave", "lease_order", "budget_order")
+    __slots__ = ("welcome", "describe", "rank", "generate", "cancel", "beat", "hold", "probe", "lend", "leave", "lease_order", "budget_order", "relay")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     DESCRIBE_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
@@ -286,6 +288,7 @@ class OrchestratorMessage(_message.Message):
     LEAVE_FIELD_NUMBER: _ClassVar[int]
     LEASE_ORDER_FIELD_NUMBER: _ClassVar[int]
     BUDGET_ORDER_FIELD_NUMBER: _ClassVar[int]
+    RELAY_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     describe: Describe
     rank: RankCommand
@@ -298,7 +301,26 @@ class OrchestratorMessage(_message.Message):
     leave: Empty
     lease_order: LeaseOrder
     budget_order: BudgetOrder
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., describe: _Optional[_Union[Describe, _Mapping]] = ..., rank: _Optional[_Union[RankCommand, _Mapping]] = ..., generate: _Optional[_Union[Generate, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., beat: _Optional[_Union[Empty, _Mapping]] = ..., hold: _Optional[_Union[Hold, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., lend: _Optional[_Union[Lend, _Mapping]] = ..., leave: _Optional[_Union[Empty, _Mapping]] = ..., lease_order: _Optional[_Union[LeaseOrder, _Mapping]] = ..., budget_order: _Optional[_Union[BudgetOrder, _Mapping]] = ...) -> None: ...
+    relay: Relay
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., describe: _Optional[_Union[Describe, _Mapping]] = ..., rank: _Optional[_Union[RankCommand, _Mapping]] = ..., generate: _Optional[_Union[Generate, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., beat: _Optional[_Union[Empty, _Mapping]] = ..., hold: _Optional[_Union[Hold, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., lend: _Optional[_Union[Lend, _Mapping]] = ..., leave: _Optional[_Union[Empty, _Mapping]] = ..., lease_order: _Optional[_Union[LeaseOrder, _Mapping]] = ..., budget_order: _Optional[_Union[BudgetOrder, _Mapping]] = ..., relay: _Optional[_Union[Relay, _Mapping]] = ...) -> None: ...
+
+class Relay(_message.Message):
+    __slots__ = ("id", "target")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    target: str
+    def __init__(self, id: _Optional[str] = ..., target: _Optional[str] = ...) -> None: ...
+
+class Relayed(_message.Message):
+    __slots__ = ("id", "listening", "failure")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    LISTENING_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    listening: str
+    failure: str
+    def __init__(self, id: _Optional[str] = ..., listening: _Optional[str] = ..., failure: _Optional[str] = ...) -> None: ...
 
 class LeaseOrder(_message.Message):
     __slots__ = ("id", "give", "device", "holder", "reason", "seconds")

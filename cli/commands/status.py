@@ -54,7 +54,8 @@ def status(
     for node in alive:
         for link in node["links"]:
             if link["failure"]:
-                why = f"{node['name']} cannot reach {link['to']}: {link['failure']}"
+                by = f"; they meet by {link['relay']}" if link["relay"] else ""
+                why = f"{node['name']} cannot reach {link['to']}: {link['failure']}{by}"
                 results.print(f"[red]{escape(why)}[/]", soft_wrap=True)
         if node["aside_s"]:
             aside = f"{node['name']} comes and goes: it is set aside for {node['aside_s'] / 60:.0f} min more"

@@ -17,6 +17,7 @@ from motley.daemon.node.control import AskedToLeave, Control, NameTaken, Orchest
 from motley.daemon.node.engines import installed_engines
 from motley.daemon.node.leasing import Leasing
 from motley.daemon.node.ranks import Ranks
+from motley.daemon.node.relaying import Relays
 from motley.daemon.node.settings import NodeSettings
 from motley.daemon.node.speeds import compute_speed
 from motley.daemon.node.trust import JoinToken, NotThere, TrustError, check_name, open_channel
@@ -139,6 +140,7 @@ async def run_daemon(config: DaemonConfig, observer: Observer) -> None:
 
     ranks = Ranks(settings, observer.rank)
     leasing = Leasing(config.node_name, ranks, config.lease, config.lease_limit_s, config.yield_to)
+    relays = Relays()
     await leasing.look()
     following = asyncio.create_task(leasing.follow())
     began = time.monotonic()
@@ -147,7 +149,7 @@ async def run_daemon(config: DaemonConfig, observer: Observer) -> None:
             try:
                 channel = await open_channel(host, port, token)
                 async with channel:
-                    await Control(settings, ranks, leasing).stay(channel, token.secret, joined)
+                    await Control(settings, ranks, leasing, relays).stay(channel, token.secret, joined)
             except AskedToLeave:
                 observer.dismissed()
                 return
@@ -168,6 +170,7 @@ async def run_daemon(config: DaemonConfig, observer: Observer) -> None:
     finally:
         following.cancel()
         await asyncio.gather(following, return_exceptions=True)
+        await relays.end()
         await ranks.end()
 
 

@@ -27,6 +27,7 @@ from motley.orchestrator.serving.plans.planner import Planner
 from motley.orchestrator.serving.probes import Probes
 from motley.orchestrator.serving.rearranging import Rearranging
 from motley.orchestrator.serving.recovery import Recovery
+from motley.orchestrator.serving.relays import Relays
 from motley.orchestrator.serving.upkeep import Upkeep
 from motley.orchestrator.session_table import SessionTable
 from motley.orchestrator.sessions import Command, Session
@@ -71,7 +72,8 @@ class Serving:
         self._planner = Planner()
         self._descriptions = Descriptions(control)
         kept = KeptSessions(state_dir)
-        self._carrier = Carrier(self.sessions, control, self.requests, kept)
+        self._relays = Relays(nodes, self.links, control)
+        self._carrier = Carrier(self.sessions, control, self.requests, kept, self._relays)
         kept.take_up(self.sessions, clock())
         self._lending = Lending(control)
         memory = Memory(nodes, self.sessions, self.links)
@@ -105,6 +107,8 @@ class Serving:
                 self._lending.on_lent(node, message.lent)
             case "probed":
                 self._probes.on_probed(node, message.probed)
+            case "relayed":
+                self._relays.on_relayed(node, message.relayed)
             case "done":
                 self.orders.on_done(node, message.done)
 
@@ -188,6 +192,7 @@ class Serving:
         """Close every session, for the orchestrator stops."""
         await self.lifecycle.close_all()
         await self.upkeep.finish()
+        await self._relays.finish()
         await self._improving.finish()
         await self._making_way.finish()
         await self._recovery.finish()

@@ -74,7 +74,7 @@ function nodeCard(node) {
     node.aside_s !== null && h("p", { class: "waiting" }, `Comes and goes: it is set aside for ${Math.ceil(node.aside_s / 60)} min more.`),
     node.lease.words !== null && h("p", { class: "waiting" }, `Its machine ${node.lease.words}.`),
     node.lease.trouble !== null && h("p", { class: "failure" }, `Taken for no lease: ${node.lease.trouble}`),
-    node.links.filter((link) => link.failure).map((link) => h("p", { class: "failure" }, `Cannot reach ${link.to}: ${link.failure}`)),
+    node.links.filter((link) => link.failure).map((link) => h("p", { class: "failure" }, `Cannot reach ${link.to}: ${link.failure}${link.relay ? `; they meet by ${link.relay}` : ""}`)),
     quiet(joined(node.zone && `zone ${node.zone}`, node.address, node.platform, `motley ${node.version}`)),
   );
 }

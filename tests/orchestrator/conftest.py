@@ -50,6 +50,8 @@ from motley.protocol.mesh_pb2 import (
     RankCommand,
     RankEvent,
     Ready,
+    Relay,
+    Relayed,
     Timing,
 )
 from motley.protocol.mesh_pb2_grpc import MeshStub
@@ -121,6 +123,7 @@ class ScriptedNode:
         lends: every order to lend a model.
         asked_to_leave: whether it was.
         orders: every order about a lease or a budget, which it carries out.
+        relays: every relay that it has opened.
         refuses_to_lend: why it does not; empty: it does.
         ways: by the name of another node, what this one finds of its way there; it measures no others.
     """
@@ -145,6 +148,7 @@ class ScriptedNode:
         self.lends: list[Lend] = []
         self.refuses_to_lend = ""
         self.orders: list[LeaseOrder | BudgetOrder] = []
+        self.relays: list[Relay] = []
         self.leased = Lease()
         self.asked_to_leave = False
         self.on_rank: Callable[[RankCommand], Awaitable[None]] = self.obey
@@ -276,6 +280,9 @@ class ScriptedNode:
             case "leave":
                 self.asked_to_leave = True
                 await self.send(leaving=Empty())
+            case "relay":
+                self.relays.append(message.relay)
+                await self.send(relayed=Relayed(id=message.relay.id, listening=f"{self.name}:7000"))
             case "lease_order":
                 self.orders.append(message.lease_order)
                 await self.lease("" if message.lease_order.give else message.lease_order.device)

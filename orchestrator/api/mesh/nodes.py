@@ -179,17 +179,23 @@ class NodesApi:
             ],
         }
 
+    def _relay_name(self, node: Node, other: Node) -> str | None:
+        """The node by which two meet that are apart; None: there is none."""
+        relay = self._links.relay(node, other)
+        return next((each.name for each in self._nodes if each.id == relay), None)
+
     def _links_json(self, node: Node) -> list[dict[str, Any]]:
         """What a node has found of its ways to the others."""
-        ways = [(other.name, self._links.of(node, other)) for other in self._nodes if other.alive]
+        ways = [(other, self._links.of(node, other)) for other in self._nodes if other.alive]
         return [
             {
-                "to": name,
+                "to": other.name,
                 "latency_ms": None if way.failure else 1e3 * way.latency_s,
                 "bandwidth": None if way.failure else way.bandwidth,
                 "failure": way.failure or None,
+                "relay": self._relay_name(node, other) if way.failure else None,
             }
-            for name, way in ways
+            for other, way in ways
             if way is not None
         ]
 

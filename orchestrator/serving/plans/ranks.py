@@ -57,7 +57,7 @@ class Team:
         apart = [
             frozenset((one, other))
             for one, other in combinations(range(len(nodes)), 2)
-            if links.are_apart(nodes[one], nodes[other])
+            if links.are_apart(nodes[one], nodes[other]) and not links.relay(nodes[one], nodes[other])
         ]
         everybody = bool(request.nodes) or not (apart or links.all_known(nodes))
         required = [

@@ -15,6 +15,7 @@ from motley.daemon.node.control import Control
 from motley.daemon.node.describe import describe, look
 from motley.daemon.node.leasing import Leasing
 from motley.daemon.node.ranks import Ranks
+from motley.daemon.node.relaying import Relays
 from motley.daemon.node.settings import NodeSettings
 from motley.daemon.weights.cache import ShareCache
 from motley.protocol import mesh_pb2 as pb
@@ -81,7 +82,7 @@ def control(tmp_path: Path) -> Control:
     """Of a node that is asked, and whose answers lie in its outbox."""
     settings = NodeSettings("pc", "127.0.0.1", pb.Capabilities(), None, ShareCache(tmp_path), 1)
     ranks = Ranks(settings, lambda role, event: None)
-    return Control(settings, ranks, Leasing("pc", ranks, LeaseFile()))
+    return Control(settings, ranks, Leasing("pc", ranks, LeaseFile()), Relays())
 
 
 ASKED = pb.OrchestratorMessage(describe=pb.Describe(request_id="7", model=pb.ModelSpec(source="m")))
