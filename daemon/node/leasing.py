@@ -75,8 +75,8 @@ class Leasing:
                 except Exception:  # a fault of ours, which must not leave a lease without effect for ever
                     logger.exception("following the lease of this machine")
                 if before != (before := self.told):
-                    self._ranks.say(lease=before)
                     await asyncio.to_thread(self._write_state)
+                    self._ranks.say(lease=before)
                 await asyncio.sleep(POLL_S)
         finally:
             self._file.forget(os.getpid())

@@ -131,6 +131,11 @@ def held(profile: ModelProfile) -> Session:
     return session
 
 
+def test_it_does_without_caches_on_a_machine_that_is_taken_back(held: Session) -> None:
+    assert kinds(held.do_without("box", "it was taken back", 5)) == [("box", 2, "release"), ("box", 3, "release")]
+    assert (held.state, {holder.lost for holder in held.holders}) == (State.READY, {"it was taken back"})
+
+
 def test_memory_of_caches_elsewhere_is_promised_until_they_are_lost(held: Session) -> None:
     table = SessionTable()
     table.add(held)

@@ -85,6 +85,23 @@ async def test_a_node_that_comes_back_leased_is_left_alone(mesh: Any, trio: list
     assert await on(mesh, session, 1) == {"pc", "laptop"}
 
 
+async def test_experts_go_elsewhere_and_come_back(mesh: Any, nodes: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The trunk, and whatever is asked of it, goes on."""
+    monkeypatch.setattr("motley.orchestrator.experts.recovery.RESTART_S", 0.0)
+    session = await mesh.serve()
+    await nodes[2].lease("all")
+    path = f"/api/sessions/{session['id']}"
+    body = await mesh.poll(path, lambda body: body["hosts"][2]["state"] == "gone" and not body["waiting_for"])
+    assert (body["epoch"], [host["experts"] > 0 for host in body["hosts"]]) == (1, [True, True, False])
+    assert "node 'box' has lent the whole machine to 'game'" in body["hosts"][2]["lost"]
+    await nodes[2].lease("")
+    await mesh.poll(path, lambda body: body["hosts"][2]["state"] == "ready")
+    await nodes[0].lease("all")
+    body = await mesh.poll(path, lambda body: (body["epoch"], body["state"]) == (2, "ready"))
+    used = {each["node"] for each in body["ranks"] + body["hosts"] if each["state"] != "gone"}
+    assert used == {"laptop", "box"}, "the trunk, too"
+
+
 async def test_less_memory_is_respected_and_more_is_used_again(mesh: Any, trio: list[Any]) -> None:
     session = await mesh.serve(nodes=["pc", "box"])
     body = await mesh.session(session["id"], "ready")
