@@ -77,7 +77,7 @@ class Narrator(Observer):
 
 class MeshLog(TroubleLog):
     """Prints what goes wrong in this process, and what the orchestrator notes of the nodes other than `own`: who
-    joins, leaves, is lost or is refused.
+    joins, leaves, is lost or is refused. It also prints how a lease of this machine goes.
     """
 
     def __init__(self, own: str | None = None) -> None:
@@ -92,7 +92,8 @@ class MeshLog(TroubleLog):
 
     def listen(self) -> None:
         """Begin to listen, for as long as the process lives."""
-        logging.getLogger("motley.orchestrator.control").setLevel(logging.INFO)
+        for each in ("motley.orchestrator.control", "motley.daemon.node.leasing"):
+            logging.getLogger(each).setLevel(logging.INFO)
         super().listen()
 
 

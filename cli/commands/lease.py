@@ -141,7 +141,8 @@ async def _take_here(device: str, name: str, reason: str, lasting: float, pid: i
         told = await _until_leased(file, device)
     print(_words(lease))
     for each in told:
-        print(f"node {each.node}: {each.state}")
+        cut = f", for {each.limit_s / 3600:g} h at most (--lease-limit)" if each.limit_s < lasting else ""
+        print(f"node {each.node}: {each.state}{cut}")
     if not told:
         print("no daemon of this user runs on this machine: there was nothing to make way")
 

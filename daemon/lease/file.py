@@ -15,7 +15,7 @@ from pathlib import Path
 import platformdirs
 import psutil
 
-from motley.daemon.lease.lease import Lease, LeaseError, read_lease, write_lease
+from motley.daemon.lease.lease import BEGUN_S, Lease, LeaseError, read_lease, write_lease
 from motley.daemon.lease.states import State
 from motley.daemon.machine.files import own_file
 from motley.protocol.devices import device_words
@@ -41,7 +41,8 @@ class Told:
         node: its name.
         state: of the device.
         device: as a lease names it; empty in state normal.
-        pid: of the daemon.
+        pid, started_at: of the daemon, and when it began, in Unix time: another process may have its number later.
+        limit_s: to it no lease lasts longer.
         trouble: why what stands in the file is taken for no lease; empty: it is one, or there is none.
     """
 
@@ -49,6 +50,8 @@ class Told:
     state: State
     device: str
     pid: int
+    started_at: float
+    limit_s: float
     trouble: str = ""
 
 
@@ -138,10 +141,11 @@ class LeaseFile:
         for path in sorted(self.path.parent.glob(f"{self.path.stem}.*.json")):
             try:
                 told = json.loads(path.read_bytes())
-                own = Told(told["node"], State(told["state"]), told["device"], int(told["pid"]), told["trouble"])
+                own = Told(**{**told, "state": State(told["state"])})
             except (OSError, ValueError, TypeError, KeyError):
                 continue
-            if psutil.pid_exists(own.pid):
+            since = began(own.pid)
+            if since is not None and abs(since - own.started_at) <= BEGUN_S:
                 found.append(own)
             else:
                 self.forget(own.pid)

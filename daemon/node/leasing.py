@@ -156,9 +156,9 @@ class Leasing:
         return lease, ""
 
     def _write_state(self) -> None:
-        course = self._course
+        course, own = self._course, (os.getpid(), began(os.getpid()) or 0.0)
         try:
-            self._file.tell(Told(self._node, course.state, course.device, os.getpid(), self._trouble))
+            self._file.tell(Told(self._node, course.state, course.device, *own, self._limit_s, self._trouble))
         except LeaseError as error:
             logger.warning("nobody can see how the lease is followed: %s", error)
 

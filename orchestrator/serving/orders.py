@@ -71,5 +71,5 @@ class Orders:
         finally:
             del self._orders[number]
         if failure:
-            raise refusal("device_leased", failure, "node")
+            raise refusal("lease_refused", failure, "node")
         return node

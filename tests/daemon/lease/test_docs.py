@@ -35,7 +35,7 @@ def example(language: str) -> str:
 )
 def test_it_takes_a_lease_that_ends_with_it(command: list[str], holder: str, device: str, tmp_path: Path) -> None:
     file = LeaseFile(tmp_path / ".local" / "share" / "motley" / "lease.json")
-    file.tell(Told("pc", State.LEASED, device, os.getpid()))
+    file.tell(Told("pc", State.LEASED, device, os.getpid(), 0.0, LIMIT_S))
     env = {**os.environ, "HOME": str(tmp_path)}
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

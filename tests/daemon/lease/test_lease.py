@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -146,11 +147,17 @@ def test_what_daemons_tell_is_forgotten_with_them(tmp_path: Path) -> None:
     file = LeaseFile(tmp_path / "lease.json")
     child = subprocess.Popen([sys.executable, "-c", ""])
     child.wait()
-    mine, gone = Told("pc", State.LEASED, "all", os.getpid()), Told("box", State.NORMAL, "", child.pid)
+    since = began(os.getpid())
+    assert since is not None
+    mine = Told("pc", State.LEASED, "all", os.getpid(), since, LIMIT_S)
+    gone = Told("box", State.NORMAL, "", child.pid, since, LIMIT_S)
     for each in (mine, gone):
         file.tell(each)
     (tmp_path / "lease.7.json").write_text("[]")
     assert file.told() == [mine]
+    file.tell(replace(mine, started_at=since - 60))
+    assert file.told() == [], "another process has its number by now"
+    file.tell(mine)
     assert not (tmp_path / f"lease.{child.pid}.json").exists()
     file.forget(os.getpid())
     assert file.told() == []

@@ -45,7 +45,7 @@ async def test_a_session_that_cannot_do_without_is_paused_and_its_requests_wait(
     body = await mesh.session(session["id"], "paused")
     assert "node 'pc' has lent the processor to 'game' until " in body["interrupted_by"]
     status, body = await mesh.call("POST", "/api/sessions", {"model": "bard", "name": "another"})
-    assert (status, body["error"]["code"]) == (409, "device_leased")
+    assert (status, body["error"]["code"]) == (503, "device_leased")
     assert not task.done()
     await bard.lease("")
     assert await on(mesh, session, 2) == {"pc"}
