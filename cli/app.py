@@ -9,11 +9,13 @@ import typer
 from motley.cli.commands import (
     access,
     adapters,
+    budget,
     cache,
     devices,
     doctor,
     experts,
     join,
+    lease,
     plan,
     rearrange,
     run,
@@ -51,21 +53,9 @@ def motley(
     """Your mismatched machines as one: run a language model that none of them can hold."""
 
 
-for group in (
-    up,
-    join,
-    plan,
-    run,
-    status,
-    rearrange,
-    access,
-    doctor,
-    devices,
-    experts,
-    cache,
-    train,
-    adapters,
-    demo,
-    bench,
-):
+GROUPS = (
+    *(up, join, plan, run, status, rearrange, lease, budget, access, doctor, devices, experts, cache),
+    *(train, adapters, demo, bench),
+)
+for group in GROUPS:
     group.register(app)

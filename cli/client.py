@@ -142,6 +142,11 @@ class Client:
             failure = session["failure"]
             name, reason = session["name"] or session["id"], failure["message"] if failure else "it was closed"
             why = f"session {name!r} did not come up: {reason}"
+            if session["state"] == "paused":
+                raise CliError(
+                    f"session {name!r} is paused, and goes on by itself when a plan fits: {session['interrupted_by']}."
+                    f" To end it: `motley stop {session['id']}`"
+                )
             if session["explained"]:  # others may miss a rank before it can say itself why it ended
                 raise CliError(why)
             for worker in session["ranks"] + session["hosts"]:

@@ -16,6 +16,7 @@ EXPECTED = {
     "motley.bench.measurements.serve.LoadError",
     "motley.bench.random_models.writing.SynthError",
     "motley.cli.errors.CliError",
+    "motley.daemon.lease.lease.LeaseError",
     "motley.daemon.node.control.JoinRefused",
     "motley.daemon.node.control.OrchestratorLost",
     "motley.daemon.models.keys.ConfigError",

@@ -107,6 +107,8 @@ class OrchestratorConfig:
     """URL of a database; empty: SQLite in `state_dir`."""
     api_key: str | None = None
     """May do everything, and is wanted on loopback too."""
+    rebalance_at: float = 0.2
+    """A session that nobody asks anything is planned anew when that saves this part of a token's time; 0: never."""
     advertise: str = ""
     """Address under which other machines reach this one; empty: they are told those that it has."""
 
@@ -206,7 +208,7 @@ class Orchestrator:
             control = Control(
                 nodes, known.tokens, known.members, pairings, known.audit, told, lambda pairing: self.show_code(pairing)
             )
-            serving = control.listener = Serving(nodes, control, time.monotonic, config.state_dir)
+            serving = control.listener = Serving(nodes, control, time.monotonic, config.state_dir, config.rebalance_at)
             allowed = limits()
             await self._start_grpc(stack, identity, control, allowed)
             access = AccessApi(
@@ -301,7 +303,7 @@ class Orchestrator:
         sessions = serving.sessions
         asking = Asking(sessions, serving.requests, KeptAnswers(config.state_dir), known.usage)
         routes = [
-            *NodesApi(serving.nodes, sessions, serving.links, serving.rearranging).routes(),
+            *NodesApi(serving.nodes, sessions, serving.links, serving.rearranging, serving.orders).routes(),
             *SessionsApi(sessions, serving.lifecycle, serving.rearranging).routes(),
             *PlansApi(serving.forecasts).routes(),
             *ExpertsApi(sessions, serving.upkeep).routes(),

@@ -61,6 +61,9 @@ class Listener(Protocol):
     def on_joined(self, node: Node, held: Sequence[HeldRank]) -> None:
         """A node is there, with ranks that it has kept since it was there before."""
 
+    def on_offer(self, node: Node) -> None:
+        """What ranks may have on a node has changed: its devices, or how much memory."""
+
     def on_lost(self, node: Node) -> None:
         """A node is gone, for the reason in `node.lost`."""
 
@@ -158,7 +161,7 @@ class Control(MeshServicer):
 
     def shut_out(self, name: str) -> None:
         """End the stream of a node that may not come back."""
-        node = self._nodes.named(name)
+        node = self._nodes.known_as(name)
         if node is not None and (stream := self._streams.get(node.id)):
             stream.end(REVOKED)
 
@@ -306,6 +309,12 @@ class Control(MeshServicer):
                     beat = message.heartbeat
                     self._nodes.heartbeat(node.id, beat.memory_available_bytes, beat.gpus)
                     self.send(node.id, OrchestratorMessage(beat=Empty()))
+                case "lease":
+                    node.lease = message.lease
+                    self.listener.on_offer(node)
+                case "budget":
+                    self._nodes.offer(node.id, message.budget)
+                    self.listener.on_offer(node)
                 case _:
                     self.listener.on_message(node, message)
 

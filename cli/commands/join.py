@@ -14,11 +14,14 @@ from motley.cli.options import (
     Cache,
     CacheLimit,
     DataPorts,
+    GpuMemory,
     KeepWithout,
+    LeaseLimit,
     Memory,
     Models,
     Name,
     Threads,
+    YieldToOption,
     Zone,
     daemon_config,
 )
@@ -44,6 +47,7 @@ def join(
     ] = "",
     name: Name = None,
     memory: Memory = "",
+    gpu_memory: GpuMemory = "",
     threads: Threads = 0,
     models: Models = None,
     cache: Cache = None,
@@ -52,6 +56,12 @@ def join(
     data_ports: DataPorts = "",
     zone: Zone = "",
     keep: KeepWithout = "1h",
+    wait: Annotated[
+        str,
+        typer.Option(metavar="DURATION", help="How long to wait for an orchestrator that is not up. 0: not at all."),
+    ] = "1h",
+    lease_limit: LeaseLimit = "2h",
+    yield_to: YieldToOption = "",
     end_with_stdin: Annotated[bool, typer.Option("--end-with-stdin", hidden=True)] = False,
 ) -> None:
     """Give this machine to the mesh of an orchestrator, until Ctrl-C."""
@@ -71,6 +81,10 @@ def join(
         data_ports=data_ports,
         zone=zone,
         keep=keep,
+        wait=wait,
+        gpu_memory=gpu_memory,
+        lease_limit=lease_limit,
+        yield_to=yield_to,
     )
     where, proof = run(find_mesh(orchestrator, token, config.node_name))
     config = replace(config, orchestrator=where, token=proof)

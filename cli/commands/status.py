@@ -54,8 +54,17 @@ def status(
     for node in alive:
         for link in node["links"]:
             if link["failure"]:
-                why = f"{node['name']} cannot reach {link['to']}: {link['failure']}"
+                by = f"; they meet by {link['relay']}" if link["relay"] else ""
+                why = f"{node['name']} cannot reach {link['to']}: {link['failure']}{by}"
                 results.print(f"[red]{escape(why)}[/]", soft_wrap=True)
+        if node["aside_s"]:
+            aside = f"{node['name']} comes and goes: it is set aside for {node['aside_s'] / 60:.0f} min more"
+            results.print(f"[yellow]{escape(aside)}[/]", soft_wrap=True)
+        if node["lease"]["words"]:
+            results.print(f"[yellow]{escape(node['name'])} {escape(node['lease']['words'])}[/]", soft_wrap=True)
+        if node["lease"]["trouble"]:
+            why = f"{node['name']}: it is taken for no lease: {node['lease']['trouble']}"
+            results.print(f"[red]{escape(why)}[/]", soft_wrap=True)
     for node in nodes:
         if node["state"] == "lost":
             why = f"lost {ago(node['gone_s'])}: {node['lost']}"

@@ -20,10 +20,13 @@ from motley.cli.options import (
     Cache,
     CacheLimit,
     DataPorts,
+    GpuMemory,
+    LeaseLimit,
     Memory,
     Models,
     Name,
     Threads,
+    YieldToOption,
     Zone,
     daemon_config,
 )
@@ -78,9 +81,18 @@ def up(
         ),
     ] = "",
     state: Annotated[Path | None, typer.Option(help="Folder for the mesh's identity.", file_okay=False)] = None,
+    rebalance_at: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            max=0.99,
+            help="Plan an idle session anew by itself when that saves this part of a token's time. 0: never.",
+        ),
+    ] = 0.2,
     node: Annotated[bool, typer.Option(help="Whether this machine is a node too.")] = True,
     name: Name = None,
     memory: Memory = "",
+    gpu_memory: GpuMemory = "",
     threads: Threads = 0,
     models: Models = None,
     cache: Cache = None,
@@ -91,6 +103,8 @@ def up(
         bool, typer.Option(help="Whether machines in the local network can find this mesh by `motley join` (mDNS).")
     ] = True,
     zone: Zone = "",
+    lease_limit: LeaseLimit = "2h",
+    yield_to: YieldToOption = "",
     end_with_stdin: Annotated[bool, typer.Option("--end-with-stdin", hidden=True)] = False,
 ) -> None:
     """Start an orchestrator, with this machine as its first node, until Ctrl-C."""
@@ -113,6 +127,7 @@ def up(
         database=database,
         api_key=api_key or None,
         advertise=advertise,
+        rebalance_at=rebalance_at,
     )
     local = daemon_config(
         name=name,
@@ -124,6 +139,9 @@ def up(
         advertise=advertise,
         data_ports=data_ports,
         zone=zone,
+        gpu_memory=gpu_memory,
+        lease_limit=lease_limit,
+        yield_to=yield_to,
     )
     run(_serve(orchestrator, local if node else None, announce), end_with_stdin=end_with_stdin)
 

@@ -10,14 +10,19 @@ import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from motley.daemon.lease.file import LeaseFile
+from motley.daemon.lease.lease import LIMIT_S
+from motley.daemon.lease.rules import YieldTo
 from motley.daemon.node.capabilities import measure
 from motley.daemon.node.control import AskedToLeave, Control, NameTaken, OrchestratorLost, TokenRefused
 from motley.daemon.node.engines import installed_engines
+from motley.daemon.node.leasing import Leasing
 from motley.daemon.node.membership import Membership, find, forget
 from motley.daemon.node.ranks import Ranks
+from motley.daemon.node.relaying import Relays
 from motley.daemon.node.settings import NodeSettings
 from motley.daemon.node.speeds import compute_speed
-from motley.daemon.node.trust import CERTIFICATE_NAME, JoinToken, TrustError, check_name, open_channel
+from motley.daemon.node.trust import CERTIFICATE_NAME, JoinToken, NotThere, TrustError, check_name, open_channel
 from motley.daemon.weights.cache import ShareCache
 from motley.protocol import mesh_pb2 as pb
 from motley.protocol.address import parse_address
@@ -48,6 +53,11 @@ class DaemonConfig:
         models: folder in which model names are looked up.
         cache: where shares are kept, on a real disk.
         keep_s: how long ranks are kept while the orchestrator is away, in seconds.
+        wait_s: how long an orchestrator is waited for that is not there yet, in seconds.
+        gpu_limit: bytes that ranks may use of its first GPU; 0: what is free there.
+        lease: the file in which programs take devices back; by default the usual one of this user.
+        lease_limit_s: a lease lasts so long at most, in seconds.
+        yield_to: to what other programs a lease is taken by itself.
     """
 
     orchestrator: str
@@ -62,6 +72,11 @@ class DaemonConfig:
     cache: ShareCache = field(default_factory=ShareCache)
     keep_s: float = KEEP_S
     meshes: Path | None = None
+    wait_s: float = 0.0
+    gpu_limit: int = 0
+    lease: LeaseFile = field(default_factory=LeaseFile)
+    lease_limit_s: float = LIMIT_S
+    yield_to: YieldTo = field(default_factory=YieldTo)
 
     @property
     def node_name(self) -> str:
@@ -74,6 +89,9 @@ class Observer:
 
     def joined(self, node_id: str, settings: NodeSettings) -> None:
         """The orchestrator has welcomed this node."""
+
+    def waits(self, why: str, retry_s: float) -> None:
+        """The orchestrator is not there yet; another attempt follows."""
 
     def lost(self, why: str, retry_s: float) -> None:
         """The orchestrator is gone; another attempt follows."""
@@ -95,7 +113,7 @@ async def run_daemon(config: DaemonConfig, observer: Observer) -> None:
     later is looked for again.
 
     Raises:
-        TrustError: at the first attempt, nobody answers or somebody else does.
+        TrustError: before this node has joined, nobody answers for as long as it waits, or somebody else does.
         JoinRefused: the orchestrator does not take this node.
         CacheError: the folder for shares cannot be used.
     """
@@ -108,6 +126,7 @@ async def run_daemon(config: DaemonConfig, observer: Observer) -> None:
     engines = await installed_engines()
     capabilities = await asyncio.to_thread(measure, engines, config.memory_limit, config.threads or None)
     capabilities.zone = config.zone
+    capabilities.gpu_bytes = config.gpu_limit
     await asyncio.to_thread(config.cache.prepare)
     if speed := await compute_speed(config.threads or capabilities.cores, config.cache.folder):
         capabilities.speeds.extend(pb.FormatSpeed(**asdict(each)) for each in speed.formats)
@@ -136,12 +155,17 @@ async def run_daemon(config: DaemonConfig, observer: Observer) -> None:
         observer.joined(welcome.node_id, settings)
 
     ranks = Ranks(settings, observer.rank)
+    leasing = Leasing(config.node_name, ranks, config.lease, config.lease_limit_s, config.yield_to)
+    relays = Relays()
+    await leasing.look()
+    following = asyncio.create_task(leasing.follow())
+    began = time.monotonic()
     try:
         while True:
             try:
                 channel, certificate = await open_channel(host, port, token)
                 async with channel:
-                    await Control(settings, ranks).stay(channel, token.secret, joined)
+                    await Control(settings, ranks, leasing, relays).stay(channel, token.secret, joined)
             except AskedToLeave:
                 observer.dismissed()
                 return
@@ -152,16 +176,23 @@ async def run_daemon(config: DaemonConfig, observer: Observer) -> None:
                     raise
                 token = given
             except (TrustError, OrchestratorLost, NameTaken) as error:
+                pause = RETRY_S[min(attempt, len(RETRY_S) - 1)]
+                attempt += 1
                 if not joined_once:
-                    raise
+                    if not isinstance(error, NotThere) or time.monotonic() - began + pause > config.wait_s:
+                        raise
+                    observer.waits(str(error), pause)
+                    await asyncio.sleep(pause)
+                    continue
                 alone_since = alone_since or time.monotonic()
                 if time.monotonic() - alone_since >= config.keep_s:
                     await ranks.end()
-                pause = RETRY_S[min(attempt, len(RETRY_S) - 1)]
-                attempt += 1
                 observer.lost(str(error), pause)
                 await asyncio.sleep(pause)
     finally:
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+        await relays.end()
         await ranks.end()
 
 

@@ -14,11 +14,14 @@ import grpc.aio
 
 from motley.daemon.machine.gpus import gpus
 from motley.daemon.machine.memory import available_memory
+from motley.daemon.node.budget import set_budget
 from motley.daemon.node.describe import DescribeError, describe_apart, look
+from motley.daemon.node.leasing import Leasing
 from motley.daemon.node.lending import lend
 from motley.daemon.node.outbox import LIMIT_BYTES, Outbox
 from motley.daemon.node.probing import Unreachable, probe_link
 from motley.daemon.node.ranks import Ranks
+from motley.daemon.node.relaying import Relays
 from motley.daemon.node.settings import NodeSettings
 from motley.protocol import PROTOCOL, VERSION
 from motley.protocol import mesh_pb2 as pb
@@ -66,13 +69,17 @@ class AskedToLeave(Exception):
 class Control:
     """One stay of a node in the mesh, from the stream's first message to its end. Not to be used again."""
 
-    def __init__(self, settings: NodeSettings, ranks: Ranks) -> None:
+    def __init__(self, settings: NodeSettings, ranks: Ranks, leasing: Leasing, relays: Relays) -> None:
         """
         Args:
             ranks: that the node holds, also between two stays.
+            leasing: of the machine, likewise.
+            relays: that it is for others, likewise.
         """
+        self._relays = relays
         self._settings = settings
         self._ranks = ranks
+        self._leasing = leasing
         self._outbox = Outbox()
         self._overflow = asyncio.Event()
         """The outbox was full, so something was not said: the conversation must end."""
@@ -112,6 +119,7 @@ class Control:
                 address=settings.address,
                 capabilities=settings.capabilities,
                 held=self._ranks.told,
+                lease=self._leasing.told,
             )
             await call.write(pb.NodeMessage(hello=hello))
             first = await _read(call, patience)
@@ -244,6 +252,23 @@ class Control:
             case "leave":
                 self._leaves = True
                 self.say(leaving=pb.Empty())
+            case "lease_order":
+                self._spawn(self._lease(message.lease_order))
+            case "relay":
+                self._spawn(self._relay(message.relay))
+            case "budget_order":
+                self._spawn(self._budget(message.budget_order))
+
+    async def _lease(self, order: pb.LeaseOrder) -> None:
+        self.say(done=await self._leasing.order(order))
+
+    async def _relay(self, order: pb.Relay) -> None:
+        self.say(relayed=await self._relays.open(order, self._settings.address))
+
+    async def _budget(self, order: pb.BudgetOrder) -> None:
+        capabilities, workers = self._settings.capabilities, self._ranks.processes()
+        self.say(budget=await asyncio.to_thread(set_budget, order, capabilities, workers))
+        self.say(done=pb.Done(id=order.id))
 
     async def _probe(self, probe: pb.Probe) -> None:
         """Measure the link to another node, and tell what became of it."""

@@ -69,6 +69,10 @@ class Trusted(NamedTuple):
     certificate: str
 
 
+class NotThere(TrustError):
+    """Nobody answers where the orchestrator should be: it may be there later."""
+
+
 async def check_name(host: str) -> None:
     """Make sure that a host's name is known here; an address always is.
 
@@ -107,7 +111,8 @@ async def open_channel(host: str, port: int, token: JoinToken) -> Trusted:
     """An encrypted channel to the orchestrator that made `token`.
 
     Raises:
-        TrustError: its name is not known, nobody answers there within `CONNECT_S`, or somebody else does.
+        NotThere: nobody answers there within `CONNECT_S`.
+        TrustError: its name is not known, or somebody else answers.
     """
     certificate = await fetch_certificate(host, port)
     found = fingerprint_of(certificate)
@@ -141,19 +146,19 @@ async def fetch_certificate(host: str, port: int) -> bytes:
             finally:
                 writer.transport.abort()  # to part properly takes as long as the other side likes
     except TimeoutError:
-        raise TrustError(
+        raise NotThere(
             f"no answer from {host}:{port} within {CONNECT_S:.0f} s; is the machine on, and does its firewall "
             f"let port {port} in?"
         ) from None
     except (ssl.SSLEOFError, ConnectionResetError):
-        raise TrustError(
+        raise NotThere(
             f"{host}:{port} hung up; if it is a Motley orchestrator, it has more connections than it takes, or is "
             "ending: try again in a moment"
         ) from None
     except ssl.SSLError as error:
         raise TrustError(f"{host}:{port} answers, but not as a Motley orchestrator ({error.reason})") from error
     except OSError as error:
-        raise TrustError(
+        raise NotThere(
             f"cannot reach an orchestrator at {host}:{port} ({error.strerror or error}); is `motley up` running there?"
         ) from error
     return certificate

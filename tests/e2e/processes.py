@@ -237,15 +237,22 @@ class Mesh:
 
 @asynccontextmanager
 async def mesh(
-    folder: Path, *names: str, host: str = "127.0.0.1", entry: str = "motley.cli.main", **environment: str
+    folder: Path,
+    *names: str,
+    host: str = "127.0.0.1",
+    entry: str = "motley.cli.main",
+    rebalance_at: str = "0",
+    **environment: str,
 ) -> AsyncIterator[Mesh]:
     """A mesh with these nodes; whatever still runs at the end is ended.
 
     Args:
         host: where nodes reach the orchestrator.
         entry: the module that is run as the orchestrator, with this environment.
+        rebalance_at: what idle sessions must save to be planned anew by themselves.
     """
     where = ("--host", host, "--port", "0", "--http-port", "0", "--state", str(folder / "state"))
+    where += ("--rebalance-at", rebalance_at)
     orchestrator = await MotleyProcess.start("up", "--no-node", *where, entry=entry, **environment)
     made: Mesh | None = None
     try:

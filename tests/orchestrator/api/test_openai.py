@@ -257,7 +257,7 @@ async def test_a_lost_node_ends_its_requests_at_once(mesh: Any, bard: Any, monke
     assert last["error"]["code"] == "node_lost"
     status, body = await mesh.call("POST", "/v1/chat/completions", CHAT)
     assert (status, body["error"]["code"]) == (503, "node_lost")
-    assert "the session of 'bard' has failed" in body["error"]["message"]
+    assert "the session of 'bard' is paused until a plan fits" in body["error"]["message"]
     refused = body
     _, body = await mesh.call("GET", "/v1/models")
     assert body["data"] == []
