@@ -34,7 +34,8 @@ A value that is read on the other side of a collective or of an Experts node is 
 ``value_info`` declares it. The graph's inputs and outputs have these names:
 
 =====================  =======================  ==============================================================
-``hidden``             f32[T, D]                embeddings of this step's T tokens, replicated
+``hidden``             f32[T, D]                embeddings of this step's T tokens, replicated; or the residual of a
+                                                layer, where the graph has only the layers that follow it
 ``position``           i64[1]                   of a span: where its first row stands; its others follow
 ``rows``               i64[R]                   which of the T rows get logits
 ``cos_cache.{rope}``   f32[P, rotary/2]         the tables of a rotary embedding, see `RankGraph.constants`; attention
@@ -42,7 +43,8 @@ A value that is read on the other side of a collective or of an Experts node is 
 ``key_cache.{layer}``  f32[1, H, C, head_dim]   of a span: what its sequence has in the blocks of this rank's H KV
 ``value_cache.{layer}``                         heads, C positions (absent if H = 0); updated to the outputs
                                                 ``key_cache.{layer}.out``, ...
-``logits``             f32[R, V]{tp}            output: this rank's slice of the vocabulary (absent if V = 0)
+``logits``             f32[R, V]{tp}            output: this rank's slice of the vocabulary (absent if V = 0); or, of
+                                                a graph without the last layers, the residual, replicated: V = D then
 =====================  =======================  ==============================================================
 
 A step has rows of several sequences, a `Span` of each. Everything is computed for all rows alike, but attention: each
@@ -371,7 +373,7 @@ class RankGraph:
     hidden: int
     """D, the width of the residual."""
     vocabulary: int
-    """V, the rows of this rank's slice of the head; may be 0."""
+    """V, the columns of ``logits``: the rows of this rank's slice of the head; may be 0."""
     context: int
     """The longest sequence that there will ever be, in tokens."""
     far: FarBlocks | None = None

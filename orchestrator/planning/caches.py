@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from motley.orchestrator.planning.setup import Setup
 from motley.protocol import CACHE_BLOCK, CACHE_STRETCH
-from motley.protocol.mesh_pb2 import ModelProfile
+from motley.protocol.mesh_pb2 import LayerCosts, ModelProfile
 
 WINDOWS = 4
 """Layers with a window have room for at least so many sequences that are longer than it."""
@@ -110,8 +110,10 @@ def with_blocks(profile: ModelProfile, blocks: Blocks) -> ModelProfile:
         return profile
     costs = ModelProfile()
     costs.CopyFrom(profile)
-    if blocks.windowed:
-        windowed = -(-profile.windowed_bytes_per_token * blocks.windowed // blocks.count)
-        costs.cache_bytes_per_token += windowed - profile.windowed_bytes_per_token
-    costs.state_bytes *= blocks.slots
+    all_costs: list[ModelProfile | LayerCosts] = [costs, *costs.layer_costs]
+    for each in all_costs:
+        if blocks.windowed:
+            windowed = -(-each.windowed_bytes_per_token * blocks.windowed // blocks.count)
+            each.cache_bytes_per_token += windowed - each.windowed_bytes_per_token
+        each.state_bytes *= blocks.slots
     return costs

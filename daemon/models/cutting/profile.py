@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Sequence
 from functools import lru_cache
+from itertools import groupby
 
 from motley.daemon.models.cutting.holding import FLOATS, Formats, told
 from motley.daemon.models.cutting.units import Units, units
@@ -47,12 +48,13 @@ def profile(
     """
     cut = units(model, quantisation, block, stored, exact, beside)
     count = _Count(cut, cache_format)
-    for layer in model.layers:
+    each = [_Count(cut, cache_format) for _ in model.layers]
+    for own, layer in zip(each, model.layers, strict=True):
+        own.add(layer.operations)
         count.add(layer.operations)
     first = model.experts
     chosen = first.chosen.axis.size if first else 0
     expert = max((count.whole_expert(layer.experts) for layer in model.layers if layer.experts), default=0)
-    sessions = EXPERT_BYTES * sum(layer.experts.count for layer in model.layers if layer.experts)
     trunk_fixed = RUNTIME_BYTES + 4 * activations(model) + count.replicated + 4 * model.hidden
     return mesh_pb2.ModelProfile(
         layers=len(model.layers),
@@ -73,7 +75,7 @@ def profile(
         windowed_bytes_per_token=count.windowed,
         window=count.window,
         state_bytes=count.state,
-        fixed_bytes=trunk_fixed + sessions + count.expert_biases,
+        fixed_bytes=trunk_fixed + count.sessions + count.expert_biases,
         context_length=model.context,
         family=model.family,
         parameters=parameters(model),
@@ -87,7 +89,15 @@ def profile(
         trunk_mlp_unit_bytes=count.mlp,
         trunk_fixed_bytes=trunk_fixed,
         host_fixed_bytes=RUNTIME_BYTES + 4 * activations(model),
+        layer_costs=_costs(each),
     )
+
+
+def _costs(each: Sequence[_Count]) -> Iterator[mesh_pb2.LayerCosts]:
+    """What layers cost, by runs of those that are alike."""
+    for costs, alike in groupby(own.costs for own in each):
+        costs.layers = len([*alike])
+        yield costs
 
 
 class _Count:
@@ -103,13 +113,29 @@ class _Count:
         cached: bytes that a token takes in the caches, of one KV group.
         windowed: those of them that are of layers with a window.
         window: the widest of these, in positions; 0: there is none.
+        sessions: bytes that an engine takes for all experts besides their weights.
     """
 
     def __init__(self, cut: Units, cache_format: str) -> None:
         self._cut = cut
         self._cache_format = cache_format
         self.query = self.key_value = self.mlp = self.experts = self.replicated = self.expert_biases = 0
-        self.state = self.cached = self.windowed = self.window = 0
+        self.state = self.cached = self.windowed = self.window = self.sessions = 0
+
+    @property
+    def costs(self) -> mesh_pb2.LayerCosts:
+        """What was counted, as one layer's costs."""
+        return mesh_pb2.LayerCosts(
+            layers=1,
+            attention_query_bytes=self.query,
+            attention_kv_bytes=self.key_value,
+            mlp_unit_bytes=self.mlp + self.experts,
+            cache_bytes_per_token=self.cached,
+            fixed_bytes=self.replicated + self.expert_biases + self.sessions,
+            trunk_mlp_unit_bytes=self.mlp,
+            windowed_bytes_per_token=self.windowed,
+            state_bytes=self.state,
+        )
 
     def add(self, operations: Collection[Operation]) -> None:
         """Count the weights of some operations, and of all experts that they name."""
@@ -133,6 +159,7 @@ class _Count:
                 for number in range(each.count):
                     self.experts += sum(self._unit_bytes(w, number) for w in matrices)
                 self.expert_biases += each.count * sum(map(_summed_bias, matrices))
+                self.sessions += EXPERT_BYTES * each.count
 
     def _add(self, w: W) -> None:
         size = self._unit_bytes(w)

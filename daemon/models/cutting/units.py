@@ -262,8 +262,11 @@ def _mlp_block(columns: int, down: Sequence[Format], block: int, together: int) 
     return max(least, fine[-1] if fine else widths[0] if widths else columns)
 
 
-def validate_shares(units: Units, shares: Sequence[Share]) -> None:
-    """Check that the ranks' ranges tile the model in rank order.
+def validate_shares(units: Units, shares: Sequence[Share], *, head: bool = True) -> None:
+    """Check that the ranges of ranks that share the same layers tile these in rank order.
+
+    Args:
+        head: whether they have the head, too; else nobody may have units of the vocabulary.
 
     Raises:
         ShareError: naming the rank and the range that does not fit.
@@ -279,7 +282,10 @@ def validate_shares(units: Units, shares: Sequence[Share]) -> None:
             raise ShareError(f"rank {rank} splits KV groups by {share.attention_split}, rank 0 by {split}")
     _tile("attention", [share.attention for share in shares], units.kv_groups * split)
     _tile("mlp", [share.mlp for share in shares], units.mlp)
-    _tile("vocabulary", [share.vocabulary for share in shares], units.vocabulary)
+    if head:
+        _tile("vocabulary", [share.vocabulary for share in shares], units.vocabulary)
+    elif any(share.vocabulary for share in shares):
+        raise ShareError("ranks have units of the vocabulary whose stage does not have the head")
 
 
 def _tile(what: str, ranges: list[range], total: int) -> None:

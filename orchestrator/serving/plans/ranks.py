@@ -66,7 +66,8 @@ class Team:
             if everybody or node.name in request.named or (with_draft and index == 0)
         ]
         network = network_of(nodes, links)
-        return Chooser(self.profiles, self.candidates, self.cache_tokens, network, work, required, apart)
+        stages = request.stages or (0 if links.all_known(nodes) else 1)  # slow links are not guessed
+        return Chooser(self.profiles, self.candidates, self.cache_tokens, network, work, required, apart, stages)
 
 
 def network_of(nodes: Sequence[Node], links: LinkTable) -> Network:
