@@ -35,15 +35,15 @@ def check_step(graph: RankGraph, hidden: F32, spans: Sequence[Span], most_rows: 
             )
         if graph.blocks.windowed and (span.windowed is None or len(span.windowed) * graph.blocks.tokens < end):
             raise EngineError(f"positions up to {end} have no blocks in layers with a window")
-        if graph.states and not (0 <= span.slot < graph.blocks.slots and 0 <= span.guesses <= MOST_GUESSES):
+        if graph.states and not (
+            0 <= span.slot < graph.blocks.slots and 0 <= span.guesses <= min(span.rows, MOST_GUESSES)
+        ):
             raise EngineError(
                 f"a sequence in slot {span.slot} with {span.guesses} guesses does not fit {graph.blocks.slots} slots of"
                 f" recurrent states, which take {MOST_GUESSES} guesses at most"
             )
-        if not 0 <= span.wanted <= span.rows or not 0 <= span.guesses <= span.rows:
-            raise EngineError(
-                f"logits of {span.wanted} rows were asked for, and {span.guesses} are guesses; the span has {span.rows}"
-            )
+        if not 0 <= span.wanted <= span.rows:
+            raise EngineError(f"logits of {span.wanted} rows were asked for; the span has {span.rows}")
 
 
 def wanted_rows(spans: Sequence[Span]) -> list[int]:

@@ -224,7 +224,7 @@ class LocalMesh:
             windowed_blocks=blocks.windowed,
             window=blocks.window,
             far_blocks=blocks.on_disk,
-            sequences=SessionRequest.sequences,
+            sequences=blocks.slots or SessionRequest.sequences,
             engine=spec.engine,
             threads=spec.threads,
             secret=secrets.token_bytes(32),

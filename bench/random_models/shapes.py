@@ -97,6 +97,40 @@ def _qwen3_moe(**values: Any) -> dict[str, Any]:
     }
 
 
+def _hybrid(model_type: str, architecture: str, **values: Any) -> dict[str, Any]:
+    """Three gated DeltaNet layers to one of attention."""
+    return _config(
+        model_type,
+        architecture,
+        rms_norm_eps=1e-6,
+        attention_bias=False,
+        head_dim=256,
+        full_attention_interval=4,
+        linear_conv_kernel_dim=4,
+        linear_key_head_dim=128,
+        linear_value_head_dim=128,
+        linear_num_key_heads=16,
+        linear_num_value_heads=32,
+        num_attention_heads=16,
+        max_position_embeddings=262144,
+        **values,
+    )
+
+
+def _qwen3_5(model_type: str, architecture: str, **values: Any) -> dict[str, Any]:
+    rope = {"rope_type": "default", "rope_theta": 10000000.0, "partial_rotary_factor": 0.25}
+    return _hybrid(
+        model_type,
+        architecture,
+        rope_parameters=rope,
+        attn_output_gate=True,
+        vocab_size=248320,
+        bos_token_id=None,
+        eos_token_id=248044,
+        **values,
+    )
+
+
 SHAPES: dict[str, dict[str, Any]] = {
     "tinyllama-1.1b": _llama(
         hidden_size=2048,
@@ -202,6 +236,46 @@ SHAPES: dict[str, dict[str, Any]] = {
         num_hidden_layers=12,
         num_attention_heads=16,
         max_window_layers=12,
+    ),
+    "qwen3-next-80b-a3b": _hybrid(
+        "qwen3_next",
+        "Qwen3NextForCausalLM",
+        hidden_size=2048,
+        intermediate_size=5120,
+        moe_intermediate_size=512,
+        shared_expert_intermediate_size=512,
+        num_experts=512,
+        num_experts_per_tok=10,
+        norm_topk_prob=True,
+        decoder_sparse_step=1,
+        mlp_only_layers=[],
+        num_hidden_layers=48,
+        num_key_value_heads=2,
+        vocab_size=151936,
+        rope_theta=10000000,
+        rope_scaling=None,
+        partial_rotary_factor=0.25,
+        bos_token_id=151643,
+        eos_token_id=151645,
+    ),
+    "qwen3.5-9b": _qwen3_5(
+        "qwen3_5_text",
+        "Qwen3_5ForCausalLM",
+        hidden_size=4096,
+        intermediate_size=12288,
+        num_hidden_layers=32,
+        num_key_value_heads=4,
+    ),
+    "qwen3.5-35b-a3b": _qwen3_5(
+        "qwen3_5_moe_text",
+        "Qwen3_5MoeForCausalLM",
+        hidden_size=2048,
+        moe_intermediate_size=512,
+        shared_expert_intermediate_size=512,
+        num_experts=256,
+        num_experts_per_tok=8,
+        num_hidden_layers=40,
+        num_key_value_heads=2,
     ),
     "smollm3-3b": _config(
         "smollm3",

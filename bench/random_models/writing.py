@@ -23,7 +23,11 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+from motley.daemon.models.description.model import tensors as tensors_of
+from motley.daemon.models.keys import ConfigError, Keys
+from motley.daemon.models.reading import describe
 from motley.daemon.weights.cache import default_folder
+from motley.daemon.weights.checkpoints.tensor_files import FLAT
 
 Table = npt.NDArray[Any]
 
@@ -32,7 +36,10 @@ _SHARD = 5_000_000_000
 """The most bytes in one weight file."""
 _CHUNK = 1 << 20
 """Weights generated at a time."""
-FAMILIES = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "seed_oss", "smollm3")
+LLAMA_LIKE = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "seed_oss", "smollm3")
+DESCRIBED = ("qwen3_5_moe_text", "qwen3_5_text", "qwen3_next")
+"""Families whose tensors are those that their description wants."""
+FAMILIES = (*LLAMA_LIKE, *DESCRIBED)
 """The values of ``model_type`` that `synthesise` knows."""
 _DTYPES = {"float16": ("F16", np.dtype("<f2")), "bfloat16": ("BF16", np.dtype(ml_dtypes.bfloat16))}
 
@@ -71,9 +78,9 @@ def synthesise(
     """
     if dtype not in _DTYPES:
         raise SynthError(f"dtype {dtype!r} is not one of {', '.join(_DTYPES)}")
-    tensors = _tensors(config)
+    written = _tensors(config)
     tokenizer = _tokenizer(config)
-    total = sum(2 * prod(tensor.shape) for tensor in tensors)
+    total = sum(2 * prod(tensor.shape) for tensor in written)
     try:
         if out.exists() and (not out.is_dir() or any(out.iterdir())) and not force:
             raise SynthError(f"{out} exists and is not an empty folder; choose another, or empty it")
@@ -83,7 +90,7 @@ def synthesise(
         if free < total:
             raise SynthError(f"{out}: the model takes {total / 1e9:.2f} GB and {free / 1e9:.2f} GB are free")
         try:
-            _write_weights(out, tensors, dtype, np.random.Generator(np.random.SFC64(seed)), total, progress)
+            _write_weights(out, written, dtype, np.random.Generator(np.random.SFC64(seed)), total, progress)
             for name, text in tokenizer.items():
                 (out / name).write_text(text, encoding="utf-8")
             described = json.dumps(config | {"torch_dtype": dtype}, indent=2)
@@ -115,10 +122,34 @@ def _remove_model(folder: Path) -> None:
 
 
 def _tensors(config: dict[str, Any]) -> list[_Tensor]:
-    """The weights of a Llama-like model, under their Hugging Face names."""
+    """The weights of a model, under their Hugging Face names."""
     family = config.get("model_type")
     if family not in FAMILIES:
         raise SynthError(f"model_type {family!r} is not one of {', '.join(FAMILIES)}")
+    return _described(config) if family in DESCRIBED else _llama_like(config, family)
+
+
+def _described(config: dict[str, Any]) -> list[_Tensor]:
+    """The weights that a model's description wants; those that lie in a larger tensor as this, but for experts'."""
+    try:
+        model = describe(Keys(Path("config.json"), config))
+    except ConfigError as error:
+        raise SynthError(str(error)) from error
+    to_residual = _SIGMA / sqrt(2 * len(model.layers))
+    made: dict[str, _Tensor] = {}
+    for tensor in tensors_of(model):
+        name, shape = tensor.name, tensor.shape
+        if tensor.parts and ".experts." not in name:
+            name, shape = tensor.parts[0].tensor, tensor.parts[0].shape
+        if name.endswith(FLAT):
+            name, shape = name.removesuffix(FLAT), (shape[0], 1, *shape[1:])
+        writes = name.endswith(("o_proj.weight", "out_proj.weight", "down_proj.weight"))
+        one = name.endswith("linear_attn.norm.weight")  # other norms are stored less 1
+        made.setdefault(name, _Tensor(name, shape, to_residual if writes else _SIGMA, float(one)))
+    return list(made.values())
+
+
+def _llama_like(config: dict[str, Any], family: str) -> list[_Tensor]:
 
     def size(key: str) -> int:
         value = config.get(key)

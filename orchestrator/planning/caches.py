@@ -13,7 +13,7 @@ WINDOWS = 4
 """Layers with a window have room for at least so many sequences that are longer than it."""
 WINDOWED_PART = 4
 """And for one in so many tokens of all sequences together: short ones, and prefixes, want more."""
-MOST_STATES = 16
+MOST_STATES = 8
 """Sequences that may have a recurrent state at a time, at most: each takes as much as some thousand tokens' caches."""
 STEP_ROWS = 256
 """Rows that a sequence may have in a step: besides its window, it needs room for these."""

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from motley.plugins.block_holder import HeldLayer
-from motley.plugins.engine import MOST_GUESSES, SCALES, StateSpec
+from motley.plugins.engine import MOST_GUESSES, SCALES, EngineError, StateSpec
 from motley.plugins.mapped_share import Array
 from motley.plugins.native.attention import Attending, LayerBlocks, Spans, bind_attention
-from motley.plugins.native.delta import DeltaSpans, Slots, bind_delta
+from motley.plugins.native.delta import WIDEST_HEAD, DeltaSpans, Slots, bind_delta
 from motley.plugins.native.matmul import Pool, QuantisedMatrix
 from motley.plugins.native.rows import Action, bind_gated, bind_norm
 from motley.plugins.nodes import attributes_of
@@ -66,8 +66,17 @@ def allocated_slots(spec: StateSpec, slots: int) -> Slots:
 
 
 def recurrence(then: Kernel, weight: Weight, pool: Pool) -> tuple[Recur, dict[str, int]]:
-    """What computes a `DELTA` node, and the width of its operands and result by their names."""
+    """What computes a `DELTA` node, and the width of its operands and result by their names.
+
+    Raises:
+        EngineError: its heads are too wide.
+    """
     attributes = attributes_of(then.node)
+    if max(attributes["key_size"], attributes["value_size"]) > WIDEST_HEAD:
+        raise EngineError(
+            f"engine 'onnxruntime' computes recurrent states of heads of at most {WIDEST_HEAD} elements;"
+            f" {then.node.name} has {attributes['key_size']} and {attributes['value_size']}. Use engine 'reference'"
+        )
     keys, group, wide = attributes["key_heads"], attributes["group"], attributes["value_size"]
     qkvz, ba, *names = then.node.input
     (y,) = then.results

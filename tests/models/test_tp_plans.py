@@ -37,7 +37,17 @@ WHOLE_NORMS = {
     "layers.*.self_attn.q_norm": "transformers gathers all queries on every rank; here ranks sum their squares",
     "layers.*.self_attn.k_norm": "the same of keys",
 }
+GATHERED = {
+    "layers.*.linear_attn.out_proj": "transformers gathers all heads' results on every rank; here ranks sum terms",
+    **dict.fromkeys(
+        (f"layers.*.linear_attn.{name}" for name in ("conv1d_q", "conv1d_k", "conv1d_v", "A_log", "dt_bias")),
+        "transformers has all heads' recurrent states on every rank",
+    ),
+}
 DIFFERENCES: Mapping[str, Mapping[str, str]] = {
+    "qwen3_next": GATHERED,
+    "qwen3_5": GATHERED,
+    "qwen3_5_moe": GATHERED,
     "qwen2_moe": SHARED,
     "olmo2": WHOLE_NORMS,
     "olmo3": WHOLE_NORMS,

@@ -16,6 +16,7 @@ from motley.bench.random_models import writing
 from motley.bench.random_models.shapes import SHAPES
 from motley.bench.random_models.writing import SynthError, synthesise, temporary_model
 from motley.daemon.models.description.model import expected_shapes
+from motley.daemon.models.files import open_model
 from motley.daemon.models.keys import Keys
 from motley.daemon.models.reading import describe
 from motley.daemon.weights.checkpoints.safetensors_checkpoint import SafetensorsCheckpoint
@@ -38,6 +39,8 @@ def tiny(like: str) -> dict[str, Any]:
     return SHAPES[like] | TINY
 
 
+HYBRID = ("qwen3-next", "qwen3.5")
+"""What the names of models begin with of which parts are described that lie in larger tensors."""
 PARAMETERS = {  # as the models' authors count them, in millions
     "llama-7m": 7,
     "tinyllama-1.1b": 1100,
@@ -54,6 +57,9 @@ PARAMETERS = {  # as the models' authors count them, in millions
     "mixtral-quarter": 1517,
     "qwen3-30b-a3b": 30532,
     "qwen3-moe-half": 1281,
+    "qwen3-next-80b-a3b": 79674,
+    "qwen3.5-9b": 8954,
+    "qwen3.5-35b-a3b": 34661,
 }
 
 
@@ -63,10 +69,21 @@ def test_shapes_have_the_published_number_of_parameters(name: str) -> None:
     assert round(count / 1e6) == PARAMETERS[name]
 
 
-@pytest.mark.parametrize("name", sorted(name for name in SHAPES if not name.startswith("mixtral")))
+@pytest.mark.parametrize("name", sorted(name for name in SHAPES if not name.startswith(("mixtral", *HYBRID))))
 def test_weights_are_those_that_the_family_wants(name: str) -> None:
     wanted = expected_shapes(describe(Keys(Path("config.json"), tiny(name))))
     assert {tensor.name: tensor.shape for tensor in writing._tensors(tiny(name))} == wanted
+
+
+@pytest.mark.parametrize("name", sorted(name for name in SHAPES if name.startswith(HYBRID)))
+def test_weights_that_lie_in_larger_tensors_are_found(name: str, tmp_path: Path) -> None:
+    few = {"num_experts": 3, "num_experts_per_tok": 2} if "num_experts" in SHAPES[name] else {}
+    heads = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "moe_intermediate_size": 32}
+    synthesise(tiny(name) | few | heads | {"num_hidden_layers": 4}, tmp_path)
+    with open_model(tmp_path) as opened:
+        assert any(layer.recurrence for layer in opened.model.layers)
+        (gain,) = {layer.recurrence.gain.name for layer in opened.model.layers[:1] if layer.recurrence}
+        assert opened.source.read(Piece(gain, range(128))).mean() == pytest.approx(1, abs=0.02)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])

@@ -28,7 +28,7 @@ from motley.daemon.rank.executor import Executor
 from motley.daemon.rank.request import Request
 from motley.daemon.rank.scheduler import Scheduler
 from motley.daemon.rank.steps import Close, Message, More, Open, Step, StepError, decode, join
-from motley.plugins.engine import F32, CacheBlocks, Span
+from motley.plugins.engine import F32, MOST_GUESSES, CacheBlocks, Span
 from motley.protocol import mesh_pb2 as pb
 from motley.protocol import worker_pb2 as wp
 from motley.transport import Communicator
@@ -614,6 +614,7 @@ def test_recurrent_states_find_nothing_in_caches_and_slots_bound_who_is_under_wa
     assert not session.cached
     assert max(told.active for told in session.activities) == 2
     assert {message.slot for message in session.said(Open)} == {0, 1}
+    assert drafts.MOST <= MOST_GUESSES
 
 
 def test_a_prefix_is_found_far_and_used_there() -> None:

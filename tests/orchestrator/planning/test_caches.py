@@ -64,9 +64,9 @@ def test_a_token_costs_less_where_layers_with_a_window_have_fewer_blocks() -> No
     assert profile.cache_bytes_per_token == 60
 
 
-def test_states_are_as_many_as_sequences_or_sixteen() -> None:
+def test_states_are_as_many_as_sequences_or_eight() -> None:
     profile, setup = ModelProfile(cache_bytes_per_token=60, state_bytes=1000), Setup("any", "int4", on_gpu=False)
     some, many = (blocks_of(Caches(4096, 4096, sequences=count), profile, [setup]) for count in (3, 64))
-    assert (some.slots, many.slots) == (3, 16)
+    assert (some.slots, many.slots) == (3, 8)
     assert with_blocks(profile, some).state_bytes == 3000
     assert not blocks_of(Caches(4096, 4096), ModelProfile(cache_bytes_per_token=60), [setup]).slots
