@@ -229,6 +229,7 @@ class Session:
         kept: the files in which each rank keeps blocks between two sessions; empty: none are kept.
         lost_after: steps after which the far blocks of the last rank are lost; None: never.
         held: whether another machine keeps them; else each rank has them on its disk.
+        waves: steps that may be under way at a time.
     """
 
     def __init__(
@@ -244,6 +245,7 @@ class Session:
         lost_after: int | None = None,
         kept: Sequence[KeptFile] = (),
         held: bool = False,
+        waves: int = 1,
     ) -> None:
         last = len(most) - 1
         holders = [
@@ -301,6 +303,7 @@ class Session:
             report=lambda: None,
             draft_model=draft.model if draft else None,
             held=held,
+            waves=waves,
         )
         self._draft = draft
 
@@ -505,17 +508,34 @@ def test_a_machine_that_is_lost_while_blocks_move_is_done_without() -> None:
     )
 
 
+def test_requests_are_shared_out_over_waves() -> None:
+    """No step has a request of the one before it, and a long prompt holds nobody up."""
+    session = Session((16, 16), waves=2)
+    short = [request(str(number), [number], 30) for number in range(4)]
+    session.run([*short, request("long", [7] * 50, 9)], {"long": 40})
+    assert_as_alone(session, short, most=(16, 16))
+    steps = [[int(span.blocks[0]) for span in step] for step in session.engines[0].steps]
+    settled = steps[8:30]
+    assert all(len(step) == 2 for step in settled)
+    assert all(not {*one} & {*other} for one, other in pairwise(settled))
+    prompt = [at for at, step in enumerate(session.engines[0].steps) if any(span.rows > 1 for span in step)]
+    answers = [len(step) - (at in prompt) for at, step in enumerate(steps)]
+    assert all(sum(answers[at : at + 3]) >= 2 for at in prompt), "who is answered goes on beside a prompt"
+    assert list(session.ends)[-1] == "long"
+
+
 @given(
     st.data(),
     st.sampled_from(((1,), (3,), (16,), (128,), (16, 3), (2, 128, 16))),
     st.sampled_from((CacheBlocks(60, 1), CacheBlocks(16, 4), CacheBlocks(9, 7), CacheBlocks(2, 60), *FAR, *WINDOWED)),
     st.integers(1, 24),
+    st.integers(1, 3),
 )
 def test_a_request_is_answered_as_if_it_were_alone(
-    data: st.DataObject, most: tuple[int, ...], blocks: CacheBlocks, number: int
+    data: st.DataObject, most: tuple[int, ...], blocks: CacheBlocks, number: int, waves: int
 ) -> None:
     """Whoever else is, steps back, or has left the beginning of its text in the caches; whatever was guessed, and
-    wherever blocks have moved."""
+    wherever blocks have moved; however many steps are under way at a time."""
     requests = []
     openings = data.draw(st.lists(st.lists(st.integers(0, VOCABULARY - 1), max_size=12), min_size=1, max_size=3))
     for name in map(str, range(number)):
@@ -547,7 +567,8 @@ def test_a_request_is_answered_as_if_it_were_alone(
     )
     holds = data.draw(st.lists(st.tuples(rounds, names), max_size=3))
     unwritable = data.draw(st.sets(st.integers(1, 30), max_size=10)) if blocks.far else ()
-    session = Session(most, blocks, broken, memory=memory, draft=draft, unwritable=unwritable)
+    waves = 1 if blocks.far else waves
+    session = Session(most, blocks, broken, memory=memory, draft=draft, unwritable=unwritable, waves=waves)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(scheduler, "Drafting", Eager)
         patch.setattr(far_caches, "RETRY_S", 0.0)
