@@ -74,6 +74,8 @@ class Engine:
     """i64[count + far, tokens]: the token of each place of each block."""
     windowed: NDArray[np.int64] = field(init=False)
     """i64[windowed, tokens]: the same of a layer with a window."""
+    given: F32 | None = None
+    """What the latest step has given: it is overwritten in the next one."""
     moves: int = 0
     steps: list[list[Span]] = field(default_factory=list)
 
@@ -105,6 +107,8 @@ class Engine:
         assert 1 <= len(spans) <= self.most_spans
         assert 1 <= len(hidden) == sum(span.rows for span in spans) <= CHUNK
         self.steps.append(list(spans))
+        if self.given is not None:
+            self.given.fill(np.nan)
         if self.holder is not None and len(self.steps) > self.holder.steps:
             self.holder.lost = "a power cut"
             self.held[self.blocks.count :] = 7
@@ -132,7 +136,8 @@ class Engine:
                 in_window = [self.windowed[span.windowed[block], place] for block, place in places]
                 assert in_window == tokens[seen.start : seen.stop], "a block that is seen has been given away"
             logits += [self._logits(tokens[: end - unseen]) for unseen in reversed(range(span.wanted))]
-        return np.stack(logits) if logits else np.empty((0, len(self.vocabulary)), np.float32)
+        self.given = np.stack(logits) if logits else np.empty((0, len(self.vocabulary)), np.float32)
+        return self.given
 
     def _logits(self, tokens: list[int]) -> F32:
         if self.broken(tokens):
@@ -275,6 +280,7 @@ class Session:
                 Stats(),
                 cast(Any, engine.holder),
                 file,
+                keeps_logits=waves > 1,
             )
             for engine, file in zip_longest(self.engines, kept)
         ]
