@@ -11,31 +11,12 @@ from typing import Any
 
 import pytest
 
-from motley.protocol.mesh_pb2 import Described, FormatSpeed, LayerCosts, ModelProfile, Probed
+from motley.protocol.mesh_pb2 import Described, FormatSpeed, Probed
 from tests.e2e.processes import in_thread
 from tests.orchestrator.conftest import GB
+from tests.orchestrator.planning.seven import layered, seven_billion
 
 NONE: Mapping[str, Probed] = MappingProxyType({})
-
-SEVEN = ModelProfile(
-    name="seven",
-    fingerprint="0123456789abcdef",
-    layers=32,
-    hidden=4096,
-    kv_groups=8,
-    attention_splits=[1, 2, 4],
-    mlp_units=112,
-    vocabulary_units=250,
-    attention_query_bytes=84_000_000,
-    attention_kv_bytes=21_000_000,
-    mlp_unit_bytes=30_000_000,
-    vocabulary_unit_bytes=330_000,
-    cache_bytes_per_token=32768,
-    fixed_bytes=300_000_000,
-    context_length=4096,
-    family="llama",
-    parameters=7 * GB,
-)
 
 
 async def house(mesh: Any, new_node: Any, ways: Mapping[str, Probed] = NONE, **memory_gb: int) -> dict[str, Any]:
@@ -49,7 +30,7 @@ async def house(mesh: Any, new_node: Any, ways: Mapping[str, Probed] = NONE, **m
         node = nodes[name] = new_node(name, memory=size * GB)
         node.capabilities.speeds.append(FormatSpeed(format="int8", bytes_per_s=40e9, row_bytes_per_s=200e9))
         node.capabilities.call_s = 1e-6
-        node.on_describe = lambda _: Described(profile=SEVEN)
+        node.on_describe = lambda _: Described(profile=seven_billion())
         node.ways = {pair.split("-")[1]: found for pair, found in ways.items() if pair.split("-")[0] == name}
         await mesh.join(node)
     known = sum(pair.split("-")[0] in nodes for pair in ways)
@@ -57,16 +38,10 @@ async def house(mesh: Any, new_node: Any, ways: Mapping[str, Probed] = NONE, **m
     return nodes
 
 
-def layered(nodes: Mapping[str, Any]) -> ModelProfile:
-    """Have nodes tell what each layer of the model costs; they are alike."""
-    profile = ModelProfile()
-    profile.CopyFrom(SEVEN)
-    names = [field.name for field in LayerCosts.DESCRIPTOR.fields if field.name not in ("layers", "fixed_bytes")]
-    each = {name: getattr(profile, name) // profile.layers for name in names}
-    profile.layer_costs.append(LayerCosts(layers=profile.layers, **each))
+def in_layers(nodes: Mapping[str, Any]) -> None:
+    """Have nodes tell what each layer of the model costs."""
     for node in nodes.values():
-        node.on_describe = lambda _: Described(profile=profile)
-    return profile
+        node.on_describe = lambda _: Described(profile=layered(seven_billion()))
 
 
 async def test_the_whole_answer(mesh: Any, new_node: Any) -> None:
@@ -165,7 +140,7 @@ async def test_nodes_that_are_too_small_alone_form_stages_over_a_slow_link(mesh:
     far = Probed(latency_s=4e-3, bandwidth=1e8)
     ways = {f"{one}-{other}": far for one, other in permutations("ab", 2)}
     nodes = await house(mesh, new_node, ways, a=3, b=3)
-    profile = layered(nodes)
+    in_layers(nodes)
     status, body = await mesh.call("POST", "/api/plan", {"model": "seven", "context": 512})
     assert status == 200, body
     assert body["plan"]["kind"] == "pipeline"
@@ -187,11 +162,10 @@ async def test_nodes_that_are_too_small_alone_form_stages_over_a_slow_link(mesh:
     )
     assert (status, made["kind"]) == (201, "tensor")
     assert made["forecast"]["ms_per_token"] > 2 * planned
-    assert profile.layer_costs
 
 
 async def test_stages_that_are_asked_for(mesh: Any, new_node: Any) -> None:
-    layered(await house(mesh, new_node, a=16, b=16, c=16))
+    in_layers(await house(mesh, new_node, a=16, b=16, c=16))
     asked = {"model": "seven", "nodes": ["b", "a", "c"], "stages": [1, 2]}
     status, made = await mesh.call("POST", "/api/sessions?wait=ready", asked)
     assert (status, made["kind"], made["stages"]) == (201, "mixed", [1, 2])

@@ -20,15 +20,8 @@ from motley.orchestrator.planning.stages import plans_of_stage, stage_profile
 from motley.orchestrator.planning.staging import spread
 from motley.protocol.mesh_pb2 import LayerCosts, ModelProfile
 from motley.transport.schedules.forecast import Network
-from tests.orchestrator.planning.test_choice import GB, ROOMY, drawn, network, node, seven_billion
-
-
-def layered(profile: ModelProfile) -> ModelProfile:
-    """The same model, with the costs of its layers, which are alike."""
-    names = [field.name for field in LayerCosts.DESCRIPTOR.fields if field.name not in ("layers", "fixed_bytes")]
-    each = {name: getattr(profile, name) // profile.layers for name in names}
-    profile.layer_costs.append(LayerCosts(layers=profile.layers, **each))
-    return profile
+from tests.orchestrator.planning.seven import layered, seven_billion
+from tests.orchestrator.planning.test_choice import GB, ROOMY, drawn, network, node
 
 
 def seven(count: int) -> list[ModelProfile]:
