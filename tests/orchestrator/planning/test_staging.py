@@ -193,6 +193,15 @@ def test_stages_as_they_are_asked_for() -> None:
         Chooser([unknown] * 3, candidates, 512, network(3), stages=2).best()
 
 
+@pytest.mark.parametrize("count", [4, 7])
+def test_nodes_that_are_named_keep_their_order(count: int) -> None:
+    candidates = [node(number, (1 + number * 5 % 7) * 10e9) for number in range(count)]
+    asked = Chooser(seven(count), candidates, 512, network(count, 4e-3), required=range(count), stages=2).best()
+    assert (asked.members, len(asked.arrangement)) == (tuple(range(count)), 2)
+    free = Chooser(seven(count), candidates, 512, network(count, 4e-3), stages=2).best()
+    assert free.forecast.token_s <= asked.forecast.token_s
+
+
 def test_requests_at_a_time_are_balanced_over_stages() -> None:
     """One wave has the quicker machine take nearly all; as many waves as stages have both take as long."""
     candidates = [node(0, 20e9), node(1, 40e9)]
