@@ -18,7 +18,7 @@ from motley.daemon.node.describe import describe
 from motley.daemon.node.worker import RankWorker
 from motley.daemon.weights.cache import ShareCache
 from motley.orchestrator.experts.messages import to_message
-from motley.orchestrator.planning.caches import Caches, blocks_of, with_windows
+from motley.orchestrator.planning.caches import Caches, blocks_of, with_blocks
 from motley.orchestrator.planning.draft import plan_draft
 from motley.orchestrator.planning.placement.terms import ExpertKey
 from motley.orchestrator.planning.setup import Setup
@@ -212,7 +212,7 @@ class LocalMesh:
         whole, windows = has_whole_caches(engine), keeps_windows(engine)
         setup = Setup(engine, spec.quantisation, on_gpu=False, has_whole_caches=whole, keeps_windows=windows)
         blocks = blocks_of(caches, profile, [setup])
-        self.plans = staged_plans(spec.stages, with_windows(profile, blocks), candidates, blocks.room)
+        self.plans = staged_plans(spec.stages, with_blocks(profile, blocks), candidates, blocks.room)
         assignment = pb.Assignment(
             model=model,
             fingerprint=profile.fingerprint,

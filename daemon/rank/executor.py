@@ -149,7 +149,8 @@ class _Sequence:
         for position in range(max(self.prompt, plan.position), end):
             self.sampler.accept(position - self.prompt, tokens[position - plan.position])
         self.known = end
-        return Span(self.blocks, plan.position, plan.rows, plan.wanted, self.prompt, self.windowed)
+        guesses = max(0, plan.wanted - 1)  # whose next token is wanted after another's: see `SpanPlan`
+        return Span(self.blocks, plan.position, plan.rows, plan.wanted, self.prompt, self.windowed, plan.slot, guesses)
 
 
 class Executor:

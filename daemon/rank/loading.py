@@ -57,6 +57,7 @@ class LoadedRank:
         max_rows: the most tokens that a step may have.
         hidden: D, the width of the residual.
         vocabulary: tokens that the model knows.
+        recurrent: its layers keep states of sequences, so that none can begin with what is in the caches.
     """
 
     executor: Executor
@@ -67,6 +68,7 @@ class LoadedRank:
     max_rows: int
     hidden: int
     vocabulary: int
+    recurrent: bool = False
 
 
 @contextlib.contextmanager
@@ -113,6 +115,9 @@ def load_rank(
         raise ConfigError("ranks cannot form stages where experts are on hosts; plan the session anew")
     with open_planned(assignment, models, cache, progress, assignment.shares[rank].quantisation) as planned:
         opened = planned.opened
+        recurrent = any(layer.recurrence for layer in opened.model.layers)
+        if recurrent and assignment.keep_prefixes:
+            raise ConfigError(f"{planned.path}: no prefixes can be kept of a model with recurrent states")
         declared = build_rank_graph(
             opened.model,
             shares,
@@ -182,6 +187,7 @@ def load_rank(
                 max_rows=options.max_rows,
                 hidden=graph.hidden,
                 vocabulary=opened.model.vocabulary,
+                recurrent=recurrent,
             )
 
 
@@ -234,7 +240,7 @@ def cache_blocks(assignment: pb.Assignment) -> CacheBlocks:
     if cache_format not in CACHE_FORMATS:
         known = ", ".join(CACHE_FORMATS)
         raise ConfigError(f"KV caches were planned as {cache_format!r}; this node knows {known}. Update its Motley")
-    return CacheBlocks(count, tokens, cache_format, far, windowed, window)
+    return CacheBlocks(count, tokens, cache_format, far, windowed, window, max(1, assignment.sequences))
 
 
 def share_from_proto(share: pb.Share) -> Share:

@@ -47,7 +47,7 @@ class Estimates:
         """Bytes of all of the model, its caches among them, as a candidate would hold it."""
         profile = self.profiles[number]
         group = profile.attention_query_bytes + profile.attention_kv_bytes
-        group += profile.cache_bytes_per_token * self.cache_tokens
+        group += profile.cache_bytes_per_token * self.cache_tokens + profile.state_bytes
         fill = profile.mlp_units * profile.mlp_unit_bytes + profile.vocabulary_units * profile.vocabulary_unit_bytes
         return max(1, profile.kv_groups * group + fill)
 

@@ -222,7 +222,8 @@ class _Costs:
 
     def attention_memory(self, units: range) -> int:
         cache = self.profile.cache_bytes_per_token * self.cache_tokens * self.kv_heads(units)
-        return self.attention_bytes(units) + cache
+        states = -(-self.profile.state_bytes * len(units) // self.split)
+        return self.attention_bytes(units) + cache + states
 
     def rank_plan(self, attention: range, mlp: range, vocabulary: range) -> RankPlan:
         profile = self.profile

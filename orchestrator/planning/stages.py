@@ -36,6 +36,7 @@ def stage_profile(profile: ModelProfile, layers: range) -> ModelProfile:
     stage.mlp_unit_bytes = own.mlp_unit_bytes
     stage.cache_bytes_per_token = own.cache_bytes_per_token
     stage.windowed_bytes_per_token = own.windowed_bytes_per_token
+    stage.state_bytes = own.state_bytes
     stage.trunk_mlp_unit_bytes = own.trunk_mlp_unit_bytes
     stage.fixed_bytes = max(0, profile.fixed_bytes - whole.fixed_bytes) + own.fixed_bytes
     if layers.stop < profile.layers:

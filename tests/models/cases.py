@@ -37,18 +37,18 @@ from tests.models.local_group import LocalGroup
 from tests.plugins.sequences import Sequences
 
 GOLDEN = Path(__file__).parent / "golden"
-OTHER_PARTS = ("vision_tower.", "multi_modal_projector.")
+OTHER_PARTS = ("vision_tower.", "multi_modal_projector.", "model.visual.", "mtp.")
 """What the names of tensors begin with that are not of a text part."""
 TELLING = {
     *("gemma3-softcaps", "glm4-moe-qk-norm", "gpt-oss-mxfp4", "llama-biases-odd-sizes", "llama-llama3-rope-tied"),
     *("llama-mqa", "mistral-window", "mixtral-fused-window", "olmo2", "olmoe-clipped-normalised", "phi3-longrope"),
     *("qwen2-moe", "qwen2-some-windows", "qwen3-biases-some-windows", "qwen3-moe-not-normalised"),
-    *("granite", "smollm3-biases-some-windows"),
+    *("granite", "smollm3-biases-some-windows", "qwen3-next", "qwen3-5"),
 }
 """Golden cases that have what their family has, and most of what its other cases have."""
-MADE_OF_OTHERS = {"exaone4", "olmo3", "seed_oss"}
+MADE_OF_OTHERS = {"exaone4", "olmo3", "qwen3_5_moe", "seed_oss"}
 """Families of which each part is in a telling case of another family; so they have none in `TELLING`."""
-BLOCKS = CacheBlocks(count=160, tokens=8)
+BLOCKS = CacheBlocks(count=160, tokens=8, slots=8)
 """Of the caches of a `LocalSession`: small ones, so that a sequence has several."""
 T = TypeVar("T")
 
@@ -78,6 +78,11 @@ class Case:
     def attentions(self) -> list[Attend]:
         """Of every layer."""
         return [layer.attention for layer in self.model.layers if layer.attention]
+
+    @property
+    def recurrent(self) -> bool:
+        """Whether layers have recurrent states."""
+        return any(layer.recurrence for layer in self.model.layers)
 
     @property
     def windows(self) -> list[int]:

@@ -10,11 +10,11 @@ from motley.daemon.models.cutting.holding import FLOATS, Formats, told
 from motley.daemon.models.cutting.units import Units, units
 from motley.daemon.models.description.axes import Axis, Heads, Kind, W
 from motley.daemon.models.description.model import Model, parameters
-from motley.daemon.models.description.operations import Attend, Experts, Linear, Operation, weights_of
+from motley.daemon.models.description.operations import Attend, DeltaRule, Experts, Linear, Operation, weights_of
 from motley.daemon.weights.places import numbered
 from motley.daemon.weights.spec import Piece, Weight
 from motley.daemon.weights.stored import Format
-from motley.plugins.engine import EngineOptions, cached_bytes
+from motley.plugins.engine import EngineOptions, StateSpec, cached_bytes
 from motley.protocol import mesh_pb2
 
 RUNTIME_BYTES = 192 << 20
@@ -74,6 +74,7 @@ def profile(
         cache_bytes_per_token=count.cached,
         windowed_bytes_per_token=count.windowed,
         window=count.window,
+        state_bytes=count.state,
         fixed_bytes=trunk_fixed + count.sessions + count.expert_biases,
         context_length=model.context,
         family=model.family,
@@ -108,6 +109,7 @@ class _Count:
         replicated: of what every rank has.
         expert_biases: of the biases that experts add to their results; any one of the ranks that have slices of them
             may have them.
+        state: bytes of a sequence's recurrent states, of one KV group.
         cached: bytes that a token takes in the caches, of one KV group.
         windowed: those of them that are of layers with a window.
         window: the widest of these, in positions; 0: there is none.
@@ -118,7 +120,7 @@ class _Count:
         self._cut = cut
         self._cache_format = cache_format
         self.query = self.key_value = self.mlp = self.experts = self.replicated = self.expert_biases = 0
-        self.cached = self.windowed = self.window = self.sessions = 0
+        self.state = self.cached = self.windowed = self.window = self.sessions = 0
 
     @property
     def costs(self) -> mesh_pb2.LayerCosts:
@@ -132,6 +134,7 @@ class _Count:
             fixed_bytes=self.replicated + self.expert_biases + self.sessions,
             trunk_mlp_unit_bytes=self.mlp,
             windowed_bytes_per_token=self.windowed,
+            state_bytes=self.state,
         )
 
     def add(self, operations: Collection[Operation]) -> None:
@@ -145,6 +148,12 @@ class _Count:
                 self.cached += a_token
                 self.windowed += a_token * bool(each.window)
                 self.window = max(self.window, each.window)
+            if isinstance(each, DeltaRule):
+                keys = -(-each.heads.keys // self._cut.kv_groups)
+                own = StateSpec(
+                    each.layer, keys, each.heads.group, each.heads.key_size, each.heads.value_size, each.reach
+                )
+                self.state += own.bytes
             if isinstance(each, Experts):
                 matrices = [w for one in each.body for w in weights_of(one)]
                 for number in range(each.count):
@@ -194,7 +203,7 @@ class _Count:
 
     def bytes_of(self, w: W, rows: int, columns: int, expert: int | None = None) -> int:
         """Bytes of some rows and columns of a matrix as it is held, without its bias."""
-        form = FLOATS if w.routes else self._cut.held[numbered(w.name, expert)]
+        form = FLOATS if w.routes else self._cut.held.get(numbered(w.name, expert), FLOATS)
         return _held_bytes(form, rows, columns)
 
 

@@ -38,14 +38,15 @@ from motley.daemon.models.cutting.share import Share
 from motley.daemon.models.cutting.stages import Stage, stage_of, validate_stage
 from motley.daemon.models.cutting.units import Units, units
 from motley.daemon.models.description.model import Layer, Model
-from motley.daemon.models.description.operations import Attend, Experts, WholeNorm
+from motley.daemon.models.description.operations import Attend, DeltaRule, Experts, WholeNorm
 from motley.daemon.models.description.rope import Rope, rotary_tables
 from motley.daemon.models.graph.nodes import Nodes, declared_value, whole_model
 from motley.daemon.models.graph.rank_norms import lower_whole_norm
 from motley.daemon.models.graph.rank_sums import RankSums
+from motley.daemon.models.graph.recurrence import lower_delta_rule
 from motley.daemon.models.keys import ConfigError
 from motley.daemon.weights.spec import SHARE_FILE, Placed, lay_out
-from motley.plugins.engine import DOMAIN, F32, CacheBlocks, CacheSpec, RankGraph
+from motley.plugins.engine import DOMAIN, F32, CacheBlocks, CacheSpec, RankGraph, StateSpec
 from motley.protocol import CACHE_BLOCK
 
 TABLES_KEPT = 8
@@ -77,11 +78,13 @@ class Declared:
     context: int
     """The longest sequence, tokens."""
     blocks: CacheBlocks
+    states: Sequence[StateSpec]
+    """Of the layers with a recurrent state of which this rank has heads."""
 
     @property
     def cache_bytes(self) -> int:
-        """How many bytes the KV caches take: all blocks."""
-        return self.blocks.bytes_of(self.caches)
+        """How many bytes the KV caches take, all blocks, and recurrent states, all slots."""
+        return self.blocks.bytes_of(self.caches) + self.blocks.slots * sum(each.bytes for each in self.states)
 
     def bind(self, share_file: Path) -> RankGraph:
         """The graph with its weights in `share_file`, which is called `SHARE_FILE` in a folder of its own."""
@@ -96,6 +99,7 @@ class Declared:
             vocabulary=len(self.words) if self.stage.last else self.hidden,
             context=self.context,
             blocks=self.blocks,
+            states=self.states,
         )
 
 
@@ -166,6 +170,7 @@ class _RankNodes(RankSums):
 
         placed, share_bytes = lay_out(self.weights)
         attentions = [layer.attention for layer in self.layers]
+        deltas = [layer.recurrence for layer in self.layers]
         caches = [spec for attend in attentions if attend is not None and (spec := self._cache(attend)).heads]
         ropes = _tables_of(model, self.layers) if caches else {}
         alike = _alike(ropes, context)
@@ -203,6 +208,7 @@ class _RankNodes(RankSums):
             words_per_unit=self.cut.vocabulary_rows,
             context=context,
             blocks=blocks,
+            states=[own for delta in deltas if delta is not None and (own := self._state(delta)).keys],
         )
 
     def _lower_end(self, residual: str) -> int:
@@ -224,6 +230,11 @@ class _RankNodes(RankSums):
     def _cache(self, attend: Attend) -> CacheSpec:
         heads = attend.heads.size
         return CacheSpec(attend.layer, self.width(attend.k.axis) // heads, heads, attend.window)
+
+    def _state(self, delta: DeltaRule) -> StateSpec:
+        heads = delta.heads
+        keys = self.width(delta.q.axis) // heads.key_size
+        return StateSpec(delta.layer, keys, heads.group, heads.key_size, heads.value_size, delta.reach)
 
     def rotary_size(self, attend: Attend) -> int:
         """How many elements of each head are rotated."""
@@ -278,6 +289,10 @@ class _RankNodes(RankSums):
         graph = expert_body(body, operation)
         self.weights += body.weights
         return graph
+
+    def delta_rule(self, operation: DeltaRule) -> None:
+        """See `motley.daemon.models.graph.recurrence`."""
+        lower_delta_rule(self, operation)
 
     def whole_norm(self, operation: WholeNorm) -> None:
         """See `motley.daemon.models.graph.rank_norms`."""
