@@ -12,13 +12,14 @@ import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
 from motley.bench.measurements.latency import measure_latency
 from motley.bench.meshes.emulator import LinkSpec, Nic, sleep_exactly
-from motley.bench.meshes.local_mesh import MeshError, MeshSpec
+from motley.bench.meshes.local_mesh import MeshError, MeshSpec, StageSpec, staged_plans
 from motley.bench.meshes.rank_processes import TIMEOUT_S, RankProcesses
 from motley.daemon.machine.compute_speed import ComputeSpeed
 from motley.daemon.machine.processor import usable_cores
@@ -26,7 +27,7 @@ from motley.daemon.node.describe import describe
 from motley.daemon.node.speeds import measured_apart
 from motley.orchestrator.planning.caches import Caches
 from motley.orchestrator.planning.cost import Forecast, Workload, forecast
-from motley.orchestrator.planning.shares import Candidate, plan_shares
+from motley.orchestrator.planning.shares import Candidate
 from motley.protocol import mesh_pb2 as pb
 from motley.transport import Listener, Membership, Plain, connect_mesh
 from motley.transport.schedules.forecast import Network
@@ -44,11 +45,18 @@ class Case:
         fractions: the part of a core's speed that each rank has.
         link: the network between them, as `motley.bench.meshes.emulator.LinkSpec.parse` reads it; empty: that of this
             machine.
+        stages: how many ranks each stage has, of about as many layers; empty: every rank has a share of every layer.
     """
 
     shares: Sequence[float]
     fractions: Sequence[float]
     link: str = ""
+    stages: Sequence[int] = ()
+
+    def staged(self, layers: int) -> list[StageSpec]:
+        """Its stages of a model of so many layers."""
+        ends = [layers * at // max(1, len(self.stages)) for at in range(len(self.stages) + 1)]
+        return [StageSpec(ranks, end - begin) for ranks, (begin, end) in zip(self.stages, pairwise(ends), strict=True)]
 
 
 CASES = (
@@ -65,8 +73,10 @@ CASES = (
     Case((2, 1, 1), (0.5, 0.25, 0.25), "1ms,1Gbit"),
     Case((1, 1, 1, 1), (0.25, 0.25, 0.25, 0.25), "0.1ms,1Gbit"),
     Case((4, 2, 1, 1), (0.5, 0.25, 0.125, 0.125), "1ms,1Gbit"),
+    Case((1, 1), (0.5, 0.5), "5ms,1Gbit", (1, 1)),
+    Case((1, 1, 1), (0.5, 0.5, 0.5), "1ms,1Gbit", (1, 2)),
 )
-"""1 to 4 ranks, shares from equal to 4:1, whole cores and parts of them, three networks and none."""
+"""1 to 4 ranks, shares from equal to 4:1, whole cores and parts of them, three networks and none, and stages."""
 SHORT = (1, 3, 4, 6, 11)
 """Numbers of the cases that a short measurement has."""
 
@@ -83,6 +93,7 @@ class Compared:
     shares: list[float]
     fractions: list[float]
     link: str
+    stages: list[int]
     predicted_ms: float
     measured_ms: float
     off: float
@@ -113,7 +124,8 @@ async def measure_forecasts(
     rows = []
     for number, case in enumerate(cases):
         progress(number, len(cases))
-        busy = min(usable_cores(), len(case.shares))  # also with parts of cores: after a sum, all begin to compute
+        together = max(case.stages, default=len(case.shares))  # also with parts of cores: after a sum, all compute
+        busy = min(usable_cores(), together)
         if busy not in speeds:
             speeds[busy] = await _speed(busy)
         if case.link not in networks:
@@ -126,6 +138,7 @@ async def measure_forecasts(
             link=case.link,
             fractions=case.fractions,
             pin=True,
+            stages=case.staged(profile.layers),
         )
         expected = _forecast(profile, quantisation, mesh, speeds[busy], networks[case.link], prompt, tokens)
         (report,) = await measure_latency(mesh, [prompt], tokens, vocabulary)
@@ -137,6 +150,7 @@ async def measure_forecasts(
                 shares=list(case.shares),
                 fractions=list(case.fractions),
                 link=case.link,
+                stages=list(case.stages),
                 predicted_ms=round(predicted, 3),
                 measured_ms=measured,
                 off=round(predicted / measured - 1, 4),
@@ -174,7 +188,8 @@ def _forecast(
     own = next(each for each in speed.formats if each.format == held)
     size = len(mesh.weights)
     by_hand = [Candidate(str(rank), weight, 1 << 60) for rank, weight in enumerate(mesh.weights)]
-    plans = plan_shares([profile] * size, by_hand, Caches(mesh.context, mesh.context).blocks(whole=False).room)
+    room = Caches(mesh.context, mesh.context).blocks(whole=False).room
+    plans = staged_plans(mesh.stages, profile, by_hand, room)
     candidates = [
         replace(
             offer,

@@ -60,6 +60,7 @@ class LatencyReport:
         bandwidth_gb_s: measured read bandwidth of all cores in use together, GB/s (1e9 bytes).
         weights_mb_per_token: read for one token by all ranks together.
         bound_ms: these weights at this bandwidth.
+        stages: of the ranks, how many each has, and how many layers; empty: every rank has a share of every layer.
         ratio: the median token over the bound; see `bounded`.
     """
 
@@ -71,6 +72,7 @@ class LatencyReport:
     ranks: int
     prompt_tokens: int
     link: str
+    stages: list[dict[str, int]]
     shares: list[dict[str, int]]
     ms_per_token: dict[str, float]
     bandwidth_gb_s: float
@@ -98,7 +100,8 @@ class LatencyReport:
     def setting(self) -> str:
         """What tells this report from the others of a sweep, in words."""
         caches = f"{self.cache_format} caches" if self.cache_format != SessionRequest.cache_format else ""
-        ranks, prompt = counted(self.ranks, "rank"), f"prompt {self.prompt_tokens}"
+        staged = f" in {len(self.stages)} stages" if self.stages else ""
+        ranks, prompt = f"{counted(self.ranks, 'rank')}{staged}", f"prompt {self.prompt_tokens}"
         return ", ".join(filter(None, [self.quant, caches, ranks, prompt, self.link]))
 
     def mean_parts(self, rank: int | None = None) -> dict[str, float]:
@@ -180,6 +183,7 @@ async def latency_of(mesh: LocalMesh, prompt: Sequence[int], tokens: int) -> Lat
         ranks=ranks,
         prompt_tokens=len(prompt),
         link=spec.link,
+        stages=[stage._asdict() for stage in spec.stages],
         shares=[
             {"attention": len(plan.attention), "mlp": len(plan.mlp), "vocabulary": len(plan.vocabulary)}
             for plan in mesh.plans

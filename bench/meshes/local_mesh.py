@@ -212,7 +212,7 @@ class LocalMesh:
         whole, windows = has_whole_caches(engine), keeps_windows(engine)
         setup = Setup(engine, spec.quantisation, on_gpu=False, has_whole_caches=whole, keeps_windows=windows)
         blocks = blocks_of(caches, profile, [setup])
-        self.plans = _plans(spec.stages, with_blocks(profile, blocks), candidates, blocks.room)
+        self.plans = staged_plans(spec.stages, with_blocks(profile, blocks), candidates, blocks.room)
         assignment = pb.Assignment(
             model=model,
             fingerprint=profile.fingerprint,
@@ -321,10 +321,15 @@ class LocalMesh:
             queue.put_nowait(error)
 
 
-def _plans(
+def staged_plans(
     stages: Sequence[StageSpec], profile: pb.ModelProfile, candidates: Sequence[Candidate], room: int
 ) -> list[RankPlan]:
     """What every rank owns.
+
+    Args:
+        stages: of the ranks, in order; empty: every rank has a share of every layer.
+        candidates: with the weight of each rank's share of its stage as their speed.
+        room: tokens that the caches have room for.
 
     Raises:
         MeshError: the stages have other ranks, or other layers, than there are.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -21,6 +22,10 @@ class AllRanks:
         """
         self._executor = executor
         self._communicator = communicator
+        self._begun: deque[bytes] = deque()
+        """What this rank tells of messages of which the followers have not been heard yet, the first one first."""
+        self._told: deque[list[bytes]] = deque()
+        """What all ranks tell of messages before those, as nobody has asked for it yet."""
 
     def are_loaded(self) -> bool:
         """Whether all followers have said what they are able to do, so that `abilities` does not wait.
@@ -51,9 +56,26 @@ class AllRanks:
 
     def told(self, message: Message) -> list[bytes]:
         """Have every rank execute a message that is answered; what each of them tells, by rank. Errors as `do`."""
+        self.begin(message)
+        while self._begun:
+            self._hear_all()
+        return self._told.pop()
+
+    def begin(self, message: Message) -> None:
+        """Have every rank execute a message that is answered; the followers are heard by `finish`. Errors as `do`."""
         own = self.do(message)
         assert own is not None
-        return [own, *map(self._hear, self._followers)]
+        self._begun.append(own)
+
+    def finish(self) -> list[bytes]:
+        """What each rank tells, by rank, of the first message that was begun and is not finished. Errors as `do`."""
+        if not self._told:
+            self._hear_all()
+        return self._told.popleft()
+
+    def _hear_all(self) -> None:
+        """Hear of the first message of which followers have not been heard: they answer in the order of messages."""
+        self._told.append([self._begun.popleft(), *map(self._hear, self._followers)])
 
     def stop(self) -> None:
         """Tell the followers that the session is over."""

@@ -168,6 +168,7 @@ class Executor:
         far: FarPlace | None = None,
         kept: KeptFile | None = None,
         pass_on: Callable[[F32], None] | None = None,
+        keeps_logits: bool = False,
     ) -> None:
         """
         Args:
@@ -182,6 +183,8 @@ class Executor:
                 `keeps_prefixes`.
             pass_on: takes the residual f32[T, D] of a step to the next stage: it is what the engine gives. None: there
                 is none, the engine gives logits.
+            keeps_logits: rank 0 may ask for more of a step (`More`) after it has begun another one: then a copy is
+                kept, as an engine's are valid until the next step.
         """
         self._engine = engine
         self._blocks = blocks
@@ -193,6 +196,7 @@ class Executor:
         self._far = far
         self.kept = kept
         self._pass_on = pass_on
+        self._keeps_logits = keeps_logits
         self._sequences: dict[int, _Sequence] = {}
         self.times = DecodeTimes()
 
@@ -342,7 +346,8 @@ class Executor:
     def _compute(self, hidden: F32, spans: Sequence[Span], halved: bool) -> F32:
         """f32[R, V_r]{tp}: logits of the wanted rows; of a rank whose residuals go on, none."""
         if self._pass_on is None:
-            return self._engine.step(hidden, spans, halved)
+            logits = self._engine.step(hidden, spans, halved)
+            return logits.copy() if self._keeps_logits else logits
         self._pass_on(self._engine.step(hidden, [span._replace(wanted=span.rows) for span in spans], halved))
         return np.empty((sum(span.wanted for span in spans), 0), np.float32)
 

@@ -176,6 +176,7 @@ def load_rank(
                 holder or far,
                 kept,
                 pass_on=peers.passage.give if peers.passage and not declared.stage.last else None,
+                keeps_logits=peers.passage is not None,
             )
             yield LoadedRank(
                 executor=executor,

@@ -9,6 +9,9 @@ A request is admitted when there are blocks for all its tokens, and gets them as
 are written to these alone. When they are used up, those of the first positions move far. If there is no room there
 either, the request that came last steps back: it waits until there is, and computes again what nobody has kept for it.
 The oldest always goes on, unless blocks cannot be moved for now: then it waits, too.
+
+Where ranks form stages, steps follow each other through them as *waves*, one for each stage. While a step is under way
+its requests are left alone; those that are answered are shared out over the waves.
 """
 
 from __future__ import annotations
@@ -114,6 +117,7 @@ class Schedule:
         spans: int,
         rows: int,
         drafting: Drafting[Request] | None = None,
+        waves: int = 1,
         recurrent: bool = False,
     ) -> None:
         """
@@ -123,6 +127,7 @@ class Schedule:
             spans: requests that may share a step.
             rows: that a step may have, at least as many as there may be requests in it.
             drafting: when to ask a draft model; None: there is none.
+            waves: steps that may be under way at a time.
             recurrent: the model keeps states of sequences: the store is forgetful, and no row may be computed twice.
         """
         self.waiting: deque[Request] = deque()
@@ -133,6 +138,9 @@ class Schedule:
         self._spans = spans
         self._rows = rows
         self._drafting = drafting
+        self._waves = waves
+        self._under_way: set[Request] = set()
+        """Requests of steps that are."""
         self._recurrent = recurrent
         self._steps = 0
         self._full = False
@@ -189,10 +197,14 @@ class Schedule:
         plan = Plan()
         if self._drafting:
             self._drafting.next_step()
-        self._grow(plan)
-        self._admit(plan)
-        self._choose(plan)
+        if self._grow(plan):
+            self._admit(plan)
+            self._choose(plan)
         return plan
+
+    def begun(self, plan: Plan) -> None:
+        """A step is under way: its requests are left alone until it has been computed."""
+        self._under_way.update(part.request for part in plan.parts)
 
     def lose_far(self) -> list[int]:
         """Go on without far blocks, whose contents are lost: requests that have any step back. A step that was to be
@@ -201,6 +213,7 @@ class Schedule:
         Returns:
             The slots of these requests, to be closed.
         """
+        self._under_way.clear()
         near = self._store.near
         lost = [request for request in self.active if self._recurrent or any(block >= near for block in request.blocks)]
         slots = [request.slot for request in lost]
@@ -213,6 +226,7 @@ class Schedule:
 
     def computed(self, plan: Plan, seconds: float) -> None:
         """A step has been computed, in so many seconds."""
+        self._under_way.difference_update(part.request for part in plan.parts)
         self._pace.took(Size(plan.rows, plan.halved), plan.answers, plan.fresh, seconds)
         if self._drafting:
             self._drafting.computed(seconds, sum(part.wanted > 0 for part in plan.parts))
@@ -290,8 +304,12 @@ class Schedule:
                 request.blocks = [moved.get(block, block) for block in request.blocks]
             plan.moved += moved.items()
 
-    def _grow(self, plan: Plan) -> None:
-        """Give every active request the blocks that it needs next; who came last steps back if there are none."""
+    def _grow(self, plan: Plan) -> bool:
+        """Give every active request the blocks that it needs next; who came last steps back if there are none.
+
+        Returns:
+            Whether there is to be a step: not if somebody would have to step back while steps are under way.
+        """
         for request in self.active:
             request.passed = self._store.let_pass(request.blocks, request.passed, request.position)
         for request in list(self.active):
@@ -301,10 +319,13 @@ class Schedule:
                 if taken is not None:
                     request.blocks += taken
                     break
+                if self._under_way:
+                    return False
                 if len(self.active) == 1:
                     assert self._store.far, "there are blocks for a request alone"
                     break
                 self._step_back(self.active[-1], plan)
+        return True
 
     def _step_back(self, request: Request, plan: Plan) -> None:
         plan.closed.append(request.slot)
@@ -381,13 +402,13 @@ class Schedule:
 
     def _choose(self, plan: Plan) -> None:
         """Choose the parts of a step."""
-        able = [request for request in self.active if self._room(request)]
-        answered = [request for request in able if request.left == 1]
+        able = [request for request in self.active if self._room(request) and request not in self._under_way]
+        answered = self._of_a_wave([request for request in able if request.left == 1])
         prompts = [request for request in able if request.left > 1]
         if self._steps % OLDEST_FIRST:
             prompts.sort(key=lambda each: each.given)
-        if len(able) > self._spans:  # by turns
-            chosen = sorted(able, key=lambda each: each.stepped)[: self._spans]
+        if len(answered) + len(prompts) > self._spans:  # by turns
+            chosen = sorted([*answered, *prompts], key=lambda each: each.stepped)[: self._spans]
             answered, prompts = ([each for each in group if each in chosen] for group in (answered, prompts))
         prompted = sum(map(self._room, prompts))
         guesses = self._guesses(answered) if not prompts else [_NOTHING for _ in answered]
@@ -404,6 +425,14 @@ class Schedule:
                 self._put(plan, request, rows, _NOTHING)
                 room -= rows
         self._steps += 1
+
+    def _of_a_wave(self, answered: list[Request]) -> list[Request]:
+        """Of requests that can be answered in the next step, those that are: as many as there are for each wave."""
+        if self._waves == 1:
+            return answered
+        count = -(-sum(request.left == 1 for request in self.active) // self._waves)
+        longest = sorted(answered, key=lambda each: each.stepped)[:count]
+        return [request for request in answered if request in longest]
 
     def _room(self, request: Request) -> int:
         """How many of a request's tokens can be computed in the blocks that it has."""

@@ -65,6 +65,19 @@ class _Decision:
     row: int = 0
 
 
+@dataclass(frozen=True)
+class _UnderWay:
+    """A step that the ranks compute.
+
+    Attributes:
+        began, planned: when its plan was begun and done, by `time.perf_counter`.
+    """
+
+    plan: Plan
+    began: float
+    planned: float
+
+
 @dataclass
 class Scheduler:
     """Has every rank execute the steps of a session, and chooses the tokens.
@@ -84,6 +97,7 @@ class Scheduler:
         held: whether other machines keep the far ones of the blocks.
         report: called after each request, to tell where this rank's time went.
         draft_model: guesses tokens; None: there is none.
+        waves: steps that may be under way at a time: as many as the ranks form stages. One, where there are far blocks.
         step_ms: what the latest decode steps have taken, in milliseconds.
     """
 
@@ -100,6 +114,7 @@ class Scheduler:
     report: Callable[[], None]
     draft_model: DraftModel | None = None
     held: bool = False
+    waves: int = 1
     recurrent: bool = False
     step_ms: deque[float] = field(default_factory=lambda: deque(maxlen=STEP_HISTORY))
 
@@ -117,6 +132,8 @@ class Scheduler:
         self._far = FarCaches(self.held, self._ranks.told)
         self._kept: KeptPrefixes | None = None
         """There are such once there is a schedule, if the session keeps prefixes."""
+        self._under_way: deque[_UnderWay] = deque()
+        """Steps that are begun and not finished, the first one first."""
         self._stuck = False
         """Whether nothing could be computed in the last step."""
 
@@ -188,8 +205,10 @@ class Scheduler:
             case "vocabulary":
                 self._preparing.vocabulary = command.vocabulary
             case "cancel":
+                self._finish_all()
                 self._cancel(command.cancel)
             case "hold":
+                self._finish_all()
                 self._hold(command.hold)
 
     def _accept_constrained(self, decode: wp.Decode, came: float, constraint: Callable[[], Constraint]) -> None:
@@ -269,6 +288,7 @@ class Scheduler:
                 spans=spans,
                 rows=self.max_rows,
                 drafting=drafting,
+                waves=self.waves,
                 recurrent=self.recurrent,
             )
             if (file := self.executor.kept) is not None:
@@ -276,7 +296,8 @@ class Scheduler:
         return self._schedule
 
     def _advance(self, schedule: Schedule) -> None:
-        """Have every rank execute the next step, and settle on the tokens that it decides."""
+        """Have every rank begin the next step, unless there is none now, and finish one if as many are under way as may
+        be."""
         began = time.perf_counter()
         plan = schedule.next()
         planned = time.perf_counter()  # a draft model and moved blocks may have taken their time
@@ -287,33 +308,49 @@ class Scheduler:
         for request in plan.opened:
             sampling = request.sampling.SerializeToString()
             self._ranks.do(Open(request.slot, request.prompt, sampling, np.array(request.tokens, np.int32)))
-        self._stuck = not plan.parts and not self._far.losing
-        if self._stuck:
-            return
-        wanted = sum(part.wanted for part in plan.parts)
-        told = self._told_of(plan, wanted > 0) if plan.parts else []
+        heard = bool(self.blocks.far) or any(part.wanted for part in plan.parts)
+        if plan.parts and heard:
+            self._ranks.begin(self._step(plan))
+            schedule.begun(plan)
+            self._under_way.append(_UnderWay(plan, began, planned))
+        elif plan.parts:
+            self._ranks.do(self._step(plan))
+            self._computed(schedule, _UnderWay(plan, began, planned))
+        self._stuck = not (plan.parts or self._under_way or self._far.losing)
+        if self._under_way and (len(self._under_way) >= self.waves or not (plan.parts and heard)):
+            self._finish(schedule)
+        elif self._far.losing:
+            self._go_on_near(schedule)
+
+    def _finish(self, schedule: Schedule) -> None:
+        """Wait for the first step that is under way, and settle on the tokens that it decides."""
+        step = self._under_way.popleft()
+        told: Sequence[bytes] = self._ranks.finish()
+        if self.blocks.far:
+            told = self._far.summaries(told)
         if self._far.losing:
             self._go_on_near(schedule)
             return
+        self._computed(schedule, step)
+        deciding = [part for part in step.plan.parts if part.wanted]
+        if deciding:
+            rows = by_row(told, sum(part.wanted for part in deciding))
+            self._settle(schedule, [_Decision(part, [*islice(rows, part.wanted)]) for part in deciding])
+
+    def _computed(self, schedule: Schedule, step: _UnderWay) -> None:
+        """A step has been computed, as far as rank 0 waits for it."""
+        plan = step.plan
         if self._kept:
             self._kept.changed()
         ended = time.perf_counter()
-        schedule.computed(plan, ended - planned)
+        schedule.computed(plan, ended - step.planned)
         if plan.rows == plan.answers:
-            self.step_ms.append(1e3 * (ended - began))  # first: a request that ends has it reported
-        if wanted:
-            rows = by_row(told, wanted)
-            deciding = [part for part in plan.parts if part.wanted]
-            self._settle(schedule, [_Decision(part, [*islice(rows, part.wanted)]) for part in deciding])
+            self.step_ms.append(1e3 * (ended - step.began))  # first: a request that ends has it reported
 
-    def _told_of(self, plan: Plan, wanted: bool) -> Sequence[bytes]:
-        """Have every rank compute a step, and hear what each of them tells, by rank: nothing if no row is wanted."""
-        step = self._step(plan)
-        if not wanted and not self.blocks.far:
-            self._ranks.do(step)
-            return []
-        told = self._ranks.told(step)
-        return self._far.summaries(told) if self.blocks.far else told
+    def _finish_all(self) -> None:
+        """Wait for all steps that are under way, so that any request may be taken out of the schedule."""
+        while self._under_way:
+            self._finish(self._made_schedule())
 
     def _go_on_near(self, schedule: Schedule) -> None:
         """Go on without far blocks, which are lost: what was computed with them is computed again."""

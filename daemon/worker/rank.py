@@ -104,7 +104,7 @@ class Rank:
                 stack.callback(peers.dispatcher.close)
             self._daemon.tell(ready=ready)
             if number == 0:
-                self._lead(loaded, communicator, draft_model, has_sums=len(stages) < assignment.size)
+                self._lead(loaded, communicator, draft_model, len(stages))
             else:
                 self._follow(loaded.executor, communicator)
 
@@ -135,9 +135,10 @@ class Rank:
         )
 
     def _lead(
-        self, loaded: LoadedRank, communicator: Communicator, draft_model: DraftModel | None, *, has_sums: bool
+        self, loaded: LoadedRank, communicator: Communicator, draft_model: DraftModel | None, stages: int
     ) -> None:
-        """Be rank 0: schedule the steps of all ranks; `has_sums`: some of these share layers."""
+        """Be rank 0: schedule the steps of all ranks, which form so many stages."""
+        has_sums = stages < self._assignment.size
         scheduler = Scheduler(
             loaded.executor,
             communicator,
@@ -152,6 +153,7 @@ class Rank:
             report=lambda: self._report(loaded.executor, list(scheduler.step_ms)),
             draft_model=draft_model,
             held=self._holder is not None,
+            waves=1 if loaded.blocks.far else stages,
             recurrent=loaded.recurrent,
         )
         try:

@@ -97,7 +97,8 @@ class Staging:
 
     Attributes:
         estimates: of the candidates.
-        required: numbers of those that take part in any case. Rank 0 is the first candidate's if it is one of them.
+        required: numbers of those that take part in any case. Rank 0 is the first candidate's if it is one of them; if
+            all are, they have ranks in their order.
         is_apart: whether two of some candidates cannot reach each other.
     """
 
@@ -272,8 +273,13 @@ class Staging:
             and len(members) <= MAX_RANKS
             and members.issuperset(self.required)
             and (0 not in self.required or groups[0][0] == 0)
+            and (not self._in_order or [number for group in groups for number in group] == sorted(members))
             and not self.is_apart(members)
         )
+
+    @property
+    def _in_order(self) -> bool:
+        return len(self.required) == len(self.estimates.candidates)
 
     def _exactly(self, usable: Sequence[int], stages: int, least: Choice | None) -> Choice | None:
         arrangements = [groups for groups in _arrangements(usable) if self._may_be(groups, stages)]
@@ -315,6 +321,9 @@ class Staging:
         counts = [stages] if stages else range(2, min(MOST_STAGES, self._layers, len(usable)) + 1)
         speeds = {number: self.estimates.candidates[number].speed for number in usable}
         fastest = sorted(usable, key=lambda number: (number not in self.required, -speeds[number]))
+        for count in counts if self._in_order else ():
+            ends = [len(usable) * at // count for at in range(count + 1)]
+            yield tuple(tuple(usable[begin:end]) for begin, end in pairwise(ends))
         for groups in self._clusters(usable):
             if len(groups) in counts:
                 yield self._in_a_row(groups)

@@ -54,7 +54,7 @@ def forecast(
     columns = ["shares", "parts of a core", "link", "predicted", "measured", "off"]
     lines = [
         [
-            ":".join(f"{share:g}" for share in row.shares),
+            ":".join(f"{share:g}" for share in row.shares) + (f" in {len(row.stages)} stages" if row.stages else ""),
             ", ".join(f"{fraction:g}" for fraction in row.fractions),
             row.link or "none",
             f"{row.predicted_ms:.1f} ms",

@@ -18,6 +18,7 @@ from motley.cli.commands.bench.forecast import FORECAST_EXAMPLE, forecast
 from motley.cli.commands.bench.parts import PARTS_EXAMPLE, parts
 from motley.cli.commands.bench.reading import READING_EXAMPLE, reading
 from motley.cli.commands.bench.serve import SERVE_EXAMPLE, serve
+from motley.cli.commands.bench.staged import StageLayers, parse_stage_layers
 from motley.cli.commands.bench.tables import (
     show_cache_formats,
     show_drift,
@@ -67,6 +68,7 @@ bench.command(epilog=TRAIN_EXAMPLE)(train)
 def latency(
     model: Annotated[Path, typer.Option(help="Model folder (see `motley bench synth`).")],
     ranks: Annotated[str, typer.Option(help="Rank processes to start here, such as 2 or 1,2.")] = "1",
+    stages: StageLayers = "",
     shares: Annotated[str, typer.Option(help="Relative shares, one per rank, such as 3,2,1. Default: equal.")] = "",
     quant: Annotated[
         str,
@@ -101,7 +103,8 @@ def latency(
     from motley.daemon.models.files import open_model
     from motley.daemon.weights.hub import resolve
 
-    rank_counts = parse_counts("--ranks", ranks, at_most=16)
+    staged = parse_stage_layers(stages)
+    rank_counts = [sum(own.ranks for own in staged)] if staged else parse_counts("--ranks", ranks, at_most=16)
     prompts = parse_counts("--prompt-tokens", prompt_tokens)
     if shares and len(rank_counts) > 1:
         raise CliError("--shares wants one number of --ranks")
@@ -128,6 +131,7 @@ def latency(
             pin=True,
             exact=exact,
             link=network,
+            stages=staged,
         )
         for network in map(parse_link, link or ["none"])
         for quantisation in quantisations
@@ -151,6 +155,7 @@ def latency(
 def throughput(
     model: Annotated[Path, typer.Option(help="Model folder (see `motley bench synth`).")],
     ranks: Annotated[int, typer.Option(min=1, max=16, help="Rank processes to start here.")] = 1,
+    stages: StageLayers = "",
     requests: Annotated[str, typer.Option(help="Numbers of requests to answer at once.")] = "1,2,4,8",
     quant: Quant = Quantisation.INT4,
     prompt_tokens: Annotated[int, typer.Option(min=1, help="Random tokens in each prompt.")] = 16,
@@ -168,13 +173,13 @@ def throughput(
     from motley.daemon.models.files import open_model
     from motley.daemon.weights.hub import resolve
 
-    counts = parse_counts("--requests", requests, at_most=64)
+    counts, staged = parse_counts("--requests", requests, at_most=64), parse_stage_layers(stages)
     folder = resolve(str(model), None)
     with open_model(folder) as opened:
         vocabulary = opened.model.vocabulary
     spec = MeshSpec(
         model=folder,
-        weights=[1.0] * ranks,
+        weights=[1.0] * (sum(own.ranks for own in staged) or ranks),
         quantisation=quant,
         context=prompt_tokens + tokens,
         cache_tokens=max(counts) * (prompt_tokens + tokens + CACHE_BLOCK),
@@ -184,6 +189,7 @@ def throughput(
         pin=True,
         exact=exact,
         link=parse_link(link),
+        stages=staged,
     )
     with loading_bars() as progress:
         rows = run(measure_throughput(spec, counts, prompt_tokens, tokens, vocabulary, progress.advance_to))

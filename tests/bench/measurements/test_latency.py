@@ -9,7 +9,7 @@ import pytest
 
 import motley.cli
 from motley.bench.measurements.latency import PARTS, measure_latency, measure_sweep, write_csv
-from motley.bench.meshes.local_mesh import LocalMesh, MeshError, MeshSpec
+from motley.bench.meshes.local_mesh import LocalMesh, MeshError, MeshSpec, StageSpec
 from motley.daemon.node.worker import WorkerError
 from tests.bench.made_reports import latency_report
 
@@ -108,3 +108,16 @@ def test_csv_has_a_line_per_setting_token_and_rank(tmp_path: Path) -> None:
         "wait_ms": "12.0",
     }
     assert rows[-1]["link"] == "1ms,1Gbit"
+
+
+async def test_ranks_in_stages_over_an_emulated_link() -> None:
+    """They wait for each other, once in a token."""
+    spec = MeshSpec(BUNDLED, [1, 1], "int8", context=64, stages=(StageSpec(1, 2), StageSpec(1, 4)), link="2ms,1Gbit")
+    (report,) = await measure_latency(spec, [8], 8, VOCABULARY)
+    assert report.stages == [{"ranks": 1, "layers": 2}, {"ranks": 1, "layers": 4}]
+    assert report.setting == "int8, 2 ranks in 2 stages, prompt 8, 2ms,1Gbit"
+    assert report.per_rank[1]["wait_ms"] > 1.5
+    assert report.ms_per_token["p50"] < 12 * 2, "twelve sums would take so long"
+    wrong = MeshSpec(BUNDLED, [1, 1], "int8", stages=(StageSpec(1, 2), StageSpec(1, 3)))
+    with pytest.raises(MeshError, match="stages of 2 ranks and 5 layers, where there are 2 ranks and 6 layers"):
+        await measure_latency(wrong, [8], 8, VOCABULARY)

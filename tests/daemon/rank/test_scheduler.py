@@ -78,6 +78,8 @@ class Engine:
     """i64[count + far, tokens]: the token of each place of each block."""
     windowed: NDArray[np.int64] = field(init=False)
     """i64[windowed, tokens]: the same of a layer with a window."""
+    given: F32 | None = None
+    """What the latest step has given: it is overwritten in the next one."""
     moves: int = 0
     steps: list[list[Span]] = field(default_factory=list)
 
@@ -109,6 +111,8 @@ class Engine:
         assert 1 <= len(spans) <= self.most_spans
         assert 1 <= len(hidden) == sum(span.rows for span in spans) <= CHUNK
         self.steps.append(list(spans))
+        if self.given is not None:
+            self.given.fill(np.nan)
         if self.holder is not None and len(self.steps) > self.holder.steps:
             self.holder.lost = "a power cut"
             self.held[self.blocks.count :] = 7
@@ -138,7 +142,8 @@ class Engine:
                 in_window = [self.windowed[span.windowed[block], place] for block, place in places]
                 assert in_window == tokens[seen.start : seen.stop], "a block that is seen has been given away"
             logits += [self._logits(tokens[: end - unseen]) for unseen in reversed(range(span.wanted))]
-        return np.stack(logits) if logits else np.empty((0, len(self.vocabulary)), np.float32)
+        self.given = np.stack(logits) if logits else np.empty((0, len(self.vocabulary)), np.float32)
+        return self.given
 
     def _recur(self, span: Span, tokens: list[int]) -> None:
         """Have a state take a span's rows; `tokens` are all of the sequence, up to these."""
@@ -245,6 +250,7 @@ class Session:
         kept: the files in which each rank keeps blocks between two sessions; empty: none are kept.
         lost_after: steps after which the far blocks of the last rank are lost; None: never.
         held: whether another machine keeps them; else each rank has them on its disk.
+        waves: steps that may be under way at a time.
         recurrent: whether engines keep states of sequences.
     """
 
@@ -261,6 +267,7 @@ class Session:
         lost_after: int | None = None,
         kept: Sequence[KeptFile] = (),
         held: bool = False,
+        waves: int = 1,
         recurrent: bool = False,
     ) -> None:
         last = len(most) - 1
@@ -292,6 +299,7 @@ class Session:
                 Stats(),
                 cast(Any, engine.holder),
                 file,
+                keeps_logits=waves > 1,
             )
             for engine, file in zip_longest(self.engines, kept)
         ]
@@ -320,6 +328,7 @@ class Session:
             report=lambda: None,
             draft_model=draft.model if draft else None,
             held=held,
+            waves=waves,
             recurrent=recurrent,
         )
         self._draft = draft
@@ -526,17 +535,34 @@ def test_a_machine_that_is_lost_while_blocks_move_is_done_without() -> None:
     )
 
 
+def test_requests_are_shared_out_over_waves() -> None:
+    """No step has a request of the one before it, and a long prompt holds nobody up."""
+    session = Session((16, 16), waves=2)
+    short = [request(str(number), [number], 30) for number in range(4)]
+    session.run([*short, request("long", [7] * 50, 9)], {"long": 40})
+    assert_as_alone(session, short, most=(16, 16))
+    steps = [[int(span.blocks[0]) for span in step] for step in session.engines[0].steps]
+    settled = steps[8:30]
+    assert all(len(step) == 2 for step in settled)
+    assert all(not {*one} & {*other} for one, other in pairwise(settled))
+    prompt = [at for at, step in enumerate(session.engines[0].steps) if any(span.rows > 1 for span in step)]
+    answers = [len(step) - (at in prompt) for at, step in enumerate(steps)]
+    assert all(sum(answers[at : at + 3]) >= 2 for at in prompt), "who is answered goes on beside a prompt"
+    assert list(session.ends)[-1] == "long"
+
+
 @given(
     st.data(),
     st.sampled_from(((1,), (3,), (16,), (128,), (16, 3), (2, 128, 16))),
     st.sampled_from((CacheBlocks(60, 1), CacheBlocks(16, 4), CacheBlocks(9, 7), CacheBlocks(2, 60), *FAR, *WINDOWED)),
     st.integers(1, 24),
+    st.integers(1, 3),
 )
 def test_a_request_is_answered_as_if_it_were_alone(
-    data: st.DataObject, most: tuple[int, ...], blocks: CacheBlocks, number: int
+    data: st.DataObject, most: tuple[int, ...], blocks: CacheBlocks, number: int, waves: int
 ) -> None:
     """Whoever else is, steps back, or has left the beginning of its text in the caches; whatever was guessed, and
-    wherever blocks have moved."""
+    wherever blocks have moved; however many steps are under way at a time."""
     requests = []
     openings = data.draw(st.lists(st.lists(st.integers(0, VOCABULARY - 1), max_size=12), min_size=1, max_size=3))
     for name in map(str, range(number)):
@@ -568,8 +594,11 @@ def test_a_request_is_answered_as_if_it_were_alone(
     )
     holds = data.draw(st.lists(st.tuples(rounds, names), max_size=3))
     unwritable = data.draw(st.sets(st.integers(1, 30), max_size=10)) if blocks.far else ()
+    waves = 1 if blocks.far else waves
     recurrent, blocks = data.draw(st.booleans()), replace(blocks, slots=data.draw(st.integers(1, 6)))
-    session = Session(most, blocks, broken, memory=memory, draft=draft, unwritable=unwritable, recurrent=recurrent)
+    session = Session(
+        most, blocks, broken, memory=memory, draft=draft, unwritable=unwritable, waves=waves, recurrent=recurrent
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(scheduler, "Drafting", Eager)
         patch.setattr(far_caches, "RETRY_S", 0.0)

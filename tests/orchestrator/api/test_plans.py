@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from motley.protocol.mesh_pb2 import Described, FormatSpeed, LayerCosts, ModelProfile, Probed
+from motley.protocol.mesh_pb2 import Described, FormatSpeed, Probed
 from tests.e2e.processes import in_thread
 from tests.orchestrator.conftest import GB
-from tests.orchestrator.planning.seven import seven_billion
+from tests.orchestrator.planning.seven import layered, seven_billion
 
 NONE: Mapping[str, Probed] = MappingProxyType({})
 
@@ -38,16 +38,10 @@ async def house(mesh: Any, new_node: Any, ways: Mapping[str, Probed] = NONE, **m
     return nodes
 
 
-def layered(nodes: Mapping[str, Any]) -> ModelProfile:
-    """Have nodes tell what each layer of the model costs; they are alike."""
-    profile = ModelProfile()
-    profile.CopyFrom(seven_billion())
-    names = [field.name for field in LayerCosts.DESCRIPTOR.fields if field.name not in ("layers", "fixed_bytes")]
-    each = {name: getattr(profile, name) // profile.layers for name in names}
-    profile.layer_costs.append(LayerCosts(layers=profile.layers, **each))
+def in_layers(nodes: Mapping[str, Any]) -> None:
+    """Have nodes tell what each layer of the model costs."""
     for node in nodes.values():
-        node.on_describe = lambda _: Described(profile=profile)
-    return profile
+        node.on_describe = lambda _: Described(profile=layered(seven_billion()))
 
 
 async def test_the_whole_answer(mesh: Any, new_node: Any) -> None:
@@ -146,7 +140,7 @@ async def test_nodes_that_are_too_small_alone_form_stages_over_a_slow_link(mesh:
     far = Probed(latency_s=4e-3, bandwidth=1e8)
     ways = {f"{one}-{other}": far for one, other in permutations("ab", 2)}
     nodes = await house(mesh, new_node, ways, a=3, b=3)
-    profile = layered(nodes)
+    in_layers(nodes)
     status, body = await mesh.call("POST", "/api/plan", {"model": "seven", "context": 512})
     assert status == 200, body
     assert body["plan"]["kind"] == "pipeline"
@@ -168,11 +162,10 @@ async def test_nodes_that_are_too_small_alone_form_stages_over_a_slow_link(mesh:
     )
     assert (status, made["kind"]) == (201, "tensor")
     assert made["forecast"]["ms_per_token"] > 2 * planned
-    assert profile.layer_costs
 
 
 async def test_stages_that_are_asked_for(mesh: Any, new_node: Any) -> None:
-    layered(await house(mesh, new_node, a=16, b=16, c=16))
+    in_layers(await house(mesh, new_node, a=16, b=16, c=16))
     asked = {"model": "seven", "nodes": ["b", "a", "c"], "stages": [1, 2]}
     status, made = await mesh.call("POST", "/api/sessions?wait=ready", asked)
     assert (status, made["kind"], made["stages"]) == (201, "mixed", [1, 2])

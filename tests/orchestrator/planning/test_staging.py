@@ -20,15 +20,8 @@ from motley.orchestrator.planning.stages import plans_of_stage, stage_profile
 from motley.orchestrator.planning.staging import spread
 from motley.protocol.mesh_pb2 import LayerCosts, ModelProfile
 from motley.transport.schedules.forecast import Network
-from tests.orchestrator.planning.test_choice import GB, ROOMY, drawn, network, node, seven_billion
-
-
-def layered(profile: ModelProfile) -> ModelProfile:
-    """The same model, with the costs of its layers, which are alike."""
-    names = [field.name for field in LayerCosts.DESCRIPTOR.fields if field.name not in ("layers", "fixed_bytes")]
-    each = {name: getattr(profile, name) // profile.layers for name in names}
-    profile.layer_costs.append(LayerCosts(layers=profile.layers, **each))
-    return profile
+from tests.orchestrator.planning.seven import layered, seven_billion
+from tests.orchestrator.planning.test_choice import GB, ROOMY, drawn, network, node
 
 
 def seven(count: int) -> list[ModelProfile]:
@@ -198,6 +191,15 @@ def test_stages_as_they_are_asked_for() -> None:
     unknown = seven_billion()
     with pytest.raises(PlanError, match="does not fit in 2 stages"):
         Chooser([unknown] * 3, candidates, 512, network(3), stages=2).best()
+
+
+@pytest.mark.parametrize("count", [4, 7])
+def test_nodes_that_are_named_keep_their_order(count: int) -> None:
+    candidates = [node(number, (1 + number * 5 % 7) * 10e9) for number in range(count)]
+    asked = Chooser(seven(count), candidates, 512, network(count, 4e-3), required=range(count), stages=2).best()
+    assert (asked.members, len(asked.arrangement)) == (tuple(range(count)), 2)
+    free = Chooser(seven(count), candidates, 512, network(count, 4e-3), stages=2).best()
+    assert free.forecast.token_s <= asked.forecast.token_s
 
 
 def test_requests_at_a_time_are_balanced_over_stages() -> None:

@@ -51,7 +51,7 @@ from motley.transport.cuda.driver import CudaDriver
 from motley.transport.cuda.errors import CudaError
 from motley.transport.cuda.host_step import HostStep
 from motley.transport.cuda.stream import CudaStream
-from tests.models.cases import BLOCKS, Case, LocalSession, others_soak, uneven_shares
+from tests.models.cases import BLOCKS, Case, LocalSession, others_soak, staged_shares, uneven_shares
 from tests.models.local_group import LocalGroup
 from tests.models.long_text import regret, write_texts
 from tests.pairs import pairwise as every_pair
@@ -104,6 +104,17 @@ def test_transformers_logits_at_any_split(case: Case, ranks: int, tmp_path: Path
         assert group.step(case.tokens[:2], 0, wanted=0).shape == (0, case.model.vocabulary)
         drivers = [engine._driver for engine in group.engines if isinstance(engine, CudaEngine)]
     assert [driver.live for driver in drivers if isinstance(driver, HostDriver)] == [0] * ranks
+
+
+@pytest.mark.parametrize("case", known_cases()[:2], ids=str)
+def test_stages_hand_on_residuals_of_all_rows(case: Case, tmp_path: Path) -> None:
+    count = len(case.model.layers)
+    shares = staged_shares(units(case.model, "fp32", 32), [(range(1), 2), (range(1, count), 1)])
+    options = EngineOptions(extra={"host_step": "function"})
+    with LocalSession(case.folder, on_host, shares, tmp_path, options=options) as group:
+        for start, stop in ((0, 5), (5, 6), (6, 8)):
+            got = group.step(case.tokens[start:stop], start, wanted=1)
+            assert error(got, case.logits[stop - 1 : stop]) < TOLERANCE
 
 
 @pytest.mark.parametrize("case", refused_cases(), ids=str)

@@ -21,7 +21,7 @@ from motley.plugins.onnxruntime.engine import OnnxRuntimeEngine
 from motley.plugins.onnxruntime_gpu.device import Mirror, upload
 from motley.plugins.onnxruntime_gpu.engine import WebGpuEngine
 from motley.plugins.reference.engine import ReferenceEngine
-from tests.models.cases import TELLING, Case, LocalSession, golden_case, golden_cases, uneven_shares
+from tests.models.cases import TELLING, Case, LocalSession, golden_case, golden_cases, staged_shares, uneven_shares
 from tests.plugins.windows import TOKENS, texts
 
 CLOSE = 1e-4
@@ -70,6 +70,16 @@ def test_golden_models(case: Case, ranks: int, tmp_path: Path) -> None:
     exact = quantisation == "fp32"
     expected = case.logits if exact else logits_of(case, ReferenceEngine, 1, quantisation, tmp_path / "reference")
     assert_close(got, expected)
+
+
+def test_stages_of_other_engines(tmp_path: Path) -> None:
+    """A GPU has a stage, and shares one with a processor."""
+    case = golden_case("qwen2-some-windows")
+    count = len(case.model.layers)
+    shares = staged_shares(units(case.model, "fp32", 32), [(range(1), 1), (range(1, count), 2)])
+    with LocalSession(case.folder, [WebGpuEngine, WebGpuEngine, OnnxRuntimeEngine], shares, tmp_path) as session:
+        got = np.concatenate([session.step(case.tokens[:7], 0), session.step(case.tokens[7:8], 7)])
+    assert_close(got, case.logits[:8])
 
 
 @pytest.mark.parametrize("name", ["qwen2-some-windows", "gpt-oss", "gemma3"])

@@ -37,7 +37,7 @@ from motley.plugins.segments import Reduction
 from motley.plugins.tensorrt.builds import Library
 from motley.plugins.tensorrt.lowering import Part
 from motley.transport.errors import PeerLost
-from tests.models.cases import Case, LocalSession, uneven_shares, whole_share
+from tests.models.cases import Case, LocalSession, staged_shares, uneven_shares, whole_share
 from tests.models.local_group import LocalGroup, LocalMember
 from tests.pairs import pairwise
 from tests.plugins.known_cases import known_cases
@@ -285,6 +285,17 @@ def test_where_tensorrt_cannot_sum_inside_there_is_an_engine_per_segment(
     with open_session(case, tensorrt.WholeTensorRTEngine, shares, tmp_path) as session:
         assert session.step(case.tokens[:4], 0).size
     assert "'tensorrt-whole' runs as 'tensorrt' does, with an engine per segment: TensorRT sums inside" in caplog.text
+
+
+@pytest.mark.usefixtures("without_gpu")
+@pytest.mark.parametrize("factory", ENGINES)
+def test_stages_hand_on_residuals_of_all_rows(factory: EngineFactory, tmp_path: Path) -> None:
+    case = CASES[0]
+    count = len(case.model.layers)
+    shares = staged_shares(units(case.model, "fp32", 32), [(range(1), 2), (range(1, count), 1)])
+    with open_session(case, factory, shares, tmp_path) as session:
+        got = np.concatenate([session.step(case.tokens[:5], 0, wanted=1), session.step(case.tokens[5:6], 5)])
+    assert error(got, case.logits[4:6]) < FP32_TOLERANCE
 
 
 @pytest.mark.usefixtures("without_gpu")
