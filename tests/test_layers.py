@@ -29,11 +29,12 @@ DAEMON = {
     "sampling": set[str](),
     "text": {"sampling", "weights"},
     "models": {"text", "weights"},
+    "adapters": {"models", "weights"},
     "lending": {"machine", "weights"},
     "loading": {"lending", "models", "weights"},
     "experts": {"loading", "machine", "models", "pipe", "weights"},
     "caches": {"pipe"},
-    "rank": {"caches", "experts", "loading", "machine", "models", "pipe", "sampling", "weights"},
+    "rank": {"adapters", "caches", "experts", "loading", "machine", "models", "pipe", "sampling", "weights"},
     "worker": {"caches", "experts", "lending", "loading", "machine", "models", "pipe", "rank", "sampling", "weights"},
     "node": {"lending", "loading", "machine", "models", "pipe", "text", "weights"},
 }
