@@ -399,6 +399,8 @@ class Schedule:
     def _choose(self, plan: Plan) -> None:
         """Choose the parts of a step."""
         able = [request for request in self.active if self._room(request)]
+        if not able:
+            return
         answered = [request for request in able if request.left == 1]
         prompts = [request for request in able if request.left > 1]
         if self._steps % OLDEST_FIRST:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, count, islice
 from typing import Any
@@ -16,11 +16,13 @@ from typing import Any
 import numpy as np
 
 from motley.daemon.pipe.daemon import Commands, Tell
+from motley.daemon.rank.adapters.leading import LeadingAdapters
 from motley.daemon.rank.all_ranks import AllRanks, by_row
 from motley.daemon.rank.blocks.cache_blocks import BlockStore
 from motley.daemon.rank.blocks.far_caches import FarCaches
 from motley.daemon.rank.blocks.kept_block import plan_of
 from motley.daemon.rank.blocks.kept_prefixes import KeptPrefixes
+from motley.daemon.rank.blocks.roots import root_of
 from motley.daemon.rank.blocks.window_blocks import WindowBlocks
 from motley.daemon.rank.client import Client, logprob_row
 from motley.daemon.rank.constraints import Preparing
@@ -80,6 +82,7 @@ class Scheduler:
         tell: tells the daemon `tokens` and `activity`.
         check: called now and then while there is nothing to do, to see whether everyone is still there.
         held: whether other machines keep the far ones of the blocks.
+        adapters: slots for them that every rank has.
         report: called after each request, to tell where this rank's time went.
         draft_model: guesses tokens; None: there is none.
         step_ms: what the latest decode steps have taken, in milliseconds.
@@ -98,6 +101,7 @@ class Scheduler:
     report: Callable[[], None]
     draft_model: DraftModel | None = None
     held: bool = False
+    adapters: int = 0
     step_ms: deque[float] = field(default_factory=lambda: deque(maxlen=STEP_HISTORY))
 
     def __post_init__(self) -> None:
@@ -114,6 +118,8 @@ class Scheduler:
         self._far = FarCaches(self.held, self._ranks.told)
         self._kept: KeptPrefixes | None = None
         """There are such once there is a schedule, if the session keeps prefixes."""
+        self._adapters: LeadingAdapters | None = None
+        """There is one once somebody has asked for any."""
         self._stuck = False
         """Whether nothing could be computed in the last step."""
 
@@ -133,15 +139,18 @@ class Scheduler:
                 self._obey(command)
             for order, came, constraint in self._preparing.ready():
                 self._accept_constrained(order, came, constraint)
+            spreads = self._adapters is not None and self._adapters.busy
+            if self._adapters is not None and spreads:
+                self._fail_for(self._adapters.advance())
             if self._kept and self._kept.restoring:
                 self._kept.restore()
                 more_to_do = True
             elif self._busy:
                 self._advance(self._made_schedule())
-                more_to_do = False
+                more_to_do = spreads
             else:
                 self.check()
-                more_to_do = self._keep()
+                more_to_do = self._keep() or spreads
             self._show_life(time.perf_counter())
 
     def keep_prefixes(self, seconds: float) -> None:
@@ -188,6 +197,8 @@ class Scheduler:
                 self._cancel(command.cancel)
             case "hold":
                 self._hold(command.hold)
+            case "adapter":
+                self._led_adapters().order(command.adapter)
 
     def _accept_constrained(self, decode: wp.Decode, came: float, constraint: Callable[[], Constraint]) -> None:
         """Accept a request that has come at `came`, and whose constraint is prepared, or cannot be."""
@@ -210,20 +221,41 @@ class Scheduler:
             decode.sampling.top_k = 0
             params = replace(params, top_k=0)
         prompt = len(decode.prompt)
-        root = prompt if prompt > self.alike else 0
+        adapter = decode.adapter
+        if adapter.fingerprint and not self.adapters:
+            self._refuse(decode, "this session was started without room for adapters")
+            return
         request = Request(
             arrived=next(self._arrivals),
             tokens=[*decode.prompt, *decode.written],
             prompt=prompt,
             longest=prompt + decode.max_tokens,
-            root=root,
+            root=root_of(prompt, self.alike, adapter.fingerprint),
             lookup=None if decode.without_drafts else Lookup(),
             sampling=decode.sampling,
+            adapter=adapter.fingerprint,
         )
         client = Client(decode, params, request, arrived=now, spoken=now, constraint=constraint)
         self._clients[request] = client
         self._made_schedule().add(request)
+        if adapter.fingerprint:
+            self._led_adapters().want(adapter)
         self._shorten(client)
+
+    def _led_adapters(self) -> LeadingAdapters:
+        """What rank 0 does about adapters, once there is a schedule, which this makes."""
+        schedule = self._made_schedule()
+        if self._adapters is None:
+            self._adapters = LeadingAdapters(schedule.adapters, self._ranks.told, self.tell)
+        return self._adapters
+
+    def _fail_for(self, failed: Mapping[str, str]) -> None:
+        """End the requests that wait for adapters which cannot be had, by fingerprint, for these reasons."""
+        for request, client in list(self._clients.items()):
+            if request.slot < 0 and request.adapter in failed:
+                self._end(client)
+                failure = pb.Failure(code="adapter_unavailable", message=failed[request.adapter])
+                self._say(client.decode.request_id, finish="error", failure=failure)
 
     def _cancel(self, request_id: str) -> None:
         if self._preparing.cancel(request_id):
@@ -259,7 +291,13 @@ class Scheduler:
             drafting = Drafting(self.draft_model) if self.draft_model else None
             spans = min(each.spans for each in able)
             self._schedule = Schedule(
-                store, pace, sequences=sequences, spans=spans, rows=self.max_rows, drafting=drafting
+                store,
+                pace,
+                sequences=sequences,
+                spans=spans,
+                rows=self.max_rows,
+                drafting=drafting,
+                adapters=self.adapters,
             )
             if (file := self.executor.kept) is not None:
                 self._kept = KeptPrefixes(file, plan_of([each.plan for each in able]), store, self._ranks.told)
@@ -274,12 +312,15 @@ class Scheduler:
             self._ranks.do(Renumber(np.array(plan.moved, np.int32)))
         for slot in plan.closed:
             self._ranks.do(Close(slot))
+        if plan.loads:
+            self._fail_for(self._led_adapters().load(plan.loads))
         for request in plan.opened:
-            sampling = request.sampling.SerializeToString()
-            self._ranks.do(Open(request.slot, request.prompt, sampling, np.array(request.tokens, np.int32)))
-        self._stuck = not plan.parts and not self._far.losing
-        if self._stuck:
+            sampling, tokens = request.sampling.SerializeToString(), np.array(request.tokens, np.int32)
+            self._ranks.do(Open(request.slot, request.prompt, sampling, tokens, request.adapter_slot))
+        if not plan.parts and not self._far.losing:
+            self._stuck = not plan.loads
             return
+        self._stuck = False
         wanted = sum(part.wanted for part in plan.parts)
         told = self._told_of(plan, wanted > 0) if plan.parts else []
         if self._far.losing:
@@ -428,6 +469,9 @@ class Scheduler:
         activity = self._made_schedule().activity
         activity.trouble = "; ".join(filter(None, (self._far.trouble, self._kept.trouble if self._kept else "")))
         activity.blocks_on_disk = self._kept.count if self._kept else 0
+        table = self._made_schedule().adapters
+        activity.adapters.extend(table.loaded)
+        activity.adapter_loads = table.loads
         return activity
 
     def _withdraw(self, request: Request, broken: bool = False) -> None:

@@ -70,8 +70,11 @@ class Engine:
     """Which of the moves, by number, find a disk that cannot be written to."""
     holder: Holder | None = None
     """Has the far blocks."""
+    slots: Mapping[int, int] = field(default_factory=dict)
+    """The number of the adapter in each slot, above 0."""
     held: NDArray[np.int64] = field(init=False)
-    """i64[count + far, tokens]: the token of each place of each block."""
+    """i64[count + far, tokens]: the token of each place of each block, and that of the adapter that it was computed
+    with, times 1000: another one, and the logits are others."""
     windowed: NDArray[np.int64] = field(init=False)
     """i64[windowed, tokens]: the same of a layer with a window."""
     moves: int = 0
@@ -116,7 +119,7 @@ class Engine:
                 block, place = divmod(position, self.blocks.tokens)
                 written.append((int(span.blocks[block]), place))
                 assert written[-1][0] < self.blocks.count, "a far block is written to"
-                self.held[written[-1]] = next(rows)
+                self.held[written[-1]] = next(rows) + 1000 * (self.slots[span.adapter] if span.adapter else 0)
                 if span.windowed is not None:
                     self.windowed[span.windowed[block], place] = self.held[written[-1]]
         assert len(set(written)) == len(written), "two spans write to the same place"
@@ -229,6 +232,8 @@ class Session:
         kept: the files in which each rank keeps blocks between two sessions; empty: none are kept.
         lost_after: steps after which the far blocks of the last rank are lost; None: never.
         held: whether another machine keeps them; else each rank has them on its disk.
+        adapted: what each rank has of adapters; empty: there are no slots for any.
+        slots: for adapters.
     """
 
     def __init__(
@@ -244,6 +249,8 @@ class Session:
         lost_after: int | None = None,
         kept: Sequence[KeptFile] = (),
         held: bool = False,
+        adapted: Sequence[Any] = (),
+        slots: int = 0,
     ) -> None:
         last = len(most) - 1
         holders = [
@@ -259,6 +266,7 @@ class Session:
                 memory,
                 unwritable if rank == last else (),
                 holders[rank],
+                adapted[rank].slots if adapted else {},
             )
             for rank, spans in enumerate(most)
         ]
@@ -273,8 +281,9 @@ class Session:
                 Stats(),
                 cast(Any, engine.holder),
                 file,
+                own,
             )
-            for engine, file in zip_longest(self.engines, kept)
+            for engine, file, own in zip_longest(self.engines, kept, adapted)
         ]
         self.followers = Followers(executors[1:], told_of_steps)
         communicator = cast(Communicator, self.followers)
@@ -285,6 +294,8 @@ class Session:
         self.cached: dict[str, int] = {}
         """Tokens of the prompt of each request that were found in the caches."""
         self.signs_of_life: Counter[str] = Counter()
+        self.adapter_events: dict[str, pb.AdapterEvent] = {}
+        """What became of orders about adapters."""
         self.activities: list[pb.Activity] = []
         """What the daemon has been told of all requests together."""
         self._scheduler = Scheduler(
@@ -301,6 +312,7 @@ class Session:
             report=lambda: None,
             draft_model=draft.model if draft else None,
             held=held,
+            adapters=slots,
         )
         self._draft = draft
 
@@ -310,15 +322,20 @@ class Session:
         arrivals: Mapping[str, int] | None = None,
         cancels: Collection[tuple[int, str]] = (),
         holds: Collection[tuple[int, str, bool]] = (),
+        orders: Collection[tuple[int, pb.AdapterOrder]] = (),
     ) -> None:
-        """Answer all requests, which arrive, are cancelled, held and go on in given rounds of the scheduler."""
+        """Answer all requests, which arrive, are cancelled, held and go on in given rounds of the scheduler, in
+        which things are ordered of adapters, too."""
         rounds = count()
 
         def commands(_timeout: float) -> Iterator[wp.WorkerCommand]:
             now = next(rounds)
             assert now < 10_000, f"{len(requests) - len(self.ends)} requests never end"
-            if len(self.ends) == len(requests):
+            if len(self.ends) == len(requests) and all(order.id in self.adapter_events for _, order in orders):
                 raise Done
+            for then, order in orders:
+                if now == then:
+                    yield wp.WorkerCommand(adapter=order)
             for request in requests:
                 if now == (arrivals or {}).get(request.request_id, 0):
                     yield wp.WorkerCommand(decode=request)
@@ -346,7 +363,14 @@ class Session:
         """The messages of one kind that followers, if there are any, have had."""
         return [message for message in self.followers.messages if isinstance(message, kind)]
 
-    def _tell(self, tokens: wp.Tokens | None = None, activity: pb.Activity | None = None) -> None:
+    def _tell(
+        self,
+        tokens: wp.Tokens | None = None,
+        activity: pb.Activity | None = None,
+        adapter: pb.AdapterEvent | None = None,
+    ) -> None:
+        if adapter is not None:
+            self.adapter_events[adapter.id] = adapter
         if activity is not None:
             self.activities.append(activity)
         if tokens is not None:
