@@ -29,6 +29,7 @@ DAEMON = {
     "sampling": set[str](),
     "text": {"sampling", "weights"},
     "models": {"text", "weights"},
+    "adapters": {"models", "weights"},
     "lending": {"machine", "weights"},
     "loading": {"lending", "models", "weights"},
     "experts": {"loading", "machine", "models", "pipe", "weights"},
