@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import ml_dtypes
 import numpy as np
@@ -21,6 +21,13 @@ def is_adapted(node: onnx.NodeProto) -> bool:
     return node.domain == DOMAIN and node.op_type == ADAPTED
 
 
+def parts_of(node: onnx.NodeProto) -> Iterator[tuple[str, int, int]]:
+    """The parts of an Adapted node in their order: the name of each, its columns of y, and those of x."""
+    attributes = attributes_of(node)
+    for part, width in zip(attributes["parts"], attributes["widths"], strict=True):
+        yield part.decode(), width, attributes["columns"]
+
+
 def refuse_adapters(engine: str, graph: RankGraph) -> None:
     """Refuse a graph with slots for adapters, for an engine that cannot compute with any.
 
@@ -35,74 +42,68 @@ def refuse_adapters(engine: str, graph: RankGraph) -> None:
 
 
 class AdapterSlots:
-    """The slots of an engine: what each of them has, by the names of the graph's parts."""
+    """The slots of an engine for adapters.
+
+    Attributes:
+        taken: the slots that have an adapter.
+    """
 
     def __init__(self, engine: str, graph: RankGraph) -> None:
         self._engine = engine
         self._count = graph.adapters
         self._shapes: dict[str, tuple[int, int]] = {}
-        """(N, K) of each part."""
+        """(N, K) of each part of the graph."""
         for node in filter(is_adapted, graph.proto.graph.node):
-            attributes = attributes_of(node)
-            for name, width in zip(attributes["parts"], attributes["widths"], strict=True):
-                self._shapes[name.decode()] = width, attributes["columns"]
-        self._loaded: dict[int, Mapping[str, AdapterProduct]] = {}
+            for part, width, columns in parts_of(node):
+                self._shapes[part] = width, columns
+        self.taken: set[int] = set()
 
-    def load(self, slot: int, products: Mapping[str, AdapterProduct]) -> None:
-        """Keep what a slot has from now on.
-
-        Raises:
-            EngineError: see `motley.plugins.engine.AdaptedEngine.load_adapter`.
-        """
-        self._check(slot)
-        for name, product in products.items():
-            self._check_product(name, product)
-        self._loaded[slot] = dict(products)
-
-    def unload(self, slot: int) -> None:
-        """Forget what a slot has.
+    def check(self, slot: int) -> None:
+        """Make sure that there is a slot.
 
         Raises:
-            EngineError: there is no such slot.
+            EngineError: there is not.
         """
-        self._check(slot)
-        self._loaded.pop(slot, None)
-
-    def products(self, part: str) -> dict[int, AdapterProduct]:
-        """What the slots have for a part of the graph: those that have anything, by their numbers."""
-        found = {slot: products[part] for slot, products in self._loaded.items() if part in products}
-        return {slot: product for slot, product in found.items() if len(product.down)}
-
-    def rows(self, spans: Sequence[Span]) -> dict[int, list[int]]:
-        """The rows of a step that each slot's adapter computes, by the slots' numbers.
-
-        Raises:
-            EngineError: a span's slot is empty, or there is none of its number.
-        """
-        rows: dict[int, list[int]] = {}
-        begin = 0
-        for span in spans:
-            if span.adapter:
-                if span.adapter not in self._loaded:
-                    raise EngineError(f"engine {self._engine!r} has no adapter in slot {span.adapter}")
-                rows.setdefault(span.adapter, []).extend(range(begin, begin + span.rows))
-            begin += span.rows
-        return rows
-
-    def _check(self, slot: int) -> None:
         if not 1 <= slot <= self._count:
             raise EngineError(
                 f"engine {self._engine!r} has no slot {slot} for an adapter; it has {self._count}, numbered from 1"
             )
 
-    def _check_product(self, name: str, product: AdapterProduct) -> None:
-        if name not in self._shapes:
-            raise EngineError(f"an adapter is of {name!r}, which engine {self._engine!r} does not multiply with here")
-        width, columns = self._shapes[name]
+    def fitting(self, slot: int, products: Mapping[str, AdapterProduct]) -> dict[str, AdapterProduct]:
+        """What a slot is to have, without products of rank 0.
+
+        Raises:
+            EngineError: see `motley.plugins.engine.AdaptedEngine.load_adapter`.
+        """
+        self.check(slot)
+        for part, product in products.items():
+            self._check_product(part, product)
+        return {part: product for part, product in products.items() if len(product.down)}
+
+    def rows(self, spans: Sequence[Span]) -> dict[int, list[int]]:
+        """The rows of a step that each slot's adapter computes, by the slots.
+
+        Raises:
+            EngineError: a span's slot has no adapter.
+        """
+        rows: dict[int, list[int]] = {}
+        begin = 0
+        for span in spans:
+            if span.adapter:
+                if span.adapter not in self.taken:
+                    raise EngineError(f"engine {self._engine!r} has no adapter in slot {span.adapter}")
+                rows.setdefault(span.adapter, []).extend(range(begin, begin + span.rows))
+            begin += span.rows
+        return rows
+
+    def _check_product(self, part: str, product: AdapterProduct) -> None:
+        if part not in self._shapes:
+            raise EngineError(f"an adapter is of {part!r}, which engine {self._engine!r} does not multiply with here")
+        width, columns = self._shapes[part]
         rank = len(product.down)
         for factor, shape in ((product.down, (rank, columns)), (product.up, (width, rank))):
             if factor.shape != shape or factor.dtype not in FACTOR_TYPES or not factor.flags.c_contiguous:
                 raise EngineError(
-                    f"an adapter's matrix for {name!r} should be {list(shape)} of float32, float16 or bfloat16, row by"
+                    f"an adapter's matrix for {part!r} should be {list(shape)} of float32, float16 or bfloat16, row by"
                     f" row, and is {factor.dtype}{list(factor.shape)}"
                 )

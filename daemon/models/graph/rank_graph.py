@@ -39,7 +39,7 @@ from motley.daemon.models.graph.nodes import Nodes, declared_value, whole_model
 from motley.daemon.models.graph.rank_norms import lower_whole_norm
 from motley.daemon.models.graph.rank_sums import RankSums
 from motley.daemon.models.keys import ConfigError
-from motley.daemon.weights.spec import SHARE_FILE, Placed, lay_out
+from motley.daemon.weights.spec import SHARE_FILE, Piece, Placed, lay_out
 from motley.plugins.engine import DOMAIN, F32, CacheBlocks, CacheSpec, RankGraph
 from motley.protocol import CACHE_BLOCK
 
@@ -70,6 +70,10 @@ class Declared:
     context: int
     """The longest sequence, tokens."""
     blocks: CacheBlocks
+    adapters: int
+    """See `RankGraph.adapters`."""
+    adapted: Mapping[str, tuple[Piece, ...]]
+    """What this rank has of the matrices that adapters may add to, by the parts' names in the graph's Adapted nodes."""
 
     @property
     def cache_bytes(self) -> int:
@@ -89,6 +93,7 @@ class Declared:
             vocabulary=len(self.words),
             context=self.context,
             blocks=self.blocks,
+            adapters=self.adapters,
         )
 
 
@@ -104,6 +109,7 @@ def build_rank_graph(
     experts_elsewhere: bool = False,
     beside: Collection[str] = (),
     blocks: CacheBlocks | None = None,
+    adapters: int = 0,
 ) -> Declared:
     """Declare what one rank computes and which weights it needs for it.
 
@@ -116,6 +122,8 @@ def build_rank_graph(
         experts_elsewhere: the ranks are a trunk without routed experts.
         beside: how other ranks hold the matrices, which their units suit too.
         blocks: of the KV caches; None: as many of the usual size as one sequence may need.
+        adapters: how many slots for adapters there are. They may add to every product of the layers with a matrix of
+            the model, but those of routed experts.
 
     Raises:
         ConfigError: the encoding or the context is not possible for this model.
@@ -126,7 +134,7 @@ def build_rank_graph(
     cut = units(model, quantisation, block, stored, exact, beside)
     validate_shares(cut, shares)
     blocks = blocks or CacheBlocks(ceil(context / CACHE_BLOCK), CACHE_BLOCK)
-    return _RankNodes(model, cut, shares, rank, experts_elsewhere).build(context, blocks)
+    return _RankNodes(model, cut, shares, rank, experts_elsewhere).build(context, blocks, adapters)
 
 
 class _RankNodes(RankSums):
@@ -139,15 +147,17 @@ class _RankNodes(RankSums):
         words = self.holding.ranges(model.embedding.out)
         self.words = words[0] if words else range(0)
 
-    def build(self, context: int, blocks: CacheBlocks) -> Declared:
+    def build(self, context: int, blocks: CacheBlocks, adapters: int) -> Declared:
         """Lower the whole model."""
         model = self.model
         self.given(model.layers[0].x, "hidden")  # whichever layer of a whole model it is
         if model.embedding_scale != 1.0:
             scale = self.floats(model.embedding_scale)
             self.given(model.layers[0].x, self.node("Mul", ["hidden", scale], "hidden.scaled"))
+        self.adapts = adapters > 0
         for layer in model.layers:
             self._lower_layer(layer)
+        self.adapts = False
         if self.words:
             last = self.read(model.layers[-1].y)
             self.given(model.head_x, self.node("Gather", [last, "rows"], model.head_x.name, axis=0))
@@ -192,6 +202,8 @@ class _RankNodes(RankSums):
             words_per_unit=self.cut.vocabulary_rows,
             context=context,
             blocks=blocks,
+            adapters=adapters,
+            adapted=self.adapted,
         )
 
     def _lower_layer(self, layer: Layer) -> None:
