@@ -13,8 +13,9 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-CONFIG = "adapter_config.json"
-WEIGHTS = "adapter_model.safetensors"
+from motley.daemon.adapters.config import CONFIG
+from motley.daemon.adapters.reading import WEIGHTS
+
 FOLDER = "adapters"
 """What the folder of the adapters is called, in that of the shares."""
 PIECE_BYTES = 1 << 20

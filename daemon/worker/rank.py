@@ -146,6 +146,7 @@ class Rank:
             report=lambda: self._report(loaded.executor, list(scheduler.step_ms)),
             draft_model=draft_model,
             held=self._holder is not None,
+            adapters=self._assignment.adapters,
         )
         try:
             scheduler.run(self._daemon.commands)

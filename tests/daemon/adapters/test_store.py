@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from motley.daemon.adapters import store
-from motley.daemon.adapters.store import CONFIG, WEIGHTS, AdapterStore, AdapterStoreError, read_piece, size_of
+from motley.daemon.adapters.config import CONFIG
+from motley.daemon.adapters.reading import WEIGHTS
+from motley.daemon.adapters.store import AdapterStore, AdapterStoreError, read_piece, size_of
 
 A_LOT = 1 << 40
 

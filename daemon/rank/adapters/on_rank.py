@@ -1,0 +1,163 @@
+"""What one rank has of the adapters of its session: their files on this machine's disk, its share of them in slots."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from motley.daemon.adapters.config import CONFIG
+from motley.daemon.adapters.cutting import cut_adapter
+from motley.daemon.adapters.reading import Adapter, read_adapter
+from motley.daemon.adapters.store import AdapterStore, AdapterStoreError, read_piece, size_of
+from motley.daemon.models.description.model import Model
+from motley.daemon.models.graph.rank_graph import Declared
+from motley.daemon.models.keys import ConfigError
+from motley.daemon.rank.adapters.messages import (
+    FindAdapter,
+    FoundAdapter,
+    LoadAdapter,
+    Piece,
+    ReadAdapter,
+    WriteAdapter,
+)
+from motley.daemon.rank.steps import Moved, StepError
+from motley.daemon.weights.checkpoints.checkpoint import CheckpointError
+from motley.daemon.weights.hub import stays_inside
+from motley.plugins.engine import AdaptedEngine, AdapterProduct, EngineMemoryError, Factor
+
+_WRONG = (AdapterStoreError, CheckpointError, ConfigError)
+
+
+@dataclass
+class RankAdapters:
+    """See `motley.daemon.rank.executor.Adapters`.
+
+    Attributes:
+        engine: has the slots.
+        model: whose adapters they are.
+        declared: this rank's share of it.
+        number: of this rank.
+        slots: that the engine has.
+        rank: the largest that a product of an adapter may have.
+        store: has what other ranks have sent.
+        models: the folder in which sources are looked up, if there is one.
+        load_s: seconds that the last loading has taken.
+    """
+
+    engine: AdaptedEngine
+    model: Model
+    declared: Declared
+    number: int
+    slots: int
+    rank: int
+    store: AdapterStore
+    models: Path | None
+    load_s: float = 0.0
+    _places: dict[str, Path] = field(default_factory=dict)
+    """Where the files of adapters are, as far as they have been looked for."""
+
+    def do(self, message: FindAdapter | ReadAdapter | WriteAdapter | LoadAdapter) -> FoundAdapter | Piece | Moved:
+        """Do what rank 0 says, and say how it went.
+
+        Raises:
+            StepError: there is no such slot.
+            motley.plugins.engine.EngineError: the engine cannot have what every other rank has.
+        """
+        match message:
+            case FindAdapter(fingerprint, source):
+                return self._find(fingerprint, source)
+            case ReadAdapter(holder, fingerprint, start):
+                try:
+                    return Piece(read_piece(self._place(fingerprint), start) if holder == self.number else b"")
+                except AdapterStoreError as error:
+                    return Piece(trouble=str(error))
+            case WriteAdapter(fingerprint, start, size, data):
+                try:
+                    if fingerprint not in self._places:
+                        self.store.write(fingerprint, start, size, data)
+                except AdapterStoreError as error:
+                    return Moved(str(error))
+                return Moved()
+            case LoadAdapter(fingerprint, slot):
+                if not 1 <= slot <= self.slots:
+                    raise StepError(f"an adapter is for slot {slot}; there are {self.slots}")
+                return self._load(fingerprint, slot)
+
+    def close(self) -> None:
+        """Forget what has come of an adapter of which the rest does not come."""
+        self.store.close()
+
+    def _find(self, fingerprint: str, source: str) -> FoundAdapter:
+        trouble = f"no node of this session has a folder {source!r} with an adapter"
+        for place in self._candidates(fingerprint, source):
+            try:
+                adapter = self._read(place)
+                size = size_of(place)
+            except _WRONG as error:
+                trouble = str(error)
+                continue
+            if fingerprint and adapter.fingerprint != fingerprint:
+                trouble = f"{place} has changed: it is another adapter than it was; add it again"
+                continue
+            self._places[adapter.fingerprint] = place
+            return FoundAdapter(adapter.fingerprint, max(adapter.ranks, default=0), adapter.bytes, size)
+        return FoundAdapter("", trouble=trouble)
+
+    def _candidates(self, fingerprint: str, source: str) -> list[Path]:
+        """The folders in which an adapter may be."""
+        kept = self.store.find(fingerprint) if fingerprint else None
+        places = [kept] if kept else []
+        if source and not source.startswith(("//", "\\\\")):  # a network path would make this machine log in there
+            places.append(Path(source).absolute())
+            if self.models is not None and stays_inside(source):
+                places.append((self.models / source).absolute())
+        return [place for place in places if (place / CONFIG).is_file()]
+
+    def _read(self, place: Path) -> Adapter:
+        """An adapter that fits the model and a slot.
+
+        Raises:
+            AdapterStoreError, CheckpointError, ConfigError: it does not.
+        """
+        adapter = read_adapter(place, self.model)
+        largest = max(adapter.ranks, default=0)
+        if largest > self.rank:
+            raise AdapterStoreError(
+                f"{place} has matrices of rank {largest}; this session has room for adapters of rank {self.rank}: start"
+                f" it with --adapter-rank {largest}"
+            )
+        return adapter
+
+    def _place(self, fingerprint: str) -> Path:
+        place = self._places.get(fingerprint) or self.store.find(fingerprint)
+        if place is None:
+            raise AdapterStoreError(f"the files of adapter {fingerprint[:12]} are not here any more")
+        return place
+
+    def _load(self, fingerprint: str, slot: int) -> Moved:
+        began = time.perf_counter()
+        try:
+            place = self._place(fingerprint)
+            adapter = self._read(place)
+            if adapter.fingerprint != fingerprint:
+                raise AdapterStoreError(f"{place} has changed: it is another adapter than it was; add it again")
+            self.engine.load_adapter(slot, _own(cut_adapter(adapter, self.declared)))
+        except (*_WRONG, EngineMemoryError) as error:
+            self._places.pop(fingerprint, None)
+            return Moved(str(error))
+        self.load_s = time.perf_counter() - began
+        return Moved()
+
+
+def _own(products: Mapping[str, AdapterProduct]) -> dict[str, AdapterProduct]:
+    """The same in memory of their own: a slice keeps all of the matrix that it is of."""
+
+    def owned(factor: Factor) -> Factor:
+        whole = factor.base
+        return factor if not isinstance(whole, np.ndarray) or whole.nbytes == factor.nbytes else factor.copy()
+
+    return {part: AdapterProduct(owned(each.down), owned(each.up)) for part, each in products.items()}
