@@ -20,6 +20,7 @@ from motley.orchestrator.api.asking import Asking
 from motley.orchestrator.api.door import IDLE_S, Door
 from motley.orchestrator.api.errors import errors_as_json
 from motley.orchestrator.api.guard import guard
+from motley.orchestrator.api.mesh.adapters import AdaptersApi
 from motley.orchestrator.api.mesh.experts import ExpertsApi
 from motley.orchestrator.api.mesh.nodes import NodesApi
 from motley.orchestrator.api.mesh.plans import PlansApi
@@ -201,6 +202,7 @@ class Orchestrator:
             *NodesApi(serving.nodes, sessions, serving.links, serving.rearranging).routes(),
             *SessionsApi(sessions, serving.lifecycle, serving.rearranging).routes(),
             *PlansApi(serving.forecasts).routes(),
+            *AdaptersApi(sessions, serving.adapters).routes(),
             *ExpertsApi(sessions, serving.upkeep).routes(),
             *OpenAiApi(sessions, asking).routes(),
             *ResponsesApi(asking).routes(),

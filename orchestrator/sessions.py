@@ -40,6 +40,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from motley.orchestrator.adapters import NamedAdapter
 from motley.orchestrator.assignments import Assignments
 from motley.orchestrator.experts.checksums import HostedError
 from motley.orchestrator.experts.hosts import ExpertHost, Holder, Member
@@ -57,6 +58,7 @@ from motley.orchestrator.workers import Away, CacheHolder, Rank, Worker
 from motley.protocol import MAX_RANKS
 from motley.protocol.mesh_pb2 import (
     Activity,
+    AdapterOrder,
     Assignment,
     Described,
     Failure,
@@ -169,6 +171,8 @@ class Session:
     """Where its ranks have far cache blocks, one for each rank; none: they have them themselves, or have none."""
     experts: ExpertMap | None = None
     """Where its experts are; None: in the ranks' shares, or there are none."""
+    adapters: dict[str, NamedAdapter] = field(default_factory=dict)
+    """Those that its requests may name, by that."""
     forecast: Forecast | None = None
     """What its token was forecast to take when it was planned; None: not forecast."""
     activity: Activity | None = None
@@ -605,8 +609,13 @@ class Session:
             return [self._command(each, peers=self._peers(each)) for each in host.group]
         if all(worker.ready is not None for worker in self.workers):
             self.state, self.serves, self.deadline_from = State.READY, True, now
-            return self._go_on(now)
+            return self._pin_adapters() + self._go_on(now)
         return []
+
+    def _pin_adapters(self) -> list[Command]:
+        """Have the leader load those that stay loaded: that of the plan before had."""
+        pinned = [each.message for each in self.adapters.values() if each.pinned]
+        return [self._command(self.leader, adapter=AdapterOrder(adapter=each, pin=True)) for each in pinned]
 
     def _peers(self, worker: Worker) -> Peers:
         """The addresses that a worker needs: of all ranks and hosts and, if it belongs to a group, of that group."""
@@ -667,6 +676,7 @@ class Session:
         release: Release | None = None,
         placement: Placement | None = None,
         host: HostedExperts | None = None,
+        adapter: AdapterOrder | None = None,
     ) -> Command:
         command = RankCommand(
             session=self.id,
@@ -677,5 +687,6 @@ class Session:
             release=release,
             placement=placement,
             host=host,
+            adapter=adapter,
         )
         return worker.node_id, command

@@ -58,7 +58,7 @@ BENCH = {
 """By room, which others it may import."""
 
 ORCHESTRATOR = (
-    {"session_request", "nodes", "files", "identity", "certificates", "addresses", "limits"},
+    {"session_request", "adapters", "nodes", "files", "identity", "certificates", "addresses", "limits"},
     {"links"},
     {"planning"},
     {"workers"},

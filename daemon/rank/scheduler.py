@@ -142,6 +142,8 @@ class Scheduler:
             spreads = self._adapters is not None and self._adapters.busy
             if self._adapters is not None and spreads:
                 self._fail_for(self._adapters.advance())
+                if not self._adapters.busy:
+                    self.tell(activity=self._activity())
             if self._kept and self._kept.restoring:
                 self._kept.restore()
                 more_to_do = True

@@ -12,6 +12,7 @@ from aiohttp import web
 from pydantic import TypeAdapter
 
 from motley.orchestrator.api.anthropic.generates import COUNT, MESSAGES
+from motley.orchestrator.api.mesh.adapters import ADAPTER, PIN
 from motley.orchestrator.api.mesh.plans import PLAN
 from motley.orchestrator.api.mesh.session_parameters import SESSION
 from motley.orchestrator.api.openai.generates import CHAT, COMPLETION
@@ -28,6 +29,8 @@ _BODIES: dict[tuple[str, str], tuple[str, TypeAdapter[Any]]] = {
     ("POST", "/detokenize"): ("DetokenizeRequest", DETOKENIZE),
     ("POST", "/api/sessions"): ("SessionRequest", SESSION),
     ("POST", "/api/plan"): ("PlanBody", PLAN),
+    ("POST", "/api/adapters"): ("AdapterBody", ADAPTER),
+    ("POST", "/api/adapters/{model}/{name}/pin"): ("PinBody", PIN),
 }
 """What requests have as their bodies, by method and path; others have none."""
 _SCHEMAS = "#/components/schemas/"

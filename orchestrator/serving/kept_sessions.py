@@ -10,6 +10,7 @@ import contextlib
 import logging
 from pathlib import Path
 
+from motley.orchestrator.adapters import NamedAdapter
 from motley.orchestrator.files import write_private
 from motley.orchestrator.session_files import SessionFileError, pack, read
 from motley.orchestrator.session_table import SessionTable
@@ -24,6 +25,10 @@ RETURN_S = 30.0
 _log = logging.getLogger(__name__)
 
 
+_Version = tuple[int, tuple[NamedAdapter, ...]]
+"""What a session has that changes while it serves: its epoch, and its adapters."""
+
+
 class KeptSessions:
     """The sessions that are kept in a state folder."""
 
@@ -33,8 +38,8 @@ class KeptSessions:
             state_dir: None: nothing is kept.
         """
         self._folder = state_dir / FOLDER if state_dir else None
-        self._kept: dict[str, int] = {}
-        """Epochs by session, as the files have them."""
+        self._kept: dict[str, _Version] = {}
+        """By session, as the files have them."""
 
     def take_up(self, sessions: SessionTable, now: float) -> None:
         """Add the sessions that were kept; a file that holds none stays, and is named in the log."""
@@ -48,7 +53,7 @@ class KeptSessions:
                 _log.warning("%s: this session cannot be taken up: %s", file, error)
                 continue
             sessions.add(session)
-            self._kept[session.id] = session.epoch
+            self._kept[session.id] = _version_of(session)
             _log.info("session %s (%s) waits for its nodes", session.id, session.name)
 
     def note(self, session: Session) -> None:
@@ -60,9 +65,17 @@ class KeptSessions:
             if self._kept.pop(session.id, None) is not None:
                 with contextlib.suppress(OSError):
                     file.unlink()
-        elif session.state is State.READY and not session.experts and self._kept.get(session.id) != session.epoch:
-            self._kept[session.id] = session.epoch
+        elif (
+            session.state is State.READY
+            and not session.experts
+            and self._kept.get(session.id) != (version := _version_of(session))
+        ):
+            self._kept[session.id] = version
             try:
                 write_private(file, pack(session))
             except OSError as error:
                 _log.warning("%s: session %s would not outlive the orchestrator: %s", file, session.id, error)
+
+
+def _version_of(session: Session) -> _Version:
+    return session.epoch, tuple(session.adapters.values())
