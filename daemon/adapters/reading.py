@@ -209,12 +209,12 @@ def _missing(model: Model, config: AdapterConfig, given: Collection[str]) -> Ite
         return
     known = {_own_name(model, module) for module in given}
     for w in _matrices(model):
-        # The base may have the matrix by itself, or in a fused one.
-        places = [w.name, *(part.tensor for part in w.parts)]
-        modules = [place.removesuffix(_WEIGHT) for place in places]
-        if w.routes or not known.isdisjoint(modules):
+        # Where a family has a fused matrix, that is a module of the base, and the matrices in it are none.
+        own = {part.tensor.removesuffix(_WEIGHT) for part in w.parts} or {w.name.removesuffix(_WEIGHT)}
+        if w.routes or not known.isdisjoint([*own, w.name.removesuffix(_WEIGHT)]):
             continue
-        spelled = (prefix + own.removeprefix("model.") for own in modules for prefix in ("model.", *model.prefixes))
+        prefixes = ("model.", *model.prefixes)
+        spelled = (prefix + name.removeprefix("model.") for name in sorted(own) for prefix in prefixes)
         yield from list(filter(config.adapts, spelled))[:1]
 
 

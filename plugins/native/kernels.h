@@ -21,6 +21,8 @@
 #include "floats.h"
 #include "matmul_kernel.h"
 #include "rows_kernel.h"
+#include "adapted_kernel.h"
 #include "attention_kernel.h"
 
-#define KERNELS {TILE_ROWS, TILE_TOKENS, quantise, multiply, normalise, gate, cache_rows, turn_queries, attend, combine}
+#define KERNELS {TILE_ROWS, TILE_TOKENS, quantise,   multiply,     normalise, gate, \
+                 multiply_small, cache_rows, turn_queries, attend,    combine}

@@ -1,6 +1,7 @@
 /* What the library is made of: one table of functions for each level (kind of processor). */
 #ifndef MOTLEY_LIBRARY_H
 #define MOTLEY_LIBRARY_H
+#include "adapted.h"
 #include "attention.h"
 #include "matmul.h"
 #include "rows.h"
@@ -17,6 +18,7 @@ struct kernels {
     void (*multiply)(const struct plan *plan, int64_t row, int64_t end);
     void (*normalise)(const struct norm *norm);
     void (*gate)(const struct gated *gated);
+    void (*multiply_small)(const struct small_product *product);
     void (*cache_rows)(const struct attention *a, const struct span *span, const struct table *table, float *scratch);
     void (*turn_queries)(const struct piece *now);
     void (*attend)(const struct piece *now, int64_t stretch, int64_t kv_head);

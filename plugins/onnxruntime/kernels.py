@@ -11,9 +11,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from motley.plugins.adapters import parts_of
 from motley.plugins.block_holder import HeldLayer
 from motley.plugins.engine import SCALES
 from motley.plugins.mapped_share import Array
+from motley.plugins.native.adapted import AdaptedProduct, StepRows
 from motley.plugins.native.attention import Attending, LayerBlocks, Spans, bind_attention
 from motley.plugins.native.matmul import Pool, QuantisedMatrix
 from motley.plugins.native.rows import Action, bind_gated, bind_norm
@@ -46,8 +48,37 @@ class Attend:
     layer: HeldLayer
 
 
+@dataclass(frozen=True)
+class Adapt:
+    """What adapters add to a product that a segment ends with.
+
+    Attributes:
+        x: the name of what the product is made of.
+        y: the name of the product, before and after.
+        parts: the names of what lies side by side in it, by which adapters know them.
+    """
+
+    x: str
+    y: str
+    parts: tuple[str, ...]
+    product: AdaptedProduct
+
+    def bind(self, places: Mapping[str, Array], rows: StepRows) -> Action:
+        """Bind it to the places of its values, and to which rows are whose."""
+        return self.product.bind(places[self.x], places[self.y], rows)
+
+
+def adapt(then: Kernel, slots: int, pool: Pool) -> tuple[Adapt, dict[str, int]]:
+    """What computes an Adapted node, and the width of its operands and result by their names."""
+    (x, product), (y,) = then.operands, then.results
+    parts, widths, columns = zip(*parts_of(then.node), strict=True)
+    made = AdaptedProduct(columns[0], widths, slots, pool)
+    return Adapt(x, y, parts, made), {x: columns[0], product: sum(widths), y: sum(widths)}
+
+
 def kernel(then: Kernel, weight: Weight, pool: Pool) -> tuple[Bind, dict[str, int]]:
-    """What computes the node of a `Kernel` but attention, and the width of its operands and results by their names."""
+    """What computes the node of a `Kernel`, and the width of its operands and results by their names; see below for
+    attention, and above for what adapters add."""
     make = {PRODUCT: _product, NORM: _norm, GATED: _gated}[then.node.op_type]
     return make(then, weight, pool)
 
