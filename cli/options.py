@@ -14,7 +14,7 @@ from motley.cli.durations import seconds
 from motley.cli.errors import CliError
 from motley.cli.machine import fit_to_machine
 from motley.cli.show import console
-from motley.orchestrator.session_request import MAX_QUEUE, MAX_SEQUENCES
+from motley.orchestrator.session_request import MAX_ADAPTER_RANK, MAX_ADAPTERS, MAX_QUEUE, MAX_SEQUENCES
 from motley.protocol.wording import short_bytes
 
 if TYPE_CHECKING:
@@ -198,6 +198,27 @@ KeepPrefixes = Annotated[
         help="Keep the caches on every rank's disk: the next start with the same model, nodes and options begins with"
         " the prompts that this one knew.",
     ),
+]
+AdapterFolders = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--adapter",
+        metavar="NAME[=FOLDER]",
+        help="Answer with this LoRA adapter; with a folder (PEFT's format), the session gets to know it. May be"
+        " repeated: the first one answers.",
+    ),
+]
+Adapters = Annotated[
+    int | None,
+    typer.Option(
+        min=0,
+        max=MAX_ADAPTERS,
+        help="Adapters that there is room for at a time; more take turns. Default: none, or what --adapter needs.",
+    ),
+]
+AdapterRank = Annotated[
+    int | None,
+    typer.Option(min=1, max=MAX_ADAPTER_RANK, help="The largest rank of them that there is room for. Default: 64."),
 ]
 Name = Annotated[str | None, typer.Option(help="This node's name in the mesh. Default: the host's name.")]
 Memory = Annotated[str, typer.Option(help="Memory that ranks may use here, such as 6GB. Default: what is available.")]
