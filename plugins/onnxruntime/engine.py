@@ -145,17 +145,17 @@ class OnnxRuntimeEngine:
     def load_adapter(self, slot: int, products: Mapping[str, AdapterProduct]) -> None:
         fitting = self._slots.fitting(slot, products)
         for each in self._adapts:
-            each.product.unload(slot)
+            each.factors.unload(slot)
             for number, part in enumerate(each.parts):
                 if part in fitting:
-                    each.product.load(slot, number, *fitting[part])
+                    each.factors.load(slot, number, *fitting[part])
         self._slots.taken.add(slot)
 
     def unload_adapter(self, slot: int) -> None:
         self._slots.check(slot)
         self._slots.taken.discard(slot)
         for each in self._adapts:
-            each.product.unload(slot)
+            each.factors.unload(slot)
 
     def move(self, pairs: Sequence[tuple[int, int]]) -> None:
         holder, near = self._graph.holder, self._graph.blocks.count
@@ -332,6 +332,8 @@ class OnnxRuntimeEngine:
             for part in self._layers
             if isinstance(part.segment.then, Gathering)
         }
+        # What adapters add to a product is added where that lies.
+        places |= {own.product: places[own.y] for own in self._adapts}
         places |= self._blocks | self._far_blocks
         steps: list[Bound] = []
         adapted: list[Bound] = []

@@ -54,26 +54,28 @@ class Adapt:
 
     Attributes:
         x: the name of what the product is made of.
-        y: the name of the product, before and after.
+        product, y: the names of the product before and after; both are in the same place.
         parts: the names of what lies side by side in it, by which adapters know them.
+        factors: what the adapters in slots have for it.
     """
 
     x: str
+    product: str
     y: str
     parts: tuple[str, ...]
-    product: AdaptedProduct
+    factors: AdaptedProduct
 
     def bind(self, places: Mapping[str, Array], rows: StepRows) -> Action:
         """Bind it to the places of its values, and to which rows are whose."""
-        return self.product.bind(places[self.x], places[self.y], rows)
+        return self.factors.bind(places[self.x], places[self.y], rows)
 
 
 def adapt(then: Kernel, slots: int, pool: Pool) -> tuple[Adapt, dict[str, int]]:
     """What computes an Adapted node, and the width of its operands and result by their names."""
     (x, product), (y,) = then.operands, then.results
     parts, widths, columns = zip(*parts_of(then.node), strict=True)
-    made = AdaptedProduct(columns[0], widths, slots, pool)
-    return Adapt(x, y, parts, made), {x: columns[0], product: sum(widths), y: sum(widths)}
+    factors = AdaptedProduct(columns[0], widths, slots, pool)
+    return Adapt(x, product, y, parts, factors), {x: columns[0], product: sum(widths), y: sum(widths)}
 
 
 def kernel(then: Kernel, weight: Weight, pool: Pool) -> tuple[Bind, dict[str, int]]:
