@@ -393,6 +393,22 @@ def _size(option: str, typed: str) -> int:
         raise CliError(f"{option}: {error}") from None
 
 
+def parse_counts(option: str, text: str, at_most: int | None = None) -> list[int]:
+    """Read ``1,2``: whole numbers from 1 on.
+
+    Raises:
+        CliError: it is no such list.
+    """
+    try:
+        counts = [int(count) for count in text.split(",")]
+    except ValueError:
+        raise CliError(f"{option} wants whole numbers like 1,2, not {text!r}") from None
+    if any(count < 1 or count > (at_most or count) for count in counts):
+        limit = f"from 1 to {at_most}" if at_most else "from 1 on"
+        raise CliError(f"{option} wants numbers {limit}, not {text!r}")
+    return counts
+
+
 def parse_link(text: str) -> str:
     """Check a network to emulate; "" for ``none``.
 

@@ -413,18 +413,20 @@ class AdapterOrder(_message.Message):
     def __init__(self, id: _Optional[str] = ..., adapter: _Optional[_Union[Adapter, _Mapping]] = ..., pin: _Optional[bool] = ..., unpin: _Optional[bool] = ...) -> None: ...
 
 class AdapterEvent(_message.Message):
-    __slots__ = ("id", "fingerprint", "rank", "bytes", "failure")
+    __slots__ = ("id", "fingerprint", "rank", "bytes", "failure", "load_s")
     ID_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
+    LOAD_S_FIELD_NUMBER: _ClassVar[int]
     id: str
     fingerprint: str
     rank: int
     bytes: int
     failure: Failure
-    def __init__(self, id: _Optional[str] = ..., fingerprint: _Optional[str] = ..., rank: _Optional[int] = ..., bytes: _Optional[int] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ...) -> None: ...
+    load_s: float
+    def __init__(self, id: _Optional[str] = ..., fingerprint: _Optional[str] = ..., rank: _Optional[int] = ..., bytes: _Optional[int] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., load_s: _Optional[float] = ...) -> None: ...
 
 class Release(_message.Message):
     __slots__ = ()

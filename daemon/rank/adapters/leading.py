@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 
 from motley.daemon.pipe.daemon import Tell
@@ -84,26 +85,29 @@ class LeadingAdapters:
 
     def _tell_of(self, order: pb.AdapterOrder, spread: Spread) -> None:
         """An adapter that was ordered has come, or will not."""
-        found, trouble = spread.found, spread.trouble
+        found, trouble, load_s = spread.found, spread.trouble, 0.0
         if order.pin and not trouble:
-            trouble = self._pin(found.fingerprint)
-        event = pb.AdapterEvent(id=order.id, fingerprint=found.fingerprint, rank=found.rank, bytes=found.weights)
+            trouble, load_s = self._pin(found.fingerprint)
+        event = pb.AdapterEvent(
+            id=order.id, fingerprint=found.fingerprint, rank=found.rank, bytes=found.weights, load_s=load_s
+        )
         if trouble:
             event.failure.CopyFrom(pb.Failure(code="invalid_adapter", message=trouble))
         self._tell(adapter=event)
 
-    def _pin(self, adapter: str) -> str:
-        """Keep an adapter loaded; why it cannot be."""
+    def _pin(self, adapter: str) -> tuple[str, float]:
+        """Keep an adapter loaded; why it cannot be, and the seconds that it has taken to load it."""
         if not self.table.pin(adapter):
             pinned, count = len(self.table.pinned), self.table.count
             return (
                 f"{pinned} of {count} slots have pinned adapters, and one must be left for others: unpin one of them,"
                 " or start the session with more slots"
-            )
+            ), 0.0
         slot = self.table.place(adapter)
-        failed = (
-            self.load([(slot, adapter)]) if slot is not None else {}
-        )  # else it is loaded, or will be when asked for
+        if slot is None:  # it is loaded, or will be when somebody asks for it
+            return "", 0.0
+        began = time.perf_counter()
+        failed = self.load([(slot, adapter)])
         if failed:
             self.table.unpin(adapter)
-        return failed.get(adapter, "")
+        return failed.get(adapter, ""), time.perf_counter() - began

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -45,7 +44,6 @@ class RankAdapters:
         rank: the largest that a product of an adapter may have.
         store: has what other ranks have sent.
         models: the folder in which sources are looked up, if there is one.
-        load_s: seconds that the last loading has taken.
     """
 
     engine: AdaptedEngine
@@ -56,7 +54,6 @@ class RankAdapters:
     rank: int
     store: AdapterStore
     models: Path | None
-    load_s: float = 0.0
     _places: dict[str, Path] = field(default_factory=dict)
     """Where the files of adapters are, as far as they have been looked for."""
 
@@ -139,7 +136,6 @@ class RankAdapters:
         return place
 
     def _load(self, fingerprint: str, slot: int) -> Moved:
-        began = time.perf_counter()
         try:
             place = self._place(fingerprint)
             adapter = self._read(place)
@@ -149,7 +145,6 @@ class RankAdapters:
         except (*_WRONG, EngineMemoryError) as error:
             self._places.pop(fingerprint, None)
             return Moved(str(error))
-        self.load_s = time.perf_counter() - began
         return Moved()
 
 
