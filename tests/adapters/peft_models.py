@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from peft import LoraConfig, get_peft_model
+from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM
 
 from motley.plugins.engine import F32
@@ -46,8 +46,6 @@ def make_adapter(model: Path, folder: Path, settings: dict[str, Any], seed: int,
 
 def peft_logits(model: Path, folder: Path, tokens: list[int]) -> F32:
     """f32[T, V]: what PEFT computes of some tokens, in float64 wherever the model's code does not force float32."""
-    from peft import PeftModel
-
     base = AutoModelForCausalLM.from_pretrained(
         model, dtype=torch.float64, attn_implementation="eager", experts_implementation="eager"
     )

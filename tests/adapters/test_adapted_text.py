@@ -3,6 +3,7 @@ nobody sees the adapters of others."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import ml_dtypes
@@ -150,8 +151,10 @@ class Company:
 
 
 @pytest.fixture(scope="module")
-def company(tmp_path_factory: pytest.TempPathFactory) -> Company:
-    return Company(tmp_path_factory.mktemp("company"))
+def company(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Company]:
+    made = Company(tmp_path_factory.mktemp("company"))
+    with made.session:
+        yield made
 
 
 def test_sixteen_adapters_in_one_step(company: Company) -> None:
