@@ -13,9 +13,11 @@ import pytest
 
 from motley.cli.client import Client
 from motley.cli.errors import CliError
-from motley.training.adapters import merge, write_adapter
-from motley.training.merging import Change, How
+from motley.daemon.models.files import open_model
+from motley.training.adapters import merge
+from motley.training.merging import How
 from motley.training.tensors import tensors_of, write_tensors
+from tests.adapters.adapted import write_adapter
 from tests.e2e.processes import BUNDLED, Mesh, in_thread
 from tests.e2e.test_survival import streamed
 
@@ -36,16 +38,8 @@ def float_model(folder: Path) -> Path:
 
 def an_adapter(model: Path, folder: Path, seed: int) -> Path:
     """One that changes every matrix of the layers, enough to be seen in every text."""
-    random = np.random.default_rng(seed)
-    changes = {}
-    for name, values in tensors_of(model / "model.safetensors").items():
-        if "layers." in name and values.ndim == 2:
-            rows, columns = values.shape
-            a = random.normal(size=(RANK, columns)).astype(np.float32) / columns**0.5
-            b = random.normal(size=(rows, RANK)).astype(np.float32) * 0.1
-            changes[name.removesuffix(".weight")] = Change(a, b)
-    write_adapter(folder, {"peft_type": "LORA", "bias": "none", "task_type": "CAUSAL_LM"}, changes)
-    return folder
+    with open_model(model) as opened:
+        return write_adapter(folder, opened.model, seed, RANK)
 
 
 async def text_of(url: str, model: str, **asked: Any) -> str:

@@ -12,9 +12,11 @@ from motley.daemon.adapters.config import CONFIG
 from motley.daemon.adapters.cutting import cut_adapter
 from motley.daemon.adapters.reading import Adapter, read_adapter
 from motley.daemon.adapters.store import AdapterStore, AdapterStoreError, read_piece, size_of
+from motley.daemon.models.cutting.profile import adapter_elements
 from motley.daemon.models.description.model import Model
 from motley.daemon.models.graph.rank_graph import Declared
 from motley.daemon.models.keys import ConfigError
+from motley.daemon.rank.adapters.kept_products import KeptProducts
 from motley.daemon.rank.adapters.messages import (
     FindAdapter,
     FoundAdapter,
@@ -28,6 +30,8 @@ from motley.daemon.weights.checkpoints.checkpoint import CheckpointError
 from motley.daemon.weights.hub import stays_inside
 from motley.plugins.engine import AdaptedEngine, AdapterProduct, EngineMemoryError, Factor
 
+ELEMENT_BYTES = 4
+"""For so many of each element of an adapter the planner has left room."""
 _WRONG = (AdapterStoreError, CheckpointError, ConfigError)
 
 
@@ -56,6 +60,10 @@ class RankAdapters:
     models: Path | None
     _places: dict[str, Path] = field(default_factory=dict)
     """Where the files of adapters are, as far as they have been looked for."""
+    _kept: KeptProducts = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._kept = KeptProducts(self.slots * self.rank * ELEMENT_BYTES * adapter_elements(self.model))
 
     def do(self, message: FindAdapter | ReadAdapter | WriteAdapter | LoadAdapter) -> FoundAdapter | Piece | Moved:
         """Do what rank 0 says, and say how it went.
@@ -101,6 +109,7 @@ class RankAdapters:
                 trouble = f"{place} has changed: it is another adapter than it was; add it again"
                 continue
             self._places[adapter.fingerprint] = place
+            self._kept.put(adapter.fingerprint, _own(cut_adapter(adapter, self.declared)))
             return FoundAdapter(adapter.fingerprint, max(adapter.ranks, default=0), adapter.bytes, size)
         return FoundAdapter("", trouble=trouble)
 
@@ -137,11 +146,16 @@ class RankAdapters:
 
     def _load(self, fingerprint: str, slot: int) -> Moved:
         try:
-            place = self._place(fingerprint)
-            adapter = self._read(place)
-            if adapter.fingerprint != fingerprint:
-                raise AdapterStoreError(f"{place} has changed: it is another adapter than it was; add it again")
-            self.engine.load_adapter(slot, _own(cut_adapter(adapter, self.declared)))
+            products = self._kept.get(fingerprint)
+            if products is None:
+                place = self._place(fingerprint)
+                adapter = self._read(place)
+                if adapter.fingerprint != fingerprint:
+                    raise AdapterStoreError(f"{place} has changed: it is another adapter than it was; add it again")
+                products = _own(cut_adapter(adapter, self.declared))
+                self._kept.put(fingerprint, products)
+            self.engine.load_adapter(slot, products)
+            self._kept.loaded(slot, fingerprint)
         except (*_WRONG, EngineMemoryError) as error:
             self._places.pop(fingerprint, None)
             return Moved(str(error))
