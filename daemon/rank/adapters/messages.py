@@ -9,8 +9,8 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 
-_FIND = struct.Struct("<B32s")
-_FOUND = struct.Struct("<B32sIQQ")
+_FIND = struct.Struct("<B32sB")
+_FOUND = struct.Struct("<B32sIQQB")
 _READ = struct.Struct("<BI32sQ")
 _WRITE = struct.Struct("<B32sQQ")
 _LOAD = struct.Struct("<B32sI")
@@ -19,19 +19,21 @@ _NOBODY = bytes(32)
 
 @dataclass(frozen=True)
 class FindAdapter:
-    """Look for an adapter on this machine's disk, and say what was found (`FoundAdapter`).
+    """Look for an adapter on this machine's disk, read it, and say what was found (`FoundAdapter`).
 
     Attributes:
         fingerprint: of the one that is wanted; empty: whichever is there.
-        source: a folder or hub id where it may be; empty: it is only looked for among those that ranks have sent.
+        source: a folder where it may be; empty: it is only looked for among those that ranks have sent.
+        again: some rank was still reading when this was asked last: who was not says the same as then.
     """
 
     fingerprint: str
     source: str
+    again: bool = False
 
     def encode(self) -> bytes:
         """Write the message as bytes, which `decode` reads."""
-        return _FIND.pack(14, bytes.fromhex(self.fingerprint) or _NOBODY) + self.source.encode()
+        return _FIND.pack(14, bytes.fromhex(self.fingerprint) or _NOBODY, self.again) + self.source.encode()
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,7 @@ class FoundAdapter:
         weights: bytes of these on the disk.
         size: bytes of its files.
         trouble: what is wrong with that, or why there is nothing.
+        pending: it still reads: ask again, after the next step.
     """
 
     fingerprint: str
@@ -51,11 +54,12 @@ class FoundAdapter:
     weights: int = 0
     size: int = 0
     trouble: str = ""
+    pending: bool = False
 
     def encode(self) -> bytes:
         """Write the message as bytes, which `decode` reads."""
         name = bytes.fromhex(self.fingerprint) or _NOBODY
-        return _FOUND.pack(15, name, self.rank, self.weights, self.size) + self.trouble.encode()
+        return _FOUND.pack(15, name, self.rank, self.weights, self.size, self.pending) + self.trouble.encode()
 
 
 @dataclass(frozen=True)
@@ -134,18 +138,20 @@ def decode(data: bytes) -> AdapterMessage:
     """
     match data[0]:
         case 14:
-            _, name = _FIND.unpack_from(data)
-            return FindAdapter(_named(name), data[_FIND.size :].decode())
+            _, name, again = _FIND.unpack_from(data)
+            return FindAdapter(_named(name), data[_FIND.size :].decode(), _truth(again))
         case 15:
-            _, name, rank, weights, size = _FOUND.unpack_from(data)
-            return FoundAdapter(_named(name), rank, weights, size, data[_FOUND.size :].decode())
+            _, name, rank, weights, size, pending = _FOUND.unpack_from(data)
+            trouble = data[_FOUND.size :].decode()
+            return FoundAdapter(_named(name), rank, weights, size, trouble, _truth(pending))
         case 16:
             _, holder, name, start = _READ.unpack(data)
             return ReadAdapter(holder, name.hex(), start)
         case 17:
-            if data[1] > 1 or (data[1] and not data[2:]):
+            failed = _truth(data[1])
+            if failed and not data[2:]:
                 raise ValueError("a Piece with trouble of which it says nothing")
-            return Piece(trouble=data[2:].decode()) if data[1] else Piece(data[2:])
+            return Piece(trouble=data[2:].decode()) if failed else Piece(data[2:])
         case 18:
             _, name, start, size = _WRITE.unpack_from(data)
             return WriteAdapter(name.hex(), start, size, data[_WRITE.size :])
@@ -157,3 +163,9 @@ def decode(data: bytes) -> AdapterMessage:
 
 def _named(name: bytes) -> str:
     return "" if name == _NOBODY else name.hex()
+
+
+def _truth(value: int) -> bool:
+    if value > 1:
+        raise ValueError(f"{value} is neither true nor false")
+    return bool(value)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,7 +18,7 @@ from motley.daemon.models.cutting.profile import adapter_elements
 from motley.daemon.models.description.model import Model
 from motley.daemon.models.graph.rank_graph import Declared
 from motley.daemon.models.keys import ConfigError
-from motley.daemon.rank.adapters.kept_products import KeptProducts
+from motley.daemon.rank.adapters.kept_products import KeptProducts, Products
 from motley.daemon.rank.adapters.messages import (
     FindAdapter,
     FoundAdapter,
@@ -32,7 +34,21 @@ from motley.plugins.engine import AdaptedEngine, AdapterProduct, EngineMemoryErr
 
 ELEMENT_BYTES = 4
 """For so many of each element of an adapter the planner has left room."""
+PATIENCE_S = 0.002
+"""An adapter that is not read so soon is asked for again, after the next step."""
 _WRONG = (AdapterStoreError, CheckpointError, ConfigError)
+
+
+class _Read(NamedTuple):
+    """An adapter that was read.
+
+    Attributes:
+        products: this rank's share of it.
+    """
+
+    told: FoundAdapter
+    place: Path
+    products: Products
 
 
 @dataclass
@@ -60,7 +76,14 @@ class RankAdapters:
     models: Path | None
     _places: dict[str, Path] = field(default_factory=dict)
     """Where the files of adapters are, as far as they have been looked for."""
+    _found: dict[str, FoundAdapter] = field(default_factory=dict)
+    """What was said of those."""
     _kept: KeptProducts = field(init=False)
+    _reader: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "adapters"))
+    _reading: Future[_Read | str] | None = None
+    """What is looked for."""
+    _answered: FoundAdapter | None = None
+    """What was said when that was found."""
 
     def __post_init__(self) -> None:
         self._kept = KeptProducts(self.slots * self.rank * ELEMENT_BYTES * adapter_elements(self.model))
@@ -73,8 +96,8 @@ class RankAdapters:
             motley.plugins.engine.EngineError: the engine cannot have what every other rank has.
         """
         match message:
-            case FindAdapter(fingerprint, source):
-                return self._find(fingerprint, source)
+            case FindAdapter(fingerprint, source, again):
+                return self._find(fingerprint, source, again)
             case ReadAdapter(holder, fingerprint, start):
                 try:
                     return Piece(read_piece(self._place(fingerprint), start) if holder == self.number else b"")
@@ -93,10 +116,35 @@ class RankAdapters:
                 return self._load(fingerprint, slot)
 
     def close(self) -> None:
-        """Forget what has come of an adapter of which the rest does not come."""
+        """Forget what has come of an adapter of which the rest does not come, and read nothing more."""
+        self._reader.shutdown(wait=False, cancel_futures=True)
         self.store.close()
 
-    def _find(self, fingerprint: str, source: str) -> FoundAdapter:
+    def _find(self, fingerprint: str, source: str, again: bool) -> FoundAdapter:
+        """Look for an adapter, and have it in memory; that is read beside the steps."""
+        known = self._found.get(fingerprint)
+        if known is not None and self._kept.get(fingerprint) is not None:
+            return known
+        if again and self._answered is not None:
+            return self._answered
+        if not again or self._reading is None:
+            self._answered, self._reading = None, self._reader.submit(self._look, fingerprint, source)
+        try:
+            read = self._reading.result(PATIENCE_S)
+        except TimeoutError:
+            return FoundAdapter("", pending=True)
+        self._reading = None  # which would keep what was read
+        if isinstance(read, str):
+            self._answered = FoundAdapter("", trouble=read)
+            return self._answered
+        name = read.told.fingerprint
+        self._found[name], self._places[name] = read.told, read.place
+        self._kept.put(name, read.products)
+        self._answered = read.told
+        return read.told
+
+    def _look(self, fingerprint: str, source: str) -> _Read | str:
+        """An adapter and this rank's share of it; or why there is none."""
         trouble = f"no node of this session has a folder {source!r} with an adapter"
         for place in self._candidates(fingerprint, source):
             try:
@@ -108,10 +156,9 @@ class RankAdapters:
             if fingerprint and adapter.fingerprint != fingerprint:
                 trouble = f"{place} has changed: it is another adapter than it was; add it again"
                 continue
-            self._places[adapter.fingerprint] = place
-            self._kept.put(adapter.fingerprint, _own(cut_adapter(adapter, self.declared)))
-            return FoundAdapter(adapter.fingerprint, max(adapter.ranks, default=0), adapter.bytes, size)
-        return FoundAdapter("", trouble=trouble)
+            told = FoundAdapter(adapter.fingerprint, max(adapter.ranks, default=0), adapter.bytes, size)
+            return _Read(told, place, _own(cut_adapter(adapter, self.declared)))
+        return trouble
 
     def _candidates(self, fingerprint: str, source: str) -> list[Path]:
         """The folders in which an adapter may be."""

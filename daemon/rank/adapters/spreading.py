@@ -71,6 +71,8 @@ class Spreading:
         """
         self._told = told
         self._wanted: deque[Wanted] = deque()
+        self._asked: Wanted | None = None
+        """What ranks were asked for last, if some of them still read it."""
         self._sending: _Sending | None = None
 
     @property
@@ -93,7 +95,12 @@ class Spreading:
         return self._send(self._sending) if self._sending else self._look(self._wanted.popleft())
 
     def _look(self, wanted: Wanted) -> Spread | None:
-        told = _read(self._told(FindAdapter(wanted.fingerprint, wanted.source)), FoundAdapter)
+        again, self._asked = wanted is self._asked, wanted
+        told = _read(self._told(FindAdapter(wanted.fingerprint, wanted.source, again)), FoundAdapter)
+        if any(each.pending for each in told):
+            self._wanted.appendleft(wanted)
+            return None
+        self._asked = None
         there = {rank: each for rank, each in enumerate(told) if each.fingerprint}
         if not there:
             return Spread(wanted, trouble="; ".join(dict.fromkeys(each.trouble for each in told)))
