@@ -4,6 +4,7 @@ nobody sees the adapters of others."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import ml_dtypes
@@ -14,11 +15,16 @@ from hypothesis import strategies as st
 
 from motley.daemon.adapters.reading import Adapter
 from motley.daemon.models.cutting.units import units
+from motley.plugins.cuda.engine import CudaEngine
 from motley.plugins.engine import F32, AdapterProduct, EngineError, EngineFactory, EngineOptions
+from motley.plugins.installed import takes_adapters
 from motley.plugins.onnxruntime.engine import OnnxRuntimeEngine
+from motley.plugins.onnxruntime_gpu.engine import WebGpuEngine
 from motley.plugins.reference.engine import ReferenceEngine
+from motley.plugins.tensorrt.engine import TensorRTEngine
 from tests.adapters.adapted import AdaptedSession, baked, random_adapter
 from tests.models.cases import TELLING, Case, LocalSession, dense_cases, golden_case, uneven_shares
+from tests.plugins.reference.strict_arrays import STRICT
 
 TELLING_CASES = [case for case in dense_cases() if str(case) in TELLING]
 ENGINES: dict[str, EngineFactory] = {"reference": ReferenceEngine, "onnxruntime": OnnxRuntimeEngine}
@@ -79,12 +85,12 @@ def test_narrow_matrices_are_used_as_they_are(kind: type, tmp_path: Path) -> Non
         assert_close(session.adapted(case.tokens, 1), expected)
 
 
-def test_engines_mix(tmp_path: Path) -> None:
+def test_engines_and_devices_mix(tmp_path: Path) -> None:
     case = golden_case("llama-mqa")
     adapter = random_adapter(tmp_path / "adapter", case.model, seed=4)
     expected = logits_in_weights(case, adapter, "fp32", tmp_path / "baked")
     shares = uneven_shares(units(case.model, "fp32", 32), 3)
-    engines = [ReferenceEngine, OnnxRuntimeEngine, ReferenceEngine]
+    engines = [ReferenceEngine, OnnxRuntimeEngine, partial(ReferenceEngine, device=STRICT)]
     with AdaptedSession(case.folder, engines, shares, tmp_path / "ranks") as session:
         session.load(1, adapter)
         assert_close(session.adapted(case.tokens, 1), expected)
@@ -238,3 +244,13 @@ def test_what_fits_no_slot_is_refused(engine: str, tmp_path: Path) -> None:
         session.unload(1)
         with pytest.raises(EngineError, match="has no adapter in slot 1"):
             rank.step(hidden, [span])
+
+
+@pytest.mark.parametrize(
+    ("name", "factory"), [("cuda", CudaEngine), ("tensorrt", TensorRTEngine), ("webgpu", WebGpuEngine)]
+)
+def test_an_engine_that_cannot_compute_with_adapters_refuses(name: str, factory: EngineFactory, tmp_path: Path) -> None:
+    assert [takes_adapters(each) for each in (name, *ENGINES)] == [False, True, True]
+    shares = uneven_shares(units(COMPANY.model, "fp32", 32), 1)
+    with pytest.raises(EngineError, match=f"engine '{name}' cannot compute with adapters; .* use engine 'onnxruntime'"):
+        AdaptedSession(COMPANY.folder, factory, shares, tmp_path)
