@@ -75,7 +75,7 @@ def steps(draw: st.DrawFn) -> Step:
 whats = st.integers(0, 2**64 - 1)
 places = st.integers(-1, 2**31 - 1)
 kept = st.lists(
-    st.builds(KeptBlock, places, places, whats, whats, places, tokens.map(lambda ids: tuple(ids.tolist()))), max_size=3
+    st.builds(KeptBlock, places, places, whats, whats, whats, tokens.map(lambda ids: tuple(ids.tolist()))), max_size=3
 )
 pairs = columns(2).map(lambda fields: np.ascontiguousarray(np.array(fields, np.int32).T))
 names = st.binary(min_size=32, max_size=32).map(bytes.hex)
