@@ -144,6 +144,7 @@ class WebGpuEngine:
     """A GPU of any make; see `motley.plugins.engine.Engine`. It has no options."""
 
     on_gpu: ClassVar[bool] = True
+    keeps_windows: ClassVar[bool] = True
     provider: ClassVar[Provider] = WEBGPU
 
     @classmethod
@@ -164,8 +165,12 @@ class WebGpuEngine:
         """
         name = self.provider.engine
         options.check_extra(name)
+<<<<<<< HEAD
         graph.blocks.check_able(name, CACHE_FORMATS[:1])
         refuse_adapters(name, graph)
+=======
+        graph.blocks.check_able(name, CACHE_FORMATS[:1], keeps_windows=self.keeps_windows)
+>>>>>>> b2afa28b2a9faaaa1831d81493c9ed4feb7b01f2
         if options.exact:
             raise EngineError(f"engine {name!r} cannot keep exact=true; use engine 'onnxruntime'")
         self._graph = graph
