@@ -165,12 +165,8 @@ class WebGpuEngine:
         """
         name = self.provider.engine
         options.check_extra(name)
-<<<<<<< HEAD
-        graph.blocks.check_able(name, CACHE_FORMATS[:1])
-        refuse_adapters(name, graph)
-=======
         graph.blocks.check_able(name, CACHE_FORMATS[:1], keeps_windows=self.keeps_windows)
->>>>>>> b2afa28b2a9faaaa1831d81493c9ed4feb7b01f2
+        refuse_adapters(name, graph)
         if options.exact:
             raise EngineError(f"engine {name!r} cannot keep exact=true; use engine 'onnxruntime'")
         self._graph = graph
