@@ -52,7 +52,7 @@ MODELS = {
 BENCH = {
     "random_models": set[str](),
     "meshes": set[str](),
-    "measurements": {"meshes"},
+    "measurements": {"meshes", "random_models"},
     "reports": {"measurements", "meshes", "random_models"},
 }
 """By room, which others it may import."""
