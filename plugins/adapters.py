@@ -101,9 +101,13 @@ class AdapterSlots:
             raise EngineError(f"an adapter is of {part!r}, which engine {self._engine!r} does not multiply with here")
         width, columns = self._shapes[part]
         rank = len(product.down)
-        for factor, shape in ((product.down, (rank, columns)), (product.up, (width, rank))):
-            if factor.shape != shape or factor.dtype not in FACTOR_TYPES or not factor.flags.c_contiguous:
+        down, up = product
+        for factor, shape, by_lines in (
+            (down, (rank, columns), down.flags.c_contiguous),
+            (up, (width, rank), up.flags.f_contiguous),
+        ):
+            if factor.shape != shape or factor.dtype not in FACTOR_TYPES or not by_lines:
                 raise EngineError(
-                    f"an adapter's matrix for {part!r} should be {list(shape)} of float32, float16 or bfloat16, row by"
-                    f" row, and is {factor.dtype}{list(factor.shape)}"
+                    f"an adapter's matrix for {part!r} should be {list(shape)} of float32, float16 or bfloat16, A row by"
+                    f" row and B column by column, and is {factor.dtype}{list(factor.shape)}"
                 )

@@ -400,7 +400,7 @@ class Engine(Protocol):
 
 
 Factor = npt.NDArray[Any]
-"""A matrix of an adapter: float32, float16 or ml_dtypes.bfloat16; C-contiguous."""
+"""A matrix of an adapter: float32, float16 or ml_dtypes.bfloat16."""
 
 
 class AdapterProduct(NamedTuple):
@@ -409,8 +409,9 @@ class AdapterProduct(NamedTuple):
     Engines compute it in float32, whatever its matrices are kept as.
 
     Attributes:
-        down: [R, K], of the K columns of x that are here.
-        up: [N, R], of the N columns of y that are here; the adapter's scale is in it.
+        down: [R, K], of the K columns of x that are here; row by row (C-contiguous).
+        up: [N, R], of the N columns of y that are here, with the adapter's scale in it; column by column
+            (Fortran-contiguous).
     """
 
     down: Factor

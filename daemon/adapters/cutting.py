@@ -29,6 +29,6 @@ def cut_adapter(adapter: Adapter, declared: Declared) -> dict[str, AdapterProduc
         rows = [product.up[piece.rows.start : piece.rows.stop] for piece in pieces]
         cut[part] = AdapterProduct(
             np.ascontiguousarray(product.down[:, columns.start : columns.stop]),
-            np.ascontiguousarray(rows[0]) if len(rows) == 1 else np.concatenate(rows),
+            np.asfortranarray(rows[0] if len(rows) == 1 else np.concatenate(rows)),
         )
     return cut

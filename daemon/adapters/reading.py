@@ -177,7 +177,7 @@ def _product(
             raise CheckpointError(f"{file}: tensor {_called(module, side)} has values that are not finite")
     down, up = pair["A"], _scaled(pair["B"], config.scale_of(module))
     return {
-        place.weight.name: AdapterProduct(down, np.ascontiguousarray(up[place.rows.start : place.rows.stop]))
+        place.weight.name: AdapterProduct(down, np.asfortranarray(up[place.rows.start : place.rows.stop]))
         for place in places
     }
 

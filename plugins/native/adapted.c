@@ -2,62 +2,63 @@
  * rows in a step. The arithmetic is the same to the bit for every level, pool and company, and for whatever else is in
  * slots:
  *
- * - A product of a row of a matrix and a row of activations: lane i of 16 adds the products of elements i, i + 16, ...
- *   by lane = fma(element, activation, lane), starting from 0; lanes are added as the tree of matmul.c. FP16 and BF16
- *   elements are widened first.
- * - The second pass adds each of its products to y, but for those that are 0: they change no bit of it.
+ * - Down: lane i of 16 adds the products of elements i, i + 16, ... of a row of the matrix and of x by
+ *   lane = fma(element, activation, lane), starting from 0; lanes are added as the tree of matmul.c.
+ * - Up: sum = fma(element, activation, sum), rank by rank, starting from 0. It is added to y if it is not 0: a zero
+ *   changes no bit of y.
+ *
+ * FP16 and BF16 elements are widened first.
  */
 #include "library.h"
 #include "pool.h"
 #include "rounding.h"
 
-enum { DOWN_ROWS = 8, UP_ROWS = 512 }; /* of a matrix, that a thread takes at a time */
+enum { DOWN_COLUMNS = 8, UP_COLUMNS = 1024 }; /* of a pass's results, that a thread takes at a time */
+
+#define BEYOND ((int64_t)1 << 40) /* all chunks */
 
 struct pass {
     const struct adapted *a;
-    float *between; /* what the first pass makes of each group and part: [rows of the group, rank] */
+    float *between; /* what the first pass makes of each group and part, one after another: [rows of the group, rank] */
     int up;         /* whether it is the second one */
 };
 
-/* Compute a chunk of a pass; or, beyond the last one, nothing. Returns how many chunks there are before `chunk` ends the
- * search, and adds up what is needed between the passes. */
+/* Compute a chunk of a pass; beyond the last one, nothing. Returns how many chunks were counted, all of them in that
+ * case, and says in *needed how much there is between the passes. */
 static int64_t pass_chunk(const struct pass *pass, int64_t chunk, int64_t *needed) {
     const struct adapted *a = pass->a;
-    const int64_t size = pass->up ? UP_ROWS : DOWN_ROWS;
-    int64_t chunks = 0, begin = 0;
+    const int64_t size = pass->up ? UP_COLUMNS : DOWN_COLUMNS;
+    int64_t chunks = 0;
+    *needed = 0;
     for (int64_t g = 0; g < a->step->count; g++) {
         const struct adapted_group *group = a->step->groups + g;
         for (int64_t p = 0; p < a->count; p++) {
             const struct adapted_part *part = a->parts + p;
             const struct factors *own = part->slots + group->slot;
             if (!own->rank) continue;
-            const int64_t height = pass->up ? part->width : own->rank, row = (chunk - chunks) * size;
-            if (chunk >= chunks && row < height) {
-                const int64_t *rows = a->step->rows + group->first;
-                float *between = pass->between + begin;
-                struct small_product product = {
-                    .matrix = pass->up ? own->up : own->down,
-                    .columns = pass->up ? own->rank : a->columns,
-                    .row = row,
-                    .end = row + size < height ? row + size : height,
-                    .x = pass->up ? between : a->x,
-                    .y = pass->up ? a->y + part->first : between,
-                    .x_apart = pass->up ? own->rank : a->columns,
-                    .y_apart = pass->up ? a->width : own->rank,
-                    .x_rows = pass->up ? NULL : rows,
-                    .y_rows = pass->up ? rows : NULL,
+            const int64_t all = pass->up ? part->width : own->rank, begin = (chunk - chunks) * size;
+            if (chunk >= chunks && begin < all) {
+                const struct adapted_piece piece = {
+                    .own = own,
+                    .x = a->x,
+                    .between = pass->between + *needed,
+                    .y = a->y + part->first,
+                    .rows = a->step->rows + group->first,
                     .tokens = group->count,
-                    .kind = pass->up ? own->up_kind : own->down_kind,
-                    .adds = pass->up,
+                    .columns = a->columns,
+                    .width = part->width,
+                    .y_apart = a->width,
+                    .begin = begin,
+                    .end = begin + size < all ? begin + size : all,
                 };
-                kernels->multiply_small(&product);
+                if (pass->up) kernels->adapt_up(&piece);
+                else kernels->adapt_down(&piece);
                 return chunks;
             }
-            chunks += divide_up(height, size);
-            begin += group->count * own->rank;
+            chunks += divide_up(all, size);
+            *needed += group->count * own->rank;
         }
     }
-    *needed = begin;
     return chunks;
 }
 
@@ -76,8 +77,7 @@ EXPORT int64_t motley_adapted(const struct adapted *a) {
         }
     struct pass down = {a, NULL, 0}, up = {a, NULL, 1};
     int64_t needed;
-    const int64_t downs = pass_chunk(&down, INT64_MAX / UP_ROWS, &needed);
-    const int64_t ups = pass_chunk(&up, INT64_MAX / UP_ROWS, &needed);
+    const int64_t downs = pass_chunk(&down, BEYOND, &needed), ups = pass_chunk(&up, BEYOND, &needed);
     if (!downs) return -1;
     if (!pool_reserve(a->pool, (size_t)needed * sizeof(float))) return -2;
     down.between = up.between = (float *)pool_enter(a->pool);

@@ -7,7 +7,8 @@ struct pool;
 
 enum factor_kind { FACTOR_FP32, FACTOR_FP16, FACTOR_BF16 }; /* SHARED with library.py */
 
-/* SHARED with library.py. What an adapter has for a part of a product: down[rank, columns] and up[width, rank]. */
+/* SHARED with library.py. What an adapter has for a part of a product: down[rank, columns], row by row, and up[width,
+ * rank], column by column. */
 struct factors {
     const void *down, *up;
     int64_t rank; /* 0: nothing */
@@ -42,16 +43,13 @@ struct adapted {
     int64_t tokens, columns, width, count; /* of parts */
 };
 
-/* Some rows of a matrix of factors, [.., columns], by some rows of x: one row of y for each of these. */
-struct small_product {
-    const void *matrix;
-    int64_t columns, row, end; /* of the matrix's rows, those in [row, end) */
+/* A part of a pass over some rows of a step, see adapted.c: between[tokens, rank], of its columns in [begin, end), or
+ * y[rows, ..], likewise. */
+struct adapted_piece {
+    const struct factors *own;
     const float *x;
-    float *y;
-    int64_t x_apart, y_apart;
-    const int64_t *x_rows, *y_rows; /* NULL: they follow each other */
-    int64_t tokens;
-    int32_t kind;
-    int32_t adds; /* to y, in the place of overwriting it */
+    float *between, *y; /* y at the part's first column */
+    const int64_t *rows;
+    int64_t tokens, columns, width, y_apart, begin, end;
 };
 #endif

@@ -74,17 +74,21 @@ class AdaptedProduct:
         """The matrices that are in slots, by these and the numbers of the parts."""
 
     def load(self, slot: int, part: int, down: npt.NDArray[np.generic], up: npt.NDArray[np.generic]) -> None:
-        """Have an adapter's matrices for a part: down [R, K] and up [N, R]. They are used where they are.
+        """Have an adapter's matrices for a part. They are used where they are.
+
+        Args:
+            down: [R, K], C-contiguous.
+            up: [N, R], Fortran-contiguous.
 
         Raises:
-            ValueError: one has another shape or type, or is not contiguous or aligned.
+            ValueError: one has another shape, type or order, or is not aligned.
         """
         rank = len(down)
         if not {down.dtype, up.dtype} <= {*KINDS}:
             raise ValueError(f"down and up must be of {', '.join(map(str, KINDS))}, not {down.dtype} and {up.dtype}")
         self._factors[part][slot] = Factors(
             address("down", down, down.dtype, rank, self._columns),
-            address("up", up, up.dtype, self._widths[part], rank),
+            address("up transposed", up.T, up.dtype, rank, self._widths[part]),
             rank,
             KINDS[down.dtype],
             KINDS[up.dtype],

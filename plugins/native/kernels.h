@@ -25,4 +25,4 @@
 #include "attention_kernel.h"
 
 #define KERNELS {TILE_ROWS, TILE_TOKENS, quantise,   multiply,     normalise, gate, \
-                 multiply_small, cache_rows, turn_queries, attend,    combine}
+                 adapt_down, adapt_up,    cache_rows, turn_queries, attend,    combine}

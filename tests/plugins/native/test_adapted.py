@@ -25,7 +25,7 @@ WIDTHS = (5, 0, 37)
 
 def pair(random: np.random.Generator, rank: int, columns: int, width: int, kind: np.dtype[Any]) -> Pair:
     """A and B of an adapter for one part of a product."""
-    return normal(random, rank, columns).astype(kind), normal(random, width, rank).astype(kind)
+    return normal(random, rank, columns).astype(kind), normal(random, rank, width).astype(kind).T
 
 
 def loaded(slots: dict[int, dict[int, Pair]], columns: int, widths: tuple[int, ...], pool: Pool) -> AdaptedProduct:
@@ -98,7 +98,7 @@ def test_zeros_change_no_bit() -> None:
     x, y = normal(random, 3, 32), normal(random, 3, 20)
     y[:, ::3] = -0.0
     down, up = pair(random, 4, 32, 20, np.dtype(np.float32))
-    pairs = {1: {0: (down, np.zeros_like(up))}, 2: {0: (np.zeros_like(down), up)}, 3: {0: (down[:0], up[:, :0].copy())}}
+    pairs = {1: {0: (down, np.zeros_like(up))}, 2: {0: (np.zeros_like(down), up)}, 3: {0: (down[:0], up[:, :0])}}
     product = loaded(pairs, 32, (20,), POOL)
     assert_same(at_all_levels(lambda: adapted(product, x, y, {1: [0], 2: [1], 3: [2]})), y)
 
@@ -117,7 +117,8 @@ def test_an_unloaded_slot_adds_nothing() -> None:
 def test_nothing_is_read_beyond_the_end(kind: np.dtype[Any]) -> None:
     random = np.random.default_rng(2)
     x, y = at_the_end(normal(random, 3, 21)), normal(random, 3, 7)
-    down, up = (at_the_end(each) for each in pair(random, 5, 21, 7, kind))
+    down, up = pair(random, 5, 21, 7, kind)
+    down, up = at_the_end(down), at_the_end(up.T).T
     product = loaded({1: {0: (down, up)}}, 21, (7,), POOL)
     at_all_levels(lambda: adapted(product, x, y, {1: [0, 1, 2]}))
 
