@@ -214,6 +214,6 @@ def _own(products: Mapping[str, AdapterProduct]) -> dict[str, AdapterProduct]:
 
     def owned(factor: Factor) -> Factor:
         whole = factor.base
-        return factor if not isinstance(whole, np.ndarray) or whole.nbytes == factor.nbytes else factor.copy()
+        return factor if not isinstance(whole, np.ndarray) or whole.nbytes == factor.nbytes else factor.copy("K")
 
     return {part: AdapterProduct(owned(each.down), owned(each.up)) for part, each in products.items()}

@@ -95,6 +95,8 @@ def test_an_adapter_goes_from_one_rank_to_the_other_and_is_loaded_by_both(
         assert rank.do(LoadAdapter(there.fingerprint, 2)) == Moved()
         assert [*engine.slots[2]] == [*rank.declared.adapted]
         for product in engine.slots[2].values():
+            assert product.down.flags.c_contiguous
+            assert product.up.flags.f_contiguous
             for factor in product:
                 assert not isinstance(factor.base, np.ndarray) or factor.base.nbytes == factor.nbytes, "it keeps more"
     assert not list((tmp_path / "kept-0").glob("*"))
