@@ -108,6 +108,6 @@ class AdapterSlots:
         ):
             if factor.shape != shape or factor.dtype not in FACTOR_TYPES or not by_lines:
                 raise EngineError(
-                    f"an adapter's matrix for {part!r} should be {list(shape)} of float32, float16 or bfloat16, A row by"
-                    f" row and B column by column, and is {factor.dtype}{list(factor.shape)}"
+                    f"an adapter's matrix for {part!r} should be {list(shape)} of float32, float16 or bfloat16, A row"
+                    f" by row and B column by column, and is {factor.dtype}{list(factor.shape)}"
                 )
