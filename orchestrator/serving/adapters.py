@@ -57,9 +57,11 @@ class Adapters:
                 node has the folder; it does not fit the model; or the session is not ready, or ends meanwhile.
         """
         self._check(session, name)
-        event = await self._order(session, AdapterOrder(adapter=Adapter(source=source), pin=pin))
+        event = await self._order(session, AdapterOrder(adapter=Adapter(source=source)))
         self._check(session, name, event.fingerprint)
         added = NamedAdapter(name, source, event.fingerprint, event.rank, event.bytes, pin)
+        if pin:
+            await self._order(session, AdapterOrder(adapter=added.message, pin=True))
         session.adapters[name] = added
         self._carrier.carry_out(session, [])  # so that it is kept
         return added
@@ -67,7 +69,10 @@ class Adapters:
     async def pin(self, session: Session, name: str, pinned: bool) -> NamedAdapter:
         """Keep an adapter loaded, or let it give way again; errors as `add`, and if there is none of that name."""
         adapter = self._known(session, name)
-        await self._order(session, AdapterOrder(adapter=adapter.message, pin=pinned, unpin=not pinned))
+        if pinned:
+            await self._order(session, AdapterOrder(adapter=adapter.message, pin=True))
+        else:
+            await self._unpin(session, adapter)
         changed = replace(self._known(session, name), pinned=pinned)
         session.adapters[name] = changed
         self._carrier.carry_out(session, [])
@@ -80,13 +85,18 @@ class Adapters:
             ServingError: there is none of that name, or the session cannot be asked to let it go.
         """
         adapter = self._known(session, name)
-        alike = [each for each in session.adapters.values() if each.fingerprint == adapter.fingerprint]
-        if adapter.pinned and not any(each.pinned and each is not adapter for each in alike):
-            await self._order(session, AdapterOrder(adapter=adapter.message, unpin=True))
+        if adapter.pinned:
+            await self._unpin(session, adapter)
         session.adapters.pop(name, None)
         self._requests.forget_adapter(session, name)
         self._carrier.carry_out(session, [])
         return adapter
+
+    async def _unpin(self, session: Session, adapter: NamedAdapter) -> None:
+        """Let an adapter give way, unless it is pinned under another name too."""
+        pinned = [each for each in session.adapters.values() if each.pinned and each.name != adapter.name]
+        if not any(each.fingerprint == adapter.fingerprint for each in pinned):
+            await self._order(session, AdapterOrder(adapter=adapter.message, unpin=True))
 
     def on_event(self, node: Node, event: AdapterEvent) -> None:
         """A leader tells what has become of an order; ignored if nobody waits for that."""

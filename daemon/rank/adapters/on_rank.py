@@ -135,6 +135,7 @@ class RankAdapters:
             return FoundAdapter("", pending=True)
         self._reading = None  # which would keep what was read
         if isinstance(read, str):
+            self._places.pop(fingerprint, None)
             self._answered = FoundAdapter("", trouble=read)
             return self._answered
         name = read.told.fingerprint

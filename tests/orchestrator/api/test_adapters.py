@@ -154,6 +154,22 @@ async def test_pinned_ones_are_loaded_again_after_a_loss(mesh: Any, leader: Any)
     assert status == 200, "all are known in the next epoch"
 
 
+async def test_what_is_pinned_under_two_names_stays_for_the_other(mesh: Any, leader: Any) -> None:
+    for name in ("poems", "verses"):
+        await add(mesh, name, "/poems", pinned=True)
+    await mesh.call("POST", "/api/adapters/bard/poems/pin", {"pinned": False})
+    assert not any(each.adapter.unpin for each in of_kind(leader, "adapter"))
+    await mesh.call("DELETE", "/api/adapters/bard/verses")
+    assert of_kind(leader, "adapter")[-1].adapter.unpin
+
+
+async def test_experts_on_nodes_of_their_own_exclude_adapters(mesh: Any, new_node: Any) -> None:
+    await mesh.join(new_node())
+    body = {"model": "bard", "adapters": 2, "experts": "parallel"}
+    status, told = await mesh.call("POST", "/api/sessions", body)
+    assert (status, told["error"]["param"]) == (400, "adapters")
+
+
 async def test_operators_see_requests_by_adapter(mesh: Any, leader: Any) -> None:
     await add(mesh, "poems", "/poems")
     await mesh.call("POST", "/v1/completions", {**COMPLETION, "adapter": "poems"})
