@@ -176,9 +176,7 @@ def _product(
     down, up = pair["A"], _scaled(pair["B"], config.scale_of(module))
     for side, factor in (("A", down), ("B", up)):
         if not np.isfinite(factor).all():
-            raise CheckpointError(
-                f"{file}: tensor {_called(module, side)} has values that are not finite, or too large"
-            )
+            raise CheckpointError(f"{file}: tensor {_called(module, side)} has values that are no finite numbers")
     return {
         place.weight.name: AdapterProduct(down, np.asfortranarray(up[place.rows.start : place.rows.stop]))
         for place in places
