@@ -35,6 +35,8 @@ def check_step(graph: RankGraph, hidden: F32, spans: Sequence[Span], most_rows: 
             )
         if graph.blocks.windowed and (span.windowed is None or len(span.windowed) * graph.blocks.tokens < end):
             raise EngineError(f"positions up to {end} have no blocks in layers with a window")
+        if not 0 <= span.adapter <= graph.adapters:
+            raise EngineError(f"an adapter in slot {span.adapter} was asked for; there are {graph.adapters} slots")
         if not 0 <= span.wanted <= span.rows:
             raise EngineError(f"logits of {span.wanted} rows were asked for; the span has {span.rows}")
 

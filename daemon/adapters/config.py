@@ -25,6 +25,11 @@ _NUMBERED = r"(?:^|.*?\.){}\.(?P<number>\d+)\."
 """What the name of a module of a layer begins with, by the pattern of what stands before the number."""
 _ANYTHING = r"[^.]*"
 N = TypeVar("N", int, float)
+_READ = {
+    *("peft_type", "target_modules", "exclude_modules", "layers_to_transform", "layers_pattern", "r", "rank_pattern"),
+    *("lora_alpha", "alpha_pattern", "use_rslora", "bias", "init_lora_weights"),
+}
+"""Keys that say what is computed."""
 _SILENT = {
     *("task_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision", "inference_mode"),
     *("lora_dropout", "megatron_core", "loftq_config", "eva_config", "corda_config", "lora_ga_config"),
@@ -93,7 +98,6 @@ def read_config(file: Path) -> AdapterConfig:
     keys = Keys.load(file)
     if keys.get("peft_type") != "LORA":
         raise keys.refusal("peft_type", "LORA")
-    known = {*_SILENT, "peft_type"}
     for key in ("fan_in_fan_out", "use_dora", "use_qalora", "lora_bias"):
         if keys.flag(key, False):
             raise keys.refusal(key, "false")
@@ -121,10 +125,8 @@ def read_config(file: Path) -> AdapterConfig:
         alphas=_numbers(keys, "alpha_pattern"),
         rslora=keys.flag("use_rslora", False),
     )
-    known |= {"r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "bias", "init_lora_weights"}
-    known |= {"target_modules", "exclude_modules", "layers_to_transform", "layers_pattern"}
     for key, value in keys.values.items():
-        if key not in known and value not in (None, False, [], {}, ""):
+        if key not in _READ | _SILENT and value not in (None, False, [], {}, ""):
             raise keys.refusal(key, "only its absence")
     _check_patterns(keys, config)
     return config

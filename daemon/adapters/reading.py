@@ -173,9 +173,10 @@ def _product(
                 f"{file}: tensor {_called(module, side)} has shape {list(pair[side].shape)}; the model and the config"
                 f" make it {list(shape)}, {rank} {what} being the adapter's rank"
             )
-        if not np.isfinite(pair[side]).all():
-            raise CheckpointError(f"{file}: tensor {_called(module, side)} has values that are not finite")
     down, up = pair["A"], _scaled(pair["B"], config.scale_of(module))
+    for side, factor in (("A", down), ("B", up)):
+        if not np.isfinite(factor).all():
+            raise CheckpointError(f"{file}: tensor {_called(module, side)} has values that are no finite numbers")
     return {
         place.weight.name: AdapterProduct(down, np.asfortranarray(up[place.rows.start : place.rows.stop]))
         for place in places
@@ -184,8 +185,8 @@ def _product(
 
 def _scaled(factor: Factor, scale: float) -> Factor:
     """A matrix times a number: of its own type if that holds every value exactly, else float32."""
-    exact = factor.astype(np.float32) * np.float32(scale)
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):
+        exact = factor.astype(np.float32) * np.float32(scale)
         narrow = exact.astype(factor.dtype)
     return narrow if np.array_equal(narrow.astype(np.float32), exact) else exact
 

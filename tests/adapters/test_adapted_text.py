@@ -230,6 +230,9 @@ def test_what_fits_no_slot_is_refused(engine: str, tmp_path: Path) -> None:
         hidden = np.zeros((1, case.model.hidden), np.float32)
         with pytest.raises(EngineError, match="has no adapter in slot 1"):
             rank.step(hidden, [span])
+        for slot in (-1, 3):
+            with pytest.raises(EngineError, match=f"in slot {slot} was asked for; there are 2 slots"):
+                rank.step(hidden, [span._replace(adapter=slot)])
         session.load(1, adapter)
         expected = session.adapted(case.tokens, 1)
         part, product = next(iter(adapter.products.items()))

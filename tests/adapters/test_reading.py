@@ -115,7 +115,7 @@ def put(name: str, *shape: int, value: float = 1.0, kind: type = np.float32) -> 
         (without("self_attn.q_proj.lora_B.weight"), r"layers\.0\.self_attn\.q_proj\.lora_B\.weight' is absent"),
         (put(f"{PREFIX}.mlp.up_proj.lora_A.weight", 3, LLAMA.hidden), r"up_proj\.lora_A.* has shape \[3, 64\]"),
         (put(f"{PREFIX}.mlp.up_proj.lora_B.weight", 5, 4), r"up_proj\.lora_B.* has shape \[5, 4\]; the model"),
-        (put(f"{PREFIX}.mlp.up_proj.lora_A.weight", 4, LLAMA.hidden, value=np.nan), "lora_A.* not finite"),
+        (put(f"{PREFIX}.mlp.up_proj.lora_A.weight", 4, LLAMA.hidden, value=np.nan), "lora_A.* no finite numbers"),
         (put(f"{PREFIX}.mlp.up_proj.lora_A.weight", 4, LLAMA.hidden, kind=np.int8), "is I8; supported: F32"),
         (put(f"{PREFIX}.self_attn.q_proj.lora_magnitude_vector", 32), "lora_magnitude_vector' is no matrix of LoRA"),
         (put("base_model.model.model.embed_tokens.lora_embedding_A", 4, 32), "no embeddings"),
