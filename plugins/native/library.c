@@ -27,6 +27,9 @@ EXPORT const int32_t motley_interface[] = {
     sizeof(struct adapted_group),
     sizeof(struct adapted_rows),
     sizeof(struct adapted),
+    sizeof(struct delta_span),
+    sizeof(struct delta_spans),
+    sizeof(struct delta),
 };
 
 static const struct kernels *const all_kernels[LEVELS] = {
