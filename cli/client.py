@@ -104,6 +104,11 @@ class Client:
             answer: dict[str, Any] = await response.json()
             return answer
 
+    async def add_adapter(self, model: str, name: str, folder: str, pinned: bool = False) -> dict[str, Any]:
+        """Have the session of a model know an adapter; errors as `call`."""
+        body = {"model": model, "name": name, "folder": folder, "pinned": pinned}
+        return await self.call("POST", "/api/adapters", body, patient=True)
+
     async def stream(self, path: str, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
         """The events of a streamed answer.
 

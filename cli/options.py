@@ -14,7 +14,7 @@ from motley.cli.durations import seconds
 from motley.cli.errors import CliError
 from motley.cli.machine import fit_to_machine
 from motley.cli.show import console
-from motley.orchestrator.session_request import MAX_QUEUE, MAX_SEQUENCES
+from motley.orchestrator.session_request import MAX_ADAPTER_RANK, MAX_ADAPTERS, MAX_QUEUE, MAX_SEQUENCES
 from motley.protocol.wording import short_bytes
 
 if TYPE_CHECKING:
@@ -206,6 +206,27 @@ KeepPrefixes = Annotated[
         help="Keep the caches on every rank's disk: the next start with the same model, nodes and options begins with"
         " the prompts that this one knew.",
     ),
+]
+AdapterFolders = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--adapter",
+        metavar="NAME[=FOLDER]",
+        help="Answer with this LoRA adapter; with a folder (PEFT's format), the session gets to know it. May be"
+        " repeated: the first one answers.",
+    ),
+]
+Adapters = Annotated[
+    int | None,
+    typer.Option(
+        min=0,
+        max=MAX_ADAPTERS,
+        help="Adapters that there is room for at a time; more take turns. Default: none, or what --adapter needs.",
+    ),
+]
+AdapterRank = Annotated[
+    int | None,
+    typer.Option(min=1, max=MAX_ADAPTER_RANK, help="The largest rank of them that there is room for. Default: 64."),
 ]
 Name = Annotated[str | None, typer.Option(help="This node's name in the mesh. Default: the host's name.")]
 Memory = Annotated[str, typer.Option(help="Memory that ranks may use here, such as 6GB. Default: what is available.")]
@@ -454,6 +475,22 @@ def size(option: str, typed: str) -> int:
         return parse_size(typed)
     except ValueError as error:
         raise CliError(f"{option}: {error}") from None
+
+
+def parse_counts(option: str, text: str, at_most: int | None = None) -> list[int]:
+    """Read ``1,2``: whole numbers from 1 on.
+
+    Raises:
+        CliError: it is no such list.
+    """
+    try:
+        counts = [int(count) for count in text.split(",")]
+    except ValueError:
+        raise CliError(f"{option} wants whole numbers like 1,2, not {text!r}") from None
+    if any(count < 1 or count > (at_most or count) for count in counts):
+        limit = f"from 1 to {at_most}" if at_most else "from 1 on"
+        raise CliError(f"{option} wants numbers {limit}, not {text!r}")
+    return counts
 
 
 def parse_link(text: str) -> str:

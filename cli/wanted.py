@@ -36,6 +36,7 @@ class Wanted:
             request names one.
         any_engine: the same of its engine.
         any_cache_format: the same of what its caches are kept as.
+        any_adapters: the same of how many adapters it has room for.
     """
 
     request: SessionRequest
@@ -43,6 +44,7 @@ class Wanted:
     any_quantisation: bool = True
     any_engine: bool = True
     any_cache_format: bool = True
+    any_adapters: bool = True
 
     def check(self, session: dict[str, Any]) -> None:
         """Refuse a session that was loaded otherwise.
@@ -122,6 +124,16 @@ class Wanted:
                 request.keep_prefixes and not session["keep_prefixes"],
                 "without keeping its prefixes on disks",
             ),
+            (
+                "--adapters",
+                not self.any_adapters and request.adapters > session["adapters"],
+                f"with room for {counted(session['adapters'], 'adapter')}",
+            ),
+            (
+                "--adapter-rank",
+                request.adapter_rank not in (SessionRequest.adapter_rank, session["adapter_rank"]),
+                f"with room for adapters of rank {session['adapter_rank']}",
+            ),
             ("--experts", planned and not placed, f"with experts {layout}"),
             ("--replicas", request.replicas > replicas, f"with {counted(replicas, 'replica')} of every expert"),
             ("--trunk", request.trunk not in (1, ranks), f"on {counted(ranks, 'rank')}"),
@@ -174,6 +186,9 @@ def start_command(session: dict[str, Any]) -> str:
         ("--draft-model", session["draft_model"]),
         ("--draft-engine", session["draft_engine"]),
         *((option_of(limit), str(session[limit])) for limit, usual in LIMITS.items() if session[limit] != usual),
+        ("--adapters", session["adapters"]),
+        ("--adapter-rank", session["adapter_rank"] if session["adapters"] else 0),
+        *(("--adapter", f"{each['name']}={each['folder']}") for each in session["known_adapters"]),
         ("--nodes", ",".join(session["nodes"])),
         ("--shares", ",".join(f"{share:g}" for share in session["shares"])),
         ("--stages", "+".join(map(str, stages)) if isinstance(stages := session["stages"], list) else stages),

@@ -26,6 +26,7 @@ from motley.orchestrator.api.door import IDLE_S, Door
 from motley.orchestrator.api.errors import errors_as_json
 from motley.orchestrator.api.guard import Guard
 from motley.orchestrator.api.mesh.access import AccessApi
+from motley.orchestrator.api.mesh.adapters import AdaptersApi
 from motley.orchestrator.api.mesh.experts import ExpertsApi
 from motley.orchestrator.api.mesh.nodes import NodesApi
 from motley.orchestrator.api.mesh.plans import PlansApi
@@ -306,6 +307,7 @@ class Orchestrator:
             *NodesApi(serving.nodes, sessions, serving.links, serving.rearranging, serving.orders).routes(),
             *SessionsApi(sessions, serving.lifecycle, serving.rearranging).routes(),
             *PlansApi(serving.forecasts).routes(),
+            *AdaptersApi(sessions, serving.adapters).routes(),
             *ExpertsApi(sessions, serving.upkeep).routes(),
             *OpenAiApi(sessions, asking).routes(),
             *ResponsesApi(asking).routes(),

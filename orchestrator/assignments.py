@@ -83,6 +83,8 @@ class Assignments:
             expert_slices=experts.slices if experts else 0,
             cache_holders=len(holders),
             keep_prefixes=request.keep_prefixes,
+            adapters=request.adapters,
+            adapter_rank=request.adapter_rank if request.adapters else 0,
         )
         """What the assignments of all workers have in common."""
         self._credentials = issue_credentials(session_id, MAX_RANKS if experts else len(ranks) + len(holders))

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 from google.protobuf.message import DecodeError, Message
 from pydantic import TypeAdapter, ValidationError
 
+from motley.orchestrator.adapters import NamedAdapter
 from motley.orchestrator.planning.caches import Blocks, Caches
 from motley.orchestrator.planning.cost import Forecast
 from motley.orchestrator.planning.draft import Draft
@@ -25,7 +26,7 @@ from motley.orchestrator.sessions import ModelKnown, Session, State
 from motley.orchestrator.workers import Away, CacheHolder, Rank, Worker
 from motley.protocol.mesh_pb2 import Described, Loan, ModelProfile, ModelSpec, Ready
 
-FORMAT = 1
+FORMAT = 2
 """Files of another format are not read."""
 
 REQUEST = TypeAdapter(SessionRequest)
@@ -62,6 +63,7 @@ def pack(session: Session) -> bytes:
         "copies": {name: _text(each) for name, each in session.known.copies.items()},
         "profile": _text(session.profile),
         "caches": asdict(session.caches),
+        "adapters": [asdict(adapter) for adapter in session.adapters.values()],
         "forecast": asdict(session.forecast) if session.forecast else None,
         "ranks": [{**_worker(rank), **_rank(rank)} for rank in session.ranks],
         "holders": [{**_worker(holder), **_holder(holder)} for holder in session.holders],
@@ -91,6 +93,7 @@ def read(content: bytes, away: Away) -> Session:
             state=State.READY,
             profile=_message(ModelProfile, told["profile"]),
             caches=Caches(**told["caches"]),
+            adapters={each["name"]: NamedAdapter(**each) for each in told["adapters"]},
             epoch=int(told["epoch"]),
             known=ModelKnown(spec, profiles, copies),
             serves=True,

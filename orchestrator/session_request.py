@@ -25,6 +25,9 @@ Block = Literal[16, 32, 64, 128, 256]
 CACHE_FORMATS: tuple[str, ...] = get_args(CacheFormat)
 MAX_SEQUENCES = 256
 MAX_QUEUE = 4096
+MAX_ADAPTERS = 256
+"""Of a session, at a time."""
+MAX_ADAPTER_RANK = 1024
 INEXACT = (
     *("cuda", "onnxruntime-cuda", "onnxruntime-tensorrt-rtx", "reference"),
     *("tensorrt", "tensorrt-whole", "webgpu"),
@@ -132,6 +135,10 @@ class SessionRequest:
     """A small model with the same tokenizer, found as `model` is, that guesses tokens on rank 0; empty: none."""
     draft_engine: str = ""
     """What computes the draft model; empty: what computes rank 0."""
+    adapters: Annotated[int, Field(strict=True, ge=0, le=MAX_ADAPTERS)] = 0
+    """LoRA adapters that every rank has room for at a time; more may be known, and take turns. 0: none are."""
+    adapter_rank: Annotated[int, Field(strict=True, ge=1, le=MAX_ADAPTER_RANK)] = 64
+    """The largest rank that there is room for in each."""
     wire: Wire = "fp32"
     """How sums, and rows for experts, travel between ranks."""
     threads: Annotated[int, Field(strict=True, ge=0, le=1024)] = 0
@@ -210,6 +217,10 @@ class SessionRequest:
             raise ContradictionError(
                 "cache_node_tokens",
                 "is not for experts on nodes of their own: leave it out, or ask for sliced ones",
+            )
+        if self.adapters and self.wants_parallel:
+            raise ContradictionError(
+                "adapters", "are not for experts on nodes of their own: leave them out, or ask for sliced ones"
             )
         placed = [place for place in self.places if place.engine]
         if placed and self.wants_parallel:

@@ -42,6 +42,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from motley.orchestrator.adapters import NamedAdapter
 from motley.orchestrator.assignments import Assignments
 from motley.orchestrator.cut_off import cut_off, overdue, taken_up
 from motley.orchestrator.experts.checksums import HostedError
@@ -60,6 +61,7 @@ from motley.orchestrator.workers import CacheHolder, Rank, Worker
 from motley.protocol import MAX_RANKS
 from motley.protocol.mesh_pb2 import (
     Activity,
+    AdapterOrder,
     Assignment,
     Described,
     Failure,
@@ -170,6 +172,8 @@ class Session:
     """Where its ranks have far cache blocks, one for each rank; none: they have them themselves, or have none."""
     experts: ExpertMap | None = None
     """Where its experts are; None: in the ranks' shares, or there are none."""
+    adapters: dict[str, NamedAdapter] = field(default_factory=dict)
+    """Those that its requests may name, by that."""
     forecast: Forecast | None = None
     """What its token was forecast to take when it was planned; None: not forecast."""
     activity: Activity | None = None
@@ -621,8 +625,13 @@ class Session:
             return [self._command(each, peers=self._peers(each)) for each in host.group]
         if all(worker.ready is not None for worker in self.workers):
             self.state, self.serves, self.deadline_from = State.READY, True, now
-            return self._go_on(now)
+            return self._pin_adapters() + self._go_on(now)
         return []
+
+    def _pin_adapters(self) -> list[Command]:
+        """Have the leader load those that stay loaded: that of the plan before had."""
+        pinned = [each.message for each in self.adapters.values() if each.pinned]
+        return [self._command(self.leader, adapter=AdapterOrder(adapter=each, pin=True)) for each in pinned]
 
     def _peers(self, worker: Worker) -> Peers:
         """The addresses that a worker needs: of all ranks and hosts and, if it belongs to a group, of that group."""
@@ -683,6 +692,7 @@ class Session:
         release: Release | None = None,
         placement: Placement | None = None,
         host: HostedExperts | None = None,
+        adapter: AdapterOrder | None = None,
     ) -> Command:
         command = RankCommand(
             session=self.id,
@@ -693,5 +703,6 @@ class Session:
             release=release,
             placement=placement,
             host=host,
+            adapter=adapter,
         )
         return worker.node_id, command

@@ -15,6 +15,11 @@ engine computes only experts that were chosen, on their rows (`motley.plugins.mi
 have several outputs, the node has as many results, and as many bases or none. If the node has the attribute ``layer``
 in place of ``experts``, the experts are on other machines, and `Collectives.experts` computes them.
 
+``motley.Adapted`` has the operands x: f32[T, K] and y: f32[T, N]: y is what the product before it has made of x, and
+nobody else reads it. Only graphs with `RankGraph.adapters` have such nodes. The attribute ``columns`` is K; ``parts``
+and ``widths`` name what lies side by side in the N columns, and how many columns each has. To row t of a part it adds
+``up @ (down @ x[t])``, with the `AdapterProduct` that the row's adapter (`Span.adapter`) has for the part's name; to
+rows without an adapter, and to parts that the adapter leaves alone, it adds nothing.
 ``motley.GatedDelta`` reads and changes a sequence's *state* in one layer (gated DeltaNet, https://arxiv.org/abs/2412.06464).
 For H key heads of dk elements and G value heads each, of dv elements, its operands are q, k: f32[T, H dk],
 v, z: f32[T, H G dv], b, a: f32[T, H G], filters: f32[C, R] of the C = 2 H dk + H G dv elements of q, k and v,
@@ -341,6 +346,7 @@ class Span(NamedTuple):
             (`RankGraph.constants`).
         windowed: as `blocks`, of layers that have blocks of their own (`CacheBlocks.windowed`); None: there are none.
             Those of positions that none of the rows sees there have any numbers, also below 0.
+        adapter: the slot of the adapter that the rows are computed with, 1 to `RankGraph.adapters`; 0: none.
         slot: where the sequence's recurrent states are, where a model has any. They are zero at position 0, and else
             what the rows before have left there; whoever calls does not leave any out.
         guesses: how many of the rows, the last ones, may turn out to be wrong: states stay as they are before these.
@@ -355,6 +361,7 @@ class Span(NamedTuple):
     windowed: npt.NDArray[np.int32] | None = None
     slot: int = 0
     guesses: int = 0
+    adapter: int = 0
 
 
 @dataclass(frozen=True)
@@ -380,6 +387,8 @@ class RankGraph:
     """Where the far ones of `blocks` are; None: there are none, or a `holder` has them."""
     holder: BlockHolder | None = None
     """Another machine that keeps the far ones of `blocks`; None: there is none."""
+    adapters: int = 0
+    """How many slots for adapters there are (`AdaptedEngine`), numbered from 1; 0: the graph has no Adapted nodes."""
     states: Sequence[StateSpec] = ()
     """The recurrent states of the layers of which this rank has heads."""
 
@@ -458,6 +467,53 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Free everything; the engine cannot be used again."""
+
+
+Factor = npt.NDArray[Any]
+"""A matrix of an adapter: float32, float16 or ml_dtypes.bfloat16."""
+
+
+class AdapterProduct(NamedTuple):
+    """What an adapter adds to a product of the graph, ``y += up @ (down @ x)``: as much of it as this rank computes.
+
+    Engines compute it in float32, whatever its matrices are kept as.
+
+    Attributes:
+        down: [R, K], of the K columns of x that are here; row by row (C-contiguous).
+        up: [N, R], of the N columns of y that are here, with the adapter's scale in it; column by column
+            (Fortran-contiguous).
+    """
+
+    down: Factor
+    up: Factor
+
+
+class AdaptedEngine(Engine, Protocol):
+    """An engine that can compute each row of a step with another adapter: then its class has ``takes_adapters = True``.
+
+    An adapter is in a slot. The bits of a row depend neither on what the other slots have nor on the adapters of other
+    rows; a product of rank 0, or of zeros alone, changes no bit of them.
+    """
+
+    def load_adapter(self, slot: int, products: Mapping[str, AdapterProduct]) -> None:
+        """Put an adapter in a slot, between two steps; what was there before is forgotten.
+
+        Args:
+            slot: 1 to `RankGraph.adapters`.
+            products: by the names that the graph's Adapted nodes have for their parts; parts that are absent stay as
+                they are. The arrays are used where they are: nobody may write to them while they are loaded.
+
+        Raises:
+            EngineError: there is no such slot, or a product fits no part; the slot is then as before.
+            EngineMemoryError: there is no room.
+        """
+
+    def unload_adapter(self, slot: int) -> None:
+        """Forget what is in a slot, between two steps; nothing happens if it is empty.
+
+        Raises:
+            EngineError: there is no such slot.
+        """
 
 
 EngineFactory = Callable[[RankGraph, Collectives, EngineOptions], Engine]

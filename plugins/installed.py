@@ -107,6 +107,16 @@ def asks_block_holders(name: str) -> bool:
     return getattr(load_engine(name), "asks_block_holders", False)
 
 
+def takes_adapters(name: str) -> bool:
+    """Whether an engine can compute rows with adapters (`motley.plugins.engine.AdaptedEngine`): then its class has
+    ``takes_adapters = True``.
+
+    Raises:
+        EngineError: as `load_engine`.
+    """
+    return getattr(load_engine(name), "takes_adapters", False)
+
+
 def cache_formats(name: str) -> tuple[str, ...]:
     """The formats of `CACHE_FORMATS` in which an engine can keep keys and values: its class's ``cache_formats``,
     unless it has ``fp32`` alone.

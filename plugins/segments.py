@@ -14,6 +14,7 @@ from itertools import count, zip_longest
 
 import onnx
 
+from motley.plugins.adapters import is_adapted
 from motley.plugins.engine import DOMAIN, EngineError
 from motley.plugins.nodes import attributes_of, is_collective, is_experts, reads
 
@@ -92,7 +93,7 @@ class Mixture:
 
 @dataclass(frozen=True)
 class Kernel:
-    """What the engine computes itself after a segment: one of the operators above.
+    """What the engine computes itself after a segment: one of the operators above, or ``motley.Adapted``.
 
     Attributes:
         operands: the names of its inputs that have a row per token.
@@ -171,9 +172,9 @@ def buffer_numbers(segments: Sequence[Segment], kind: Callable[[str], Hashable])
     """Give every activation that leaves its segment the number of a buffer; ``hidden`` is in buffer 0.
 
     A buffer is used again once no later segment reads the value in it. A segment's outputs never share a buffer with
-    its inputs. The result of a collective takes the buffer of its operand, and the sum of experts that of its base, if
-    that has one: nobody reads those later. Logits, caches and the terms of a gathering have places of their own, and no
-    number.
+    its inputs. The result of a collective takes the buffer of its operand, the sum of experts that of its base, if that
+    has one, and an adapted product that of the product: nobody reads those later. Logits, caches and the terms of a
+    gathering have places of their own, and no number.
 
     Args:
         kind: tells the kind of a value by its name; only values of equal kinds share a buffer.
@@ -206,6 +207,10 @@ def buffer_numbers(segments: Sequence[Segment], kind: Callable[[str], Hashable])
                         dead.discard(base)
                     else:
                         place(total)
+            case Kernel(node, operands, (adapted,)) if is_adapted(node):
+                product = operands[1]
+                numbers[adapted] = numbers[product]
+                dead.discard(product)
             case Kernel():
                 for name in segment.then.results:
                     if name != "logits":
@@ -222,7 +227,7 @@ def _then(node: onnx.NodeProto, initializers: Collection[str]) -> Then | None:
         return _mixture(node)
     if node.domain == DOMAIN and node.op_type == ATTENTION:
         return Kernel(node, (node.input[0],), (node.output[0],))
-    if node.domain == DOMAIN and node.op_type in (PRODUCT, NORM, GATED, DELTA):
+    if is_adapted(node) or (node.domain == DOMAIN and node.op_type in (PRODUCT, NORM, GATED, DELTA)):
         rows = tuple(name for name in node.input if name and name not in initializers)
         return Kernel(node, rows, tuple(filter(None, node.output)))
     return None

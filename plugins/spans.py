@@ -35,6 +35,8 @@ def check_step(graph: RankGraph, hidden: F32, spans: Sequence[Span], most_rows: 
             )
         if graph.blocks.windowed and (span.windowed is None or len(span.windowed) * graph.blocks.tokens < end):
             raise EngineError(f"positions up to {end} have no blocks in layers with a window")
+        if not 0 <= span.adapter <= graph.adapters:
+            raise EngineError(f"an adapter in slot {span.adapter} was asked for; there are {graph.adapters} slots")
         if graph.states and not (
             0 <= span.slot < graph.blocks.slots and 0 <= span.guesses <= min(span.rows, MOST_GUESSES)
         ):

@@ -215,7 +215,7 @@ class Described(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., profile: _Optional[_Union[ModelProfile, _Mapping]] = ..., beside: _Optional[_Iterable[_Union[ModelProfile, _Mapping]]] = ..., from_hub: _Optional[bool] = ...) -> None: ...
 
 class ModelProfile(_message.Message):
-    __slots__ = ("name", "fingerprint", "layers", "kv_groups", "attention_splits", "mlp_units", "vocabulary_units", "attention_query_bytes", "attention_kv_bytes", "mlp_unit_bytes", "vocabulary_unit_bytes", "cache_bytes_per_token", "fixed_bytes", "context_length", "family", "parameters", "matrices", "hidden", "expert_layers", "expert_count", "experts_per_token", "expert_bytes", "trunk_mlp_unit_bytes", "trunk_fixed_bytes", "host_fixed_bytes", "expert_weight_bytes", "chats", "windowed_bytes_per_token", "window", "layer_costs", "state_bytes")
+    __slots__ = ("name", "fingerprint", "layers", "kv_groups", "attention_splits", "mlp_units", "vocabulary_units", "attention_query_bytes", "attention_kv_bytes", "mlp_unit_bytes", "vocabulary_unit_bytes", "cache_bytes_per_token", "fixed_bytes", "context_length", "family", "parameters", "matrices", "hidden", "expert_layers", "expert_count", "experts_per_token", "expert_bytes", "trunk_mlp_unit_bytes", "trunk_fixed_bytes", "host_fixed_bytes", "expert_weight_bytes", "chats", "windowed_bytes_per_token", "window", "adapter_elements", "layer_costs", "state_bytes")
     NAME_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     LAYERS_FIELD_NUMBER: _ClassVar[int]
@@ -245,6 +245,7 @@ class ModelProfile(_message.Message):
     CHATS_FIELD_NUMBER: _ClassVar[int]
     WINDOWED_BYTES_PER_TOKEN_FIELD_NUMBER: _ClassVar[int]
     WINDOW_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_ELEMENTS_FIELD_NUMBER: _ClassVar[int]
     LAYER_COSTS_FIELD_NUMBER: _ClassVar[int]
     STATE_BYTES_FIELD_NUMBER: _ClassVar[int]
     name: str
@@ -276,9 +277,10 @@ class ModelProfile(_message.Message):
     chats: bool
     windowed_bytes_per_token: int
     window: int
+    adapter_elements: int
     layer_costs: _containers.RepeatedCompositeFieldContainer[LayerCosts]
     state_bytes: int
-    def __init__(self, name: _Optional[str] = ..., fingerprint: _Optional[str] = ..., layers: _Optional[int] = ..., kv_groups: _Optional[int] = ..., attention_splits: _Optional[_Iterable[int]] = ..., mlp_units: _Optional[int] = ..., vocabulary_units: _Optional[int] = ..., attention_query_bytes: _Optional[int] = ..., attention_kv_bytes: _Optional[int] = ..., mlp_unit_bytes: _Optional[int] = ..., vocabulary_unit_bytes: _Optional[int] = ..., cache_bytes_per_token: _Optional[int] = ..., fixed_bytes: _Optional[int] = ..., context_length: _Optional[int] = ..., family: _Optional[str] = ..., parameters: _Optional[int] = ..., matrices: _Optional[str] = ..., hidden: _Optional[int] = ..., expert_layers: _Optional[_Iterable[int]] = ..., expert_count: _Optional[int] = ..., experts_per_token: _Optional[int] = ..., expert_bytes: _Optional[int] = ..., trunk_mlp_unit_bytes: _Optional[int] = ..., trunk_fixed_bytes: _Optional[int] = ..., host_fixed_bytes: _Optional[int] = ..., expert_weight_bytes: _Optional[int] = ..., chats: _Optional[bool] = ..., windowed_bytes_per_token: _Optional[int] = ..., window: _Optional[int] = ..., layer_costs: _Optional[_Iterable[_Union[LayerCosts, _Mapping]]] = ..., state_bytes: _Optional[int] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., fingerprint: _Optional[str] = ..., layers: _Optional[int] = ..., kv_groups: _Optional[int] = ..., attention_splits: _Optional[_Iterable[int]] = ..., mlp_units: _Optional[int] = ..., vocabulary_units: _Optional[int] = ..., attention_query_bytes: _Optional[int] = ..., attention_kv_bytes: _Optional[int] = ..., mlp_unit_bytes: _Optional[int] = ..., vocabulary_unit_bytes: _Optional[int] = ..., cache_bytes_per_token: _Optional[int] = ..., fixed_bytes: _Optional[int] = ..., context_length: _Optional[int] = ..., family: _Optional[str] = ..., parameters: _Optional[int] = ..., matrices: _Optional[str] = ..., hidden: _Optional[int] = ..., expert_layers: _Optional[_Iterable[int]] = ..., expert_count: _Optional[int] = ..., experts_per_token: _Optional[int] = ..., expert_bytes: _Optional[int] = ..., trunk_mlp_unit_bytes: _Optional[int] = ..., trunk_fixed_bytes: _Optional[int] = ..., host_fixed_bytes: _Optional[int] = ..., expert_weight_bytes: _Optional[int] = ..., chats: _Optional[bool] = ..., windowed_bytes_per_token: _Optional[int] = ..., window: _Optional[int] = ..., adapter_elements: _Optional[int] = ..., layer_costs: _Optional[_Iterable[_Union[LayerCosts, _Mapping]]] = ..., state_bytes: _Optional[int] = ...) -> None: ...
 
 class LayerCosts(_message.Message):
     __slots__ = ("layers", "attention_query_bytes", "attention_kv_bytes", "mlp_unit_bytes", "cache_bytes_per_token", "fixed_bytes", "trunk_mlp_unit_bytes", "windowed_bytes_per_token", "state_bytes")
@@ -497,7 +499,7 @@ class ModelSpec(_message.Message):
     def __init__(self, source: _Optional[str] = ..., quantisation: _Optional[str] = ..., block: _Optional[int] = ..., exact: _Optional[bool] = ..., beside: _Optional[_Iterable[str]] = ..., cache_format: _Optional[str] = ...) -> None: ...
 
 class RankCommand(_message.Message):
-    __slots__ = ("session", "epoch", "rank", "assign", "peers", "release", "placement", "host")
+    __slots__ = ("session", "epoch", "rank", "assign", "peers", "release", "placement", "host", "adapter")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
@@ -506,6 +508,7 @@ class RankCommand(_message.Message):
     RELEASE_FIELD_NUMBER: _ClassVar[int]
     PLACEMENT_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_FIELD_NUMBER: _ClassVar[int]
     session: str
     epoch: int
     rank: int
@@ -514,7 +517,44 @@ class RankCommand(_message.Message):
     release: Release
     placement: Placement
     host: HostedExperts
-    def __init__(self, session: _Optional[str] = ..., epoch: _Optional[int] = ..., rank: _Optional[int] = ..., assign: _Optional[_Union[Assignment, _Mapping]] = ..., peers: _Optional[_Union[Peers, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., placement: _Optional[_Union[Placement, _Mapping]] = ..., host: _Optional[_Union[HostedExperts, _Mapping]] = ...) -> None: ...
+    adapter: AdapterOrder
+    def __init__(self, session: _Optional[str] = ..., epoch: _Optional[int] = ..., rank: _Optional[int] = ..., assign: _Optional[_Union[Assignment, _Mapping]] = ..., peers: _Optional[_Union[Peers, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., placement: _Optional[_Union[Placement, _Mapping]] = ..., host: _Optional[_Union[HostedExperts, _Mapping]] = ..., adapter: _Optional[_Union[AdapterOrder, _Mapping]] = ...) -> None: ...
+
+class Adapter(_message.Message):
+    __slots__ = ("fingerprint", "source")
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    fingerprint: str
+    source: str
+    def __init__(self, fingerprint: _Optional[str] = ..., source: _Optional[str] = ...) -> None: ...
+
+class AdapterOrder(_message.Message):
+    __slots__ = ("id", "adapter", "pin", "unpin")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    PIN_FIELD_NUMBER: _ClassVar[int]
+    UNPIN_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    adapter: Adapter
+    pin: bool
+    unpin: bool
+    def __init__(self, id: _Optional[str] = ..., adapter: _Optional[_Union[Adapter, _Mapping]] = ..., pin: _Optional[bool] = ..., unpin: _Optional[bool] = ...) -> None: ...
+
+class AdapterEvent(_message.Message):
+    __slots__ = ("id", "fingerprint", "rank", "bytes", "failure", "load_s")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    LOAD_S_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    fingerprint: str
+    rank: int
+    bytes: int
+    failure: Failure
+    load_s: float
+    def __init__(self, id: _Optional[str] = ..., fingerprint: _Optional[str] = ..., rank: _Optional[int] = ..., bytes: _Optional[int] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., load_s: _Optional[float] = ...) -> None: ...
 
 class Release(_message.Message):
     __slots__ = ()
@@ -545,7 +585,7 @@ class Share(_message.Message):
     def __init__(self, attention_split: _Optional[int] = ..., attention: _Optional[_Union[Range, _Mapping]] = ..., mlp: _Optional[_Union[Range, _Mapping]] = ..., vocabulary: _Optional[_Union[Range, _Mapping]] = ..., quantisation: _Optional[str] = ..., layers: _Optional[_Union[Range, _Mapping]] = ...) -> None: ...
 
 class Assignment(_message.Message):
-    __slots__ = ("model", "fingerprint", "size", "shares", "context", "engine", "threads", "secret", "tls", "plain", "wire", "hosts", "expert_slices", "group", "engine_options", "cache_blocks", "cache_block_tokens", "sequences", "draft", "far_blocks", "cache_holders", "holder_bytes", "windowed_blocks", "window", "keep_prefixes", "loan")
+    __slots__ = ("model", "fingerprint", "size", "shares", "context", "engine", "threads", "secret", "tls", "plain", "wire", "hosts", "expert_slices", "group", "engine_options", "cache_blocks", "cache_block_tokens", "sequences", "draft", "far_blocks", "cache_holders", "holder_bytes", "windowed_blocks", "window", "keep_prefixes", "loan", "adapters", "adapter_rank")
     class EngineOptionsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -579,6 +619,8 @@ class Assignment(_message.Message):
     WINDOW_FIELD_NUMBER: _ClassVar[int]
     KEEP_PREFIXES_FIELD_NUMBER: _ClassVar[int]
     LOAN_FIELD_NUMBER: _ClassVar[int]
+    ADAPTERS_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_RANK_FIELD_NUMBER: _ClassVar[int]
     model: ModelSpec
     fingerprint: str
     size: int
@@ -605,7 +647,9 @@ class Assignment(_message.Message):
     window: int
     keep_prefixes: bool
     loan: Loan
-    def __init__(self, model: _Optional[_Union[ModelSpec, _Mapping]] = ..., fingerprint: _Optional[str] = ..., size: _Optional[int] = ..., shares: _Optional[_Iterable[_Union[Share, _Mapping]]] = ..., context: _Optional[int] = ..., engine: _Optional[str] = ..., threads: _Optional[int] = ..., secret: _Optional[bytes] = ..., tls: _Optional[_Union[Credentials, _Mapping]] = ..., plain: _Optional[_Union[Empty, _Mapping]] = ..., wire: _Optional[str] = ..., hosts: _Optional[_Iterable[_Union[HostedExperts, _Mapping]]] = ..., expert_slices: _Optional[int] = ..., group: _Optional[_Union[Group, _Mapping]] = ..., engine_options: _Optional[_Mapping[str, str]] = ..., cache_blocks: _Optional[int] = ..., cache_block_tokens: _Optional[int] = ..., sequences: _Optional[int] = ..., draft: _Optional[_Union[Assignment, _Mapping]] = ..., far_blocks: _Optional[int] = ..., cache_holders: _Optional[int] = ..., holder_bytes: _Optional[int] = ..., windowed_blocks: _Optional[int] = ..., window: _Optional[int] = ..., keep_prefixes: _Optional[bool] = ..., loan: _Optional[_Union[Loan, _Mapping]] = ...) -> None: ...
+    adapters: int
+    adapter_rank: int
+    def __init__(self, model: _Optional[_Union[ModelSpec, _Mapping]] = ..., fingerprint: _Optional[str] = ..., size: _Optional[int] = ..., shares: _Optional[_Iterable[_Union[Share, _Mapping]]] = ..., context: _Optional[int] = ..., engine: _Optional[str] = ..., threads: _Optional[int] = ..., secret: _Optional[bytes] = ..., tls: _Optional[_Union[Credentials, _Mapping]] = ..., plain: _Optional[_Union[Empty, _Mapping]] = ..., wire: _Optional[str] = ..., hosts: _Optional[_Iterable[_Union[HostedExperts, _Mapping]]] = ..., expert_slices: _Optional[int] = ..., group: _Optional[_Union[Group, _Mapping]] = ..., engine_options: _Optional[_Mapping[str, str]] = ..., cache_blocks: _Optional[int] = ..., cache_block_tokens: _Optional[int] = ..., sequences: _Optional[int] = ..., draft: _Optional[_Union[Assignment, _Mapping]] = ..., far_blocks: _Optional[int] = ..., cache_holders: _Optional[int] = ..., holder_bytes: _Optional[int] = ..., windowed_blocks: _Optional[int] = ..., window: _Optional[int] = ..., keep_prefixes: _Optional[bool] = ..., loan: _Optional[_Union[Loan, _Mapping]] = ..., adapters: _Optional[int] = ..., adapter_rank: _Optional[int] = ...) -> None: ...
 
 class Group(_message.Message):
     __slots__ = ("host", "member", "slices", "ranks", "secret", "tls")
@@ -670,7 +714,7 @@ class Peers(_message.Message):
     def __init__(self, addresses: _Optional[_Iterable[str]] = ..., group: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class RankEvent(_message.Message):
-    __slots__ = ("session", "epoch", "rank", "listening", "loading", "ready", "failed", "timing", "released", "hosted", "experts", "starved", "activity")
+    __slots__ = ("session", "epoch", "rank", "listening", "loading", "ready", "failed", "timing", "released", "hosted", "experts", "starved", "activity", "adapter")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
@@ -684,6 +728,7 @@ class RankEvent(_message.Message):
     EXPERTS_FIELD_NUMBER: _ClassVar[int]
     STARVED_FIELD_NUMBER: _ClassVar[int]
     ACTIVITY_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_FIELD_NUMBER: _ClassVar[int]
     session: str
     epoch: int
     rank: int
@@ -697,7 +742,8 @@ class RankEvent(_message.Message):
     experts: ExpertReport
     starved: Starved
     activity: Activity
-    def __init__(self, session: _Optional[str] = ..., epoch: _Optional[int] = ..., rank: _Optional[int] = ..., listening: _Optional[str] = ..., loading: _Optional[_Union[Loading, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., failed: _Optional[_Union[Failure, _Mapping]] = ..., timing: _Optional[_Union[Timing, _Mapping]] = ..., released: _Optional[_Union[Empty, _Mapping]] = ..., hosted: _Optional[_Union[HostedExperts, _Mapping]] = ..., experts: _Optional[_Union[ExpertReport, _Mapping]] = ..., starved: _Optional[_Union[Starved, _Mapping]] = ..., activity: _Optional[_Union[Activity, _Mapping]] = ...) -> None: ...
+    adapter: AdapterEvent
+    def __init__(self, session: _Optional[str] = ..., epoch: _Optional[int] = ..., rank: _Optional[int] = ..., listening: _Optional[str] = ..., loading: _Optional[_Union[Loading, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., failed: _Optional[_Union[Failure, _Mapping]] = ..., timing: _Optional[_Union[Timing, _Mapping]] = ..., released: _Optional[_Union[Empty, _Mapping]] = ..., hosted: _Optional[_Union[HostedExperts, _Mapping]] = ..., experts: _Optional[_Union[ExpertReport, _Mapping]] = ..., starved: _Optional[_Union[Starved, _Mapping]] = ..., activity: _Optional[_Union[Activity, _Mapping]] = ..., adapter: _Optional[_Union[AdapterEvent, _Mapping]] = ...) -> None: ...
 
 class Empty(_message.Message):
     __slots__ = ()
@@ -748,7 +794,7 @@ class Timing(_message.Message):
     def __init__(self, tokens: _Optional[int] = ..., compute_s: _Optional[float] = ..., wire_s: _Optional[float] = ..., wait_s: _Optional[float] = ..., collectives: _Optional[int] = ..., peak_rss_bytes: _Optional[int] = ..., step_ms: _Optional[_Iterable[float]] = ..., step_compute_ms: _Optional[_Iterable[float]] = ..., step_wire_ms: _Optional[_Iterable[float]] = ..., step_wait_ms: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class Activity(_message.Message):
-    __slots__ = ("active", "waiting", "blocks", "blocks_used", "blocks_kept", "block_tokens", "prompt_tokens", "cached_tokens", "generated_tokens", "tried_drafts", "accepted_drafts", "far_blocks", "far_blocks_used", "trouble", "windowed_blocks", "windowed_blocks_used", "blocks_on_disk")
+    __slots__ = ("active", "waiting", "blocks", "blocks_used", "blocks_kept", "block_tokens", "prompt_tokens", "cached_tokens", "generated_tokens", "tried_drafts", "accepted_drafts", "far_blocks", "far_blocks_used", "trouble", "windowed_blocks", "windowed_blocks_used", "blocks_on_disk", "adapters", "adapter_loads")
     ACTIVE_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -766,6 +812,8 @@ class Activity(_message.Message):
     WINDOWED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     WINDOWED_BLOCKS_USED_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_ON_DISK_FIELD_NUMBER: _ClassVar[int]
+    ADAPTERS_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_LOADS_FIELD_NUMBER: _ClassVar[int]
     active: int
     waiting: int
     blocks: int
@@ -783,7 +831,9 @@ class Activity(_message.Message):
     windowed_blocks: int
     windowed_blocks_used: int
     blocks_on_disk: int
-    def __init__(self, active: _Optional[int] = ..., waiting: _Optional[int] = ..., blocks: _Optional[int] = ..., blocks_used: _Optional[int] = ..., blocks_kept: _Optional[int] = ..., block_tokens: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., tried_drafts: _Optional[int] = ..., accepted_drafts: _Optional[int] = ..., far_blocks: _Optional[int] = ..., far_blocks_used: _Optional[int] = ..., trouble: _Optional[str] = ..., windowed_blocks: _Optional[int] = ..., windowed_blocks_used: _Optional[int] = ..., blocks_on_disk: _Optional[int] = ...) -> None: ...
+    adapters: _containers.RepeatedScalarFieldContainer[str]
+    adapter_loads: int
+    def __init__(self, active: _Optional[int] = ..., waiting: _Optional[int] = ..., blocks: _Optional[int] = ..., blocks_used: _Optional[int] = ..., blocks_kept: _Optional[int] = ..., block_tokens: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., tried_drafts: _Optional[int] = ..., accepted_drafts: _Optional[int] = ..., far_blocks: _Optional[int] = ..., far_blocks_used: _Optional[int] = ..., trouble: _Optional[str] = ..., windowed_blocks: _Optional[int] = ..., windowed_blocks_used: _Optional[int] = ..., blocks_on_disk: _Optional[int] = ..., adapters: _Optional[_Iterable[str]] = ..., adapter_loads: _Optional[int] = ...) -> None: ...
 
 class ExpertReport(_message.Message):
     __slots__ = ("loads", "hosts", "bytes_out", "bytes_in", "version")
@@ -889,7 +939,7 @@ class Sampling(_message.Message):
     def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., seed: _Optional[int] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., top_logprobs: _Optional[int] = ..., logprobs: _Optional[bool] = ...) -> None: ...
 
 class Generate(_message.Message):
-    __slots__ = ("request_id", "session", "messages_json", "prompt", "prompt_tokens", "sampling", "max_tokens", "stop", "ignore_eos", "echo", "without_drafts", "usual_tokens", "written", "constraint", "tools_json", "tool_choice", "one_call", "reasoning_effort", "only_prompt", "asked_at")
+    __slots__ = ("request_id", "session", "messages_json", "prompt", "prompt_tokens", "sampling", "max_tokens", "stop", "ignore_eos", "echo", "without_drafts", "usual_tokens", "written", "constraint", "tools_json", "tool_choice", "one_call", "reasoning_effort", "only_prompt", "adapter", "asked_at")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
     MESSAGES_JSON_FIELD_NUMBER: _ClassVar[int]
@@ -909,6 +959,7 @@ class Generate(_message.Message):
     ONE_CALL_FIELD_NUMBER: _ClassVar[int]
     REASONING_EFFORT_FIELD_NUMBER: _ClassVar[int]
     ONLY_PROMPT_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_FIELD_NUMBER: _ClassVar[int]
     ASKED_AT_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     session: str
@@ -929,8 +980,9 @@ class Generate(_message.Message):
     one_call: bool
     reasoning_effort: str
     only_prompt: bool
+    adapter: Adapter
     asked_at: str
-    def __init__(self, request_id: _Optional[str] = ..., session: _Optional[str] = ..., messages_json: _Optional[str] = ..., prompt: _Optional[str] = ..., prompt_tokens: _Optional[_Union[TokenIds, _Mapping]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., max_tokens: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., ignore_eos: _Optional[bool] = ..., echo: _Optional[bool] = ..., without_drafts: _Optional[bool] = ..., usual_tokens: _Optional[int] = ..., written: _Optional[_Iterable[int]] = ..., constraint: _Optional[_Union[Constraint, _Mapping]] = ..., tools_json: _Optional[str] = ..., tool_choice: _Optional[str] = ..., one_call: _Optional[bool] = ..., reasoning_effort: _Optional[str] = ..., only_prompt: _Optional[bool] = ..., asked_at: _Optional[str] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., session: _Optional[str] = ..., messages_json: _Optional[str] = ..., prompt: _Optional[str] = ..., prompt_tokens: _Optional[_Union[TokenIds, _Mapping]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., max_tokens: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., ignore_eos: _Optional[bool] = ..., echo: _Optional[bool] = ..., without_drafts: _Optional[bool] = ..., usual_tokens: _Optional[int] = ..., written: _Optional[_Iterable[int]] = ..., constraint: _Optional[_Union[Constraint, _Mapping]] = ..., tools_json: _Optional[str] = ..., tool_choice: _Optional[str] = ..., one_call: _Optional[bool] = ..., reasoning_effort: _Optional[str] = ..., only_prompt: _Optional[bool] = ..., adapter: _Optional[_Union[Adapter, _Mapping]] = ..., asked_at: _Optional[str] = ...) -> None: ...
 
 class Constraint(_message.Message):
     __slots__ = ("json_schema", "regex", "grammar", "param", "thoughts")

@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class WorkerCommand(_message.Message):
-    __slots__ = ("start", "peers", "decode", "cancel", "placement", "host", "release", "hold", "vocabulary")
+    __slots__ = ("start", "peers", "decode", "cancel", "placement", "host", "release", "hold", "vocabulary", "adapter")
     START_FIELD_NUMBER: _ClassVar[int]
     PEERS_FIELD_NUMBER: _ClassVar[int]
     DECODE_FIELD_NUMBER: _ClassVar[int]
@@ -18,6 +18,7 @@ class WorkerCommand(_message.Message):
     RELEASE_FIELD_NUMBER: _ClassVar[int]
     HOLD_FIELD_NUMBER: _ClassVar[int]
     VOCABULARY_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_FIELD_NUMBER: _ClassVar[int]
     start: Start
     peers: _mesh_pb2.Peers
     decode: Decode
@@ -27,7 +28,8 @@ class WorkerCommand(_message.Message):
     release: _mesh_pb2.Release
     hold: _mesh_pb2.Hold
     vocabulary: Vocabulary
-    def __init__(self, start: _Optional[_Union[Start, _Mapping]] = ..., peers: _Optional[_Union[_mesh_pb2.Peers, _Mapping]] = ..., decode: _Optional[_Union[Decode, _Mapping]] = ..., cancel: _Optional[str] = ..., placement: _Optional[_Union[_mesh_pb2.Placement, _Mapping]] = ..., host: _Optional[_Union[_mesh_pb2.HostedExperts, _Mapping]] = ..., release: _Optional[_Union[_mesh_pb2.Release, _Mapping]] = ..., hold: _Optional[_Union[_mesh_pb2.Hold, _Mapping]] = ..., vocabulary: _Optional[_Union[Vocabulary, _Mapping]] = ...) -> None: ...
+    adapter: _mesh_pb2.AdapterOrder
+    def __init__(self, start: _Optional[_Union[Start, _Mapping]] = ..., peers: _Optional[_Union[_mesh_pb2.Peers, _Mapping]] = ..., decode: _Optional[_Union[Decode, _Mapping]] = ..., cancel: _Optional[str] = ..., placement: _Optional[_Union[_mesh_pb2.Placement, _Mapping]] = ..., host: _Optional[_Union[_mesh_pb2.HostedExperts, _Mapping]] = ..., release: _Optional[_Union[_mesh_pb2.Release, _Mapping]] = ..., hold: _Optional[_Union[_mesh_pb2.Hold, _Mapping]] = ..., vocabulary: _Optional[_Union[Vocabulary, _Mapping]] = ..., adapter: _Optional[_Union[_mesh_pb2.AdapterOrder, _Mapping]] = ...) -> None: ...
 
 class Start(_message.Message):
     __slots__ = ("session", "epoch", "rank", "assignment")
@@ -42,7 +44,7 @@ class Start(_message.Message):
     def __init__(self, session: _Optional[str] = ..., epoch: _Optional[int] = ..., rank: _Optional[int] = ..., assignment: _Optional[_Union[_mesh_pb2.Assignment, _Mapping]] = ...) -> None: ...
 
 class Decode(_message.Message):
-    __slots__ = ("request_id", "prompt", "sampling", "max_tokens", "stop_tokens", "without_drafts", "written", "constraint")
+    __slots__ = ("request_id", "prompt", "sampling", "max_tokens", "stop_tokens", "without_drafts", "written", "constraint", "adapter")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
@@ -51,6 +53,7 @@ class Decode(_message.Message):
     WITHOUT_DRAFTS_FIELD_NUMBER: _ClassVar[int]
     WRITTEN_FIELD_NUMBER: _ClassVar[int]
     CONSTRAINT_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     prompt: _containers.RepeatedScalarFieldContainer[int]
     sampling: _mesh_pb2.Sampling
@@ -59,7 +62,8 @@ class Decode(_message.Message):
     without_drafts: bool
     written: _containers.RepeatedScalarFieldContainer[int]
     constraint: _mesh_pb2.Constraint
-    def __init__(self, request_id: _Optional[str] = ..., prompt: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_mesh_pb2.Sampling, _Mapping]] = ..., max_tokens: _Optional[int] = ..., stop_tokens: _Optional[_Iterable[int]] = ..., without_drafts: _Optional[bool] = ..., written: _Optional[_Iterable[int]] = ..., constraint: _Optional[_Union[_mesh_pb2.Constraint, _Mapping]] = ...) -> None: ...
+    adapter: _mesh_pb2.Adapter
+    def __init__(self, request_id: _Optional[str] = ..., prompt: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_mesh_pb2.Sampling, _Mapping]] = ..., max_tokens: _Optional[int] = ..., stop_tokens: _Optional[_Iterable[int]] = ..., without_drafts: _Optional[bool] = ..., written: _Optional[_Iterable[int]] = ..., constraint: _Optional[_Union[_mesh_pb2.Constraint, _Mapping]] = ..., adapter: _Optional[_Union[_mesh_pb2.Adapter, _Mapping]] = ...) -> None: ...
 
 class Vocabulary(_message.Message):
     __slots__ = ("tokenizer_json", "size", "stop")
@@ -72,7 +76,7 @@ class Vocabulary(_message.Message):
     def __init__(self, tokenizer_json: _Optional[str] = ..., size: _Optional[int] = ..., stop: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class WorkerEvent(_message.Message):
-    __slots__ = ("listening", "loading", "ready", "failed", "timing", "tokens", "released", "hosted", "experts", "starved", "activity")
+    __slots__ = ("listening", "loading", "ready", "failed", "timing", "tokens", "released", "hosted", "experts", "starved", "activity", "adapter")
     LISTENING_FIELD_NUMBER: _ClassVar[int]
     LOADING_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
@@ -84,6 +88,7 @@ class WorkerEvent(_message.Message):
     EXPERTS_FIELD_NUMBER: _ClassVar[int]
     STARVED_FIELD_NUMBER: _ClassVar[int]
     ACTIVITY_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_FIELD_NUMBER: _ClassVar[int]
     listening: int
     loading: _mesh_pb2.Loading
     ready: _mesh_pb2.Ready
@@ -95,7 +100,8 @@ class WorkerEvent(_message.Message):
     experts: _mesh_pb2.ExpertReport
     starved: _mesh_pb2.Starved
     activity: _mesh_pb2.Activity
-    def __init__(self, listening: _Optional[int] = ..., loading: _Optional[_Union[_mesh_pb2.Loading, _Mapping]] = ..., ready: _Optional[_Union[_mesh_pb2.Ready, _Mapping]] = ..., failed: _Optional[_Union[_mesh_pb2.Failure, _Mapping]] = ..., timing: _Optional[_Union[_mesh_pb2.Timing, _Mapping]] = ..., tokens: _Optional[_Union[Tokens, _Mapping]] = ..., released: _Optional[_Union[_mesh_pb2.Empty, _Mapping]] = ..., hosted: _Optional[_Union[_mesh_pb2.HostedExperts, _Mapping]] = ..., experts: _Optional[_Union[_mesh_pb2.ExpertReport, _Mapping]] = ..., starved: _Optional[_Union[_mesh_pb2.Starved, _Mapping]] = ..., activity: _Optional[_Union[_mesh_pb2.Activity, _Mapping]] = ...) -> None: ...
+    adapter: _mesh_pb2.AdapterEvent
+    def __init__(self, listening: _Optional[int] = ..., loading: _Optional[_Union[_mesh_pb2.Loading, _Mapping]] = ..., ready: _Optional[_Union[_mesh_pb2.Ready, _Mapping]] = ..., failed: _Optional[_Union[_mesh_pb2.Failure, _Mapping]] = ..., timing: _Optional[_Union[_mesh_pb2.Timing, _Mapping]] = ..., tokens: _Optional[_Union[Tokens, _Mapping]] = ..., released: _Optional[_Union[_mesh_pb2.Empty, _Mapping]] = ..., hosted: _Optional[_Union[_mesh_pb2.HostedExperts, _Mapping]] = ..., experts: _Optional[_Union[_mesh_pb2.ExpertReport, _Mapping]] = ..., starved: _Optional[_Union[_mesh_pb2.Starved, _Mapping]] = ..., activity: _Optional[_Union[_mesh_pb2.Activity, _Mapping]] = ..., adapter: _Optional[_Union[_mesh_pb2.AdapterEvent, _Mapping]] = ...) -> None: ...
 
 class Tokens(_message.Message):
     __slots__ = ("request_id", "ids", "finish", "failure", "logprobs", "prefill_s", "cached_tokens", "accepted_drafts")

@@ -29,11 +29,12 @@ DAEMON = {
     "sampling": set[str](),
     "text": {"sampling", "weights"},
     "models": {"text", "weights"},
+    "adapters": {"models", "weights"},
     "lending": {"machine", "weights"},
     "loading": {"lending", "models", "weights"},
     "experts": {"loading", "machine", "models", "pipe", "weights"},
     "caches": {"pipe"},
-    "rank": {"caches", "experts", "loading", "machine", "models", "pipe", "sampling", "weights"},
+    "rank": {"adapters", "caches", "experts", "loading", "machine", "models", "pipe", "sampling", "weights"},
     "worker": {"caches", "experts", "lending", "loading", "machine", "models", "pipe", "rank", "sampling", "weights"},
     "lease": {"machine"},
     "node": {"lease", "lending", "loading", "machine", "models", "pipe", "text", "weights"},
@@ -52,14 +53,14 @@ MODELS = {
 BENCH = {
     "random_models": set[str](),
     "meshes": set[str](),
-    "measurements": {"meshes"},
+    "measurements": {"meshes", "random_models"},
     "reports": {"measurements", "meshes", "random_models"},
 }
 """By room, which others it may import."""
 
 ORCHESTRATOR = (
     {"session_request", "nodes", "identity", "certificates", "addresses", "limits", "audit", "store", "pairings"}
-    | {"flapping"},
+    | {"flapping", "adapters"},
     {"links"},
     {"planning"},
     {"workers"},

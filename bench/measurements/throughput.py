@@ -15,6 +15,7 @@ import numpy as np
 
 from motley.bench.measurements.latency import WARM_UP
 from motley.bench.meshes.local_mesh import LocalMesh, MeshError, MeshSpec, Progress
+from motley.protocol import mesh_pb2 as pb
 
 
 @dataclass(frozen=True)
@@ -59,21 +60,34 @@ async def throughput_of(
     rng = np.random.default_rng(0)
     rows: list[Throughput] = []
     for count in requests:
-        rate = await _answer(mesh, rng.integers(0, vocabulary, (count, prompt)).tolist(), tokens)
+        rate = await answer_at_once(mesh, rng.integers(0, vocabulary, (count, prompt)).tolist(), tokens)
         alone = rows[0].tokens_per_s / rows[0].x_one if rows else rate
         each_ms = round(1e3 * count / rate, 2)
         rows.append(Throughput(count, round(rate, 2), round(rate / alone, 2), each_ms, mesh.spec.cache_format))
     return rows
 
 
-async def _answer(mesh: LocalMesh, prompts: Sequence[Sequence[int]], tokens: int) -> float:
-    """Tokens per second while all requests are being answered."""
+async def answer_at_once(
+    mesh: LocalMesh,
+    prompts: Sequence[Sequence[int]],
+    tokens: int,
+    adapters: Sequence[pb.Adapter | None] | None = None,
+) -> float:
+    """Have all prompts answered at once; tokens per second while all of them are.
+
+    Args:
+        tokens: of each answer.
+        adapters: of each request; None: none has any.
+
+    Raises:
+        motley.bench.meshes.local_mesh.MeshError: a rank failed, or the answers are too short to overlap.
+    """
     times: list[list[float]] = [[] for _ in prompts]
 
-    async def one(prompt: Sequence[int], heard: list[float]) -> None:
-        await mesh.decode(prompt, tokens, heard=lambda: heard.append(time.perf_counter()))
+    async def one(prompt: Sequence[int], adapter: pb.Adapter | None, heard: list[float]) -> None:
+        await mesh.decode(prompt, tokens, heard=lambda: heard.append(time.perf_counter()), adapter=adapter)
 
-    await asyncio.gather(*map(one, prompts, times))
+    await asyncio.gather(*map(one, prompts, adapters or [None] * len(prompts), times))
     begin, end = max(own[0] for own in times), min(own[-1] for own in times)
     if end <= begin:
         raise MeshError(f"answers of {tokens} tokens end before all prompts are computed; ask for longer ones")

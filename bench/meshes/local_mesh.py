@@ -66,6 +66,8 @@ class MeshSpec:
         hosts: what each expert host holds; the ranks are the trunk then. Empty: experts are in the ranks' shares. The
             n-th host and rank n are on one machine: no network is emulated between them.
         cache: where shares are kept; None: in the usual place.
+        adapters: slots for them.
+        adapter_rank: the largest rank of one.
         draft_model: a model folder: it guesses tokens on rank 0, by the same engine; None: there is none.
         stages: of the ranks, in order; empty: every rank has a share of every layer.
     """
@@ -88,6 +90,8 @@ class MeshSpec:
     hosts: Sequence[Collection[ExpertKey]] = ()
     cache: Path | None = None
     draft_model: Path | None = None
+    adapters: int = 0
+    adapter_rank: int = SessionRequest.adapter_rank
     stages: Sequence[StageSpec] = ()
 
     @property
@@ -117,6 +121,8 @@ class LocalMesh:
         self._readers: list[asyncio.Task[None]] = []
         self._said: dict[str, asyncio.Queue[wp.Tokens | Exception]] = {}
         """What is said of each request under way."""
+        self._ordered: dict[str, asyncio.Future[pb.AdapterEvent]] = {}
+        """What is to be told of orders about adapters."""
         self._session = secrets.token_hex(8)
         self._reported = self._ended = 0
         """Timings that have come: one of each rank for every request that has ended."""
@@ -149,10 +155,12 @@ class LocalMesh:
         stop: Sequence[int] = (),
         heard: Callable[[], None] = lambda: None,
         drafts: bool = False,
+        adapter: pb.Adapter | None = None,
     ) -> list[wp.Tokens]:
         """Have the leader continue `prompt`; what it said, a message per token. Every rank's timing is in after it.
 
         Several requests may be under way. `heard` is called for every token. With `drafts`, tokens may be guessed.
+        With an `adapter`, it is computed with that.
 
         Raises:
             MeshError: a rank failed.
@@ -164,6 +172,7 @@ class LocalMesh:
             max_tokens=max_tokens,
             stop_tokens=stop,
             without_drafts=not drafts,
+            adapter=adapter,
         )
         queue = self._said[decode.request_id] = asyncio.Queue()
         self._send(0, decode=decode)
@@ -186,6 +195,26 @@ class LocalMesh:
         async with asyncio.timeout(STALL_S), self._changed:
             await self._changed.wait_for(lambda: self._reported >= due)
         return said
+
+    async def pin_adapter(self, folder: Path) -> pb.AdapterEvent:
+        """Have every rank load an adapter, and keep it loaded; what the leader tells of it.
+
+        Raises:
+            MeshError: a rank cannot, or failed.
+        """
+        order = pb.AdapterOrder(id=secrets.token_hex(4), adapter=pb.Adapter(source=str(folder)), pin=True)
+        told: asyncio.Future[pb.AdapterEvent] = asyncio.get_running_loop().create_future()
+        self._ordered[order.id] = told
+        self._send(0, adapter=order)
+        event = await asyncio.wait_for(told, STALL_S)
+        del self._ordered[order.id]
+        if event.HasField("failure"):
+            raise MeshError(event.failure.message)
+        return event
+
+    def unpin_adapter(self, adapter: pb.Adapter) -> None:
+        """Let an adapter give way to others."""
+        self._send(0, adapter=pb.AdapterOrder(id=secrets.token_hex(4), adapter=adapter, unpin=True))
 
     def host_process(self, host: int) -> psutil.Process:
         """An expert host's, to be killed or suspended while it is needed."""
@@ -231,6 +260,8 @@ class LocalMesh:
             plain=pb.Empty(),
             wire=spec.wire,
             hosts=map(to_message, spec.hosts),
+            adapters=spec.adapters,
+            adapter_rank=spec.adapter_rank,
         )
         if spec.draft_model:
             assignment.draft.CopyFrom(await self._draft(spec.draft_model))
@@ -299,6 +330,8 @@ class LocalMesh:
                     loaded.set_result(None)
                 case "tokens":
                     self._said[event.tokens.request_id].put_nowait(event.tokens)
+                case "adapter" if event.adapter.id in self._ordered:
+                    self._ordered[event.adapter.id].set_result(event.adapter)
                 case "experts":
                     self.experts[rank] = event.experts
                 case "timing":
@@ -319,6 +352,9 @@ class LocalMesh:
             return  # the ranks go on without it, or say what they miss
         for queue in self._said.values():
             queue.put_nowait(error)
+        for told in self._ordered.values():
+            if not told.done():
+                told.set_exception(error)
 
 
 def staged_plans(

@@ -7,7 +7,7 @@ import contextlib
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,6 +19,9 @@ from motley.cli.errors import CliError
 from motley.cli.interrupt import run as run_interruptibly
 from motley.cli.mesh_of_one import mesh_of_one
 from motley.cli.options import (
+    AdapterFolders,
+    AdapterRank,
+    Adapters,
     CacheDiskTokens,
     CacheFormats,
     CacheNodeTokens,
@@ -92,6 +95,9 @@ def run(
     exact: Exact = False,
     recover: Recover = True,
     keep_prefixes: KeepPrefixes = False,
+    adapter: AdapterFolders = None,
+    adapters: Adapters = None,
+    adapter_rank: AdapterRank = None,
     experts: Annotated[
         Experts,
         typer.Option(
@@ -132,6 +138,9 @@ def run(
         **({"stop": stop} if stop else {}),
         **({"prompt": text} if raw else {"messages": [{"role": "user", "content": text}]}),
     }
+    own = named_adapters(adapter or ())
+    if own:
+        body["adapter"] = next(iter(own))
     _check(body)
     given = command.get_parameter_source("url")
     may_be_alone = given is not None and given.name == "DEFAULT"
@@ -161,6 +170,8 @@ def run(
             "exact": exact,
             "recover": recover,
             "keep_prefixes": keep_prefixes,
+            "adapters": max(2, len(own)) if own and adapters is None else adapters,
+            "adapter_rank": adapter_rank,
             "experts": experts.value,
             "replicas": replicas,
             "trunk": trunk,
@@ -172,14 +183,30 @@ def run(
         any_quantisation=whole is None,
         any_engine=everywhere is None,
         any_cache_format=cache_format is None,
+        any_adapters=adapters is None,
     )
-    run_interruptibly(_run(wanted, body, url, api_key, may_be_alone, as_json))
+    run_interruptibly(_run(wanted, body, own, url, api_key, may_be_alone, as_json))
 
 
 def for_daemons(model: str) -> str:
     """A model as a daemon with another working directory finds it: a path in full."""
     path = Path(model)
     return str(path.resolve()) if path.is_dir() or (path.suffix == ".gguf" and path.is_file()) else model
+
+
+def named_adapters(words: Sequence[str]) -> dict[str, str]:
+    """What ``--adapter`` names, with the folder of each as every daemon finds it; empty where none is given.
+
+    Raises:
+        CliError: one has no name, or two have the same.
+    """
+    found: dict[str, str] = {}
+    for word in words:
+        name, _, folder = word.partition("=")
+        if not name or name in found:
+            raise CliError(f"--adapter wants NAME=FOLDER, each name once, and not {word!r}")
+        found[name] = for_daemons(folder) if folder else ""
+    return found
 
 
 def _check(body: dict[str, Any]) -> None:
@@ -214,10 +241,18 @@ def _session(body: dict[str, Any]) -> SessionRequest:
         raise CliError(f"{option_of(error.param or '')} {error.why}") from error
 
 
-async def _run(wanted: Wanted, body: dict[str, Any], url: str, api_key: str, may_be_alone: bool, as_json: bool) -> None:
+async def _run(
+    wanted: Wanted,
+    body: dict[str, Any],
+    adapters: Mapping[str, str],
+    url: str,
+    api_key: str,
+    may_be_alone: bool,
+    as_json: bool,
+) -> None:
     try:
         async with Client(url, api_key) as client:
-            await _answer(client, wanted, body, as_json)
+            await _answer(client, wanted, body, adapters, as_json)
     except Unreachable:
         if not may_be_alone:
             raise
@@ -225,7 +260,7 @@ async def _run(wanted: Wanted, body: dict[str, Any], url: str, api_key: str, may
             f"[dim]no mesh at {url or USUAL_URL}: this machine runs the model alone, and forgets it afterwards[/]"
         )
         async with mesh_of_one() as client:
-            await _answer(client, wanted, body, as_json, lasting=False)
+            await _answer(client, wanted, body, adapters, as_json, lasting=False)
 
 
 async def _find(client: Client, model: str) -> dict[str, Any] | None:
@@ -347,9 +382,20 @@ def _to_stop(session: dict[str, Any]) -> str:
     return escape(f"`{stop_command(session)}`")
 
 
-async def _answer(client: Client, wanted: Wanted, body: dict[str, Any], as_json: bool, *, lasting: bool = True) -> None:
+async def _answer(
+    client: Client,
+    wanted: Wanted,
+    body: dict[str, Any],
+    adapters: Mapping[str, str],
+    as_json: bool,
+    *,
+    lasting: bool = True,
+) -> None:
     with loading_bars() as bars:
         session = await load(client, wanted, bars.advance_to, lasting=lasting)
+    for name, folder in adapters.items():
+        if folder:
+            await client.add_adapter(session["name"], name, folder)
     context, most = session["context"], body["max_tokens"]
     path = "/v1/completions" if "prompt" in body else "/v1/chat/completions"
     began = time.perf_counter()

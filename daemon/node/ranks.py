@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 RankObserver = Callable[[str, pb.RankEvent], None]
 """Called with what a rank is on this node (`HeldRank.role`), and what the orchestrator is told of it."""
-PASSED_ON = {"peers", "placement", "host"}
+PASSED_ON = {"peers", "placement", "host", "adapter"}
 """Commands to a rank that go to its worker as they come."""
 
 

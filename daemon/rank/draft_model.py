@@ -14,6 +14,7 @@ from itertools import count
 import numpy as np
 
 from motley.daemon.rank.blocks.cache_blocks import BlockStore
+from motley.daemon.rank.blocks.roots import root_of
 from motley.daemon.rank.executor import Executor
 from motley.daemon.rank.request import Request
 from motley.daemon.rank.steps import Close, More, Open, SpanPlan, Step, split
@@ -157,7 +158,7 @@ class DraftModel:
             sampling = pb.Sampling()
             sampling.CopyFrom(request.sampling)
             sampling.logprobs, sampling.top_logprobs = False, 0  # nobody is told these of a guess
-            root = request.prompt if request.prompt > self.alike else 0
+            root = root_of(request.prompt, self.alike)  # its guesses come without an adapter
             blocks, found = self._store.find(request.tokens, root)
             params, written = SamplingParams.from_proto(sampling), request.tokens[:found]
             text = _Text(next(self._slots), params, root, blocks, written, published=found // self.blocks.tokens)

@@ -13,6 +13,15 @@ import numpy as np
 import numpy.typing as npt
 from google.protobuf.message import DecodeError
 
+from motley.daemon.rank.adapters.messages import (
+    FindAdapter,
+    FoundAdapter,
+    LoadAdapter,
+    Piece,
+    ReadAdapter,
+    WriteAdapter,
+)
+from motley.daemon.rank.adapters.table import NONE
 from motley.daemon.rank.blocks.kept_block import KeptBlock
 from motley.daemon.rank.blocks.kept_file import KeptFile
 from motley.daemon.rank.steps import (
@@ -82,10 +91,23 @@ class FarPlace(Protocol):
         ...
 
 
+class Adapters(Protocol):
+    """What a rank has of the adapters of its session."""
+
+    def do(self, message: FindAdapter | ReadAdapter | WriteAdapter | LoadAdapter) -> FoundAdapter | Piece | Moved:
+        """Do what rank 0 says, and say how it went.
+
+        Raises:
+            StepError: there is no such slot.
+        """
+        ...
+
+
 class _Sequence:
     """A sequence that is open on this rank.
 
     Attributes:
+        adapter: the slot of what it is computed with beside the model; 0: nothing.
         blocks: i32[N], its cache blocks so far.
         windowed: i32[N], those of layers with a window, where these have blocks of their own; else None.
         known: how many of its tokens this rank has been told, up to the end of its last step.
@@ -94,9 +116,10 @@ class _Sequence:
         allowed: which tokens may be chosen by these rows, as `SpanPlan` has them.
     """
 
-    def __init__(self, sampler: ShardSampler, prompt: int, known: int, most_blocks: int) -> None:
+    def __init__(self, sampler: ShardSampler, prompt: int, known: int, most_blocks: int, adapter: int) -> None:
         """`prompt`: tokens of it; `most_blocks`: that it may come to have."""
         self.sampler = sampler
+        self.adapter = adapter
         self.prompt = prompt
         self.known = known
         self._table = np.zeros(most_blocks, np.int32)
@@ -150,7 +173,8 @@ class _Sequence:
             self.sampler.accept(position - self.prompt, tokens[position - plan.position])
         self.known = end
         guesses = max(0, plan.wanted - 1)  # whose next token is wanted after another's: see `SpanPlan`
-        return Span(self.blocks, plan.position, plan.rows, plan.wanted, self.prompt, self.windowed, plan.slot, guesses)
+        own = self.prompt, self.windowed, plan.slot, guesses, self.adapter
+        return Span(self.blocks, plan.position, plan.rows, plan.wanted, *own)
 
 
 class Executor:
@@ -167,6 +191,7 @@ class Executor:
         stats: Clocks,
         far: FarPlace | None = None,
         kept: KeptFile | None = None,
+        adapters: Adapters | None = None,
         pass_on: Callable[[F32], None] | None = None,
         keeps_logits: bool = False,
     ) -> None:
@@ -181,6 +206,7 @@ class Executor:
             far: where the far ones of the blocks are; None: there are none, or they cannot be lost.
             kept: keeps blocks for another start of the session; None: none are kept. The engine is then one that
                 `keeps_prefixes`.
+            adapters: what this rank has of the session's; None: the session has no slots for any.
             pass_on: takes the residual f32[T, D] of a step to the next stage: it is what the engine gives. None: there
                 is none, the engine gives logits.
             keeps_logits: rank 0 may ask for more of a step (`More`) after it has begun another one: then a copy is
@@ -195,6 +221,7 @@ class Executor:
         self._stats = stats
         self._far = far
         self.kept = kept
+        self._adapters = adapters
         self._pass_on = pass_on
         self._keeps_logits = keeps_logits
         self._sequences: dict[int, _Sequence] = {}
@@ -206,7 +233,8 @@ class Executor:
         Returns:
             What rank 0 is to be told; None: nothing. If the message asks for candidates, summaries of this rank's
             logits for all wanted rows in order, as `motley.daemon.rank.steps.join` puts them together. If it is a
-            `Move` or a `Keep`, the encoded `Moved`; if it is a `Restore`, the encoded `Restored`.
+            `Move` or a `Keep`, the encoded `Moved`; if it is a `Restore`, the encoded `Restored`; if it is about an
+            adapter, what `motley.daemon.rank.adapters.messages` says.
 
         Raises:
             StepError: the message does not fit the state of this rank.
@@ -218,7 +246,11 @@ class Executor:
             case More(slots, rows, wants):
                 fields = (each.tolist() for each in (slots, rows, wants))
                 return join([self._more(*each) for each in zip(*fields, strict=True)])
-            case Open(slot, prompt, sampling, tokens):
+            case FindAdapter() | ReadAdapter() | WriteAdapter() | LoadAdapter():
+                if self._adapters is None:
+                    raise StepError(f"this rank has no slots for adapters, and is told {type(message).__name__}")
+                return self._adapters.do(message).encode()
+            case Open(slot, prompt, sampling, tokens, adapter):
                 if slot in self._sequences:
                     raise StepError(f"slot {slot} is open already on this rank")
                 params = SamplingParams.from_proto(_sampling(sampling))
@@ -226,7 +258,9 @@ class Executor:
                 sampler = ShardSampler(params, ids.start, len(ids), tokens[:prompt].tolist(), self._words_per_unit)
                 for step, token in enumerate(tokens[prompt:].tolist()):
                     sampler.accept(step, token)
-                self._sequences[slot] = _Sequence(sampler, prompt, len(tokens), self._most_blocks)
+                if adapter != NONE and self._adapters is None:
+                    raise StepError(f"slot {slot} is to be computed with adapter {adapter}; this rank has none")
+                self._sequences[slot] = _Sequence(sampler, prompt, len(tokens), self._most_blocks, adapter)
             case Close(slot):
                 self._sequence(slot)
                 del self._sequences[slot]
@@ -243,7 +277,7 @@ class Executor:
                 return Restored([kept.read(block, blocks_in_memory(self._engine)) for block in blocks]).encode()
             case Stop():
                 pass
-            case Able() | Moved() | Restored():
+            case Able() | Moved() | Restored() | FoundAdapter() | Piece():
                 raise StepError(f"a rank is told what only rank 0 is to hear: {message}")
         return None
 

@@ -324,10 +324,11 @@ def _layers(nodes: Iterable[onnx.NodeProto]) -> list[int]:
 def _examined(graph: RankGraph) -> list[int]:
     """The first and the last layer of each kind, and one in the middle."""
     stored = {tensor.name: (tensor.data_type, *tensor.dims) for tensor in graph.proto.graph.initializer}
+    naming = ("layer", "parts")  # attributes that name layers
     traits: dict[int, list[object]] = {}
     for node in graph.proto.graph.node:
         if found := _LAYER.match(node.name):
-            alike = (each for each in node.attribute if not each.graphs and each.name != "layer")  # those name layers
+            alike = (each for each in node.attribute if not each.graphs and each.name not in naming)
             plain = sorted(each.SerializeToString() for each in alike)
             weights = [stored[name] for name in node.input if name in stored]
             traits.setdefault(int(found[1]), []).append((node.op_type, plain, weights))

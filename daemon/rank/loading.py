@@ -7,7 +7,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import cast
 
+from motley.daemon.adapters.store import FOLDER as ADAPTERS
+from motley.daemon.adapters.store import AdapterStore
 from motley.daemon.loading.planned import open_planned
 from motley.daemon.loading.progress import Progress, signs_of_life
 from motley.daemon.machine.gpus import gpus
@@ -18,6 +21,7 @@ from motley.daemon.models.cutting.stages import Stage, stages_of
 from motley.daemon.models.description.model import EMBEDDING
 from motley.daemon.models.graph.rank_graph import build_rank_graph
 from motley.daemon.models.keys import ConfigError
+from motley.daemon.rank.adapters.on_rank import RankAdapters
 from motley.daemon.rank.blocks.far_file import FarFile
 from motley.daemon.rank.blocks.kept_file import FOLDER, KeptFile, plan_key
 from motley.daemon.rank.blocks.window_blocks import WindowBlocks
@@ -27,8 +31,8 @@ from motley.daemon.rank.passage import Passage
 from motley.daemon.rank.peers import Peers
 from motley.daemon.weights.cache import ShareCache
 from motley.plugins.block_holder import BlockHolder
-from motley.plugins.engine import CACHE_FORMATS, F32, CacheBlocks, EngineError, EngineOptions
-from motley.plugins.installed import keeps_prefixes, load_engine, on_gpu
+from motley.plugins.engine import CACHE_FORMATS, F32, AdaptedEngine, CacheBlocks, EngineError, EngineOptions
+from motley.plugins.installed import keeps_prefixes, load_engine, on_gpu, takes_adapters
 from motley.protocol import GPU_RESERVE
 from motley.protocol import mesh_pb2 as pb
 from motley.protocol.wording import human_bytes
@@ -36,7 +40,8 @@ from motley.protocol.wording import human_bytes
 MOST_BLOCKS = 2**31 - 1
 """Blocks have numbers of 32 bits with a sign."""
 KEPT_PART = 5
-"""Blocks that are kept on the disk may take a part of what shares may take there: so many times less."""
+"""Blocks that are kept on the disk may take a part of what shares may take there: so many times less; and so may
+adapters that other nodes have sent."""
 ENGINE_S = 1800.0
 """An engine that is not made and examined after so many seconds hangs: from then on no sign of life is given."""
 
@@ -99,6 +104,7 @@ def load_rank(
         LoadError: the model's files differ from those that were planned for, or do not come.
         CheckpointError: they changed while they were read.
         ConfigError: the caches have no room for a sequence, or the model cannot be had like that.
+        EngineError: the engine cannot have adapters, or not keep prefixes.
         DiskFull: there is no room on the disk for the cache blocks that are to be there, or to be kept there.
         GpuFull: its engine computes on a GPU that is too small or too busy.
         GateError: the engine computes wrongly.
@@ -108,6 +114,11 @@ def load_rank(
         raise EngineError(
             f"engine {assignment.engine!r} cannot keep prefixes on a disk between starts; start the session without"
             " keeping them, or with another engine"
+        )
+    if assignment.adapters and not takes_adapters(assignment.engine):
+        raise EngineError(
+            f"engine {assignment.engine!r} cannot compute with adapters; start the session without room for any, or use"
+            " engine 'onnxruntime' on this node"
         )
     model, blocks = assignment.model, cache_blocks(assignment)
     shares = [share_from_proto(share) for share in assignment.shares]
@@ -130,6 +141,7 @@ def load_rank(
             experts_elsewhere=len(assignment.hosts) > 0,
             beside=planned.beside,
             blocks=replace(blocks, far=0),
+            adapters=assignment.adapters,
         )
         if on_gpu(assignment.engine, assignment.engine_options):
             check_gpu_room(declared.share_bytes + declared.cache_bytes + 4 * activations(opened.model), gpus())
@@ -160,6 +172,19 @@ def load_rank(
                     key = plan_key(assignment, rank, share_file.parent.name)
                     kept = KeptFile(cache.folder / FOLDER, key, blocks, graph.caches, cache.limit // KEPT_PART)
                     stack.callback(kept.close)
+                adapters = None
+                if assignment.adapters:
+                    adapters = RankAdapters(
+                        cast(AdaptedEngine, engine),
+                        opened.model,
+                        declared,
+                        rank,
+                        assignment.adapters,
+                        assignment.adapter_rank,
+                        AdapterStore(cache.folder / ADAPTERS, cache.limit // KEPT_PART),
+                        models,
+                    )
+                    stack.callback(adapters.close)
                 gate.open(engine, expected, partial(ask_reference, anew=True))
             share_bytes = sum(place.weight.all_bytes for place in declared.weights)
             embed: Embed = partial(opened.source.rows, EMBEDDING)
@@ -175,6 +200,7 @@ def load_rank(
                 peers,
                 holder or far,
                 kept,
+                adapters,
                 pass_on=peers.passage.give if peers.passage and not declared.stage.last else None,
                 keeps_logits=peers.passage is not None,
             )

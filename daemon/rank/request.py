@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from motley.daemon.rank.adapters.table import NONE
 from motley.daemon.rank.drafts import Lookup, Luck
 from motley.protocol.mesh_pb2 import Sampling
 
@@ -33,6 +34,8 @@ class Request:
         luck: how often that was right.
         accepted: how many of its tokens were guessed, by whomever.
         sampling: how its tokens are chosen.
+        adapter: the fingerprint of what it is computed with beside the model; empty: nothing.
+        adapter_slot: where that is on every rank while the request is admitted; 0: nowhere.
     """
 
     arrived: int
@@ -55,6 +58,8 @@ class Request:
     luck: Luck = field(default_factory=Luck)
     accepted: int = 0
     sampling: Sampling = field(default_factory=Sampling)
+    adapter: str = ""
+    adapter_slot: int = NONE
 
     @property
     def left(self) -> int:

@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import NamedTuple
 
+from motley.daemon.rank.adapters.table import NONE, AdapterTable
 from motley.daemon.rank.blocks.cache_blocks import BlockStore
 from motley.daemon.rank.drafting import Drafting
 from motley.daemon.rank.drafts import MOST, how_many
@@ -68,6 +69,7 @@ class Plan:
         moved: blocks of running requests that have been copied, and the far ones that these have instead from now on;
             to be told first.
         closed: slots of requests that have stepped back, to be closed then.
+        loads: adapters to be loaded into slots that nobody uses: the slot and the fingerprint of each.
         opened: requests that have been admitted, to be opened after that.
         parts: the step.
         halved: whether it is to be computed in two micro-chunks.
@@ -77,6 +79,7 @@ class Plan:
 
     moved: list[tuple[int, int]] = field(default_factory=list)
     closed: list[int] = field(default_factory=list)
+    loads: list[tuple[int, str]] = field(default_factory=list)
     opened: list[Request] = field(default_factory=list)
     parts: list[Part] = field(default_factory=list)
     halved: bool = False
@@ -106,6 +109,7 @@ class Schedule:
     Attributes:
         waiting: requests that have not been admitted, or have stepped back, the next one first.
         active: those that have, in the order of their arrival.
+        adapters: the slots of what requests may be computed with beside the model.
     """
 
     def __init__(
@@ -118,6 +122,7 @@ class Schedule:
         rows: int,
         drafting: Drafting[Request] | None = None,
         waves: int = 1,
+        adapters: int = 0,
         recurrent: bool = False,
     ) -> None:
         """
@@ -128,10 +133,12 @@ class Schedule:
             rows: that a step may have, at least as many as there may be requests in it.
             drafting: when to ask a draft model; None: there is none.
             waves: steps that may be under way at a time.
+            adapters: slots of these.
             recurrent: the model keeps states of sequences: the store is forgetful, and no row may be computed twice.
         """
         self.waiting: deque[Request] = deque()
         self.active: list[Request] = []
+        self.adapters = AdapterTable(adapters)
         self._store = store
         self._pace = pace
         self._sequences = sequences
@@ -343,15 +350,18 @@ class Schedule:
         else:
             tokens = request.tokens[: request.position]
             self._store.give_back(tokens, request.blocks, request.root, request.passed)
-        request.slot, request.blocks, request.told, request.passed = -1, [], 0, 0
+        if request.adapter:
+            self.adapters.leave(request.adapter)
+        request.slot, request.blocks, request.told, request.passed, request.adapter_slot = -1, [], 0, 0, NONE
         request.position = request.whole = 0
 
     def _admit(self, plan: Plan) -> None:
         """Admit those that wait, in their order, while there are slots, and blocks for each to go on for a while."""
+        self.adapters.begin()
         for request in list(self.waiting):
             if self._full or len(self.active) == self._sequences:
                 return
-            if self._is_computed_for_another(request):
+            if self._is_computed_for_another(request) or not self._has_adapter(request, plan):
                 continue
             headroom = sum(map(self._grows, (*self.active, request))) if self.active else 0
             taken = None
@@ -375,8 +385,19 @@ class Schedule:
                 self._cached += request.cached
             busy = {other.slot for other in self.active}
             request.slot = next(slot for slot in range(self._sequences) if slot not in busy)
+            if request.adapter:
+                request.adapter_slot = self.adapters.take(request.adapter)
             insort(self.active, request, key=lambda each: each.arrived)
             plan.opened.append(request)
+
+    def _has_adapter(self, request: Request, plan: Plan) -> bool:
+        """Whether a request may be computed with the adapter that it wants; one that can be loaded is to be."""
+        if not request.adapter or self.adapters.may_take(request.adapter):
+            return True
+        slot = self.adapters.place(request.adapter)
+        if slot is not None:
+            plan.loads.append((slot, request.adapter))
+        return False
 
     def _is_computed_for_another(self, request: Request) -> bool:
         """Whether an active request computes a block now that a waiting one will find when that is done.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, count, islice
 from typing import Any
@@ -16,12 +16,14 @@ from typing import Any
 import numpy as np
 
 from motley.daemon.pipe.daemon import Commands, Tell
+from motley.daemon.rank.adapters.leading import LeadingAdapters
 from motley.daemon.rank.all_ranks import AllRanks, by_row
 from motley.daemon.rank.blocks.cache_blocks import BlockStore
 from motley.daemon.rank.blocks.far_caches import FarCaches
 from motley.daemon.rank.blocks.forgetful_blocks import ForgetfulBlockStore
 from motley.daemon.rank.blocks.kept_block import plan_of
 from motley.daemon.rank.blocks.kept_prefixes import KeptPrefixes
+from motley.daemon.rank.blocks.roots import root_of
 from motley.daemon.rank.blocks.window_blocks import WindowBlocks
 from motley.daemon.rank.client import Client, logprob_row
 from motley.daemon.rank.constraints import Preparing
@@ -95,6 +97,7 @@ class Scheduler:
         check: called now and then while there is nothing to do, to see whether everyone is still there.
         recurrent: whether the model keeps states of sequences, so that none can begin with what is in the caches.
         held: whether other machines keep the far ones of the blocks.
+        adapters: slots for them that every rank has.
         report: called after each request, to tell where this rank's time went.
         draft_model: guesses tokens; None: there is none.
         waves: steps that may be under way at a time: as many as the ranks form stages. One, where there are far blocks.
@@ -115,6 +118,7 @@ class Scheduler:
     draft_model: DraftModel | None = None
     held: bool = False
     waves: int = 1
+    adapters: int = 0
     recurrent: bool = False
     step_ms: deque[float] = field(default_factory=lambda: deque(maxlen=STEP_HISTORY))
 
@@ -134,6 +138,8 @@ class Scheduler:
         """There are such once there is a schedule, if the session keeps prefixes."""
         self._under_way: deque[_UnderWay] = deque()
         """Steps that are begun and not finished, the first one first."""
+        self._adapters: LeadingAdapters | None = None
+        """There is one once somebody has asked for any."""
         self._stuck = False
         """Whether nothing could be computed in the last step."""
 
@@ -153,15 +159,20 @@ class Scheduler:
                 self._obey(command)
             for order, came, constraint in self._preparing.ready():
                 self._accept_constrained(order, came, constraint)
+            spreads = self._adapters is not None and self._adapters.busy
+            if self._adapters is not None and spreads:
+                self._fail_for(self._adapters.advance())
+                if not self._adapters.busy:
+                    self.tell(activity=self._activity())
             if self._kept and self._kept.restoring:
                 self._kept.restore()
                 more_to_do = True
             elif self._busy:
                 self._advance(self._made_schedule())
-                more_to_do = False
+                more_to_do = spreads
             else:
                 self.check()
-                more_to_do = self._keep()
+                more_to_do = self._keep() or spreads
             self._show_life(time.perf_counter())
 
     def keep_prefixes(self, seconds: float) -> None:
@@ -210,6 +221,9 @@ class Scheduler:
             case "hold":
                 self._finish_all()
                 self._hold(command.hold)
+            case "adapter":
+                self._finish_all()
+                self._led_adapters().order(command.adapter)
 
     def _accept_constrained(self, decode: wp.Decode, came: float, constraint: Callable[[], Constraint]) -> None:
         """Accept a request that has come at `came`, and whose constraint is prepared, or cannot be."""
@@ -232,20 +246,41 @@ class Scheduler:
             decode.sampling.top_k = 0
             params = replace(params, top_k=0)
         prompt = len(decode.prompt)
-        root = prompt if prompt > self.alike else 0
+        adapter = decode.adapter
+        if adapter.fingerprint and not self.adapters:
+            self._refuse(decode, "this session was started without room for adapters")
+            return
         request = Request(
             arrived=next(self._arrivals),
             tokens=[*decode.prompt, *decode.written],
             prompt=prompt,
             longest=prompt + decode.max_tokens,
-            root=root,
+            root=root_of(prompt, self.alike, adapter.fingerprint),
             lookup=None if decode.without_drafts else Lookup(),
             sampling=decode.sampling,
+            adapter=adapter.fingerprint,
         )
         client = Client(decode, params, request, arrived=now, spoken=now, constraint=constraint)
         self._clients[request] = client
         self._made_schedule().add(request)
+        if adapter.fingerprint:
+            self._led_adapters().want(adapter)
         self._shorten(client)
+
+    def _led_adapters(self) -> LeadingAdapters:
+        """What rank 0 does about adapters, once there is a schedule, which this makes."""
+        schedule = self._made_schedule()
+        if self._adapters is None:
+            self._adapters = LeadingAdapters(schedule.adapters, self._ranks.told, self.tell)
+        return self._adapters
+
+    def _fail_for(self, failed: Mapping[str, str]) -> None:
+        """End the requests that wait for adapters which cannot be had, by fingerprint, for these reasons."""
+        for request, client in list(self._clients.items()):
+            if request.slot < 0 and request.adapter in failed:
+                self._end(client)
+                failure = pb.Failure(code="adapter_unavailable", message=failed[request.adapter])
+                self._say(client.decode.request_id, finish="error", failure=failure)
 
     def _cancel(self, request_id: str) -> None:
         if self._preparing.cancel(request_id):
@@ -289,6 +324,7 @@ class Scheduler:
                 rows=self.max_rows,
                 drafting=drafting,
                 waves=self.waves,
+                adapters=self.adapters,
                 recurrent=self.recurrent,
             )
             if (file := self.executor.kept) is not None:
@@ -305,9 +341,11 @@ class Scheduler:
             self._ranks.do(Renumber(np.array(plan.moved, np.int32)))
         for slot in plan.closed:
             self._ranks.do(Close(slot))
+        if plan.loads:
+            self._fail_for(self._led_adapters().load(plan.loads))
         for request in plan.opened:
-            sampling = request.sampling.SerializeToString()
-            self._ranks.do(Open(request.slot, request.prompt, sampling, np.array(request.tokens, np.int32)))
+            sampling, tokens = request.sampling.SerializeToString(), np.array(request.tokens, np.int32)
+            self._ranks.do(Open(request.slot, request.prompt, sampling, tokens, request.adapter_slot))
         heard = bool(self.blocks.far) or any(part.wanted for part in plan.parts)
         if plan.parts and heard:
             self._ranks.begin(self._step(plan))
@@ -316,7 +354,7 @@ class Scheduler:
         elif plan.parts:
             self._ranks.do(self._step(plan))
             self._computed(schedule, _UnderWay(plan, began, planned))
-        self._stuck = not (plan.parts or self._under_way or self._far.losing)
+        self._stuck = not (plan.parts or plan.loads or self._under_way or self._far.losing)
         if self._under_way and (len(self._under_way) >= self.waves or not (plan.parts and heard)):
             self._finish(schedule)
         elif self._far.losing:
@@ -475,6 +513,9 @@ class Scheduler:
         activity = self._made_schedule().activity
         activity.trouble = "; ".join(filter(None, (self._far.trouble, self._kept.trouble if self._kept else "")))
         activity.blocks_on_disk = self._kept.count if self._kept else 0
+        table = self._made_schedule().adapters
+        activity.adapters.extend(table.loaded)
+        activity.adapter_loads = table.loads
         return activity
 
     def _withdraw(self, request: Request, broken: bool = False) -> None:

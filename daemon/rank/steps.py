@@ -13,11 +13,14 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from motley.daemon.rank.adapters import messages as of_adapters
+from motley.daemon.rank.adapters.messages import AdapterMessage
+from motley.daemon.rank.adapters.table import NONE
 from motley.daemon.rank.blocks.kept_block import KeptBlock, decode_blocks
 
 Numbers = npt.NDArray[np.int32]
 
-_OPEN = struct.Struct("<BIII")
+_OPEN = struct.Struct("<BIIII")
 _STEP = struct.Struct("<BBII")
 _SLOT = struct.Struct("<BI")
 _COUNT = struct.Struct("<BI")
@@ -40,16 +43,19 @@ class Open:
         prompt: how many of the tokens are its prompt. The others have been generated already, before it stepped back.
         sampling: a serialised `mesh_pb2.Sampling`.
         tokens: i32[T], all that are known, which penalties look at.
+        adapter: the slot of what it is computed with beside the model; 0: nothing.
     """
 
     slot: int
     prompt: int
     sampling: bytes
     tokens: Numbers
+    adapter: int = NONE
 
     def encode(self) -> bytes:
         """Write the message as bytes, which `decode` reads."""
-        return _OPEN.pack(1, self.slot, self.prompt, len(self.sampling)) + self.sampling + self.tokens.tobytes()
+        head = _OPEN.pack(1, self.slot, self.prompt, self.adapter, len(self.sampling))
+        return head + self.sampling + self.tokens.tobytes()
 
 
 @dataclass(frozen=True)
@@ -150,10 +156,11 @@ class Move:
 
 @dataclass(frozen=True)
 class Moved:
-    """Said to rank 0 by every rank after a `Move` or a `Keep`.
+    """Said to rank 0 by every rank after a `Move`, a `Keep`, a `WriteAdapter` or a `LoadAdapter`.
 
     Attributes:
-        trouble: why blocks could not be written, which are as they were; empty: they could.
+        trouble: why blocks could not be written, which are as they were, or why the adapter is not there; empty: all
+            is well.
     """
 
     trouble: str = ""
@@ -250,7 +257,9 @@ class Stop:
         return b"\x05"
 
 
-Message = Open | Step | Able | Move | Moved | Renumber | Keep | Restore | Restored | More | Close | Stop
+Message = (
+    Open | Step | Able | Move | Moved | Renumber | Keep | Restore | Restored | More | Close | Stop | AdapterMessage
+)
 
 
 def decode(data: bytes) -> Message:
@@ -262,14 +271,14 @@ def decode(data: bytes) -> Message:
     try:
         match data[0]:
             case 1:
-                _, slot, prompt, length = _OPEN.unpack_from(data)
+                _, slot, prompt, adapter, length = _OPEN.unpack_from(data)
                 end = _OPEN.size + length
                 if end > len(data):
                     raise StepError(f"an Open of {len(data)} bytes announces {length} bytes of sampling")
                 tokens = np.frombuffer(data, np.int32, offset=end)
                 if prompt > len(tokens):
                     raise StepError(f"an Open of {len(tokens)} tokens has a prompt of {prompt}")
-                return Open(slot, prompt, data[_OPEN.size : end], tokens)
+                return Open(slot, prompt, data[_OPEN.size : end], tokens, adapter)
             case 2:
                 return _step(data)
             case 3:
@@ -301,6 +310,8 @@ def decode(data: bytes) -> Message:
                 return Restore(decode_blocks(data[1:]))
             case 13:
                 return Restored(tuple(data[1:]))
+            case kind if kind in of_adapters.KINDS:
+                return of_adapters.decode(data)
     except (struct.error, IndexError, ValueError) as error:
         raise StepError(f"a step message of {len(data)} bytes is malformed: {error}") from error
     raise StepError(f"a step message of {len(data)} bytes has the unknown kind {data[0]}")

@@ -77,6 +77,7 @@ class Generation:
 
     def start(self) -> wp.Decode:
         """What rank 0's worker is told to do."""
+        adapter = self._request.adapter if self._request.HasField("adapter") else None
         return wp.Decode(
             request_id=self._request.request_id,
             prompt=self._prompt,
@@ -86,6 +87,7 @@ class Generation:
             without_drafts=self._request.without_drafts,
             written=self._request.written,
             constraint=self._constraint,
+            adapter=adapter,
         )
 
     def _replay(self, written: Sequence[int]) -> None:

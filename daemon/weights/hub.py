@@ -71,7 +71,7 @@ def find_here(source: str, models_dir: Path | None = None) -> Path | None:
         ModelNotFound: it is not here, and `source` is no hub id.
     """
     tried = [Path(source)] if source else []
-    if source and models_dir is not None and _stays_inside(source):
+    if source and models_dir is not None and stays_inside(source):
         tried.append(models_dir / source)
     if source.startswith(("//", "\\\\")):
         raise ModelNotFound(f"{source!r} is a network path, which would make this machine log in there; mount it first")
@@ -177,7 +177,7 @@ def _all_parts(file: str) -> str:
     return file.replace(_FIRST_PART, "-*-of-")
 
 
-def _stays_inside(name: str) -> bool:
+def stays_inside(name: str) -> bool:
     """Whether a path cannot lead out of the folder it is joined to (symbolic links are the owner's wish)."""
     path = PurePath(name)
     return not path.anchor and not path.drive and ".." not in path.parts

@@ -154,6 +154,7 @@ class Rank:
             draft_model=draft_model,
             held=self._holder is not None,
             waves=1 if loaded.blocks.far else stages,
+            adapters=self._assignment.adapters,
             recurrent=loaded.recurrent,
         )
         try:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
+from motley.orchestrator.adapters import NamedAdapter, listed, served_name
 from motley.orchestrator.api.again import digest_of, idempotency_key, last_event
 from motley.orchestrator.api.errors import ApiError
 from motley.orchestrator.api.guard import CALLER
@@ -28,6 +29,7 @@ class Given:
 
     Attributes:
         session: that answers.
+        model: what the client calls that, with the adapter that it has named.
         id, created: what the answer is called, and when it was asked for (Unix time).
         count: answers that there will be.
         answers: what comes of them.
@@ -35,11 +37,39 @@ class Given:
     """
 
     session: Session
+    model: str
     id: str
     created: int
     count: int
     answers: Answers
     after: int | None
+
+
+@dataclass(frozen=True)
+class Served:
+    """What serves a request.
+
+    Attributes:
+        adapter: that it is computed with; None: the model alone.
+    """
+
+    session: Session
+    adapter: NamedAdapter | None = None
+
+    @property
+    def adapter_name(self) -> str:
+        """Of the adapter; empty: there is none."""
+        return self.adapter.name if self.adapter else ""
+
+    @property
+    def name(self) -> str:
+        """What clients call it."""
+        return served_name(self.session.name, self.adapter_name)
+
+    @property
+    def fingerprint(self) -> str:
+        """Tells it from others, whatever they are called."""
+        return self.session.profile.fingerprint + (f" {self.adapter.fingerprint}" if self.adapter else "")
 
 
 class Asking:
@@ -51,49 +81,67 @@ class Asking:
         self._kept = kept
         self._usage = usage
 
-    def session(self, model: str) -> Session:
-        """The session that serves a model.
+    def served(self, model: str, adapter: str = "") -> Served:
+        """What serves a model, or one with an adapter: ``base:adapter``.
+
+        Args:
+            adapter: its name, if the request gives it apart from the model's.
 
         Raises:
-            ApiError: 404, none does.
+            ApiError: 404, nothing does; 400, the request names two adapters.
         """
-        session = self._sessions.named(model)
+        session, named = self._sessions.named(model), ""
+        if session is None:
+            base, _, named = model.rpartition(":")
+            session = self._sessions.named(base) if base else None
         if session is None:
             served = ", ".join(s.name for s in self._sessions if s.takes_requests) or "none"
             message = f"no model named {model!r} is served; served: {served}"
             raise ApiError(404, message, param="model", code="model_not_found")
-        return session
+        if named and adapter and named != adapter:
+            message = f"adapter {adapter!r} contradicts the model's name, {model!r}; give one of them"
+            raise ApiError(400, message, param="adapter", code="invalid_value")
+        wanted = adapter or named
+        if not wanted:
+            return Served(session)
+        if wanted not in session.adapters:
+            message = f"{session.name!r} has no adapter {wanted!r}; it has: {listed(session.adapters.values())}"
+            raise ApiError(404, message, param="adapter" if adapter else "model", code="model_not_found")
+        return Served(session, session.adapters[wanted])
 
     @asynccontextmanager
     async def answers(
-        self, http: web.Request, model: str, each: Sequence[Generate], prefix: str
+        self, http: web.Request, model: str, each: Sequence[Generate], prefix: str, adapter: str = ""
     ) -> AsyncIterator[Given]:
         """Ask for answers. Leaving the context cancels those that are not complete.
 
         Args:
             each: what the leader is asked, for each answer; what has been asked before by the same key counts instead.
             prefix: of the answer's id.
+            adapter: see `served`.
 
         Raises:
             ApiError: there is no such session, or it does not take the request, or an answer breaks off.
         """
-        session = self.session(model)
+        served = self.served(model, adapter)
+        session = served.session
+        if served.adapter is not None:
+            for generate in each:
+                generate.adapter.CopyFrom(served.adapter.message)
         kept, after = None, None
         id_, created = prefix + secrets.token_hex(12), int(time.time())
         try:
             if key := idempotency_key(http):
                 after = last_event(http)
-                of_model = (
-                    f"{key} {session.profile.fingerprint}"  # what another model has begun is nothing to go on with
-                )
-                kept = await self._kept.take(of_model, await digest_of(http), id_)
+                # What another model has begun, or another adapter, is nothing to go on with.
+                kept = await self._kept.take(f"{key} {served.fingerprint}", await digest_of(http), id_)
                 id_, created = kept.id, kept.created
                 each = kept.generates or each
-            async with self._requests.generate(session, each, kept) as answers:
+            async with self._requests.generate(session, each, kept, served.adapter_name) as answers:
                 try:
-                    yield Given(session, id_, created, len(each), answers, after)
+                    yield Given(session, served.name, id_, created, len(each), answers, after)
                 finally:
-                    self._usage.count(http[CALLER].name, session.name, answers.used)
+                    self._usage.count(http[CALLER].name, served.name, answers.used)
         except ServingError as error:
             wait = error.retry_after_s if isinstance(error, BusyError) else None
             raise ApiError.from_failure(error.failure, retry_after_s=wait) from error

@@ -34,6 +34,7 @@ _ACTIVITY = {
     "generated_tokens": "Tokens of answers.",
     "tried_drafts": "Tokens that were guessed and computed.",
     "accepted_drafts": "Tokens that were guessed rightly.",
+    "adapter_loads": "How often an adapter was loaded into a slot.",
 }
 """What a session's leader adds up, by the names of `motley.protocol.mesh_pb2.Activity`."""
 
@@ -110,6 +111,28 @@ class _Numbers(Collector):
         yield _gauge("requests_taken", "Requests that are under way or wait.", ["model"], taken)
         limits = [([name], own.number) for name, own in places]
         yield _gauge("requests_limit", "As many requests may be under way or wait.", ["model"], limits)
+        yield from self._of_adapters(sessions)
+
+    def _of_adapters(self, sessions: Sequence[Session]) -> Iterator[Metric]:
+        labels = ["model", "adapter"]
+        tallies = [
+            ([session.name, name], self._requests.adapter_tally(session, name))
+            for session in sessions
+            for name in session.adapters
+        ]
+        ended = [([*own, outcome], tally.ended[outcome]) for own, tally in tallies for outcome in Outcome]
+        yield _counter("adapter_requests", "Requests with an adapter that have ended.", [*labels, "outcome"], ended)
+        tokens = [(own, tally.tokens) for own, tally in tallies]
+        yield _counter("adapter_tokens", "Tokens of answers with an adapter.", labels, tokens)
+        loaded = [
+            (
+                [session.name, name],
+                float(session.activity is not None and each.fingerprint in session.activity.adapters),
+            )
+            for session in sessions
+            for name, each in session.adapters.items()
+        ]
+        yield _gauge("adapter_loaded", "Whether an adapter is in a slot.", labels, loaded)
 
 
 def _of_activity(sessions: Sequence[Session]) -> Iterator[Metric]:

@@ -11,6 +11,7 @@ import contextlib
 import logging
 from pathlib import Path
 
+from motley.orchestrator.adapters import NamedAdapter
 from motley.orchestrator.session_files import SessionFileError, Wanted, pack, pack_wanted, read, read_wanted
 from motley.orchestrator.session_table import SessionTable
 from motley.orchestrator.sessions import Session, State
@@ -27,6 +28,10 @@ RETURN_S = 30.0
 _log = logging.getLogger(__name__)
 
 
+_Version = tuple[int, tuple[NamedAdapter, ...]]
+"""What a session has that changes while it serves: its epoch, and its adapters."""
+
+
 class KeptSessions:
     """The sessions that are kept in a state folder."""
 
@@ -36,8 +41,8 @@ class KeptSessions:
             state_dir: None: nothing is kept.
         """
         self._folder = state_dir / FOLDER if state_dir else None
-        self._kept: dict[str, int] = {}
-        """Epochs by session, as the files of those that can be taken up have them."""
+        self._kept: dict[str, _Version] = {}
+        """By session, as the files of those that can be taken up have them."""
         self._wanted: set[str] = set()
         """Sessions of which a file says no more than that they are wanted."""
 
@@ -58,7 +63,7 @@ class KeptSessions:
                 elif file.suffix == READY:
                     session = read(file.read_bytes(), away)
                     sessions.add(session)
-                    self._kept[session.id] = session.epoch
+                    self._kept[session.id] = _version_of(session)
                     _log.info("session %s (%s) waits for its nodes", session.id, session.name)
             except (OSError, SessionFileError) as error:
                 _log.warning("%s: this session cannot be taken up: %s", file, error)
@@ -72,8 +77,9 @@ class KeptSessions:
         if not session.alive:
             self.forget(session.id)
         elif session.state is State.READY and not session.experts:
-            if self._kept.get(session.id) != session.epoch and self._write(session.id, READY, pack(session)):
-                self._kept[session.id] = session.epoch
+            version = _version_of(session)
+            if self._kept.get(session.id) != version and self._write(session.id, READY, pack(session)):
+                self._kept[session.id] = version
                 self._remove(session.id, WANTED)
                 self._wanted.discard(session.id)
         elif session.workers and session.id not in self._kept and session.id not in self._wanted:
@@ -102,3 +108,7 @@ class KeptSessions:
         assert self._folder is not None, "what keeps nothing removes nothing"
         with contextlib.suppress(OSError):
             (self._folder / f"{session_id}{suffix}").unlink()
+
+
+def _version_of(session: Session) -> _Version:
+    return session.epoch, tuple(session.adapters.values())

@@ -10,6 +10,7 @@ from pathlib import Path
 from motley.orchestrator.control import Control
 from motley.orchestrator.links import LinkTable
 from motley.orchestrator.nodes import Node, NodeTable
+from motley.orchestrator.serving.adapters import Adapters
 from motley.orchestrator.serving.answering.requests import Requests
 from motley.orchestrator.serving.carrier import Carrier
 from motley.orchestrator.serving.improving import Improving
@@ -76,6 +77,7 @@ class Serving:
         self._relays = Relays(nodes, self.links, control)
         self._carrier = Carrier(self.sessions, control, self.requests, kept, self._relays)
         self._wanted = kept.take_up(self.sessions, clock())
+        self.adapters = Adapters(control, self._carrier, self.requests)
         self._lending = Lending(control)
         memory = Memory(nodes, self.sessions, self.links)
         layouts = Layouts(nodes, self.links, memory, self._planner, self._carrier, clock)
@@ -147,7 +149,9 @@ class Serving:
 
     def _on_rank_event(self, node: Node, event: RankEvent) -> None:
         session = self.sessions.get(event.session)
-        if session is not None:
+        if event.HasField("adapter"):
+            self.adapters.on_event(node, event.adapter)
+        elif session is not None:
             self._go_on(session, lambda session: session.on_event(node.id, event, self._clock()))
         elif event.WhichOneof("body") not in ("released", "failed"):  # a worker that outlived its session
             release = RankCommand(session=event.session, epoch=event.epoch, rank=event.rank, release=Release())

@@ -219,6 +219,16 @@ function activityOf(activity) {
   );
 }
 
+/** The adapters that requests to a session may name. */
+function adaptersOf(adapters) {
+  const stateOf = ({ pinned, loaded }) => [pinned && "pinned", loaded && "loaded"].filter(Boolean).join(", ") || "known";
+  const columns = ["Adapter", "Rank", "State", "Folder"];
+  return h("table", {},
+    h("thead", {}, h("tr", {}, columns.map((name) => h("th", { scope: "col" }, name)))),
+    h("tbody", {}, adapters.map((each) =>
+      h("tr", {}, [each.served_as, each.rank, stateOf(each), each.folder].map((cell) => h("td", {}, `${cell}`))))));
+}
+
 function lossesOf(losses, interruptedBy) {
   if (interruptedBy !== null) return h("p", { class: "waiting" }, `Waits for another plan: ${interruptedBy}`);
   if (losses.length === 0) return false;
@@ -266,6 +276,7 @@ function sessionCard(session) {
     waiting(session.waiting_for),
     ranks.length > 0 && cutBar(ranks, here),
     session.activity && activityOf(session.activity),
+    session.known_adapters.length > 0 && adaptersOf(session.known_adapters),
     timings.length > 0 &&
       h("p", { class: "legend" }, `Where a token's time goes, mean of ${timings[0].tokens}:`, TIMES.map(legend)),
     h("ul", { class: "ranks" }, ranks.map((rank) => rankRow(rank, longest, mixed)), here.map((host) => hostRow(host, map, loadingBar))),

@@ -20,6 +20,7 @@ from itertools import chain
 
 import numpy as np
 
+from motley.plugins.adapters import refuse_adapters
 from motley.plugins.cuda.cublas import Gemm, open_cublas
 from motley.plugins.cuda.device_graph import DeviceGraph
 from motley.plugins.cuda.inputs import StepInputs
@@ -93,6 +94,7 @@ class CudaEngine:
         """`driver`: None is the first GPU's. `open_gemm`: what multiplies prompts; None: our own kernels."""
         options.check_extra("cuda", "host_step")
         graph.blocks.check_able("cuda", CACHE_FORMATS[:1])
+        refuse_adapters("cuda", graph)
         if options.exact:
             raise EngineError("engine 'cuda' does not know exact=true; use engine 'onnxruntime'")
         self._graph = graph

@@ -1,6 +1,7 @@
 /* What the library is made of: one table of functions for each level (kind of processor). */
 #ifndef MOTLEY_LIBRARY_H
 #define MOTLEY_LIBRARY_H
+#include "adapted.h"
 #include "attention.h"
 #include "delta.h"
 #include "matmul.h"
@@ -18,6 +19,8 @@ struct kernels {
     void (*multiply)(const struct plan *plan, int64_t row, int64_t end);
     void (*normalise)(const struct norm *norm);
     void (*gate)(const struct gated *gated);
+    void (*adapt_down)(const struct adapted_piece *piece);
+    void (*adapt_up)(const struct adapted_piece *piece);
     void (*cache_rows)(const struct attention *a, const struct span *span, const struct table *table, float *scratch);
     void (*turn_queries)(const struct piece *now);
     void (*attend)(const struct piece *now, int64_t stretch, int64_t kv_head);

@@ -156,6 +156,52 @@ class Question(ctypes.Structure):
     )
 
 
+class Factors(ctypes.Structure):
+    """``struct factors`` of adapted.h."""
+
+    _fields_ = (
+        ("down", c_void_p),
+        ("up", c_void_p),
+        ("rank", c_int64),
+        ("down_kind", c_int32),
+        ("up_kind", c_int32),
+    )
+
+
+class AdaptedPart(ctypes.Structure):
+    """``struct adapted_part`` of adapted.h."""
+
+    _fields_ = (("slots", POINTER(Factors)), ("first", c_int64), ("width", c_int64))
+
+
+class AdaptedGroup(ctypes.Structure):
+    """``struct adapted_group`` of adapted.h."""
+
+    _fields_ = (("slot", c_int64), ("first", c_int64), ("count", c_int64))
+
+
+class AdaptedRows(ctypes.Structure):
+    """``struct adapted_rows`` of adapted.h."""
+
+    _fields_ = (("rows", c_void_p), ("groups", POINTER(AdaptedGroup)), ("count", c_int64))
+
+
+class Adapted(ctypes.Structure):
+    """``struct adapted`` of adapted.h."""
+
+    _fields_ = (
+        ("pool", c_void_p),
+        ("step", POINTER(AdaptedRows)),
+        ("parts", POINTER(AdaptedPart)),
+        ("x", c_void_p),
+        ("y", c_void_p),
+        ("tokens", c_int64),
+        ("columns", c_int64),
+        ("width", c_int64),
+        ("count", c_int64),
+    )
+
+
 class DeltaSpan(ctypes.Structure):
     """``struct delta_span`` of delta.h."""
 
@@ -204,7 +250,11 @@ class Delta(ctypes.Structure):
     )
 
 
-STRUCTS = (Matmul, Norm, Gated, Table, Span, SpanList, Tier, Attention, Question, DeltaSpan, DeltaSpanList, Delta)
+STRUCTS = (
+    *(Matmul, Norm, Gated, Table, Span, SpanList, Tier, Attention, Question),
+    *(Factors, AdaptedPart, AdaptedGroup, AdaptedRows, Adapted),
+    *(DeltaSpan, DeltaSpanList, Delta),
+)
 INTERFACE = (8, *map(ctypes.sizeof, STRUCTS))
 """What ``motley_interface`` of library.c must be: a number that is raised in both files whenever they no longer
 understand each other, and the size of each struct. It shows that a library was built before an update."""
@@ -220,6 +270,7 @@ FUNCTIONS: tuple[tuple[str, list[Any], Any], ...] = (
     ("matmul", [POINTER(Matmul)], None),
     ("norm", [POINTER(Norm)], None),
     ("gated", [POINTER(Gated)], None),
+    ("adapted", [POINTER(Adapted)], c_int64),
     ("prepare_attention", [POINTER(Attention)], c_int32),
     ("attention", [POINTER(Attention)], c_int32),
     ("queries", [POINTER(Attention), c_int64, c_void_p], c_int32),
@@ -266,6 +317,7 @@ def _declare(lib: ctypes.CDLL) -> None:
         function = lib[f"motley_{name}"]
         function.argtypes, function.restype = arguments, result
         setattr(lib, f"motley_{name}", function)
+    lib.motley_adapted.errcheck = _check_rows
     lib.motley_attention.errcheck = lib.motley_queries.errcheck = _check_spans
 
 
@@ -296,6 +348,22 @@ def place(name: str, array: npt.NDArray[Any], dtype: npt.DTypeLike, *shape: int)
     if not array.flags.writeable:
         raise ValueError(f"{name} must be writeable")
     return address(name, array, dtype, *shape)
+
+
+def _check_rows(misfit: Any, _function: Any, arguments: tuple[Any, ...]) -> Any:
+    """Tell what is wrong with the rows that ``motley_adapted`` has not computed.
+
+    Raises:
+        IndexError: a row is not there.
+        MemoryError: there is no memory for what is between the two products.
+    """
+    a = arguments[0]._obj
+    if misfit >= 0:
+        slot = a.step.contents.groups[misfit].slot
+        raise IndexError(f"the adapter in slot {slot} has a row that is not among the {a.tokens} of the step")
+    if misfit < -1:
+        raise MemoryError("no memory for what adapters make of a step's rows")
+    return misfit
 
 
 def _check_spans(misfit: Any, _function: Any, arguments: tuple[Any, ...]) -> Any:

@@ -33,11 +33,13 @@ class BoundRows:
     """The layers bound to some rows of the buffers.
 
     Attributes:
-        steps: what computes them, one after another.
+        steps: what computes them, one after another, if no row has an adapter.
+        adapted: what does if any has.
         places: where the values of these rows are, by name.
     """
 
     steps: Sequence[Bound]
+    adapted: Sequence[Bound]
     places: Mapping[str, Array]
 
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache, partial
 from itertools import cycle
 from math import ceil, prod
@@ -24,10 +25,12 @@ from typing import TypeVar
 
 import numpy as np
 
+from motley.plugins.adapters import AdapterSlots
 from motley.plugins.block_holder import HeldLayer
 from motley.plugins.engine import (
     CACHE_FORMATS,
     F32,
+    AdapterProduct,
     Collectives,
     EngineError,
     EngineOptions,
@@ -38,6 +41,7 @@ from motley.plugins.engine import (
 )
 from motley.plugins.mapped_share import Array
 from motley.plugins.mixture import Sent, as_terms
+from motley.plugins.native.adapted import StepRows
 from motley.plugins.native.attention import SpanRows, Spans
 from motley.plugins.native.delta import DeltaRows, DeltaSpans
 from motley.plugins.native.rows import Action
@@ -69,6 +73,7 @@ class OnnxRuntimeEngine:
     asks_block_holders = True
     keeps_windows = True
     keeps_prefixes = True
+    takes_adapters = True
 
     def __init__(self, graph: RankGraph, collectives: Collectives, options: EngineOptions) -> None:
         options.check_extra("onnxruntime")
@@ -102,6 +107,9 @@ class OnnxRuntimeEngine:
         self._spans = [Spans(most_rows, len(self._ropes)) for _ in range(2)]
         self._windowed = [Spans(most_rows, len(self._ropes)) for _ in range(2)] if graph.blocks.windowed else []
         """The same with the blocks of layers that have their own."""
+        self._slots = AdapterSlots("onnxruntime", graph)
+        self._adapts = [part.adapt for part in parts if part.adapt]
+        self._adapted = [StepRows(most_rows) for _ in range(2)]
         self._recurring = [DeltaSpans(most_rows) for _ in range(2)] if graph.states else []
         """The same as recurrent layers read them."""
         self._states = {spec.layer: allocated_slots(spec, graph.blocks.slots) for spec in graph.states}
@@ -138,6 +146,21 @@ class OnnxRuntimeEngine:
     def step(self, hidden: F32, spans: Sequence[Span], halved: bool = False) -> F32:
         return self._step(hidden, spans, halved, self._exchange)
 
+    def load_adapter(self, slot: int, products: Mapping[str, AdapterProduct]) -> None:
+        fitting = self._slots.fitting(slot, products)
+        for each in self._adapts:
+            each.factors.unload(slot)
+            for number, part in enumerate(each.parts):
+                if part in fitting:
+                    each.factors.load(slot, number, *fitting[part])
+        self._slots.taken.add(slot)
+
+    def unload_adapter(self, slot: int) -> None:
+        self._slots.check(slot)
+        self._slots.taken.discard(slot)
+        for each in self._adapts:
+            each.factors.unload(slot)
+
     def move(self, pairs: Sequence[tuple[int, int]]) -> None:
         holder, near = self._graph.holder, self._graph.blocks.count
         if holder is not None:
@@ -156,6 +179,7 @@ class OnnxRuntimeEngine:
         self._heads.clear()
         self._layers.clear()
         self._head.clear()
+        self._adapts.clear()
         self._experts.clear()
         self._workshop.close()  # not before the sessions
         self._threads.close()
@@ -188,8 +212,10 @@ class OnnxRuntimeEngine:
             last = spans[-1]
             spans = [*spans, last._replace(position=last.position + last.rows - 1, rows=1, wanted=0)]
         chunks = micro_chunks(count, halved)
+        adapted = [self._slots.rows([span for _, span in spans_of(spans, chunk)]) for chunk in chunks]
         for number, chunk in enumerate(chunks):
             parts = spans_of(spans, chunk)
+            self._adapted[number].set(adapted[number])
             rows_of = [self._rows_of(span, row) for row, span in parts]
             if self._held is None:
                 self._spans[number].set(rows_of)
@@ -204,12 +230,13 @@ class OnnxRuntimeEngine:
                     ]
                 )
         bound = [self._bind_rows(chunk, number) for number, chunk in enumerate(chunks)]
-        if len(bound) == 1:
-            for each in bound[0].steps:
+        steps = [own.adapted if rows else own.steps for own, rows in zip(bound, adapted, strict=True)]
+        if len(steps) == 1:
+            for each in steps[0]:
                 self._run(each)
                 exchange(each)
         else:
-            self._run_by_turns(bound, exchange)
+            self._run_by_turns(steps, exchange)
         wanted = wanted_rows(spans)
         if not wanted:
             return np.empty((0, self._graph.vocabulary), np.float32)
@@ -219,7 +246,7 @@ class OnnxRuntimeEngine:
         compute(head.actions)
         return head.logits[: len(wanted)]
 
-    def _run_by_turns(self, halves: Sequence[BoundRows], exchange: Exchange) -> None:
+    def _run_by_turns(self, halves: Sequence[Sequence[Bound]], exchange: Exchange) -> None:
         """Run a segment of each half in turn; while one computes, the sum of the other is under way.
 
         Experts of this rank are computed meanwhile, too. To ask others for some is one more thing that all ranks do
@@ -227,7 +254,7 @@ class OnnxRuntimeEngine:
         """
         sums: list[tuple[int, Pending]] = []
         """Under way, each with its half; the first one first."""
-        for turn in zip(*(half.steps for half in halves), strict=True):
+        for turn in zip(*halves, strict=True):
             for half, bound in enumerate(turn):
                 while any(own == half for own, _ in sums):
                     sums.pop(0)[1].finish()
@@ -318,18 +345,26 @@ class OnnxRuntimeEngine:
             for part in self._layers
             if isinstance(part.segment.then, Gathering)
         }
+        # What adapters add to a product is added where that lies.
+        places |= {own.product: places[own.y] for own in self._adapts}
         places |= self._blocks | self._far_blocks
         steps: list[Bound] = []
+        adapted: list[Bound] = []
         actions: list[Action] = []
+        adding: list[Action] = []
+        """The same with what adapters add."""
         for part in self._layers:
-            if part.run:
-                actions.append(part.run(places))
+            made = [part.run(places)] if part.run else []
             if part.attend:
-                actions.append(self._attention(part.attend, places, number))
+                made.append(self._attention(part.attend, places, number))
             if part.recur:
-                actions.append(part.recur.bind(places, self._recurring[number], self._states[part.recur.layer]))
+                made.append(part.recur.bind(places, self._recurring[number], self._states[part.recur.layer]))
             if part.then:
-                actions.append(part.then(places))
+                made.append(part.then(places))
+            actions += made
+            adding += made
+            if part.adapt:
+                adding.append(part.adapt.bind(places, self._adapted[number]))
             match part.segment.then:
                 case Reduction(summed):
                     then = Bound(actions, partial=places[summed])
@@ -340,9 +375,11 @@ class OnnxRuntimeEngine:
                 case _:
                     continue
             steps.append(then)
-            actions = []
+            adapted.append(replace(then, actions=adding))
+            actions, adding = [], []
         steps.append(Bound(actions))
-        return _kept(self._bound, key, BoundRows(steps, places))
+        adapted.append(Bound(adding))
+        return _kept(self._bound, key, BoundRows(steps, adapted, places))
 
     def _attention(self, attend: Attend, places: Mapping[str, Array], number: int) -> Action:
         """A layer's attention, bound to the spans of the chunk with this number."""

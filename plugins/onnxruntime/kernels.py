@@ -11,9 +11,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from motley.plugins.adapters import parts_of
 from motley.plugins.block_holder import HeldLayer
 from motley.plugins.engine import MOST_GUESSES, SCALES, EngineError, StateSpec
 from motley.plugins.mapped_share import Array
+from motley.plugins.native.adapted import AdaptedProduct, StepRows
 from motley.plugins.native.attention import Attending, LayerBlocks, Spans, bind_attention
 from motley.plugins.native.delta import WIDEST_HEAD, DeltaSpans, Slots, bind_delta
 from motley.plugins.native.matmul import Pool, QuantisedMatrix
@@ -45,6 +47,36 @@ class Attend:
     rope: tuple[str, str]
     keys: str
     layer: HeldLayer
+
+
+@dataclass(frozen=True)
+class Adapt:
+    """What adapters add to a product that a segment ends with.
+
+    Attributes:
+        x: the name of what the product is made of.
+        product, y: the names of the product before and after; both are in the same place.
+        parts: the names of what lies side by side in it, by which adapters know them.
+        factors: what the adapters in slots have for it.
+    """
+
+    x: str
+    product: str
+    y: str
+    parts: tuple[str, ...]
+    factors: AdaptedProduct
+
+    def bind(self, places: Mapping[str, Array], rows: StepRows) -> Action:
+        """Bind it to the places of its values, and to which rows are whose."""
+        return self.factors.bind(places[self.x], places[self.y], rows)
+
+
+def adapt(then: Kernel, slots: int, pool: Pool) -> tuple[Adapt, dict[str, int]]:
+    """What computes an Adapted node, and the width of its operands and result by their names."""
+    (x, product), (y,) = then.operands, then.results
+    parts, widths, columns = zip(*parts_of(then.node), strict=True)
+    factors = AdaptedProduct(columns[0], widths, slots, pool)
+    return Adapt(x, product, y, parts, factors), {x: columns[0], product: sum(widths), y: sum(widths)}
 
 
 @dataclass(frozen=True)
@@ -108,8 +140,8 @@ def recurrence(then: Kernel, weight: Weight, pool: Pool) -> tuple[Recur, dict[st
 
 
 def kernel(then: Kernel, weight: Weight, pool: Pool) -> tuple[Bind, dict[str, int]]:
-    """What computes the node of a `Kernel`, but attention and recurrences, and the width of its operands and results by
-    their names."""
+    """What computes the node of a `Kernel`, but attention, recurrences and what adapters add, and the width of its
+    operands and results by their names."""
     make = {PRODUCT: _product, NORM: _norm, GATED: _gated}[then.node.op_type]
     return make(then, weight, pool)
 

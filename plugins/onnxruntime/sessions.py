@@ -20,6 +20,7 @@ import onnx
 import onnxruntime as ort
 from onnx import TensorProto, helper
 
+from motley.plugins.adapters import is_adapted
 from motley.plugins.engine import EngineError, RankGraph
 from motley.plugins.expert_engine import ExpertGraph
 from motley.plugins.mapped_share import Array, MappedShare
@@ -27,7 +28,7 @@ from motley.plugins.native.matmul import Pool
 from motley.plugins.native.reach import Product, choose_reach, is_chosen
 from motley.plugins.native.rows import Action
 from motley.plugins.nodes import attributes_of
-from motley.plugins.onnxruntime.kernels import Attend, Bind, Recur, attention, kernel, recurrence
+from motley.plugins.onnxruntime.kernels import Adapt, Attend, Bind, Recur, adapt, attention, kernel, recurrence
 from motley.plugins.onnxruntime.lowering import MICROSOFT
 from motley.plugins.segments import ATTENTION, DELTA, PRODUCT, ROWS, Kernel, Segment, buffer_numbers
 
@@ -97,6 +98,7 @@ class Part:
         run: binds what computes the segment itself; None: there is nothing in it to compute.
         then: binds the `Kernel` that follows it; None: another thing follows.
         attend: the attention that follows it; None: another thing follows.
+        adapt: what adapters add to the product that it ends with; None: another thing follows.
         recur: the gated DeltaNet that follows it; None: another thing follows.
     """
 
@@ -104,6 +106,7 @@ class Part:
     run: Bind | None
     then: Bind | None = None
     attend: Attend | None = None
+    adapt: Adapt | None = None
     recur: Recur | None = None
 
 
@@ -210,6 +213,10 @@ class Workshop:
             assert isinstance(self._graph, RankGraph)  # experts attend to nothing
             attend, widths = attention(segment.then, self._weight, self._threads.pool, self._graph.context)
             part = Part(segment, run, attend=attend)
+        elif is_adapted(segment.then.node):
+            assert isinstance(self._graph, RankGraph)  # experts have no adapters
+            added, widths = adapt(segment.then, self._graph.adapters, self._threads.pool)
+            part = Part(segment, run, adapt=added)
         elif segment.then.node.op_type == DELTA:
             recur, widths = recurrence(segment.then, self._weight, self._threads.pool)
             part = Part(segment, run, recur=recur)

@@ -23,6 +23,7 @@ import numpy as np
 import onnxruntime as ort
 from onnx import GraphProto, NodeProto, ValueInfoProto, helper
 
+from motley.plugins.adapters import refuse_adapters
 from motley.plugins.engine import (
     CACHE_FORMATS,
     F32,
@@ -165,6 +166,7 @@ class WebGpuEngine:
         name = self.provider.engine
         options.check_extra(name)
         graph.blocks.check_able(name, CACHE_FORMATS[:1], keeps_windows=self.keeps_windows)
+        refuse_adapters(name, graph)
         if options.exact:
             raise EngineError(f"engine {name!r} cannot keep exact=true; use engine 'onnxruntime'")
         self._graph = graph

@@ -11,7 +11,7 @@ engine's do, so the float64 yardstick is a single rank, where nothing is rounded
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -20,10 +20,12 @@ import onnx
 import onnx.helper
 import onnx.inliner
 
+from motley.plugins.adapters import AdapterSlots, is_adapted, parts_of
 from motley.plugins.engine import (
     CACHE_FORMATS,
     DOMAIN,
     F32,
+    AdapterProduct,
     Collectives,
     EngineError,
     EngineOptions,
@@ -72,6 +74,7 @@ class ReferenceEngine(Interpreter):
     cache_formats = CACHE_FORMATS
     reads_far_blocks = True
     keeps_windows = True
+    takes_adapters = True
 
     def __init__(
         self, graph: RankGraph, collectives: Collectives, options: EngineOptions, device: Device | None = None
@@ -91,6 +94,11 @@ class ReferenceEngine(Interpreter):
         """Of this step."""
         self._spans: list[tuple[slice, Span]] = []
         """Of this step, with their rows."""
+        self._adapters = AdapterSlots("reference", graph)
+        self._adapted: dict[int, list[int]] = {}
+        """The rows of this step that each slot's adapter computes."""
+        self._factors: dict[int, dict[str, tuple[Array, Array]]] = {}
+        """A and B on the device, transposed, by the slots and the names of the graph's parts."""
         self._rows = (0, graph.hidden)
         """(T, D) of this step."""
         self._widths = {
@@ -124,6 +132,7 @@ class ReferenceEngine(Interpreter):
 
     def step(self, hidden: F32, spans: Sequence[Span], halved: bool = False) -> F32:
         check_step(self._graph, hidden, spans, self._max_rows, self.most_spans)
+        self._adapted = self._adapters.rows(spans)
         count = len(hidden)
         self._rows = count, self._graph.hidden
         self._micro_chunks = micro_chunks(count, halved)
@@ -141,6 +150,20 @@ class ReferenceEngine(Interpreter):
             for cache in self._caches.values():
                 cache.move(pairs)
 
+    def load_adapter(self, slot: int, products: Mapping[str, AdapterProduct]) -> None:
+        with self.device.errors_told():
+            factors = {
+                name: (self.floats(down.astype(np.float32).T), self.floats(up.astype(np.float32).T))
+                for name, (down, up) in self._adapters.fitting(slot, products).items()
+            }
+        self._factors[slot] = factors
+        self._adapters.taken.add(slot)
+
+    def unload_adapter(self, slot: int) -> None:
+        self._adapters.check(slot)
+        self._adapters.taken.discard(slot)
+        self._factors.pop(slot, None)
+
     def close(self) -> None:
         self._caches.clear()
         self._states.clear()
@@ -154,6 +177,12 @@ class ReferenceEngine(Interpreter):
             return Node(partial(self._recur, attributes_of(node)["layer"]), list(node.input), list(node.output), {})
         if is_collective(node):
             return self._prepared_collective(node)
+        if is_adapted(node):
+            places, end = {}, 0
+            for part, width, _ in parts_of(node):
+                places[part] = slice(end, end + width)
+                end += width
+            return Node(partial(self._adapt, places), list(node.input), list(node.output), {})
         if is_experts(node):
             attributes = attributes_of(node)
             compute = (
@@ -239,6 +268,22 @@ class ReferenceEngine(Interpreter):
     def _on_host(self, array: Array) -> F32:
         """A copy in float32 on the host, C-contiguous, as collectives and callers take it."""
         return np.array(self.device.to_host(array), np.float32, order="C")
+
+    # -- adapters ----------------------------------------------------------------------------------------------------
+
+    def _adapt(self, places: Mapping[str, slice], xp: ArrayModule, x: Array, y: Array) -> Array:
+        """What adapters make of a product y of x, given the columns of each of its parts."""
+        if not self._adapted:
+            return y
+        adapted = y.copy()
+        for slot, numbers in self._adapted.items():
+            rows = xp.asarray(numbers)
+            for part, columns in places.items():
+                if part in self._factors[slot]:
+                    down, up = self._factors[slot][part]
+                    added, own = x[rows] @ down @ up, y[rows, columns]
+                    adapted[rows, columns] = xp.where(added == 0, own, own + added)
+        return adapted
 
     # -- experts -----------------------------------------------------------------------------------------------------
 

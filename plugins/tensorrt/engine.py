@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from motley.plugins import nccl
+from motley.plugins.adapters import refuse_adapters
 from motley.plugins.engine import (
     CACHE_FORMATS,
     F32,
@@ -103,6 +104,7 @@ class TensorRTEngine:
         """
         options.check_extra(self.name)
         graph.blocks.check_able(self.name, CACHE_FORMATS[:1])
+        refuse_adapters(self.name, graph)
         if options.exact:
             raise EngineError(f"engine {self.name!r} cannot keep exact=true; use engine 'onnxruntime'")
         if graph.blocks.tokens != graph.context:

@@ -22,6 +22,8 @@ import pytest
 from motley.orchestrator.app import Orchestrator, OrchestratorConfig
 from motley.protocol import PROTOCOL, VERSION
 from motley.protocol.mesh_pb2 import (
+    AdapterEvent,
+    AdapterOrder,
     Assignment,
     Budget,
     BudgetOrder,
@@ -33,6 +35,7 @@ from motley.protocol.mesh_pb2 import (
     Empty,
     Engine,
     ExpertReport,
+    Failure,
     Generate,
     Gpu,
     Heartbeat,
@@ -98,6 +101,15 @@ async def say(generate: Generate) -> AsyncIterator[Delta]:
     for text in ("Hello", ", ", "world"):
         yield Delta(text=text, ids=[1])
     yield Delta(finish="stop", prompt_tokens=5, completion_tokens=3, prefill_s=0.25, cached_tokens=4, accepted_drafts=2)
+
+
+def brought(order: AdapterOrder) -> AdapterEvent:
+    """What a leader says that has brought an adapter to all ranks; it finds none that is called nothing."""
+    source = order.adapter.source
+    event = AdapterEvent(id=order.id, fingerprint=hashlib.sha256(source.encode()).hexdigest(), rank=8, bytes=4000)
+    if source == "nothing":
+        event.failure.CopyFrom(Failure(code="invalid_adapter", message="no folder 'nothing'"))
+    return event
 
 
 def hosted(wanted: HostedExperts, order: Assignment) -> HostedExperts:
@@ -228,6 +240,8 @@ class ScriptedNode:
                 await self.event(command, ready=Ready(share_bytes=100, rss_bytes=300, load_s=0.5))
             case "host":
                 await self.event(command, hosted=hosted(command.host, self._assigned(command)))
+            case "adapter":
+                await self.event(command, adapter=brought(command.adapter))
             case "release":
                 await self.event(command, released=Empty())
 

@@ -40,6 +40,8 @@ UNUSUAL: dict[str, Any] = {
     "engine": "warp",
     "quantisations": {"pc": "fp16"},
     "engines": {"laptop": "cuda"},
+    "adapters": 8,
+    "adapter_rank": 16,
     "wire": "bf16",
     "threads": 3,
     "experts": "sliced",

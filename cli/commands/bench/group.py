@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from motley.cli.commands.bench.adapters import ADAPTERS_EXAMPLE, adapters
 from motley.cli.commands.bench.caches import CACHES_EXAMPLE, caches
 from motley.cli.commands.bench.chaos import chaos
 from motley.cli.commands.bench.device import DEVICE_EXAMPLE, device
@@ -31,7 +32,7 @@ from motley.cli.commands.bench.tables import (
 from motley.cli.commands.bench.train import TRAIN_EXAMPLE, train
 from motley.cli.errors import CliError
 from motley.cli.interrupt import run
-from motley.cli.options import CacheFormats, Choice, Exact, Quant, Quantisation, parse_link, parse_shares
+from motley.cli.options import CacheFormats, Choice, Exact, Quant, Quantisation, parse_counts, parse_link, parse_shares
 from motley.cli.show import console, loading_bars, table
 from motley.protocol import CACHE_BLOCK
 
@@ -55,6 +56,7 @@ bench.command(epilog=SERVE_EXAMPLE)(serve)
 bench.command(epilog=CACHES_EXAMPLE)(caches)
 bench.command(epilog="Example: motley bench chaos --minutes 5 --seed 3 --json")(chaos)
 bench.command(epilog=DEVICE_EXAMPLE)(device)
+bench.command(epilog=ADAPTERS_EXAMPLE)(adapters)
 bench.command(epilog=DRAFTS_EXAMPLE)(drafts)
 bench.command(epilog=FORECAST_EXAMPLE)(forecast)
 bench.command(epilog=PARTS_EXAMPLE)(parts)
@@ -463,22 +465,6 @@ def parse_shape(like: str, config: Path | None) -> dict[str, Any]:
     if not isinstance(shape, dict):
         raise CliError(f"cannot read a model config from {config}: it is no object")
     return shape
-
-
-def parse_counts(option: str, text: str, at_most: int | None = None) -> list[int]:
-    """Read ``1,2``: whole numbers from 1 on.
-
-    Raises:
-        CliError: it is no such list.
-    """
-    try:
-        counts = [int(count) for count in text.split(",")]
-    except ValueError:
-        raise CliError(f"{option} wants whole numbers like 1,2, not {text!r}") from None
-    if any(count < 1 or count > (at_most or count) for count in counts):
-        limit = f"from 1 to {at_most}" if at_most else "from 1 on"
-        raise CliError(f"{option} wants numbers {limit}, not {text!r}")
-    return counts
 
 
 def parse_sizes(text: str) -> list[int]:

@@ -12,6 +12,7 @@ from motley.cli.timeline import WIDTH, legend, sparkline, stacked_bar
 from motley.protocol.wording import counted
 
 if TYPE_CHECKING:
+    from motley.bench.measurements.adapters import Adapted
     from motley.bench.measurements.cache_precision import CacheError
     from motley.bench.measurements.drift import Drift
     from motley.bench.measurements.latency import LatencyReport
@@ -64,6 +65,15 @@ def show_throughput(rows: Sequence[Throughput]) -> None:
         [str(row.requests), f"{row.tokens_per_s:.1f}", f"{row.x_one:.2f}", f"{row.ms_per_token:.1f}"] for row in rows
     ]
     console.print(table(["requests", "tokens/s", "x one", "ms per token of each"], cells))
+
+
+def show_adapters(rows: Sequence[Adapted]) -> None:
+    """A row for each number of adapters of each rank."""
+    cells = [
+        [str(row.adapters), str(row.rank), f"{row.tokens_per_s:.1f}", f"{row.x_none:.2f}", f"{row.load_ms:.1f}"]
+        for row in rows
+    ]
+    console.print(table(["adapters", "rank", "tokens/s", "x none", "load ms"], cells))
 
 
 def show_served(rows: Sequence[Served]) -> None:

@@ -89,6 +89,7 @@ def profile(
         trunk_mlp_unit_bytes=count.mlp,
         trunk_fixed_bytes=trunk_fixed,
         host_fixed_bytes=RUNTIME_BYTES + 4 * activations(model),
+        adapter_elements=adapter_elements(model),
         layer_costs=_costs(each),
     )
 
@@ -230,6 +231,13 @@ def _cut_axis(w: W) -> Axis | None:
 def _summed_bias(w: W) -> int:
     """Bytes of a bias that is added to a sum over the ranks, by any one of them."""
     return 4 * w.out.size if w.bias and w.in_ is not None and w.in_.cut else 0
+
+
+def adapter_elements(model: Model) -> int:
+    """Elements of a LoRA adapter of all matrices of the layers that may have one, for each unit of its rank: a column
+    and a row for each. Experts have none."""
+    linear = (each for layer in model.layers for each in layer.operations if isinstance(each, Linear))
+    return sum(w.out.size + w.in_.size for each in linear for w in each.ws if w.in_ is not None)
 
 
 def activations(model: Model) -> int:

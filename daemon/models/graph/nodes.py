@@ -40,6 +40,7 @@ from motley.daemon.models.description.operations import (
     Sum,
     WholeNorm,
 )
+from motley.daemon.models.graph.adapted_parts import Parts, attributes_of_parts, parts_of
 from motley.daemon.models.graph.cached_attention import CACHED_ATTENTION, CACHED_ATTENTION_WITH_SINKS
 from motley.daemon.models.graph.recurrence import lower_head_parts
 from motley.daemon.models.graph.routing import Router
@@ -47,6 +48,7 @@ from motley.daemon.models.keys import ConfigError
 from motley.daemon.weights.places import numbered
 from motley.daemon.weights.quantise import ZERO_POINT
 from motley.daemon.weights.spec import SHARE_FILE, Encoding, Piece, Placed, Weight
+from motley.plugins.adapters import ADAPTED
 from motley.plugins.engine import DOMAIN
 
 OPSET = 24
@@ -90,6 +92,10 @@ class Nodes:
         self.functions: dict[str, onnx.FunctionProto] = {}
         self.terms: dict[str, Terms] = {}
         """Of partial values."""
+        self.adapts = False
+        """Whether adapters may add to the products that are lowered from now on."""
+        self.adapted: Parts = {}
+        """What is here of the matrices that adapters may add to, by the parts' names in Adapted nodes."""
         self._made: dict[str, str] = {}
         """The nodes' names of values that have been made."""
         self._waiting: dict[str, Operation] = {}
@@ -373,7 +379,13 @@ class Nodes:
         elif weight.encoding is not Encoding.FP32:
             matrix = self.node("Cast", [matrix], f"{matrix}.fp32", to=TensorProto.FLOAT)
         biases = [self.weight(Weight(f"{name}.bias", tuple(bias)))] if bias else []
-        return self.node("Gemm", [x, matrix, *biases], output or name, transB=1)
+        y = output or name
+        if not self.adapts:
+            return self.node("Gemm", [x, matrix, *biases], y, transB=1)
+        product = self.node("Gemm", [x, matrix, *biases], f"{y}.unadapted", transB=1)
+        parts = parts_of(pieces)
+        self.adapted |= parts
+        return self.node(ADAPTED, [x, product], y, domain=DOMAIN, **attributes_of_parts(parts))
 
     def _dequantised(self, weight: Weight) -> str:
         """f32[N, K] of a quantised weight: ``(code - zero_point) * scale``, a scale for each block along K."""

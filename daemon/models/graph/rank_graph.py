@@ -45,7 +45,7 @@ from motley.daemon.models.graph.rank_norms import lower_whole_norm
 from motley.daemon.models.graph.rank_sums import RankSums
 from motley.daemon.models.graph.recurrence import lower_delta_rule
 from motley.daemon.models.keys import ConfigError
-from motley.daemon.weights.spec import SHARE_FILE, Placed, lay_out
+from motley.daemon.weights.spec import SHARE_FILE, Piece, Placed, lay_out
 from motley.plugins.engine import DOMAIN, F32, CacheBlocks, CacheSpec, RankGraph, StateSpec
 from motley.protocol import CACHE_BLOCK
 
@@ -78,6 +78,10 @@ class Declared:
     context: int
     """The longest sequence, tokens."""
     blocks: CacheBlocks
+    adapters: int
+    """See `RankGraph.adapters`."""
+    adapted: Mapping[str, tuple[Piece, ...]]
+    """What this rank has of the matrices that adapters may add to, by the parts' names in the graph's Adapted nodes."""
     states: Sequence[StateSpec]
     """Of the layers with a recurrent state of which this rank has heads."""
 
@@ -99,6 +103,7 @@ class Declared:
             vocabulary=len(self.words) if self.stage.last else self.hidden,
             context=self.context,
             blocks=self.blocks,
+            adapters=self.adapters,
             states=self.states,
         )
 
@@ -115,6 +120,7 @@ def build_rank_graph(
     experts_elsewhere: bool = False,
     beside: Collection[str] = (),
     blocks: CacheBlocks | None = None,
+    adapters: int = 0,
 ) -> Declared:
     """Declare what one rank computes and which weights it needs for it.
 
@@ -127,6 +133,8 @@ def build_rank_graph(
         experts_elsewhere: the ranks are a trunk without routed experts.
         beside: how other ranks hold the matrices, which their units suit too.
         blocks: of the KV caches; None: as many of the usual size as one sequence may need.
+        adapters: how many slots for adapters there are. They may add to every product of the layers with a matrix of
+            the model, but those of routed experts.
 
     Raises:
         ConfigError: the encoding or the context is not possible for this model.
@@ -139,7 +147,8 @@ def build_rank_graph(
     among = [shares[other] for other in stage.ranks]
     validate_stage(cut, stage, among)
     blocks = blocks or CacheBlocks(ceil(context / CACHE_BLOCK), CACHE_BLOCK)
-    return _RankNodes(model, cut, stage, among, rank - stage.ranks.start, experts_elsewhere).build(context, blocks)
+    nodes = _RankNodes(model, cut, stage, among, rank - stage.ranks.start, experts_elsewhere)
+    return nodes.build(context, blocks, adapters)
 
 
 class _RankNodes(RankSums):
@@ -157,15 +166,17 @@ class _RankNodes(RankSums):
         words = self.holding.ranges(model.embedding.out)
         self.words = words[0] if words else range(0)
 
-    def build(self, context: int, blocks: CacheBlocks) -> Declared:
+    def build(self, context: int, blocks: CacheBlocks, adapters: int) -> Declared:
         """Lower the stage's layers, and what follows them."""
         model = self.model
         self.given(self.layers[0].x, "hidden")  # whichever layer of a whole model it is
         if self.stage.first and model.embedding_scale != 1.0:
             scale = self.floats(model.embedding_scale)
             self.given(self.layers[0].x, self.node("Mul", ["hidden", scale], "hidden.scaled"))
+        self.adapts = adapters > 0
         for layer in self.layers:
             self._lower_layer(layer)
+        self.adapts = False
         width = self._lower_end(self.read(self.layers[-1].y))
 
         placed, share_bytes = lay_out(self.weights)
@@ -208,6 +219,8 @@ class _RankNodes(RankSums):
             words_per_unit=self.cut.vocabulary_rows,
             context=context,
             blocks=blocks,
+            adapters=adapters,
+            adapted=self.adapted,
             states=[own for delta in deltas if delta is not None and (own := self._state(delta)).keys],
         )
 

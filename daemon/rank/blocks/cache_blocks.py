@@ -142,7 +142,8 @@ class BlockStore:
 
         Args:
             sequence_tokens: all tokens of the sequence.
-            root: which rotary tables its keys are turned by. Sequences of different roots have no prefix in common.
+            root: a number for what it is computed with, see `motley.daemon.rank.blocks.roots.root_of`. Sequences of
+                different roots have no prefix in common.
 
         Returns:
             The blocks, and how many tokens they hold of the sequence, counted from its first.

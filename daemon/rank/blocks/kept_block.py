@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-_LABEL = struct.Struct("<iiiIQQ")
+_LABEL = struct.Struct("<iiIQQQ")
 FIRST = 0
 """What is before the first block of a text."""
 
@@ -22,7 +22,7 @@ class KeptBlock(NamedTuple):
         windowed: the number of what layers with a window have for it, and of the place of that; -1: nothing.
         what: a number that says what it holds, see `what_of`.
         above: what the block with the tokens before holds; `FIRST`: there is none.
-        root: which rotary tables its keys are turned by (`motley.daemon.rank.blocks.cache_blocks.BlockStore.find`).
+        root: what else its text is computed with (`motley.daemon.rank.blocks.cache_blocks.BlockStore.find`).
         tokens: whose keys and values it holds.
     """
 
@@ -35,7 +35,7 @@ class KeptBlock(NamedTuple):
 
     def encode(self) -> bytes:
         """As bytes, which `decode_blocks` reads."""
-        head = _LABEL.pack(self.number, self.windowed, self.root, len(self.tokens), self.what, self.above)
+        head = _LABEL.pack(self.number, self.windowed, len(self.tokens), self.root, self.what, self.above)
         return head + np.array(self.tokens, np.int32).tobytes()
 
 
@@ -65,7 +65,7 @@ def decode_block(data: bytes, at: int = 0) -> KeptBlock:
         ValueError: its end is missing.
     """
     try:
-        number, windowed, root, count, what, above = _LABEL.unpack_from(data, at)
+        number, windowed, count, root, what, above = _LABEL.unpack_from(data, at)
         tokens = np.frombuffer(data, np.int32, count, at + _LABEL.size)
     except (struct.error, ValueError) as error:
         raise ValueError(f"{len(data)} bytes about kept blocks are malformed at {at}: {error}") from error
@@ -80,7 +80,7 @@ def what_of(plan: int, above: int, root: int, tokens: Sequence[int]) -> int:
         above: see `KeptBlock`.
         root, tokens: see `KeptBlock`.
     """
-    told = struct.pack("<QQi", plan, above, root) + np.array(tokens, np.int32).tobytes()
+    told = struct.pack("<QQQ", plan, above, root) + np.array(tokens, np.int32).tobytes()
     return int.from_bytes(blake2b(told, digest_size=8).digest(), "little") or 1
 
 

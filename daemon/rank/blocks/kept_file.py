@@ -30,7 +30,7 @@ from motley.protocol import mesh_pb2 as pb
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 1
+FORMAT = 2
 """A part of every key, to be raised whenever the same file comes to mean something else."""
 FOLDER = "prefixes"
 """What the folder of these files is called, in that of the shares."""

@@ -33,7 +33,7 @@ class AnthropicApi:
     async def messages(self, request: web.Request) -> web.StreamResponse:
         """Answer a chat in Anthropic's form."""
         asked = read(MESSAGES, await read_json(request))
-        async with self._asking.answers(request, asked.model, [generate_of(asked)], "msg_") as given:
+        async with self._asking.answers(request, asked.model, [generate_of(asked)], "msg_", asked.adapter) as given:
             return await (_stream if asked.stream else _whole)(request, asked, given)
 
     async def count_tokens(self, request: web.Request) -> web.Response:
@@ -137,7 +137,7 @@ def _message(given: Given, content: list[dict[str, Any]]) -> dict[str, Any]:
         "id": given.id,
         "type": "message",
         "role": "assistant",
-        "model": given.session.name,
+        "model": given.model,
         "content": content,
         "stop_reason": None,
         "stop_sequence": None,

@@ -171,6 +171,8 @@ class Prompt(Body):
 
     model: Annotated[Text, Field(min_length=1)]
     """The name of a model that is served; ``GET /v1/models`` lists them."""
+    adapter: Text = ""
+    """The name of an adapter of the model, which may also stand behind the model's: ``model:adapter``."""
     messages: Annotated[list[Message], Field(min_length=1)]
     system: Texts = Field(default_factory=list)
     tools: list[Tool] = Field(default_factory=list)

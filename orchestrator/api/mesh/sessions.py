@@ -9,6 +9,7 @@ from typing import Any
 from aiohttp import web
 
 from motley.orchestrator.api.errors import ApiError
+from motley.orchestrator.api.mesh.adapters import adapters_json
 from motley.orchestrator.api.mesh.plans import forecast_json
 from motley.orchestrator.api.mesh.session_parameters import session_request
 from motley.orchestrator.api.schema import read_json
@@ -138,6 +139,7 @@ def session_json(session: Session, steps: bool = False) -> dict[str, Any]:
         "ranks": [_rank_json(rank, weights) for rank in session.ranks],
         "hosts": [_host_json(host, weights) for host in hosts],
         "cache_holders": [_holder_json(holder) for holder in session.holders],
+        "known_adapters": adapters_json(session),
         "waiting_for": session.waiting_for,
         "activity": _activity_json(session),
         "forecast": session.forecast and forecast_json(session.forecast),
@@ -180,7 +182,8 @@ def _activity_json(session: Session) -> dict[str, Any] | None:
     activity = session.activity
     if activity is None or session.state is not State.READY:
         return None
-    return {field.name: getattr(activity, field.name) for field in activity.DESCRIPTOR.fields}
+    told = {field.name: getattr(activity, field.name) for field in activity.DESCRIPTOR.fields}
+    return {**told, "adapters": list(activity.adapters)}
 
 
 def _worker_json(worker: Worker) -> dict[str, Any]:

@@ -49,6 +49,7 @@ class Generates:
 
     Attributes:
         model: the name that the client calls it by.
+        adapter: the name of the model's adapter, where it is given by itself; else empty.
         each: for each answer, without ids and session: `n` of each prompt follow each other.
         n: answers to each prompt.
         stream: whether the answers are streamed.
@@ -56,6 +57,7 @@ class Generates:
     """
 
     model: str
+    adapter: str
     each: Sequence[Generate]
     n: int
     stream: bool
@@ -124,7 +126,7 @@ def _generates(request: Request, prompts: Sequence[Generate], logprobs: bool, to
             generate.sampling.seed = (sampling.seed + k) % 2**64
             each.append(generate)
     usage = request.stream_options is not None and request.stream_options.include_usage
-    return Generates(request.model, each, n, request.stream, usage)
+    return Generates(request.model, request.adapter, each, n, request.stream, usage)
 
 
 def _sampling(request: Request, logprobs: bool, top_logprobs: int) -> Sampling:

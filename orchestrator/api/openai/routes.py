@@ -12,7 +12,7 @@ from typing import Any
 
 from aiohttp import web
 
-from motley.orchestrator.api.asking import Asking
+from motley.orchestrator.api.asking import Asking, Served
 from motley.orchestrator.api.errors import ApiError
 from motley.orchestrator.api.events import EventStream
 from motley.orchestrator.api.openai.generates import Generates, chat_generates, completion_generates
@@ -21,7 +21,6 @@ from motley.orchestrator.api.slow_clients import Patience, give
 from motley.orchestrator.serving.answering.requests import Answers
 from motley.orchestrator.serving.errors import ServingError, unready
 from motley.orchestrator.session_table import SessionTable
-from motley.orchestrator.sessions import Session
 from motley.protocol.mesh_pb2 import CallPiece, Delta, LogprobRow, TokenLogprob
 
 _now = time.perf_counter
@@ -43,15 +42,21 @@ class OpenAiApi:
         ]
 
     async def models(self, _: web.Request) -> web.Response:
-        served = [_model(session) for session in self._sessions if session.takes_requests]
+        """Models that are served, and each with every adapter that requests may name."""
+        served = [
+            _model(Served(session, adapter))
+            for session in self._sessions
+            if session.takes_requests
+            for adapter in (None, *session.adapters.values())
+        ]
         return web.json_response({"object": "list", "data": served})
 
     async def model(self, request: web.Request) -> web.Response:
         """A model that is ready; one that is not is refused as a request to it would be."""
-        session = self._asking.session(request.match_info["model"])
-        if not session.takes_requests:
-            raise ApiError.from_failure(unready(session).failure)
-        return web.json_response(_model(session))
+        served = self._asking.served(request.match_info["model"])
+        if not served.session.takes_requests:
+            raise ApiError.from_failure(unready(served.session).failure)
+        return web.json_response(_model(served))
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
         return await self._answer(request, chat_generates(await read_json(request)), _Chat)
@@ -60,11 +65,11 @@ class OpenAiApi:
         return await self._answer(request, completion_generates(await read_json(request)), _Completion)
 
     async def _answer(self, http: web.Request, asked: Generates, form: type[_Form]) -> web.StreamResponse:
-        async with self._asking.answers(http, asked.model, asked.each, form.prefix) as given:
+        async with self._asking.answers(http, asked.model, asked.each, form.prefix, asked.adapter) as given:
             envelope = {
                 "id": given.id,
                 "created": given.created,
-                "model": given.session.name,
+                "model": given.model,
                 "system_fingerprint": f"fp_{given.session.profile.fingerprint[:12]}",
             }
             choices = [_Choice(form(index)) for index in range(given.count)]
@@ -335,8 +340,10 @@ async def _write_answers(
     await stream.event("[DONE]")
 
 
-def _model(session: Session) -> dict[str, Any]:
-    return {"id": session.name, "object": "model", "created": int(session.created), "owned_by": "motley"}
+def _model(served: Served) -> dict[str, Any]:
+    parent = {"parent": served.session.name} if served.adapter else {}
+    created = int(served.session.created)
+    return {"id": served.name, "object": "model", "created": created, "owned_by": "motley", **parent}
 
 
 def _usage(choices: Sequence[_Choice], n: int) -> dict[str, Any]:

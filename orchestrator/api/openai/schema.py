@@ -188,7 +188,9 @@ class Request(Body):
     """What chats and completions have in common."""
 
     model: Annotated[Text, Field(min_length=1)]
-    """The name of a model that is served; ``GET /v1/models`` lists them."""
+    """The name of a model that is served; ``GET /v1/models`` lists them. With an adapter: ``model:adapter``."""
+    adapter: Text = ""
+    """The name of an adapter of the model, instead of one behind the model's name. Not part of OpenAI's API."""
     temperature: Annotated[float, Field(ge=0, le=2)] = 1.0
     top_p: Annotated[float, Field(ge=0, le=1)] = 1.0
     top_k: Annotated[int, Field(ge=0, le=_UINT32)] = 0

@@ -34,7 +34,7 @@ class ResponsesApi:
     async def create(self, request: web.Request) -> web.StreamResponse:
         """Answer a list of items in the form of the Responses API."""
         asked = read(RESPONSE, await read_json(request))
-        async with self._asking.answers(request, asked.model, [generate_of(asked)], "resp_") as given:
+        async with self._asking.answers(request, asked.model, [generate_of(asked)], "resp_", asked.adapter) as given:
             return await (_stream if asked.stream else _whole)(request, asked, given)
 
 
@@ -141,7 +141,7 @@ def _response(asked: ResponseRequest, given: Given, status: str, output: list[di
         "instructions": asked.instructions or None,
         "max_output_tokens": asked.max_output_tokens,
         "metadata": asked.metadata,
-        "model": given.session.name,
+        "model": given.model,
         "output": output,
         "parallel_tool_calls": asked.parallel_tool_calls,
         "previous_response_id": None,

@@ -184,6 +184,8 @@ class ResponseRequest(Body):
 
     model: Annotated[Text, Field(min_length=1)]
     """The name of a model that is served; ``GET /v1/models`` lists them."""
+    adapter: Text = ""
+    """The name of an adapter of the model, which may also stand behind the model's: ``model:adapter``."""
     input: Annotated[
         list[AnyItem], Field(min_length=1), BeforeValidator(_items, json_schema_input_type=str | list[AnyItem])
     ]

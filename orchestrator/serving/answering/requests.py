@@ -21,7 +21,7 @@ from motley.orchestrator.control import Control
 from motley.orchestrator.nodes import Node
 from motley.orchestrator.serving.answering.kept_answers import KeptAnswer
 from motley.orchestrator.serving.answering.places import Places
-from motley.orchestrator.serving.answering.tally import Outcome, Tally, outcome_of
+from motley.orchestrator.serving.answering.tally import AdapterTally, Outcome, Tally, outcome_of
 from motley.orchestrator.serving.errors import BusyError, ServingError, refusal, unready
 from motley.orchestrator.sessions import Session
 from motley.orchestrator.store.usage import Used
@@ -57,6 +57,7 @@ class _Request:
         asked: whether there is a leader that was asked; else it waits for one.
         told: whether the leader that was asked last has told a token.
         fruitless: how often ranks were lost before there was another token, while it was the oldest such request.
+        beside: of those requests of its session that have its adapter; None: it has none.
     """
 
     generate: Generate
@@ -73,6 +74,7 @@ class _Request:
     asked: bool = False
     told: bool = False
     fruitless: int = 0
+    beside: AdapterTally | None = None
 
     @property
     def id(self) -> str:
@@ -106,15 +108,18 @@ class Requests:
         """By session."""
         self._tallies: dict[str, Tally] = {}
         """By session."""
+        self._by_adapter: dict[tuple[str, str], AdapterTally] = {}
+        """By session, and the name of its adapter."""
 
     @contextlib.asynccontextmanager
     async def generate(
-        self, session: Session, generates: Sequence[Generate], kept: KeptAnswer | None = None
+        self, session: Session, generates: Sequence[Generate], kept: KeptAnswer | None = None, adapter: str = ""
     ) -> AsyncIterator[Answers]:
         """Run requests, each for one answer. Leaving the context cancels those whose last delta has not come.
 
         Args:
             kept: what has come of the same requests before, which comes first now; what comes is kept there.
+            adapter: the name of what they are computed with beside the model; empty: nothing.
 
         Raises:
             BusyError: the session has no places for so many more; its nodes have heard nothing of these.
@@ -134,10 +139,11 @@ class Requests:
         now = self._clock()
         deltas: asyncio.Queue[tuple[_Request, Delta]] = asyncio.Queue()
         requests: list[_Request] = []
+        beside = self.adapter_tally(session, adapter) if adapter else None
         for number, generate in enumerate(generates):
             generate.request_id, generate.session = secrets.token_hex(8), session.id
             generate.asked_at = generate.asked_at or datetime.now().isoformat(timespec="seconds")
-            requests.append(_Request(generate, session, tally, now, now, number, deltas, kept))
+            requests.append(_Request(generate, session, tally, now, now, number, deltas, kept, beside=beside))
         if kept and not kept.generates:
             kept.ask(generates)
         for number, delta in kept.deltas if kept else ():
@@ -167,6 +173,8 @@ class Requests:
             request.generate.written.extend(delta.ids)
             request.told, request.fruitless = True, 0
             request.count(request.heard)
+            if request.beside is not None:
+                request.beside.tokens += len(delta.ids)
         ends = bool(delta.finish) or delta.HasField("failure")
         if ends or delta.ids or delta.text:
             request.put(delta)
@@ -224,10 +232,20 @@ class Requests:
         """A session without requests is over."""
         self._places.pop(session.id, None)
         self._tallies.pop(session.id, None)
+        for key in [each for each in self._by_adapter if each[0] == session.id]:
+            del self._by_adapter[key]
 
     def tally(self, session: Session) -> Tally:
         """How the requests of a session have gone; it goes on counting."""
         return self._tallies.setdefault(session.id, Tally())
+
+    def adapter_tally(self, session: Session, adapter: str) -> AdapterTally:
+        """How the requests of a session have gone that have an adapter of this name; it goes on counting."""
+        return self._by_adapter.setdefault((session.id, adapter), AdapterTally())
+
+    def forget_adapter(self, session: Session, adapter: str) -> None:
+        """No request may have an adapter of this name any more."""
+        self._by_adapter.pop((session.id, adapter), None)
 
     def places(self, session: Session) -> Places:
         """How many requests a session takes, and has."""
@@ -247,6 +265,8 @@ class Requests:
         if self._requests.pop(request.id, None) is None:
             return False
         request.tally.ended[outcome] += 1
+        if request.beside is not None:
+            request.beside.ended[outcome] += 1
         self.places(request.session).leave(self._clock())
         return True
 

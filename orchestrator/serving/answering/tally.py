@@ -69,3 +69,16 @@ class Tally:
     ended: Counter[Outcome] = field(default_factory=Counter)
     first_s: Histogram = field(default_factory=lambda: Histogram(FIRST_S))
     gap_s: Histogram = field(default_factory=lambda: Histogram(GAP_S))
+
+
+@dataclass
+class AdapterTally:
+    """Of those requests of a session that have the same adapter.
+
+    Attributes:
+        ended: requests, by how they ended.
+        tokens: that were generated for them.
+    """
+
+    ended: Counter[Outcome] = field(default_factory=Counter)
+    tokens: int = 0

@@ -1,4 +1,5 @@
-"""What would fit of a model that does not: in a shorter context or smaller caches, or in narrower weights."""
+"""What would fit of a model that does not: with fewer adapters, in a shorter context or smaller caches, or in narrower
+weights."""
 
 from __future__ import annotations
 
@@ -22,6 +23,7 @@ from motley.orchestrator.serving.plans.participants import Participant, able_hos
 from motley.orchestrator.session_request import Place, Quantisation, SessionRequest
 from motley.orchestrator.sessions import Session
 from motley.protocol.mesh_pb2 import ModelSpec
+from motley.protocol.wording import counted
 
 HINT_S = 10.0
 """Where a model does not fit, what would is looked for no longer than this."""
@@ -82,6 +84,8 @@ class Fitting:
         request = session.request
         everywhere = " on every node" if request.quantisations else ""
         ways, most = [], 0
+        if fewer := await self._most_adapters(session, spec, profiles, caches, draft):
+            ways.append(f"with room for {counted(fewer, 'adapter')} of rank {request.adapter_rank}")
         for narrower in (None, *NARROWER.get(request.quantisation, ())):
             trial = request
             # Models and nodes that cannot do that.
@@ -98,6 +102,23 @@ class Fitting:
                     narrowed = f"quantised to {narrower}{everywhere}" + (f" {smaller}" if fits < caches.tokens else "")
                     ways.append(narrowed if narrower else smaller)
         return f"It fits {', or '.join(ways)}." if ways else "It does not fit in a shorter context or narrower weights."
+
+    async def _most_adapters(
+        self, session: Session, spec: ModelSpec, profiles: Profiles, caches: Caches, draft: Draft | None
+    ) -> int:
+        """How many adapters there could be room for, of those that a session asks for."""
+        request = session.request
+        low, high = 0, request.adapters
+        while high - low > 1:
+            await asyncio.sleep(0)  # between two layouts it is everybody's turn
+            middle = (low + high) // 2
+            try:
+                await self._layouts.lay_out(session, replace(request, adapters=middle), spec, profiles, caches, draft)
+            except (PlanError, PlacementError):
+                high = middle
+            else:
+                low = middle
+        return low
 
     async def _most_tokens(
         self,

@@ -85,7 +85,8 @@ class Layouts:
                 session.planned = self._clock()
                 participants = self._participants(request, profiles, avoid)
                 engines = {one.node.name: one.node.capabilities.expert_engines for one in participants}
-                if draft or request.cache_node_tokens or not is_parallel(request, profile, engines):
+                together = draft or request.cache_node_tokens or request.adapters
+                if together or not is_parallel(request, profile, engines):
                     break
                 able = [one for one in participants if one.may_be_trunk or one.node.name in request.named]
                 nodes = [one.node for one in participants if request.engine in engines[one.node.name]]

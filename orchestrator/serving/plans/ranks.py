@@ -10,6 +10,7 @@ from itertools import combinations
 from motley.orchestrator.experts.hosting import Hosting
 from motley.orchestrator.links import LinkTable
 from motley.orchestrator.nodes import Node
+from motley.orchestrator.planning.adapters import with_adapters
 from motley.orchestrator.planning.caches import Caches, blocks_of, with_blocks
 from motley.orchestrator.planning.choice import Chooser
 from motley.orchestrator.planning.cost import Workload
@@ -145,7 +146,9 @@ def team_of(
         PlanError: no node has room for any rank.
         ServingError: the draft model does not fit beside any rank, or nobody knows how fast a GPU is.
     """
-    each = [profiles[one.setup.quantisation] for one in participants]
+    each = [
+        with_adapters(profiles[one.setup.quantisation], request.adapters, request.adapter_rank) for one in participants
+    ]
     if draft is not None:
         _check_draft(draft, participants[0], each[0], memory)
     candidates = _candidates(participants, each, memory, request.shares, draft)

@@ -22,11 +22,12 @@ from motley.daemon.models.reading import read_model
 from motley.daemon.rank.gate import Gate, _examined, reference_answers
 from motley.daemon.weights.share_file import write_share
 from motley.daemon.weights.spec import SHARE_FILE
+from motley.plugins.adapters import is_adapted
 from motley.plugins.engine import CACHE_FORMATS, F32, Engine, EngineError, EngineOptions, RankGraph, Span
 from motley.plugins.nodes import is_collective
 from motley.plugins.onnxruntime.engine import OnnxRuntimeEngine
 from motley.plugins.reference.engine import ReferenceEngine
-from tests.models.cases import GOLDEN, golden_cases, others_soak, staged_shares, uneven_shares
+from tests.models.cases import GOLDEN, golden_cases, others_soak, shaped, staged_shares, uneven_shares
 from tests.models.cutting import apportion, cut
 from tests.models.local_group import LocalGroup
 from tests.pairs import pairwise
@@ -35,12 +36,28 @@ BUNDLED = Path(__file__).parents[3] / "cli" / "models" / "shakespeare-2.6m"
 
 
 def share(
-    model: Path, quantisation: str, ranks: int, rank: int, folder: Path, *, exact: bool = False, trunk: bool = False
+    model: Path,
+    quantisation: str,
+    ranks: int,
+    rank: int,
+    folder: Path,
+    *,
+    exact: bool = False,
+    trunk: bool = False,
+    adapters: int = 0,
 ) -> RankGraph:
     config = read_model(model)
     shares = uneven_shares(units(config, quantisation, 32, exact=exact), ranks)
     declared = build_rank_graph(
-        config, shares, rank, quantisation, 32, config.context, exact=exact, experts_elsewhere=trunk
+        config,
+        shares,
+        rank,
+        quantisation,
+        32,
+        config.context,
+        exact=exact,
+        experts_elsewhere=trunk,
+        adapters=adapters,
     )
     return written(model, declared, folder)
 
@@ -333,6 +350,24 @@ def test_layers_whose_experts_are_elsewhere_are_of_one_kind(tmp_path: Path) -> N
             tmp_path / SHARE_FILE
         )
         assert _examined(graph) == [0, 6, 11]
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_a_rank_with_slots_for_adapters_passes(exact: bool, tmp_path: Path) -> None:
+    """It is examined without any."""
+    for rank in range(3):
+        folder = tmp_path / str(rank)
+        graph = share(GOLDEN / "llama-mqa", "fp32", 3, rank, folder, exact=exact, adapters=2)
+        assert any(map(is_adapted, graph.proto.graph.node))
+        examine(graph, rank, 3, exact=exact)
+
+
+def test_layers_with_slots_for_adapters_are_of_one_kind(tmp_path: Path) -> None:
+    """Although the parts of each are named after it."""
+    model = shaped(num_hidden_layers=12)
+    shares = uneven_shares(units(model, "fp32", 32), 1)
+    graph = build_rank_graph(model, shares, 0, "fp32", 32, 64, adapters=2).bind(tmp_path / SHARE_FILE)
+    assert _examined(graph) == [0, 6, 11]
 
 
 def kept_as(graph: RankGraph, cache_format: str) -> RankGraph:

@@ -70,12 +70,15 @@ class Engine:
     """Which of the moves, by number, find a disk that cannot be written to."""
     holder: Holder | None = None
     """Has the far blocks."""
+    slots: Mapping[int, int] = field(default_factory=dict)
+    """The number of the adapter in each slot, above 0."""
     recurrent: bool = False
     """Whether it keeps a state of each sequence, which must get every token once."""
     states: dict[int, tuple[list[int], list[int]]] = field(default_factory=dict)
     """By slot: the tokens that a state has, and those that have been guessed after them."""
     held: NDArray[np.int64] = field(init=False)
-    """i64[count + far, tokens]: the token of each place of each block."""
+    """i64[count + far, tokens]: the token of each place of each block, and that of the adapter that it was computed
+    with, times 1000: another one, and the logits are others."""
     windowed: NDArray[np.int64] = field(init=False)
     """i64[windowed, tokens]: the same of a layer with a window."""
     given: F32 | None = None
@@ -124,7 +127,7 @@ class Engine:
                 block, place = divmod(position, self.blocks.tokens)
                 written.append((int(span.blocks[block]), place))
                 assert written[-1][0] < self.blocks.count, "a far block is written to"
-                self.held[written[-1]] = next(rows)
+                self.held[written[-1]] = next(rows) + 1000 * (self.slots[span.adapter] if span.adapter else 0)
                 if span.windowed is not None:
                     self.windowed[span.windowed[block], place] = self.held[written[-1]]
         assert len(set(written)) == len(written), "two spans write to the same place"
@@ -251,6 +254,8 @@ class Session:
         lost_after: steps after which the far blocks of the last rank are lost; None: never.
         held: whether another machine keeps them; else each rank has them on its disk.
         waves: steps that may be under way at a time.
+        adapted: what each rank has of adapters; empty: there are no slots for any.
+        slots: for adapters.
         recurrent: whether engines keep states of sequences.
     """
 
@@ -268,6 +273,8 @@ class Session:
         kept: Sequence[KeptFile] = (),
         held: bool = False,
         waves: int = 1,
+        adapted: Sequence[Any] = (),
+        slots: int = 0,
         recurrent: bool = False,
     ) -> None:
         last = len(most) - 1
@@ -284,6 +291,7 @@ class Session:
                 memory,
                 unwritable if rank == last else (),
                 holders[rank],
+                adapted[rank].slots if adapted else {},
                 recurrent,
             )
             for rank, spans in enumerate(most)
@@ -299,9 +307,10 @@ class Session:
                 Stats(),
                 cast(Any, engine.holder),
                 file,
+                own,
                 keeps_logits=waves > 1,
             )
-            for engine, file in zip_longest(self.engines, kept)
+            for engine, file, own in zip_longest(self.engines, kept, adapted)
         ]
         self.followers = Followers(executors[1:], told_of_steps)
         communicator = cast(Communicator, self.followers)
@@ -312,6 +321,8 @@ class Session:
         self.cached: dict[str, int] = {}
         """Tokens of the prompt of each request that were found in the caches."""
         self.signs_of_life: Counter[str] = Counter()
+        self.adapter_events: dict[str, pb.AdapterEvent] = {}
+        """What became of orders about adapters."""
         self.activities: list[pb.Activity] = []
         """What the daemon has been told of all requests together."""
         self._scheduler = Scheduler(
@@ -329,6 +340,7 @@ class Session:
             draft_model=draft.model if draft else None,
             held=held,
             waves=waves,
+            adapters=slots,
             recurrent=recurrent,
         )
         self._draft = draft
@@ -339,15 +351,20 @@ class Session:
         arrivals: Mapping[str, int] | None = None,
         cancels: Collection[tuple[int, str]] = (),
         holds: Collection[tuple[int, str, bool]] = (),
+        orders: Collection[tuple[int, pb.AdapterOrder]] = (),
     ) -> None:
-        """Answer all requests, which arrive, are cancelled, held and go on in given rounds of the scheduler."""
+        """Answer all requests, which arrive, are cancelled, held and go on in given rounds of the scheduler, in
+        which things are ordered of adapters, too."""
         rounds = count()
 
         def commands(_timeout: float) -> Iterator[wp.WorkerCommand]:
             now = next(rounds)
             assert now < 10_000, f"{len(requests) - len(self.ends)} requests never end"
-            if len(self.ends) == len(requests):
+            if len(self.ends) == len(requests) and all(order.id in self.adapter_events for _, order in orders):
                 raise Done
+            for then, order in orders:
+                if now == then:
+                    yield wp.WorkerCommand(adapter=order)
             for request in requests:
                 if now == (arrivals or {}).get(request.request_id, 0):
                     yield wp.WorkerCommand(decode=request)
@@ -375,7 +392,14 @@ class Session:
         """The messages of one kind that followers, if there are any, have had."""
         return [message for message in self.followers.messages if isinstance(message, kind)]
 
-    def _tell(self, tokens: wp.Tokens | None = None, activity: pb.Activity | None = None) -> None:
+    def _tell(
+        self,
+        tokens: wp.Tokens | None = None,
+        activity: pb.Activity | None = None,
+        adapter: pb.AdapterEvent | None = None,
+    ) -> None:
+        if adapter is not None:
+            self.adapter_events[adapter.id] = adapter
         if activity is not None:
             self.activities.append(activity)
         if tokens is not None:

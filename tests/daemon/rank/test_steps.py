@@ -7,6 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from motley.daemon.rank.adapters.messages import (
+    FindAdapter,
+    FoundAdapter,
+    LoadAdapter,
+    Piece,
+    ReadAdapter,
+    WriteAdapter,
+)
 from motley.daemon.rank.blocks.kept_block import KeptBlock
 from motley.daemon.rank.steps import (
     Able,
@@ -45,7 +53,7 @@ def columns(number: int) -> st.SearchStrategy[list[list[int]]]:
 @st.composite
 def opens(draw: st.DrawFn) -> Open:
     known = draw(tokens)
-    return Open(draw(counts), draw(st.integers(0, len(known))), draw(st.binary(max_size=60)), known)
+    return Open(draw(counts), draw(st.integers(0, len(known))), draw(st.binary(max_size=60)), known, draw(counts))
 
 
 @st.composite
@@ -67,10 +75,22 @@ def steps(draw: st.DrawFn) -> Step:
 whats = st.integers(0, 2**64 - 1)
 places = st.integers(-1, 2**31 - 1)
 kept = st.lists(
-    st.builds(KeptBlock, places, places, whats, whats, places, tokens.map(lambda ids: tuple(ids.tolist()))), max_size=3
+    st.builds(KeptBlock, places, places, whats, whats, whats, tokens.map(lambda ids: tuple(ids.tolist()))), max_size=3
 )
 pairs = columns(2).map(lambda fields: np.ascontiguousarray(np.array(fields, np.int32).T))
+names = st.binary(min_size=32, max_size=32).map(bytes.hex)
+names_or_none = names.map(lambda name: "" if name == "00" * 32 else name)
+adapters = st.one_of(
+    st.builds(FindAdapter, names_or_none, st.text(max_size=20), st.booleans()),
+    st.builds(FoundAdapter, names_or_none, counts, whats, whats, st.text(max_size=20), st.booleans()),
+    st.builds(ReadAdapter, counts, names, whats),
+    st.builds(Piece, st.binary(max_size=20)),
+    st.builds(Piece, st.just(b""), st.text(max_size=20)),
+    st.builds(WriteAdapter, names, whats, whats, st.binary(max_size=20)),
+    st.builds(LoadAdapter, names, counts),
+)
 messages = st.one_of(
+    adapters,
     st.builds(Able, st.integers(1, 2**32 - 1), whats),
     st.builds(Keep, kept),
     st.builds(Restore, kept),
@@ -116,9 +136,10 @@ def test_a_message_cut_short_is_refused_or_another_message(message: Message, dat
         again = decode(short)
     except StepError:
         return
-    assert isinstance(message, Open | Move | Moved | Renumber | Keep | Restore | Restored), (
-        "only their lists and words can be shorter"
+    lists = (
+        Open | Move | Moved | Renumber | Keep | Restore | Restored | FindAdapter | FoundAdapter | Piece | WriteAdapter
     )
+    assert isinstance(message, lists), "only their lists and words can be shorter"
     assert again.encode() == short
 
 

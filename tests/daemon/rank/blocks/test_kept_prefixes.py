@@ -185,10 +185,10 @@ def test_texts_are_those_of_requests_alone_whatever_was_kept(
 
 
 def test_a_label_is_read_as_it_was_written() -> None:
-    blocks = [KeptBlock(3, -1, 2**64 - 1, 5, 0, (1, 2, 3)), KeptBlock(0, 7, 1, FIRST, 4096, (9,))]
+    blocks = [KeptBlock(3, -1, 2**64 - 1, 5, 0, (1, 2, 3)), KeptBlock(0, 7, 1, FIRST, 2**64 - 1, (9,))]
     told = b"".join(block.encode() for block in blocks)
     assert (decode_blocks(told), len(told)) == (blocks, label_bytes(3) + label_bytes(1))
-    with pytest.raises(ValueError, match="malformed at 44"):
+    with pytest.raises(ValueError, match="malformed at 48"):
         decode_blocks(told[:-1])
 
 

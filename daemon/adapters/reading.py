@@ -1,0 +1,246 @@
+"""Adapters in PEFT's format: a folder with a config and low-rank matrices for some of a model's, checked against it.
+
+What an adapter adds to the product with a matrix W is ``scale * B @ A``. Every tensor of its file must be a matrix of
+one of the model's, of the right shape, and every matrix that its config promises must be there: an adapter of another
+model, or half a one, would change texts without a word.
+
+A model's description has matrices by themselves that files may keep in one, say queries, keys and values. An adapter
+has one A for all of them then, and its B is cut as the base's rows are.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import sha256
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from motley.daemon.adapters.config import ALL_LINEAR, CONFIG, AdapterConfig, read_config
+from motley.daemon.models.description.axes import W
+from motley.daemon.models.description.model import Model
+from motley.daemon.models.description.operations import Experts, Linear
+from motley.daemon.weights.checkpoints.checkpoint import CheckpointError, refuse_all
+from motley.daemon.weights.checkpoints.safetensors_checkpoint import READABLE, parse_header
+from motley.plugins.engine import AdapterProduct, Factor
+
+WEIGHTS = "adapter_model.safetensors"
+_PREFIX = "base_model.model."
+_MATRIX = re.compile(re.escape(_PREFIX) + r"(?P<module>.+)\.lora_(?P<side>[AB])\.weight")
+_WEIGHT = ".weight"
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """An adapter of a model.
+
+    Attributes:
+        fingerprint: hex SHA-256 of its config and its matrices; equal where both are equal to the byte.
+        products: what it adds to the products with the model's matrices, by the names of their tensors.
+    """
+
+    fingerprint: str
+    products: Mapping[str, AdapterProduct]
+
+    @cached_property
+    def bytes(self) -> int:
+        """How much memory its matrices take, if a rank has all of them."""
+        arrays = {id(factor): factor.nbytes for product in self.products.values() for factor in product}
+        return sum(arrays.values())
+
+    @cached_property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks that its matrices have, the smallest one first."""
+        return tuple(sorted({len(product.down) for product in self.products.values()}))
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A matrix of the model, as the rows of what a module of the base multiplies with."""
+
+    weight: W
+    rows: range
+    height: int
+    """Rows of all that the module multiplies with."""
+
+
+def read_adapter(folder: Path, model: Model) -> Adapter:
+    """Read an adapter of a model.
+
+    Raises:
+        ConfigError: its config cannot be read, or asks for something that is not computed here.
+        CheckpointError: its file is broken, or does not fit the model or the config; the message names the tensors.
+    """
+    config = read_config(folder / CONFIG)
+    file = folder / WEIGHTS
+    try:
+        told = (folder / CONFIG).read_bytes()
+        content = np.fromfile(file, np.uint8)
+    except OSError as error:
+        raise CheckpointError(f"{error.filename}: cannot be read: {error.strerror or error}") from error
+    matrices = _tensors(file, content)
+    sides: dict[str, dict[str, Factor]] = {}
+    for name in matrices:
+        found = _MATRIX.fullmatch(name)
+        if found is None:
+            raise CheckpointError(
+                f"{file}: tensor {name!r} is no matrix of LoRA for a linear module; of adapters, only those are"
+                " computed here: no embeddings, no whole modules, no biases, no magnitudes of DoRA"
+            )
+        sides.setdefault(found["module"], {})[found["side"]] = matrices[name]
+    products = _products(file, sides, config, model)
+    digest = sha256(len(told).to_bytes(8, "little") + told)
+    digest.update(content.data)
+    return Adapter(digest.hexdigest(), products)
+
+
+def _tensors(file: Path, content: npt.NDArray[np.uint8]) -> dict[str, Factor]:
+    """The tensors of a safetensors file, by their names, given its content."""
+    size = len(content)
+    length = int.from_bytes(content[:8].tobytes(), "little")
+    if size < 8 or 8 + length > size:
+        raise CheckpointError(f"{file}: truncated: {size} bytes, fewer than its header alone should have")
+    infos = parse_header(file, content[8 : 8 + length].tobytes(), size)
+    tensors = {}
+    for name, info in infos.items():
+        if info.dtype not in READABLE:
+            raise CheckpointError(f"{file}: tensor {name!r} is {info.dtype}; supported: {', '.join(READABLE)}")
+        # A copy: what lies at odd places of a file cannot be computed with.
+        values = content[info.offset : info.offset + info.size].copy()
+        tensors[name] = values.view(READABLE[info.dtype]).reshape(info.shape)
+    return tensors
+
+
+def _products(
+    file: Path, sides: Mapping[str, Mapping[str, Factor]], config: AdapterConfig, model: Model
+) -> dict[str, AdapterProduct]:
+    """What the matrices of modules, each with its A and B, add to the products with the model's matrices."""
+    places = _places(model)
+    experts = _expert_modules(model)
+    problems = []
+    products: dict[str, AdapterProduct] = {}
+    for module, pair in sides.items():
+        own = _own_name(model, module)
+        if own not in places:
+            reason = (
+                "adapters for the matrices of routed experts are not computed here yet"
+                if re.sub(r"\d+", "#", own) in experts
+                else f"this model ({model.family}) has no such matrix in its layers"
+            )
+            problems.append(f"{file}: {_called(module, next(iter(pair)))}: {reason}")
+            continue
+        if not config.adapts(module):
+            problems.append(f"{file}: {_called(module, next(iter(pair)))} is not among what {CONFIG} targets")
+            continue
+        try:
+            made = _product(file, module, pair, config, places[own])
+        except CheckpointError as error:
+            problems.append(str(error))
+            continue
+        if twice := made.keys() & products.keys():
+            problems.append(f"{file}: two tensors are for {min(twice)!r}: {_called(module, 'A')} is the second")
+        products |= made
+    problems += [
+        f"{file}: tensor {_called(module, 'A')} is absent, which {CONFIG} targets"
+        for module in _missing(model, config, sides)
+    ]
+    refuse_all(problems)
+    if not products:
+        raise CheckpointError(f"{file}: the adapter has no matrices")
+    return products
+
+
+def _product(
+    file: Path, module: str, pair: Mapping[str, Factor], config: AdapterConfig, places: list[_Place]
+) -> dict[str, AdapterProduct]:
+    """What a module's A and B add, for each of the model's matrices that it multiplies with.
+
+    Raises:
+        CheckpointError: they do not fit.
+    """
+    inner = places[0].weight.in_
+    assert inner is not None
+    rank = config.rank_of(module)
+    for side, shape, what in (("A", (rank, inner.size), "rows"), ("B", (places[0].height, rank), "columns")):
+        if side not in pair:
+            raise CheckpointError(f"{file}: tensor {_called(module, side)} is absent")
+        if pair[side].shape != shape:
+            raise CheckpointError(
+                f"{file}: tensor {_called(module, side)} has shape {list(pair[side].shape)}; the model and the config"
+                f" make it {list(shape)}, {rank} {what} being the adapter's rank"
+            )
+    down, up = pair["A"], _scaled(pair["B"], config.scale_of(module))
+    for side, factor in (("A", down), ("B", up)):
+        if not np.isfinite(factor).all():
+            raise CheckpointError(f"{file}: tensor {_called(module, side)} has values that are no finite numbers")
+    return {
+        place.weight.name: AdapterProduct(down, np.asfortranarray(up[place.rows.start : place.rows.stop]))
+        for place in places
+    }
+
+
+def _scaled(factor: Factor, scale: float) -> Factor:
+    """A matrix times a number: of its own type if that holds every value exactly, else float32."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        exact = factor.astype(np.float32) * np.float32(scale)
+        narrow = exact.astype(factor.dtype)
+    return narrow if np.array_equal(narrow.astype(np.float32), exact) else exact
+
+
+def _places(model: Model) -> dict[str, list[_Place]]:
+    """What may be adapted: by the names of the base's modules, the model's matrices that these multiply with."""
+    places: dict[str, list[_Place]] = {}
+    for w in _matrices(model):
+        module = w.name.removesuffix(_WEIGHT)
+        places[module] = [_Place(w, range(w.out.size), w.out.size)]
+        for part in w.parts:
+            if not part.transposed and part.step == 1 and part.tensor.endswith(_WEIGHT):
+                rows = range(part.start, part.start + w.out.size)
+                places.setdefault(part.tensor.removesuffix(_WEIGHT), []).append(_Place(w, rows, part.shape[0]))
+    return places
+
+
+def _missing(model: Model, config: AdapterConfig, given: Collection[str]) -> Iterator[str]:
+    """The modules that a config targets, and that an adapter has nothing for; routers may be no modules of the base."""
+    if config.targets == ALL_LINEAR:
+        return
+    known = {_own_name(model, module) for module in given}
+    for w in _matrices(model):
+        # Where a family has a fused matrix, that is a module of the base, and the matrices in it are none.
+        own = {part.tensor.removesuffix(_WEIGHT) for part in w.parts} or {w.name.removesuffix(_WEIGHT)}
+        if w.routes or not known.isdisjoint([*own, w.name.removesuffix(_WEIGHT)]):
+            continue
+        prefixes = ("model.", *model.prefixes)
+        spelled = (prefix + name.removeprefix("model.") for name in sorted(own) for prefix in prefixes)
+        yield from list(filter(config.adapts, spelled))[:1]
+
+
+def _matrices(model: Model) -> Iterator[W]:
+    """The matrices of the layers' products, but for those of routed experts."""
+    for layer in model.layers:
+        for each in layer.operations:
+            if isinstance(each, Linear):
+                yield from each.ws
+
+
+def _expert_modules(model: Model) -> set[str]:
+    """The modules of routed experts, with ``#`` for every number in their names."""
+    inner = (one for each in model.operations if isinstance(each, Experts) for one in each.body)
+    names = {w.name for one in inner if isinstance(one, Linear) for w in one.ws}
+    return {re.sub(r"\d+|\{expert\}", "#", name.removesuffix(_WEIGHT)) for name in names}
+
+
+def _own_name(model: Model, module: str) -> str:
+    """The name of a base's module in a model that may be a part of a larger one."""
+    for prefix in model.prefixes:
+        if module.startswith(prefix):
+            return "model." + module.removeprefix(prefix)
+    return module
+
+
+def _called(module: str, side: str) -> str:
+    return repr(f"{_PREFIX}{module}.lora_{side}{_WEIGHT}")

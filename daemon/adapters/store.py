@@ -1,0 +1,141 @@
+"""Adapters that other nodes have sent to this one, by fingerprint, in a folder that ranks here share.
+
+An adapter's two files travel as one stretch of bytes, in pieces: the length of its config, the config, the weights.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import struct
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from motley.daemon.adapters.config import CONFIG
+from motley.daemon.adapters.reading import WEIGHTS
+
+FOLDER = "adapters"
+"""What the folder of the adapters is called, in that of the shares."""
+PIECE_BYTES = 1 << 20
+_LENGTH = struct.Struct("<Q")
+
+
+class AdapterStoreError(Exception):
+    """An adapter cannot be read or kept; the message says why."""
+
+
+def size_of(adapter: Path) -> int:
+    """Bytes of the stretch that a folder's adapter travels as.
+
+    Raises:
+        AdapterStoreError: a file of it cannot be read.
+    """
+    with _told(adapter):
+        return _LENGTH.size + sum((adapter / name).stat().st_size for name in (CONFIG, WEIGHTS))
+
+
+def read_piece(adapter: Path, start: int) -> bytes:
+    """The bytes of a folder's adapter from a place in the stretch on, `PIECE_BYTES` at most.
+
+    Raises:
+        AdapterStoreError: it cannot be read.
+    """
+    with _told(adapter):
+        config = (adapter / CONFIG).read_bytes()
+        head = _LENGTH.pack(len(config)) + config
+        piece = head[start : start + PIECE_BYTES]
+        if len(piece) < PIECE_BYTES:
+            with (adapter / WEIGHTS).open("rb") as file:
+                file.seek(max(0, start - len(head)))
+                piece += file.read(PIECE_BYTES - len(piece))
+        return piece
+
+
+class AdapterStore:
+    """The adapters in a folder, of at most `limit` bytes but for the one that came last."""
+
+    def __init__(self, folder: Path, limit: int) -> None:
+        self._folder = folder
+        self._limit = limit
+        self._coming: tuple[str, Path] | None = None
+        """The fingerprint of the adapter that is coming, and the file that has what has come."""
+
+    def find(self, fingerprint: str) -> Path | None:
+        """The folder of an adapter, which counts as used now; None: it is not here."""
+        folder = self._folder / fingerprint
+        if not (folder / WEIGHTS).is_file():
+            return None
+        with contextlib.suppress(OSError):
+            os.utime(folder)
+        return folder
+
+    def write(self, fingerprint: str, start: int, size: int, data: bytes) -> None:
+        """Take the next piece of an adapter; with the last one it is here. The first one begins anew.
+
+        Raises:
+            AdapterStoreError: pieces are missing before it, or it cannot be written.
+        """
+        with _told(self._folder):
+            if start == 0:
+                self.close()
+                self._folder.mkdir(parents=True, exist_ok=True)
+                handle, name = tempfile.mkstemp(".part", dir=self._folder)
+                os.close(handle)
+                self._coming = fingerprint, Path(name)
+            if self._coming is None or self._coming[0] != fingerprint or self._coming[1].stat().st_size != start:
+                raise AdapterStoreError(f"a piece of adapter {fingerprint[:12]} has come that begins at {start}")
+            file = self._coming[1]
+            with file.open("ab") as out:
+                out.write(data)
+            if start + len(data) >= size:
+                self._finish(fingerprint, file)
+
+    def close(self) -> None:
+        """Forget what has come of an adapter of which the rest does not come."""
+        if self._coming is not None:
+            with contextlib.suppress(OSError):
+                self._coming[1].unlink()
+            self._coming = None
+
+    def _finish(self, fingerprint: str, file: Path) -> None:
+        """Make a folder of what has come, and remove what was used longest ago if there is too much now."""
+        with file.open("rb") as stretch, tempfile.TemporaryDirectory(".part", dir=self._folder) as name:
+            own = Path(name) / fingerprint
+            own.mkdir()
+            (length,) = _LENGTH.unpack(stretch.read(_LENGTH.size))
+            (own / CONFIG).write_bytes(stretch.read(length))
+            with (own / WEIGHTS).open("wb") as weights:
+                shutil.copyfileobj(stretch, weights)
+            try:
+                own.rename(self._folder / fingerprint)
+            except OSError:
+                if not (self._folder / fingerprint).is_dir():  # else another rank here was quicker
+                    raise
+        self.close()
+        self._make_room(fingerprint)
+
+    def _make_room(self, newest: str) -> None:
+        sizes = {}
+        for folder in self._folder.iterdir():
+            if folder.is_dir() and not folder.suffix:
+                with contextlib.suppress(OSError):
+                    size = sum(file.stat().st_size for file in folder.iterdir())
+                    sizes[folder] = folder.stat().st_mtime, size
+        total = sum(size for _, size in sizes.values())
+        for folder in sorted(sizes, key=lambda each: sizes[each]):
+            if total <= self._limit:
+                return
+            if folder.name != newest:
+                shutil.rmtree(folder, ignore_errors=True)
+                total -= sizes[folder][1]
+
+
+@contextlib.contextmanager
+def _told(where: Path) -> Iterator[None]:
+    """Errors say what could not be read or kept."""
+    try:
+        yield
+    except (OSError, struct.error) as error:
+        raise AdapterStoreError(f"{where}: {error}") from error

@@ -1,0 +1,113 @@
+"""What engines share in computing rows with adapters: refusing to, what fits a slot, and whose rows are whose."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import ml_dtypes
+import numpy as np
+import onnx
+
+from motley.plugins.engine import DOMAIN, AdapterProduct, EngineError, RankGraph, Span
+from motley.plugins.nodes import attributes_of
+
+ADAPTED = "Adapted"
+FACTOR_TYPES = (np.dtype(np.float32), np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
+"""What the matrices of an `AdapterProduct` can be kept as."""
+
+
+def is_adapted(node: onnx.NodeProto) -> bool:
+    """Whether a node adds to a product what adapters make of its operand."""
+    return node.domain == DOMAIN and node.op_type == ADAPTED
+
+
+def parts_of(node: onnx.NodeProto) -> Iterator[tuple[str, int, int]]:
+    """The parts of an Adapted node in their order: the name of each, its columns of y, and those of x."""
+    attributes = attributes_of(node)
+    for part, width in zip(attributes["parts"], attributes["widths"], strict=True):
+        yield part.decode(), width, attributes["columns"]
+
+
+def refuse_adapters(engine: str, graph: RankGraph) -> None:
+    """Refuse a graph with slots for adapters, for an engine that cannot compute with any.
+
+    Raises:
+        EngineError: it has some.
+    """
+    if graph.adapters:
+        raise EngineError(
+            f"engine {engine!r} cannot compute with adapters; start the session without them, or use engine"
+            " 'onnxruntime' on this node"
+        )
+
+
+class AdapterSlots:
+    """The slots of an engine for adapters.
+
+    Attributes:
+        taken: the slots that have an adapter.
+    """
+
+    def __init__(self, engine: str, graph: RankGraph) -> None:
+        self._engine = engine
+        self._count = graph.adapters
+        self._shapes: dict[str, tuple[int, int]] = {}
+        """(N, K) of each part of the graph."""
+        for node in filter(is_adapted, graph.proto.graph.node):
+            for part, width, columns in parts_of(node):
+                self._shapes[part] = width, columns
+        self.taken: set[int] = set()
+
+    def check(self, slot: int) -> None:
+        """Make sure that there is a slot.
+
+        Raises:
+            EngineError: there is not.
+        """
+        if not 1 <= slot <= self._count:
+            raise EngineError(
+                f"engine {self._engine!r} has no slot {slot} for an adapter; it has {self._count}, numbered from 1"
+            )
+
+    def fitting(self, slot: int, products: Mapping[str, AdapterProduct]) -> dict[str, AdapterProduct]:
+        """What a slot is to have, without products of rank 0.
+
+        Raises:
+            EngineError: see `motley.plugins.engine.AdaptedEngine.load_adapter`.
+        """
+        self.check(slot)
+        for part, product in products.items():
+            self._check_product(part, product)
+        return {part: product for part, product in products.items() if len(product.down)}
+
+    def rows(self, spans: Sequence[Span]) -> dict[int, list[int]]:
+        """The rows of a step that each slot's adapter computes, by the slots.
+
+        Raises:
+            EngineError: a span's slot has no adapter.
+        """
+        rows: dict[int, list[int]] = {}
+        begin = 0
+        for span in spans:
+            if span.adapter:
+                if span.adapter not in self.taken:
+                    raise EngineError(f"engine {self._engine!r} has no adapter in slot {span.adapter}")
+                rows.setdefault(span.adapter, []).extend(range(begin, begin + span.rows))
+            begin += span.rows
+        return rows
+
+    def _check_product(self, part: str, product: AdapterProduct) -> None:
+        if part not in self._shapes:
+            raise EngineError(f"an adapter is of {part!r}, which engine {self._engine!r} does not multiply with here")
+        width, columns = self._shapes[part]
+        rank = len(product.down)
+        down, up = product
+        for factor, shape, by_lines in (
+            (down, (rank, columns), down.flags.c_contiguous),
+            (up, (width, rank), up.flags.f_contiguous),
+        ):
+            if factor.shape != shape or factor.dtype not in FACTOR_TYPES or not by_lines:
+                raise EngineError(
+                    f"an adapter's matrix for {part!r} should be {list(shape)} of float32, float16 or bfloat16, A row"
+                    f" by row and B column by column, and is {factor.dtype}{list(factor.shape)}"
+                )

@@ -1,0 +1,88 @@
+/* What adapters add to the rows of a product: y += up @ (down @ x), in two passes over the matrices of all that have
+ * rows in a step. The arithmetic is the same to the bit for every level, pool and company, and for whatever else is in
+ * slots:
+ *
+ * - Down: lane i of 16 adds the products of elements i, i + 16, ... of a row of the matrix and of x by
+ *   lane = fma(element, activation, lane), starting from 0; lanes are added as the tree of matmul.c.
+ * - Up: sum = fma(element, activation, sum), rank by rank, starting from 0. It is added to y if it is not 0: a zero
+ *   changes no bit of y.
+ *
+ * FP16 and BF16 elements are widened first.
+ */
+#include "library.h"
+#include "pool.h"
+#include "rounding.h"
+
+enum { DOWN_COLUMNS = 8, UP_COLUMNS = 1024 }; /* of a pass's results, that a thread takes at a time */
+
+#define BEYOND ((int64_t)1 << 40) /* all chunks */
+
+struct pass {
+    const struct adapted *a;
+    float *between; /* what the first pass makes of each group and part, one after another: [rows of the group, rank] */
+    int up;         /* whether it is the second one */
+};
+
+/* Compute a chunk of a pass; beyond the last one, nothing. Returns how many chunks were counted, all of them in that
+ * case, and says in *needed how much there is between the passes. */
+static int64_t pass_chunk(const struct pass *pass, int64_t chunk, int64_t *needed) {
+    const struct adapted *a = pass->a;
+    const int64_t size = pass->up ? UP_COLUMNS : DOWN_COLUMNS;
+    int64_t chunks = 0;
+    *needed = 0;
+    for (int64_t g = 0; g < a->step->count; g++) {
+        const struct adapted_group *group = a->step->groups + g;
+        for (int64_t p = 0; p < a->count; p++) {
+            const struct adapted_part *part = a->parts + p;
+            const struct factors *own = part->slots + group->slot;
+            if (!own->rank) continue;
+            const int64_t all = pass->up ? part->width : own->rank, begin = (chunk - chunks) * size;
+            if (chunk >= chunks && begin < all) {
+                const struct adapted_piece piece = {
+                    .own = own,
+                    .x = a->x,
+                    .between = pass->between + *needed,
+                    .y = a->y + part->first,
+                    .rows = a->step->rows + group->first,
+                    .tokens = group->count,
+                    .columns = a->columns,
+                    .width = part->width,
+                    .y_apart = a->width,
+                    .begin = begin,
+                    .end = begin + size < all ? begin + size : all,
+                };
+                if (pass->up) kernels->adapt_up(&piece);
+                else kernels->adapt_down(&piece);
+                return chunks;
+            }
+            chunks += divide_up(all, size);
+            *needed += group->count * own->rank;
+        }
+    }
+    return chunks;
+}
+
+static void work(const void *job, int64_t chunk) {
+    int64_t needed;
+    pass_chunk(job, chunk, &needed);
+}
+
+/* Add what the adapters of a step's rows make of them. Returns -1, or -2 if there is no memory, or the number of a group
+ * that has a row which is not there. */
+EXPORT int64_t motley_adapted(const struct adapted *a) {
+    for (int64_t g = 0; g < a->step->count; g++)
+        for (int64_t i = 0; i < a->step->groups[g].count; i++) {
+            const int64_t row = a->step->rows[a->step->groups[g].first + i];
+            if (row < 0 || row >= a->tokens) return g;
+        }
+    struct pass down = {a, NULL, 0}, up = {a, NULL, 1};
+    int64_t needed;
+    const int64_t downs = pass_chunk(&down, BEYOND, &needed), ups = pass_chunk(&up, BEYOND, &needed);
+    if (!downs) return -1;
+    if (!pool_reserve(a->pool, (size_t)needed * sizeof(float))) return -2;
+    down.between = up.between = (float *)pool_enter(a->pool);
+    pool_run(a->pool, work, &down, downs);
+    pool_run(a->pool, work, &up, ups);
+    pool_leave(a->pool);
+    return -1;
+}

@@ -1,0 +1,55 @@
+/* What adapters add to a product: between adapted.c and the kernels. */
+#ifndef MOTLEY_ADAPTED_H
+#define MOTLEY_ADAPTED_H
+#include <stdint.h>
+
+struct pool;
+
+enum factor_kind { FACTOR_FP32, FACTOR_FP16, FACTOR_BF16 }; /* SHARED with library.py */
+
+/* SHARED with library.py. What an adapter has for a part of a product: down[rank, columns], row by row, and up[width,
+ * rank], column by column. */
+struct factors {
+    const void *down, *up;
+    int64_t rank; /* 0: nothing */
+    int32_t down_kind, up_kind;
+};
+
+/* SHARED with library.py. Columns of y, and the factors that the adapter of each slot has for them. */
+struct adapted_part {
+    const struct factors *slots;
+    int64_t first, width;
+};
+
+/* SHARED with library.py. Rows of a step whose adapter is in a slot: `count` of the step's list of rows. */
+struct adapted_group {
+    int64_t slot, first, count;
+};
+
+/* SHARED with library.py. Whose rows are whose in a step. */
+struct adapted_rows {
+    const int64_t *rows;
+    const struct adapted_group *groups;
+    int64_t count; /* of groups */
+};
+
+/* SHARED with library.py. y[tokens, width] += up @ (down @ x[tokens, columns]), each row with its own adapter's. */
+struct adapted {
+    struct pool *pool;
+    const struct adapted_rows *step;
+    const struct adapted_part *parts;
+    const float *x;
+    float *y;
+    int64_t tokens, columns, width, count; /* of parts */
+};
+
+/* A part of a pass over some rows of a step, see adapted.c: between[tokens, rank], of its columns in [begin, end), or
+ * y[rows, ..], likewise. */
+struct adapted_piece {
+    const struct factors *own;
+    const float *x;
+    float *between, *y; /* y at the part's first column */
+    const int64_t *rows;
+    int64_t tokens, columns, width, y_apart, begin, end;
+};
+#endif

@@ -1,0 +1,124 @@
+/* The kernels of adapted.c, of one level. */
+
+/* `count` elements of a matrix from the one numbered `at` on, or as many as there are lanes; the lanes left are 0. */
+ALWAYS floats load_factors(const void *matrix, int64_t at, int64_t count, const int kind) {
+    if (kind == FACTOR_FP32) return load_floats((const float *)matrix + at, count);
+    halves bits = {0};
+    const uint16_t *from = (const uint16_t *)matrix + at;
+    if (count < LANES) memcpy(&bits, from, (size_t)count * 2);
+    else memcpy(&bits, from, sizeof bits);
+    if (kind == FACTOR_FP16) return widen(bits);
+    return (floats)(__builtin_convertvector(bits, unsigneds) << 16);
+}
+
+#define ADAPTED_VECTORS 2 /* of columns of y, by TILE_TOKENS tokens; by one token, as many more as there are registers */
+
+/* Add the products of up to 16 elements, `left` of which are there, to the lanes of `rows` rows of the matrix by `tokens`
+ * rows of x. */
+ALWAYS void add_elements(const struct adapted_piece *s, floats lanes[PARTS][TILE], const float *const *x, int64_t row,
+                         int64_t at, int64_t left, const int rows, const int tokens, const int kind) {
+    UNROLL for (int p = 0; p < PARTS; p++) {
+        const int64_t count = left - p * LANES;
+        if (count <= 0) continue;
+        floats values[TILE_TOKENS];
+        UNROLL for (int t = 0; t < tokens; t++) values[t] = load_floats(x[t] + at + p * LANES, count);
+        UNROLL for (int r = 0; r < rows; r++) {
+            const floats own = load_factors(s->own->down, (row + r) * s->columns + at + p * LANES, count, kind);
+            UNROLL for (int t = 0; t < tokens; t++)
+                lanes[p][t * rows + r] = fused(own, values[t], lanes[p][t * rows + r]);
+        }
+    }
+}
+
+ALWAYS void down_tile(const struct adapted_piece *s, int64_t row, int64_t token, const int rows, const int tokens,
+                      const int kind) {
+    const int64_t whole = s->columns / LANES_IN_ALL * LANES_IN_ALL, apart = s->columns * (kind == FACTOR_FP32 ? 4 : 2);
+    const float *x[TILE_TOKENS];
+    for (int t = 0; t < tokens; t++) x[t] = s->x + s->rows[token + t] * s->columns;
+    floats lanes[PARTS][TILE];
+    UNROLL for (int p = 0; p < PARTS; p++)
+        UNROLL for (int i = 0; i < rows * tokens; i++) lanes[p][i] = (floats){0};
+    for (int64_t at = 0; at < whole; at += LANES_IN_ALL) {
+        UNROLL for (int r = 0; r < rows; r++) /* what the next tile reads */
+            __builtin_prefetch((const uint8_t *)s->own->down + (row + rows + r) * apart +
+                               at * (kind == FACTOR_FP32 ? 4 : 2));
+        add_elements(s, lanes, x, row, at, LANES_IN_ALL, rows, tokens, kind);
+    }
+    if (whole < s->columns) add_elements(s, lanes, x, row, whole, s->columns - whole, rows, tokens, kind);
+    float totals[TILE];
+    add_lanes(lanes, rows * tokens, totals);
+    for (int t = 0; t < tokens; t++)
+        for (int r = 0; r < rows; r++) s->between[(token + t) * s->own->rank + row + r] = totals[t * rows + r];
+}
+
+ALWAYS void down_rows(const struct adapted_piece *s, const int kind) {
+    for (int64_t token = 0, next; token < s->tokens; token = next) {
+        const int many = s->tokens - token >= TILE_TOKENS;
+        int64_t row = s->begin;
+        next = token + (many ? TILE_TOKENS : 1);
+        for (; row + TILE_ROWS <= s->end; row += TILE_ROWS) {
+            if (many) down_tile(s, row, token, TILE_ROWS, TILE_TOKENS, kind);
+            else down_tile(s, row, token, TILE_ROWS, 1, kind);
+        }
+        for (; row < s->end; row++)
+            for (int64_t t = token; t < next; t++) down_tile(s, row, t, 1, 1, kind);
+    }
+}
+
+static void adapt_down(const struct adapted_piece *s) {
+    if (s->own->down_kind == FACTOR_FP16) down_rows(s, FACTOR_FP16);
+    else if (s->own->down_kind == FACTOR_BF16) down_rows(s, FACTOR_BF16);
+    else down_rows(s, FACTOR_FP32);
+}
+
+/* Add to `vectors` vectors of columns, the last of which has `last` columns, of `tokens` rows of y. */
+ALWAYS void up_tile(const struct adapted_piece *s, int64_t column, int64_t token, int64_t last, const int vectors,
+                    const int tokens, const int kind) {
+    const int64_t rank = s->own->rank, bytes = kind == FACTOR_FP32 ? 4 : 2;
+    floats sums[TILE_TOKENS * ADAPTED_VECTORS];
+    UNROLL for (int i = 0; i < vectors * tokens; i++) sums[i] = (floats){0};
+    for (int64_t r = 0; r < rank; r++) {
+        const int64_t at = r * s->width + column;
+        UNROLL for (int64_t line = 0; line < vectors * LANES * bytes; line += 64) /* what the next tile reads */
+            __builtin_prefetch((const uint8_t *)s->own->up + (at + vectors * LANES) * bytes + line);
+        floats values[TILE_TOKENS];
+        UNROLL for (int t = 0; t < tokens; t++) values[t] = all_lanes(s->between[(token + t) * rank + r]);
+        UNROLL for (int v = 0; v < vectors; v++) {
+            const floats own = load_factors(s->own->up, at + v * LANES, v < vectors - 1 ? LANES : last, kind);
+            UNROLL for (int t = 0; t < tokens; t++) sums[t * vectors + v] = fused(own, values[t], sums[t * vectors + v]);
+        }
+    }
+    UNROLL for (int t = 0; t < tokens; t++) {
+        float *y = s->y + s->rows[token + t] * s->y_apart + column;
+        UNROLL for (int v = 0; v < vectors; v++, y += LANES) {
+            const int64_t count = v < vectors - 1 ? LANES : last;
+            const floats sum = sums[t * vectors + v], before = load_floats(y, count);
+            store_floats(y, choose(sum == 0.f, before, before + sum), count);
+        }
+    }
+}
+
+#define MORE_VECTORS (ADAPTED_VECTORS * TILE_TOKENS)
+
+ALWAYS void up_rows(const struct adapted_piece *s, const int kind) {
+    for (int64_t token = 0, next; token < s->tokens; token = next) {
+        const int many = s->tokens - token >= TILE_TOKENS;
+        int64_t column = s->begin;
+        next = token + (many ? TILE_TOKENS : 1);
+        if (many)
+            for (; column + ADAPTED_VECTORS * LANES <= s->end; column += ADAPTED_VECTORS * LANES)
+                up_tile(s, column, token, LANES, ADAPTED_VECTORS, TILE_TOKENS, kind);
+        else
+            for (; column + MORE_VECTORS * LANES <= s->end; column += MORE_VECTORS * LANES)
+                up_tile(s, column, token, LANES, MORE_VECTORS, 1, kind);
+        for (; column < s->end; column += LANES)
+            for (int64_t t = token; t < next; t++)
+                up_tile(s, column, t, s->end - column < LANES ? s->end - column : LANES, 1, 1, kind);
+    }
+}
+
+static void adapt_up(const struct adapted_piece *s) {
+    if (s->own->up_kind == FACTOR_FP16) up_rows(s, FACTOR_FP16);
+    else if (s->own->up_kind == FACTOR_BF16) up_rows(s, FACTOR_BF16);
+    else up_rows(s, FACTOR_FP32);
+}

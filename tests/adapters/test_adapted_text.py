@@ -1,0 +1,259 @@
+"""A model with an adapter beside it computes what it computes with the adapter in its weights, however it is cut; and
+nobody sees the adapters of others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from motley.daemon.adapters.reading import Adapter
+from motley.daemon.models.cutting.units import units
+from motley.plugins.cuda.engine import CudaEngine
+from motley.plugins.engine import F32, AdapterProduct, EngineError, EngineFactory, EngineOptions
+from motley.plugins.installed import takes_adapters
+from motley.plugins.onnxruntime.engine import OnnxRuntimeEngine
+from motley.plugins.onnxruntime_gpu.engine import WebGpuEngine
+from motley.plugins.reference.engine import ReferenceEngine
+from motley.plugins.tensorrt.engine import TensorRTEngine
+from tests.adapters.adapted import AdaptedSession, baked, random_adapter
+from tests.models.cases import TELLING, Case, LocalSession, dense_cases, golden_case, uneven_shares
+from tests.plugins.reference.strict_arrays import STRICT
+
+TELLING_CASES = [case for case in dense_cases() if str(case) in TELLING]
+ENGINES: dict[str, EngineFactory] = {"reference": ReferenceEngine, "onnxruntime": OnnxRuntimeEngine}
+COMPANY = golden_case("qwen2-some-windows")
+SLOTS = 16
+TARGETS = ("q_proj", "up_proj", "o_proj", "down_proj")
+
+
+def logits_in_weights(case: Case, adapter: Adapter, encoding: str, folder: Path) -> F32:
+    """What one rank computes of a case's tokens, with the adapter in its weights."""
+    shares = uneven_shares(units(case.model, "fp32", 32), 1)
+    with baked(case.folder, adapter, encoding) as model, LocalSession(model, ReferenceEngine, shares, folder) as ranks:
+        return ranks.step(case.tokens, 0)
+
+
+def assert_close(got: F32, expected: F32) -> None:
+    """Within a hundred-thousandth of the largest logit, and with the same greedy tokens."""
+    assert np.abs(got - expected).max() < 1e-5 * np.abs(expected).max()
+    np.testing.assert_array_equal(got.argmax(axis=1), expected.argmax(axis=1))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("case", TELLING_CASES, ids=str)
+def test_an_adapter_beside_the_weights_is_as_one_in_them(case: Case, engine: str, tmp_path: Path) -> None:
+    adapter = random_adapter(tmp_path / "adapter", case.model, seed=1)
+    expected = logits_in_weights(case, adapter, "fp32", tmp_path / "baked")
+    assert np.abs(expected[:-1] - case.logits).max() > 0.1 * np.abs(case.logits).max()
+    for ranks in (1, 3, 8):
+        shares = uneven_shares(units(case.model, "fp32", 32), ranks)
+        with AdaptedSession(case.folder, ENGINES[engine], shares, tmp_path / str(ranks)) as session:
+            session.load(1, adapter)
+            assert_close(session.adapted(case.tokens, 1), expected)
+
+
+@pytest.mark.parametrize("encoding", ["int8", "int4"])
+def test_the_base_may_be_quantised(encoding: str, tmp_path: Path) -> None:
+    """Which is not the adapter: what one adds to the other is exact."""
+    case = golden_case("qwen2-some-windows")
+    adapter = random_adapter(tmp_path / "adapter", case.model, seed=2)
+    expected = logits_in_weights(case, adapter, encoding, tmp_path / "baked")
+    for ranks in (1, 3, 8):
+        shares = uneven_shares(units(case.model, encoding, 32), ranks)
+        folder = tmp_path / str(ranks)
+        with AdaptedSession(case.folder, ReferenceEngine, shares, folder, encoding) as session:
+            session.load(1, adapter)
+            assert_close(session.adapted(case.tokens, 1), expected)
+
+
+@pytest.mark.parametrize("kind", [np.float16, ml_dtypes.bfloat16])
+def test_narrow_matrices_are_used_as_they_are(kind: type, tmp_path: Path) -> None:
+    case = golden_case("llama-mqa")
+    adapter = random_adapter(tmp_path / "adapter", case.model, seed=3, dtype=kind)
+    assert {factor.dtype for product in adapter.products.values() for factor in product} == {np.dtype(kind)}
+    expected = logits_in_weights(case, adapter, "fp32", tmp_path / "baked")
+    shares = uneven_shares(units(case.model, "fp32", 32), 3)
+    with AdaptedSession(case.folder, OnnxRuntimeEngine, shares, tmp_path / "ranks") as session:
+        session.load(1, adapter)
+        assert_close(session.adapted(case.tokens, 1), expected)
+
+
+def test_engines_and_devices_mix(tmp_path: Path) -> None:
+    case = golden_case("llama-mqa")
+    adapter = random_adapter(tmp_path / "adapter", case.model, seed=4)
+    expected = logits_in_weights(case, adapter, "fp32", tmp_path / "baked")
+    shares = uneven_shares(units(case.model, "fp32", 32), 3)
+    engines = [ReferenceEngine, OnnxRuntimeEngine, partial(ReferenceEngine, device=STRICT)]
+    with AdaptedSession(case.folder, engines, shares, tmp_path / "ranks") as session:
+        session.load(1, adapter)
+        assert_close(session.adapted(case.tokens, 1), expected)
+
+
+@pytest.mark.parametrize("quantisation", ["fp32", "int4"])
+def test_exact_sums_do_not_depend_on_the_split(quantisation: str, tmp_path: Path) -> None:
+    adapter = random_adapter(tmp_path / "adapter", COMPANY.model, seed=5)
+    results = []
+    for ranks in (1, 2, 5):
+        shares = uneven_shares(units(COMPANY.model, quantisation, 32, exact=True), ranks)
+        with AdaptedSession(
+            COMPANY.folder,
+            OnnxRuntimeEngine,
+            shares,
+            tmp_path / str(ranks),
+            quantisation,
+            options=EngineOptions(exact=True),
+            exact=True,
+        ) as session:
+            session.load(1, adapter)
+            results.append(session.adapted(COMPANY.tokens, 1))
+    for result in results[1:]:
+        np.testing.assert_array_equal(result.view(np.int32), results[0].view(np.int32))
+
+
+class Company:
+    """Two ranks with sixteen adapters, and the logits of a text of each: alone, with nothing in the other slots."""
+
+    def __init__(self, folder: Path) -> None:
+        model = COMPANY.model
+        shares = uneven_shares(units(model, "int4", 32), 2)
+        options = EngineOptions(max_rows=64)
+        self.session = AdaptedSession(
+            COMPANY.folder, OnnxRuntimeEngine, shares, folder / "ranks", "int4", slots=SLOTS, options=options
+        )
+        self.adapters = [
+            random_adapter(folder / str(slot), model, slot, rank=slot % 5 + 1, only=TARGETS[:slot])
+            for slot in range(1, SLOTS + 1)
+        ]
+        random = np.random.default_rng(0)
+        self.texts: list[list[int]] = random.integers(0, model.vocabulary, (SLOTS + 1, 3)).tolist()
+        self.alone = [self.session.adapted(self.texts[0], 0)]
+        for slot, adapter in enumerate(self.adapters, 1):
+            self.session.sequences.close(0)
+            self.session.load(slot, adapter)
+            self.alone.append(self.session.adapted(self.texts[slot], slot))
+            self.session.unload(slot)
+        self.session.sequences.close(0)
+        for slot, adapter in enumerate(self.adapters, 1):
+            self.session.load(slot, adapter)
+
+    def check(self, slots: list[int], rows: int, halved: bool = False) -> None:
+        """Have some slots' texts in one step, and see that each has the bits that it has alone."""
+        spans = [
+            self.session.sequences.span(number, 0, rows, rows)._replace(adapter=slot)
+            for number, slot in enumerate(slots)
+        ]
+        got = self.session.run(spans, [token for slot in slots for token in self.texts[slot][:rows]], halved)
+        expected = np.concatenate([self.alone[slot][:rows] for slot in slots])
+        for number in range(len(slots)):
+            self.session.sequences.close(number)
+        np.testing.assert_array_equal(got.view(np.int32), expected.view(np.int32))
+
+
+@pytest.fixture(scope="module")
+def company(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Company]:
+    made = Company(tmp_path_factory.mktemp("company"))
+    with made.session:
+        yield made
+
+
+def test_sixteen_adapters_in_one_step(company: Company) -> None:
+    assert len({logits.tobytes() for logits in company.alone}) == SLOTS + 1
+    company.check([*range(SLOTS + 1)], rows=1)
+    company.check([*range(SLOTS + 1)], rows=3)
+    company.check([*range(SLOTS + 1)], rows=3, halved=True)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=20, deadline=None)
+@given(slots=st.lists(st.integers(0, SLOTS), min_size=1, max_size=20), rows=st.integers(1, 3), halved=st.booleans())
+def test_any_company_changes_no_bit(company: Company, slots: list[int], rows: int, halved: bool) -> None:
+    company.check(slots, rows, halved)
+
+
+def test_loading_and_unloading_between_steps_changes_nobodys_bits(company: Company) -> None:
+    session, text = company.session, company.texts[2]
+    first = session.adapted(text[:1], 2)
+    session.unload(1)
+    session.load(3, company.adapters[7])
+    second = session.adapted(text[1:2], 2, position=1)
+    session.load(1, company.adapters[4])
+    session.load(3, company.adapters[2])
+    third = session.adapted(text[2:], 2, position=2)
+    session.load(1, company.adapters[0])
+    session.sequences.close(0)
+    got = np.concatenate([first, second, third])
+    np.testing.assert_array_equal(got.view(np.int32), company.alone[2].view(np.int32))
+    company.check([*range(SLOTS + 1)], rows=2)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("quantisation", ["fp32", "int8"])
+def test_slots_change_no_bit_of_what_has_no_adapter(engine: str, quantisation: str, tmp_path: Path) -> None:
+    """Nor does one of rank 0, or of zeros."""
+    case = golden_case("llama-mqa") if quantisation == "fp32" else COMPANY
+    shares = uneven_shares(units(case.model, quantisation, 32), 3)
+    with LocalSession(case.folder, ENGINES[engine], shares, tmp_path / "plain", quantisation) as plain:
+        expected = plain.step(case.tokens, 0)
+    some = random_adapter(tmp_path / "adapter", case.model, seed=6)
+    zeros = Adapter("", {name: AdapterProduct(own.down, 0 * own.up) for name, own in some.products.items()})
+    nothing = Adapter(
+        "", {name: AdapterProduct(own.down[:0], own.up[:, :0].copy()) for name, own in some.products.items()}
+    )
+    with AdaptedSession(case.folder, ENGINES[engine], shares, tmp_path / "slots", quantisation, slots=3) as session:
+        for slot, adapter in enumerate((some, zeros, nothing), 1):
+            session.load(slot, adapter)
+        for slot in (0, 2, 3):
+            got = session.adapted(case.tokens, slot)
+            np.testing.assert_array_equal(got.view(np.int32), expected.view(np.int32))
+            session.sequences.close(0)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_what_fits_no_slot_is_refused(engine: str, tmp_path: Path) -> None:
+    case = golden_case("llama-mqa")
+    adapter = random_adapter(tmp_path / "adapter", case.model, seed=7)
+    shares = uneven_shares(units(case.model, "fp32", 32), 1)
+    with AdaptedSession(case.folder, ENGINES[engine], shares, tmp_path / "ranks", slots=2) as session:
+        for slot in (0, 3):
+            with pytest.raises(EngineError, match=f"no slot {slot} for an adapter; it has 2"):
+                session.load(slot, adapter)
+            with pytest.raises(EngineError, match=f"no slot {slot}"):
+                session.unload(slot)
+        (rank,) = session.engines
+        span = session.sequences.span(0, 0, 1)._replace(adapter=1)
+        hidden = np.zeros((1, case.model.hidden), np.float32)
+        with pytest.raises(EngineError, match="has no adapter in slot 1"):
+            rank.step(hidden, [span])
+        for slot in (-1, 3):
+            with pytest.raises(EngineError, match=f"in slot {slot} was asked for; there are 2 slots"):
+                rank.step(hidden, [span._replace(adapter=slot)])
+        session.load(1, adapter)
+        expected = session.adapted(case.tokens, 1)
+        part, product = next(iter(adapter.products.items()))
+        with pytest.raises(EngineError, match="does not multiply with here"):
+            rank.load_adapter(1, {part: product})  # type: ignore[attr-defined]
+        part = next(iter(session.declared[0].adapted))
+        with pytest.raises(EngineError, match=r"should be .* and is float32"):
+            rank.load_adapter(1, {part: AdapterProduct(product.down[:, 1:].copy(), product.up)})  # type: ignore[attr-defined]
+        session.sequences.close(0)
+        np.testing.assert_array_equal(session.adapted(case.tokens, 1), expected)
+        session.unload(1)
+        session.unload(1)
+        with pytest.raises(EngineError, match="has no adapter in slot 1"):
+            rank.step(hidden, [span])
+
+
+@pytest.mark.parametrize(
+    ("name", "factory"), [("cuda", CudaEngine), ("tensorrt", TensorRTEngine), ("webgpu", WebGpuEngine)]
+)
+def test_an_engine_that_cannot_compute_with_adapters_refuses(name: str, factory: EngineFactory, tmp_path: Path) -> None:
+    assert [takes_adapters(each) for each in (name, *ENGINES)] == [False, True, True]
+    shares = uneven_shares(units(COMPANY.model, "fp32", 32), 1)
+    with pytest.raises(EngineError, match=f"engine '{name}' cannot compute with adapters; .* use engine 'onnxruntime'"):
+        AdaptedSession(COMPANY.folder, factory, shares, tmp_path)

@@ -1,0 +1,79 @@
+"""Adapters that come from other nodes: in pieces, whole or not at all, and not more than there is room for."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from motley.daemon.adapters import store
+from motley.daemon.adapters.config import CONFIG
+from motley.daemon.adapters.reading import WEIGHTS
+from motley.daemon.adapters.store import AdapterStore, AdapterStoreError, read_piece, size_of
+
+A_LOT = 1 << 40
+
+
+def an_adapter(folder: Path, config: bytes, weights: bytes) -> Path:
+    folder.mkdir()
+    (folder / CONFIG).write_bytes(config)
+    (folder / WEIGHTS).write_bytes(weights)
+    return folder
+
+
+def send(adapter: Path, kept: AdapterStore, name: str) -> None:
+    size, start = size_of(adapter), 0
+    while start < size:
+        piece = read_piece(adapter, start)
+        kept.write(name, start, size, piece)
+        start += len(piece)
+    assert start == size
+
+
+@pytest.mark.parametrize("weights", [0, 1, 54, 55, 56, 1000])
+def test_an_adapter_that_was_sent_in_pieces_is_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, weights: int
+) -> None:
+    monkeypatch.setattr(store, "PIECE_BYTES", 64)
+    adapter = an_adapter(tmp_path / "mine", b"x", os.urandom(weights))
+    kept = AdapterStore(tmp_path / "kept", A_LOT)
+    assert kept.find("a") is None
+    send(adapter, kept, "a")
+    send(adapter, AdapterStore(tmp_path / "kept", A_LOT), "a")  # another rank on the same machine
+    there = kept.find("a")
+    assert there is not None
+    assert [(there / name).read_bytes() for name in (CONFIG, WEIGHTS)] == [
+        (adapter / name).read_bytes() for name in (CONFIG, WEIGHTS)
+    ]
+    assert [file.name for file in (tmp_path / "kept").iterdir()] == ["a"], "nothing else is left"
+
+
+def test_a_piece_that_does_not_follow_is_refused(tmp_path: Path) -> None:
+    kept = AdapterStore(tmp_path, A_LOT)
+    with pytest.raises(AdapterStoreError, match="begins at 5"):
+        kept.write("a", 5, 9, b"abcd")
+    kept.write("a", 0, 9, b"abcde")
+    with pytest.raises(AdapterStoreError, match="begins at 5"):
+        kept.write("b", 5, 9, b"abcd")
+    assert kept.find("a") is None
+    kept.close()
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_was_used_longest_ago_makes_room(tmp_path: Path) -> None:
+    kept = AdapterStore(tmp_path / "kept", 250)
+    for at, name in enumerate("abc"):
+        send(an_adapter(tmp_path / name, b"", bytes(100)), kept, name)
+        if kept.find("a") and at == 1:
+            for used, each in ((5, "b"), (9, "a")):
+                os.utime(tmp_path / "kept" / each, (used, used))
+    assert sorted(file.name for file in (tmp_path / "kept").iterdir()) == ["a", "c"]
+
+
+def test_a_disk_that_cannot_be_written_to_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(AdapterStoreError, match="file"):
+        AdapterStore(tmp_path / "file" / "kept", A_LOT).write("a", 0, 1, b"a")
+    with pytest.raises(AdapterStoreError, match="none"):
+        size_of(tmp_path / "none")

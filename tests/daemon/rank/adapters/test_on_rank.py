@@ -1,0 +1,129 @@
+"""What a rank does with adapters: it finds them, sends and takes their files, and loads its own share of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from motley.daemon.adapters import store
+from motley.daemon.adapters.config import CONFIG
+from motley.daemon.adapters.reading import WEIGHTS
+from motley.daemon.adapters.store import AdapterStore
+from motley.daemon.models.cutting.units import units
+from motley.daemon.models.graph.rank_graph import build_rank_graph
+from motley.daemon.rank.adapters.messages import (
+    FindAdapter,
+    FoundAdapter,
+    LoadAdapter,
+    Piece,
+    ReadAdapter,
+    WriteAdapter,
+)
+from motley.daemon.rank.adapters.on_rank import RankAdapters
+from motley.daemon.rank.steps import Moved, StepError
+from motley.plugins.engine import AdapterProduct
+from tests.adapters.adapted import write_adapter
+from tests.models.cases import golden_case, uneven_shares
+
+MODEL = golden_case("llama-mqa").model
+A_LOT = 1 << 40
+
+
+class Engine:
+    """Remembers what is in its slots."""
+
+    def __init__(self) -> None:
+        self.slots: dict[int, Mapping[str, AdapterProduct]] = {}
+        self.loads = 0
+
+    def load_adapter(self, slot: int, products: Mapping[str, AdapterProduct]) -> None:
+        self.slots[slot] = products
+        self.loads += 1
+
+
+def a_rank(folder: Path, number: int = 0, models: Path | None = None, rank: int = 4) -> tuple[RankAdapters, Engine]:
+    """One of two, with a disk of its own."""
+    shares = uneven_shares(units(MODEL, "fp32", 32), 2)
+    declared = build_rank_graph(MODEL, shares, number, "fp32", 32, 64, adapters=2)
+    engine = Engine()
+    kept = AdapterStore(folder / f"kept-{number}", A_LOT)
+    return RankAdapters(cast(Any, engine), MODEL, declared, number, 2, rank, kept, models), engine
+
+
+def found(rank: RankAdapters, name: str, source: str) -> FoundAdapter:
+    again = False
+    while True:
+        answer = rank.do(FindAdapter(name, source, again))
+        assert isinstance(answer, FoundAdapter)
+        if not answer.pending:
+            assert rank.do(FindAdapter(name, source, True)) == answer, "while others still read"
+            return answer
+        again = True
+
+
+@pytest.fixture(name="folder")
+def _folder(tmp_path: Path) -> Path:
+    """An adapter of rank 2."""
+    return write_adapter(tmp_path / "mine", MODEL, seed=3, rank=2)
+
+
+def test_an_adapter_goes_from_one_rank_to_the_other_and_is_loaded_by_both(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "PIECE_BYTES", 1000)
+    (first, one), (second, other) = a_rank(tmp_path, 0, models=tmp_path), a_rank(tmp_path, 1)
+    there = found(first, "", "mine")
+    assert (there.rank, there.size) == (2, 8 + sum((folder / name).stat().st_size for name in (CONFIG, WEIGHTS)))
+    assert not found(second, there.fingerprint, "mine").fingerprint
+    assert found(second, "", "mine").trouble == "no node of this session has a folder 'mine' with an adapter"
+    start = 0
+    while start < there.size:
+        read = ReadAdapter(0, there.fingerprint, start)
+        piece = first.do(read)
+        assert isinstance(piece, Piece)
+        assert second.do(read) == Piece()
+        for rank in (first, second):
+            assert rank.do(WriteAdapter(there.fingerprint, start, there.size, piece.data)) == Moved()
+        start += len(piece.data)
+    assert found(second, there.fingerprint, "mine") == there
+    assert second.do(FindAdapter(there.fingerprint, "mine")) == there, "at once, as it is in memory"
+    for rank, engine in ((first, one), (second, other)):
+        assert rank.do(LoadAdapter(there.fingerprint, 2)) == Moved()
+        assert [*engine.slots[2]] == [*rank.declared.adapted]
+        for product in engine.slots[2].values():
+            assert product.down.flags.c_contiguous
+            assert product.up.flags.f_contiguous
+            for factor in product:
+                assert not isinstance(factor.base, np.ndarray) or factor.base.nbytes == factor.nbytes, "it keeps more"
+    assert not list((tmp_path / "kept-0").glob("*"))
+
+
+def test_what_takes_turns_is_not_read_again(folder: Path, tmp_path: Path) -> None:
+    rank, engine = a_rank(tmp_path)
+    name = found(rank, "", str(folder)).fingerprint
+    (folder / WEIGHTS).unlink()
+    assert [rank.do(LoadAdapter(name, slot)) for slot in (1, 2, 1)] == [Moved()] * 3
+    assert engine.loads == 3
+    with pytest.raises(StepError, match="slot 3"):
+        rank.do(LoadAdapter(name, 3))
+
+
+def test_what_cannot_be_had_is_told(folder: Path, tmp_path: Path) -> None:
+    rank, engine = a_rank(tmp_path, rank=1)
+    assert "rank 2; this session has room for adapters of rank 1" in found(rank, "", str(folder)).trouble
+    assert "no node" in found(rank, "", "//server/share").trouble
+    rank, engine = a_rank(tmp_path)
+    name = found(rank, "", str(folder)).fingerprint
+    again, engine = a_rank(tmp_path)
+    other = write_adapter(tmp_path / "other", MODEL, seed=4, rank=2)
+    (folder / WEIGHTS).write_bytes((other / WEIGHTS).read_bytes())
+    assert "has changed" in found(again, name, str(folder)).trouble
+    assert again.do(LoadAdapter(name, 1)) == Moved(f"the files of adapter {name[:12]} are not here any more")
+    assert again.do(ReadAdapter(0, name, 0)) == Piece(trouble=f"the files of adapter {name[:12]} are not here any more")
+    (folder / WEIGHTS).write_bytes((folder / WEIGHTS).read_bytes()[:-9])
+    assert "truncated" in found(again, "", str(folder)).trouble
+    assert not engine.loads

@@ -1,0 +1,142 @@
+"""What adapters add to products, against float64 and against themselves: every level, and a row beside any others and
+beside whatever else is loaded, gives the same bits."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from motley.plugins.native.adapted import KINDS, AdaptedProduct, StepRows
+from motley.plugins.native.library import F32
+from motley.plugins.native.matmul import Pool
+from tests.plugins.native.native_levels import assert_same, at_all_levels, at_the_end, normal
+
+POOL = Pool(1)
+Pair = tuple[npt.NDArray[Any], npt.NDArray[Any]]
+WIDTHS = (5, 0, 37)
+
+
+def pair(random: np.random.Generator, rank: int, columns: int, width: int, kind: np.dtype[Any]) -> Pair:
+    """A and B of an adapter for one part of a product."""
+    return normal(random, rank, columns).astype(kind), normal(random, rank, width).astype(kind).T
+
+
+def loaded(slots: dict[int, dict[int, Pair]], columns: int, widths: tuple[int, ...], pool: Pool) -> AdaptedProduct:
+    """A product with adapters, by the slots and the numbers of the parts."""
+    product = AdaptedProduct(columns, widths, max(slots, default=1), pool)
+    for slot, pairs in slots.items():
+        for part, (down, up) in pairs.items():
+            product.load(slot, part, down, up)
+    return product
+
+
+def adapted(product: AdaptedProduct, x: F32, y: F32, rows: dict[int, list[int]]) -> F32:
+    """y after what the adapters of its rows have added."""
+    own, result = StepRows(len(x)), y.copy()
+    own.set(rows)
+    product.bind(x, result, own)()
+    return result
+
+
+@given(
+    slots=st.lists(st.integers(0, 3), min_size=1, max_size=11),
+    columns=st.sampled_from([1, 15, 16, 33, 64, 200]),
+    rank=st.sampled_from([0, 1, 4, 9, 16, 35]),
+    kinds=st.tuples(st.sampled_from(sorted(KINDS, key=str)), st.sampled_from(sorted(KINDS, key=str))),
+)
+def test_rows_of_several_adapters(
+    slots: list[int], columns: int, rank: int, kinds: tuple[np.dtype[Any], np.dtype[Any]]
+) -> None:
+    random = np.random.default_rng([columns, rank, len(slots)])
+    x, y = normal(random, len(slots), columns), normal(random, len(slots), sum(WIDTHS))
+    pairs = {
+        1: {0: pair(random, rank, columns, 5, kinds[0]), 2: pair(random, rank + 3, columns, 37, kinds[1])},
+        2: {2: pair(random, rank, columns, 37, kinds[1])},
+        3: {0: pair(random, 2, columns, 5, kinds[1])},
+    }
+    product = loaded(pairs, columns, WIDTHS, POOL)
+    rows = {slot: [row for row, own in enumerate(slots) if own == slot] for slot in {*slots} - {0}}
+    result = at_all_levels(lambda: adapted(product, x, y, rows))
+    exact, size = y.astype(np.float64), np.abs(y.astype(np.float64))
+    for row, slot in enumerate(slots):
+        for part, (down, up) in pairs.get(slot, {}).items():
+            columns_of = slice(sum(WIDTHS[:part]), sum(WIDTHS[: part + 1]))
+            inner, outer = down.astype(np.float64), up.astype(np.float64)
+            exact[row, columns_of] += outer @ (inner @ x[row])
+            size[row, columns_of] += np.abs(outer) @ (np.abs(inner) @ np.abs(x[row]))
+    assert (np.abs(result - exact) <= 8 * 2.0**-24 * size).all()
+    assert_same(result[[slot == 0 for slot in slots]], y[[slot == 0 for slot in slots]])
+    for row, slot in enumerate(slots):
+        if slot:  # alone, with nothing else in the slots
+            alone = loaded({slot: pairs[slot]}, columns, WIDTHS, POOL)
+            assert_same(adapted(alone, x[row : row + 1], y[row : row + 1], {slot: [0]}), result[row : row + 1])
+
+
+@pytest.mark.parametrize("threads", [2, 5])
+def test_the_number_of_threads_changes_no_bit(threads: int) -> None:
+    random, kind = np.random.default_rng(threads), np.dtype(ml_dtypes.bfloat16)
+    x, y = normal(random, 7, 300), normal(random, 7, 2000)
+    pairs = {slot: {0: pair(random, 40, 300, 2000, kind)} for slot in (1, 2)}
+    rows = {2: [0, 3, 4, 6], 1: [5, 1]}
+    pool = Pool(threads)
+    results = [adapted(loaded(pairs, 300, (2000,), each), x, y, rows) for each in (POOL, pool)]
+    pool.close()
+    assert_same(*results)
+    assert_same(results[0][2], y[2])
+
+
+def test_zeros_change_no_bit() -> None:
+    """Not even of a zero, whose sign an addition of zero may change."""
+    random = np.random.default_rng(0)
+    x, y = normal(random, 3, 32), normal(random, 3, 20)
+    y[:, ::3] = -0.0
+    down, up = pair(random, 4, 32, 20, np.dtype(np.float32))
+    pairs = {1: {0: (down, np.zeros_like(up))}, 2: {0: (np.zeros_like(down), up)}, 3: {0: (down[:0], up[:, :0])}}
+    product = loaded(pairs, 32, (20,), POOL)
+    assert_same(at_all_levels(lambda: adapted(product, x, y, {1: [0], 2: [1], 3: [2]})), y)
+
+
+def test_an_unloaded_slot_adds_nothing() -> None:
+    random = np.random.default_rng(1)
+    x, y = normal(random, 1, 8), normal(random, 1, 6)
+    product = loaded({1: {0: pair(random, 2, 8, 6, np.dtype(np.float32))}}, 8, (6,), POOL)
+    assert (adapted(product, x, y, {1: [0]}) != y).any()
+    product.unload(1)
+    assert_same(adapted(product, x, y, {1: [0]}), y)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs mprotect")
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_nothing_is_read_beyond_the_end(kind: np.dtype[Any]) -> None:
+    random = np.random.default_rng(2)
+    x, y = at_the_end(normal(random, 3, 21)), normal(random, 3, 7)
+    down, up = pair(random, 5, 21, 7, kind)
+    down, up = at_the_end(down), at_the_end(up.T).T
+    product = loaded({1: {0: (down, up)}}, 21, (7,), POOL)
+    at_all_levels(lambda: adapted(product, x, y, {1: [0, 1, 2]}))
+
+
+def test_misfits_are_told() -> None:
+    random = np.random.default_rng(3)
+    x, y = normal(random, 2, 8), normal(random, 2, 6)
+    down, up = pair(random, 2, 8, 6, np.dtype(np.float32))
+    product = loaded({1: {0: (down, up)}}, 8, (6,), POOL)
+    rows = StepRows(4)
+    rows.set({1: [2]})
+    with pytest.raises(IndexError, match="slot 1 has a row that is not among the 2"):
+        product.bind(x, y, rows)()
+    with pytest.raises(ValueError, match="at most 4 rows"):
+        rows.set({1: [0, 1, 2], 2: [3, 4]})
+    with pytest.raises(ValueError, match="down must be float32"):
+        product.load(1, 0, normal(random, 2, 9), up)
+    with pytest.raises(ValueError, match="not int32"):
+        product.load(1, 0, down.astype(np.int32), up)
+    with pytest.raises(ValueError, match="y must be"):
+        product.bind(x, normal(random, 2, 7), rows)
