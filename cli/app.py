@@ -9,6 +9,7 @@ import typer
 from motley.cli.commands import (
     adapters,
     cache,
+    chat,
     devices,
     experts,
     join,
@@ -49,5 +50,5 @@ def motley(
     """Your mismatched machines as one: run a language model that none of them can hold."""
 
 
-for group in (up, join, plan, run, status, rearrange, devices, experts, cache, train, adapters, demo, bench):
+for group in (up, join, plan, run, chat, status, rearrange, devices, experts, cache, train, adapters, demo, bench):
     group.register(app)
