@@ -23,11 +23,12 @@ from motley.orchestrator.api.guard import guard
 from motley.orchestrator.api.mesh.experts import ExpertsApi
 from motley.orchestrator.api.mesh.nodes import NodesApi
 from motley.orchestrator.api.mesh.plans import PlansApi
+from motley.orchestrator.api.mesh.requests import RequestsApi
 from motley.orchestrator.api.mesh.sessions import SessionsApi
 from motley.orchestrator.api.openai.routes import OpenAiApi
 from motley.orchestrator.api.openapi import openapi_route
 from motley.orchestrator.api.operators import HEALTH_PATH, OperatorsApi
-from motley.orchestrator.api.request_id import tell_request_id
+from motley.orchestrator.api.request_id import AccessLog, tell_request_id
 from motley.orchestrator.api.responses.routes import ResponsesApi
 from motley.orchestrator.api.tokens import TokensApi
 from motley.orchestrator.api.web import PAGE_PATHS, page_routes
@@ -206,6 +207,7 @@ class Orchestrator:
             *ResponsesApi(asking).routes(),
             *AnthropicApi(asking).routes(),
             *TokensApi(asking).routes(),
+            *RequestsApi(serving.requests).routes(),
             *OperatorsApi(serving.nodes, sessions, serving.requests).routes(),
         ]
         app.router.add_routes([*routes, openapi_route(routes)])
@@ -217,7 +219,7 @@ class Orchestrator:
             keepalive_timeout=IDLE_S,
             shutdown_timeout=STOP_S,
             access_log=_access_log,
-            access_log_format='%a "%r" %s %Tfs',
+            access_log_class=AccessLog,
         )
         await runner.setup()
         stack.push_async_callback(runner.cleanup)

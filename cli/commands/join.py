@@ -14,6 +14,8 @@ from motley.cli.options import (
     Cache,
     CacheLimit,
     KeepWithout,
+    Log,
+    LogFormat,
     Memory,
     Models,
     Name,
@@ -42,10 +44,11 @@ def join(
     advertise: Advertise = "",
     zone: Zone = "",
     keep: KeepWithout = "1h",
+    log: Log = LogFormat.TEXT,
     end_with_stdin: Annotated[bool, typer.Option("--end-with-stdin", hidden=True)] = False,
 ) -> None:
     """Give this machine to the mesh of an orchestrator, until Ctrl-C."""
-    from motley.cli.narrator import MeshLog, Narrator
+    from motley.cli.narrator import narrator, start_log
     from motley.daemon.machine.files import raise_file_limit
     from motley.daemon.node.app import run_daemon
     from motley.protocol.address import parse_address
@@ -68,6 +71,9 @@ def join(
         keep=keep,
     )
     raise_file_limit()
-    MeshLog().listen()
-    with console.status("measuring this machine and joining") as status, closing(Narrator(status.stop)) as narrator:
-        run(run_daemon(config, narrator), end_with_stdin=end_with_stdin)
+    start_log(log)
+    if log is LogFormat.JSON:
+        run(run_daemon(config, narrator(log)), end_with_stdin=end_with_stdin)
+        return
+    with console.status("measuring this machine and joining") as status, closing(narrator(log, status.stop)) as told:
+        run(run_daemon(config, told), end_with_stdin=end_with_stdin)

@@ -12,8 +12,20 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from motley.cli.interrupt import run
-from motley.cli.options import Advertise, Cache, CacheLimit, Memory, Models, Name, Threads, Zone, daemon_config
-from motley.cli.show import console
+from motley.cli.options import (
+    Advertise,
+    Cache,
+    CacheLimit,
+    Log,
+    LogFormat,
+    Memory,
+    Models,
+    Name,
+    Threads,
+    Zone,
+    daemon_config,
+)
+from motley.cli.show import console, results
 
 if TYPE_CHECKING:
     from motley.daemon.node.app import DaemonConfig
@@ -42,6 +54,7 @@ def up(
     cache_limit: CacheLimit = "50GB",
     advertise: Advertise = "",
     zone: Zone = "",
+    log: Log = LogFormat.TEXT,
     end_with_stdin: Annotated[bool, typer.Option("--end-with-stdin", hidden=True)] = False,
 ) -> None:
     """Start an orchestrator, with this machine as its first node, until Ctrl-C."""
@@ -68,39 +81,40 @@ def up(
         advertise=advertise,
         zone=zone,
     )
-    run(_serve(orchestrator, local if node else None), end_with_stdin=end_with_stdin)
+    run(_serve(orchestrator, local if node else None, log), end_with_stdin=end_with_stdin)
 
 
-async def _serve(config: OrchestratorConfig, local: DaemonConfig | None) -> None:
-    from motley.cli.narrator import MeshLog, Narrator
+async def _serve(config: OrchestratorConfig, local: DaemonConfig | None, log: LogFormat) -> None:
+    from motley.cli.narrator import narrator, start_log
     from motley.daemon.machine.files import raise_file_limit
     from motley.daemon.node.app import run_daemon
     from motley.orchestrator.app import Orchestrator
 
     raise_file_limit()
     orchestrator = Orchestrator(config)
-    MeshLog(local.node_name if local else None).listen()
+    start_log(log, local.node_name if local else None)
+    say = results if log is LogFormat.JSON else console  # how to join, with the token, is nothing to be collected
     await orchestrator.start()
     try:
-        console.print(f"[bold]Motley is up.[/] API: {orchestrator.http_url}/v1, page: {orchestrator.http_url}/")
+        say.print(f"[bold]Motley is up.[/] API: {orchestrator.http_url}/v1, page: {orchestrator.http_url}/")
         if orchestrator.network_url is not None:
             url = orchestrator.network_url
-            console.print(f"On other machines: API {url}/v1, page {url}/", soft_wrap=True)
+            say.print(f"On other machines: API {url}/v1, page {url}/", soft_wrap=True)
         if orchestrator.api_key is not None:
-            console.print(f"Clients need this API key: {orchestrator.api_key}", soft_wrap=True)
+            say.print(f"Clients need this API key: {orchestrator.api_key}", soft_wrap=True)
         for line in how_to_join(orchestrator.join_targets, orchestrator.local_target, orchestrator.join_token):
-            console.print(line, soft_wrap=True, highlight=False)
+            say.print(line, soft_wrap=True, highlight=False)
         if local is None:
             await asyncio.Event().wait()
             return
         node = replace(local, orchestrator=orchestrator.local_target, token=orchestrator.join_token)
-        with closing(Narrator()) as narrator:
-            daemon = asyncio.create_task(run_daemon(node, narrator))
+        with closing(narrator(log)) as observer:
+            daemon = asyncio.create_task(run_daemon(node, observer))
             try:
                 await asyncio.shield(daemon)
                 await asyncio.Event().wait()  # the node has left the mesh, not the orchestrator
             finally:
-                narrator.leaving = True
+                observer.leaving = True
                 await orchestrator.stop()  # before the node goes, so that requests end for the right reason
                 daemon.cancel()
                 await asyncio.gather(daemon, return_exceptions=True)

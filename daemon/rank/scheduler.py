@@ -81,6 +81,7 @@ class Scheduler:
         check: called now and then while there is nothing to do, to see whether everyone is still there.
         held: whether other machines keep the far ones of the blocks.
         report: called after each request, to tell where this rank's time went.
+        tell_steps: called now and then while there are requests, to tell the same of the latest steps.
         draft_model: guesses tokens; None: there is none.
         step_ms: what the latest decode steps have taken, in milliseconds.
     """
@@ -96,6 +97,7 @@ class Scheduler:
     tell: Tell
     check: Callable[[], None]
     report: Callable[[], None]
+    tell_steps: Callable[[], None]
     draft_model: DraftModel | None = None
     held: bool = False
     step_ms: deque[float] = field(default_factory=lambda: deque(maxlen=STEP_HISTORY))
@@ -443,6 +445,7 @@ class Scheduler:
         if self._clients and now >= self._activity_due:
             self._activity_due = now + ACTIVITY_S
             self.tell(activity=self._activity())
+            self.tell_steps()
         for client in self._clients.values():
             if now - client.spoken > SIGN_OF_LIFE_S:
                 client.spoken = now

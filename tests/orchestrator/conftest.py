@@ -34,6 +34,7 @@ from motley.protocol.mesh_pb2 import (
     Heartbeat,
     Hello,
     HostedExperts,
+    Involved,
     Lend,
     Lent,
     Loading,
@@ -112,6 +113,7 @@ class ScriptedNode:
         generated: every request received.
         cancelled: request ids cancelled.
         held: the requests that are held now.
+        involved: what it was told of requests that its ranks compute without leading them.
         lends: every order to lend a model.
         asked_to_leave: whether it was.
         refuses_to_lend: why it does not; empty: it does.
@@ -143,6 +145,7 @@ class ScriptedNode:
         self.generated: list[Generate] = []
         self.cancelled: asyncio.Queue[str] = asyncio.Queue()
         self.held: set[str] = set()
+        self.involved: list[Involved] = []
         self.ways: dict[str, Probed] = {}
         self.node_id = ""
         self._tasks: set[asyncio.Task[None]] = set()
@@ -277,6 +280,8 @@ class ScriptedNode:
             case "generate":
                 self.generated.append(message.generate)
                 self._start(self._answer(message.generate))
+            case "involved":
+                self.involved.append(message.involved)
             case "cancel":
                 self.cancelled.put_nowait(message.cancel.request_id)
             case "hold":
