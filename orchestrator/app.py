@@ -31,6 +31,7 @@ from motley.orchestrator.api.operators import HEALTH_PATH, OperatorsApi
 from motley.orchestrator.api.request_id import AccessLog, tell_request_id
 from motley.orchestrator.api.responses.routes import ResponsesApi
 from motley.orchestrator.api.tokens import TokensApi
+from motley.orchestrator.api.traced import traced
 from motley.orchestrator.api.web import PAGE_PATHS, page_routes
 from motley.orchestrator.control import Control
 from motley.orchestrator.identity import Identity, load_api_key, load_identity
@@ -194,7 +195,7 @@ class Orchestrator:
 
     async def _start_http(self, stack: contextlib.AsyncExitStack, serving: Serving, allowed: Limits) -> None:
         config = self._config
-        middlewares = [errors_as_json, guard(self.api_key, public=PAGE_PATHS | {HEALTH_PATH})]
+        middlewares = [traced, errors_as_json, guard(self.api_key, public=PAGE_PATHS | {HEALTH_PATH})]
         app = web.Application(middlewares=middlewares, client_max_size=MAX_BODY)
         sessions = serving.sessions
         asking = Asking(sessions, serving.requests, KeptAnswers(config.state_dir))
@@ -208,7 +209,7 @@ class Orchestrator:
             *AnthropicApi(asking).routes(),
             *TokensApi(asking).routes(),
             *RequestsApi(serving.requests).routes(),
-            *OperatorsApi(serving.nodes, sessions, serving.requests).routes(),
+            *OperatorsApi(serving.nodes, serving.links, sessions, serving.requests).routes(),
         ]
         app.router.add_routes([*routes, openapi_route(routes)])
         app.on_response_prepare.append(tell_request_id)

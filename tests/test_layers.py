@@ -57,7 +57,7 @@ BENCH = {
 """By room, which others it may import."""
 
 ORCHESTRATOR = (
-    {"session_request", "nodes", "files", "identity", "certificates", "addresses", "limits"},
+    {"session_request", "nodes", "files", "identity", "certificates", "addresses", "limits", "traces"},
     {"links"},
     {"planning"},
     {"workers"},

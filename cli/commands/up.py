@@ -89,9 +89,11 @@ async def _serve(config: OrchestratorConfig, local: DaemonConfig | None, log: Lo
     from motley.daemon.machine.files import raise_file_limit
     from motley.daemon.node.app import run_daemon
     from motley.orchestrator.app import Orchestrator
+    from motley.orchestrator.traces import export_traces
 
     raise_file_limit()
     orchestrator = Orchestrator(config)
+    export_traces()
     start_log(log, local.node_name if local else None)
     say = results if log is LogFormat.JSON else console  # how to join, with the token, is nothing to be collected
     await orchestrator.start()

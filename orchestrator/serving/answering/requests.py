@@ -25,6 +25,7 @@ from motley.orchestrator.serving.answering.places import Places
 from motley.orchestrator.serving.answering.tally import Outcome, Tally, outcome_of
 from motley.orchestrator.serving.errors import BusyError, ServingError, refusal, unready
 from motley.orchestrator.sessions import Session
+from motley.orchestrator.traces import Span, begin
 from motley.protocol.mesh_pb2 import Cancel, Delta, Failure, Generate, Hold, Involved, OrchestratorMessage
 from motley.protocol.wording import counted
 
@@ -48,6 +49,7 @@ class _Request:
     Attributes:
         generate: what the leader is asked for; ``request_id`` is another in each epoch of the session.
         tally: of its session.
+        span: of OpenTelemetry.
         began: when it came.
         heard: when the leader last said something of it, or when it began.
         token_at: when it last said tokens of it, or when it began.
@@ -65,6 +67,7 @@ class _Request:
     generate: Generate
     session: Session
     tally: Tally
+    span: Span
     began: float
     heard: float
     token_at: float
@@ -110,6 +113,8 @@ class _Request:
 
     def count(self, now: float) -> None:
         """Tokens of it have come at `now` seconds."""
+        if not self.answered:
+            self.span.event("first token")
         (self.tally.gap_s if self.answered else self.tally.first_s).add(now - self.token_at)
         self.answered, self.token_at = True, now
 
@@ -169,7 +174,9 @@ class Requests:
         for number, generate in enumerate(generates):
             generate.request_id, generate.session = secrets.token_hex(8), session.id
             generate.asked_at = generate.asked_at or datetime.now().isoformat(timespec="seconds")
-            requests.append(_Request(generate, session, tally, now, now, now, number, deltas, kept))
+            about = {"motley.request": generate.name, "motley.model": session.name, "motley.session": session.id}
+            span = begin("answer", about)
+            requests.append(_Request(generate, session, tally, span, now, now, now, number, deltas, kept))
         if kept and not kept.generates:
             kept.ask(generates)
         for number, delta in kept.deltas if kept else ():
@@ -254,6 +261,7 @@ class Requests:
         for request in [each for each in self._of(session) if not each.asked]:
             request.asked, request.told, request.heard = True, False, self._clock()
             self._control.send(session.leader.node_id, OrchestratorMessage(generate=request.generate))
+            request.span.event("asked", {"motley.epoch": session.epoch, "motley.node": session.leader.node_name})
             self._involve(request, ended=False)
 
     def _involve(self, request: _Request, ended: bool) -> None:
@@ -299,6 +307,8 @@ class Requests:
         if request.asked:
             self._involve(request, ended=True)
         seconds, tokens = self._clock() - request.began, counted(len(request.generate.written), "token")
+        request.span.set({"motley.outcome": str(outcome), "motley.tokens": len(request.generate.written)})
+        request.span.end()
         _log.info("request %s: %s after %.3f s, %s", request.name, outcome, seconds, tokens, extra=request.about)
         self.places(request.session).leave(self._clock())
         return True
