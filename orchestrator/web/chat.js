@@ -9,6 +9,7 @@ const log = $("log");
 const turns = []; // of the conversation: the question, the answer, and the entries that show them
 const SAY = prompt.placeholder;
 const CONTINUE = "A text for the model to continue: it was not trained to chat. Enter sends, Shift+Enter breaks the line.";
+const SHOW_MS = 60; // between two looks of an answer that comes
 const RATE_MS = 500; // pieces that came within less say nothing about a rate
 const SAMPLING = ["top_p", "top_k", "min_p", "repetition_penalty", "seed"]; // sent where they are filled in
 let answering = null; // the AbortController of the answer under way
@@ -77,7 +78,7 @@ function asMessages(system, conversation) {
 function entry(who, name, text) {
   const thought = h("p", { class: "thought" });
   const thinking = h("details", { class: "thinking", hidden: "" }, h("summary", { class: "quiet" }, "Thoughts"), thought);
-  const [said, note] = [h("div", { class: "words" }, text), h("p", { class: "quiet" })];
+  const [said, note] = [h("div", { class: "words" }, text), h("p", { class: "note quiet" })];
   const whole = h("div", { class: who }, h("h3", {}, name), thinking, said, note);
   log.append(whole);
   log.scrollTop = log.scrollHeight;
@@ -110,11 +111,11 @@ async function stream(path, body, shown) {
         progress.pieces += 1;
         text += piece;
         musing += thought;
-        due ||= requestAnimationFrame(() => {
+        due ||= setTimeout(() => {
           due = 0;
           show(shown, text, musing);
           note.textContent = pace(progress);
-        });
+        }, SHOW_MS);
       }
       progress.finish = choice?.finish_reason ?? progress.finish;
       progress.each = timings?.ms_per_token ?? progress.each;
@@ -123,10 +124,10 @@ async function stream(path, body, shown) {
     note.textContent = pace(progress);
   } catch (error) {
     const stopped = error.name === "AbortError";
-    note.className = stopped ? "quiet" : "failure";
+    note.className = stopped ? "note quiet" : "note failure";
     note.textContent = stopped ? joined("stopped", progress.first && pace(progress)) : words(error);
   }
-  cancelAnimationFrame(due);
+  clearTimeout(due);
   show(shown, text, musing);
   return text;
 }

@@ -9,18 +9,19 @@ const WAITED_MS = 120_000;
 const form = $("create");
 
 /** An option as a field with its label. */
-function field({ name, label, hint, kind, choices, ...attributes }) {
-  const id = `hint-${name}`;
-  const about = { name, ...(hint && { "aria-describedby": id }) };
-  const told = hint && h("span", { id, class: "hint" }, hint);
+function field({ name, label, hint, kind, choices, wide, on, ...attributes }) {
+  const id = `option-${name}`;
+  const about = { id, name, ...(hint && { "aria-describedby": `${id}-hint` }) };
   if (kind === "switch") {
-    return h("label", { class: "switch" }, h("input", { ...about, type: "checkbox", ...(attributes.on && { checked: "" }) }), ` ${label}`, told);
+    return h("label", { class: "switch" }, h("input", { ...about, type: "checkbox", ...(on && { checked: "" }) }), label);
   }
-  const plain = { autocomplete: "off", spellcheck: "false", ...attributes };
-  const input = choices
-    ? h("select", about, choices.map((each) => h("option", {}, each)))
-    : h("input", kind === "number" ? { ...about, type: "number", step: 1, ...attributes } : { ...about, ...plain });
-  return h("label", attributes.wide ? { class: "wide" } : {}, label, input, told);
+  const typed = kind === "number" ? { type: "number", step: 1 } : { autocomplete: "off", spellcheck: "false" };
+  return h("div", { class: wide ? "field wide" : "field" },
+    h("label", { for: id }, label),
+    choices
+      ? h("select", about, choices.map((each) => h("option", {}, each)))
+      : h("input", { ...about, ...typed, ...attributes }),
+    hint && h("span", { id: `${id}-hint`, class: "hint" }, hint));
 }
 
 const read = {
@@ -52,7 +53,7 @@ for (const [place, more] of [["fields", false], ["more-fields", true]]) {
 /** In which order shares are, as the machines that are there are. */
 export function drawOrder(alive) {
   const order = alive.map((node) => node.name).join(", ");
-  const hint = $("hint-shares");
+  const hint = form.elements.shares.nextElementSibling;
   const text = order ? `How much each machine gets, such as 3, 2, 1, in this order: ${order}` : "How much each machine gets, such as 3, 2, 1";
   if (hint.textContent !== text) hint.textContent = text;
 }

@@ -104,7 +104,7 @@ const WITHIN = [
   [/~~(?=\S)([^]*?\S)~~/, ([, text], deep) => h("del", {}, inline(text, deep))],
   [/\*(?=[^\s*])([^*]*?[^\s*])\*(?!\*)/, ([, text], deep) => h("em", {}, inline(text, deep))],
   [/(?<!\w)_(?=[^\s_])([^_]*?[^\s_])_(?!\w)/, ([, text], deep) => h("em", {}, inline(text, deep))],
-  [/!?\[([^\]]*)\]\(\s*<?([^\s<>)]*(?:\([^\s()]*\)[^\s<>)]*)?)>?(?:\s+"[^"]*")?\s*\)/, ([all, text, url], deep) => link(url, text, deep) ?? all],
+  [/!?\[([^\]]*)\]\(\s*<?((?:[^\s<>()]|\([^\s()<>]*\))*)>?(?:\s+"[^"]*")?\s*\)/, ([all, text, url], deep) => link(url, text, deep) ?? all],
   [/<?(https?:\/\/[^\s<>]*[^\s<>.,;:!?"')\]}])>?/, ([all, url]) => link(url, url, 99) ?? all],
   [/\n/, () => h("br")],
 ];
