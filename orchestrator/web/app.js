@@ -3,7 +3,7 @@
 import { drawModels } from "./chat.js";
 import { $, ApiError, apiKey, get, joined, plural, scaled, tell, words } from "./common.js";
 import { drawOrder, listen as listenToForm } from "./create.js";
-import { drawMesh } from "./mesh.js";
+import { drawMesh, listen as listenToMachines } from "./mesh.js";
 import { drawRequests, drawSessions, listen as listenToSessions, readMaps, readSteps } from "./sessions.js";
 
 const POLL_MS = 1000;
@@ -56,6 +56,7 @@ $("key").addEventListener("submit", (event) => {
 $("key").addEventListener("close", refresh);
 
 listenToForm(refresh);
+listenToMachines(refresh);
 listenToSessions(refresh);
 document.addEventListener("visibilitychange", refresh);
 new ResizeObserver(refresh).observe($("picture"));

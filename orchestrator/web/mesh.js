@@ -1,6 +1,7 @@
 // The machines: each as a card, and all of them with their links as a picture.
 
-import { $, ago, badge, colour, fact, h, joined, learnColours, morph, morphList, percent, plural, quiet, scaled, swatch, svg } from "./common.js";
+import { ask, tellError } from "./dialogs.js";
+import { $, ago, badge, call, colour, fact, h, joined, learnColours, morph, morphList, percent, plural, quiet, scaled, swatch, svg } from "./common.js";
 
 const SILENT_S = 2.5;
 const [RING, WHOLE] = [40, 34]; // radius of a machine in the picture, and of the disc of one that has a whole model
@@ -54,7 +55,8 @@ function nodeCard(node) {
         node.speeds.length > 0 && fact("Computes", node.speeds.map((own) => `${own.format} ${scaled(own.bytes_per_s, "B/s")}`).join(", ")),
         node.zone && fact("Zone", node.zone),
         fact("Address", node.address),
-        fact("System", joined(node.platform, `motley ${node.version}`)))),
+        fact("System", joined(node.platform, `motley ${node.version}`))),
+      h("button", { type: "button", "data-leave": node.name, "aria-label": `Have ${node.name} leave` }, "Have it leave")),
   );
 }
 
@@ -158,6 +160,16 @@ function picture(nodes, sessions, width) {
     }),
     nodes.map((node, index) => machine(node, places[index], shares.get(node.name) ?? 0, width < 480)),
   );
+}
+
+/** Have the buttons of machines do what they say; `refresh` shows what has become of it. */
+export function listen(refresh) {
+  $("nodes").addEventListener("click", async ({ target }) => {
+    const { leave } = target.dataset;
+    if (!leave || !(await ask(`Have ${leave} leave? First, its models go on without it, and nobody's answer ends.`, "Have it leave"))) return;
+    await call(`api/nodes/${encodeURIComponent(leave)}/leave`, { method: "POST" }).catch(tellError);
+    refresh();
+  });
 }
 
 export function drawMesh(nodes, sessions) {

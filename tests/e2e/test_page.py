@@ -214,6 +214,10 @@ async def test_a_machine_joins_and_dies(browser: Browser, there: Mesh) -> None:
         card = page.locator("#nodes > li", has_text="d").filter(has=page.get_by_role("heading", name="d", exact=True))
         await card.wait_for()
         assert await page.locator("#picture circle.ring").count() == 4
+        await card.locator("summary").click()
+        await card.get_by_role("button", name="Have d leave").click()
+        assert "leave" in await text_of(page, "#confirm")
+        await page.get_by_role("button", name="Cancel").click()
         await node.kill()
         await card.locator(".badge.lost").wait_for()
         assert "Lost" in await card.inner_text()
