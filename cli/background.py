@@ -58,7 +58,7 @@ class Background:
             return _result(future)
         except KeyboardInterrupt:
             self._loop.call_soon_threadsafe(lambda: task and task.cancel())
-            with contextlib.suppress(concurrent.futures.CancelledError, TimeoutError):
+            with contextlib.suppress(Exception):  # whatever came of it, it was to end
                 future.result(END_S)
             raise
 

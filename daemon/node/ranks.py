@@ -79,6 +79,8 @@ class Ranks:
         """A stay has ended: end the ranks that were not ready, and what was being answered."""
         self._talk = None
         self.answering.abandon()
+        for rank in self._held.values():
+            rank.involved.clear()
         await asyncio.gather(*(self._end(rank) for rank in self._held.values() if not rank.ready))
 
     async def end(self) -> None:

@@ -234,6 +234,7 @@ class Requests:
         asked is ignored. They wait until it is asked again; which these are."""
         asked = [request for request in self._of(session) if request.asked]
         for request in asked:
+            self._involve(request, ended=True)
             del self._requests[request.id]
             request.generate.request_id = secrets.token_hex(8)
             self._requests[request.id] = request
