@@ -20,6 +20,7 @@ def _as_it_was(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv(VARIABLE, "text")
     root, ours = logging.getLogger(), logging.getLogger("motley")
     handlers, level = list(root.handlers), ours.level
+    root.handlers.clear()  # another test may have left one
     yield
     root.handlers[:] = handlers
     ours.setLevel(level)
