@@ -34,11 +34,13 @@ from motley.cli.options import (
     Recover,
     Sequences,
     Shares,
+    Stages,
     by_node,
     on_device,
     one_of,
     parse_nodes,
     parse_shares,
+    parse_stages,
 )
 from motley.cli.show import console, loading_bars
 from motley.cli.wanted import Wanted, nodes_of, option_of, stop_command
@@ -75,6 +77,7 @@ def run(
     queue: Queue = SessionRequest.queue,
     nodes: Nodes = "",
     shares: Shares = "",
+    stages: Stages = "",
     exact: Exact = False,
     recover: Recover = True,
     keep_prefixes: KeepPrefixes = False,
@@ -143,6 +146,7 @@ def run(
             "queue": queue,
             "nodes": parse_nodes(nodes) if nodes else None,
             "shares": parse_shares(shares) if shares else None,
+            "stages": parse_stages(stages) if stages else None,
             "exact": exact,
             "recover": recover,
             "keep_prefixes": keep_prefixes,

@@ -28,6 +28,7 @@ const read = {
   text: (value) => value.trim(),
   number: Number,
   numbers: (value) => value.trim().split(/[\s,;]+/).map(Number),
+  stages: (value) => (value.includes("+") ? value.split("+").map(Number) : Number(value)),
   list: (value) => value.split(",").map((each) => each.trim()),
   map: (value) => Object.fromEntries(value.split(",").map((each) => each.split("=").map((part) => part.trim()))),
 };

@@ -9,6 +9,7 @@ export const OPTIONS = [
 
   { name: "name", label: "Name", kind: "text", more: true, placeholder: "the model's own", hint: "What programs call it" },
   { name: "nodes", label: "Machines", kind: "list", more: true, placeholder: "all, the fastest first", hint: "Names such as pc, laptop; webgpu@pc is the GPU of pc" },
+  { name: "stages", label: "Stages", kind: "stages", more: true, placeholder: "what is quickest", hint: "Over slow links: 2 has each half of the machines hold half of the layers; 2+1: two machines, then one" },
   { name: "engine", label: "Engine", kind: "text", more: true, placeholder: "onnxruntime, on processors", hint: "What computes: onnxruntime on processors, cuda or webgpu on GPUs" },
   { name: "engines", label: "Engine by machine", kind: "map", more: true, placeholder: "gaming-pc=cuda" },
   { name: "engine_options", label: "Engine's settings", kind: "map", more: true, placeholder: "device=cuda" },

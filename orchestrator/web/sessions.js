@@ -71,7 +71,7 @@ function rankRow(rank, longest, mixed) {
       quiet(joined(rank.rank === 0 && "leads", state)),
       mixed && quiet(joined(rank.engine, rank.quantisation, rank.device === "gpu" && "on its GPU"))),
     h("div", {},
-      h("p", {}, `${percent(share.fraction)} of the weights`),
+      h("p", {}, `${percent(share.fraction)} of the weights${share.layers ? `, in layers ${share.layers[0]} to ${share.layers[1] - 1}` : ""}`),
       quiet(used ? `at most ${scaled(used, "B")} of memory used` : `${scaled(memory.planned_bytes, "B")} of memory planned`)),
     h("div", {},
       rank.state === "loading" && rank.loading.total_bytes > 0 && loadingBar(rank.loading),
