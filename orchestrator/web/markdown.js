@@ -59,11 +59,14 @@ function list(lines, at, depth) {
     const line = lines[end];
     const item = line.match(ITEM);
     const begins = item && item[1].length <= first.length + 1 && /\d/.test(item[2]) === ordered && !RULE.test(line);
-    const deeper = /^\s*/.exec(line)[0].length > first.length + 1;
+    const deeper = line.search(/\S/) > first.length + 1;
+    const indent = (each) => /^\s*/.exec(each)[0].length;
+    const next = lines[end + 1] ?? "";
+    const gap = !line.trim() && next.trim() && (indent(next) > first.length + 1 || ITEM.test(next)); // between items, or in one
     const goesOn = line.trim() && items.length && (deeper || (lines[end - 1].trim() && !item && !HEADING.test(line) && !FENCE.test(line)));
     if (begins) items.push({ width: item[1].length + item[2].length + 1, lines: [item[4]] });
-    else if (goesOn) items.at(-1).lines.push(deeper ? line.slice(Math.min(items.at(-1).width, /^\s*/.exec(line)[0].length)) : line);
-    else if (!line.trim() && lines[end + 1]?.trim() && (/^\s*/.exec(lines[end + 1])[0].length > first.length + 1 || ITEM.test(lines[end + 1]))) items.at(-1).lines.push("");
+    else if (goesOn) items.at(-1).lines.push(deeper ? line.slice(Math.min(items.at(-1).width, indent(line))) : line);
+    else if (gap) items.at(-1).lines.push("");
     else break;
     end += 1;
   }

@@ -1,7 +1,9 @@
 // The machines: each as a card, and all of them with their links as a picture.
 
 import { ask, tellError } from "./dialogs.js";
-import { $, ago, badge, call, colour, fact, h, joined, learnColours, morph, morphList, percent, plural, quiet, scaled, swatch, svg } from "./common.js";
+import {
+  $, ago, badge, call, colour, fact, h, joined, learnColours, morph, morphList, percent, plural, quiet, scaled, swatch, svg,
+} from "./common.js";
 
 const SILENT_S = 2.5;
 const [RING, WHOLE] = [40, 34]; // radius of a machine in the picture, and of the disc of one that has a whole model
@@ -10,8 +12,9 @@ const LABELLED = 4; // with more machines than so many, links have their numbers
 function memoryBar(node) {
   const [reserved, offered] = [node.memory_reserved_bytes, node.memory_bytes];
   const label = `${scaled(reserved, "B")} of ${scaled(offered, "B")} memory in use by models`;
-  const bar = h("span", { class: colour(node.name), grow: Math.min(1, reserved / offered || 0) });
-  return [h("div", { class: "bar", role: "img", "aria-label": label }, bar, h("span", { grow: Math.max(0, 1 - reserved / offered || 0) })), quiet(label)];
+  const used = Math.min(1, reserved / offered || 0);
+  const pieces = [h("span", { class: colour(node.name), grow: used }), h("span", { grow: 1 - used })];
+  return [h("div", { class: "bar", role: "img", "aria-label": label }, pieces), quiet(label)];
 }
 
 /** A machine that has left: one line, and nothing to worry about. */

@@ -23,8 +23,10 @@ export function speedBars(rows) {
     h("div", {},
       h("dt", {}, name),
       h("dd", {},
-        h("div", { class: "bar" }, h("span", { class: "load", grow: speed(each) / best }), h("span", { grow: 1 - speed(each) / best })),
-        h("span", {}, `${speed(each).toFixed(speed(each) < 10 ? 1 : 0)} tokens/s, ${ms(each)} ms each`, note && h("span", { class: "quiet" }, ` · ${note}`))))));
+        h("div", { class: "bar" },
+          h("span", { class: "load", grow: speed(each) / best }), h("span", { grow: 1 - speed(each) / best })),
+        h("span", {}, `${speed(each).toFixed(speed(each) < 10 ? 1 : 0)} tokens/s, ${ms(each)} ms each`,
+          note && h("span", { class: "quiet" }, ` · ${note}`))))));
 }
 
 export async function showWhatIf(asked) {
@@ -48,10 +50,11 @@ $("whatif-form").addEventListener("submit", async (event) => {
     const body = bodyOf(session);
     const [now, then] = await Promise.all([plan(body), plan({ ...body, what_if: [added] })]);
     const takes = then.plan.ranks.some(({ node }) => node === added);
+    const order = ({ plan: { ranks } }) => ranks.map(({ node }) => node).join(", ");
     const rows = [
       session.measured_ms_per_token && ["Measured now", session.measured_ms_per_token],
-      ["Forecast now", now.forecast.ms_per_token, now.plan.ranks.map(({ node }) => node).join(", ")],
-      [`With ${added}`, then.forecast.ms_per_token, takes ? then.plan.ranks.map(({ node }) => node).join(", ") : "it would not take part: without it a token is quicker"],
+      ["Forecast now", now.forecast.ms_per_token, order(now)],
+      [`With ${added}`, then.forecast.ms_per_token, takes ? order(then) : "it would not take part: a token is quicker without it"],
     ].filter(Boolean);
     const room = takes && then.plan.ranks.find(({ node }) => node === added);
     $("whatif-result").replaceChildren(
