@@ -187,7 +187,8 @@ def session_table(session: dict[str, Any]) -> RenderableType:
 def losses(session: dict[str, Any]) -> str:
     """What machines a session has lost and goes on without, or why it is planned anew now; empty: nothing."""
     if session["interrupted_by"]:
-        return f"requests wait for another plan: {session['interrupted_by']}"
+        waits = "paused until a plan fits" if session["state"] == "paused" else "requests wait for another plan"
+        return f"{waits}: {session['interrupted_by']}"
     if not session["losses"] or session["failure"]:
         return ""
     times, last = counted(len(session["losses"]), "time"), session["losses"][-1]["message"]

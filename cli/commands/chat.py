@@ -14,12 +14,13 @@ import typer
 from rich.markup import escape
 
 from motley.cli.background import Background
-from motley.cli.client import DEFAULT_URL, ApiKey, Client, Refused, Unreachable, Url
+from motley.cli.client import ApiKey, Client, Refused, Unreachable, Url
 from motley.cli.conversation import Conversation
 from motley.cli.errors import EXIT_INTERRUPTED, CliError
 from motley.cli.loading import checked_request, for_daemons, load, nodes_told
 from motley.cli.mesh_of_one import mesh_of_one
 from motley.cli.options import Context, DeviceOption, Engines, Quantisation, Quants, by_node, on_device
+from motley.cli.place import USUAL_URL
 from motley.cli.show import console
 from motley.cli.wanted import Wanted
 from motley.protocol.wording import counted, short_bytes
@@ -66,7 +67,7 @@ def chat(
     ] = 0.7,
     top_p: Annotated[float, typer.Option(help="Leaves out unlikely words: 0.9 is usual, 1 leaves out none.")] = 1.0,
     seed: Annotated[int | None, typer.Option(help="Equal seeds give equal answers.")] = None,
-    url: Url = DEFAULT_URL,
+    url: Url = "",
     api_key: ApiKey = "",
 ) -> None:
     """Talk to a model. It is loaded first if need be; with no mesh at the default address, on this machine alone."""
@@ -113,9 +114,10 @@ def _client(background: Background, url: str, api_key: str, may_be_alone: bool) 
             await client.sessions()
         except Unreachable as error:
             if not may_be_alone:
-                alone = "; `motley chat MODEL` runs a model on this machine alone" if url == DEFAULT_URL else ""
+                alone = "; `motley chat MODEL` runs a model on this machine alone" if not url else ""
                 raise Unreachable(f"{error}{alone}") from error
-            console.print(f"[dim]no mesh at {url}: this machine runs the model alone, and forgets it afterwards[/]")
+            where = url or USUAL_URL
+            console.print(f"[dim]no mesh at {where}: this machine runs the model alone, and forgets it afterwards[/]")
             return await stack.enter_async_context(mesh_of_one()), False
         return client, True
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
-from motley.cli.client import DEFAULT_URL, ApiKey, Client, Unreachable, Url
+from motley.cli.client import ApiKey, Client, Unreachable, Url
 from motley.cli.errors import CliError
 from motley.cli.interrupt import run
 from motley.cli.loading import for_daemons
@@ -54,7 +54,7 @@ def plan(
         list[str] | None,
         typer.Option(metavar="DEVICE,LINK", help="As if this machine were there, too; may be repeated."),
     ] = None,
-    url: Url = DEFAULT_URL,
+    url: Url = "",
     api_key: ApiKey = "",
     as_json: Annotated[bool, typer.Option("--json", help="One line of JSON.")] = False,
 ) -> None:

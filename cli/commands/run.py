@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from motley.cli.client import DEFAULT_URL, ApiKey, Client, Refused, Unreachable, Url
+from motley.cli.client import ApiKey, Client, Refused, Unreachable, Url
 from motley.cli.errors import CliError
 from motley.cli.interrupt import run as run_interruptibly
 from motley.cli.loading import checked_request, for_daemons, load
@@ -42,6 +42,7 @@ from motley.cli.options import (
     parse_shares,
     parse_stages,
 )
+from motley.cli.place import USUAL_URL
 from motley.cli.show import console, loading_bars
 from motley.cli.wanted import Wanted, nodes_of, option_of, stop_command
 from motley.orchestrator.session_request import SessionRequest
@@ -100,7 +101,7 @@ def run(
     min_p: Annotated[float, typer.Option(help="Only tokens this likely, relative to the likeliest. 0: off.")] = 0.0,
     seed: Annotated[int | None, typer.Option(help="Equal seeds give equal answers.")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="End before this text; may be repeated.")] = None,
-    url: Url = DEFAULT_URL,
+    url: Url = "",
     api_key: ApiKey = "",
     as_json: Annotated[bool, typer.Option("--json", help="One line of JSON instead of the text.")] = False,
 ) -> None:
@@ -189,7 +190,9 @@ async def _run(wanted: Wanted, body: dict[str, Any], url: str, api_key: str, may
     except Unreachable:
         if not may_be_alone:
             raise
-        console.print(f"[dim]no mesh at {url}: this machine runs the model alone, and forgets it afterwards[/]")
+        console.print(
+            f"[dim]no mesh at {url or USUAL_URL}: this machine runs the model alone, and forgets it afterwards[/]"
+        )
         async with mesh_of_one() as client:
             await _answer(client, wanted, body, as_json, lasting=False)
 

@@ -11,7 +11,8 @@ const LABELLED = 4; // with more machines than so many, links have their numbers
 
 function memoryBar(node) {
   const [reserved, offered] = [node.memory_reserved_bytes, node.memory_bytes];
-  const label = `${scaled(reserved, "B")} of ${scaled(offered, "B")} memory in use by models`;
+  const label = `${scaled(reserved, "B")} of ${scaled(offered, "B")} memory in use by models`
+    + (node.gpu_budget_bytes ? `, at most ${scaled(node.gpu_budget_bytes, "B")} of its GPU` : "");
   const used = Math.min(1, reserved / offered || 0);
   const pieces = [h("span", { class: colour(node.name), grow: used }), h("span", { grow: 1 - used })];
   return [h("div", { class: "bar", role: "img", "aria-label": label }, pieces), quiet(label)];
@@ -50,7 +51,11 @@ function nodeCard(node) {
       fact("Processor", joined(node.cpu, plural(node.cores, "core"))),
       fact("GPU", joined(gpus.join("; ") || "none", gpus.length && onGpu.length && `used by ${onGpu.join(", ")}`)),
       reached.length > 0 && fact("Links", reached.map((link) => `${link.to}: ${linkText(link)}`).join("; "))),
-    node.links.filter((link) => link.failure).map((link) => h("p", { class: "failure" }, `Cannot reach ${link.to}: ${link.failure}`)),
+    node.aside_s !== null && h("p", { class: "waiting" }, `Comes and goes: it is set aside for ${Math.ceil(node.aside_s / 60)} min more.`),
+    node.lease.words !== null && h("p", { class: "waiting" }, `Its machine ${node.lease.words}.`),
+    node.lease.trouble !== null && h("p", { class: "failure" }, `Taken for no lease: ${node.lease.trouble}`),
+    node.links.filter((link) => link.failure).map((link) =>
+      h("p", { class: "failure" }, `Cannot reach ${link.to}: ${link.failure}${link.relay ? `; they meet by ${link.relay}` : ""}`)),
     h("details", {},
       h("summary", { class: "quiet" }, "More"),
       h("dl", {},

@@ -12,6 +12,7 @@ const ON_THE_WAY = {
   connecting: "The machines connect to each other…",
   loading: "Reading weights…",
   recovering: "A machine was lost: deciding who gets what now. Answers go on by themselves…",
+  paused: "Waiting until a plan fits…",
   closing: "Releasing the machines…",
 };
 
@@ -108,7 +109,7 @@ function activityOf(activity) {
 }
 
 function lossesOf(losses, interruptedBy) {
-  if (interruptedBy !== null) return h("p", { class: "waiting" }, `Requests wait for another plan: ${interruptedBy}`);
+  if (interruptedBy !== null) return h("p", { class: "waiting" }, `Waits for another plan: ${interruptedBy}`);
   if (losses.length === 0) return false;
   const { message } = losses[losses.length - 1];
   const times = losses.length === 1 ? "one time" : `${losses.length} times`;

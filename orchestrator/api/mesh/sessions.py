@@ -18,7 +18,7 @@ from motley.orchestrator.losses import Loss
 from motley.orchestrator.planning.arrangement import kind_of
 from motley.orchestrator.serving.errors import ServingError
 from motley.orchestrator.serving.lifecycle import Lifecycle
-from motley.orchestrator.serving.rearranging import Rearranging
+from motley.orchestrator.serving.rearranging import GAIN, Rearranging
 from motley.orchestrator.session_table import SessionTable
 from motley.orchestrator.sessions import Session, State
 from motley.orchestrator.workers import CacheHolder, Rank, Worker
@@ -73,7 +73,7 @@ class SessionsApi:
         if force not in ("true", "false"):
             raise ApiError(400, f"force can be 'true' or 'false', not {force!r}", param="force", code="invalid_value")
         try:
-            told = await self._rearranging.rebalance(session, force=force == "true")
+            told = await self._rearranging.rebalance(session, -1.0 if force == "true" else GAIN)
         except ServingError as error:
             raise ApiError.from_failure(error.failure) from error
         body = {"changed": told.changed, "before_ms": told.before_ms, "after_ms": told.after_ms}
@@ -121,9 +121,7 @@ def session_json(session: Session, steps: bool = False) -> dict[str, Any]:
         },
         "explained": session.explained,
         "epoch": session.epoch,
-        "interrupted_by": session.interruption.why.message
-        if session.state is State.RECOVERING and session.interruption
-        else None,
+        "interrupted_by": _interrupted_by(session),
         "losses": [_loss_json(loss) for loss in session.losses.last],
         "created": int(session.created),
         "family": profile.family,
@@ -152,6 +150,13 @@ def session_json(session: Session, steps: bool = False) -> dict[str, Any]:
         for rank, told in zip(session.ranks, body["ranks"], strict=True):
             told["steps"] = asdict(rank.steps)
     return body
+
+
+def _interrupted_by(session: Session) -> str | None:
+    """Why a session is planned anew now, or paused; None: it is not."""
+    if session.state is State.PAUSED and session.pause:
+        return session.pause.message
+    return session.interruption.why.message if session.state is State.RECOVERING and session.interruption else None
 
 
 def _loss_json(loss: Loss) -> dict[str, Any]:

@@ -149,6 +149,7 @@ class Layouts:
             if node.alive
             and node.id not in avoid
             and can_hold_caches(node.capabilities)
+            and not node.taken_back(on_gpu=False)
             and is_loopback(node.address) == shut_in
         }
         rooms = {node_id: free(node_id) for node_id in nodes}

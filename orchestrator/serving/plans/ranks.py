@@ -15,7 +15,7 @@ from motley.orchestrator.planning.choice import Chooser
 from motley.orchestrator.planning.cost import Workload
 from motley.orchestrator.planning.draft import Draft
 from motley.orchestrator.planning.layout import LayoutError
-from motley.orchestrator.planning.setup import gpu_room, gpu_told
+from motley.orchestrator.planning.setup import gpu_told
 from motley.orchestrator.planning.shares import (
     Candidate,
     PlanError,
@@ -57,7 +57,7 @@ class Team:
         apart = [
             frozenset((one, other))
             for one, other in combinations(range(len(nodes)), 2)
-            if links.are_apart(nodes[one], nodes[other])
+            if links.are_apart(nodes[one], nodes[other]) and not links.relay(nodes[one], nodes[other])
         ]
         everybody = bool(request.nodes) or not (apart or links.all_known(nodes))
         required = [
@@ -183,7 +183,7 @@ def _check_draft(draft: Draft, first: Participant, profile: ModelProfile, memory
     least = profile.fixed_bytes
     if needed + least <= there and draft.gpu_bytes:
         promised = memory.promised_gpu(node, node.gpus[0])
-        name, needed, there = gpu_told(name, node.gpus[0], promised), draft.gpu_bytes, gpu_room(node.gpus[0], promised)
+        name, needed, there = gpu_told(name, node.gpus[0], promised), draft.gpu_bytes, memory.gpu_room(node)
         least = profile.fixed_bytes if first.setup.on_gpu else 0
     if needed + least <= there:
         return
@@ -298,7 +298,7 @@ def _candidates(
             promised = memory.promised_gpu(node, node.gpus[0])
             if beside:
                 promised += beside.gpu_bytes
-            room = gpu_room(node.gpus[0], promised) // ranks
+            room = memory.gpu_room(node, beside.gpu_bytes if beside else 0) // ranks
             name = gpu_told(name, node.gpus[0], promised)
             free = min(free, room) if one.setup.on_host_memory else room
         speed = one.speed / ranks or 1.0
