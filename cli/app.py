@@ -11,6 +11,7 @@ from motley.cli.commands import (
     adapters,
     budget,
     cache,
+    chat,
     devices,
     doctor,
     experts,
@@ -54,7 +55,7 @@ def motley(
 
 
 GROUPS = (
-    *(up, join, plan, run, status, rearrange, lease, budget, access, doctor, devices, experts, cache),
+    *(up, join, plan, run, chat, status, rearrange, lease, budget, access, doctor, devices, experts, cache),
     *(train, adapters, demo, bench),
 )
 for group in GROUPS:

@@ -35,6 +35,7 @@ EXPECTED = {
     "motley.orchestrator.planning.placement.terms.PlacementError",
     "motley.orchestrator.planning.shares.PlanError",
     "motley.orchestrator.store.store.StoreError",
+    "motley.orchestrator.traces.TracesError",
     "motley.training.errors.TrainingError",
 }
 """The names of expected exceptions; importing them here would load every part of Motley for every command."""

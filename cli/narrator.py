@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import logging
+import os
+import sys
 from collections.abc import Callable
 
 from rich.markup import escape
 
+from motley.cli.options import LogFormat
 from motley.cli.show import console, loading_bars
+from motley.daemon.machine.json_log import VARIABLE, JsonLog
 from motley.daemon.machine.trouble_log import TroubleLog
 from motley.daemon.node.app import Observer
 from motley.daemon.node.settings import NodeSettings
 from motley.protocol import mesh_pb2 as pb
 from motley.protocol.wording import counted, short_bytes
+
+_log = logging.getLogger(__name__)
 
 
 class Narrator(Observer):
@@ -77,6 +83,72 @@ class Narrator(Observer):
 
 def _ports(ports: tuple[int, int]) -> str:
     return f"; other nodes reach its ranks on ports {ports[0]} to {ports[1]}" if ports[0] else ""
+
+
+class NodeLog(Observer):
+    """Logs what a node does, for programs that collect logs."""
+
+    def __init__(self, on_joined: Callable[[], None] = lambda: None) -> None:
+        self._on_joined = on_joined
+        self._name = ""
+        self.leaving = False
+        """As `Narrator.leaving`."""
+
+    def joined(self, node_id: str, settings: NodeSettings) -> None:
+        """This node is in the mesh."""
+        self._on_joined()
+        self._name = settings.name
+        _log.info("joined as %s (%s)", settings.name, settings.address, extra={"node": self._name})
+
+    def lost(self, why: str, retry_s: float) -> None:
+        """The orchestrator is gone; that is no news if this process ends with it."""
+        if not self.leaving:
+            _log.warning("lost the orchestrator: %s; again in %.0f s", why, retry_s, extra={"node": self._name})
+
+    def waits(self, why: str, retry_s: float) -> None:
+        """There is no orchestrator yet."""
+        _log.info("waiting for the orchestrator: %s; again in %.0f s", why, retry_s, extra={"node": self._name})
+
+    def dismissed(self) -> None:
+        """Somebody wanted this node to leave."""
+        _log.info("left the mesh, as it was asked to", extra={"node": self._name})
+
+    def rank(self, role: str, event: pb.RankEvent) -> None:
+        """A rank or an expert host of this node is ready, has failed or was released."""
+        about = {"node": self._name, "session": event.session, "rank": event.rank}
+        match event.WhichOneof("body"):
+            case "ready":
+                size, seconds = short_bytes(event.ready.share_bytes), event.ready.load_s
+                _log.info("%s is ready: %s of weights loaded in %.1f s", role, size, seconds, extra=about)
+            case "failed":
+                _log.error("%s has failed: %s", role, event.failed.message, extra=about)
+            case "released":
+                _log.info("%s is released", role, extra=about)
+
+    def close(self) -> None:
+        """Nothing is on a screen."""
+
+
+def start_log(log: LogFormat, own: str | None = None) -> None:
+    """Have this process, and those that it starts, log in a format.
+
+    Args:
+        own: the name of the node that this process is, of which `MeshLog` says nothing.
+    """
+    os.environ[VARIABLE] = log
+    if log is LogFormat.JSON:
+        JsonLog(lambda line: print(line, file=sys.stderr, flush=True)).listen()
+    else:
+        MeshLog(own).listen()
+
+
+def narrator(log: LogFormat, on_joined: Callable[[], None] = lambda: None) -> Narrator | NodeLog:
+    """What tells of the node that this process is; to be closed.
+
+    Args:
+        on_joined: called when it has joined.
+    """
+    return NodeLog(on_joined) if log is LogFormat.JSON else Narrator(on_joined)
 
 
 class MeshLog(TroubleLog):

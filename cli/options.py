@@ -14,6 +14,7 @@ from motley.cli.durations import seconds
 from motley.cli.errors import CliError
 from motley.cli.machine import fit_to_machine
 from motley.cli.show import console
+from motley.daemon.machine.json_log import VARIABLE
 from motley.orchestrator.session_request import MAX_ADAPTER_RANK, MAX_ADAPTERS, MAX_QUEUE, MAX_SEQUENCES
 from motley.protocol.wording import short_bytes
 
@@ -40,6 +41,13 @@ class CacheFormat(StrEnum):
     FP32 = "fp32"
     FP16 = "fp16"
     INT8 = "int8"
+
+
+class LogFormat(StrEnum):
+    """How a command that lasts says what happens: for people, or a line of JSON for each thing."""
+
+    TEXT = "text"
+    JSON = "json"
 
 
 class Experts(StrEnum):
@@ -278,6 +286,15 @@ Cache = Annotated[
     ),
 ]
 CacheLimit = Annotated[str, typer.Option(help="Space for them; those used least recently make way.")]
+Log = Annotated[
+    LogFormat,
+    typer.Option(
+        envvar=VARIABLE,
+        help="How this command logs on stderr: for people, or (json) for programs, a line for each request too.",
+        parser=one_of(LogFormat),
+        metavar="|".join(LogFormat),
+    ),
+]
 Advertise = Annotated[str, typer.Option(help="Address under which other nodes reach this one.")]
 
 

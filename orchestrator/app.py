@@ -30,13 +30,15 @@ from motley.orchestrator.api.mesh.adapters import AdaptersApi
 from motley.orchestrator.api.mesh.experts import ExpertsApi
 from motley.orchestrator.api.mesh.nodes import NodesApi
 from motley.orchestrator.api.mesh.plans import PlansApi
+from motley.orchestrator.api.mesh.requests import RequestsApi
 from motley.orchestrator.api.mesh.sessions import SessionsApi
 from motley.orchestrator.api.openai.routes import OpenAiApi
 from motley.orchestrator.api.openapi import openapi_route
 from motley.orchestrator.api.operators import HEALTH_PATH, OperatorsApi
-from motley.orchestrator.api.request_id import tell_request_id
+from motley.orchestrator.api.request_id import AccessLog, tell_request_id
 from motley.orchestrator.api.responses.routes import ResponsesApi
 from motley.orchestrator.api.tokens import TokensApi
+from motley.orchestrator.api.traced import traced
 from motley.orchestrator.api.web import PAGE_PATHS, page_routes
 from motley.orchestrator.audit import Audit
 from motley.orchestrator.control import Control, ForNodes
@@ -299,7 +301,7 @@ class Orchestrator:
         alone = is_loopback(config.http_host)
         guard = Guard(callers, alone and not config.api_key, PAGE_PATHS | {HEALTH_PATH}, config.cors_origins)
         cors = Cors(config.cors_origins)
-        middlewares = [errors_as_json, cors.middleware(), guard.middleware()]
+        middlewares = [traced, errors_as_json, cors.middleware(), guard.middleware()]
         app = web.Application(middlewares=middlewares, client_max_size=MAX_BODY)
         sessions = serving.sessions
         asking = Asking(sessions, serving.requests, KeptAnswers(config.state_dir), known.usage)
@@ -313,8 +315,9 @@ class Orchestrator:
             *ResponsesApi(asking).routes(),
             *AnthropicApi(asking).routes(),
             *TokensApi(asking).routes(),
+            *RequestsApi(serving.requests).routes(),
             *access.routes(),
-            *OperatorsApi(serving.nodes, sessions, serving.requests).routes(),
+            *OperatorsApi(serving.nodes, serving.links, sessions, serving.requests).routes(),
         ]
         app.router.add_routes([*routes, openapi_route(routes)])
         app.on_response_prepare.append(tell_request_id)
@@ -326,7 +329,7 @@ class Orchestrator:
             keepalive_timeout=IDLE_S,
             shutdown_timeout=STOP_S,
             access_log=_access_log,
-            access_log_format='%a "%r" %s %Tfs',
+            access_log_class=AccessLog,
         )
         await runner.setup()
         stack.push_async_callback(runner.cleanup)

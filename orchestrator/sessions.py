@@ -161,6 +161,8 @@ class Session:
     """It has been ready, so it takes requests, which wait while it recovers."""
     losses: Losses = field(default_factory=Losses)
     """Of ranks."""
+    recoveries: int = 0
+    """How often it has been ready again after ranks were lost."""
     interruption: Interruption | None = None
     """Why it was planned anew the last time, or is to be; None: it never was."""
     pause: Failure | None = None
@@ -328,6 +330,8 @@ class Session:
                 return self._on_end(worker, failure, now)
             case "timing" if isinstance(worker, Rank):
                 worker.timing = event.timing
+            case "steps" if isinstance(worker, Rank):
+                worker.steps.add(event.steps)
             case "activity" if worker is self.leader:
                 self.activity = event.activity
                 if event.activity.generated_tokens:
@@ -624,6 +628,8 @@ class Session:
                 return []
             return [self._command(each, peers=self._peers(each)) for each in host.group]
         if all(worker.ready is not None for worker in self.workers):
+            if self.serves and self.interruption is not None and self.interruption.lost:
+                self.recoveries += 1
             self.state, self.serves, self.deadline_from = State.READY, True, now
             return self._pin_adapters() + self._go_on(now)
         return []

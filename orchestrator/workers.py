@@ -7,7 +7,10 @@ from dataclasses import dataclass, field
 from motley.orchestrator.planning.draft import Draft
 from motley.orchestrator.planning.setup import Setup
 from motley.orchestrator.planning.shares import RankPlan
-from motley.protocol.mesh_pb2 import Gpu, Loading, Loan, Ready, Timing
+from motley.protocol.mesh_pb2 import Gpu, Loading, Loan, Ready, Steps, Timing
+
+LATEST_STEPS = 400
+"""Decode steps of which a rank's times are kept one by one."""
 
 
 @dataclass(frozen=True)
@@ -110,12 +113,43 @@ class CacheHolder(Worker):
 
 
 @dataclass
+class LatestSteps:
+    """Where the time of a rank's latest decode steps went, one by one.
+
+    Attributes:
+        first: the number of the oldest one that is here; all ranks of an epoch number a step alike.
+        compute_ms, wire_ms, wait_ms: of each of them.
+    """
+
+    first: int = 0
+    compute_ms: list[float] = field(default_factory=list)
+    wire_ms: list[float] = field(default_factory=list)
+    wait_ms: list[float] = field(default_factory=list)
+
+    def add(self, steps: Steps) -> None:
+        """Learn of further steps; beyond `LATEST_STEPS` the oldest are forgotten, as are those before a gap."""
+        follow = steps.first == self.first + len(self.compute_ms)
+        self.first = self.first if follow else steps.first
+        for own, fresh in (
+            (self.compute_ms, steps.compute_ms),
+            (self.wire_ms, steps.wire_ms),
+            (self.wait_ms, steps.wait_ms),
+        ):
+            own[:] = [*(own if follow else ()), *fresh]
+        spare = max(0, len(self.compute_ms) - LATEST_STEPS)
+        self.first += spare
+        for own in (self.compute_ms, self.wire_ms, self.wait_ms):
+            del own[:spare]
+
+
+@dataclass
 class Rank(Worker):
     """A worker that computes in step with the other ranks, on its share of the model."""
 
     plan: RankPlan
     setup: Setup
     timing: Timing | None = None
+    steps: LatestSteps = field(default_factory=LatestSteps, repr=False)
     draft: Draft | None = None
     """A model that guesses tokens beside it."""
     loan: Loan | None = field(default=None, repr=False)

@@ -60,7 +60,7 @@ BENCH = {
 
 ORCHESTRATOR = (
     {"session_request", "nodes", "identity", "certificates", "addresses", "limits", "audit", "store", "pairings"}
-    | {"flapping", "adapters"},
+    | {"flapping", "adapters", "traces"},
     {"links"},
     {"planning"},
     {"workers"},

@@ -17,6 +17,8 @@ from motley.cli.options import (
     GpuMemory,
     KeepWithout,
     LeaseLimit,
+    Log,
+    LogFormat,
     Memory,
     Models,
     Name,
@@ -56,6 +58,7 @@ def join(
     data_ports: DataPorts = "",
     zone: Zone = "",
     keep: KeepWithout = "1h",
+    log: Log = LogFormat.TEXT,
     wait: Annotated[
         str,
         typer.Option(metavar="DURATION", help="How long to wait for an orchestrator that is not up. 0: not at all."),
@@ -66,7 +69,7 @@ def join(
 ) -> None:
     """Give this machine to the mesh of an orchestrator, until Ctrl-C."""
     from motley.cli.joining import find_mesh
-    from motley.cli.narrator import MeshLog, Narrator
+    from motley.cli.narrator import narrator, start_log
     from motley.daemon.machine.files import raise_file_limit
     from motley.daemon.node.app import run_daemon
 
@@ -89,6 +92,9 @@ def join(
     where, proof = run(find_mesh(orchestrator, token, config.node_name))
     config = replace(config, orchestrator=where, token=proof)
     raise_file_limit()
-    MeshLog().listen()
-    with console.status("measuring this machine and joining") as status, closing(Narrator(status.stop)) as narrator:
-        run(run_daemon(config, narrator), end_with_stdin=end_with_stdin)
+    start_log(log)
+    if log is LogFormat.JSON:
+        run(run_daemon(config, narrator(log)), end_with_stdin=end_with_stdin)
+        return
+    with console.status("measuring this machine and joining") as status, closing(narrator(log, status.stop)) as told:
+        run(run_daemon(config, told), end_with_stdin=end_with_stdin)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console
 from rich.markup import escape
 
 from motley.cli.errors import CliError
@@ -22,6 +23,8 @@ from motley.cli.options import (
     DataPorts,
     GpuMemory,
     LeaseLimit,
+    Log,
+    LogFormat,
     Memory,
     Models,
     Name,
@@ -30,7 +33,7 @@ from motley.cli.options import (
     Zone,
     daemon_config,
 )
-from motley.cli.show import console
+from motley.cli.show import console, results
 from motley.protocol.address import parse_address
 from motley.protocol.announcing import Announced, announced, is_address
 
@@ -103,6 +106,7 @@ def up(
         bool, typer.Option(help="Whether machines in the local network can find this mesh by `motley join` (mDNS).")
     ] = True,
     zone: Zone = "",
+    log: Log = LogFormat.TEXT,
     lease_limit: LeaseLimit = "2h",
     yield_to: YieldToOption = "",
     end_with_stdin: Annotated[bool, typer.Option("--end-with-stdin", hidden=True)] = False,
@@ -143,50 +147,54 @@ def up(
         lease_limit=lease_limit,
         yield_to=yield_to,
     )
-    run(_serve(orchestrator, local if node else None, announce), end_with_stdin=end_with_stdin)
+    run(_serve(orchestrator, local if node else None, announce, log), end_with_stdin=end_with_stdin)
 
 
-async def _serve(config: OrchestratorConfig, local: DaemonConfig | None, announce: bool) -> None:
+async def _serve(config: OrchestratorConfig, local: DaemonConfig | None, announce: bool, log: LogFormat) -> None:
     from motley.cli.home import meshes
-    from motley.cli.narrator import MeshLog, Narrator
+    from motley.cli.narrator import narrator, start_log
     from motley.daemon.machine.files import raise_file_limit
     from motley.daemon.node.app import run_daemon
     from motley.daemon.node.membership import forget
     from motley.orchestrator.api.certificate import AUTHORITY
     from motley.orchestrator.app import Orchestrator
+    from motley.orchestrator.traces import export_traces
 
     raise_file_limit()
     orchestrator = Orchestrator(config)
+    export_traces()
     orchestrator.show_code = _show_code
-    MeshLog(local.node_name if local else None).listen()
+    start_log(log, local.node_name if local else None)
+    say = results if log is LogFormat.JSON else console  # how to join, with the token, is nothing to be collected
     await orchestrator.start()
     mine = _of_operator(orchestrator)
     stack = AsyncExitStack()
     try:
         mine.keep(meshes())
-        console.print(f"[bold]Motley is up.[/] API: {orchestrator.http_url}/v1, page: {orchestrator.http_url}/")
+        say.print(f"[bold]Motley is up.[/] API: {orchestrator.http_url}/v1, page: {orchestrator.http_url}/")
         if orchestrator.network_url is not None:
             url = orchestrator.network_url
-            console.print(f"On other machines: API {url}/v1, page {url}/", soft_wrap=True)
+            say.print(f"On other machines: API {url}/v1, page {url}/", soft_wrap=True)
             if url.startswith("https://") and config.certificate is None:
-                tell([f"Clients there trust it by this certificate, which nodes have: {config.state_dir / AUTHORITY}"])
+                told = f"Clients there trust it by this certificate, which nodes have: {config.state_dir / AUTHORITY}"
+                tell([told], say)
         if orchestrator.api_key is not None:
             shown_once = "Clients there need this API key, which is shown only now (`motley keys` makes others):"
-            tell([f"{shown_once} {orchestrator.api_key}"])
-        tell(how_to_join(orchestrator.join_targets, orchestrator.local_target, orchestrator.join_token))
+            tell([f"{shown_once} {orchestrator.api_key}"], say)
+        tell(how_to_join(orchestrator.join_targets, orchestrator.local_target, orchestrator.join_token), say)
         if announce:
             await stack.enter_async_context(_announced(orchestrator))
         if local is None:
             await asyncio.Event().wait()
             return
         node = replace(local, orchestrator=orchestrator.local_target, token=orchestrator.join_token)
-        with closing(Narrator()) as narrator:
-            daemon = asyncio.create_task(run_daemon(node, narrator))
+        with closing(narrator(log)) as observer:
+            daemon = asyncio.create_task(run_daemon(node, observer))
             try:
                 await asyncio.shield(daemon)
                 await asyncio.Event().wait()  # the node has left the mesh, not the orchestrator
             finally:
-                narrator.leaving = True
+                observer.leaving = True
                 await orchestrator.stop()  # before the node goes, so that requests end for the right reason
                 daemon.cancel()
                 await asyncio.gather(daemon, return_exceptions=True)
@@ -236,10 +244,10 @@ def _of_operator(orchestrator: Orchestrator) -> Membership:
     )
 
 
-def tell(lines: Sequence[str]) -> None:
+def tell(lines: Sequence[str], where: Console = console) -> None:
     """Print lines as they are, whatever is in them: brackets of IPv6 addresses, say."""
     for line in lines:
-        console.print(line, soft_wrap=True, highlight=False, markup=False)
+        where.print(line, soft_wrap=True, highlight=False, markup=False)
 
 
 def how_to_join(targets: Sequence[str], local: str, token: str) -> list[str]:

@@ -60,7 +60,7 @@ class Answering:
             self._fail(request.request_id, pb.Failure(code=error.code, message=str(error), param=error.param))
             return
         except Exception as error:
-            logger.exception("request %s", request.request_id)
+            logger.exception("request %s", request.name, extra=_about(request.name, rank))
             failure = pb.Failure(code="internal_error", message=f"{type(error).__name__}: {error}")
             self._fail(request.request_id, failure)
             return
@@ -74,6 +74,7 @@ class Answering:
             self._fail(request.request_id, failure)
         else:
             rank.generations[request.request_id] = generation
+            logger.info("request %s: rank 0 begins to answer", generation.name, extra=_about(generation.name, rank))
             if generation.words is not None and not rank.knows_words:
                 rank.knows_words = True
                 rank.worker.send(wp.WorkerCommand(vocabulary=generation.words))
@@ -87,7 +88,8 @@ class Answering:
         try:
             delta = generation.on_tokens(tokens)
         except Exception as error:  # of the tokenizer: its trouble with these tokens is this request's alone
-            logger.exception("request %s: its tokens cannot be turned into text", tokens.request_id)
+            about = _about(generation.name, rank)
+            logger.exception("request %s: its tokens cannot be turned into text", generation.name, extra=about)
             why = f"the answer cannot be turned into text: {type(error).__name__}: {error}"
             self._fail(tokens.request_id, pb.Failure(code="internal_error", message=why))
             ended, running = True, not tokens.finish
@@ -96,6 +98,7 @@ class Answering:
                 self._say(delta=delta)
             ended, running = generation.finished, generation.cancel_worker
         if ended:
+            logger.info("request %s: rank 0 has ended with it", generation.name, extra=_about(generation.name, rank))
             del rank.generations[tokens.request_id]
             if running and rank.worker is not None:
                 rank.worker.send(wp.WorkerCommand(cancel=tokens.request_id))
@@ -122,3 +125,8 @@ class Answering:
 
     def _fail(self, request_id: str, failure: pb.Failure) -> None:
         self._say(delta=pb.Delta(request_id=request_id, finish="error", failure=failure))
+
+
+def _about(name: str, rank: HeldRank) -> dict[str, Any]:
+    """What a line in the log is about that is about a request of this name."""
+    return {"request": name, "session": rank.command.session, "rank": rank.command.rank}

@@ -245,6 +245,8 @@ class Control:
                 self._ranks.answering.cancel(message.cancel.request_id)
             case "hold":
                 self._ranks.answering.to_worker_of(message.hold.request_id, wp.WorkerCommand(hold=message.hold))
+            case "involved":
+                self._ranks.involve(message.involved)
             case "probe":
                 self._spawn(self._probe(message.probe))
             case "lend":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +29,7 @@ class HeldRank:
         generations: requests under way on rank 0, by id.
         knows_words: whether rank 0's worker has been told the vocabulary, which constraints need.
         ready: whether it computes, as its worker has said.
+        involved: requests that this rank, which does not lead, computes: what clients call each, and how often.
         releasing: whether it was asked to end.
         taken_away: why it was ended though nobody in the mesh has asked for that; None: it was not.
     """
@@ -40,6 +42,7 @@ class HeldRank:
     generations: dict[str, Generation] = field(default_factory=dict)
     knows_words: bool = False
     ready: bool = False
+    involved: Counter[str] = field(default_factory=Counter)
     releasing: bool = False
     taken_away: pb.Failure | None = None
 

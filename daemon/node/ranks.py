@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
@@ -78,6 +79,8 @@ class Ranks:
         """A stay has ended: end the ranks that were not ready, and what was being answered."""
         self._talk = None
         self.answering.abandon()
+        for rank in self._held.values():
+            rank.involved.clear()
         await asyncio.gather(*(self._end(rank) for rank in self._held.values() if not rank.ready))
 
     async def end(self) -> None:
@@ -133,6 +136,17 @@ class Ranks:
         elif rank.worker is not None and body in PASSED_ON:
             rank.worker.send(wp.WorkerCommand(**{body: getattr(command, body)}))
 
+    def involve(self, told: pb.Involved) -> None:
+        """A rank here, which does not lead its session, begins to compute a request, or has ended with it."""
+        rank = self._held.get((told.session, told.rank))
+        if rank is None:
+            return
+        rank.involved[told.name] += -1 if told.ended else 1
+        rank.involved += Counter[str]()  # forgets what is 0
+        does = "has ended with it" if told.ended else "computes its part of it"
+        about = {"request": told.name, "session": told.session, "rank": told.rank}
+        logger.info("request %s: rank %d of session %s %s", told.name, told.rank, told.session, does, extra=about)
+
     async def _hold(self, key: RankKey, rank: HeldRank, before: HeldRank | None) -> None:
         """See a rank's worker through its life, then report its end, whatever ended it.
 
@@ -163,6 +177,15 @@ class Ranks:
         if failure is None or asked:
             self._rank_event(rank, rank.event(released=pb.Empty()))
         else:
+            for name in {*rank.involved, *(each.name for each in rank.generations.values())}:
+                about = {"request": name, "session": command.session, "rank": command.rank}
+                logger.info(
+                    "request %s: rank %d, which computes it, failed: %s",
+                    name,
+                    command.rank,
+                    failure.message,
+                    extra=about,
+                )
             self._rank_event(rank, rank.event(failed=failure))  # the orchestrator asks another rank 0 for its requests
 
     async def _serve(self, rank: HeldRank) -> pb.Failure | None:

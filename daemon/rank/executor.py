@@ -78,6 +78,8 @@ class DecodeTimes:
     wire: float = 0.0
     wait: float = 0.0
     collectives: int = 0
+    count: int = 0
+    """Decode steps so far."""
     steps: deque[tuple[float, float, float]] = field(default_factory=lambda: deque(maxlen=STEP_HISTORY))
     """(compute, wire, wait) of each of the latest steps, until someone has told of them and clears it."""
 
@@ -423,6 +425,7 @@ class Executor:
         times.wire += wire
         times.wait += wait
         times.compute += compute
+        times.count += 1
         times.steps.append((compute, wire, wait))
         times.collectives += after.collectives - before.collectives
 

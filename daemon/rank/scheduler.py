@@ -99,6 +99,7 @@ class Scheduler:
         held: whether other machines keep the far ones of the blocks.
         adapters: slots for them that every rank has.
         report: called after each request, to tell where this rank's time went.
+        tell_steps: called now and then while there are requests, to tell the same of the latest steps.
         draft_model: guesses tokens; None: there is none.
         waves: steps that may be under way at a time: as many as the ranks form stages. One, where there are far blocks.
         step_ms: what the latest decode steps have taken, in milliseconds.
@@ -115,6 +116,7 @@ class Scheduler:
     tell: Tell
     check: Callable[[], None]
     report: Callable[[], None]
+    tell_steps: Callable[[], None]
     draft_model: DraftModel | None = None
     held: bool = False
     waves: int = 1
@@ -531,6 +533,7 @@ class Scheduler:
         if self._clients and now >= self._activity_due:
             self._activity_due = now + ACTIVITY_S
             self.tell(activity=self._activity())
+            self.tell_steps()
         for client in self._clients.values():
             if now - client.spoken > SIGN_OF_LIFE_S:
                 client.spoken = now

@@ -75,6 +75,11 @@ class Generation:
         self.finished = False
         self.cancel_worker = False
 
+    @property
+    def name(self) -> str:
+        """What the client and all logs call the request."""
+        return self._request.name or self._request.request_id
+
     def start(self) -> wp.Decode:
         """What rank 0's worker is told to do."""
         adapter = self._request.adapter if self._request.HasField("adapter") else None

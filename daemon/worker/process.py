@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import sys
 import time
 
+from motley.daemon.machine.json_log import VARIABLE, JsonLog
 from motley.daemon.machine.processor import pin_to_core
 from motley.daemon.machine.trouble_log import TroubleLog
 from motley.daemon.pipe.daemon import Daemon, Released
@@ -36,7 +38,10 @@ def main(network: Network | None = None) -> int:
     Args:
         network: gives a rank what its streams go through, where a benchmark wants a network that this machine lacks.
     """
-    TroubleLog(lambda text, _: print(text, file=sys.stderr, flush=True)).listen()
+    if os.environ.get(VARIABLE) == "json":
+        JsonLog(_tell).listen()
+    else:
+        TroubleLog(lambda text, _: _tell(text)).listen()
     line = sys.stdin.readline()
     if not line:
         return 1  # the daemon has gone
@@ -65,6 +70,10 @@ def main(network: Network | None = None) -> int:
     finally:
         pipe.close()
     return 0
+
+
+def _tell(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 def run(worker: Worker) -> None:

@@ -27,6 +27,8 @@ LOOK_S = 0.5
 """Seconds between two looks for what the daemon wants, while there is nothing to execute."""
 KEEP_S = 2.0
 """Seconds that keeping prefixes may take when the session ends; a worker that takes long to end is killed."""
+STEPS_S = 0.5
+"""Seconds between two reports on the latest decode steps, on ranks that do not schedule them."""
 PROGRESS_S = 0.2
 """Seconds between two reports on how far the loading is."""
 
@@ -43,6 +45,8 @@ class Rank:
         self._holder: HeldElsewhere | None = None
         self._reported = 0.0
         self._loaded = 0
+        self._told_steps = 0
+        """Decode steps that were told of one by one."""
 
     def run(self, listener: Listener, addresses: Sequence[str]) -> None:
         """Load the share and execute steps until the end.
@@ -151,6 +155,7 @@ class Rank:
             tell=self._daemon.tell,
             check=lambda: self._check(communicator),
             report=lambda: self._report(loaded.executor, list(scheduler.step_ms)),
+            tell_steps=lambda: self._tell_steps(loaded.executor),
             draft_model=draft_model,
             held=self._holder is not None,
             waves=1 if loaded.blocks.far else stages,
@@ -167,6 +172,7 @@ class Rank:
 
     def _follow(self, executor: Executor, communicator: Communicator) -> None:
         """Be any other rank: execute what rank 0 says."""
+        due = time.monotonic() + STEPS_S
         while True:
             for _ in self._daemon.commands(0.0):
                 pass
@@ -181,6 +187,9 @@ class Rank:
                 communicator.send(summary, 0)
             if isinstance(message, Close):
                 self._report(executor, [])
+            elif (now := time.monotonic()) >= due:
+                due = now + STEPS_S
+                self._tell_steps(executor)
 
     def _check(self, communicator: Communicator) -> None:
         """Look whether everyone is still there, while nothing is expected of them; hosts may come and go."""
@@ -242,12 +251,24 @@ class Rank:
             self._reported, self._loaded = now, done
             self._daemon.tell(loading=pb.Loading(done_bytes=done, total_bytes=total))
 
+    def _tell_steps(self, executor: Executor) -> None:
+        """Tell where the time of the decode steps went that have not been told of, one by one."""
+        times, first = executor.times, self._told_steps
+        fresh = list(times.steps)[-(times.count - first) :] if times.count > first else []
+        if not fresh:
+            return
+        self._told_steps = times.count
+        compute, wire, wait = ([1e3 * step[part] for step in fresh] for part in range(3))
+        steps = pb.Steps(first=times.count - len(fresh), compute_ms=compute, wire_ms=wire, wait_ms=wait)
+        self._daemon.tell(steps=steps)
+
     def _report(self, executor: Executor, step_ms: list[float]) -> None:
         """Tell where the time of this rank's decode steps went, and what it has asked of expert hosts.
 
         Args:
             step_ms: the latest steps, where this rank schedules them.
         """
+        self._tell_steps(executor)
         times = executor.times
         timing = pb.Timing(
             tokens=times.tokens,

@@ -14,6 +14,7 @@ from motley.orchestrator.adapters import NamedAdapter, listed, served_name
 from motley.orchestrator.api.again import digest_of, idempotency_key, last_event
 from motley.orchestrator.api.errors import ApiError
 from motley.orchestrator.api.guard import CALLER
+from motley.orchestrator.api.request_id import request_id
 from motley.orchestrator.serving.answering.kept_answers import KeptAnswers
 from motley.orchestrator.serving.answering.requests import Answers, Requests
 from motley.orchestrator.serving.errors import BusyError, ServingError
@@ -137,6 +138,8 @@ class Asking:
                 kept = await self._kept.take(f"{key} {served.fingerprint}", await digest_of(http), id_)
                 id_, created = kept.id, kept.created
                 each = kept.generates or each
+            for generate in each:
+                generate.name = request_id(http)
             async with self._requests.generate(session, each, kept, served.adapter_name) as answers:
                 try:
                     yield Given(session, served.name, id_, created, len(each), answers, after)

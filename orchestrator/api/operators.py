@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from importlib.metadata import version
-from itertools import accumulate
+from itertools import accumulate, permutations
 
 import numpy as np
 from aiohttp import web
@@ -18,7 +18,9 @@ from prometheus_client import CONTENT_TYPE_LATEST, Metric, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
-from motley.orchestrator.nodes import NodeTable
+from motley.orchestrator.experts.hosts import ExpertHost
+from motley.orchestrator.links import LinkTable
+from motley.orchestrator.nodes import Node, NodeTable
 from motley.orchestrator.serving.answering.requests import Requests
 from motley.orchestrator.serving.answering.tally import Histogram, Outcome
 from motley.orchestrator.session_table import SessionTable
@@ -36,12 +38,17 @@ _ACTIVITY = {
     "accepted_drafts": "Tokens that were guessed rightly.",
     "adapter_loads": "How often an adapter was loaded into a slot.",
 }
+_FAR_BLOCKS = {
+    "far_blocks": "Blocks of the caches that are on disks, or on other nodes.",
+    "far_blocks_used": "Those of them that hold anything.",
+    "blocks_on_disk": "Blocks that every rank keeps on its disk for the next start.",
+}
 """What a session's leader adds up, by the names of `motley.protocol.mesh_pb2.Activity`."""
 
 
 class OperatorsApi:
-    def __init__(self, nodes: NodeTable, sessions: SessionTable, requests: Requests) -> None:
-        self._numbers = _Numbers(nodes, sessions, requests)
+    def __init__(self, nodes: NodeTable, links: LinkTable, sessions: SessionTable, requests: Requests) -> None:
+        self._numbers = _Numbers(nodes, links, sessions, requests)
 
     def routes(self) -> list[web.RouteDef]:
         return [web.get(HEALTH_PATH, self.health), web.get("/metrics", self.metrics), web.get("/version", self.version)]
@@ -59,14 +66,17 @@ class OperatorsApi:
 
 
 class _Numbers(Collector):
-    def __init__(self, nodes: NodeTable, sessions: SessionTable, requests: Requests) -> None:
+    def __init__(self, nodes: NodeTable, links: LinkTable, sessions: SessionTable, requests: Requests) -> None:
         self._nodes = nodes
+        self._links = links
         self._sessions = sessions
         self._requests = requests
 
     def collect(self) -> Iterator[Metric]:
         """All numbers, as they are now."""
+        yield _gauge("build_info", "The version that runs; 1.", ["version"], [([version("motley")], 1)])
         yield from self._of_nodes()
+        yield from self._of_links([node for node in self._nodes if node.alive])
         states = [session.state for session in self._sessions]
         yield _gauge("sessions", "Sessions by state.", ["state"], [([state], states.count(state)) for state in State])
         # Of two that share a name, one has ended and is being forgotten.
@@ -76,8 +86,18 @@ class _Numbers(Collector):
         yield _counter(
             "rank_losses", "Ranks that were lost, after which a session got another plan.", ["model"], losses
         )
+        epochs = [([session.name], session.epoch) for session in named]
+        yield _gauge("session_epoch", "The number of a session's plan: one more for each new one.", ["model"], epochs)
+        recoveries = [([session.name], session.recoveries) for session in named]
+        words = "How often a session was ready again after ranks were lost."
+        yield _counter("recoveries", words, ["model"], recoveries)
+        forecasts = [([session.name], session.forecast.token_s) for session in named if session.forecast]
+        yield _gauge("forecast_seconds", "What a token was forecast to take.", ["model"], forecasts)
         ready = [session for session in named if session.state is State.READY]
         yield from _of_activity(ready)
+        yield from _of_hosts(
+            [(session, host) for session in ready if session.experts for host in session.experts.hosts]
+        )
         yield from _of_ranks([(session, rank) for session in ready for rank in session.ranks])
 
     def _of_nodes(self) -> Iterator[Metric]:
@@ -97,6 +117,32 @@ class _Numbers(Collector):
         ]
         words = "What a node has in all, what is free of it, and what sessions have been given of it."
         yield _gauge("node_memory_bytes", words, ["node", "kind"], memory)
+        gpus = [
+            ([node.name, str(number), kind], size)
+            for node in nodes
+            if node.alive
+            for number, gpu in enumerate(node.gpus)
+            for kind, size in (("total", gpu.memory_bytes), ("free", gpu.free_bytes))
+        ]
+        yield _gauge("node_gpu_memory_bytes", "What a GPU has, and what is free of it.", ["node", "gpu", "kind"], gpus)
+        silence = [([node.name], self._nodes.silence_s(node)) for node in nodes if node.alive]
+        yield _gauge(
+            "node_silence_seconds", "Since a node has said anything; it does so every second.", ["node"], silence
+        )
+
+    def _of_links(self, nodes: Sequence[Node]) -> Iterator[Metric]:
+        ways = [
+            ([one.name, other.name], link)
+            for one, other in permutations(nodes, 2)
+            if (link := self._links.of(one, other)) is not None
+        ]
+        labels = ["source", "target"]
+        up = [(names, float(not link.failure)) for names, link in ways]
+        yield _gauge("link_up", "Whether a node reaches another; 0: it does not.", labels, up)
+        latency = [(names, link.latency_s) for names, link in ways if not link.failure]
+        yield _gauge("link_latency_seconds", "From a node to another, one way, when it was measured.", labels, latency)
+        rates = [(names, link.bandwidth) for names, link in ways if not link.failure]
+        yield _gauge("link_bytes_per_second", "From a node to another, when it was measured.", labels, rates)
 
     def _of_requests(self, sessions: Sequence[Session]) -> Iterator[Metric]:
         tallies = [(session.name, self._requests.tally(session)) for session in sessions]
@@ -153,8 +199,21 @@ def _of_activity(sessions: Sequence[Session]) -> Iterator[Metric]:
         )
     ]
     yield _gauge("cache_blocks", "Blocks of the caches, by what they are used for.", ["model", "use"], blocks)
+    for field, words in _FAR_BLOCKS.items():
+        yield _gauge(field, words, ["model"], [([name], getattr(activity, field)) for name, activity in told])
     for field, words in _ACTIVITY.items():
         yield _counter(field, words, ["model"], [([name], getattr(activity, field)) for name, activity in told])
+
+
+def _of_hosts(hosts: Sequence[tuple[Session, ExpertHost]]) -> Iterator[Metric]:
+    told = [([session.name, str(host.number), host.name], list(host.links.values())) for session, host in hosts]
+    labels = ["model", "host", "node"]
+    rows = [(own, sum(link.rows for link in links)) for own, links in told]
+    yield _counter("expert_rows", "Rows that a host of experts has computed.", labels, rows)
+    waits = [(own, sum(link.wait_s for link in links)) for own, links in told]
+    yield _counter("expert_wait_seconds", "In which ranks had nothing to do but wait for a host.", labels, waits)
+    trips = [(own, max((link.round_trip_s for link in links), default=0.0)) for own, links in told]
+    yield _gauge("expert_round_trip_seconds", "To a host of experts and back.", labels, trips)
 
 
 def _of_ranks(ranks: Sequence[tuple[Session, Rank]]) -> Iterator[Metric]:

@@ -7,14 +7,15 @@ from importlib.resources import files
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
+_SCRIPTS = (
+    *("app", "chat", "common", "create", "dialogs", "experts"),
+    *("markdown", "mesh", "options", "sessions", "steps", "whatif"),
+)
 _FILES = {
     "/": ("index.html", "text/html"),
     "/web/app.css": ("app.css", "text/css"),
-    "/web/app.js": ("app.js", "text/javascript"),
-    "/web/chat.js": ("chat.js", "text/javascript"),
-    "/web/common.js": ("common.js", "text/javascript"),
-    "/web/experts.js": ("experts.js", "text/javascript"),
     "/web/icon.svg": ("icon.svg", "image/svg+xml"),
+    **{f"/web/{name}.js": (f"{name}.js", "text/javascript") for name in _SCRIPTS},
 }
 PAGE_PATHS = frozenset(_FILES)
 """What a browser may have without an API key: it cannot send one before the page asks for it."""

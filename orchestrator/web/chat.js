@@ -1,18 +1,22 @@
 // A conversation with one of the models that are ready, streamed.
 
-import { $, ApiError, call, h, joined, ms, plural, words } from "./common.js";
+import { $, ApiError, call, h, joined, morph, ms, plural, words } from "./common.js";
+import { markdown } from "./markdown.js";
 
-const { prompt, temperature, max_tokens: maxTokens } = $("ask").elements;
+const settings = $("ask").elements;
+const { prompt, temperature, max_tokens: maxTokens } = settings;
 const log = $("log");
-const messages = [];
+const turns = []; // of the conversation: the question, the answer, and the entries that show them
 const SAY = prompt.placeholder;
-const CONTINUE = "A text for the model to continue: it has no chat template. Enter sends, Shift+Enter breaks the line.";
+const CONTINUE = "A text for the model to continue: it was not trained to chat. Enter sends, Shift+Enter breaks the line.";
+const SHOW_MS = 60; // between two looks of an answer that comes
 const RATE_MS = 500; // pieces that came within less say nothing about a rate
+const SAMPLING = ["top_p", "top_k", "min_p", "repetition_penalty", "seed"]; // sent where they are filled in
 let answering = null; // the AbortController of the answer under way
 let chats = new Map(); // by name of a model that is ready: whether it knows roles, or only continues texts
 
 export function drawModels(sessions) {
-  chats = new Map(sessions.filter(({ state }) => state === "ready").map((session) => [session.name, session.chats]));
+  chats = new Map(sessions.filter(({ state }) => state === "ready" || state === "recovering").map((session) => [session.name, session.chats]));
   const names = [...chats.keys()];
   const select = $("chat-model");
   const chosen = select.value;
@@ -57,77 +61,124 @@ function pace({ most, began, first, last, pieces, tokens, each, finish }) {
 }
 
 /** A conversation as one text, for a model that only continues: each question on a line of its own. */
-function asText(conversation) {
-  const breaks = (text, role) => role === "user" && text && !text.endsWith("\n");
-  return conversation.reduce((text, { role, content }) => text + (breaks(text, role) ? "\n" : "") + content, "");
+function asText(system, conversation) {
+  const said = conversation.flatMap(({ question, answer }) => [question, answer]);
+  return said.reduce((text, next, index) => {
+    const breaks = index % 2 === 0 && text && !text.endsWith("\n");
+    return text + (breaks ? "\n" : "") + next;
+  }, system);
+}
+
+function asMessages(system, conversation) {
+  const said = conversation.flatMap(({ question, answer }) => [
+    { role: "user", content: question }, ...(answer === "" ? [] : [{ role: "assistant", content: answer }])]);
+  return system ? [{ role: "system", content: system }, ...said] : said;
 }
 
 function entry(who, name, text) {
   const thought = h("p", { class: "thought" });
-  const [said, note] = [h("p", { class: "words" }, text), h("p", { class: "quiet" })];
-  log.append(h("div", { class: who }, h("h3", {}, name), thought, said, note));
+  const thinking = h("details", { class: "thinking", hidden: "" }, h("summary", { class: "quiet" }, "Thoughts"), thought);
+  const [said, note] = [h("div", { class: "words" }, text), h("p", { class: "note quiet" })];
+  const whole = h("div", { class: who }, h("h3", {}, name), thinking, said, note);
+  log.append(whole);
   log.scrollTop = log.scrollHeight;
-  return { thought, said, note };
+  return { whole, thinking, thought, said, note };
 }
 
-/** Stream an answer into an entry of the log. */
-async function stream(path, body, { thought, said, note }) {
+/** Show what there is of an answer: what a chat says as markdown, what a text goes on with as it is. */
+function show({ said, thinking, thought, formatted }, text, musing) {
+  const atEnd = log.scrollHeight - log.scrollTop - log.clientHeight < 40;
+  if (formatted) morph(said, h("div", { class: "words formatted" }, markdown(text)));
+  else said.textContent = text;
+  thinking.hidden = !musing;
+  if (thought.textContent !== musing) thought.textContent = musing;
+  if (atEnd) log.scrollTop = log.scrollHeight;
+}
+
+/** Stream an answer into an entry of the log; its text, as far as it came. */
+async function stream(path, body, shown) {
+  const { note } = shown;
   const progress = { most: body.max_tokens, began: performance.now(), pieces: 0 };
+  let [text, musing, due] = ["", "", 0];
   try {
     const response = await call(path, { method: "POST", body, signal: answering.signal });
     for await (const { choices: [choice], usage, timings } of events(response)) {
       const piece = choice?.text ?? choice?.delta?.content ?? "";
-      const musing = choice?.delta?.reasoning_content ?? "";
-      if (piece || musing) {
+      const thought = choice?.delta?.reasoning_content ?? "";
+      if (piece || thought) {
         progress.last = performance.now();
         progress.first ??= progress.last;
         progress.pieces += 1;
+        text += piece;
+        musing += thought;
+        due ||= setTimeout(() => {
+          due = 0;
+          show(shown, text, musing);
+          note.textContent = pace(progress);
+        }, SHOW_MS);
       }
       progress.finish = choice?.finish_reason ?? progress.finish;
       progress.each = timings?.ms_per_token ?? progress.each;
       progress.tokens = usage?.completion_tokens;
-      const atEnd = log.scrollHeight - log.scrollTop - log.clientHeight < 40;
-      thought.append(musing);
-      said.append(piece);
-      note.textContent = pace(progress);
-      if (atEnd) log.scrollTop = log.scrollHeight;
     }
+    note.textContent = pace(progress);
   } catch (error) {
     const stopped = error.name === "AbortError";
-    note.className = stopped ? "quiet" : "failure";
+    note.className = stopped ? "note quiet" : "note failure";
     note.textContent = stopped ? joined("stopped", progress.first && pace(progress)) : words(error);
   }
+  clearTimeout(due);
+  show(shown, text, musing);
+  return text;
 }
 
-$("ask").addEventListener("submit", async (event) => {
-  event.preventDefault();
-  if (answering || $("send").disabled) return;
-  const question = { role: "user", content: prompt.value };
+/** Have a question answered, behind all turns so far. */
+async function answer(question) {
   const model = $("chat-model").value;
-  const conversation = [...messages, question];
-  const [path, input] = chats.get(model)
-    ? ["v1/chat/completions", { messages: conversation }]
-    : ["v1/completions", { prompt: asText(conversation) }];
+  const system = settings.system.value.trim();
+  const conversation = [...turns, { question, answer: "" }];
+  const chatting = chats.get(model);
+  const [path, input] = chatting
+    ? ["v1/chat/completions", { messages: asMessages(system, conversation) }]
+    : ["v1/completions", { prompt: asText(system && `${system}\n`, conversation) }];
+  const filled = SAMPLING.filter((name) => settings[name].value).map((name) => [name, settings[name].valueAsNumber]);
   const body = {
     model,
     ...input,
     temperature: temperature.valueAsNumber,
     max_tokens: maxTokens.value ? maxTokens.valueAsNumber : null, // null: until the context is full
+    ...Object.fromEntries(filled),
     stream: true,
     stream_options: { include_usage: true },
   };
-  prompt.value = "";
-  entry("user", "You", question.content);
-  const shown = entry("assistant", body.model, "");
+  const asked = entry("user", "You", question);
+  const shown = { ...entry("assistant", model, ""), formatted: chatting };
   answering = new AbortController();
   swap($("send"), $("stop"));
-  await stream(path, body, shown);
+  $("again").hidden = true;
+  const text = await stream(path, body, shown);
   answering = null;
   swap($("stop"), $("send"));
-  const content = shown.said.textContent;
-  if (!shown.said.isConnected) return; // cleared meanwhile
-  if (content) messages.push(question, { role: "assistant", content });
-  else prompt.value ||= question.content; // nothing came of it: to be sent again
+  if (!shown.whole.isConnected) return; // cleared meanwhile
+  if (text) turns.push({ question, answer: text, shown: [asked.whole, shown.whole] });
+  else prompt.value ||= question; // nothing came of it: to be sent again
+  $("again").hidden = !turns.length;
+}
+
+$("ask").addEventListener("submit", (event) => {
+  event.preventDefault();
+  if (answering || $("send").disabled) return;
+  const question = prompt.value;
+  prompt.value = "";
+  answer(question);
+});
+
+$("again").addEventListener("click", () => {
+  if (answering || $("send").disabled) return;
+  const { question, shown } = turns.pop();
+  while (shown[0].nextSibling) shown[0].nextSibling.remove(); // what failed behind it, too
+  shown[0].remove();
+  answer(question);
 });
 
 /** Show one button in place of another; the focus goes with it. */
@@ -146,6 +197,7 @@ prompt.addEventListener("keydown", (event) => {
 $("stop").addEventListener("click", () => answering?.abort());
 $("chat-clear").addEventListener("click", () => {
   answering?.abort();
-  messages.length = 0;
+  turns.length = 0;
   log.replaceChildren();
+  $("again").hidden = true;
 });

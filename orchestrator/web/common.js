@@ -7,7 +7,7 @@ function build(element, attributes, children) {
     if (name === "grow") element.style.flexGrow = value; // the policy forbids style attributes, not the style object
     else if (value != null) element.setAttribute(name, value);
   }
-  element.append(...children.flat(2).filter((child) => child != null && child !== false));
+  element.append(...children.flat(3).filter((child) => child != null && child !== false));
   return element;
 }
 
@@ -17,10 +17,11 @@ export const svg = (tag, attributes = {}, ...children) =>
   build(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes, children);
 
 /** Make `old` like `fresh`, touching only what differs, so that focus, selection and scrolling survive. */
-function morph(old, fresh) {
+export function morph(old, fresh) {
   if (old.isEqualNode(fresh)) return;
   if (old.nodeType !== Node.ELEMENT_NODE || old.nodeName !== fresh.nodeName) return void old.replaceWith(fresh);
-  for (const { name } of [...old.attributes]) if (!fresh.hasAttribute(name)) old.removeAttribute(name);
+  const own = old.nodeName === "DETAILS" ? ["open"] : []; // what is open, the person decides
+  for (const { name } of [...old.attributes]) if (!fresh.hasAttribute(name) && !own.includes(name)) old.removeAttribute(name);
   for (const { name, value } of fresh.attributes) if (name !== "style") old.setAttribute(name, value);
   old.style.cssText = fresh.style.cssText;
   const [have, want] = [[...old.childNodes], [...fresh.childNodes]];
@@ -41,12 +42,18 @@ export function morphList(list, items) {
   });
 }
 
+export const badge = (state) => h("span", { class: `badge ${state}` }, state);
+export const quiet = (...text) => h("p", { class: "quiet" }, ...text);
+export const fact = (name, value) => h("div", {}, h("dt", {}, name), h("dd", {}, value));
+
 const colours = new Map(); // by node's name, also of those that were there earlier
 
 export const learnColours = (nodes) => nodes.forEach(({ name, colour }) => colours.set(name, colour));
 
 /** The class of a node's colour, or of grey where the node is forgotten; a group of nodes has that of its first. */
 export const colour = (node) => `c${colours.get(node.split("+")[0]) ?? "-forgotten"}`;
+
+export const swatch = (node) => h("span", { class: `swatch ${colour(node)}` });
 
 /** Show a message in an element, or hide it if there is none. */
 export function tell(element, message) {
@@ -99,3 +106,8 @@ export async function call(path, { method = "GET", body, signal } = {}) {
   const said = await response.json().catch(() => null);
   throw new ApiError(said?.error?.message ?? `HTTP status ${response.status}`, response.status);
 }
+
+const ANSWER_MS = 5000;
+
+/** What the orchestrator tells at a path; throws as `call`, and where it takes too long. */
+export const get = async (path) => (await call(path, { signal: AbortSignal.timeout(ANSWER_MS) })).json();

@@ -41,6 +41,7 @@ from motley.protocol.mesh_pb2 import (
     Heartbeat,
     Hello,
     HostedExperts,
+    Involved,
     Lease,
     LeaseOrder,
     Lend,
@@ -132,6 +133,7 @@ class ScriptedNode:
         generated: every request received.
         cancelled: request ids cancelled.
         held: the requests that are held now.
+        involved: what it was told of requests that its ranks compute without leading them.
         lends: every order to lend a model.
         asked_to_leave: whether it was.
         orders: every order about a lease or a budget, which it carries out.
@@ -169,6 +171,7 @@ class ScriptedNode:
         self.generated: list[Generate] = []
         self.cancelled: asyncio.Queue[str] = asyncio.Queue()
         self.held: set[str] = set()
+        self.involved: list[Involved] = []
         self.ways: dict[str, Probed] = {}
         self.node_id = self.key = ""
         self._tasks: set[asyncio.Task[None]] = set()
@@ -325,6 +328,8 @@ class ScriptedNode:
             case "generate":
                 self.generated.append(message.generate)
                 self._start(self._answer(message.generate))
+            case "involved":
+                self.involved.append(message.involved)
             case "cancel":
                 self.cancelled.put_nowait(message.cancel.request_id)
             case "hold":

@@ -12,8 +12,8 @@ import aiohttp
 import pytest
 
 from motley.cli.client import Client, broke_off
-from motley.cli.commands.run import load
 from motley.cli.errors import CliError
+from motley.cli.loading import load
 from motley.cli.show import LINE_S, LoadingLines
 from motley.cli.wanted import Wanted
 from motley.orchestrator.app import Orchestrator, OrchestratorConfig

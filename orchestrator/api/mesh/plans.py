@@ -13,7 +13,7 @@ from motley.orchestrator.api.schema import Body, FieldError, Text, read, read_js
 from motley.orchestrator.links import UNKNOWN_BANDWIDTH, UNKNOWN_LATENCY_S
 from motley.orchestrator.planning.arrangement import Choice
 from motley.orchestrator.planning.cost import Forecast
-from motley.orchestrator.planning.machines import Machine, what_if
+from motley.orchestrator.planning.machines import DEVICES, Machine, what_if
 from motley.orchestrator.planning.shares import Candidate
 from motley.orchestrator.serving.errors import ServingError
 from motley.orchestrator.serving.plans.forecasts import Forecasts, Planned
@@ -63,7 +63,11 @@ class PlansApi:
         self._forecasts = forecasts
 
     def routes(self) -> list[web.RouteDef]:
-        return [web.post("/api/plan", self.plan)]
+        return [web.post("/api/plan", self.plan), web.get("/api/devices", self.devices)]
+
+    async def devices(self, _: web.Request) -> web.Response:
+        """The devices that are known by name, for ``what_if``."""
+        return web.json_response({"devices": list(DEVICES)})
 
     async def plan(self, request: web.Request) -> web.Response:
         """Plan a session, described as for ``POST /api/sessions``, for so many ``requests`` at a time, with machines

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from statistics import median
 from typing import Any
 
@@ -103,7 +104,7 @@ def session_json(session: Session, steps: bool = False) -> dict[str, Any]:
     """A session as clients see it: what was asked for, what was made of it, and how that is going.
 
     Args:
-        steps: tell the leader's latest decode steps too.
+        steps: tell the leader's latest decode steps too, and where the time of the latest ones went on every rank.
     """
     request, profile, failure = session.request, session.profile, session.failure
     hosts = session.experts.hosts if session.experts else []
@@ -148,6 +149,8 @@ def session_json(session: Session, steps: bool = False) -> dict[str, Any]:
     if steps:
         timing = session.ranks[0].timing if session.ranks else None
         body["step_ms"] = list(timing.step_ms) if timing else []
+        for rank, told in zip(session.ranks, body["ranks"], strict=True):
+            told["steps"] = asdict(rank.steps)
     return body
 
 

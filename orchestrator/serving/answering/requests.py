@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import secrets
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import NamedTuple
 
 from motley.orchestrator.control import Control
 from motley.orchestrator.nodes import Node
@@ -25,8 +27,11 @@ from motley.orchestrator.serving.answering.tally import AdapterTally, Outcome, T
 from motley.orchestrator.serving.errors import BusyError, ServingError, refusal, unready
 from motley.orchestrator.sessions import Session
 from motley.orchestrator.store.usage import Used
-from motley.protocol.mesh_pb2 import Cancel, Delta, Failure, Generate, Hold, OrchestratorMessage
+from motley.orchestrator.traces import Span, begin
+from motley.protocol.mesh_pb2 import Cancel, Delta, Failure, Generate, Hold, Involved, OrchestratorMessage
 from motley.protocol.wording import counted
+
+_log = logging.getLogger(__name__)
 
 ANSWER_S = 300.0
 """A leader says of every request at least this often that it lives, also while that waits."""
@@ -46,6 +51,8 @@ class _Request:
     Attributes:
         generate: what the leader is asked for; ``request_id`` is another in each epoch of the session.
         tally: of its session.
+        span: of OpenTelemetry.
+        began: when it came.
         heard: when the leader last said something of it, or when it began.
         token_at: when it last said tokens of it, or when it began.
         kept: where what comes of it is kept, too; None: nowhere.
@@ -63,6 +70,8 @@ class _Request:
     generate: Generate
     session: Session
     tally: Tally
+    span: Span
+    began: float
     heard: float
     token_at: float
     number: int
@@ -80,6 +89,22 @@ class _Request:
     def id(self) -> str:
         return self.generate.request_id
 
+    @property
+    def name(self) -> str:
+        """What the client and all logs call it."""
+        return self.generate.name or self.id
+
+    @property
+    def about(self) -> dict[str, str]:
+        """What a line in the log is about that is about this request."""
+        return {"request": self.name, "session": self.session.id}
+
+    @property
+    def state(self) -> str:
+        if self.held:
+            return "held"
+        return "recovering" if not self.asked else "answering" if self.answered else "waiting"
+
     def put(self, delta: Delta) -> None:
         if self.kept is not None:
             self.kept.put(self.number, delta)
@@ -92,8 +117,22 @@ class _Request:
 
     def count(self, now: float) -> None:
         """Tokens of it have come at `now` seconds."""
+        if not self.answered:
+            self.span.event("first token")
         (self.tally.gap_s if self.answered else self.tally.first_s).add(now - self.token_at)
         self.answered, self.token_at = True, now
+
+
+class UnderWay(NamedTuple):
+    """A request as others see it: what the client and all logs call it, the name of its session, what it does
+    ("waiting" for its first token, "answering", "held" for a slow client, "recovering"), for how long it has been
+    there, and how many tokens have come of it."""
+
+    name: str
+    model: str
+    state: str
+    seconds: float
+    tokens: int
 
 
 class Requests:
@@ -143,7 +182,11 @@ class Requests:
         for number, generate in enumerate(generates):
             generate.request_id, generate.session = secrets.token_hex(8), session.id
             generate.asked_at = generate.asked_at or datetime.now().isoformat(timespec="seconds")
-            requests.append(_Request(generate, session, tally, now, now, number, deltas, kept, beside=beside))
+            about = {"motley.request": generate.name, "motley.model": session.name, "motley.session": session.id}
+            span = begin("answer", about)
+            requests.append(
+                _Request(generate, session, tally, span, now, now, now, number, deltas, kept, beside=beside)
+            )
         if kept and not kept.generates:
             kept.ask(generates)
         for number, delta in kept.deltas if kept else ():
@@ -152,6 +195,8 @@ class Requests:
             if request.number not in complete:
                 self._requests[request.id] = request
         self.resume(session)
+        for request in requests:
+            _log.info("request %s: asked of %s", request.name, session.name, extra=request.about)
         try:
             yield Answers(requests, deltas, self._clock, self._go_on, kept.deltas if kept else ())
         finally:
@@ -183,6 +228,14 @@ class Requests:
         elif request.untaken > MOST_UNTAKEN and not request.held:
             self._hold(request, True)
 
+    def under_way(self) -> list[UnderWay]:
+        """All requests that have not ended, in the order in which they came."""
+        now = self._clock()
+        return [
+            UnderWay(each.name, each.session.name, each.state, now - each.began, len(each.generate.written))
+            for each in sorted(self._requests.values(), key=lambda each: each.began)
+        ]
+
     def end(self, session: Session, failure: Failure) -> None:
         """End all requests of a session with this failure."""
         for request in self._of(session):
@@ -193,6 +246,7 @@ class Requests:
         asked is ignored. They wait until it is asked again; which these are."""
         asked = [request for request in self._of(session) if request.asked]
         for request in asked:
+            self._involve(request, ended=True)
             del self._requests[request.id]
             request.generate.request_id = secrets.token_hex(8)
             self._requests[request.id] = request
@@ -220,6 +274,14 @@ class Requests:
         for request in [each for each in self._of(session) if not each.asked]:
             request.asked, request.told, request.heard = True, False, self._clock()
             self._control.send(session.leader.node_id, OrchestratorMessage(generate=request.generate))
+            request.span.event("asked", {"motley.epoch": session.epoch, "motley.node": session.leader.node_name})
+            self._involve(request, ended=False)
+
+    def _involve(self, request: _Request, ended: bool) -> None:
+        """Tell the ranks besides the leader that they begin to compute a request, or have ended with it."""
+        for rank in request.session.ranks[1:]:
+            told = Involved(name=request.name, session=request.session.id, rank=rank.index, ended=ended)
+            self._control.send(rank.node_id, OrchestratorMessage(involved=told))
 
     def _of(self, session: Session) -> list[_Request]:
         return [request for request in self._requests.values() if request.session is session]
@@ -267,6 +329,12 @@ class Requests:
         request.tally.ended[outcome] += 1
         if request.beside is not None:
             request.beside.ended[outcome] += 1
+        if request.asked:
+            self._involve(request, ended=True)
+        seconds, tokens = self._clock() - request.began, counted(len(request.generate.written), "token")
+        request.span.set({"motley.outcome": str(outcome), "motley.tokens": len(request.generate.written)})
+        request.span.end()
+        _log.info("request %s: %s after %.3f s, %s", request.name, outcome, seconds, tokens, extra=request.about)
         self.places(request.session).leave(self._clock())
         return True
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from pathlib import Path
 from typing import Any, cast
 
@@ -160,3 +161,20 @@ async def test_a_template_that_never_ends_holds_no_other_session_and_its_own_for
     assert (failed.request_id, failed.failure.code, failed.failure.param) == ("hung", "invalid_request", "messages")
     assert "the model's chat template has not ended within 3 s" in failed.failure.message
     assert [command.decode.request_id for command in node.workers["a"].told] == ["after"]
+
+
+async def test_a_rank_that_does_not_lead_tells_by_name_what_it_computes(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "motley")
+    node = Node(tmp_path, s=made_tokenizer(bytes_tokenizer(), ""))
+    rank = node.ranks._held["s", 1] = HeldRank(pb.RankCommand(session="s", rank=1))
+    for name, ended in (("r-1", False), ("r-1", False), ("r-2", False), ("r-1", True), ("r-2", True)):
+        involved = pb.Involved(name=name, session="s", rank=1, ended=ended)
+        node.control._obey(pb.OrchestratorMessage(involved=involved))
+    node.control._obey(pb.OrchestratorMessage(involved=pb.Involved(name="r-3", session="gone", rank=1)))
+    assert rank.involved == {"r-1": 1}  # one of two answers has ended
+    about = [(vars(record)["request"], vars(record)["rank"], record.getMessage()) for record in caplog.records]
+    assert about[0] == ("r-1", 1, "request r-1: rank 1 of session s computes its part of it")
+    assert about[-1] == ("r-2", 1, "request r-2: rank 1 of session s has ended with it")
+    assert len(about) == 5

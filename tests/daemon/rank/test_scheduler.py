@@ -337,6 +337,7 @@ class Session:
             tell=self._tell,
             check=lambda: None,
             report=lambda: None,
+            tell_steps=lambda: None,
             draft_model=draft.model if draft else None,
             held=held,
             waves=waves,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -10,7 +12,8 @@ import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
 from motley.orchestrator.app import Orchestrator, OrchestratorConfig
-from motley.protocol.mesh_pb2 import Activity, Delta, Failure, Generate
+from motley.protocol.mesh_pb2 import Activity, Delta, Failure, Generate, Gpu, Probed
+from tests.test_layers import ROOT
 
 from ..conftest import of_kind
 
@@ -51,7 +54,7 @@ async def test_it_says_that_it_lives_and_asks_for_no_key(mesh: Any, tmp_path: An
 async def test_the_numbers_of_an_empty_mesh(mesh: Any) -> None:
     told = await numbers(mesh)
     assert told["motley_nodes", "alive"] == told["motley_sessions", "ready"] == 0
-    assert {key[0] for key in told} == {"motley_nodes", "motley_sessions"}
+    assert {key[0] for key in told} == {"motley_build_info", "motley_nodes", "motley_sessions"}
 
 
 async def test_how_requests_ended_and_how_long_their_clients_waited(mesh: Any, new_node: Any) -> None:
@@ -111,3 +114,43 @@ async def test_a_session_that_is_gone_is_told_of_no_more(mesh: Any, bard: Any) -
     assert not any("bard" in key for key in await numbers(mesh))
     await mesh.serve()
     assert (await numbers(mesh))["motley_requests_total", "bard", "answered"] == 0
+
+
+async def test_links_epochs_and_recoveries_are_told(mesh: Any, new_node: Any) -> None:
+    names = {"a": "b", "b": "a"}
+    nodes = {name: new_node(name) for name in names}
+    nodes["a"].ways["b"] = Probed(latency_s=0.001, bandwidth=1e8)
+    nodes["b"].ways["a"] = Probed(failure="a firewall")
+    nodes["a"].gpus_now = [Gpu(name="GPU", memory_bytes=10, free_bytes=4)]
+    for name, node in nodes.items():
+        node.address = name
+        await mesh.join(node)
+    await mesh.poll(
+        "/api/nodes", lambda body: all(node["links"] for node in body["nodes"]) and body["nodes"][0]["gpus"]
+    )
+    session = await mesh.serve(nodes=["a"])
+    await nodes["a"].event(of_kind(nodes["a"], "assign")[0], failed=Failure(code="worker_died", message="it died"))
+    await mesh.poll(f"/api/sessions/{session['id']}", lambda body: body["epoch"] == 2 and body["state"] == "ready")
+    told = await numbers(mesh)
+    assert [told["motley_link_up", *pair] for pair in names.items()] == [1, 0]
+    assert told["motley_link_latency_seconds", "a", "b"] == 0.001
+    assert told["motley_link_bytes_per_second", "a", "b"] == 1e8
+    assert ("motley_link_latency_seconds", "b", "a") not in told
+    assert [told["motley_node_gpu_memory_bytes", "0", kind, "a"] for kind in ("total", "free")] == [10, 4]
+    totals = [told[f"motley_{name}", "bard"] for name in ("session_epoch", "rank_losses_total", "recoveries_total")]
+    assert totals == [2, 1, 1]
+    assert told["motley_node_silence_seconds", "a"] < 60
+
+
+async def test_the_dashboard_asks_for_what_there_is(mesh: Any, bard: Any) -> None:
+    """Every metric in its queries exists, and every label in its legends is one of them, or of the whole query's."""
+    async with mesh.http.get("/metrics") as response:
+        families = {family.name: family for family in text_string_to_metric_families(await response.text())}
+    known = set(families) | {f"{name}_{end}" for name in families for end in ("total", "bucket")}
+    dashboard = json.loads((ROOT / "docs" / "grafana.json").read_text("utf-8"))
+    targets = [target for panel in dashboard["panels"] for target in panel["targets"]]
+    asked = {name for target in targets for name in re.findall(r"\bmotley_\w+", target["expr"])}
+    assert len(asked) > 20
+    assert asked <= known
+    documented = (ROOT / "docs" / "operating.md").read_text("utf-8")
+    assert set(re.findall(r"\bmotley_\w+", documented)) <= known

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import shutil
+from dataclasses import fields
 from html.parser import HTMLParser
 from importlib.resources import files
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 
 from motley.orchestrator.api.web import PAGE_PATHS
 from motley.orchestrator.app import Orchestrator, OrchestratorConfig
+from motley.orchestrator.session_request import SessionRequest
 
 from ..conftest import DEADLINE_S
 
@@ -99,11 +101,19 @@ def test_every_field_has_a_label() -> None:
     tags = Page().tags
     labels = {attributes.get("for") for tag, attributes in tags if tag == "label"}
     wrapped = re.findall(
-        r"<label[^>]*>[^<]*<(?:input|select)[^>]*name=\"(\w+)\"", (WEB / "index.html").read_text("utf-8")
+        r"<label[^>]*>[^<]*<(?:input|select|textarea)[^>]*name=\"(\w+)\"", (WEB / "index.html").read_text("utf-8")
     )
     for tag, attributes in tags:
         if tag in ("input", "select", "textarea"):
             assert attributes.get("name") in wrapped or attributes.get("id") in labels or "aria-label" in attributes
+
+
+def test_every_option_of_a_session_is_in_the_form() -> None:
+    options = (WEB / "options.js").read_text("utf-8")
+    assert sorted(re.findall(r"{ name: \"(\w+)\"", options)) == sorted(own.name for own in fields(SessionRequest))
+    for name, kind in re.findall(r"{ name: \"(\w+)\", .*choices: \[(.*?)\]", options):
+        first = str(getattr(SessionRequest("any"), name))
+        assert kind.split(",")[0].strip('" ') == first, f"what {name} is if nobody chooses"
 
 
 def test_scripts_never_turn_text_into_markup_or_code() -> None:
