@@ -45,6 +45,7 @@ PHI3 = LLAMA | {"model_type": "phi3"}
 GLM4_MOE = (
     LLAMA | {"model_type": "glm4_moe", "n_routed_experts": 6} | {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
 )
+MINIMAX_M2 = LLAMA | {"model_type": "minimax_m2", "num_local_experts": 6, "num_experts_per_tok": 2, "head_dim": 16}
 GPT_OSS = LLAMA | {"model_type": "gpt_oss", "num_local_experts": 6, "num_experts_per_tok": 2}
 GEMMA3 = {key: value for key, value in LLAMA.items() if key != "hidden_act"} | {"model_type": "gemma3_text"}
 LLAMA3 = {

@@ -385,6 +385,20 @@ CASES: dict[str, dict[str, Any]] = {
         "sliding_window": None,
         "layer_types": ["full_attention"] * 2,
     },
+    "minimax-m2": {
+        "architectures": ["MiniMaxM2ForCausalLM"],
+        "model_type": "minimax_m2",
+        "intermediate_size": 32,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 3,
+        "rotary_dim": 8,
+        "rope_theta": 500.0,
+        "num_local_experts": 6,
+        "num_experts_per_tok": 2,
+        "scoring_func": "sigmoid",
+        "use_qk_norm": True,
+        "use_routing_bias": True,
+    },
 }
 """By name. A config that names its ``architectures`` is written as it is here: as published models spell it, which may
 be older than what transformers writes. A prompt and its continuation are longer than the 32 positions that

@@ -173,7 +173,7 @@ def _published(family: str, weights: dict[str, torch.Tensor]) -> Iterator[tuple[
             yield plain.replace("language_model.", "language_model.model.", 1), value
         return
     called = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
-    if family == "mixtral":
+    if family in ("mixtral", "minimax_m2"):
         called = {"gate": "w1", "up": "w3", "down": "w2"}
         weights = {name.replace(".mlp.", ".block_sparse_moe."): value for name, value in weights.items()}
     for name, value in weights.items():

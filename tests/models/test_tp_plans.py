@@ -39,6 +39,7 @@ WHOLE_NORMS = {
 }
 DIFFERENCES: Mapping[str, Mapping[str, str]] = {
     "qwen2_moe": SHARED,
+    "minimax_m2": WHOLE_NORMS,
     "olmo2": WHOLE_NORMS,
     "olmo3": WHOLE_NORMS,
     "olmoe": WHOLE_NORMS,

@@ -11,6 +11,7 @@ from motley.daemon.models.families.glm4_moe import glm4_moe
 from motley.daemon.models.families.gpt_oss import gpt_oss
 from motley.daemon.models.families.granite import granite
 from motley.daemon.models.families.llama import llama
+from motley.daemon.models.families.minimax_m2 import minimax_m2
 from motley.daemon.models.families.mistral import mistral
 from motley.daemon.models.families.mixtral import mixtral
 from motley.daemon.models.families.olmo2 import olmo2
@@ -32,6 +33,7 @@ FAMILIES: Mapping[str, Callable[[Keys], Model]] = {
     "gpt_oss": gpt_oss,
     "granite": granite,
     "llama": llama,
+    "minimax_m2": minimax_m2,
     "mistral": mistral,
     "mixtral": mixtral,
     "olmo2": olmo2,
