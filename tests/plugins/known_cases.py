@@ -19,7 +19,7 @@ REFUSED: Mapping[str, str] = {
     "gpt-oss": f"motley.CachedAttentionWithSinks, {_EXPERTS}",
     "gpt-oss-mxfp4": f"motley.CachedAttentionWithSinks, {_EXPERTS}",
     "granite": "Mul without a Swish",
-    "minimax-m2": f"motley.CachedAttention with rotary_dim=8 of head_dim=16, .*Sqrt, .*{_EXPERTS}",
+    "minimax-m2": "motley.DistCollective of rows that are not .*rotary_dim=8 of head_dim=16, .*TopK, .*motley.Experts",
     "mixtral": _EXPERTS,
     "mixtral-fused-window": _EXPERTS,
     "olmo2": "motley.DistCollective of rows that are not as wide as the residual, .*Sqrt",
