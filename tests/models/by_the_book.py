@@ -20,6 +20,8 @@ from motley.daemon.models.description.operations import (
     Clip,
     Experts,
     Gated,
+    HeadLinear,
+    Join,
     Linear,
     Norm,
     Operation,
@@ -73,6 +75,12 @@ class _Book:
                 for w, y in zip(ws, ys, strict=True):
                     product = values[x.name] @ self.weights[numbered(w.name, expert)].T
                     values[y.name] = product + (self.weights[numbered(w.bias, expert)] if w.bias else 0.0)
+            case HeadLinear(x=x, y=y):
+                values[y.name] = self._of_heads(operation, values[x.name])
+            case Join(xs, y, first):
+                apart = [values[x.name].reshape(len(values[x.name]), -1, _size(x)) for x in xs]
+                apart[0] = apart[0][..., first:]
+                values[y.name] = np.concatenate(apart, axis=2).reshape(len(apart[0]), -1)
             case Clip(x, y, low, high):
                 values[y.name] = np.minimum(np.maximum(values[x.name], low), high)
             case Attend():
@@ -108,11 +116,17 @@ class _Book:
                 total[number] += weight * self.run(experts.body, x, experts.body_y, int(expert))[0]
         return total
 
+    def _of_heads(self, linear: HeadLinear, x: F64) -> F64:
+        matrices = self.weights[linear.w.name].reshape(-1, _size(linear.y), linear.w.shape[1])
+        heads = x.reshape(len(x), len(matrices), -1)[..., linear.first : linear.first + linear.w.shape[1]]
+        return np.concatenate([heads[:, number] @ matrix.T for number, matrix in enumerate(matrices)], axis=1)
+
     def _attend(self, attend: Attend, values: Values) -> F64:
-        q, k, v = (values[each.name] for each in (attend.q, attend.k, attend.v))
+        q, k, v = (values[(each or attend.k).name] for each in (attend.q, attend.k, attend.v))
         size, group = attend.heads.size, attend.heads.group
         count = len(q)
         q, k = self._rotated(q, attend), self._rotated(k, attend)
+        v = k if attend.v is None else v
         y = np.zeros_like(q)
         for head in range(attend.heads.queries):
             own, read = (slice(number * size, (number + 1) * size) for number in (head, head // group))
@@ -139,6 +153,12 @@ class _Book:
             turned[:, one] = rows[:, one] * cosines - rows[:, other] * sines
             turned[:, other] = rows[:, other] * cosines + rows[:, one] * sines
         return turned
+
+
+def _size(heads: Value) -> int:
+    """Elements of a head."""
+    assert heads.axis.heads is not None
+    return heads.axis.heads.size
 
 
 def _normed(rows: F64, epsilon: float) -> F64:

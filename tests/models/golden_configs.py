@@ -75,6 +75,20 @@ _GLM4_MOE: dict[str, Any] = {
     "first_k_dense_replace": 1,
     "partial_rotary_factor": 0.5,
 }
+_LATENT: dict[str, Any] = {
+    "intermediate_size": 48,
+    "moe_intermediate_size": 32,
+    "q_lora_rank": 32,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 32,
+    "head_dim": ABSENT,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "routed_scaling_factor": 1.75,
+    "first_k_dense_replace": 1,
+}
 _PHI3: dict[str, Any] = {"model_type": "phi3", "num_key_value_heads": 2, "head_dim": ABSENT, "pad_token_id": None}
 _LONG_ROPE: dict[str, Any] = {
     "partial_rotary_factor": 0.75,
@@ -398,6 +412,38 @@ CASES: dict[str, dict[str, Any]] = {
         "scoring_func": "sigmoid",
         "use_qk_norm": True,
         "use_routing_bias": True,
+    },
+    "deepseek-v3": {
+        "architectures": ["DeepseekV3ForCausalLM"],
+        "model_type": "deepseek_v3",
+        **_LATENT,
+        "n_group": 4,
+        "topk_group": 2,
+        "n_shared_experts": 1,
+        "num_nextn_predict_layers": 1,
+        "scoring_func": "sigmoid",
+        "topk_method": "noaux_tc",
+        "rope_theta": 500.0,
+        "rope_scaling": {
+            "type": "yarn",
+            "factor": 4.0,
+            "original_max_position_embeddings": 32,
+            "beta_fast": 4,
+            "beta_slow": 1,
+            "mscale": 1.0,
+            "mscale_all_dim": 0.75,
+        },
+    },
+    "glm4-moe-lite": {
+        "model_type": "glm4_moe_lite",
+        **_LATENT,
+        "first_k_dense_replace": ABSENT,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 6,
+        "q_lora_rank": None,
+        "n_shared_experts": 2,
+        "mlp_layer_types": ["sparse", "dense"],
+        "rope_interleave": False,
     },
 }
 """By name. A config that names its ``architectures`` is written as it is here: as published models spell it, which may

@@ -52,6 +52,35 @@ class Linear:
 
 
 @dataclass(frozen=True)
+class HeadLinear:
+    """A product of each head with a matrix of its own: ``y[h] = x[h][first : first + K] @ w[h].T``.
+
+    Attributes:
+        w: f32[heads * N, K], N rows for each head.
+        first: the first element of each head of x that is multiplied.
+    """
+
+    x: Value
+    w: W
+    y: Value
+    first: int = 0
+
+    @property
+    def ws(self) -> tuple[W, ...]:
+        """As `Linear.ws`."""
+        return (self.w,)
+
+
+@dataclass(frozen=True)
+class Join:
+    """Each head of y is that of the first x, from its element `first` on, and behind it that of the next, whole."""
+
+    xs: tuple[Value, ...]
+    y: Value
+    first: int = 0
+
+
+@dataclass(frozen=True)
 class Clip:
     """``y = min(max(x, low), high)``."""
 
@@ -66,6 +95,7 @@ class Attend:
     """Rotates queries and keys, caches keys and values, and attends to the cache, causally.
 
     Attributes:
+        v: None: the values are the keys, rotated as they are cached, and there is no cache of values.
         rope: which of `Model.ropes` rotates; None: no rotation.
         window: how many positions a row sees, itself included; 0: all.
         scale: of the products of queries and keys.
@@ -76,7 +106,7 @@ class Attend:
     layer: int
     q: Value
     k: Value
-    v: Value
+    v: Value | None
     y: Value
     heads: Heads
     rope: str | None
@@ -210,7 +240,21 @@ class Experts:
 
 
 Operation = (
-    Norm | WholeNorm | Linear | Clip | Attend | Gated | Sum | Scale | ScaleRows | SoftCap | Add | Route | Experts
+    Norm
+    | WholeNorm
+    | Linear
+    | HeadLinear
+    | Join
+    | Clip
+    | Attend
+    | Gated
+    | Sum
+    | Scale
+    | ScaleRows
+    | SoftCap
+    | Add
+    | Route
+    | Experts
 )
 
 
@@ -223,6 +267,8 @@ def weights_of(operation: Operation) -> tuple[W, ...]:
             return gains
         case Linear(ws=ws):
             return ws
+        case HeadLinear(w=w):
+            return (w,)
         case Attend(sinks=W() as sinks):
             return (sinks,)
         case Route(routing=Routing(correction=W() as correction)):

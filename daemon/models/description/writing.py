@@ -9,6 +9,8 @@ refused.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from motley.daemon.models.description.axes import Axis, Heads, Kind, Placement, Value, W, key_axis, query_axis
 from motley.daemon.models.description.model import Layer
 from motley.daemon.models.description.operations import (
@@ -18,6 +20,8 @@ from motley.daemon.models.description.operations import (
     Clip,
     Experts,
     Gated,
+    HeadLinear,
+    Join,
     Linear,
     Norm,
     Operation,
@@ -94,6 +98,31 @@ class Writer:
         self._append(Linear(name, x, ws, made), *made)
         return made
 
+    def head_linear(self, name: str, x: Value, w: W, first: int = 0) -> Value:
+        """A product of each head of x with a matrix of its own, see `HeadLinear`."""
+        heads, made = x.axis.heads, w.out.heads
+        if heads is None or made is None or (heads.queries, heads.keys) != (made.queries, made.keys):
+            raise ShardingError(f"{name}: {x.name} and {w.name} are not of the same heads")
+        if w.in_ is None or w.in_.cut or w.bias or first + w.in_.size > heads.size or x.axis.kind is not w.out.kind:
+            raise ShardingError(f"{name}: {w.name} cannot be multiplied with a part of the heads of {x.name}")
+        self._wants(x, Placement.SHARDED, name)
+        return self._made(HeadLinear(x, w, Value(name, w.out, Placement.SHARDED), first))
+
+    def join(self, name: str, *xs: Value, first: int = 0) -> Value:
+        """The heads of some values, the parts of each head one behind another, see `Join`."""
+        kind, heads = xs[0].axis.kind, [x.axis.heads for x in xs]
+        if kind not in (Kind.HEADS, Kind.KV_HEADS) or any(x.axis.kind is not kind for x in xs):
+            raise ShardingError(f"{name}: {' and '.join(x.name for x in xs)} are not of the same heads")
+        sizes = [each.size for each in heads if each is not None]
+        if len({(each.queries, each.keys) for each in heads if each is not None}) > 1:
+            raise ShardingError(f"{name}: {' and '.join(x.name for x in xs)} are of unlike heads")
+        for x in xs:
+            self._wants(x, Placement.SHARDED, name)
+        assert heads[0] is not None
+        whole = replace(heads[0], size=sum(sizes) - first)
+        axis = query_axis(whole) if kind is Kind.HEADS else key_axis(whole)
+        return self._made(Join(xs, Value(name, axis, Placement.SHARDED), first))
+
     def clip(self, x: Value, limit: float) -> Value:
         """No element is larger than `limit` in magnitude."""
         if x.placement is Placement.PARTIAL:
@@ -106,7 +135,7 @@ class Writer:
         layer: int,
         q: Value,
         k: Value,
-        v: Value,
+        v: Value | None,
         heads: Heads,
         *,
         rope: str | None,
@@ -117,6 +146,8 @@ class Writer:
     ) -> Value:
         """Causal attention to the cache of a layer, see `Attend`."""
         for value, axis in ((q, query_axis(heads)), (k, key_axis(heads)), (v, key_axis(heads))):
+            if value is None:
+                continue
             if value.axis != axis:
                 raise ShardingError(f"{name}: {value.name} is not made of this layer's heads")
             self._wants(value, Placement.SHARDED, name)
@@ -199,7 +230,8 @@ class Writer:
         return self._made(Experts(layer, x, *route, y, count, operations, writer.x, result, base))
 
     def _made(
-        self, operation: Norm | Clip | Attend | Gated | Sum | Scale | ScaleRows | SoftCap | Add | Experts
+        self,
+        operation: Norm | HeadLinear | Join | Clip | Attend | Gated | Sum | Scale | ScaleRows | SoftCap | Add | Experts,
     ) -> Value:
         self._append(operation, operation.y)
         return operation.y

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from motley.daemon.models.description.model import Model
+from motley.daemon.models.families.deepseek_v3 import deepseek_v3
 from motley.daemon.models.families.exaone4 import exaone4
 from motley.daemon.models.families.gemma3 import gemma3
 from motley.daemon.models.families.glm4_moe import glm4_moe
+from motley.daemon.models.families.glm4_moe_lite import glm4_moe_lite
 from motley.daemon.models.families.gpt_oss import gpt_oss
 from motley.daemon.models.families.granite import granite
 from motley.daemon.models.families.llama import llama
@@ -27,9 +29,11 @@ from motley.daemon.models.families.smollm3 import smollm3
 from motley.daemon.models.keys import Keys
 
 FAMILIES: Mapping[str, Callable[[Keys], Model]] = {
+    "deepseek_v3": deepseek_v3,
     "exaone4": exaone4,
     "gemma3_text": gemma3,
     "glm4_moe": glm4_moe,
+    "glm4_moe_lite": glm4_moe_lite,
     "gpt_oss": gpt_oss,
     "granite": granite,
     "llama": llama,

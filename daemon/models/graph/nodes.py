@@ -28,6 +28,8 @@ from motley.daemon.models.description.operations import (
     Clip,
     Experts,
     Gated,
+    HeadLinear,
+    Join,
     Linear,
     Norm,
     Operation,
@@ -38,7 +40,12 @@ from motley.daemon.models.description.operations import (
     Sum,
     WholeNorm,
 )
-from motley.daemon.models.graph.cached_attention import CACHED_ATTENTION, CACHED_ATTENTION_WITH_SINKS
+from motley.daemon.models.graph.cached_attention import (
+    CACHED_ATTENTION,
+    CACHED_ATTENTION_TO_KEYS,
+    CACHED_ATTENTION_WITH_SINKS,
+)
+from motley.daemon.models.graph.head_products import HEAD_PRODUCTS
 from motley.daemon.models.graph.routing import Router
 from motley.daemon.models.keys import ConfigError
 from motley.daemon.weights.places import numbered
@@ -144,6 +151,10 @@ class Nodes:
                 self.terms[ys[0].name] = self._terms(operation)
             case Linear():
                 self._linear(operation)
+            case HeadLinear():
+                self._head_linear(operation)
+            case Join():
+                self._join(operation)
             case Clip(x, y, low, high):
                 self._make(y, "Clip", [self.read(x), self.floats(low), self.floats(high)])
             case Attend():
@@ -249,15 +260,46 @@ class Nodes:
             made[leaf] = self.matmul(at, part, [Piece(tensor, rows, own)], bias)
         return made
 
+    def _head_linear(self, linear: HeadLinear) -> None:
+        name, heads, w = self.named(linear.y.name), linear.x.axis.heads, linear.w
+        assert heads is not None
+        assert w.in_ is not None
+        self.functions[HEAD_PRODUCTS.name] = HEAD_PRODUCTS
+        operands = [self.read(linear.x), self.matrix(f"{name}.weight", self._rows_of(w))]
+        width, first = self.width(linear.x.axis), linear.first
+        more = {"heads": width // heads.size, "first": first, "last": first + w.in_.size, "width": width}
+        self.node(HEAD_PRODUCTS.name, operands, name, domain=DOMAIN, **more)
+        self.given(linear.y, name)
+
+    def _join(self, join: Join) -> None:
+        name, apart = self.named(join.y.name), []
+        made = [self.read(x) for x in join.xs]  # all first: what has three dimensions crosses no segment
+        for index, (x, own) in enumerate(zip(join.xs, made, strict=True)):
+            assert x.axis.heads is not None
+            size, width = x.axis.heads.size, self.width(x.axis)
+            self.crosses(own, width)
+            heads = self.node("Reshape", [own, self.integers((-1, width // size, size))], f"{name}.{index}.heads")
+            if join.first and index == 0:
+                bounds = [self.integers([number]) for number in (join.first, size, 2)]
+                heads = self.node("Slice", [heads, *bounds], f"{name}.{index}.rest")
+            apart.append(heads)
+        joined = self.node("Concat", apart, f"{name}.heads", axis=2)
+        whole = self.width(join.y.axis)
+        self.crosses(name, whole)
+        self.given(join.y, self.node("Reshape", [joined, self.integers((-1, whole))], name))
+
     def _attend(self, attend: Attend) -> None:
-        caches = [f"{kind}_cache.{attend.layer}" for kind in ("key", "value")]
+        if attend.sinks is not None and (attend.soft_cap or attend.v is None):
+            raise ConfigError(
+                f"layer {attend.layer}: sinks are not supported with a soft cap, nor where keys are values"
+            )
+        values = [] if attend.v is None else [attend.v]
+        caches = [f"{kind}_cache.{attend.layer}" for kind in ("key", "value")[: 1 + len(values)]]
         rope = "none" if attend.rope is None else attend.rope
-        operands = [*map(self.read, (attend.q, attend.k, attend.v)), *caches, "position"]
+        operands = [*map(self.read, (attend.q, attend.k, *values)), *caches, "position"]
         operands += [f"cos_cache.{rope}", f"sin_cache.{rope}"]
-        function = CACHED_ATTENTION
+        function = CACHED_ATTENTION if values else CACHED_ATTENTION_TO_KEYS
         if attend.sinks is not None:
-            if attend.soft_cap:
-                raise ConfigError(f"layer {attend.layer}: attention with sinks and a soft cap is not supported")
             function = CACHED_ATTENTION_WITH_SINKS
             (rows,) = self.holding.ranges(attend.sinks.out)
             pieces = (Piece(attend.sinks.name, rows),)
@@ -334,6 +376,10 @@ class Nodes:
         self.given(route.weights)
         self.given(route.chosen)
 
+    def crosses(self, name: str, width: int, kind: int = TensorProto.FLOAT) -> None:
+        """Declare a value [T, width] that may be read on the other side of something that engines compute themselves;
+        only those of ranks need it."""
+
     def partial(self, value: Value) -> Terms:
         """The terms of a partial value that are made here."""
         if value.name not in self.terms:
@@ -350,15 +396,20 @@ class Nodes:
         self, name: str, x: str, pieces: list[Piece], bias: list[Piece], output: str = "", floats: bool = False
     ) -> str:
         """f32[T, K] -> f32[T, N] with the weight f32[N, K] `name`, held as its pieces' tensors are."""
-        held = FLOATS if floats else self.held.get(pieces[0].tensor, FLOATS)
-        weight = Weight(f"{name}.weight", tuple(pieces), held.encoding, held.block, held.zeros)
-        matrix = self.weight(weight)
-        if weight.scale_shape is not None:
-            matrix = self._dequantised(weight)
-        elif weight.encoding is not Encoding.FP32:
-            matrix = self.node("Cast", [matrix], f"{matrix}.fp32", to=TensorProto.FLOAT)
+        matrix = self.matrix(f"{name}.weight", pieces, floats)
         biases = [self.weight(Weight(f"{name}.bias", tuple(bias)))] if bias else []
         return self.node("Gemm", [x, matrix, *biases], output or name, transB=1)
+
+    def matrix(self, name: str, pieces: list[Piece], floats: bool = False) -> str:
+        """f32[N, K] of a weight that is held as its pieces' tensors are."""
+        held = FLOATS if floats else self.held.get(pieces[0].tensor, FLOATS)
+        weight = Weight(name, tuple(pieces), held.encoding, held.block, held.zeros)
+        matrix = self.weight(weight)
+        if weight.scale_shape is not None:
+            return self._dequantised(weight)
+        if weight.encoding is not Encoding.FP32:
+            return self.node("Cast", [matrix], f"{matrix}.fp32", to=TensorProto.FLOAT)
+        return matrix
 
     def _dequantised(self, weight: Weight) -> str:
         """f32[N, K] of a quantised weight: ``(code - zero_point) * scale``, a scale for each block along K."""

@@ -201,7 +201,7 @@ class _RankNodes(RankSums):
 
     def _cache(self, attend: Attend) -> CacheSpec:
         heads = attend.heads.size
-        return CacheSpec(attend.layer, self.width(attend.k.axis) // heads, heads, attend.window)
+        return CacheSpec(attend.layer, self.width(attend.k.axis) // heads, heads, attend.window, attend.v is None)
 
     def rotary_size(self, attend: Attend) -> int:
         """How many elements of each head are rotated."""
@@ -311,7 +311,4 @@ def _constants(
 
 
 def _cache_values(spec: CacheSpec, suffix: str) -> list[onnx.ValueInfoProto]:
-    return [
-        declared_value(f"{kind}_cache.{spec.layer}{suffix}", 1, spec.heads, "C", spec.head_dim)
-        for kind in ("key", "value")
-    ]
+    return [declared_value(f"{name}{suffix}", 1, spec.heads, "C", spec.head_dim) for name in spec.names]
