@@ -86,7 +86,7 @@ class Tensor:
 
 
 def _shifted(rows: range, by: int) -> range:
-    return range(rows[0] + by, rows[-1] + by + 1, rows.step)
+    return range(rows[0] + by, rows[-1] + by + 1, rows.step) if rows else range(0)
 
 
 def numbered(name: str, expert: int | None) -> str:

@@ -52,6 +52,11 @@ from motley.plugins.spans import check_step, spans_of, wanted_rows
 BOUND_KEPT = 32
 """Numbers of rows whose steps stay bound; the one that was not used for longest goes first."""
 
+HELD_LATENTS = (
+    "engine 'onnxruntime' cannot have blocks of latent caches on another node: what is told of a block is as much as"
+    " the block; ask for none there"
+)
+
 TABLES_KEPT = 8
 """Rotary tables of so many lengths of long prompts are kept."""
 
@@ -72,6 +77,8 @@ class OnnxRuntimeEngine:
     def __init__(self, graph: RankGraph, collectives: Collectives, options: EngineOptions) -> None:
         options.check_extra("onnxruntime")
         graph.blocks.check_able("onnxruntime", self.cache_formats, self.reads_far_blocks, self.keeps_windows)
+        if graph.holder is not None and any(spec.keys_alone for spec in graph.caches):
+            raise EngineError(HELD_LATENTS)
         self._graph = graph
         self._collectives = collectives
         self._max_rows = options.max_rows

@@ -42,10 +42,10 @@ TELLING = {
     *("gemma3-softcaps", "glm4-moe-qk-norm", "gpt-oss-mxfp4", "llama-biases-odd-sizes", "llama-llama3-rope-tied"),
     *("llama-mqa", "mistral-window", "mixtral-fused-window", "olmo2", "olmoe-clipped-normalised", "phi3-longrope"),
     *("qwen2-moe", "qwen2-some-windows", "qwen3-biases-some-windows", "qwen3-moe-not-normalised"),
-    *("granite", "smollm3-biases-some-windows"),
+    *("deepseek-v3", "granite", "smollm3-biases-some-windows"),
 }
 """Golden cases that have what their family has, and most of what its other cases have."""
-MADE_OF_OTHERS = {"exaone4", "minimax_m2", "olmo3", "seed_oss"}
+MADE_OF_OTHERS = {"exaone4", "glm4_moe_lite", "minimax_m2", "olmo3", "seed_oss"}
 """Families of which each part is in a telling case of another family; so they have none in `TELLING`."""
 BLOCKS = CacheBlocks(count=160, tokens=8)
 """Of the caches of a `LocalSession`: small ones, so that a sequence has several."""

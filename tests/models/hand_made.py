@@ -25,6 +25,7 @@ from motley.daemon.models.families.blocks import (
     pre_norm_layer,
     usual_names,
 )
+from motley.daemon.models.families.latent import Latent, latent_attention
 
 SHAPE = Shape(
     layers=2, hidden=48, heads=Heads(12, 4, 16), vocabulary=61, epsilon=1e-5, tied=False, eos=(), norm_offset=0.0
@@ -66,6 +67,14 @@ def sinks() -> Model:
 
 def soft_capped_attention() -> Model:
     return of_blocks(lambda writer, number, x: attention(writer, SHAPE, number, x, soft_cap=0.5, scale=0.7))
+
+
+def latent(queries: int) -> Model:
+    """Latent attention, of queries that are made of a row of their own if it has elements."""
+    sizes = Latent(12, queries, latent=32, plain=16, turned=8, values=32, neighbours=True, scale=0.3)
+    return of_blocks(
+        lambda writer, number, x: latent_attention(writer, SHAPE, sizes, number, x), ropes={"main": Rope(100.0, 8)}
+    )
 
 
 def several_ropes() -> Model:
@@ -251,6 +260,8 @@ CORRECTION = W("", Axis(Kind.PLAIN, 8, "experts"))
 MODELS: Mapping[str, Callable[[], Model]] = {
     "sinks": sinks,
     "soft capped attention": soft_capped_attention,
+    "latent": partial(latent, 0),
+    "latent queries": partial(latent, 16),
     "several ropes": several_ropes,
     "partial rope": partial_rope,
     "unlike heads": unlike_heads,

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import log
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from motley.daemon.models.cutting.profile import profile
 from motley.daemon.models.description.axes import Heads, Kind, Value
 from motley.daemon.models.description.model import Model, expected_shapes, tensors
 from motley.daemon.models.description.operations import (
@@ -30,9 +32,11 @@ from motley.daemon.models.description.rope import (
 from motley.daemon.models.keys import ConfigError
 from motley.daemon.models.reading import read_model
 from tests.models.configs import (
+    DEEPSEEK_V3,
     EXAONE4,
     GEMMA3,
     GLM4_MOE,
+    GLM4_MOE_LITE,
     GPT_OSS,
     GRANITE,
     LLAMA,
@@ -204,6 +208,18 @@ def expert_widths(model: Model) -> list[Value]:
 def test_how_experts_are_scored_may_be_said(tmp_path: Path) -> None:
     said = read(tmp_path, GLM4_MOE | {"scoring_func": "sigmoid", "topk_method": "noaux_tc"})
     assert said == read(tmp_path, GLM4_MOE)
+
+
+def test_latent_attention_keeps_one_short_row_of_a_token(tmp_path: Path) -> None:
+    model = read(tmp_path, DEEPSEEK_V3 | {"rope_scaling": YARN | {"mscale": 1.0, "mscale_all_dim": 0.5}})
+    attend = attentions(model)[0]
+    assert (attend.heads, attend.v, attend.window) == (Heads(4, 1, 40), None, 0)
+    assert attend.scale == pytest.approx(24**-0.5 * (0.05 * log(4.0) + 1) ** 2)
+    assert model.expert_layers == [1, 2]
+    assert model.ignored == ("model.layers.3.",)
+    told = profile(model, "fp32", 32)
+    assert (told.kv_groups, tuple(told.attention_splits)) == (1, (1, 2, 4))
+    assert told.cache_bytes_per_token == 3 * 40 * 4
 
 
 def test_a_dense_model_has_no_experts(tmp_path: Path) -> None:
@@ -414,6 +430,13 @@ def test_end_tokens_of_both_files(tmp_path: Path) -> None:
         (GLM4_MOE | {"topk_method": "greedy"}, "topk_method"),
         (GLM4_MOE | {"n_group": 4}, "n_group"),
         (GLM4_MOE | {"n_group": 3, "topk_group": 4}, "topk_group"),
+        (DEEPSEEK_V3 | {"attention_bias": True}, "attention_bias"),
+        (DEEPSEEK_V3 | {"qk_rope_head_dim": 7}, "qk_rope_head_dim"),
+        (DEEPSEEK_V3 | {"num_key_value_heads": 2}, "num_key_value_heads"),
+        (DEEPSEEK_V3 | {"moe_layer_freq": 2}, "moe_layer_freq"),
+        (without(DEEPSEEK_V3, "kv_lora_rank"), "kv_lora_rank"),
+        (GLM4_MOE_LITE | {"mlp_layer_types": ["dense"] * 3}, "mlp_layer_types"),
+        (GLM4_MOE_LITE | {"mlp_layer_types": ["dense", "sparse"]}, "mlp_layer_types"),
         (MINIMAX_M2 | {"rotary_dim": 32}, "rotary_dim"),
         (MINIMAX_M2 | {"attn_type_list": [1, 0, 1]}, "attn_type_list"),
         (MINIMAX_M2 | {"shared_intermediate_size": 64}, "shared_intermediate_size"),
