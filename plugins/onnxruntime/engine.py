@@ -57,6 +57,9 @@ HELD_LATENTS = (
     " the block; ask for none there"
 )
 
+GATHERINGS = 3
+"""That a layer has at most: of attention, an MLP and experts. What it gathers may be read as late as at its end."""
+
 TABLES_KEPT = 8
 """Rotary tables of so many lengths of long prompts are kept."""
 
@@ -121,8 +124,7 @@ class OnnxRuntimeEngine:
         }
         gatherings = (each.then for each in segments if isinstance(each.then, Gathering))
         most = max((len(each.gathered) * self._workshop.width(each.gathered[0]) for each in gatherings), default=0)
-        # What one segment gathers is read by the next, while that makes its own.
-        self._gathers = [np.zeros(most * most_rows, np.float32) for _ in range(2)]
+        self._gathers = [np.zeros(most * most_rows, np.float32) for _ in range(GATHERINGS)]
         self._alone = options.exact
         """Nobody else is to be asked."""
         if options.exact:

@@ -31,6 +31,7 @@ from motley.daemon.models.description.operations import (
     ScaleRows,
     SoftCap,
     Sum,
+    Times,
     WholeNorm,
 )
 from motley.daemon.models.description.rope import rotary_tables
@@ -91,6 +92,8 @@ class _Book:
                 values[y.name] = values[x.name]
             case Scale(x, y, by):
                 values[y.name] = values[x.name] * by
+            case Times(x, w, y):
+                values[y.name] = values[x.name] * self.weights[w.name]
             case ScaleRows(x, by, y):
                 values[y.name] = values[x.name] * _sigmoid(values[by.name])
             case SoftCap(x, y, cap):
@@ -101,8 +104,10 @@ class _Book:
                 correction = operation.routing.correction
                 more = 0.0 if correction is None else self.weights[correction.name]
                 routed = [_routed(row, operation.routing, more) for row in values[operation.logits.name]]
-                values[operation.weights.name] = np.array([weights for weights, _ in routed])
-                values[operation.chosen.name] = np.array([chosen for _, chosen in routed])
+                chosen = values[operation.chosen.name] = np.array([chosen for _, chosen in routed])
+                gains = operation.routing.gains
+                by = 1.0 if gains is None else self.weights[gains.name][chosen]
+                values[operation.weights.name] = np.array([weights for weights, _ in routed]) * by
             case Experts():
                 values[operation.y.name] = self._experts(operation, values)
 

@@ -42,7 +42,7 @@ TELLING = {
     *("gemma3-softcaps", "glm4-moe-qk-norm", "gpt-oss-mxfp4", "llama-biases-odd-sizes", "llama-llama3-rope-tied"),
     *("llama-mqa", "mistral-window", "mixtral-fused-window", "olmo2", "olmoe-clipped-normalised", "phi3-longrope"),
     *("qwen2-moe", "qwen2-some-windows", "qwen3-biases-some-windows", "qwen3-moe-not-normalised"),
-    *("deepseek-v3", "granite", "smollm3-biases-some-windows"),
+    *("deepseek-v3", "gemma4-experts", "granite", "smollm3-biases-some-windows"),
 }
 """Golden cases that have what their family has, and most of what its other cases have."""
 MADE_OF_OTHERS = {"exaone4", "glm4_moe_lite", "minimax_m2", "olmo3", "seed_oss"}

@@ -58,6 +58,12 @@ GLM4_MOE_LITE = GLM4_MOE | _LATENT | {"model_type": "glm4_moe_lite"}
 MINIMAX_M2 = LLAMA | {"model_type": "minimax_m2", "num_local_experts": 6, "num_experts_per_tok": 2, "head_dim": 16}
 GPT_OSS = LLAMA | {"model_type": "gpt_oss", "num_local_experts": 6, "num_experts_per_tok": 2}
 GEMMA3 = {key: value for key, value in LLAMA.items() if key != "hidden_act"} | {"model_type": "gemma3_text"}
+GEMMA4 = GEMMA3 | {
+    "model_type": "gemma4_text",
+    "hidden_size_per_layer_input": 0,
+    "global_head_dim": 32,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+}
 LLAMA3 = {
     "factor": 8.0,
     "low_freq_factor": 1.0,

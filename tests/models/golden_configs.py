@@ -58,6 +58,25 @@ _GEMMA3: dict[str, Any] = {
     "sliding_window": 8,
     "tie_word_embeddings": True,
 }
+_GEMMA4: dict[str, Any] = {
+    "architectures": ["Gemma4ForCausalLM"],
+    "model_type": "gemma4_text",
+    "hidden_size": 80,
+    "intermediate_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "global_head_dim": 32,
+    "sliding_window": 8,
+    "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+    "hidden_size_per_layer_input": 0,
+    "final_logit_softcapping": 20.0,
+    "tie_word_embeddings": True,
+    "rope_parameters": {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+        "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.5, "rope_theta": 500.0},
+    },
+}
 _GPT_OSS: dict[str, Any] = {
     "model_type": "gpt_oss",
     "intermediate_size": 64,
@@ -444,6 +463,16 @@ CASES: dict[str, dict[str, Any]] = {
         "n_shared_experts": 2,
         "mlp_layer_types": ["sparse", "dense"],
         "rope_interleave": False,
+    },
+    "gemma4": {**_GEMMA4, "attention_k_eq_v": True, "num_global_key_value_heads": 1},
+    "gemma4-experts": {
+        **_GEMMA4,
+        "num_hidden_layers": 2,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "enable_moe_block": True,
+        "num_experts": 6,
+        "top_k_experts": 2,
+        "moe_intermediate_size": 32,
     },
 }
 """By name. A config that names its ``architectures`` is written as it is here: as published models spell it, which may

@@ -183,6 +183,16 @@ def scaled_after_the_sum() -> Model:
     return of_blocks(mlp=scaled)
 
 
+def layers_times_a_number() -> Model:
+    """What a block adds is multiplied by a number of the checkpoint once it has been summed."""
+
+    def timed(writer: Writer, number: int, x: Value) -> Value:
+        by = W(f"model.layers.{number}.by", Axis(Kind.PLAIN, 1, "1"))
+        return writer.times(f"layers.{number}.mlp.timed", mlp(writer, number, x), by)
+
+    return of_blocks(mlp=timed)
+
+
 # -- MLPs and experts ------------------------------------------------------------------------------------------------
 
 
@@ -236,6 +246,8 @@ def mixture(
         rule = routing
         if routing.correction is not None:
             rule = replace(routing, correction=replace(routing.correction, name=f"{module}.correction"))
+        if routing.gains is not None:
+            rule = replace(routing, gains=replace(routing.gains, name=f"{module}.gains"))
         names: MlpNames = usual_names(f"{module}.experts.{{expert}}", bias=bias)
         y = experts(
             writer,
@@ -255,7 +267,7 @@ def mixture(
     return of_blocks(mlp=own, shape=replace(SHAPE, layers=3))
 
 
-CORRECTION = W("", Axis(Kind.PLAIN, 8, "experts"))
+PER_EXPERT = W("", Axis(Kind.PLAIN, 8, "experts"))
 
 MODELS: Mapping[str, Callable[[], Model]] = {
     "sinks": sinks,
@@ -282,12 +294,14 @@ MODELS: Mapping[str, Callable[[], Model]] = {
     "softmax of chosen": partial(mixture, Routing(3, "softmax of chosen"), bias=True, activation=Activation.CLAMPED),
     "sigmoid with a correction": partial(
         mixture,
-        Routing(3, "sigmoid", normalised=True, epsilon=1e-2, scaling=2.5, correction=CORRECTION),
+        Routing(3, "sigmoid", normalised=True, epsilon=1e-2, scaling=2.5, correction=PER_EXPERT),
         shared=SharedExpert(64, "shared_experts", gated=False),
     ),
+    "weights of experts with gains": partial(mixture, Routing(3, normalised=True, scaling=0.5, gains=PER_EXPERT)),
+    "layers times a number": layers_times_a_number,
     "groups": partial(
         mixture,
-        Routing(2, "sigmoid", normalised=True, groups=4, groups_kept=2, correction=CORRECTION),
+        Routing(2, "sigmoid", normalised=True, groups=4, groups_kept=2, correction=PER_EXPERT),
         bias=True,
         shared=SharedExpert(32),
     ),

@@ -98,6 +98,8 @@ def _write_model(folder: Path, settings: dict[str, Any], seed: int) -> None:
     for name, value in model.named_buffers():
         if name.endswith("e_score_correction_bias"):
             weights[name] = 0.3 * torch.randn(value.shape, generator=generator)
+        if name.endswith("layer_scalar"):
+            weights[name] = 1 + 0.3 * torch.randn(value.shape, generator=generator)
     if "architectures" in settings:
         (folder / "config.json").write_text(json.dumps(settings, indent=2) + "\n")
     else:
@@ -118,6 +120,12 @@ def _drawn_for_family(family: str, name: str, noise: torch.Tensor) -> torch.Tens
             return noise - 1
         if "norm" in name:  # what is drawn is a norm's distance from 1; queries and keys get longer
             return 0.2 * noise + ("q_norm" in name or "k_norm" in name)
+        return 0.3 * noise if "embed_tokens" in name else None  # the embedding is multiplied by 9, and is the head
+    if family == "gemma4_text":
+        if name.endswith(("router.scale", "per_expert_scale")):
+            return 1 + 0.5 * noise
+        if name.endswith("model.norm.weight"):  # of any sign, or the text would repeat the last token for ever
+            return noise
         return 0.3 * noise if "embed_tokens" in name else None  # the embedding is multiplied by 9, and is the head
     if family == "gpt_oss":
         if name.endswith("sinks"):
@@ -164,7 +172,7 @@ def _in_mxfp4(weights: dict[str, torch.Tensor]) -> Iterator[tuple[str, torch.Ten
 
 def _published(family: str, weights: dict[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
     """Weights as published checkpoints have them: each expert's matrices apart, but where they are not."""
-    if family == "gpt_oss":
+    if family in ("gpt_oss", "gemma4_text"):
         yield from weights.items()
         return
     if family == "gemma3":

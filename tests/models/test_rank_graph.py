@@ -263,11 +263,13 @@ def test_profile_counts_what_a_share_holds(case: Case, quantisation: str) -> Non
         + told.mlp_units * told.mlp_unit_bytes
         + told.vocabulary_units * told.vocabulary_unit_bytes
     )
-    uneven = any(width // block % cut.mlp for width, block in cut.mlp_blocks.items())
+    unlike = len({attend.heads.keys for attend in case.attentions}) > 1  # a unit counts as the largest layer's
+    uneven = unlike or any(width // block % cut.mlp for width, block in cut.mlp_blocks.items())
     assert stored < units_cost if uneven else stored == units_cost
     assert told.fixed_bytes > norms
     a_token = CacheBlocks(1, 1).bytes_of(declared.caches)
-    assert told.kv_groups * told.cache_bytes_per_token == a_token
+    in_units = told.kv_groups * told.cache_bytes_per_token
+    assert a_token < in_units if unlike else a_token == in_units
     assert (tuple(told.attention_splits), told.mlp_units) == (cut.attention_splits, cut.mlp)
     assert (told.family, told.layers, told.context_length) == (model.family, len(model.layers), model.context)
 

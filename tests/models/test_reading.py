@@ -26,15 +26,14 @@ from motley.daemon.models.description.operations import (
     Sum,
     WholeNorm,
 )
-from motley.daemon.models.description.rope import (
-    Rope,
-)
+from motley.daemon.models.description.rope import ProportionalScaling, Rope
 from motley.daemon.models.keys import ConfigError
 from motley.daemon.models.reading import read_model
 from tests.models.configs import (
     DEEPSEEK_V3,
     EXAONE4,
     GEMMA3,
+    GEMMA4,
     GLM4_MOE,
     GLM4_MOE_LITE,
     GPT_OSS,
@@ -220,6 +219,17 @@ def test_latent_attention_keeps_one_short_row_of_a_token(tmp_path: Path) -> None
     told = profile(model, "fp32", 32)
     assert (told.kv_groups, tuple(told.attention_splits)) == (1, (1, 2, 4))
     assert told.cache_bytes_per_token == 3 * 40 * 4
+
+
+def test_gemma4_has_wide_heads_where_a_layer_sees_everything(tmp_path: Path) -> None:
+    model = read(tmp_path, GEMMA4 | {"attention_k_eq_v": True, "num_global_key_value_heads": 1})
+    wide = Heads(4, 1, 32)
+    assert [attend.heads for attend in attentions(model)] == [Heads(4, 2, 256), Heads(4, 2, 256), wide]
+    assert windows(model) == [512, 512, 0]
+    assert model.ropes == {"full": Rope(1e6, 32, ProportionalScaling(4)), "sliding": Rope(1e4, 256)}
+    names = {name for name in expected_shapes(model) if "v_proj" in name}
+    assert names == {f"model.layers.{layer}.self_attn.v_proj.weight" for layer in (0, 1)}
+    assert (model.tied, model.embedding_scale, model.experts) == (True, 8.0, None)
 
 
 def test_a_dense_model_has_no_experts(tmp_path: Path) -> None:
@@ -442,6 +452,14 @@ def test_end_tokens_of_both_files(tmp_path: Path) -> None:
         (MINIMAX_M2 | {"shared_intermediate_size": 64}, "shared_intermediate_size"),
         (GPT_OSS | {"swiglu_limit": 10.0}, "swiglu_limit"),
         (GPT_OSS | {"mlp_bias": True}, "mlp_bias"),
+        (without(GEMMA4, "hidden_size_per_layer_input"), "hidden_size_per_layer_input"),
+        (GEMMA4 | {"hidden_size_per_layer_input": 256}, "hidden_size_per_layer_input"),
+        (GEMMA4 | {"num_kv_shared_layers": 2}, "num_kv_shared_layers"),
+        (GEMMA4 | {"use_bidirectional_attention": "all"}, "use_bidirectional_attention"),
+        (GEMMA4 | {"layer_types": ["full_attention"] * 2 + ["sliding_attention"]}, "layer_types"),
+        (GEMMA4 | {"attention_k_eq_v": True, "num_global_key_value_heads": 3}, "num_global_key_value_heads"),
+        (GEMMA4 | {"enable_moe_block": True}, "top_k_experts"),
+        (GEMMA4 | {"rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 2.0}}}, "rope_type"),
         (GEMMA3 | {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
         (GEMMA3 | {"hidden_activation": "gelu"}, "hidden_activation"),
         (GEMMA3 | {"use_bidirectional_attention": True}, "use_bidirectional_attention"),

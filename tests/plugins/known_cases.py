@@ -15,6 +15,8 @@ REFUSED: Mapping[str, str] = {
     "gemma3": f"Mul without a Swish, Gelu, {_TABLES}",
     "gemma3-softcaps": f"Mul without a Swish, Gelu, Tanh, {_TABLES}",
     "gemma3-with-vision": f"Mul without a Swish, Gelu, {_TABLES}",
+    "gemma4": f"Mul without a Swish, RMSNormalization without a gain, Gelu, Tanh, {_TABLES}",
+    "gemma4-experts": f"Mul without a Swish, RMSNormalization without a gain, Gelu, .*{_EXPERTS}, Tanh, {_TABLES}",
     "glm4-moe": f"motley.CachedAttention with rotary_dim=8 of head_dim=16, .*{_EXPERTS}",
     "glm4-moe-qk-norm": f"motley.CachedAttention with rotary_dim=16 of head_dim=32, .*{_EXPERTS}",
     "glm4-moe-lite": f"motley.HeadProducts, .*motley.CachedAttentionToKeys, .*{_EXPERTS}",

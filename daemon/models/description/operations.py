@@ -155,6 +155,15 @@ class Scale:
 
 
 @dataclass(frozen=True)
+class Times:
+    """``y = x * w``, all elements by the one number that a weight f32[1] is."""
+
+    x: Value
+    w: W
+    y: Value
+
+
+@dataclass(frozen=True)
 class ScaleRows:
     """``y = x * sigmoid(by)``, a number per row: f32[T, N] and f32[T, 1]."""
 
@@ -193,6 +202,7 @@ class Routing:
             their two best scores. 1: they are in none.
         scaling: what the weights are multiplied by in the end.
         correction: f32[experts], added to the scores for choosing alone; None: nothing is.
+        gains: f32[experts], what the weight of each expert is multiplied by in the end; None: nothing.
     """
 
     chosen: int
@@ -203,6 +213,7 @@ class Routing:
     groups_kept: int = 1
     scaling: float = 1.0
     correction: W | None = None
+    gains: W | None = None
 
 
 @dataclass(frozen=True)
@@ -250,6 +261,7 @@ Operation = (
     | Gated
     | Sum
     | Scale
+    | Times
     | ScaleRows
     | SoftCap
     | Add
@@ -271,7 +283,9 @@ def weights_of(operation: Operation) -> tuple[W, ...]:
             return (w,)
         case Attend(sinks=W() as sinks):
             return (sinks,)
-        case Route(routing=Routing(correction=W() as correction)):
-            return (correction,)
+        case Times(w=w):
+            return (w,)
+        case Route(routing=Routing(correction=correction, gains=gains)):
+            return tuple(w for w in (correction, gains) if w is not None)
         case _:
             return ()

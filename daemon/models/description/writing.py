@@ -31,9 +31,15 @@ from motley.daemon.models.description.operations import (
     ScaleRows,
     SoftCap,
     Sum,
+    Times,
     WholeNorm,
 )
 from motley.daemon.models.keys import ConfigError
+
+OfOneValue = (
+    Norm | HeadLinear | Join | Clip | Attend | Gated | Sum | Scale | Times | ScaleRows | SoftCap | Add | Experts
+)
+"""Operations that make one value."""
 
 
 class ShardingError(ConfigError):
@@ -175,6 +181,12 @@ class Writer:
         """x times a number; x itself where that is 1."""
         return x if by == 1.0 else self._made(Scale(x, Value(f"{x.name}.scaled", x.axis, x.placement), by))
 
+    def times(self, name: str, x: Value, w: W) -> Value:
+        """x times a number that is a weight f32[1]."""
+        if w.shape != (1,) or w.out.cut:
+            raise ShardingError(f"{name}: {w.name} is no single number")
+        return self._made(Times(self.replicated(x), w, Value(name, x.axis)))
+
     def scaled_rows(self, name: str, x: Value, by: Value) -> Value:
         """x times the sigmoid of a number per row, f32[T, 1] on every rank."""
         self._wants(by, Placement.REPLICATED, name)
@@ -231,7 +243,19 @@ class Writer:
 
     def _made(
         self,
-        operation: Norm | HeadLinear | Join | Clip | Attend | Gated | Sum | Scale | ScaleRows | SoftCap | Add | Experts,
+        operation: Norm
+        | HeadLinear
+        | Join
+        | Clip
+        | Attend
+        | Gated
+        | Sum
+        | Scale
+        | Times
+        | ScaleRows
+        | SoftCap
+        | Add
+        | Experts,
     ) -> Value:
         self._append(operation, operation.y)
         return operation.y

@@ -8,6 +8,7 @@ from motley.daemon.models.description.model import Model
 from motley.daemon.models.families.deepseek_v3 import deepseek_v3
 from motley.daemon.models.families.exaone4 import exaone4
 from motley.daemon.models.families.gemma3 import gemma3
+from motley.daemon.models.families.gemma4 import gemma4
 from motley.daemon.models.families.glm4_moe import glm4_moe
 from motley.daemon.models.families.glm4_moe_lite import glm4_moe_lite
 from motley.daemon.models.families.gpt_oss import gpt_oss
@@ -32,10 +33,12 @@ FAMILIES: Mapping[str, Callable[[Keys], Model]] = {
     "deepseek_v3": deepseek_v3,
     "exaone4": exaone4,
     "gemma3_text": gemma3,
+    "gemma4_text": gemma4,
     "glm4_moe": glm4_moe,
     "glm4_moe_lite": glm4_moe_lite,
     "gpt_oss": gpt_oss,
     "granite": granite,
+    "kimi_k2": deepseek_v3,
     "llama": llama,
     "minimax_m2": minimax_m2,
     "mistral": mistral,
@@ -53,5 +56,5 @@ FAMILIES: Mapping[str, Callable[[Keys], Model]] = {
 }
 """What describes a model, by the ``model_type`` of its config. Each raises `ConfigError`."""
 
-TEXT_PARTS: Mapping[str, str] = {"gemma3": "gemma3_text"}
+TEXT_PARTS: Mapping[str, str] = {"gemma3": "gemma3_text", "gemma4": "gemma4_text"}
 """Models of more than text whose text part (``text_config``) is of a family: its ``model_type``."""

@@ -38,6 +38,7 @@ from motley.daemon.models.description.operations import (
     ScaleRows,
     SoftCap,
     Sum,
+    Times,
     WholeNorm,
 )
 from motley.daemon.models.graph.cached_attention import (
@@ -46,15 +47,14 @@ from motley.daemon.models.graph.cached_attention import (
     CACHED_ATTENTION_WITH_SINKS,
 )
 from motley.daemon.models.graph.head_products import HEAD_PRODUCTS
+from motley.daemon.models.graph.protos import STORED_AS, stored
 from motley.daemon.models.graph.routing import Router
 from motley.daemon.models.keys import ConfigError
 from motley.daemon.weights.places import numbered
 from motley.daemon.weights.quantise import ZERO_POINT
-from motley.daemon.weights.spec import SHARE_FILE, Encoding, Piece, Placed, Weight
+from motley.daemon.weights.spec import Encoding, Piece, Placed, Weight
 from motley.plugins.engine import DOMAIN
 
-OPSET = 24
-IR_VERSION = 11
 CLAMPED_LIMIT, CLAMPED_ALPHA = 7.0, 1.702
 """Of `Activation.CLAMPED`."""
 
@@ -163,6 +163,9 @@ class Nodes:
                 self._gated(operation)
             case Scale(x, y, by):
                 self._scale(x, y, by)
+            case Times(x, w, y):
+                number = self.weight(Weight(f"{self.named(y.name)}.by", (Piece(w.name, range(1)),)))
+                self._make(y, "Mul", [self.read(x), number])
             case ScaleRows():
                 self._scale_rows(operation)
             case SoftCap(x, y, cap):
@@ -417,7 +420,7 @@ class Nodes:
         if weight.zeros:
             zero_point = f"{weight.name}.zero"
         else:
-            centre = helper.make_tensor("value", _STORED_AS[weight.encoding], [1], [ZERO_POINT[weight.encoding]])
+            centre = helper.make_tensor("value", STORED_AS[weight.encoding], [1], [ZERO_POINT[weight.encoding]])
             shape = self.integers(weight.scale_shape)
             zero_point = self.node("ConstantOfShape", [shape], f"{weight.name}.zero_point", value=centre)
         return self.node(
@@ -468,7 +471,7 @@ class Nodes:
 
     def initializers(self, placed: Iterable[Placed]) -> list[onnx.TensorProto]:
         """The constants, and references to the weights where they are in the share file."""
-        return [*self.constants.values(), *(tensor for place in placed for tensor in _stored(place))]
+        return [*self.constants.values(), *(tensor for place in placed for tensor in stored(place))]
 
 
 def _suffix(leaves: range) -> str:
@@ -484,47 +487,3 @@ def runs(numbers: Sequence[int]) -> list[range]:
 def scaled(span: range, width: int) -> range:
     """Heads as elements."""
     return range(span.start * width, span.stop * width)
-
-
-def declared_value(name: str, *shape: int | str, kind: int = TensorProto.FLOAT) -> onnx.ValueInfoProto:
-    """A value's name, type and shape; a string is a dimension that is not known beforehand."""
-    return helper.make_tensor_value_info(name, kind, shape)
-
-
-def whole_model(graph: onnx.GraphProto, functions: Sequence[onnx.FunctionProto] = ()) -> onnx.ModelProto:
-    """A graph as a model of the operator sets that we use."""
-    return helper.make_model(
-        graph,
-        functions=functions,
-        opset_imports=[helper.make_opsetid("", OPSET), helper.make_opsetid(DOMAIN, 1)],
-        ir_version=IR_VERSION,
-        producer_name="motley",
-    )
-
-
-_STORED_AS = {
-    Encoding.FP32: TensorProto.FLOAT,
-    Encoding.FP16: TensorProto.FLOAT16,
-    Encoding.INT8: TensorProto.UINT8,
-    Encoding.INT4: TensorProto.UINT4,
-}
-
-
-def _stored(place: Placed) -> list[onnx.TensorProto]:
-    """The initializers of a weight: references to where they are in the share file."""
-    weight = place.weight
-    tensors = [_external(weight.name, _STORED_AS[weight.encoding], weight.shape, place.data_offset, weight.data_bytes)]
-    if weight.scale_shape is not None:
-        scale = f"{weight.name}.scale"
-        tensors.append(_external(scale, TensorProto.FLOAT, weight.scale_shape, place.scale_offset, weight.scale_bytes))
-        if weight.zeros:
-            zero, kind = f"{weight.name}.zero", _STORED_AS[weight.encoding]
-            tensors.append(_external(zero, kind, weight.scale_shape, place.zero_offset, weight.zero_bytes))
-    return tensors
-
-
-def _external(name: str, kind: int, shape: Sequence[int], offset: int, length: int) -> onnx.TensorProto:
-    tensor = TensorProto(name=name, data_type=kind, dims=shape, data_location=TensorProto.EXTERNAL)
-    for key, value in (("location", SHARE_FILE), ("offset", str(offset)), ("length", str(length))):
-        tensor.external_data.add(key=key, value=value)
-    return tensor

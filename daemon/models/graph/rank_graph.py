@@ -35,7 +35,8 @@ from motley.daemon.models.cutting.units import Units, units, validate_shares
 from motley.daemon.models.description.model import Layer, Model
 from motley.daemon.models.description.operations import Attend, Experts, WholeNorm
 from motley.daemon.models.description.rope import Rope, rotary_tables
-from motley.daemon.models.graph.nodes import Nodes, declared_value, whole_model
+from motley.daemon.models.graph.nodes import Nodes
+from motley.daemon.models.graph.protos import declared_value, whole_model
 from motley.daemon.models.graph.rank_norms import lower_whole_norm
 from motley.daemon.models.graph.rank_sums import RankSums
 from motley.daemon.models.keys import ConfigError
