@@ -97,6 +97,55 @@ def _qwen3_moe(**values: Any) -> dict[str, Any]:
     }
 
 
+_DEEPSEEK_YARN = {
+    "type": "yarn",
+    "original_max_position_embeddings": 4096,
+    "beta_slow": 1.0,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+}
+
+
+def _deepseek(**values: Any) -> dict[str, Any]:
+    return _config(
+        "deepseek_v3",
+        "DeepseekV3ForCausalLM",
+        rms_norm_eps=1e-6,
+        q_lora_rank=1536,
+        kv_lora_rank=512,
+        qk_nope_head_dim=128,
+        qk_rope_head_dim=64,
+        v_head_dim=128,
+        num_experts_per_tok=8,
+        n_shared_experts=1,
+        num_nextn_predict_layers=0,
+        scoring_func="sigmoid",
+        topk_method="noaux_tc",
+        **values,
+    )
+
+
+def _gemma4(**values: Any) -> dict[str, Any]:
+    config = _config(
+        "gemma4_text",
+        "Gemma4ForCausalLM",
+        vocab_size=262144,
+        head_dim=256,
+        global_head_dim=512,
+        attention_k_eq_v=True,
+        hidden_size_per_layer_input=0,
+        sliding_window=1024,
+        final_logit_softcapping=30.0,
+        max_position_embeddings=262144,
+        rms_norm_eps=1e-6,
+        bos_token_id=2,
+        eos_token_id=1,
+        **values,
+    )
+    config.pop("hidden_act")
+    return config | {"hidden_activation": "gelu_pytorch_tanh", "tie_word_embeddings": True}
+
+
 SHAPES: dict[str, dict[str, Any]] = {
     "tinyllama-1.1b": _llama(
         hidden_size=2048,
@@ -240,6 +289,133 @@ SHAPES: dict[str, dict[str, Any]] = {
         bos_token_id=0,
         eos_token_id=2,
     ),
+    "deepseek-v3": _deepseek(
+        vocab_size=129280,
+        hidden_size=7168,
+        intermediate_size=18432,
+        moe_intermediate_size=2048,
+        num_hidden_layers=61,
+        num_attention_heads=128,
+        num_key_value_heads=128,
+        n_routed_experts=256,
+        n_group=8,
+        topk_group=4,
+        first_k_dense_replace=3,
+        routed_scaling_factor=2.5,
+        max_position_embeddings=163840,
+        rope_theta=10000.0,
+        rope_scaling={**_DEEPSEEK_YARN, "factor": 40.0, "beta_fast": 32.0},
+        bos_token_id=0,
+        eos_token_id=1,
+    ),
+    "kimi-k2": _deepseek(
+        vocab_size=163840,
+        hidden_size=7168,
+        intermediate_size=18432,
+        moe_intermediate_size=2048,
+        num_hidden_layers=61,
+        num_attention_heads=64,
+        num_key_value_heads=64,
+        n_routed_experts=384,
+        n_group=1,
+        topk_group=1,
+        first_k_dense_replace=1,
+        routed_scaling_factor=2.827,
+        max_position_embeddings=131072,
+        rope_theta=50000.0,
+        rope_scaling={**_DEEPSEEK_YARN, "factor": 32.0, "beta_fast": 1.0},
+        bos_token_id=163584,
+        eos_token_id=163586,
+    ),
+    "glm-4.7-flash": _deepseek(
+        vocab_size=154880,
+        hidden_size=2048,
+        intermediate_size=10240,
+        moe_intermediate_size=1536,
+        num_hidden_layers=47,
+        num_attention_heads=20,
+        num_key_value_heads=20,
+        n_routed_experts=64,
+        n_group=1,
+        topk_group=1,
+        routed_scaling_factor=1.8,
+        max_position_embeddings=202752,
+        rope_theta=1000000.0,
+        bos_token_id=0,
+        eos_token_id=154820,
+    )
+    | {
+        "architectures": ["Glm4MoeLiteForCausalLM"],
+        "model_type": "glm4_moe_lite",
+        "num_experts_per_tok": 4,
+        "q_lora_rank": 768,
+        "qk_nope_head_dim": 192,
+        "v_head_dim": 256,
+    },
+    "glm-flash-quarter": _deepseek(
+        vocab_size=32000,
+        hidden_size=1024,
+        intermediate_size=5120,
+        moe_intermediate_size=768,
+        num_hidden_layers=12,
+        num_attention_heads=10,
+        num_key_value_heads=10,
+        n_routed_experts=32,
+        n_group=1,
+        topk_group=1,
+        routed_scaling_factor=1.8,
+        max_position_embeddings=202752,
+        rope_theta=1000000.0,
+        bos_token_id=0,
+        eos_token_id=1,
+    )
+    | {
+        "architectures": ["Glm4MoeLiteForCausalLM"],
+        "model_type": "glm4_moe_lite",
+        "num_experts_per_tok": 4,
+        "q_lora_rank": 768,
+        "qk_nope_head_dim": 192,
+        "v_head_dim": 256,
+    },
+    "minimax-m2": _config(
+        "minimax_m2",
+        "MiniMaxM2ForCausalLM",
+        vocab_size=200064,
+        hidden_size=3072,
+        intermediate_size=1536,
+        num_hidden_layers=62,
+        num_attention_heads=48,
+        num_key_value_heads=8,
+        head_dim=128,
+        rotary_dim=64,
+        num_local_experts=256,
+        num_experts_per_tok=8,
+        max_position_embeddings=196608,
+        rms_norm_eps=1e-6,
+        rope_theta=5000000.0,
+        bos_token_id=200034,
+        eos_token_id=200020,
+    ),
+    "gemma-4-31b": _gemma4(
+        hidden_size=5376,
+        intermediate_size=21504,
+        num_hidden_layers=60,
+        num_attention_heads=32,
+        num_key_value_heads=16,
+        num_global_key_value_heads=4,
+    ),
+    "gemma-4-26b-a4b": _gemma4(
+        hidden_size=2816,
+        intermediate_size=2112,
+        num_hidden_layers=30,
+        num_attention_heads=16,
+        num_key_value_heads=8,
+        num_global_key_value_heads=2,
+        enable_moe_block=True,
+        num_experts=128,
+        top_k_experts=8,
+        moe_intermediate_size=704,
+    ),
     "llama-7m": _llama(
         hidden_size=512,
         intermediate_size=1408,
@@ -258,6 +434,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 SCALED = {
     "mixtral-quarter": "Mixtral 8x7B at a quarter of its widths and half of its layers",
+    "glm-flash-quarter": "GLM 4.7 Flash at half of its widths and experts, heads and all, and a quarter of its layers",
     "qwen3-moe-half": "Qwen3 30B-A3B at half of its widths and experts and a quarter of its layers",
 }
 """What those of `SHAPES` are that were scaled down to fit small machines."""
